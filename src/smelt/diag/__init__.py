@@ -1,0 +1,27 @@
+"""Spans, the error catalogue and options: what every other package may use."""
+
+from smelt.diag.errors import (
+    CATALOGUE,
+    CaptureError,
+    InternalError,
+    PackageError,
+    ScheduleError,
+    SmeltError,
+    SmeltWarning,
+    VerifyError,
+)
+from smelt.diag.options import Options
+from smelt.diag.span import Span
+
+__all__ = [
+    "CATALOGUE",
+    "CaptureError",
+    "InternalError",
+    "Options",
+    "PackageError",
+    "ScheduleError",
+    "SmeltError",
+    "SmeltWarning",
+    "Span",
+    "VerifyError",
+]

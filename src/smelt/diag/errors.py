@@ -1,0 +1,108 @@
+"""The error catalogue. Every error says what, where, why and how to fix it, and has a code one can search for.
+
+error[S0101] a tensor was turned into a Python bool
+  --> model.py:41 in Block.forward        if x.sum() > 0:
+  why: the branch taken depends on data, which a trace cannot follow
+  fix: use torch.where, or move the test out of the traced function
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from smelt.diag.span import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A catalogue entry: the code's number and a one-line title."""
+
+    number: str
+    title: str
+
+
+# 01xx capture, 02xx graph text and structure, 03xx compile, 04xx run time, 09xx ours.
+CATALOGUE: tuple[Code, ...] = (
+    Code("S0101", "a tensor was turned into a Python value"),
+    Code("S0102", "the size of a result depends on data"),
+    Code("S0103", "a tensor of unknown origin was used"),
+    Code("S0104", "the program cannot be recorded"),
+    Code("S0105", "the traced program disagrees with eager"),
+    Code("S0106", "an argument has a type that cannot be captured"),
+    Code("S0107", "called with arguments that do not fit the captured program"),
+    Code("S0201", "the graph's text does not parse"),
+    Code("S0202", "the graph is not well formed"),
+    Code("S0203", "a constant of the graph is not at hand"),
+    Code("S0301", "an option is unknown or has a wrong value"),
+    Code("S0302", "a fallback was needed, and strict mode forbids it"),
+    Code("S0303", "an operator cannot be lowered"),
+    Code("S0401", "a native call failed"),
+    Code("S0901", "a pass broke the graph"),
+    Code("S0902", "an internal invariant does not hold"),
+)
+_TITLES = {c.number: c.title for c in CATALOGUE}
+
+
+@dataclass(eq=False)
+class SmeltError(Exception):
+    """Base of all errors that Smelt raises.
+
+    `what` is the sentence that names the objects involved, `where` the user's source, `why` the rule that was broken,
+    `fix` what to do. `code` is an entry of `CATALOGUE`.
+    """
+
+    what: str
+    where: Span | None = None
+    why: str = ""
+    fix: str = ""
+    code: str = "S0902"
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.code not in _TITLES:
+            raise ValueError(f"{self.code} is not in the error catalogue")
+        super().__init__(self.what)
+
+    def __str__(self) -> str:
+        lines = [f"error[{self.code}] {self.what}"]
+        if self.where is not None:
+            text = self.where.text
+            lines.append(f"  --> {self.where}" + (f"        {text}" if text else ""))
+        if self.why:
+            lines.append(f"  why: {self.why}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        lines.extend(f"  note: {note}" for note in self.notes)
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.what, self.where, self.why, self.fix, self.code, self.notes))
+
+
+class CaptureError(SmeltError):
+    """The program cannot be captured faithfully, or its graph is not usable."""
+
+
+class ScheduleError(SmeltError):
+    """A schedule step is not legal."""
+
+
+class VerifyError(SmeltError):
+    """Two programs that must agree do not, or a graph is not well formed."""
+
+
+class PackageError(SmeltError):
+    """A saved program cannot be written or read."""
+
+
+class InternalError(SmeltError):
+    """A defect of Smelt itself; carries what is needed to reproduce it."""
+
+
+class SmeltWarning(UserWarning):
+    """Something still works, but not the way the user may think (a fallback, a bake, a storm of recompiles)."""
+
+
+def title(code: str) -> str:
+    """The one-line title of a catalogue entry."""
+    return _TITLES[code]

@@ -1,0 +1,93 @@
+"""Options: one frozen value, passed down everywhere and hashed into cache keys. The environment is read only here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from smelt.diag.errors import SmeltError
+
+Numerics = Literal["default", "fast", "eager-library"]
+
+
+def _default_cache_dir() -> str:
+    base = os.environ.get("SMELT_CACHE_DIR")
+    if base:
+        return base
+    return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smelt")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a program is compiled and run.
+
+    strict: every fallback (to the dispatcher's Python door, to eager) is an error instead of a counted warning.
+    deterministic: choose kernels by the cost model instead of by measurement, so that two processes choose alike.
+    numerics: "default" is the bound of docs/decisions (numerics); "fast" allows 3x eager's rms error; "eager-library"
+        keeps the library that eager itself uses for every product.
+    skip: names of passes that are left out (bisecting, debugging).
+    stop_after: run only the first N passes (None: all).
+    dump: directory into which the graph is written after each pass ("" for no dump).
+    verify: run the graph verifier after every pass.
+    cache_dir, cache_limit_mb: where machine code is kept, and how much of it; "" keeps nothing on disk.
+    measure: let kernels be chosen by timing them once at compile time.
+    """
+
+    strict: bool = False
+    deterministic: bool = False
+    numerics: Numerics = "default"
+    skip: tuple[str, ...] = ()
+    stop_after: int | None = None
+    dump: str = ""
+    verify: bool = True
+    cache_dir: str = ""
+    cache_limit_mb: int = 512
+    measure: bool = True
+
+    @staticmethod
+    def make(given: Mapping[str, Any] | Options | None = None) -> Options:
+        """Options from a user's mapping; unknown names and wrong values are errors that list what is allowed.
+
+        Raises: SmeltError (S0301).
+        """
+        if isinstance(given, Options):
+            return given
+        values: dict[str, Any] = {"cache_dir": _default_cache_dir(), "dump": os.environ.get("SMELT_DUMP", "")}
+        known = {f.name: f for f in fields(Options)}
+        for name, value in (given or {}).items():
+            if name not in known:
+                raise SmeltError(
+                    f"there is no option {name!r}",
+                    why=f"the options are {', '.join(known)}",
+                    fix="correct the name",
+                    code="S0301",
+                )
+            values[name] = tuple(value) if name == "skip" and not isinstance(value, str) else value
+        options = Options(**values)
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        expected: dict[str, tuple[type, ...]] = {
+            "strict": (bool,), "deterministic": (bool,), "numerics": (str,), "skip": (tuple,),
+            "stop_after": (int, type(None)), "dump": (str,), "verify": (bool,), "cache_dir": (str,),
+            "cache_limit_mb": (int,), "measure": (bool,),
+        }  # fmt: skip
+        for name, types in expected.items():
+            value = getattr(self, name)
+            wrong = not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
+            if wrong or (name == "numerics" and value not in ("default", "fast", "eager-library")):
+                allowed = "one of default, fast, eager-library" if name == "numerics" else types[0].__name__
+                raise SmeltError(
+                    f"option {name!r} cannot be {value!r}",
+                    why=f"it takes {allowed}",
+                    fix="correct the value",
+                    code="S0301",
+                )
+
+    def as_dict(self) -> dict[str, Any]:
+        """All options by name, as plain data."""
+        return asdict(self)
