@@ -1,0 +1,335 @@
+"""A plan: the whole graph as a straight list of library calls over numbered slots.
+
+Invariant: a plan is frozen data; `check_plan` holds for it before anything runs it. A slot holds one tensor handle.
+It is an *input* (lent by the caller for the run), *held* (a parameter, a packed weight or a constant that the plan
+keeps alive), an *arena* tensor (memory planned at compile time, one arena per concurrent run) or *owned* (made by one
+instruction, deleted by `Release`, at the latest when the run ends, also when it fails). Only owned slots can be
+outputs, so nothing that a caller receives shares memory with an arena, an input or a weight.
+
+    inputs=(0,)  held=((1, packed_weight), (2, bias))  outputs=(4,)  nslots=5
+    Call("aoti_torch_cpu__linear_pointwise", (Use(0), Use(1), OptionalUse(2), Text("none"), ..., Out(3)), eager=...)
+    CheckLayout(3, sizes=(16, 64), strides=(64, 1), dtype=torch.float32)
+    Dispatch(torch.ops.aten.gelu.default, (Use(3),), outs=(4,))
+    Release((3,))
+
+Every instruction has the same meaning in the native executor (`executable.py`) and in the Python interpreter
+(`interpret.py`). Builders of the usual calls, with the equal torch expression, stand in `calls.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+# --- arguments of a C shim call ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The handle in a slot (`AtenTensorHandle`)."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """Address of a slot that the call fills with a new, owned handle (`AtenTensorHandle*`)."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalUse:
+    """Address of a slot's handle, or null for None (`AtenTensorHandle*` that stands for `Tensor?`)."""
+
+    slot: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """Pointer to an array of handles (`const AtenTensorHandle*`); the C signature's length follows as its own int."""
+
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalUses:
+    """Pointer to an array of pointers to handles, null for None (`const AtenTensorHandle**` for `Tensor?[]`)."""
+
+    slots: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ints:
+    """Pointer to a constant array of int64; the C signature's length follows as its own int."""
+
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalInt:
+    """Pointer to a constant int64 (or, little-endian, int32), or null for None."""
+
+    value: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalDouble:
+    """Pointer to a constant double, or null for None."""
+
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DoublePointers:
+    """Pointer to an array of pointers to doubles, null for None (`const double**`); the length follows as its own
+    int.
+    """
+
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A constant C string (`const char*`)."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalText:
+    """Pointer to a constant C string, or null for None (`const char**`)."""
+
+    value: str | None
+
+
+# An int or bool is passed in an integer register, a float in a floating-point register (`double`), a dtype as its
+# code of the shim, None as a null pointer.
+Arg: TypeAlias = (
+    "Use | Out | OptionalUse | Uses | OptionalUses | Ints | OptionalInt | OptionalDouble | DoublePointers | Text"
+    "| OptionalText | int | float | torch.dtype | None"
+)
+
+# --- instructions -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a C function of libtorch that returns 0 for success.
+
+    `eager` is the same computation in torch, for when the symbol is not there: it takes the tensors of all handle
+    arguments in order (a list for `Uses` and `OptionalUses`, None for an absent optional) and returns the tensors for
+    the `Out` arguments in order (a tensor, a sequence, or anything where there is no `Out`). An out-variant writes into
+    its argument. At most 28 integer and 4 double arguments.
+    """
+
+    symbol: str
+    args: tuple[Arg, ...]
+    eager: Callable[..., Any]
+
+    @property
+    def outs(self) -> tuple[int, ...]:
+        """Slots this call fills."""
+        return tuple(a.slot for a in self.args if isinstance(a, Out))
+
+    @property
+    def uses(self) -> tuple[int, ...]:
+        """Slots this call reads, in argument order."""
+        return tuple(slot for a in self.args for slot in _slots_of(a))
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """Make an owned, uninitialised CPU tensor (for results that leave the plan and are written by an out-variant)."""
+
+    dst: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Make an owned handle over the memory of `src`; `offset` counts elements from where `src` starts."""
+
+    dst: int
+    src: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLayout:
+    """Stop the run with a distinct status if a library-made tensor has other sizes, strides or dtype than planned.
+
+    A stride of None is not compared, nor are the strides of dimensions of size 1 or of an empty tensor.
+    """
+
+    slot: int
+    sizes: tuple[int, ...]
+    strides: tuple[int | None, ...]
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Call an operator through torch's dispatcher.
+
+    `op` is an OpOverload; `args` stand in the order of its schema (keyword-only ones too), trailing defaults may be
+    left out. An argument is a `Use`, a tuple of `Use` or None for lists of tensors, or a plain value (int, bool,
+    float, str, None, dtype, layout, memory format, device, tuple of numbers). `outs` are the slots of the results,
+    None for one that is dropped. An operator that `smelt._torch.stable.dispatchable` refuses runs in Python and is
+    counted there.
+    """
+
+    op: Any
+    args: tuple[Any, ...]
+    outs: tuple[int | None, ...]
+
+    @property
+    def uses(self) -> tuple[int, ...]:
+        """Slots this call reads, in argument order."""
+        return tuple(slot for a in self.args for slot in _slots_of(a))
+
+
+@dataclass(frozen=True, slots=True)
+class PyCall:
+    """Call Python with the GIL: `fn(*tensors)` returns a tensor or a sequence of tensors for `outs` (None: ignored).
+
+    Gradients are off inside unless the plan keeps them. An exception ends the run and is raised from it.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[int, ...]
+    outs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy the values of `src` into the memory of `dst` (dtype conversion and broadcasting as `Tensor.copy_`)."""
+
+    dst: int
+    src: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Delete owned handles at their last use."""
+
+    slots: tuple[int, ...]
+
+
+Instruction: TypeAlias = Call | Empty | View | CheckLayout | Dispatch | PyCall | Copy | Release
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+ARENA_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaTensor:
+    """A tensor at a fixed byte offset (a multiple of 64) of the arena."""
+
+    slot: int
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from its first to past its last element."""
+        if 0 in self.sizes:
+            return 0
+        last = sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything a run needs; see the module's head.
+
+    `nslots`: slots are 0..nslots-1. `inputs[i]` is the slot of the i-th tensor given to `run`. `outputs` are owned
+    slots; the same one may stand twice and then gives the same tensor twice. `arena_nbytes` is the size of the arena.
+    `keep_grad_mode`: leave the caller's grad mode as it is instead of switching gradients off around the run.
+    `origins[i]`, if given, says where instruction i comes from, for error messages.
+    """
+
+    nslots: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    instructions: tuple[Instruction, ...]
+    held: tuple[tuple[int, torch.Tensor], ...] = ()
+    arena: tuple[ArenaTensor, ...] = ()
+    arena_nbytes: int = 0
+    keep_grad_mode: bool = False
+    origins: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many instructions go to the library directly, through the dispatcher, and through Python."""
+
+    library: int = 0
+    dispatcher: int = 0
+    python: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.library + other.library, self.dispatcher + other.dispatcher, self.python + other.python)
+
+    def __mul__(self, times: int) -> Counts:
+        return Counts(self.library * times, self.dispatcher * times, self.python * times)
+
+
+def uses_of(instruction: Instruction) -> tuple[int, ...]:
+    """Slots that an instruction reads (those it deletes included)."""
+    match instruction:
+        case Call() | Dispatch():
+            return instruction.uses
+        case View(src=src):
+            return (src,)
+        case CheckLayout(slot=slot):
+            return (slot,)
+        case PyCall(args=args):
+            return args
+        case Copy(dst=dst, src=src):
+            return (dst, src)
+        case Release(slots=slots):
+            return slots
+        case Empty():
+            return ()
+
+
+def outs_of(instruction: Instruction) -> tuple[int, ...]:
+    """Owned slots that an instruction fills."""
+    match instruction:
+        case Call():
+            return instruction.outs
+        case Empty(dst=dst) | View(dst=dst):
+            return (dst,)
+        case Dispatch(outs=outs):
+            return tuple(slot for slot in outs if slot is not None)
+        case PyCall(outs=outs):
+            return outs
+        case _:
+            return ()
+
+
+def _slots_of(arg: Any) -> Sequence[int]:
+    match arg:
+        case Use(slot=slot):
+            return (slot,)
+        case OptionalUse(slot=slot):
+            return () if slot is None else (slot,)
+        case Uses(slots=slots):
+            return slots
+        case OptionalUses(slots=slots):
+            return tuple(s for s in slots if s is not None)
+        case tuple() | list():
+            return tuple(s for item in arg for s in _slots_of(item))
+        case _:
+            return ()
