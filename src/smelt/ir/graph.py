@@ -1,0 +1,68 @@
+"""The whole program: a named region with inputs, outputs and the data of large constants."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+from smelt.ir.nodes import Arg, Node, Region, Value, clone_region, region_key
+from smelt.ir.printer import print_graph
+
+
+class Graph:
+    """A whole program: named inputs (`body.params`), nodes, and outputs (`body.yields`).
+
+    constants: large tensor constants by content hash (`sha256:...`); the graph's text holds only the hash.
+    """
+
+    __slots__ = ("__weakref__", "body", "constants", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.body = Region(self)
+        self.constants: dict[str, Any] = {}
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The graph's parameters in order."""
+        return self.body.params
+
+    @property
+    def outputs(self) -> tuple[Arg, ...]:
+        """What the graph returns, flat, in order."""
+        return self.body.yields
+
+    def walk(self) -> Iterator[Node]:
+        """All nodes of the graph, inner regions included."""
+        return self.body.walk()
+
+    def values(self) -> Iterator[Value]:
+        """All values: inputs, then results and inner parameters in program order."""
+        yield from self.body.params
+        for node in self.walk():
+            yield from node.results
+            for region in node.regions:
+                yield from region.params
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in everything the text shows: names, types, ops, arguments, regions, spans, scopes, modes."""
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return graph_key(self) == graph_key(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return print_graph(self)
+
+    def clone(self) -> Graph:
+        """A deep copy with the same names; constants are shared."""
+        copy = Graph(self.name)
+        copy.constants = dict(self.constants)
+        clone_region(self.body, copy.body, {})
+        return copy
+
+
+def graph_key(graph: Graph) -> Hashable:
+    """Everything that graph equality compares, as nested tuples."""
+    return (graph.name, region_key(graph.body))

@@ -1,0 +1,188 @@
+"""Is a graph well formed? Names, definitions before uses, users in step, regions that fit their node.
+
+`verify(graph)` raises one VerifyError that shows the first fault on the graph's own text. What an op's arguments must
+be is not known here: pass `check` (see `smelt.ops.check`) for that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from smelt.diag import VerifyError
+from smelt.ir.graph import Graph
+from smelt.ir.nodes import Arg, Node, Region, Value, values_in
+from smelt.ir.printer import print_node
+from smelt.ir.types import BOOL, INT, TensorType, Type
+
+NodeCheck = Callable[[Node], Iterable[str]]
+
+
+def verify(graph: Graph, check: NodeCheck | None = None) -> None:
+    """Raise VerifyError (S0202) unless the graph is well formed; `check` yields further faults of one node."""
+    for node, fault in faults(graph, check):
+        where = node.span if node is not None else None
+        shown = print_node(node) if node is not None else ""
+        raise VerifyError(
+            f"graph {graph.name} is not well formed: {fault}",
+            where,
+            why=f"at\n       {shown.splitlines()[0]}" if shown else "",
+            fix="the pass or the text that made this graph is wrong; parse and verify it after each step to find which",
+            code="S0202",
+        )
+
+
+def faults(graph: Graph, check: NodeCheck | None = None) -> Iterator[tuple[Node | None, str]]:
+    """All faults with the node they are at."""
+    names = Counter(v.name for v in graph.values())
+    for name, count in names.items():
+        if count > 1:
+            yield None, f"%{name} is defined {count} times"
+    uses: dict[Value, Counter[Node | Region]] = {v: Counter() for v in graph.values()}
+    yield from _region_faults(graph.body, set(), uses, check)
+    for value, counted in uses.items():
+        if dict(counted) != value.users:
+            yield value.node, f"the users of %{value.name} are out of step with the arguments"
+
+
+def _region_faults(
+    region: Region,
+    visible: set[Value],
+    uses: dict[Value, Counter[Node | Region]],
+    check: NodeCheck | None,
+) -> Iterator[tuple[Node | None, str]]:
+    visible = visible | set(region.params)
+    for param in region.params:
+        if param.owner is not region:
+            yield None, f"%{param.name} does not belong to the region whose parameter it is"
+    count = 0
+    for node in region:
+        count += 1
+        if node.parent is not region:
+            yield node, "the node does not know its region"
+            return
+        for value in node.operands():
+            yield from _use(value, node, node, visible, uses)
+        for inner in node.regions:
+            if inner.owner is not node:
+                yield node, "a region does not know its node"
+            yield from _region_faults(inner, visible, uses, check)
+        yield from ((node, fault) for fault in _shape_faults(node))
+        if check is not None:
+            yield from ((node, fault) for fault in check(node))
+        for result in node.results:
+            if result.owner is not node:
+                yield node, f"%{result.name} does not know its node"
+            visible.add(result)
+    if count != region.size:
+        yield None, f"a region says it holds {region.size} nodes, and holds {count}"
+    for arg in region.yields:
+        for value in values_in(arg):
+            owner = region.owner if isinstance(region.owner, Node) else None
+            yield from _use(value, owner, region, visible, uses)
+
+
+def _use(
+    value: Value,
+    at: Node | None,
+    user: Node | Region,
+    visible: set[Value],
+    uses: dict[Value, Counter[Node | Region]],
+) -> Iterator[tuple[Node | None, str]]:
+    if value not in uses:
+        yield at, f"%{value.name} is not defined in this graph"
+    else:
+        uses[value][user] += 1
+        if value not in visible:
+            yield at, f"%{value.name} is used before it is defined"
+
+
+def _shape_faults(node: Node) -> Iterator[str]:
+    match node.op:
+        case "if":
+            yield from _if_faults(node)
+        case "for":
+            yield from _for_faults(node)
+        case "while":
+            yield from _while_faults(node)
+        case "write":
+            yield from _write_faults(node)
+        case "param" | "buffer" | "captured":
+            if len(node.args) != 1 or not isinstance(node.args[0], str) or len(node.results) != 1:
+                yield f"{node.op} takes one name and has one result"
+        case "const":
+            if len(node.args) != 1 or len(node.results) != 1 or not isinstance(node.results[0].type, TensorType):
+                yield "const takes its data and has one tensor result"
+        case "unpack":
+            if len(node.args) != 1 or not isinstance(node.args[0], Value):
+                yield "unpack takes one value"
+
+
+def _if_faults(node: Node) -> Iterator[str]:
+    if len(node.regions) != 2 or len(node.args) != 1:
+        yield "if takes one condition and has two regions"
+        return
+    if isinstance(node.args[0], Value) and not _is_condition(node.args[0].type):
+        yield f"the condition is {node.args[0].type}, not bool or a one-element tensor"
+    for region, name in zip(node.regions, ("then", "else"), strict=True):
+        if region.params:
+            yield f"the {name} region has parameters"
+        yield from _yield_faults(region.yields, [r.type for r in node.results], f"the {name} region")
+
+
+def _for_faults(node: Node) -> Iterator[str]:
+    if len(node.regions) != 1 or len(node.args) < 3:
+        yield "for takes start, stop, step and first values, and has one region"
+        return
+    (body,) = node.regions
+    for bound in node.args[:3]:
+        if not (type(bound) is int or (isinstance(bound, Value) and bound.type == INT)):
+            yield "start, stop and step of a for are integers"
+    if not body.params or body.params[0].type != INT:
+        yield "the first parameter of a for's region is the index, an int"
+        return
+    types = [r.type for r in node.results]
+    yield from _carried_faults(body.params[1:], node.args[3:], types)
+    yield from _yield_faults(body.yields, types, "the body")
+
+
+def _while_faults(node: Node) -> Iterator[str]:
+    if len(node.regions) != 2:
+        yield "while has two regions"
+        return
+    test, body = node.regions
+    types = [r.type for r in node.results]
+    yield from _carried_faults(test.params, node.args, types)
+    yield from _carried_faults(body.params, node.args, types)
+    if len(test.yields) != 1 or (isinstance(test.yields[0], Value) and not _is_condition(test.yields[0].type)):
+        yield "the test of a while yields one bool"
+    yield from _yield_faults(body.yields, types, "the body")
+
+
+def _write_faults(node: Node) -> Iterator[str]:
+    if len(node.args) != 2 or len(node.results) != 1 or not isinstance(node.args[0], Value):
+        yield "write takes a target and a value, and has one result"
+
+
+def _is_condition(type_: Type) -> bool:
+    return type_ == BOOL or (isinstance(type_, TensorType) and (not type_.is_static or type_.numel == 1))
+
+
+def _carried_faults(params: list[Value], inits: tuple[Arg, ...], types: list[Type]) -> Iterator[str]:
+    if not len(params) == len(inits) == len(types):
+        yield f"{len(inits)} first values, {len(params)} parameters and {len(types)} results do not pair up"
+        return
+    for param, init, type_ in zip(params, inits, types, strict=True):
+        if param.type != type_:
+            yield f"%{param.name} is {param.type}, but the loop's result is {type_}"
+        if isinstance(init, Value) and init.type != type_:
+            yield f"%{init.name} is {init.type}, but the loop carries {type_}"
+
+
+def _yield_faults(yields: tuple[Arg, ...], types: list[Type], what: str) -> Iterator[str]:
+    if len(yields) != len(types):
+        yield f"{what} yields {len(yields)} values for {len(types)} results"
+        return
+    for arg, type_ in zip(yields, types, strict=True):
+        if isinstance(arg, Value) and arg.type != type_:
+            yield f"{what} yields %{arg.name}: {arg.type} where the result is {type_}"
