@@ -110,6 +110,11 @@ def _code(getter: str) -> int | None:
     return None if call is None else int(call())
 
 
+def dtypes() -> tuple[torch.dtype, ...]:
+    """The dtypes that may have a number in the C shim."""
+    return tuple(_DTYPES)
+
+
 def dtype_code(dtype: torch.dtype) -> int | None:
     """The C shim's number of a dtype, or None where it has none."""
     name = _DTYPES.get(dtype)

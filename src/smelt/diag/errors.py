@@ -37,6 +37,8 @@ CATALOGUE: tuple[Code, ...] = (
     Code("S0302", "a fallback was needed, and strict mode forbids it"),
     Code("S0303", "an operator cannot be lowered"),
     Code("S0401", "a native call failed"),
+    Code("S0402", "machine code cannot be loaded"),
+    Code("S0403", "a result has another layout than planned"),
     Code("S0901", "a pass broke the graph"),
     Code("S0902", "an internal invariant does not hold"),
 )

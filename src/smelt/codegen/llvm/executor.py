@@ -1,0 +1,36 @@
+"""Object code of the executor, from the cache where it is already there.
+
+A later process must not pay for importing llvmlite, so the module that does is reached only when something is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from functools import lru_cache
+from importlib.metadata import version
+
+from smelt.codegen.llvm.executor_ir import executor_text
+from smelt.runtime.cache import CodeCache
+from smelt.runtime.cpu import cpu_fingerprint
+
+
+@lru_cache(maxsize=1)
+def _text_and_key() -> tuple[str, str]:
+    text = executor_text()
+    parts = ("executor", version("llvmlite"), cpu_fingerprint(), text)
+    return text, hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def executor_object(cache: CodeCache) -> bytes:
+    """Object code that defines `smelt_run`; a pure function of llvmlite's version and this CPU.
+
+    Raises: InternalError if the emitted text is not valid.
+    """
+    text, key = _text_and_key()
+    return cache.get_or_build(key, lambda: _build(text))
+
+
+def _build(text: str) -> bytes:
+    emit = importlib.import_module("smelt.codegen.llvm.emit")
+    return bytes(emit.emit_object(text))

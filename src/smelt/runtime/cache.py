@@ -1,0 +1,172 @@
+"""Machine code on disk: written once, read by every later process, checked before it is believed.
+
+Invariant: `get` returns exactly the bytes that were `put` under that key, or None. An entry is
+[magic, version, SHA-256 of the payload, its length, the payload]; anything else in the folder is removed. Files appear
+whole (written aside, then renamed), so processes that write at once only repeat each other's work. The folder belongs
+to this user alone (0700), because its content is executed. A disk that refuses is no failure: one warning, then
+memory only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import struct
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from smelt.diag import SmeltWarning
+
+_MAGIC = b"SMELTOBJ"
+_VERSION = 1
+_HEADER = struct.Struct("<8sI32sQ")
+_SUFFIX = ".obj"
+_LEFTOVER_AGE_S = 3600.0
+
+
+class CodeCache:
+    """Entries by key (a hexadecimal digest). `folder` "" keeps them in memory only; `limit_mb` bounds the folder."""
+
+    def __init__(self, folder: str, limit_mb: int = 512) -> None:
+        self._folder = Path(folder) if folder else None
+        self._limit_nbytes = limit_mb << 20
+        self._memory: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+        self._prepared = False
+
+    def get_or_build(self, key: str, build: Callable[[], bytes]) -> bytes:
+        """The entry of this key, built and kept if there is none. Two threads may build at once; both get an answer."""
+        found = self.get(key)
+        if found is None:
+            found = build()
+            self.put(key, found)
+        return found
+
+    def get(self, key: str) -> bytes | None:
+        """The entry of this key, or None. A corrupt one is removed, to be built again."""
+        found = self._memory.get(key)
+        if found is not None or not self._usable():
+            return found
+        path = self._path(key)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._give_up(error)
+            return None
+        payload = _unwrap(data)
+        if payload is None:
+            self._remove(path)
+            return None
+        self._memory[key] = payload
+        # The age of its last use is what eviction goes by; where it cannot be set the entry itself is still good.
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return payload
+
+    def put(self, key: str, payload: bytes) -> None:
+        """Keep an entry in memory and, where possible, on disk."""
+        self._memory[key] = payload
+        if not self._usable():
+            return
+        path = self._path(key)
+        header = _HEADER.pack(_MAGIC, _VERSION, hashlib.sha256(payload).digest(), len(payload))
+        try:
+            handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(header + payload)
+                os.replace(aside, path)
+            except BaseException:
+                os.unlink(aside)
+                raise
+            self._evict()
+        except OSError as error:
+            self._give_up(error)
+
+    def clear_memory(self) -> None:
+        """Forget what is in memory; the disk stays."""
+        self._memory.clear()
+
+    def _path(self, key: str) -> Path:
+        if self._folder is None or not key.isalnum():
+            raise ValueError(f"{key!r} is not a cache key")
+        return self._folder / (key + _SUFFIX)
+
+    def _usable(self) -> bool:
+        if self._folder is None or self._prepared:
+            return self._folder is not None
+        with self._lock:
+            if self._folder is None or self._prepared:
+                return self._folder is not None
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _check_private(self._folder)
+            except OSError as error:
+                self._give_up(error)
+                return False
+            self._prepared = True
+            return True
+
+    def _give_up(self, error: OSError) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            warnings.warn(
+                f"machine code is not kept on disk: {folder}: {error.strerror or error}", SmeltWarning, stacklevel=3
+            )
+
+    def _remove(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._give_up(error)
+
+    def _evict(self) -> None:
+        """Remove the entries used longest ago until the folder fits, and what a killed writer left behind."""
+        assert self._folder is not None
+        entries: list[tuple[float, int, Path]] = []
+        newest = 0.0
+        for item in os.scandir(self._folder):
+            try:
+                info = item.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(info.st_mode):
+                entries.append((info.st_mtime, info.st_size, Path(item.path)))
+                newest = max(newest, info.st_mtime)
+        total = sum(size for _, size, _ in entries)
+        for mtime, size, path in sorted(entries):
+            leftover = path.suffix != _SUFFIX and mtime < newest - _LEFTOVER_AGE_S
+            if leftover or (total > self._limit_nbytes and path.suffix == _SUFFIX and mtime < newest):
+                path.unlink(missing_ok=True)
+                total -= size
+
+
+def _unwrap(data: bytes) -> bytes | None:
+    if len(data) < _HEADER.size:
+        return None
+    magic, version, digest, length = _HEADER.unpack_from(data)
+    payload = data[_HEADER.size :]
+    if magic != _MAGIC or version != _VERSION or length != len(payload):
+        return None
+    return payload if hashlib.sha256(payload).digest() == digest else None
+
+
+def _check_private(folder: Path) -> None:
+    """Refuse a folder that someone else owns or may write to; tighten our own.
+
+    Raises: OSError.
+    """
+    info = folder.stat()
+    if not hasattr(os, "getuid"):
+        return
+    if info.st_uid != os.getuid():
+        raise PermissionError(1, "the folder belongs to another user")
+    if info.st_mode & 0o077:
+        folder.chmod(0o700)

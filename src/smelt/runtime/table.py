@@ -1,0 +1,108 @@
+"""The encoding that the native executor walks: records of int32 words over a frame of int64 cells.
+
+Invariant: `codegen.llvm.executor` emits the function for exactly these numbers, and `encode` writes exactly these
+records; a change here changes the emitted text, hence the key of its cached machine code.
+
+    i32 smelt_run(const i32* code, i64* frame)
+
+`code` is one plan, shared by all runs; `frame` is one run. A record is [opcode, length in words, operands...]; operands
+are indices of cells unless named otherwise, so immediates, addresses and handles are all loaded alike. Cells that
+hold an address inside the frame itself are filled once, when the frame is made. The first words of `code` are
+[first record, failure list, its pairs, success list, its pairs]; a list holds (cell, cell of its deleter) pairs.
+
+    CALL_n      fn, a0..a(n-1)               rc = fn(...); not zero ends the run with LIBRARY
+    CALL_nD     fn, a0..a(n-1), d0..d3       the same with four doubles
+    SET         dst, src                     frame[dst] = frame[src]
+    MOVE        dst, src                     the same, then frame[src] = 0
+    POKE        at, src                      *(i64*)frame[at] = frame[src]
+    CHECK       slot, ndim (a number), sizes, strides, dtype (0: any)      else ends with LAYOUT
+    RELEASE     n (a number), cells...       delete handles that are not null, set null
+    DISPATCH    fn, name, overload, stack, version, first, n, nouts (the last three numbers)
+                the n cells from `first` are the stack; consumed inputs become 0 whatever happens
+    ESCAPE      slot, low, high              ends with ESCAPED if the tensor's data lies in [low, high)
+
+On SysV x86-64 and AArch64, integer and floating-point arguments are assigned to registers independently, the caller
+removes stack arguments, and a narrower argument is the low part of its word; so one call with n words and four doubles
+serves every signature with at most that many. Own kernels (a function and a context pointer) are CALL_6 as it stands;
+jumps will be records whose operand is a word offset.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Op(IntEnum):
+    """Opcodes."""
+
+    END = 0
+    CALL_6 = 1
+    CALL_6D = 2
+    CALL_12 = 3
+    CALL_12D = 4
+    CALL_28 = 5
+    CALL_28D = 6
+    SET = 7
+    MOVE = 8
+    POKE = 9
+    CHECK = 10
+    RELEASE = 11
+    DISPATCH = 12
+    ESCAPE = 13
+
+
+# (most integer words, without doubles, with doubles), smallest first.
+CALL_CLASSES: tuple[tuple[int, Op, Op], ...] = (
+    (6, Op.CALL_6, Op.CALL_6D),
+    (12, Op.CALL_12, Op.CALL_12D),
+    (28, Op.CALL_28, Op.CALL_28D),
+)
+MAX_DOUBLES = 4
+
+
+class Status(IntEnum):
+    """What `smelt_run` returns."""
+
+    OK = 0
+    LIBRARY = 1
+    LAYOUT = 2
+    ESCAPED = 3
+    MALFORMED = 4
+
+
+class Cell(IntEnum):
+    """Cells with a fixed meaning; those of the plan follow from `FIRST`."""
+
+    ZERO = 0
+    FAILED_AT = 1
+    GRAD_GET = 2
+    GRAD_SET = 3
+    DELETE = 4
+    GET_DIM = 5
+    GET_SIZES = 6
+    GET_STRIDES = 7
+    GET_DTYPE = 8
+    GET_DATA = 9
+    TMP0 = 10
+    TMP1 = 11
+    SELF = 12
+    FIRST = 13
+
+
+# The shim function whose address each cell holds; 0 where the symbol is missing (and then no record uses it).
+FUNCTION_CELLS: tuple[tuple[Cell, str], ...] = (
+    (Cell.DELETE, "aoti_torch_delete_tensor_object"),
+    (Cell.GET_DIM, "aoti_torch_get_dim"),
+    (Cell.GET_SIZES, "aoti_torch_get_sizes"),
+    (Cell.GET_STRIDES, "aoti_torch_get_strides"),
+    (Cell.GET_DTYPE, "aoti_torch_get_dtype"),
+    (Cell.GET_DATA, "aoti_torch_get_data_ptr"),
+)
+GRAD_CELLS: tuple[tuple[Cell, str], ...] = (
+    (Cell.GRAD_GET, "aoti_torch_grad_mode_is_enabled"),
+    (Cell.GRAD_SET, "aoti_torch_grad_mode_set_enabled"),
+)
+
+ANY_STRIDE = -(2**63)
+ENTRY_SYMBOL = "smelt_run"
+HEADER_WORDS = 5
