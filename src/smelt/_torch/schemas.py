@@ -1,0 +1,118 @@
+"""Operators and their schemas as plain data.
+
+Adapter for the schema object of `torch.ops.<ns>.<name>.<overload>` (`OpOverload._schema`); where that name is missing
+the same object comes from `torch._C._get_schema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument or result of a schema.
+
+    type: as torch spells it: `Tensor`, `Optional[Tensor]`, `List[Tensor]`, `number`, `List[int]`, `ScalarType`, ...
+    size: the fixed length of a list that also takes one element in its place (`int[2] stride`), None elsewhere.
+    alias: names of the alias sets it belongs to; `is_write`: the op writes to it.
+    """
+
+    name: str
+    type: str
+    default: Any = None
+    has_default: bool = False
+    kwarg_only: bool = False
+    is_out: bool = False
+    size: int | None = None
+    alias: frozenset[str] = frozenset()
+    is_write: bool = False
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it holds tensors: one, an optional one, or a list of them."""
+        return "Tensor" in self.type
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a list (optional ones counted)."""
+        return "List[" in self.type
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What an overload takes and gives."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    returns: tuple[Argument, ...]
+
+    @property
+    def positional(self) -> tuple[Argument, ...]:
+        """The arguments that may be passed by position."""
+        return tuple(a for a in self.arguments if not a.kwarg_only)
+
+    @property
+    def is_mutable(self) -> bool:
+        """Whether any argument is written."""
+        return any(a.is_write for a in self.arguments)
+
+
+def find_overload(name: str) -> Any | None:
+    """The `OpOverload` called `ns.name.overload` (`aten.add.Tensor`), or None where torch has none."""
+    parts = name.split(".")
+    if len(parts) != 3 or parts[0].startswith("_") or hasattr(type(torch.ops), parts[0]):
+        return None
+    found: Any = getattr(torch.ops, parts[0])
+    for part in parts[1:]:
+        if hasattr(type(found), part):
+            # A method of torch's namespace object is no operator.
+            return None
+        found = getattr(found, part, None)
+        if found is None:
+            return None
+    return found if isinstance(found, torch._ops.OpOverload) else None
+
+
+def _schema_by_attribute(overload: Any) -> Any:
+    return overload._schema
+
+
+def _schema_by_name(overload: Any) -> Any:
+    namespace, name, variant = str(overload).split(".")
+    return torch._C._get_schema(f"{namespace}::{name}", "" if variant == "default" else variant)
+
+
+_raw_schema: Callable[[Any], Any] = (
+    _schema_by_attribute if hasattr(torch.ops.aten.add.Tensor, "_schema") else _schema_by_name
+)
+
+
+def _argument(raw: Any) -> Argument:
+    alias = raw.alias_info
+    return Argument(
+        raw.name,
+        str(getattr(raw, "real_type", raw.type)),
+        tuple(raw.default_value) if isinstance(raw.default_value, list) else raw.default_value,
+        raw.has_default_value(),
+        raw.kwarg_only,
+        raw.is_out,
+        getattr(raw, "N", None),
+        frozenset(alias.before_set | alias.after_set) if alias is not None else frozenset(),
+        alias is not None and alias.is_write,
+    )
+
+
+def read_schema(overload: Any) -> Schema:
+    """The schema of an `OpOverload` as plain data."""
+    raw = _raw_schema(overload)
+    return Schema(str(overload), tuple(map(_argument, raw.arguments)), tuple(map(_argument, raw.returns)))
+
+
+def tag_names(overload: Any) -> frozenset[str]:
+    """The names of the overload's tags, e.g. `pointwise`, `nondeterministic_seeded`."""
+    return frozenset(str(tag).rpartition(".")[2] for tag in getattr(overload, "tags", ()))

@@ -1,0 +1,124 @@
+"""The open door: any overload of torch's registry by its name in the graph, its schema and tags as plain data."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from smelt._torch.schemas import Argument, Schema, find_overload, read_schema, tag_names
+from smelt.ir import Arg, DType, Layout, MemoryFormat, Value
+
+__all__ = ["Argument", "Schema", "arguments_of", "normalize", "overload", "schema_of", "tags_of"]
+
+_FORMAT_DEFAULTS = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
+
+
+def overload(op_name: str) -> Any | None:
+    """torch's `OpOverload` for `ns.name.overload`, e.g. `aten.add.Tensor`; None for structural and unknown ops."""
+    return find_overload(op_name)
+
+
+@lru_cache(maxsize=4096)
+def _schema(found: Any) -> Schema:
+    return read_schema(found)
+
+
+@lru_cache(maxsize=4096)
+def _tags(found: Any) -> frozenset[str]:
+    return tag_names(found)
+
+
+def schema_of(op_name: str) -> Schema | None:
+    """The schema of an overload, None for structural and unknown ops."""
+    found = find_overload(op_name)
+    return None if found is None else _schema(found)
+
+
+def tags_of(op_name: str) -> frozenset[str]:
+    """The names of torch's tags on an overload (`pointwise`, `nondeterministic_seeded`, ...)."""
+    found = find_overload(op_name)
+    return frozenset() if found is None else _tags(found)
+
+
+def arguments_of(schema: Schema, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> dict[str, Arg]:
+    """All arguments of a call by name, defaults filled in. Raises: TypeError where the call does not fit."""
+    positional = schema.positional
+    if len(args) > len(positional):
+        raise TypeError(f"{schema.name} takes {len(positional)} positional arguments, not {len(args)}")
+    given: dict[str, Arg] = {a.name: v for a, v in zip(positional, args, strict=False)}
+    for name, value in kwargs.items():
+        if name in given:
+            raise TypeError(f"{schema.name} got {name!r} twice")
+        given[name] = value
+    found: dict[str, Arg] = {}
+    for argument in schema.arguments:
+        if argument.name in given:
+            found[argument.name] = given.pop(argument.name)
+        elif argument.has_default:
+            found[argument.name] = _default(argument)
+        else:
+            raise TypeError(f"{schema.name} misses {argument.name!r}")
+    if given:
+        raise TypeError(f"{schema.name} has no argument {next(iter(given))!r}")
+    return found
+
+
+def normalize(op_name: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
+    """A call in the graph's one spelling.
+
+    Schema-positional arguments by position with trailing defaults dropped, keyword-only ones by name with defaults
+    dropped; one number for a list of fixed length is written out. Raises: TypeError where the call does not fit.
+    """
+    schema = schema_of(op_name)
+    if schema is None:
+        return tuple(args), dict(kwargs)
+    found = arguments_of(schema, args, kwargs)
+    for argument in schema.arguments:
+        found[argument.name] = _spread(argument, found[argument.name])
+    positional = list(schema.positional)
+    while positional and positional[-1].has_default and _is_default(positional[-1], found[positional[-1].name]):
+        positional.pop()
+    named = {
+        a.name: found[a.name]
+        for a in schema.arguments
+        if a.kwarg_only and not (a.has_default and _is_default(a, found[a.name]))
+    }
+    return tuple(found[a.name] for a in positional), named
+
+
+def _spread(argument: Argument, value: Arg) -> Arg:
+    if argument.size is not None and "List[int]" in argument.type and type(value) is int:
+        return (value,) * argument.size
+    return value
+
+
+def _default(argument: Argument) -> Arg:
+    """The default as a literal: torch gives memory formats and layouts as numbers, lists possibly as one number."""
+    value = argument.default
+    if type(value) is int and "MemoryFormat" in argument.type:
+        # torch numbers them contiguous, preserve, channels_last, channels_last_3d.
+        return MemoryFormat(_FORMAT_DEFAULTS[value])
+    if isinstance(value, (list, tuple)):
+        return tuple(value)
+    literal: Arg = value
+    return _spread(argument, literal)
+
+
+def _is_default(argument: Argument, value: Arg) -> bool:
+    default = _default(argument)
+    if isinstance(value, Value):
+        return False
+    if "number" in argument.type or argument.type in ("float", "Optional[float]"):
+        # A Scalar argument keeps its kind: add(x, y, alpha=1.0) is not alpha=1.
+        return type(value) is type(default) and _same_number(value, default)
+    if isinstance(value, (DType, Layout, MemoryFormat)) or value is None:
+        return value == default
+    return type(value) is type(default) and value == default
+
+
+def _same_number(a: Any, b: Any) -> bool:
+    if isinstance(a, float):
+        return struct.pack("<d", a) == struct.pack("<d", b)
+    return bool(a == b)
