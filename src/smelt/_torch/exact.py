@@ -1,0 +1,77 @@
+"""Exact equality of Python values: what a guard means by "the same value as before".
+
+Invariant: `same(a, b)` is True only if no Python program could tell a from b by value, type or sign of zero. Tensors
+and all objects that are not plain data count as the same only when they are the same object.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict, deque
+from enum import Enum
+from typing import Any
+
+import torch
+
+_BY_EQUALITY = (int, str, bytes, torch.device, range)
+_SEQUENCES = (tuple, list, torch.Size)
+_MAPPINGS = (dict, OrderedDict)
+
+
+def _bits(value: float) -> bytes:
+    return struct.pack("<d", value)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether a and b are the same plain value of the same type, or the same object."""
+    if a is b:
+        return True
+    kind = type(a)
+    if kind is not type(b) or isinstance(a, Enum):
+        return False
+    if kind in _BY_EQUALITY:
+        return bool(a == b)
+    if kind is float:
+        return _bits(a) == _bits(b)
+    if kind is complex:
+        return _bits(a.real) == _bits(b.real) and _bits(a.imag) == _bits(b.imag)
+    if kind in _SEQUENCES:
+        return len(a) == len(b) and all(map(same, a, b))
+    if kind in _MAPPINGS:
+        return len(a) == len(b) and all(map(same, a, b)) and all(map(same, a.values(), b.values()))
+    if kind is slice:
+        return same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+    if kind in (set, frozenset):
+        return _same_set(a, b)
+    return kind is deque and a.maxlen == b.maxlen and len(a) == len(b) and all(map(same, a, b))
+
+
+def _same_set(a: Any, b: Any) -> bool:
+    """Sets are compared member by member: 1, 1.0 and True hash alike, so equality alone is not enough."""
+    if len(a) != len(b):
+        return False
+    partner = {x: x for x in b}
+    return all(x in partner and same(x, partner[x]) for x in a)
+
+
+def contents(container: Any) -> Any:
+    """A shallow copy of a container as plain data (dict, tuple or frozenset): what a content guard compares with."""
+    if isinstance(container, dict):
+        return dict(dict.items(container))
+    if isinstance(container, (set, frozenset)):
+        return frozenset(container)
+    if isinstance(container, list):
+        return tuple(list.__iter__(container))
+    return tuple(container)
+
+
+def same_contents(container: Any, seen: Any) -> bool:
+    """Whether a container still holds what `contents` saw: the same members in the same order."""
+    if isinstance(container, dict):
+        now = dict.items(container)
+        return len(now) == len(seen) and all(
+            same(k, k0) and same(v, v0) for (k, v), (k0, v0) in zip(now, seen.items(), strict=True)
+        )
+    if isinstance(container, (set, frozenset)):
+        return _same_set(container, seen)
+    return len(container) == len(seen) and all(map(same, container, seen))

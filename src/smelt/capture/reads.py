@@ -1,0 +1,204 @@
+"""What a native run read from outside itself, what it changed there, and what it did that a replay would not.
+
+    with record_reads({"self": model}, args, kwargs) as log:
+        result = model(*args, **kwargs)
+    log.reads       -> facts that must still hold for the run to go the same way
+    log.mutations   -> attributes, containers, globals, cells that the run left changed
+    log.effects     -> clocks, random numbers, files, ... with the user's file and line
+
+Invariant: only the calling thread is recorded; every patch is undone when the block ends, however it ends. Discovery is
+lazy: a class is watched from the moment one of its instances is first reached, which is before its first read. Objects
+made during the run are not watched: what they hold follows from the other reads.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from smelt._torch.state import torch_state
+from smelt.capture.reads_effects import SUSPECT_NAMES, builtin_effect, code_effect, file_kind, is_by_recorder, user_site
+from smelt.capture.reads_roots import Roots, Site
+from smelt.diag import InternalError, Span
+
+_RECORDING = threading.Lock()
+
+
+class Read(NamedTuple):
+    """One fact of the world outside the program.
+
+    kind: how to check it again (`value` is what was seen):
+        "item"      owner[key] is value; owner is a namespace (an object's __dict__, a module's globals, a registry)
+        "absent"    key is not in owner (a namespace)
+        "attr"      getattr(owner, key) is value (slots and other C-held attributes)
+        "static"    what the class `owner` holds under key, its bases included, is value (MISSING: nothing)
+        "cell"      owner.cell_contents is value
+        "content"   the container owner holds value (a shallow copy)
+        "class"     the class owner's own attributes are value (a dict)
+        "function"  (owner.__code__, owner.__defaults__, owner.__kwdefaults__) is value
+        "object"    (type(owner), owner.__dict__) is value
+        "context"   the context variable owner holds value (MISSING: nothing)
+        "array"     the NumPy array owner has (dtype, shape, bytes) of value
+    name: a readable expression for the place, rooted at the program. site: the user's code that read it.
+    """
+
+    kind: str
+    owner: Any
+    key: Any
+    value: Any
+    name: str
+    site: Site | None
+
+    @property
+    def span(self) -> Span | None:
+        """The line of the user's program that read this, if one did."""
+        return None if self.site is None else self.site.span
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Something the run did outside the graph, e.g. `what` = "prints"; `name` is the function it called."""
+
+    what: str
+    name: str
+    span: Span | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A place outside the program that held `before` and, after the run, holds `after`."""
+
+    name: str
+    before: Any
+    after: Any
+    span: Span | None
+
+
+@dataclass(slots=True)
+class ReadLog:
+    """The findings of one recorded run; empty until the `record_reads` block ends."""
+
+    reads: list[Read] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    mutations: list[Mutation] = field(default_factory=list)
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether a replay of the graph alone does all that the run did."""
+        return not self.effects and not self.mutations
+
+    def why_not(self) -> str:
+        """A sentence on the first effect or mutation; empty if there is none."""
+        for effect in self.effects:
+            return f"it {effect.what} ({effect.name})" + (f" at {effect.span}" if effect.span else "")
+        for mutation in self.mutations:
+            return f"it changes {mutation.name}" + (f" at {mutation.span}" if mutation.span else "")
+        return ""
+
+
+class RecorderBusy(InternalError):
+    """Another thread, or an enclosing call, is recording; only one run can be recorded at a time."""
+
+
+class _Recorder:
+    """The profile hook and what it found."""
+
+    def __init__(self, roots: Roots) -> None:
+        self.roots = roots
+        self.codes: dict[int, CodeType] = {}
+        self.effects: dict[tuple[str, Any], Effect] = {}
+        self.thread = threading.get_ident()
+
+    def profile(self, frame: FrameType, event: str, arg: Any) -> None:
+        """Called by CPython for each call in this thread; almost all calls leave at the first test."""
+        if event == "call":
+            code = frame.f_code
+            if id(code) not in self.codes:
+                self._on_code(code, frame)
+        elif event == "c_call" and arg.__name__ in SUSPECT_NAMES:
+            if type(arg.__self__) is ContextVar:
+                self.roots.enter_context_variable(arg.__self__, frame)
+                return
+            what = builtin_effect(arg)
+            if what is not None:
+                self._on_effect(what, arg.__name__, frame)
+
+    def _on_code(self, code: CodeType, frame: FrameType) -> None:
+        kind = file_kind(code.co_filename)
+        if kind == "user":
+            self.codes[id(code)] = code
+            self.roots.enter_code(code, frame)
+            return
+        what = code_effect(code) if kind in ("stdlib", "torch") else None
+        if what is None:
+            self.codes[id(code)] = code
+        else:
+            self._on_effect(what, code.co_qualname, frame.f_back)
+
+    def _on_effect(self, what: str, name: str, frame: FrameType | None) -> None:
+        place = None if is_by_recorder(frame) else user_site(frame, what)
+        if place is not None and (what, place) not in self.effects:
+            self.effects[what, place] = Effect(what, name, Site(*place).span)
+
+
+@contextmanager
+def record_reads(
+    roots: Mapping[str, Any], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+) -> Iterator[ReadLog]:
+    """Record what the block reads, starting from `roots` (by readable name) and the call's arguments.
+
+    The log is filled when the block ends normally; when it raises, the log stays empty and the error passes through.
+    Raises: RecorderBusy if another recording is under way in this process.
+    """
+    if not _RECORDING.acquire(blocking=False):
+        raise RecorderBusy(
+            "another run is being recorded",
+            why="recording watches classes of the whole process",
+            fix="call again when the other call has returned",
+        )
+    log = ReadLog()
+    with ExitStack() as stack:
+        stack.callback(_RECORDING.release)
+        found = Roots()
+        stack.callback(found.patches.undo)
+        recorder = _Recorder(found)
+        for name, value in roots.items():
+            found.add_root(value, name)
+        found.add_arguments(args, dict(kwargs or {}))
+        state = torch_state()
+        with _profiled(recorder.profile):
+            yield log
+        found.patches.undo()
+        _fill(log, recorder, found)
+        after = torch_state()
+        if after != state:
+            log.mutations.append(Mutation("the thread's torch settings", state, after, None))
+
+
+def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
+    facts, changes = found.finish()
+    log.reads.extend(Read(f.kind, f.owner, f.key, f.value, f.name, f.site) for f in facts)
+    log.effects.extend(recorder.effects.values())
+    log.effects.extend(Effect(what, name, site.span if site else None) for what, name, site in found.refusals)
+    log.mutations.extend(Mutation(c.name, c.before, c.after, c.site.span if c.site else None) for c in changes)
+
+
+@contextmanager
+def _profiled(hook: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Install a profile hook for this thread; whatever profiler was there is put back after."""
+    before: Any = sys.getprofile()
+    sys.setprofile(hook)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        if callable(before):
+            sys.setprofile(before)
+        elif hasattr(before, "enable"):  # cProfile installs itself below Python
+            before.enable()

@@ -1,0 +1,159 @@
+"""Calls that make a replay dishonest: clocks, random numbers, files, the environment, global generators.
+
+Invariant: deciding costs nothing for a call whose name is not suspect; a suspect name is judged by its module or by the
+type it is bound to, never by the name alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections import OrderedDict
+from functools import lru_cache
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+import torch
+
+_TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
+_SMELT_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_STDLIB_DIR = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+_CLASSIFY_LIMIT = 4096
+
+
+@lru_cache(maxsize=_CLASSIFY_LIMIT)
+def file_kind(filename: str) -> str:
+    """Whose source a file is: "torch", "smelt", "import" (the import machinery), "stdlib" or "user"."""
+    if filename.startswith("<frozen"):
+        return "import" if "importlib" in filename else "stdlib"
+    if filename.startswith(_TORCH_DIR):
+        return "torch"
+    if filename.startswith(_SMELT_DIR):
+        return "smelt"
+    if filename.startswith(_STDLIB_DIR) and not any(part in filename for part in _PACKAGES):
+        return "stdlib"
+    return "user"
+
+
+# Builtins by (module, name) ...
+_FUNCTIONS: dict[tuple[str, str], str] = {
+    **{("time", n): "reads the clock" for n in (
+        "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "localtime",
+        "gmtime", "strftime", "ctime", "thread_time",
+    )},
+    ("time", "sleep"): "sleeps",
+    ("builtins", "print"): "prints",
+    ("builtins", "input"): "reads from the terminal",
+    ("builtins", "globals"): "reads globals by computed name",
+    ("builtins", "eval"): "evaluates text",
+    ("builtins", "exec"): "executes text",
+    ("_io", "open"): "opens a file",
+    ("posix", "urandom"): "draws random numbers",
+    ("nt", "urandom"): "draws random numbers",
+    ("posix", "open"): "opens a file",
+    ("posix", "system"): "runs a command",
+    ("posix", "putenv"): "changes the environment",
+    ("posix", "fork"): "forks the process",
+    ("_thread", "start_new_thread"): "starts a thread",
+    ("_thread", "start_joinable_thread"): "starts a thread",
+}  # fmt: skip
+# ... and bound builtins by the module of the type they are bound to: (prefix, names or None for all).
+_OWNERS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
+    ("random", None, "draws random numbers"),
+    ("_random", None, "draws random numbers"),
+    ("numpy.random", None, "draws random numbers"),
+    ("_io", frozenset({"write", "writelines", "read", "readline", "readlines", "readinto"}), "uses a file"),
+    (
+        "torch._C",
+        frozenset({"manual_seed", "seed", "initial_seed", "get_state", "set_state", "set_offset", "clone_state"}),
+        "uses a random generator's state",
+    ),
+)
+_CLOCK_METHODS = {("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"), ("date", "today")}
+_RANDOM_METHODS = frozenset({
+    "random", "getrandbits", "uniform", "normal", "standard_normal", "integers", "choice", "rand", "randn", "randint",
+    "random_sample", "permutation", "shuffle", "seed", "getstate", "setstate",
+})  # fmt: skip
+SUSPECT_NAMES = frozenset(
+    {name for _, name in _FUNCTIONS}
+    | {name for _, names, _ in _OWNERS for name in names or ()}
+    | {name for _, name in _CLOCK_METHODS}
+    | _RANDOM_METHODS
+    | {"get", "set", "reset"}  # of context variables
+)
+
+
+_HARMLESS_OWNERS = frozenset({dict, list, str, OrderedDict, torch.Tensor})
+
+
+def builtin_effect(function: Any) -> str | None:
+    """What calling this builtin does that a replay would not, or None."""
+    name = function.__name__
+    owner = getattr(function, "__self__", None)
+    if type(owner) in _HARMLESS_OWNERS:
+        return None
+    if owner is None or isinstance(owner, ModuleType):
+        return _FUNCTIONS.get((str(getattr(function, "__module__", "")), name))
+    kind = owner if isinstance(owner, type) else type(owner)
+    if (kind.__name__, name) in _CLOCK_METHODS and kind.__module__ == "datetime":
+        return "reads the clock"
+    if kind.__module__ == "torch._C" and kind is not torch.Generator:
+        return None
+    for module, names, what in _OWNERS:
+        if kind.__module__.split(".")[: module.count(".") + 1] == module.split(".") and (
+            names is None or name in names
+        ):
+            return what
+    return None
+
+
+# Python functions of the standard library and of torch, by the end of their file's path: (names or None for all, what).
+_PYTHON: tuple[tuple[str, frozenset[str] | None, str], ...] = (
+    (_STDLIB_DIR + "random.py", None, "draws random numbers"),
+    (_STDLIB_DIR + "secrets.py", None, "draws random numbers"),
+    (_STDLIB_DIR + "uuid.py", frozenset({"uuid1", "uuid4"}), "draws random numbers"),
+    (
+        _STDLIB_DIR + "os.py",
+        frozenset({"__getitem__", "__setitem__", "__delitem__", "__iter__"}),
+        "uses the environment",
+    ),
+    (_STDLIB_DIR + "subprocess.py", frozenset({"__init__", "run"}), "runs a command"),
+    (_STDLIB_DIR + "socket.py", None, "uses the network"),
+    (os.path.join(_STDLIB_DIR, "logging", "__init__.py"), frozenset({"_log"}), "logs a message"),
+    (_TORCH_DIR + "random.py", None, "uses the random generator's state"),
+)
+_PYTHON_FILES = {path: (names, what) for path, names, what in _PYTHON}
+# A library may look at these for its own sake; they count only when the program itself asks.
+_ONLY_FROM_USER = frozenset({"uses the environment", "reads the clock"})
+
+
+def code_effect(code: CodeType) -> str | None:
+    """What running this Python function does that a replay would not, or None."""
+    entry = _PYTHON_FILES.get(code.co_filename)
+    if entry is None or code.co_name.startswith("<"):
+        return None
+    names, what = entry
+    return what if names is None or code.co_name in names else None
+
+
+def user_site(frame: FrameType | None, what: str = "") -> tuple[CodeType, int] | None:
+    """The nearest frame of the user's own code at or above `frame`, as (code, offset of the instruction).
+
+    None if the call belongs to an import, or, for what libraries may do on their own, to a library.
+    """
+    while frame is not None:
+        kind = file_kind(frame.f_code.co_filename)
+        if kind == "user":
+            return frame.f_code, frame.f_lasti
+        if kind == "import" or (kind == "torch" and what in _ONLY_FROM_USER):
+            return None
+        frame = frame.f_back
+    return None
+
+
+def is_by_recorder(frame: FrameType | None) -> bool:
+    """Whether the call was made by Smelt itself (a recorder that runs beside this one), not by the program."""
+    while frame is not None and file_kind(frame.f_code.co_filename) == "stdlib":
+        frame = frame.f_back
+    return frame is not None and file_kind(frame.f_code.co_filename) == "smelt"

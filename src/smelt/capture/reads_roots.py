@@ -1,0 +1,365 @@
+"""The objects outside a program that its run has reached, what it read from them, and what it left changed.
+
+Invariant: an object is in `rooted` from the moment the run could first hold it, and stays alive until the log is done,
+so an id names one object only. Containers are copied when first reached, before the run can change them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from smelt._torch.exact import contents
+from smelt.capture.reads_effects import file_kind, user_site
+from smelt.capture.reads_facts import Change, Fact, RawRead, Store, changes_of, facts_of
+from smelt.capture.reads_patch import ClassPatches
+from smelt.capture.reads_scan import Chain, scan_code
+from smelt.capture.reads_values import (
+    MISSING,
+    cell_contents,
+    class_attributes,
+    has_own_lookup,
+    instance_dict,
+    is_plain_container,
+    is_user_class,
+    kind_of,
+    peek,
+    raw_lookup,
+)
+from smelt.diag import Span
+
+_SMALL_ARRAY_NBYTES = 4096
+_REGISTRY_ITEM = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+
+
+def _as_attribute(item: re.Match[str]) -> str:
+    """A member of a module's registry, as the user writes it: `[3]` or `.weight`."""
+    return f"[{item[1]}]" if item[1].isdigit() else f".{item[1]}"
+
+
+class Site(NamedTuple):
+    """A place in executed code; the line is looked up only when someone asks."""
+
+    code: CodeType
+    offset: int
+
+    @property
+    def span(self) -> Span:
+        """The source line of the instruction."""
+        line = self.code.co_firstlineno
+        for start, end, number in self.code.co_lines():
+            if start <= self.offset < end and number is not None:
+                line = number
+        return Span(self.code.co_filename, line, self.code.co_qualname)
+
+
+class Reached(NamedTuple):
+    """A rooted object, and how the run got to it: `label` appended to the parent's name."""
+
+    value: Any
+    parent: int
+    label: str
+    site: Site | None
+
+
+class Roots:
+    """Everything reached so far. Methods that begin with `enter`, `add` and `_on` are called during the run."""
+
+    def __init__(self) -> None:
+        self.rooted: dict[int, Reached] = {}
+        self.raw: dict[tuple[int, str], RawRead] = {}
+        self.written: dict[tuple[int, str], tuple[Any, str, Any, Site | None]] = {}
+        self.copies: dict[int, tuple[Any, Any, Site | None]] = {}
+        self.facts: dict[tuple[str, int, Any], Fact] = {}
+        self.stores: dict[tuple[int, str], Store] = {}
+        self.functions: dict[int, FunctionType] = {}
+        self.refusals: list[tuple[str, str, Site | None]] = []
+        self.arguments: set[int] = set()
+        self.executed: dict[int, tuple[CodeType, dict[str, Any]]] = {}
+        self.patches = ClassPatches(self.rooted, self.raw, self._on_read, self._on_missing, self._on_write)
+        self._nested: set[int] = set()
+
+    # ---------------------------------------------------------------- reaching values
+
+    def add_root(self, value: Any, name: str) -> None:
+        """Start from a value that the program holds by itself: its function, its module."""
+        self.reach(value, 0, name, None)
+
+    def add_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Start from the call's arguments; their own structure is for the argument guards, not for read facts."""
+        for i, value in enumerate(args):
+            self._reach_argument(value, 0, f"args[{i}]")
+        for key, value in kwargs.items():
+            self._reach_argument(value, 0, f"kwargs[{key!r}]")
+
+    def _reach_argument(self, value: Any, parent: int, label: str) -> None:
+        cls = type(value)
+        is_record = dataclasses.is_dataclass(cls)
+        if isinstance(value, (list, tuple, dict)) or is_record:
+            if id(value) in self.rooted:
+                return
+            self.rooted[id(value)] = Reached(value, parent, label, None)
+            self.arguments.add(id(value))
+            if isinstance(value, (list, dict)):
+                self.copies[id(value)] = (value, contents(value), None)
+            for part, inner in _argument_parts(value):
+                self._reach_argument(inner, id(value), part)
+            if is_record:
+                self.patches.watch(cls)
+        else:
+            self.reach(value, parent, label, None)
+
+    def reach(self, value: Any, parent: int, label: str, site: Site | None) -> None:
+        """Note a value of the outside world that the run now holds, so that reads from it are seen."""
+        kind = kind_of(type(value))
+        if kind == "atom" or id(value) in self.rooted:
+            return
+        self.rooted[id(value)] = Reached(value, parent, label, site)
+        if kind != "opaque" and kind != "module":
+            getattr(self, f"_reach_{kind}")(value, site)
+
+    def _reach_function(self, function: FunctionType, site: Site | None) -> None:
+        self.functions.setdefault(id(function.__code__), function)
+        if file_kind(function.__code__.co_filename) not in ("user", "smelt"):
+            return
+        seen = (function.__code__, function.__defaults__, function.__kwdefaults__)
+        self._fact("function", function, None, seen, site)
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self.reach(default, id(function), ".__defaults__", site)
+        if function.__dict__:
+            for name, value in function.__dict__.items():
+                self._fact("item", function.__dict__, name, value, site)
+                self.reach(value, id(function), f".{name}", site)
+
+    def _reach_method(self, method: MethodType, site: Site | None) -> None:
+        self.reach(method.__func__, id(method), ".__func__", site)
+        self.reach(method.__self__, id(method), ".__self__", site)
+
+    def _reach_partial(self, value: Any, site: Site | None) -> None:
+        for name in ("func", "args", "keywords", "__func__", "__wrapped__", "fget", "fset"):
+            inner = getattr(value, name, None)
+            if inner is not None:
+                self.reach(inner, id(value), f".{name}", site)
+
+    def _reach_container(self, value: Any, site: Site | None) -> None:
+        self.copies[id(value)] = (value, contents(value), site)
+        members: Iterator[tuple[Any, Any]] = iter(value.items()) if isinstance(value, dict) else enumerate(value)
+        for key, member in members:
+            if kind_of(type(member)) != "atom":
+                self.reach(member, id(value), f"[{key!r}]", site)
+        if not is_plain_container(type(value)):
+            self._watch(value, site)
+
+    def _reach_class(self, cls: type, site: Site | None) -> None:
+        for base in cls.__mro__:
+            if not is_user_class(base) or issubclass(base, torch.nn.Module):
+                continue
+            own = class_attributes(base)
+            self._fact("class", base, None, own, site)
+            for name, value in own.items():
+                if kind_of(type(value)) in ("container", "instance", "array"):
+                    self.reach(value, id(cls), f".{name}", site)
+
+    def _reach_iterator(self, value: Any, site: Site | None) -> None:
+        self.refusals.append(("holds an iterator, which a run may advance", self.name(id(value)), site))
+
+    def _reach_random(self, value: Any, site: Site | None) -> None:
+        self.refusals.append(("holds a random generator", self.name(id(value)), site))
+
+    def _reach_array(self, value: Any, site: Site | None) -> None:
+        if value.nbytes > _SMALL_ARRAY_NBYTES:
+            self.refusals.append(("reads a large NumPy array", self.name(id(value)), site))
+        self._fact("array", value, None, (value.dtype, value.shape, value.tobytes()), site)
+
+    def _reach_instance(self, value: Any, site: Site | None) -> None:
+        self._watch(value, site)
+
+    def _watch(self, value: Any, site: Site | None) -> None:
+        cls = type(value)
+        own_lookup = has_own_lookup(cls)
+        if not self.patches.watch(cls) or own_lookup:
+            self._widen(value, site)
+
+    def _widen(self, value: Any, site: Site | None) -> None:
+        """Hold the whole object to what it is now: its lookups are not ours to see."""
+        own = instance_dict(value)
+        if own is not None and id(own) not in self.copies:
+            self.reach(own, id(value), ".__dict__", site)
+            self._fact("object", value, None, (type(value), own), site)
+
+    def _fact(self, kind: str, owner: Any, key: Any, value: Any, site: Site | None, name: str | None = None) -> None:
+        place = (kind, id(owner), key)
+        if place not in self.facts:
+            self.facts[place] = Fact(kind, owner, key, value, name or self.name(id(owner)), site)
+
+    def name(self, of: int) -> str:
+        """A readable expression for a rooted object, from the root it was reached by."""
+        parts: list[str] = []
+        while of in self.rooted and len(parts) < 64:
+            reached = self.rooted[of]
+            parts.append(reached.label)
+            of = reached.parent
+        return _REGISTRY_ITEM.sub(_as_attribute, "".join(reversed(parts))) or "<unnamed>"
+
+    # ---------------------------------------------------------------- attribute access
+
+    def _on_read(self, owner: Any, name: str, value: Any) -> None:
+        frame = sys._getframe(2)
+        place = user_site(frame)
+        site = None if place is None else Site(*place)
+        key = (id(owner), name)
+        if key in self.written:
+            return
+        self.raw[key] = RawRead(owner, name, value, site)
+        if name.startswith("__"):
+            if name == "__dict__" and file_kind(frame.f_code.co_filename) == "user":
+                self._widen(owner, site)
+            return
+        self.reach(value, id(owner), f".{name}", site)
+
+    def _on_missing(self, owner: Any, name: str) -> None:
+        self._on_read(owner, name, peek(owner, name))
+
+    def _on_write(self, owner: Any, name: str) -> None:
+        key = (id(owner), name)
+        if key not in self.written:
+            place = user_site(sys._getframe(2))
+            self.written[key] = (owner, name, peek(owner, name), None if place is None else Site(*place))
+
+    # ---------------------------------------------------------------- globals and cells
+
+    def enter_code(self, code: CodeType, frame: FrameType) -> None:
+        """A function of the user's runs for the first time in this recording: note all that it may read by name."""
+        namespace = frame.f_globals
+        self.executed[id(code)] = (code, namespace)
+        self._nested.update(id(c) for c in code.co_consts if isinstance(c, CodeType))
+        scan = scan_code(code)
+        cells = self._cells_of(code, frame)
+        for chain in scan.chains:
+            site = Site(code, chain.offset)
+            if chain.root == "cell":
+                base = cells.get(chain.name, MISSING)
+                self._follow(base, chain, chain.name, site)
+            elif chain.root == "import":
+                module = sys.modules.get(chain.name, MISSING)
+                self._follow(module, chain, chain.name, site)
+            else:
+                self._follow(self._read_global(namespace, frame.f_builtins, chain.name, site), chain, chain.name, site)
+        for chain in scan.stores:
+            self._expect_store(namespace, chain, Site(code, chain.offset))
+        if scan.calls_getattr:
+            self._widen_modules(scan.chains, namespace)
+
+    def _cells_of(self, code: CodeType, frame: FrameType) -> dict[str, Any]:
+        """The closure's values by name; with the cells themselves as facts where the function object is known."""
+        if not code.co_freevars:
+            return {}
+        function = self.functions.get(id(code))
+        if function is None:
+            if id(code) in self._nested:
+                return {}  # made by this run: its cells are locals of a function that is recorded too
+            return {name: frame.f_locals.get(name, MISSING) for name in code.co_freevars}
+        values: dict[str, Any] = {}
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            values[name] = cell_contents(cell)
+            site = Site(code, 0)
+            self._fact("cell", cell, name, values[name], site, name)
+        return values
+
+    def _read_global(self, namespace: dict[str, Any], builtins: dict[str, Any], name: str, site: Site) -> Any:
+        value = namespace.get(name, MISSING)
+        if value is not MISSING:
+            self._fact("item", namespace, name, value, site, name)
+            return value
+        value = builtins.get(name, MISSING)
+        if value is not MISSING:
+            self._fact("absent", namespace, name, MISSING, site, name)
+            self._fact("item", builtins, name, value, site, name)
+        return value
+
+    def _follow(self, base: Any, chain: Chain, label: str, site: Site) -> None:
+        """Read `base.path...` where that runs no user code: on modules and classes; stop where watching takes over."""
+        value, parent = base, 0
+        if value is MISSING:
+            return
+        self.reach(value, 0, label, site)
+        for name in chain.path:
+            parent, label = id(value), f"{label}.{name}"
+            if isinstance(value, ModuleType):
+                space = value.__dict__
+                if name not in space:
+                    return
+                self._fact("item", space, name, space[name], site, label)
+                value = space[name]
+            elif isinstance(value, type):
+                raw = raw_lookup(value, name)
+                if raw is MISSING:
+                    return
+                self._fact("static", value, name, raw, site, label)
+                value = raw
+            else:
+                return
+            self.reach(value, parent, f".{name}", site)
+            self._refuse_random(value, label, site)
+
+    def enter_context_variable(self, variable: ContextVar[Any], frame: FrameType) -> None:
+        """A context variable is about to be read or set; what it holds now is what the program started from."""
+        place = user_site(frame)
+        site = None if place is None else Site(*place)
+        value = variable.get(MISSING)
+        self._fact("context", variable, None, value, site, f"ContextVar {variable.name!r}")
+        self.reach(value, 0, f"ContextVar {variable.name!r}", site)
+
+    def _expect_store(self, namespace: dict[str, Any], chain: Chain, site: Site) -> None:
+        """Remember what a global, or an attribute of a module or class, holds before executed code assigns it."""
+        name, space = chain.name, namespace
+        if chain.path:
+            owner = namespace.get(chain.name, MISSING) if chain.root == "global" else sys.modules.get(chain.name)
+            for part in chain.path[:-1]:
+                owner = owner.__dict__.get(part, MISSING) if isinstance(owner, (ModuleType, type)) else MISSING
+            if not isinstance(owner, (ModuleType, type)):
+                return
+            name, space = chain.path[-1], owner.__dict__  # type: ignore[assignment]  # a class's is a read-only view
+        label = ".".join((chain.name, *chain.path))
+        self.stores.setdefault((id(space), name), Store(space, name, space.get(name, MISSING), label, site))
+
+    def _refuse_random(self, value: Any, label: str, site: Site) -> None:
+        """NumPy's own functions are not builtins that a profile hook sees; their owner tells what they are."""
+        owner = type(getattr(value, "__self__", None)).__module__ or ""
+        module = getattr(value, "__module__", None)
+        if owner.startswith("numpy.random") or (isinstance(module, str) and module.startswith("numpy.random")):
+            self.refusals.append(("draws random numbers", label, site))
+
+    def _widen_modules(self, chains: tuple[Chain, ...], namespace: dict[str, Any]) -> None:
+        """`getattr(module, name)` reads a global of a module by a name that no scan can know."""
+        for chain in chains:
+            value = namespace.get(chain.name) if chain.root == "global" and not chain.path else None
+            if isinstance(value, ModuleType) and file_kind(getattr(value, "__file__", None) or "<none>") == "user":
+                site = Site(next(iter(self.executed.values()))[0], chain.offset)
+                for name, member in list(value.__dict__.items()):
+                    if not name.startswith("__"):
+                        self._fact("item", value.__dict__, name, member, site, f"{chain.name}.{name}")
+                        self.reach(member, id(value), f".{name}", site)
+
+    # ---------------------------------------------------------------- the end of the run
+
+    def finish(self) -> tuple[list[Fact], list[Change]]:
+        """What must hold again, and what is different now."""
+        facts = facts_of(self)
+        return facts, changes_of(self)
+
+
+def _argument_parts(value: Any) -> list[tuple[str, Any]]:
+    """The members of a structured argument with the text that selects each."""
+    if dataclasses.is_dataclass(value):
+        return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", inner) for key, inner in dict.items(value)]
+    return [(f"[{i}]", inner) for i, inner in enumerate(value)]

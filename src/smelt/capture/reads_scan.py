@@ -1,0 +1,124 @@
+"""What a code object may read from outside itself: names of globals and closure cells, with the attributes after them.
+
+Invariant: the answer covers every such read the code can make, and maybe more (untaken branches count); it is a pure
+function of the code object, found in one linear walk over its bytecode and cached.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+from typing import Literal
+
+Root = Literal["global", "cell", "import"]
+_Place = tuple[Root, str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """`root name . path[0] . path[1] ...`, read at byte `offset` of its code."""
+
+    root: Root
+    name: str
+    path: tuple[str, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """The outside reads (`chains`) and assignments (`stores`) of one code object.
+
+    calls_getattr: it may read names that it computes.
+    """
+
+    chains: tuple[Chain, ...]
+    stores: tuple[Chain, ...]
+    calls_getattr: bool
+
+
+_OP = dis.opmap
+_LOAD_GLOBAL = _OP["LOAD_GLOBAL"]
+_LOAD_NAME = _OP["LOAD_NAME"]
+_LOAD_ATTR = {code for name, code in _OP.items() if name in ("LOAD_ATTR", "LOAD_METHOD")}
+_LOAD_CELL = {code for name, code in _OP.items() if name in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_CLOSURE")}
+_LOAD_FAST = {code for name, code in _OP.items() if name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")}
+_STORE_FAST = _OP["STORE_FAST"]
+_STORE_GLOBAL = {_OP["STORE_GLOBAL"], _OP["DELETE_GLOBAL"]}
+_STORE_ATTR = {_OP["STORE_ATTR"], _OP["DELETE_ATTR"]}
+_IMPORT_NAME, _IMPORT_FROM = _OP["IMPORT_NAME"], _OP["IMPORT_FROM"]
+_EXTENDED_ARG = _OP["EXTENDED_ARG"]
+_TRANSPARENT = {code for name, code in _OP.items() if name in ("CACHE", "NOP", "PRECALL", "PUSH_NULL", "RESUME")}
+_METHOD_BIT = sys.version_info >= (3, 12)  # LOAD_ATTR's argument carries a flag in its lowest bit
+
+
+def _instructions(code: CodeType) -> Iterator[tuple[int, int, int]]:
+    """(offset, opcode, argument), extended arguments applied."""
+    raw = code.co_code
+    extended = 0
+    for offset in range(0, len(raw), 2):
+        op, arg = raw[offset], raw[offset + 1] | extended
+        if op == _EXTENDED_ARG:
+            extended = arg << 8
+            continue
+        extended = 0
+        yield offset, op, arg
+
+
+def _local_names(code: CodeType) -> tuple[str, ...]:
+    """Names by the index that fast and cell instructions use."""
+    cells = tuple(name for name in code.co_cellvars if name not in code.co_varnames)
+    return code.co_varnames + cells + code.co_freevars
+
+
+@lru_cache(maxsize=8192)
+def scan_code(code: CodeType) -> Scan:
+    """The reads of `code` from globals, closure cells and imported modules, about 0.05 ms a function, then cached."""
+    names, local_names = code.co_names, _local_names(code)
+    free = frozenset(code.co_freevars)
+    assigned = Counter(local_names[arg] for _, op, arg in _instructions(code) if op == _STORE_FAST)
+    arguments = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    chains: dict[_Place, int] = {}
+    aliases: dict[str, _Place] = {}
+    stored: dict[_Place, int] = {}
+    here: _Place | None = None
+    module: _Place | None = None
+    for offset, op, arg in _instructions(code):
+        if op in _TRANSPARENT:
+            continue
+        if op == _LOAD_GLOBAL:
+            here = ("global", names[arg >> 1], ())
+        elif op == _LOAD_NAME:
+            here = ("global", names[arg], ())
+        elif op in _LOAD_CELL and local_names[arg] in free:
+            here = ("cell", local_names[arg], ())
+        elif op in _LOAD_ATTR and here is not None:
+            here = (here[0], here[1], (*here[2], names[arg >> 1 if _METHOD_BIT else arg]))
+        elif op in _LOAD_FAST:
+            here = aliases.get(local_names[arg])
+            continue
+        elif op == _IMPORT_NAME:
+            here = module = ("import", names[arg], ())
+        elif op == _IMPORT_FROM and module is not None:
+            here = (module[0], module[1], (*module[2], names[arg]))
+        elif op == _STORE_FAST:
+            name = local_names[arg]
+            if here is not None and assigned[name] == 1 and name not in arguments:
+                aliases[name] = here
+            here = None
+        else:
+            if op in _STORE_GLOBAL:
+                stored.setdefault(("global", names[arg], ()), offset)
+            elif op in _STORE_ATTR and here is not None:
+                stored.setdefault((here[0], here[1], (*here[2], names[arg])), offset)
+            here = None
+        if here is not None:
+            chains.setdefault(here, offset)
+    found = tuple(Chain(root, name, path, offset) for (root, name, path), offset in chains.items())
+    computed = any(c.root == "global" and c.name in ("getattr", "hasattr", "vars") and not c.path for c in found)
+    stores_found = tuple(Chain(root, name, path, offset) for (root, name, path), offset in stored.items())
+    return Scan(found, stores_found, computed)

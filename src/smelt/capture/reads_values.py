@@ -1,0 +1,192 @@
+"""What kind of thing a value is, to the recorder of reads: nothing to watch, a container to copy, an object to observe.
+
+Invariant: a class's answer never changes, so it is cached; nothing here runs the user's code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import numbers
+import sys
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+import torch
+
+from smelt.capture.reads_effects import file_kind
+
+Kind = Literal[
+    "atom", "function", "method", "partial", "container", "class", "module", "iterator", "random", "array", "instance",
+    "opaque",
+]  # fmt: skip
+
+
+class _Missing:
+    """The value of a name that is not there."""
+
+    def __repr__(self) -> str:
+        return "<missing>"
+
+    def __reduce__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final = _Missing()
+
+_ATOMS = (
+    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.Size, torch.Generator, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.MethodWrapperType, types.GetSetDescriptorType, types.CodeType, type(Ellipsis), type(NotImplemented), slice,
+    range, _Missing, types.MappingProxyType, types.MemberDescriptorType, types.ClassMethodDescriptorType,
+)  # fmt: skip
+_CONTAINERS = (list, dict, set, frozenset, tuple, deque)
+_PLAIN_CONTAINERS = frozenset({*_CONTAINERS, OrderedDict, defaultdict})
+_STDLIB_INSTANCES = (types.SimpleNamespace, argparse.Namespace)
+_TORCH_OPAQUE = (
+    "torch._",
+    "torch.autograd",
+    "torch.storage",
+    "torch.jit",
+    "torch.overrides",
+    "torch.utils._",
+    "torch.types",
+)
+
+
+@lru_cache(maxsize=4096)
+def module_kind(name: str) -> str:
+    """Whose module this is, by its file: as `file_kind`; modules without a file are "stdlib"."""
+    if name.split(".")[0] in sys.stdlib_module_names:
+        return "stdlib" if name != "__main__" else "user"
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file_kind(file) if isinstance(file, str) else "user"
+
+
+@lru_cache(maxsize=8192)
+def kind_of(cls: Any) -> Kind:
+    """What to do with values of this class."""
+    if cls in _ATOMS or issubclass(cls, (torch.Tensor, Enum, BaseException, numbers.Number)):
+        return "atom"
+    if issubclass(cls, types.FunctionType):
+        return "function"
+    if cls is types.MethodType:
+        return "method"
+    if issubclass(cls, (functools.partial, functools.partialmethod, staticmethod, classmethod, property)):
+        return "partial"
+    if cls is functools._lru_cache_wrapper:
+        return "partial"
+    if issubclass(cls, type):
+        return "class"
+    if issubclass(cls, types.ModuleType):
+        return "module"
+    if cls.__module__.startswith("numpy"):
+        return (
+            "random"
+            if cls.__module__.startswith("numpy.random")
+            else "array"
+            if cls.__name__ == "ndarray"
+            else "opaque"
+        )
+    if cls.__module__ == "random":
+        return "random"
+    if issubclass(cls, _CONTAINERS):
+        return "container"
+    if hasattr(cls, "__next__"):
+        return "iterator"
+    return _instance_kind(cls)
+
+
+def _instance_kind(cls: type) -> Kind:
+    if issubclass(cls, (*_STDLIB_INSTANCES, torch.nn.Module)):
+        return "instance"
+    if issubclass(cls, weakref.ReferenceType) or cls.__module__.startswith("smelt."):
+        return "opaque"
+    is_torch = cls.__module__.split(".")[0] == "torch"
+    if is_torch and cls.__module__.startswith(_TORCH_OPAQUE):
+        return "opaque"
+    if not is_torch and module_kind(cls.__module__) == "stdlib":
+        return "opaque"
+    heap = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
+    return "instance" if cls.__flags__ & heap else "opaque"
+
+
+@lru_cache(maxsize=8192)
+def is_plain_container(cls: Any) -> bool:
+    """Whether the class is a builtin container, with no attributes of its own to observe."""
+    return cls in _PLAIN_CONTAINERS
+
+
+# The attribute of a hook (see reads_patch) that holds the method it stands for.
+HOOKED: Final = "smelt_original"
+
+
+@lru_cache(maxsize=8192)
+def has_own_lookup(cls: Any) -> bool:
+    """Whether attributes of instances may come from code of the class (`__getattr__`, `__getattribute__`)."""
+    getattr_ = raw_lookup(cls, "__getattr__")
+    own_getattr = getattr_ is not MISSING and getattr_ is not torch.nn.Module.__dict__["__getattr__"]
+    lookup = raw_lookup(cls, "__getattribute__")
+    return own_getattr or getattr(lookup, HOOKED, lookup) is not object.__getattribute__
+
+
+def raw_lookup(cls: type, name: str) -> Any:
+    """What the class holds under a name, as stored (no descriptor is called), or MISSING."""
+    for base in cls.__mro__:
+        found = base.__dict__.get(name, MISSING)
+        if found is not MISSING:
+            return found
+    return MISSING
+
+
+def instance_dict(value: Any) -> dict[str, Any] | None:
+    """The object's own attribute dict, without running the user's code; None if it has none."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def peek(value: Any, name: str) -> Any:
+    """The value of a stored attribute (own dict, a module's registries, a slot), or MISSING; runs no user code."""
+    own = instance_dict(value)
+    if own is not None:
+        if name in own:
+            return own[name]
+        for registry in REGISTRIES:
+            entries = own.get(registry)
+            if isinstance(entries, dict) and name in entries and isinstance(value, torch.nn.Module):
+                return entries[name]
+    slot = raw_lookup(type(value), name)
+    if isinstance(slot, types.MemberDescriptorType):
+        try:
+            return slot.__get__(value)
+        except AttributeError:
+            return MISSING
+    return MISSING
+
+
+REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
+
+
+def is_user_class(cls: type) -> bool:
+    """Whether a class is the user's, so that its attributes may be settings that someone changes."""
+    return module_kind(cls.__module__) == "user" and not issubclass(cls, (Enum, torch.Tensor))
+
+
+def class_attributes(cls: type) -> dict[str, Any]:
+    """The class's own attributes, without the special ones that Python keeps there."""
+    return {k: v for k, v in cls.__dict__.items() if not (k.startswith("__") and k.endswith("__"))}
+
+
+def cell_contents(cell: Any) -> Any:
+    """What a closure cell holds, MISSING if it is not assigned."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
