@@ -45,6 +45,10 @@ NAMES = (
 )
 
 
+class NoHandle(RuntimeError):
+    """This tensor cannot be described to the C library (only without torch's private functions)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bridge:
     """The ways across that exist here; see the module's head. `lend_offset` is that of the reference in the object."""
@@ -171,7 +175,7 @@ def _blob_bridge(delete: Callable[[int], Any]) -> Bridge | None:
     def own(tensor: torch.Tensor) -> int:
         code = shim.dtype_code(tensor.dtype)
         if code is None or tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
-            raise RuntimeError(f"a {tensor.layout} tensor of {tensor.dtype} cannot be described to the C library")
+            raise NoHandle(f"a {tensor.layout} tensor of {tensor.dtype} cannot be described to the C library")
         n = tensor.dim()
         sizes, strides = (i64 * n)(*tensor.shape), (i64 * n)(*tensor.stride())
         cell = i64()

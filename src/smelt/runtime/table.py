@@ -85,8 +85,7 @@ class Cell(IntEnum):
     GET_DATA = 9
     TMP0 = 10
     TMP1 = 11
-    SELF = 12
-    FIRST = 13
+    FIRST = 12
 
 
 # The shim function whose address each cell holds; 0 where the symbol is missing (and then no record uses it).

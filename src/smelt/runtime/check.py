@@ -1,0 +1,69 @@
+"""The plan's rules, checked before anything runs: a plan that passes cannot leak, free twice or hand out shared
+memory.
+"""
+
+from __future__ import annotations
+
+from smelt.diag import InternalError
+from smelt.runtime.plan import ARENA_ALIGNMENT, Dispatch, Plan, Release, View, outs_of, uses_of
+from smelt.runtime.table import CALL_CLASSES, MAX_DOUBLES
+
+MAX_WORDS = CALL_CLASSES[-1][0]
+
+
+def _bad(what: str) -> InternalError:
+    return InternalError(what, why="the plan breaks its own rules", fix="report this with the plan that was printed")
+
+
+def check_plan(plan: Plan) -> None:
+    """Slots are defined once, before use, and released at most once; outputs are owned and alive; the arena fits.
+
+    Raises: InternalError that names the instruction.
+    """
+    lent = _lent_slots(plan)
+    alive: set[int] = set()
+    ever = set(lent)
+    for index, instruction in enumerate(plan.instructions):
+        where = f"instruction {index} ({type(instruction).__name__})"
+        for slot in uses_of(instruction):
+            if slot not in lent and slot not in alive:
+                raise _bad(f"{where} reads slot {slot}, which holds nothing there")
+        if isinstance(instruction, Dispatch) and len(instruction.outs) != len(instruction.op._schema.returns):
+            raise _bad(f"{where} has {len(instruction.outs)} outs, but {instruction.op} returns another number")
+        if isinstance(instruction, Release):
+            for slot in instruction.slots:
+                if slot not in alive:
+                    raise _bad(f"{where} releases slot {slot}, which it does not own or releases twice")
+                alive.discard(slot)
+        for slot in outs_of(instruction):
+            if not 0 <= slot < plan.nslots or slot in ever:
+                raise _bad(f"{where} fills slot {slot}, which is out of range or filled already")
+            alive.add(slot)
+            ever.add(slot)
+    roots = {i.dst: i.src for i in plan.instructions if isinstance(i, View)}
+    for slot in plan.outputs:
+        if slot not in alive:
+            raise _bad(f"output slot {slot} is not an owned result")
+        root = slot
+        while root in roots:
+            root = roots[root]
+        if root in lent:
+            raise _bad(f"output slot {slot} is a view of slot {root}, which is an input, held or in the arena")
+    if plan.origins and len(plan.origins) != len(plan.instructions):
+        raise _bad(f"there are {len(plan.origins)} origins for {len(plan.instructions)} instructions")
+
+
+def _lent_slots(plan: Plan) -> set[int]:
+    slots = [*plan.inputs, *(slot for slot, _ in plan.held), *(t.slot for t in plan.arena)]
+    lent = set(slots)
+    if len(lent) != len(slots) or any(not 0 <= slot < plan.nslots for slot in slots):
+        raise _bad("an input, held or arena slot is used twice or out of range")
+    for tensor in plan.arena:
+        if tensor.offset % ARENA_ALIGNMENT or tensor.offset < 0 or tensor.offset + tensor.nbytes > plan.arena_nbytes:
+            raise _bad(f"the arena tensor of slot {tensor.slot} is not aligned or does not fit")
+    return lent
+
+
+def fits_call(nwords: int, ndoubles: int) -> bool:
+    """Whether the executor can make a call with this many integer and double arguments."""
+    return nwords <= MAX_WORDS and ndoubles <= MAX_DOUBLES

@@ -1,0 +1,160 @@
+"""Every instruction as Python over torch: what the interpreter runs, and what a native plan calls where a symbol is
+missing.
+
+Invariant: `python_step(i)` computes what `i` means natively; the only module that says so in torch's terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.diag import InternalError
+from smelt.runtime.plan import (
+    ArenaTensor,
+    Call,
+    CheckLayout,
+    Copy,
+    Dispatch,
+    Empty,
+    Instruction,
+    OptionalUse,
+    OptionalUses,
+    Plan,
+    PyCall,
+    Release,
+    Use,
+    Uses,
+    View,
+)
+
+
+class LayoutMismatch(Exception):
+    """A tensor has another size, stride or dtype than planned."""
+
+
+def python_step(instruction: Instruction) -> PyCall:
+    """The same instruction as a call of Python. `Release` has none: whoever runs Python drops references itself."""
+    match instruction:
+        case PyCall():
+            return instruction
+        case Call():
+            return PyCall(_regrouped(instruction), instruction.uses, instruction.outs)
+        case Empty(dst=dst, sizes=sizes, strides=strides, dtype=dtype):
+            return PyCall(lambda: torch.empty_strided(sizes, strides, dtype=dtype), (), (dst,))
+        case View(dst=dst, src=src, sizes=sizes, strides=strides, offset=offset):
+            return PyCall(lambda t: t.as_strided(sizes, strides, t.storage_offset() + offset), (src,), (dst,))
+        case CheckLayout():
+            return PyCall(lambda t: check_layout(instruction, t), (instruction.slot,), ())
+        case Dispatch():
+            return _dispatched(instruction)
+        case Copy(dst=dst, src=src):
+            return PyCall(lambda d, s: d.copy_(s), (dst, src), ())
+        case Release():
+            raise InternalError("a release has no Python form")
+
+
+def results_of(step: PyCall, result: Any) -> Sequence[Any]:
+    """What a step returned, as one value for each of its `outs`.
+
+    Raises: InternalError if it is not that many tensors.
+    """
+    if not step.outs:
+        return ()
+    found = (result,) if isinstance(result, torch.Tensor) else result
+    if not isinstance(found, list | tuple) or len(found) != len(step.outs):
+        raise InternalError(f"a Python step returned {type(result).__name__} for {len(step.outs)} tensors")
+    for value in found:
+        if not isinstance(value, torch.Tensor):
+            raise InternalError(f"a Python step returned {type(value).__name__} in the place of a tensor")
+    return found
+
+
+def check_layout(planned: CheckLayout, tensor: torch.Tensor) -> None:
+    """Compare a tensor with the plan.
+
+    Raises: LayoutMismatch.
+    """
+    strides = compared_strides(planned)
+    same = tuple(tensor.shape) == planned.sizes and all(
+        want is None or want == got for want, got in zip(strides, tensor.stride(), strict=True)
+    )
+    if not same or (planned.dtype is not None and planned.dtype != tensor.dtype):
+        raise LayoutMismatch(f"it is {tensor.dtype}{tuple(tensor.shape)} with strides {tensor.stride()}")
+
+
+def compared_strides(planned: CheckLayout) -> tuple[int | None, ...]:
+    """The strides that matter: none for an empty tensor, none for a dimension of size 1."""
+    empty = 0 in planned.sizes
+    return tuple(
+        None if empty or size == 1 else stride for size, stride in zip(planned.sizes, planned.strides, strict=True)
+    )
+
+
+def make_arena(plan: Plan) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """The arena's memory and the planned tensors over it, as ordinary tensors (neither views nor inference tensors)."""
+    if not plan.arena:
+        return None, []
+    with torch.inference_mode(False), torch.no_grad():
+        memory = torch.empty(max(plan.arena_nbytes, 1), dtype=torch.uint8)
+        storage = memory.untyped_storage()
+        return memory, [_over(storage, tensor) for tensor in plan.arena]
+
+
+def _over(storage: Any, planned: ArenaTensor) -> torch.Tensor:
+    offset = planned.offset // planned.dtype.itemsize
+    return torch.empty(0, dtype=planned.dtype).set_(storage, offset, planned.sizes, planned.strides)
+
+
+def _regrouped(call: Call) -> Callable[..., Any]:
+    """`call.eager` taking the flat list of tensors that the call's slots hold."""
+    eager, args = call.eager, call.args
+
+    def run(*tensors: torch.Tensor) -> Any:
+        rest = iter(tensors)
+        grouped: list[Any] = []
+        for arg in args:
+            match arg:
+                case Use():
+                    grouped.append(next(rest))
+                case OptionalUse(slot=slot):
+                    grouped.append(None if slot is None else next(rest))
+                case Uses(slots=slots):
+                    grouped.append([next(rest) for _ in slots])
+                case OptionalUses(slots=optional):
+                    grouped.append([None if s is None else next(rest) for s in optional])
+                case _:
+                    continue
+        return eager(*grouped)
+
+    return run
+
+
+def _dispatched(instruction: Dispatch) -> PyCall:
+    op, template = instruction.op, instruction.args
+    names = [a.name for a in op._schema.arguments]
+    first_keyword = next((i for i, a in enumerate(op._schema.arguments) if a.kwarg_only), len(names))
+    kept = [i for i, slot in enumerate(instruction.outs) if slot is not None]
+    outs = tuple(slot for slot in instruction.outs if slot is not None)
+    is_single = len(op._schema.returns) == 1
+
+    def run(*tensors: torch.Tensor) -> Any:
+        rest = iter(tensors)
+        args = [_filled(arg, rest) for arg in template]
+        result = op(*args[:first_keyword], **dict(zip(names[first_keyword:], args[first_keyword:], strict=False)))
+        found = (result,) if is_single else result
+        return [found[i] for i in kept]
+
+    return PyCall(run, instruction.uses, outs)
+
+
+def _filled(arg: Any, tensors: Any) -> Any:
+    match arg:
+        case Use():
+            return next(tensors)
+        case tuple() | list():
+            return [_filled(item, tensors) for item in arg]
+        case _:
+            return arg
