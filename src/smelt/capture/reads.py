@@ -20,45 +20,15 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from smelt._torch.state import torch_state
 from smelt.capture.reads_effects import SUSPECT_NAMES, builtin_effect, code_effect, file_kind, is_by_recorder, user_site
+from smelt.capture.reads_facts import Read
 from smelt.capture.reads_roots import Roots, Site
 from smelt.diag import InternalError, Span
 
 _RECORDING = threading.Lock()
-
-
-class Read(NamedTuple):
-    """One fact of the world outside the program.
-
-    kind: how to check it again (`value` is what was seen):
-        "item"      owner[key] is value; owner is a namespace (an object's __dict__, a module's globals, a registry)
-        "absent"    key is not in owner (a namespace)
-        "attr"      getattr(owner, key) is value (slots and other C-held attributes)
-        "static"    what the class `owner` holds under key, its bases included, is value (MISSING: nothing)
-        "cell"      owner.cell_contents is value
-        "content"   the container owner holds value (a shallow copy)
-        "class"     the class owner's own attributes are value (a dict)
-        "function"  (owner.__code__, owner.__defaults__, owner.__kwdefaults__) is value
-        "object"    (type(owner), owner.__dict__) is value
-        "context"   the context variable owner holds value (MISSING: nothing)
-        "array"     the NumPy array owner has (dtype, shape, bytes) of value
-    name: a readable expression for the place, rooted at the program. site: the user's code that read it.
-    """
-
-    kind: str
-    owner: Any
-    key: Any
-    value: Any
-    name: str
-    site: Site | None
-
-    @property
-    def span(self) -> Span | None:
-        """The line of the user's program that read this, if one did."""
-        return None if self.site is None else self.site.span
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +142,7 @@ def record_reads(
             found.add_root(value, name)
         found.add_arguments(args, dict(kwargs or {}))
         state = torch_state()
+        found.profile_hook = recorder.profile
         with _profiled(recorder.profile):
             yield log
         found.patches.undo()
@@ -183,7 +154,7 @@ def record_reads(
 
 def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
     facts, changes = found.finish()
-    log.reads.extend(Read(f.kind, f.owner, f.key, f.value, f.name, f.site) for f in facts)
+    log.reads.extend(facts)
     log.effects.extend(recorder.effects.values())
     log.effects.extend(Effect(what, name, site.span if site else None) for what, name, site in found.refusals)
     log.mutations.extend(Mutation(c.name, c.before, c.after, c.site.span if c.site else None) for c in changes)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from smelt._torch.exact import contents, same, same_contents
 from smelt.capture.reads_values import (
+    CALL_HOOKS,
+    CALL_METHODS,
     MISSING,
     REGISTRIES,
     cell_contents,
@@ -24,29 +26,60 @@ from smelt.capture.reads_values import (
     peek,
     raw_lookup,
 )
+from smelt.diag import Span
 
 if TYPE_CHECKING:
     from smelt.capture.reads_roots import Roots, Site
 
 
-class RawRead(NamedTuple):
-    """One attribute access on a rooted object; value MISSING if it was not found."""
-
-    owner: Any
-    name: str
-    value: Any
-    site: Site | None
+# One attribute access on a rooted object: (object, name, value or MISSING, site).
+RawRead = tuple[Any, str, Any, "Site | None"]
 
 
-class Fact(NamedTuple):
-    """As `reads.Read`, which is its public form."""
+class Read(NamedTuple):
+    """One fact of the world outside the program that must hold for a run to go the same way.
+
+    kind: how to check it again (`value` is what was seen):
+        "item"      owner[key] is value; owner is a namespace (an object's __dict__, a module's globals, a registry)
+        "absent"    key is not in owner (a namespace)
+        "attr"      getattr(owner, key) is value (slots and other C-held attributes)
+        "static"    what the class `owner` holds under key, its bases included, is value (MISSING: nothing)
+        "cell"      owner.cell_contents is value
+        "content"   the container owner holds value (a shallow copy)
+        "class"     the class owner's own attributes are value (a dict)
+        "function"  (owner.__code__, owner.__defaults__, owner.__kwdefaults__) is value
+        "object"    (type(owner), owner.__dict__) is value
+        "module"    calling the nn.Module owner finds value: (type, __dict__, its tables of hooks, the methods it
+                    shadows as {name: value}); that the tables are as they were is a "content" each
+        "context"   the context variable owner holds value (MISSING: nothing)
+        "array"     the NumPy array owner has (dtype, shape, bytes) of value
+    label: a readable expression, or None where `namer` finds one from how `holder` was reached.
+    site: the user's code that read it.
+    """
 
     kind: str
     owner: Any
     key: Any
     value: Any
-    name: str
     site: Site | None
+    label: str | None
+    holder: Any
+    namer: Callable[[int], str]
+
+    @property
+    def name(self) -> str:
+        """A readable expression for the place, rooted at the program; found when asked for."""
+        if self.label is not None:
+            return self.label
+        base = self.namer(id(self.holder))
+        if self.kind == "static":
+            return f"type({base}).{self.key}"
+        return base if self.key is None else f"{base}.{self.key}"
+
+    @property
+    def span(self) -> Span | None:
+        """The line of the user's program that read this, if one did."""
+        return None if self.site is None else self.site.span
 
 
 class Store(NamedTuple):
@@ -72,89 +105,103 @@ _SHARED_DESCRIPTORS = (types.GetSetDescriptorType, types.WrapperDescriptorType)
 
 
 class _Classifier:
-    """Collects facts once each; owners' names are looked up once per owner."""
+    """Collects facts, each place once; what a class holds under a name is looked up once."""
 
     def __init__(self, roots: Roots) -> None:
         self.roots = roots
         self.facts = dict(roots.facts)
-        self.names: dict[int, str] = {}
+        self.namer = roots.name
+        self.stored: dict[tuple[type, str], Any] = {}
 
-    def add(self, kind: str, owner: Any, key: Any, value: Any, name: str, site: Site | None) -> None:
+    def add(self, kind: str, owner: Any, key: Any, value: Any, raw: RawRead | None, label: str | None = None) -> None:
         place = (kind, id(owner), key)
         if place not in self.facts:
-            self.facts[place] = Fact(kind, owner, key, value, name, site)
+            holder, site = (owner, None) if raw is None else (raw[0], raw[3])
+            self.facts[place] = Read(kind, owner, key, value, site, label, holder, self.namer)
 
-    def name_of(self, owner: Any) -> str:
-        found = self.names.get(id(owner))
-        if found is None:
-            found = self.names[id(owner)] = self.roots.name(id(owner))
-        return found
+    def module(self, module: torch.nn.Module, site: Site | None) -> None:
+        """What calling a module reads, as one fact; its class's methods are a fact of the class."""
+        own, cls = module.__dict__, type(module)
+        raw = (module, "", MISSING, site)
+        tables = tuple(own.get(name) for name in CALL_HOOKS)
+        shadowed = {name: own[name] for name in CALL_METHODS if name in own}
+        self.add("module", module, None, (cls, own, tables, shadowed), raw)
+        for name, table in zip(CALL_HOOKS, tables, strict=True):
+            if isinstance(table, dict):
+                self.add("content", table, None, contents(table) if table else {}, (module, name, MISSING, site))
+        for name in CALL_METHODS:
+            self.add("static", cls, name, raw_lookup(cls, name), raw)
 
     def attribute(self, raw: RawRead) -> None:
         """One attribute access, as the facts that make it come out the same."""
-        owner, name, value, site = raw
+        owner, name, value, _ = raw
         cls, own = type(owner), instance_dict(owner)
-        label = f"{self.name_of(owner)}.{name}"
+        stored = self.stored.get((cls, name), self)
+        if stored is self:
+            stored = self.stored[cls, name] = raw_lookup(cls, name)
         if id(owner) in self.roots.arguments:
-            self._argument_attribute(owner, name, label, raw)
+            self._argument_attribute(raw, stored)
             return
-        if own is not None:
-            self.add("object", owner, None, (cls, own), self.name_of(owner), site)
-        stored = raw_lookup(cls, name)
-        if isinstance(stored, _SHARED_DESCRIPTORS) or name == "__class__":
+        if own is not None and ("module", id(owner), None) not in self.facts:
+            self.add("object", owner, None, (cls, own), raw)
+        if stored is MISSING:
+            if own is not None and name in own:
+                self.add("item", own, name, own[name], raw)
+            elif own is not None:
+                self._by_getattr(own, raw)
+        elif isinstance(stored, _SHARED_DESCRIPTORS) or name == "__class__":
             return  # the object fact covers __dict__ and __class__; others are the type's own
-        if isinstance(stored, types.MemberDescriptorType):
-            self.add("attr", owner, name, value, label, site)
-        elif own is not None and name in own and not _overrides_instance(stored):
-            self.add("item", own, name, own[name], label, site)
-        elif stored is not MISSING:
-            self.add("static", cls, name, stored, f"type({self.name_of(owner)}).{name}", site)
-            if own is not None and not _overrides_instance(stored):
-                self.add("absent", own, name, MISSING, label, site)
+        elif isinstance(stored, types.MemberDescriptorType):
+            self.add("attr", owner, name, value, raw)
+        elif own is not None and name in own and not overrides_instance(stored):
+            self.add("item", own, name, own[name], raw)
         else:
-            self._by_getattr(owner, name, label, own, raw)
+            self.add("static", cls, name, stored, raw)
+            if own is not None and not overrides_instance(stored):
+                self.add("absent", own, name, MISSING, raw)
 
-    def _by_getattr(self, owner: Any, name: str, label: str, own: dict[str, Any] | None, raw: RawRead) -> None:
+    def _by_getattr(self, own: dict[str, Any], raw: RawRead) -> None:
         """A name that neither the object nor its class holds: a module's registries, a `__getattr__`, or an error."""
-        if own is None:
-            return
-        self.add("static", type(owner), name, MISSING, f"type({self.name_of(owner)}).{name}", raw.site)
-        self.add("absent", own, name, MISSING, label, raw.site)
+        owner, name = raw[:2]
+        self.add("static", type(owner), name, MISSING, raw)
+        self.add("absent", own, name, MISSING, raw)
         if not isinstance(owner, torch.nn.Module):
             return
         for registry in REGISTRIES:
             entries = own.get(registry)
-            if not isinstance(entries, dict):
-                continue
-            place = f"{self.name_of(owner)}.{registry}"
-            self.add("item", own, registry, entries, place, raw.site)
-            self.add("content", entries, None, contents(entries), place, raw.site)
-            if name in entries:
-                return
+            if isinstance(entries, dict):
+                self.add("item", own, registry, entries, raw)
+                if ("content", id(entries), None) not in self.facts:
+                    self.add("content", entries, None, contents(entries), raw)
+                if name in entries:
+                    return
 
-    def _argument_attribute(self, owner: Any, name: str, label: str, raw: RawRead) -> None:
+    def _argument_attribute(self, raw: RawRead, stored: Any) -> None:
         """Arguments are other objects at the next call: their fields are guarded by structure, no more than those."""
+        owner, name = raw[:2]
         if dataclasses.is_dataclass(owner) and any(f.name == name for f in dataclasses.fields(owner)):
             return
-        stored = raw_lookup(type(owner), name)
         if stored is not MISSING:
-            self.add("static", type(owner), name, stored, f"type({self.name_of(owner)}).{name}", raw.site)
+            self.add("static", type(owner), name, stored, raw)
         elif not name.startswith("__"):
-            self.roots.refusals.append(("reads an attribute of an argument that is not a field", label, raw.site))
+            label = f"{self.namer(id(owner))}.{name}"
+            self.roots.refusals.append(("reads an attribute of an argument that is not a field", label, raw[3]))
 
 
-def _overrides_instance(stored: Any) -> bool:
+def overrides_instance(stored: Any) -> bool:
     """Whether a class attribute wins over the instance's own (a data descriptor, as a property is)."""
     return stored is not MISSING and (hasattr(type(stored), "__set__") or hasattr(type(stored), "__delete__"))
 
 
-def facts_of(roots: Roots) -> list[Fact]:
+def facts_of(roots: Roots) -> list[Read]:
     """All that must hold again, each place once."""
     classifier = _Classifier(roots)
     for place, (container, copy, site) in roots.copies.items():
         if place not in roots.arguments:
-            classifier.add("content", container, None, copy, classifier.name_of(container), site)
-    for raw in roots.raw.values():
+            classifier.add("content", container, None, copy, (container, "", MISSING, site))
+    for module, site in roots.modules:
+        classifier.module(module, site)
+    for raw in roots.raw:
         classifier.attribute(raw)
     _executed_functions(roots, classifier)
     return list(classifier.facts.values())
@@ -172,10 +219,10 @@ def _executed_functions(roots: Roots, classifier: _Classifier) -> None:
         if not isinstance(cls, type):
             continue
         stored = cls.__dict__.get(path[-1], MISSING)
-        classifier.add("static", cls, path[-1], stored, code.co_qualname, None)
+        classifier.add("static", cls, path[-1], stored, None, code.co_qualname)
         if isinstance(stored, types.FunctionType):
             seen = (stored.__code__, stored.__defaults__, stored.__kwdefaults__)
-            classifier.add("function", stored, None, seen, code.co_qualname, None)
+            classifier.add("function", stored, None, seen, None, code.co_qualname)
 
 
 def changes_of(roots: Roots) -> list[Change]:
@@ -193,12 +240,12 @@ def changes_of(roots: Roots) -> list[Change]:
         after = store.space.get(store.key, MISSING)
         if not same(store.before, after):
             note(store.name, store.before, after, store.site)
-    for raw in roots.raw.values():
-        own = instance_dict(raw.owner)
-        if own is None or raw.name not in own or raw.value is own[raw.name] or has_own_lookup(type(raw.owner)):
+    for owner, name, value, site in roots.raw:
+        own = instance_dict(owner)
+        if own is None or name not in own or value is own[name] or has_own_lookup(type(owner)):
             continue
-        if not same(raw.value, own[raw.name]) and not _overrides_instance(raw_lookup(type(raw.owner), raw.name)):
-            note(f"{roots.name(id(raw.owner))}.{raw.name}", raw.value, own[raw.name], raw.site)
+        if not same(value, own[name]) and not overrides_instance(raw_lookup(type(owner), name)):
+            note(f"{roots.name(id(owner))}.{name}", value, own[name], site)
     for fact in roots.facts.values():
         after = _now(fact)
         if not same(fact.value, after):
@@ -209,7 +256,7 @@ def changes_of(roots: Roots) -> list[Change]:
     return list(changes.values())
 
 
-def _now(fact: Fact) -> Any:
+def _now(fact: Read) -> Any:
     """What the fact's place holds at this moment, for the kinds that are noted while the program runs."""
     kind, owner, key = fact.kind, fact.owner, fact.key
     if kind in ("item", "absent"):

@@ -12,8 +12,7 @@ from typing import Any
 
 from smelt.capture.reads_values import HOOKED, MISSING, raw_lookup
 
-OnRead = Callable[[Any, str, Any], None]
-OnMissing = Callable[[Any, str], None]
+OnAccess = Callable[[Any, str, Any], None]  # (object, name, value or MISSING)
 OnWrite = Callable[[Any, str], None]
 _HOOKED = ("__getattribute__", "__setattr__", "__delattr__")
 
@@ -21,33 +20,39 @@ _HOOKED = ("__getattribute__", "__setattr__", "__delattr__")
 class ClassPatches:
     """The classes watched now.
 
-    `rooted` is the live table of ids of objects worth reporting, `seen` that of (id, name) pairs reported already: both
-    are looked at here, before any call, because almost every access is of an object or name that is not news.
+    `rooted` is the live table of ids of objects worth reporting; `seen` holds what was reported already. Almost every
+    access is no news, and a builtin call costs two events of the profile hook that runs beside: so the test for news is
+    made here, without one.
     """
 
     def __init__(
         self,
         rooted: dict[int, Any],
-        seen: dict[tuple[int, str], Any],
-        on_read: OnRead,
-        on_missing: OnMissing,
+        seen: set[tuple[Any, str]],
+        on_read: OnAccess,
         on_write: OnWrite,
     ) -> None:
         self._rooted, self._seen = rooted, seen
-        self._on_read, self._on_missing, self._on_write = on_read, on_missing, on_write
+        self._on_read, self._on_write = on_read, on_write
         self._thread = get_ident()
         self._saved: dict[type, dict[str, Any]] = {}
 
-    def watch(self, cls: type) -> bool:
-        """Watch instances of exactly this class; False if the class cannot be changed (it is built in)."""
+    def watch(self, cls: type, ignore: frozenset[str] = frozenset()) -> bool:
+        """Watch instances of exactly this class, but not their names in `ignore`.
+
+        False if the class cannot be changed (it is built in).
+        """
         if cls in self._saved:
             return True
-        makers = (self._make_getattribute, self._make_setattr, self._make_delattr)
-        saved = {name: cls.__dict__.get(name, MISSING) for name in _HOOKED}
-        hooks = {name: make(self._original(cls, name)) for name, make in zip(_HOOKED, makers, strict=True)}
-        self._saved[cls] = saved
+        by_object = (raw_lookup(cls, "__hash__"), raw_lookup(cls, "__eq__")) == (object.__hash__, object.__eq__)
+        hooks = (
+            self._getattribute_hook(_original(cls, "__getattribute__"), ignore, by_object),
+            self._setattr_hook(_original(cls, "__setattr__")),
+            self._delattr_hook(_original(cls, "__delattr__")),
+        )
+        self._saved[cls] = {name: cls.__dict__.get(name, MISSING) for name in _HOOKED}
         try:
-            for name, hook in hooks.items():
+            for name, hook in zip(_HOOKED, hooks, strict=True):
                 type.__setattr__(cls, name, hook)
         except TypeError:
             del self._saved[cls]
@@ -64,49 +69,58 @@ class ClassPatches:
                 else:
                     type.__setattr__(cls, name, value)
 
-    def _original(self, cls: type, name: str) -> Any:
-        found = raw_lookup(cls, name)
-        return getattr(found, HOOKED, found) if callable(found) else getattr(cls, name)
+    def _getattribute_hook(self, original: Any, ignore: frozenset[str], by_object: bool) -> Any:
+        thread, rooted, seen, on_read = self._thread, self._rooted, self._seen, self._on_read
 
-    @staticmethod
-    def _hook(hook: Any, original: Any) -> Any:
-        setattr(hook, HOOKED, original)
-        return hook
-
-    def _make_getattribute(self, original: Any) -> Any:
-        thread, rooted, seen, on_read, on_missing = (
-            self._thread, self._rooted, self._seen, self._on_read, self._on_missing,
-        )  # fmt: skip
-
-        def __getattribute__(self: Any, name: str) -> Any:
+        def read(self: Any, name: str) -> Any:
+            value = MISSING
             try:
                 value = original(self, name)
-            except AttributeError:
-                if (id(self), name) not in seen and id(self) in rooted and get_ident() == thread:
-                    on_missing(self, name)
-                raise
-            if (id(self), name) not in seen and id(self) in rooted and get_ident() == thread:
-                on_read(self, name, value)
+            finally:
+                if name not in ignore and (self, name) not in seen and id(self) in rooted and get_ident() == thread:
+                    seen.add((self, name))
+                    on_read(self, name, value)
             return value
 
-        return self._hook(__getattribute__, original)
+        def read_by_id(self: Any, name: str) -> Any:
+            value = MISSING
+            try:
+                value = original(self, name)
+            finally:
+                if name not in ignore and (id(self), name) not in seen and id(self) in rooted and get_ident() == thread:
+                    seen.add((id(self), name))
+                    on_read(self, name, value)
+            return value
 
-    def _make_setattr(self, original: Any) -> Any:
+        return _hook(read if by_object else read_by_id, original)
+
+    def _setattr_hook(self, original: Any) -> Any:
         thread, rooted, on_write = self._thread, self._rooted, self._on_write
 
-        def __setattr__(self: Any, name: str, value: Any) -> None:
+        def write(self: Any, name: str, value: Any) -> None:
             if id(self) in rooted and get_ident() == thread:
                 on_write(self, name)
             original(self, name, value)
 
-        return self._hook(__setattr__, original)
+        return _hook(write, original)
 
-    def _make_delattr(self, original: Any) -> Any:
+    def _delattr_hook(self, original: Any) -> Any:
         thread, rooted, on_write = self._thread, self._rooted, self._on_write
 
-        def __delattr__(self: Any, name: str) -> None:
+        def delete(self: Any, name: str) -> None:
             if id(self) in rooted and get_ident() == thread:
                 on_write(self, name)
             original(self, name)
 
-        return self._hook(__delattr__, original)
+        return _hook(delete, original)
+
+
+def _original(cls: type, name: str) -> Any:
+    """The method that the class has under this name, seen through a hook on a base."""
+    found = raw_lookup(cls, name)
+    return getattr(found, HOOKED, found) if callable(found) else getattr(cls, name)
+
+
+def _hook(hook: Any, original: Any) -> Any:
+    setattr(hook, HOOKED, original)
+    return hook

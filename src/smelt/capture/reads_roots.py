@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -18,14 +18,18 @@ import torch
 
 from smelt._torch.exact import contents
 from smelt.capture.reads_effects import file_kind, user_site
-from smelt.capture.reads_facts import Change, Fact, RawRead, Store, changes_of, facts_of
+from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of
 from smelt.capture.reads_patch import ClassPatches
 from smelt.capture.reads_scan import Chain, scan_code
 from smelt.capture.reads_values import (
+    CALL_HOOKS,
+    CALL_PROTOCOL,
     MISSING,
+    QUICK_ATOMS,
     cell_contents,
     class_attributes,
     has_own_lookup,
+    has_standard_call,
     instance_dict,
     is_plain_container,
     is_user_class,
@@ -60,6 +64,9 @@ class Site(NamedTuple):
         return Span(self.code.co_filename, line, self.code.co_qualname)
 
 
+ProfileHook = Callable[[FrameType, str, Any], None]
+
+
 class Reached(NamedTuple):
     """A rooted object, and how the run got to it: `label` appended to the parent's name."""
 
@@ -74,16 +81,19 @@ class Roots:
 
     def __init__(self) -> None:
         self.rooted: dict[int, Reached] = {}
-        self.raw: dict[tuple[int, str], RawRead] = {}
+        self.raw: list[RawRead] = []
+        self.seen: set[tuple[Any, str]] = set()
+        self.modules: list[tuple[torch.nn.Module, Site | None]] = []
         self.written: dict[tuple[int, str], tuple[Any, str, Any, Site | None]] = {}
         self.copies: dict[int, tuple[Any, Any, Site | None]] = {}
-        self.facts: dict[tuple[str, int, Any], Fact] = {}
+        self.facts: dict[tuple[str, int, Any], Read] = {}
         self.stores: dict[tuple[int, str], Store] = {}
         self.functions: dict[int, FunctionType] = {}
         self.refusals: list[tuple[str, str, Site | None]] = []
         self.arguments: set[int] = set()
         self.executed: dict[int, tuple[CodeType, dict[str, Any]]] = {}
-        self.patches = ClassPatches(self.rooted, self.raw, self._on_read, self._on_missing, self._on_write)
+        self.patches = ClassPatches(self.rooted, self.seen, self._on_read, self._on_write)
+        self.profile_hook: ProfileHook | None = None
         self._nested: set[int] = set()
 
     # ---------------------------------------------------------------- reaching values
@@ -179,12 +189,20 @@ class Roots:
         self._fact("array", value, None, (value.dtype, value.shape, value.tobytes()), site)
 
     def _reach_instance(self, value: Any, site: Site | None) -> None:
-        self._watch(value, site)
+        if isinstance(value, torch.nn.Module) and has_standard_call(type(value)):
+            self.modules.append((value, site))
+            for name in CALL_HOOKS:
+                table = value.__dict__.get(name)
+                if table:
+                    self.reach(table, id(value), f".{name}", site)
+            self._watch(value, site, CALL_PROTOCOL)
+        else:
+            self._watch(value, site)
 
-    def _watch(self, value: Any, site: Site | None) -> None:
+    def _watch(self, value: Any, site: Site | None, ignore: frozenset[str] = frozenset()) -> None:
         cls = type(value)
         own_lookup = has_own_lookup(cls)
-        if not self.patches.watch(cls) or own_lookup:
+        if not self.patches.watch(cls, ignore) or own_lookup:
             self._widen(value, site)
 
     def _widen(self, value: Any, site: Site | None) -> None:
@@ -197,7 +215,7 @@ class Roots:
     def _fact(self, kind: str, owner: Any, key: Any, value: Any, site: Site | None, name: str | None = None) -> None:
         place = (kind, id(owner), key)
         if place not in self.facts:
-            self.facts[place] = Fact(kind, owner, key, value, name or self.name(id(owner)), site)
+            self.facts[place] = Read(kind, owner, key, value, site, name, owner, self.name)
 
     def name(self, of: int) -> str:
         """A readable expression for a rooted object, from the root it was reached by."""
@@ -211,21 +229,24 @@ class Roots:
     # ---------------------------------------------------------------- attribute access
 
     def _on_read(self, owner: Any, name: str, value: Any) -> None:
-        frame = sys._getframe(2)
+        sys.setprofile(None)  # what follows is our own work: thousands of events for nothing
+        try:
+            if (id(owner), name) not in self.written:
+                self._note_read(owner, name, value, sys._getframe(2))
+        finally:
+            sys.setprofile(self.profile_hook)
+
+    def _note_read(self, owner: Any, name: str, value: Any, frame: FrameType) -> None:
         place = user_site(frame)
         site = None if place is None else Site(*place)
-        key = (id(owner), name)
-        if key in self.written:
-            return
-        self.raw[key] = RawRead(owner, name, value, site)
+        if value is MISSING:
+            value = peek(owner, name)
+        self.raw.append((owner, name, value, site))
         if name.startswith("__"):
             if name == "__dict__" and file_kind(frame.f_code.co_filename) == "user":
                 self._widen(owner, site)
-            return
-        self.reach(value, id(owner), f".{name}", site)
-
-    def _on_missing(self, owner: Any, name: str) -> None:
-        self._on_read(owner, name, peek(owner, name))
+        elif type(value) not in QUICK_ATOMS and id(value) not in self.rooted:
+            self.reach(value, id(owner), f".{name}", site)
 
     def _on_write(self, owner: Any, name: str) -> None:
         key = (id(owner), name)
@@ -350,7 +371,7 @@ class Roots:
 
     # ---------------------------------------------------------------- the end of the run
 
-    def finish(self) -> tuple[list[Fact], list[Change]]:
+    def finish(self) -> tuple[list[Read], list[Change]]:
         """What must hold again, and what is different now."""
         facts = facts_of(self)
         return facts, changes_of(self)

@@ -12,6 +12,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -44,6 +45,7 @@ _ATOMS = (
     types.MethodWrapperType, types.GetSetDescriptorType, types.CodeType, type(Ellipsis), type(NotImplemented), slice,
     range, _Missing, types.MappingProxyType, types.MemberDescriptorType, types.ClassMethodDescriptorType,
 )  # fmt: skip
+QUICK_ATOMS: Final = frozenset({*_ATOMS, torch.Tensor, torch.nn.Parameter})
 _CONTAINERS = (list, dict, set, frozenset, tuple, deque)
 _PLAIN_CONTAINERS = frozenset({*_CONTAINERS, OrderedDict, defaultdict})
 _STDLIB_INSTANCES = (types.SimpleNamespace, argparse.Namespace)
@@ -67,8 +69,7 @@ def module_kind(name: str) -> str:
     return file_kind(file) if isinstance(file, str) else "user"
 
 
-@lru_cache(maxsize=8192)
-def kind_of(cls: Any) -> Kind:
+def _kind_of(cls: type) -> Kind:
     """What to do with values of this class."""
     if cls in _ATOMS or issubclass(cls, (torch.Tensor, Enum, BaseException, numbers.Number)):
         return "atom"
@@ -115,8 +116,7 @@ def _instance_kind(cls: type) -> Kind:
     return "instance" if cls.__flags__ & heap else "opaque"
 
 
-@lru_cache(maxsize=8192)
-def is_plain_container(cls: Any) -> bool:
+def _is_plain_container(cls: type) -> bool:
     """Whether the class is a builtin container, with no attributes of its own to observe."""
     return cls in _PLAIN_CONTAINERS
 
@@ -125,8 +125,7 @@ def is_plain_container(cls: Any) -> bool:
 HOOKED: Final = "smelt_original"
 
 
-@lru_cache(maxsize=8192)
-def has_own_lookup(cls: Any) -> bool:
+def _has_own_lookup(cls: type) -> bool:
     """Whether attributes of instances may come from code of the class (`__getattr__`, `__getattribute__`)."""
     getattr_ = raw_lookup(cls, "__getattr__")
     own_getattr = getattr_ is not MISSING and getattr_ is not torch.nn.Module.__dict__["__getattr__"]
@@ -171,6 +170,15 @@ def peek(value: Any, name: str) -> Any:
     return MISSING
 
 
+def _has_standard_call(cls: type) -> bool:
+    """Whether calling instances of this module class is torch's own doing, so that what it reads is known."""
+    return raw_lookup(cls, "__call__") is torch.nn.Module.__dict__["__call__"] and not has_own_lookup(cls)
+
+
+# What `nn.Module.__call__` reads of the module it calls: tables of hooks, and methods that the instance may shadow.
+CALL_HOOKS: Final = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+CALL_METHODS: Final = ("forward", "_call_impl", "_compiled_call_impl")
+CALL_PROTOCOL: Final = frozenset({*CALL_HOOKS, *CALL_METHODS})
 REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
 
 
@@ -190,3 +198,10 @@ def cell_contents(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:
         return MISSING
+
+
+# A class's answers, kept: each is asked thousands of times in one run.
+kind_of: Callable[[type], Kind] = lru_cache(maxsize=8192)(_kind_of)
+is_plain_container: Callable[[type], bool] = lru_cache(maxsize=8192)(_is_plain_container)
+has_own_lookup: Callable[[type], bool] = lru_cache(maxsize=8192)(_has_own_lookup)
+has_standard_call: Callable[[type], bool] = lru_cache(maxsize=8192)(_has_standard_call)
