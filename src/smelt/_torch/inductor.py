@@ -1,0 +1,62 @@
+"""`torch.compile` with Inductor as a benchmark peer: its configuration, its caches, its imports.
+
+Adapter for `torch._inductor.config`, `torch._dynamo.reset` and the cache environment variables. Where the
+configuration module is missing, the same options go through the public `torch.compile(options=...)` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
+"""What `torch.compile` imports on first use."""
+
+
+@contextlib.contextmanager
+def _cache_dir(path: str) -> Iterator[None]:
+    """Point Inductor's caches at `path` (read by Inductor each time it needs a file)."""
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, path))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _config_patch(options: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Set Inductor's global options for a block.
+
+    `freezing` is read by Dynamo from the global configuration before the options of `torch.compile` are applied.
+    """
+    try:
+        config = importlib.import_module("torch._inductor.config")
+    except ImportError:
+        return contextlib.nullcontext()
+    return config.patch(dict(options))
+
+
+def compile_and_run(
+    target: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any], cache_dir: str
+) -> Callable[..., Any]:
+    """`target` compiled by Inductor with `options` for `args` (static shapes), caches in `cache_dir`."""
+    with _cache_dir(cache_dir), _config_patch(options):
+        # Options that differ also keep Dynamo from taking one configuration's code for another's.
+        compiled = torch.compile(target, backend="inductor", dynamic=False, fullgraph=False, options=dict(options))
+        compiled(*args)
+    return compiled
+
+
+def forget() -> None:
+    """Drop all code that `torch.compile` holds in this process."""
+    torch.compiler.reset()

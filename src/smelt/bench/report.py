@@ -1,0 +1,122 @@
+"""How rows are shown to a person: one table on the terminal, one plot in a file."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from smelt.bench.floors import COPY_FLOOR, FMA_FLOOR, GEMM_LIBRARY
+from smelt.bench.rows import Row
+from smelt.bench.systems import missing
+
+FLOORS = (GEMM_LIBRARY, FMA_FLOOR, COPY_FLOOR)
+_EMPTY = "-"
+
+
+def duration(ms: float | None) -> str:
+    """Milliseconds to three digits, below 0.1 ms as µs."""
+    if ms is None:
+        return _EMPTY
+    return f"{ms * 1e3:.3g} µs" if ms < 0.1 else f"{ms:.4g} ms" if ms >= 100 else f"{ms:.3g} ms"
+
+
+def _number(value: float | None, form: str) -> str:
+    return _EMPTY if value is None else format(value, form)
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """One line per row, a rule between models; a speed-up is eager's time over the row's."""
+    out = Table(title="times of one call; × is eager's time divided by this one, err is to eager, rms to float64")
+    out.add_column("model", no_wrap=True)
+    out.add_column("system", no_wrap=True)
+    for name in ("median", "×", "1 thread", "cold s", "warm s", "peak MB", "max err", "rms/eager's", "faults"):
+        out.add_column(name, justify="right", no_wrap=True)
+    out.add_column("note", overflow="fold")
+    previous: tuple[str, str] | None = None
+    for row in rows:
+        group = (row.model, row.dtype)
+        if previous is not None and group != previous:
+            out.add_section()
+        label = row.model if row.dtype == "f32" else f"{row.model} {row.dtype}"
+        out.add_row(
+            "" if group == previous else label, row.system, duration(row.median_ms),
+            _number(row.ratio_to_eager, ".2f"), duration(row.one_thread_ms), _number(row.cold_s, ".2f"),
+            _number(row.warm_start_s, ".2f"), _number(row.peak_mb, ".0f"), _number(row.max_abs_err, ".1e"),
+            _number(row.rms_ratio, ".2f"), _number(row.faults_per_call, ".0f"), (row.error or "")[:60],
+            style="dim" if row.system in FLOORS else None,
+        )  # fmt: skip
+        previous = group
+    return out
+
+
+def plot(rows: Sequence[Row], path: Path) -> str:
+    """Draw the speed-up over eager of every system, one line per model, on a logarithmic axis.
+
+    Returns "" or why there is no plot (nothing measured, no matplotlib).
+    """
+    if absent := missing(["matplotlib"]):
+        return absent
+    shown = [r for r in rows if r.ratio_to_eager is not None]
+    if not shown:
+        return "no row has a time to plot"
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    labels = list(dict.fromkeys(_label(r) for r in shown))
+    figure, axes = pyplot.subplots(figsize=(10, 1.6 + 0.5 * len(labels)), layout="constrained")
+    try:
+        _draw(axes, shown, labels)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    finally:
+        pyplot.close(figure)
+    return ""
+
+
+def _label(row: Row) -> str:
+    return row.model if row.dtype == "f32" else f"{row.model} ({row.dtype})"
+
+
+_MARKERS = "oDs^vP*XdhH<>"
+
+
+def _draw(axes: Any, rows: Sequence[Row], labels: Sequence[str]) -> None:
+    """The points: systems filled in colour, floors as grey bars; a little apart so that none hides another."""
+    systems = list(dict.fromkeys(r.system for r in rows if r.system not in FLOORS and r.system != "eager"))
+    step = 0.6 / max(len(systems) - 1, 1)
+    for index, system in enumerate(systems):
+        own = [r for r in rows if r.system == system]
+        heights = [labels.index(_label(r)) - 0.3 + index * step for r in own]
+        size = 110 if system == "smelt" else 45
+        marker, colour = _MARKERS[index % len(_MARKERS)], f"C{index}"
+        axes.scatter(
+            [r.ratio_to_eager for r in own], heights, s=size, marker=marker, color=colour, label=system, zorder=3
+        )
+    for floor, style in zip(FLOORS, ("-", "--", ":"), strict=True):
+        own = [r for r in rows if r.system == floor]
+        if own:
+            places = [labels.index(_label(r)) for r in own]
+            axes.vlines(
+                [r.ratio_to_eager for r in own], [y - 0.42 for y in places], [y + 0.42 for y in places],
+                colors="0.35", linestyles=style, linewidth=1.8, label=floor, zorder=2,
+            )  # fmt: skip
+    _dress(axes, labels)
+
+
+def _dress(axes: Any, labels: Sequence[str]) -> None:
+    """Axis, ticks that read as factors, bands between models, legend beside the points."""
+    ticker = importlib.import_module("matplotlib.ticker")
+    axes.set_xscale("log", base=2)
+    axes.axvline(1.0, color="black", linewidth=1, zorder=1)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.45, -0.55)
+    for index in range(0, len(labels), 2):
+        axes.axhspan(index - 0.5, index + 0.5, color="0.95", zorder=0)
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}×"))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.set_xlabel("eager's time / this system's time (right of the line: faster than eager)")
+    axes.grid(axis="x", color="0.85", zorder=0)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -1,0 +1,269 @@
+"""Who is compared: every system as one record that turns a model into something callable, at its best settings.
+
+A system's `prepare` takes the model, its arguments and a `Context`, and returns a `Ready`. What it can keep between
+processes goes to `Context.cache_dir`, in the form that the system itself offers for that (see each `prepare`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import smelt
+from smelt._torch import inductor
+from smelt.bench.models import Target, as_module, flatten
+
+DTYPES: dict[str, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+_COMPILE = "compile"
+"""The name under which Smelt offers its compiler; a version without it benchmarks its peers only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where and how a system runs: `threads`, the name of the dtype (a key of `DTYPES`), its own cache directory."""
+
+    threads: int
+    dtype: str
+    cache_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A model prepared by a system: `call(*args)` runs it once, `outputs(call(*args))` gives its tensors.
+
+    `keep` writes what the next process may reuse, where the system does not do that by itself.
+    """
+
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    outputs: Callable[[Any], tuple[Tensor, ...]] = flatten
+    keep: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """`packages` must be installed; `modules` are imported before any clock starts; `forget` drops global state."""
+
+    name: str
+    summary: str
+    prepare: Callable[[Target, tuple[Tensor, ...], Context], Ready]
+    packages: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    forget: Callable[[], None] | None = None
+
+
+def missing(packages: Sequence[str]) -> str:
+    """What to say where some of `packages` are not installed, "" where all are."""
+    absent = [p for p in packages if importlib.util.find_spec(p) is None]
+    return f"not installed: {', '.join(absent)} (pip install 'smelt[bench]')" if absent else ""
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    return {f"{p}_version": importlib.metadata.version(p) for p in packages}
+
+
+def prepare_eager(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
+    """PyTorch as it is."""
+    return Ready(target, args, {"grad": False})
+
+
+def prepare_jit(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
+    """`torch.jit.trace`, then `freeze` for a module; kept as the saved archive. The profiling executor warms up."""
+    path = context.cache_dir / "traced.pt"
+    frozen = isinstance(target, torch.nn.Module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if path.exists():
+            traced = torch.jit.load(str(path))
+        else:
+            traced = torch.jit.trace(target, args, check_trace=False)
+            traced = torch.jit.freeze(traced) if frozen else traced
+
+    def keep() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.save(traced, str(path))
+
+    return Ready(traced, args, {"capture": "torch.jit.trace", "frozen": frozen}, keep=keep)
+
+
+def prepare_inductor(target: Target, args: tuple[Tensor, ...], context: Context, options: dict[str, Any]) -> Ready:
+    """`torch.compile(backend="inductor", dynamic=False)`; Inductor keeps its own caches in the cache directory."""
+    compiled = inductor.compile_and_run(target, args, options, str(context.cache_dir))
+    return Ready(compiled, args, {"options": options, "dynamic": False})
+
+
+def export_onnx(target: Target, args: tuple[Tensor, ...], path: Path) -> str:
+    """Write `target` as ONNX, weights beside it; says which exporter did it (the newer one first)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.onnx.export(
+                as_module(target), args, str(path), dynamo=True, external_data=True, optimize=True, verbose=False
+            )
+            return "torch.onnx.export(dynamo=True)"
+        except Exception as newer:
+            try:
+                torch.onnx.export(as_module(target), args, str(path), dynamo=False, opset_version=17)
+            except Exception:
+                raise newer from None
+            return "torch.onnx.export(dynamo=False)"
+
+
+def prepare_onnxruntime(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
+    """ONNX Runtime's CPU provider, all graph optimisations; kept as its own optimised model file."""
+    ort = importlib.import_module("onnxruntime")
+    model, optimised = context.cache_dir / "model.onnx", context.cache_dir / "optimised.onnx"
+    exporter = "kept file" if optimised.exists() else export_onnx(target, args, model)
+
+    def session(source: Path, save_to: Path | None = None) -> Any:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = context.threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.log_severity_level = 4
+        options.graph_optimization_level = (
+            ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            if source == optimised
+            else ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        )
+        if save_to is not None:
+            options.optimized_model_filepath = str(save_to)
+        return ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+
+    running = session(optimised if optimised.exists() else model)
+    feeds = {spec.name: a.numpy() for spec, a in zip(running.get_inputs(), args, strict=True)}
+    settings = {
+        "exporter": exporter, "optimisation": "ORT_ENABLE_ALL", "intra_op_threads": context.threads,
+        "provider": "CPUExecutionProvider", **_versions("onnxruntime", "onnx"),
+    }  # fmt: skip
+
+    def keep() -> None:
+        session(model, save_to=optimised)
+
+    return Ready(running.run, (None, feeds), settings, _from_arrays, keep)
+
+
+def _from_arrays(arrays: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(a) for a in arrays)
+
+
+def _openvino_model(target: Target, args: tuple[Tensor, ...]) -> tuple[Any, str]:
+    """An OpenVINO model with static shapes from `target`, and which of OpenVINO's two PyTorch front doors made it."""
+    ov = importlib.import_module("openvino")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            exported = torch.export.export(as_module(target), args)
+            return ov.convert_model(exported), "torch.export"
+        except Exception as first:
+            try:
+                shapes = [list(a.shape) for a in args]
+                return ov.convert_model(as_module(target), example_input=args, input=shapes), "torch.jit.trace"
+            except Exception:
+                raise first from None
+
+
+def prepare_openvino(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
+    """OpenVINO's CPU plugin, latency hint, precision pinned; kept as its IR and its own compiled-model cache."""
+    ov = importlib.import_module("openvino")
+    path = context.cache_dir / "model.xml"
+    core = ov.Core()
+    if path.exists():
+        model, frontend = core.read_model(path), "kept file"
+    else:
+        model, frontend = _openvino_model(target, args)
+    properties = {
+        "INFERENCE_PRECISION_HINT": context.dtype, "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": context.threads, "NUM_STREAMS": 1, "CACHE_DIR": str(context.cache_dir / "blobs"),
+    }  # fmt: skip
+    request = core.compile_model(model, "CPU", properties).create_infer_request()
+    call = functools.partial(request.infer, share_inputs=True, share_outputs=True)
+    inputs = [_openvino_tensor(a) for a in args]
+    settings = {**properties, "CACHE_DIR": "(own)", "frontend": frontend, **_versions("openvino")}
+
+    def outputs(result: Any) -> tuple[Tensor, ...]:
+        return tuple(_from_openvino(tensor) for tensor in request.output_tensors)
+
+    return Ready(call, (inputs,), settings, outputs, lambda: ov.save_model(model, path, compress_to_fp16=False))
+
+
+def _openvino_tensor(tensor: Tensor) -> Any:
+    """`tensor` as OpenVINO's, bf16 (which numpy lacks) through its bits."""
+    ov = importlib.import_module("openvino")
+    if tensor.dtype is torch.bfloat16:
+        return ov.Tensor(tensor.view(torch.int16).numpy(), list(tensor.shape), ov.Type.bf16)
+    return ov.Tensor(tensor.numpy())
+
+
+def _from_openvino(tensor: Any) -> Tensor:
+    """A copy of an OpenVINO tensor."""
+    if tensor.element_type.get_type_name() == "bf16":
+        bits = torch.frombuffer(bytearray(bytes(tensor.bytes_data)), dtype=torch.bfloat16)
+        return bits.reshape(tuple(tensor.shape))
+    return torch.from_numpy(tensor.data.copy())
+
+
+def prepare_smelt(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
+    """`smelt.compile` with its defaults; its machine code is kept in the cache directory."""
+    options = {"cache_dir": str(context.cache_dir)}
+    return Ready(getattr(smelt, _COMPILE)(target, options=options), args, {"options": "defaults"})
+
+
+_FREEZING: dict[str, Any] = {"freezing": True}
+_MAX_AUTOTUNE: dict[str, Any] = {"freezing": True, "max_autotune": True}
+
+
+def _inductor(name: str, summary: str, options: dict[str, Any]) -> System:
+    return System(
+        name,
+        summary,
+        functools.partial(prepare_inductor, options=options),
+        modules=inductor.MODULES,
+        forget=inductor.forget,
+    )
+
+
+def _registry() -> tuple[System, ...]:
+    """All systems, eager first; Smelt itself as soon as this version of it can compile."""
+    ours = (System("smelt", "smelt.compile, defaults", prepare_smelt),) if hasattr(smelt, _COMPILE) else ()
+    return (
+        System("eager", "PyTorch as it is; every ratio is to it", prepare_eager),
+        *ours,
+        System("jit", "TorchScript: torch.jit.trace, frozen", prepare_jit),
+        _inductor("inductor", "torch.compile, defaults", {}),
+        _inductor("inductor-freezing", "torch.compile with frozen, pre-packed weights", _FREEZING),
+        _inductor("inductor-max", "torch.compile, frozen and max-autotuned", _MAX_AUTOTUNE),
+        System(
+            "onnxruntime",
+            "ONNX Runtime, all graph optimisations",
+            prepare_onnxruntime,
+            packages=("onnxruntime", "onnx", "onnxscript"),
+            modules=("onnxruntime", "onnx", "onnxscript", "torch.onnx"),
+        ),
+        System(
+            "openvino",
+            "OpenVINO, latency hint, precision pinned",
+            prepare_openvino,
+            packages=("openvino",),
+            modules=("openvino", "torch.export"),
+        ),
+    )
+
+
+def systems() -> tuple[System, ...]:
+    """Every known system in the order of the report. Read at call time: `smelt` is only complete once imported."""
+    return _registry()

@@ -1,0 +1,40 @@
+"""The `smelt` program: the list of commands, and what an error looks like at the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from smelt.cli.bench import bench
+from smelt.cli.demo import demo
+from smelt.diag import SmeltError
+
+_COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (("demo", demo), ("bench", bench))
+"""Name and function of every command, in the order of `smelt --help`."""
+
+
+def _root() -> None:
+    """Melt a PyTorch program down to one readable graph and run it as native code."""
+
+
+def _build_app() -> typer.Typer:
+    built = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
+    built.callback()(_root)
+    for name, function in _COMMANDS:
+        built.command(name)(function)
+    return built
+
+
+app = _build_app()
+
+
+def main() -> None:
+    """The console entry. Exit codes: 0 done, 1 an error of Smelt's catalogue, 2 wrong usage, 130 interrupted."""
+    try:
+        app()
+    except SmeltError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,192 @@
+"""`smelt bench`: Smelt and its peers on the same models."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from smelt.bench import report
+from smelt.bench import rows as rows_
+from smelt.bench.measure import Plan
+from smelt.bench.models import MODELS
+from smelt.bench.rows import Row
+from smelt.bench.suite import EAGER, Suite, Watch, run
+from smelt.bench.systems import DTYPES, systems
+
+_MODEL_NAMES = tuple(m.name for m in MODELS)
+_QUICK_PLAN = Plan(repeats=5, sample_ms=0.3, budget_s=10.0, blocks=False)
+
+
+def _names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """A comma-separated list of known names, "all" for every one.
+
+    Raises: typer.BadParameter, which lists the known names.
+    """
+    if text.strip() == "all":
+        return tuple(known)
+    names = tuple(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
+    unknown = [n for n in names if n not in known]
+    if unknown or not names:
+        problem = f"unknown {what} {', '.join(map(repr, unknown))}" if unknown else f"no {what} is named"
+        raise typer.BadParameter(f"{problem}; known are: {', '.join(known)}")
+    return names
+
+
+def _models_help() -> str:
+    """The models, one line each, for the help text."""
+    return "\n".join(f"  {m.name:<16}{m.summary}" for m in MODELS)
+
+
+def bench(
+    models: Annotated[str, typer.Option(help="Which models, comma-separated, or 'all'.")] = "all",
+    peers: Annotated[
+        str, typer.Option(help="Which systems, comma-separated, or 'all'. Eager always runs: ratios are to it.")
+    ] = "all",
+    json: Annotated[Path | None, typer.Option(help="Write the rows to this file, after every model.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot of the speed-ups to this PNG (or SVG, PDF).")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="f32, bf16, or both: f32,bf16. Rows of a dtype only meet their own.")
+    ] = "f32",
+    threads: Annotated[int, typer.Option(min=1, help="Threads that every system may use.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; in each, every system is timed once.")] = 30,
+    budget: Annotated[
+        float, typer.Option(min=0.1, help="Seconds of timing per system and model, then it stops.")
+    ] = 60.0,
+    prepare_budget: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that one compile, or one start-up process, may take.")
+    ] = 300.0,
+    cold: Annotated[
+        bool, typer.Option(help="Measure first results in fresh processes (most of the total time).")
+    ] = True,
+    skip_cold: Annotated[str, typer.Option(help="Systems whose start-up is not measured, comma-separated.")] = "",
+    one_thread: Annotated[bool, typer.Option(help="Also prepare and time every system with one thread.")] = True,
+    blocks: Annotated[bool, typer.Option(help="Also time each system alone, as `blocks_ms` in the JSON.")] = True,
+    quick: Annotated[bool, typer.Option(help="Few short rounds, no start-ups, no one-thread column.")] = False,
+    update: Annotated[
+        bool, typer.Option(help="Keep the rows of an existing --json that are not measured now.")
+    ] = False,
+) -> None:
+    names = [s.name for s in systems()]
+    chosen_models = _checked("--models", models, _MODEL_NAMES, "model")
+    chosen = {EAGER, *_checked("--peers", peers, names, "system")}
+    dtypes = _checked("--dtype", dtype, tuple(DTYPES), "dtype")
+    warm_only = set(_checked("--skip-cold", skip_cold, names, "system")) if skip_cold else set()
+    kept = _existing_rows(json) if update and json is not None else []
+    suite = Suite(
+        models=tuple(m for m in MODELS if m.name in chosen_models),
+        systems=tuple(s for s in systems() if s.name in chosen),
+        dtypes=dtypes,
+        threads=threads,
+        plan=_QUICK_PLAN if quick else Plan(repeats=repeats, budget_s=budget, blocks=blocks),
+        cold=frozenset(chosen - warm_only if cold and not quick else ()),
+        one_thread=one_thread and not quick and threads > 1,
+        prepare_budget_s=prepare_budget,
+    )
+    _run_and_report(suite, kept, json, plot)
+
+
+bench.__doc__ = f"""Time Smelt and its peers on the same models, beside the machine's floors.
+
+Every system runs at its best settings for the latency of one call (they
+are written into the JSON), warmed up, in rounds where the systems take
+turns, so that a busy machine slows all alike: trust the ratios within a
+model, not the milliseconds. Outputs are compared with eager's and with a
+float64 run. First results are measured in fresh processes, with empty
+caches and then again with what the first left behind. A system that fails
+gets a row that says why.
+
+Two more rows per model say how fast this machine could be: gemm-library,
+its matrix products and convolutions alone as library calls on packed
+weights, and fma-floor, their operations at the measured peak of fused
+multiply-adds. Programs without products get a copy-floor instead.
+
+\b
+Models:
+{_models_help()}
+
+\b
+Systems:
+{chr(10).join(f"  {s.name:<18}{s.summary}" for s in systems())}
+
+\b
+Examples:
+  smelt bench --quick --models lerp200,lstm
+      a first look, in seconds
+  smelt bench --models bert --peers inductor,openvino --json b.json --plot b.png
+      one model against two peers, start-ups included
+  smelt bench --json all.json --plot all.png --skip-cold inductor-max
+      everything (an hour or more)
+  smelt bench --models mlp --dtype f32,bf16 --no-cold
+      f32 and bf16 rows, kept apart
+  smelt bench --models gpt2 --json all.json --update
+      measure one model again and keep the other rows of the file
+"""
+
+
+def _checked(option: str, text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """`_names` with the option's name in the message."""
+    try:
+        return _names(text, known, what)
+    except typer.BadParameter as error:
+        error.param_hint = option
+        raise
+
+
+def _existing_rows(path: Path) -> list[Row]:
+    """The rows of an earlier run, none where there is no file yet."""
+    if not path.exists():
+        return []
+    try:
+        return rows_.read(path)
+    except (OSError, ValueError, TypeError) as error:
+        raise typer.BadParameter(str(error), param_hint="--json") from None
+
+
+def _run_and_report(suite: Suite, kept: list[Row], json: Path | None, plot: Path | None) -> None:
+    """Run with a progress bar, keep the JSON up to date, then show the table and draw the plot.
+
+    An interrupt keeps what is complete and exits with 130.
+    """
+    console, log = Console(), Console(file=sys.stderr)
+    rows: list[Row] = []
+    interrupted = False
+    per_model = suite.steps_per_model()
+    total = per_model * len(suite.models) * len(suite.dtypes)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=log, redirect_stdout=False, redirect_stderr=False) as progress:
+        task = progress.add_task("starting", total=total)
+
+        def step(text: str) -> None:
+            progress.update(task, description=text, advance=1)
+
+        try:
+            for done, of_model in enumerate(run(suite, Watch(step)), start=1):
+                rows.extend(of_model)
+                progress.update(task, completed=done * per_model)
+                if json is not None:
+                    rows_.write(rows_.merge(kept, rows), json)
+        except KeyboardInterrupt:
+            interrupted = True
+    wide = console if console.is_terminal else Console(width=170)
+    wide.print(report.table(rows))
+    _finish(rows_.merge(kept, rows), json, plot, log)
+    if interrupted:
+        log.print("[yellow]interrupted[/yellow]: models that were complete are kept")
+        raise typer.Exit(130)
+
+
+def _finish(rows: list[Row], json: Path | None, plot: Path | None, log: Console) -> None:
+    """Say where the files are."""
+    write = functools.partial(log.print, highlight=False)
+    if json is not None and rows:
+        write(f"rows: {json}")
+    if plot is not None:
+        problem = report.plot(rows, plot)
+        write(f"plot: {plot}" if not problem else f"[yellow]no plot[/yellow]: {problem}")
