@@ -105,7 +105,7 @@ def pack_convolution(
     Raises: nothing; a refusal of the library is None.
     """
     reorder = _operator("mkldnn", "_reorder_convolution_weight")
-    if reorder is None or not shim.has(CONVOLUTION) or not _packs(weight) or weight.dim() not in (3, 4, 5):
+    if reorder is None or not shim.has(CONVOLUTION) or not _packs(weight) or weight.dim() not in (4, 5):
         return None
     with torch.inference_mode(False), torch.no_grad():
         try:

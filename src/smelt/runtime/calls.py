@@ -234,14 +234,15 @@ def packed_convolution(
     """dst = post(convolution) by oneDNN with a weight from `mkldnn.pack_convolution`; stride, padding, dilation per
     axis.
 
-    With `other`, dst = post(convolution + other). The result is channels-last if x is, else contiguous: check it.
+    With `other`, dst = post(convolution + other). For two and three axes; the result is always channels-last.
     """
     window = (*_list(padding), *_list(stride), *_list(dilation), groups)
 
+    layout = torch.channels_last if len(stride) == 2 else torch.channels_last_3d
+
     def plain(inp: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return torch.convolution(
-            inp, _plain(w), b, list(stride), list(padding), list(dilation), False, [0] * len(stride), groups
-        )
+        shape = (list(stride), list(padding), list(dilation), False, [0] * len(stride), groups)
+        return torch.convolution(inp, _plain(w), b, *shape).contiguous(memory_format=layout)
 
     if other is None:
         return Call(

@@ -103,7 +103,7 @@ class _PythonSteps:
             step: PyCall = self._steps[index]
             found = results_of(step, step.fn(*[self._tensor(frame, slot) for slot in step.args]))
             for slot, tensor in zip(step.outs, found, strict=True):
-                frame.view[self._cell_of[slot]] = self._bridge.own(tensor)
+                frame.view[self._cell_of[slot]] = 0 if tensor is None else self._bridge.own(tensor)
         except BaseException as error:
             frame.error = error
             return 1

@@ -67,7 +67,8 @@ def results_of(step: PyCall, result: Any) -> Sequence[Any]:
     if not isinstance(found, list | tuple) or len(found) != len(step.outs):
         raise InternalError(f"a Python step returned {type(result).__name__} for {len(step.outs)} tensors")
     for value in found:
-        if not isinstance(value, torch.Tensor):
+        # None is an undefined tensor, as some operators return in the place of a result they did not make.
+        if value is not None and not isinstance(value, torch.Tensor):
             raise InternalError(f"a Python step returned {type(value).__name__} in the place of a tensor")
     return found
 
