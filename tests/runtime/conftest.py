@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -34,5 +34,10 @@ def runner(request: pytest.FixtureRequest, machine_code: bytes) -> Runner:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _calm() -> Iterator[None]:
+    """A seed, and one thread: with several, a busy machine makes every small product wait for a scheduler slice."""
     torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
