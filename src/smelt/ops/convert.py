@@ -83,10 +83,12 @@ def from_torch(obj: Any) -> Arg:
 
 def _plain(obj: Any) -> Arg:
     """Subclasses of the scalar types (enum members, numpy's float64) as the plain scalar."""
+    plain: Arg = obj
     for kind in (bool, int, float, complex, str):
-        if isinstance(obj, kind):
-            return obj if type(obj) is kind else kind(obj)
-    return obj  # type: ignore[no-any-return]
+        if isinstance(obj, kind) and type(obj) is not kind:
+            plain = kind(obj)  # type: ignore[arg-type]
+            break
+    return plain
 
 
 def type_of(tensor: torch.Tensor) -> TensorType:
@@ -117,7 +119,7 @@ def constant_of(tensor: torch.Tensor) -> tuple[tuple[Arg, ...], tuple[str, torch
     digest = hashlib.sha256(f"{kind}\n".encode())
     digest.update(_bytes(tensor))
     name = f"sha256:{digest.hexdigest()}"
-    return (name,), (name, _private_copy(tensor))
+    return (name,), (name, strided_copy(tensor))
 
 
 def tensor_of_literal(literal: Arg, type_: TensorType) -> torch.Tensor:
@@ -153,11 +155,12 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
-def _private_copy(tensor: torch.Tensor) -> torch.Tensor:
+def strided_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same sizes and strides that shares no memory, overlapping elements included."""
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.numel() == 0:
         return tensor.clone()
+    # One run of memory over all the places, so that elements which share a place still do.
     extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     memory = tensor.as_strided((extent,), (1,)).clone()
     return memory.as_strided(tensor.shape, tensor.stride())

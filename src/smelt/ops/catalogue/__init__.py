@@ -1,0 +1,35 @@
+"""The catalogue: one record per operator that Smelt knows more of than torch's registry says.
+
+Invariant: an explicit tuple; nothing registers itself. Every overload that is not here works through the registry.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from smelt.ops.catalogue.creation import CREATION
+from smelt.ops.catalogue.indexing import INDEXING
+from smelt.ops.catalogue.nn import NN
+from smelt.ops.catalogue.pointwise import POINTWISE
+from smelt.ops.catalogue.products import PRODUCTS
+from smelt.ops.catalogue.reductions import REDUCTIONS
+from smelt.ops.catalogue.synonyms import SYNONYMS
+from smelt.ops.catalogue.views import VIEWS
+from smelt.ops.record import OpRecord
+
+CATALOGUE: tuple[OpRecord, ...] = (
+    *POINTWISE,
+    *REDUCTIONS,
+    *VIEWS,
+    *INDEXING,
+    *CREATION,
+    *PRODUCTS,
+    *NN,
+    *SYNONYMS,
+)
+_BY_NAME = MappingProxyType({record.name: record for record in CATALOGUE})
+
+
+def record_of(op: str) -> OpRecord | None:
+    """What the catalogue says of an overload, or None."""
+    return _BY_NAME.get(op)

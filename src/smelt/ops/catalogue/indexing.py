@@ -1,0 +1,192 @@
+"""Gathering, scattering, joining, padding, and operators whose result sizes depend on data."""
+
+from __future__ import annotations
+
+import torch
+
+from smelt.ir import UNKNOWN_DIM, Arg, DType, TensorType, Type, Value
+from smelt.ops.record import Call, Emitter, OpRecord, Samples, sample, tensor_type
+from smelt.ops.samples import bools, fixed, floats, ints, strided
+
+_INDEX = torch.tensor([2, 0, 2])
+_GRID = torch.tensor([[0, 1, 2, 0], [2, 0, 1, 1]])
+
+
+def _lower_stack(b: Emitter, call: Call) -> Arg:
+    rank = (tensor_type(call["tensors"][0]).rank or 0) + 1
+    dim = call["dim"] % rank
+    return b.call("aten.cat.default", tuple(b.call("aten.unsqueeze.default", t, dim) for t in call["tensors"]), dim)
+
+
+def _lower_copy(b: Emitter, call: Call) -> Arg | None:
+    """A copy of the source in the type of the first operand: the source itself, cloned, where types agree."""
+    target, source = call["self"], call["src"]
+    if not isinstance(source, Value) or tensor_type(target) != tensor_type(source):
+        return None
+    kind = tensor_type(source)
+    return b.call("aten.clone.default", source) if kind.strides is None and kind.is_static else None
+
+
+def _nonzero_type(call: Call) -> tuple[Type, ...]:
+    kind = tensor_type(call["self"])
+    return (TensorType(DType.I64, (UNKNOWN_DIM, kind.rank or 0), (1, UNKNOWN_DIM), kind.device),)
+
+
+def _masked_type(call: Call) -> tuple[Type, ...]:
+    kind = tensor_type(call["self"])
+    return (TensorType(kind.dtype, (UNKNOWN_DIM,), None, kind.device),)
+
+
+def _pads() -> Samples:
+    return fixed(
+        lambda: [
+            sample(floats(2, 3), [1, 2]),
+            sample(floats(2, 3), [0, 1, 1, 0], 2.0),
+            sample(strided(2, 3), [-1, 1]),
+            sample(floats(2, 3), [0, 0]),
+            sample(ints(3), [1, 1], 7),
+        ]
+    )
+
+
+INDEXING: tuple[OpRecord, ...] = (
+    OpRecord(
+        "aten.index_select.default",
+        "torch.index_select",
+        fixed(lambda: [sample(floats(3, 4), 0, _INDEX), sample(strided(4, 3), 1, _INDEX)]),
+        may_throw=True,
+    ),
+    OpRecord(
+        "aten.gather.default",
+        "torch.gather",
+        fixed(lambda: [sample(floats(3, 4), 0, _GRID), sample(strided(3, 4), 0, _GRID)]),
+        may_throw=True,
+    ),
+    OpRecord(
+        "aten.scatter.src",
+        "torch.scatter",
+        fixed(lambda: [sample(floats(3, 4), 0, _GRID, floats(2, 4, seed=1))]),
+        may_throw=True,
+    ),
+    OpRecord(
+        "aten.scatter.value", "torch.scatter", fixed(lambda: [sample(floats(3, 4), 0, _GRID, 1.5)]), may_throw=True
+    ),
+    OpRecord(
+        "aten.index.Tensor",
+        "torch.ops.aten.index",
+        fixed(
+            lambda: [
+                sample(floats(3, 4), [_INDEX]),
+                sample(floats(3, 4), [None, _INDEX]),
+                sample(strided(3, 4), [_INDEX, _INDEX]),
+            ]
+        ),
+        may_throw=True,
+    ),
+    OpRecord(
+        "aten.index_put.default",
+        "torch.index_put",
+        fixed(
+            lambda: [
+                sample(floats(3, 4), [torch.tensor([2, 0])], floats(4)),
+                sample(floats(3, 4), [_INDEX], floats(4), True),
+            ]
+        ),
+        may_throw=True,
+    ),
+    OpRecord(
+        "aten.index_add.default",
+        "torch.index_add",
+        fixed(lambda: [sample(floats(3, 4), 0, _INDEX, floats(3, 4, seed=1))]),
+        may_throw=True,
+    ),
+    OpRecord(
+        "aten.embedding.default",
+        "torch.ops.aten.embedding",
+        fixed(
+            lambda: [
+                sample(floats(5, 4), ints(2, 3, low=0, high=5)),
+                sample(floats(5, 4), torch.tensor(3)),
+                sample(floats(5, 4), ints(3, low=0, high=5, dtype=torch.int32), 0),
+            ]
+        ),
+        may_throw=True,
+    ),
+    OpRecord(
+        "aten.cat.default",
+        "torch.cat",
+        fixed(
+            lambda: [
+                sample([floats(2, 3), floats(1, 3)]),
+                sample([floats(2, 3), strided(2, 2)], 1),
+                sample([floats(2), ints(3)]),
+                sample([torch.empty(0), floats(2, 3)]),
+            ]
+        ),
+    ),
+    OpRecord(
+        "aten.stack.default",
+        "torch.stack",
+        fixed(lambda: [sample([floats(2, 3), floats(2, 3, seed=1)]), sample([floats(2), ints(2)], -1)]),
+        lower=_lower_stack,
+        exact=True,
+    ),
+    OpRecord("aten.constant_pad_nd.default", "torch.constant_pad_nd", _pads()),
+    OpRecord(
+        "aten.repeat.default",
+        "torch.Tensor.repeat",
+        fixed(lambda: [sample(floats(2, 3), [2, 1]), sample(floats(3), [2, 2])]),
+    ),
+    OpRecord(
+        "aten.flip.default", "torch.flip", fixed(lambda: [sample(floats(2, 3), [1]), sample(strided(2, 3), [0, 1])])
+    ),
+    OpRecord(
+        "aten.roll.default", "torch.roll", fixed(lambda: [sample(floats(2, 3), [1], [1]), sample(floats(4), [2])])
+    ),
+    OpRecord("aten.repeat_interleave.self_int", "torch.repeat_interleave", fixed(lambda: [sample(floats(2, 3), 2, 1)])),
+    OpRecord(
+        "aten.select_scatter.default",
+        "torch.select_scatter",
+        fixed(lambda: [sample(floats(3, 4), floats(4), 0, 1), sample(strided(3, 4), floats(3), -1, -1)]),
+    ),
+    OpRecord(
+        "aten.slice_scatter.default",
+        "torch.slice_scatter",
+        fixed(lambda: [sample(floats(3, 4), floats(2, 4), 0, 1), sample(strided(3, 4), floats(3, 2), 1, 0, 4, 2)]),
+    ),
+    OpRecord(
+        "aten.diagonal_scatter.default", "torch.diagonal_scatter", fixed(lambda: [sample(floats(3, 4), floats(3))])
+    ),
+    OpRecord(
+        "aten.as_strided_scatter.default",
+        "torch.as_strided_scatter",
+        fixed(lambda: [sample(floats(3, 4), floats(2, 2), [2, 2], [4, 1], 1)]),
+    ),
+    OpRecord(
+        "aten.copy.default",
+        "torch.ops.aten.copy",
+        fixed(
+            lambda: [
+                sample(floats(3, 4), floats(3, 4, seed=1)),
+                sample(strided(3, 4), floats(4)),
+                sample(ints(3), floats(3)),
+            ]
+        ),
+        lower=_lower_copy,
+        exact=True,
+    ),
+    OpRecord("aten.tril.default", "torch.tril", fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4), 1)])),
+    OpRecord("aten.triu.default", "torch.triu", fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4), -1)])),
+    OpRecord(
+        "aten.nonzero.default",
+        "torch.nonzero",
+        fixed(lambda: [sample(ints(3, 4, low=0, high=2))]),
+        result=_nonzero_type,
+    ),
+    OpRecord(
+        "aten.masked_select.default",
+        "torch.masked_select",
+        fixed(lambda: [sample(floats(3, 4), bools(3, 4))]),
+        result=_masked_type,
+    ),
+)

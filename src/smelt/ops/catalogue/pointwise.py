@@ -1,0 +1,356 @@
+"""Element by element: arithmetic, comparisons, activations, selection. NaN, -0.0 and promotion are torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from smelt.ir import Arg
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Samples, sample, tensor_type
+from smelt.ops.samples import (
+    all_operands,
+    arithmetic,
+    binary,
+    binary_float,
+    binary_ints,
+    bools,
+    each,
+    fixed,
+    float_operands,
+    floats,
+    ints,
+    positives,
+    special,
+    strided,
+    unary,
+    unary_float,
+    unary_ints,
+    with_number,
+)
+
+
+def _unary(name: str, samples: Samples = unary, oracle: str = "", **more: object) -> OpRecord:
+    return OpRecord(f"aten.{name}.default", oracle or f"torch.{name}", samples, **more)  # type: ignore[arg-type]
+
+
+def _binary(name: str, overload: str = "Tensor", samples: Samples = binary, **more: object) -> OpRecord:
+    return OpRecord(f"aten.{name}.{overload}", f"torch.{name}", samples, **more)  # type: ignore[arg-type]
+
+
+# --- lowerings
+
+
+def _lower_square(b: Emitter, call: Call) -> Arg:
+    return b.call("aten.pow.Tensor_Scalar", call["self"], 2)
+
+
+def _lower_silu(b: Emitter, call: Call) -> Arg:
+    return b.call("aten.mul.Tensor", call["self"], b.call("aten.sigmoid.default", call["self"]))
+
+
+def _lower_relu6(b: Emitter, call: Call) -> Arg:
+    return b.call("aten.hardtanh.default", call["self"], 0.0, 6.0)
+
+
+def _lower_log_sigmoid(b: Emitter, call: Call) -> Arg:
+    x = call["self"]
+    negated = b.call("aten.neg.default", b.call("aten.abs.default", x))
+    return b.call(
+        "aten.sub.Tensor",
+        b.call("aten.clamp.default", x, None, 0),
+        b.call("aten.log1p.default", b.call("aten.exp.default", negated)),
+    )
+
+
+def _lower_softplus(b: Emitter, call: Call) -> Arg:
+    x, beta, threshold = call["self"], call["beta"], call["threshold"]
+    scaled = b.call("aten.mul.Tensor", x, beta)
+    soft = b.call("aten.div.Tensor", b.call("aten.log1p.default", b.call("aten.exp.default", scaled)), beta)
+    return b.call("aten.where.self", b.call("aten.gt.Scalar", scaled, threshold), x, soft)
+
+
+def _lower_mish(b: Emitter, call: Call) -> Arg:
+    return b.call(
+        "aten.mul.Tensor", call["self"], b.call("aten.tanh.default", b.call("aten.softplus.default", call["self"]))
+    )
+
+
+def _lower_hardswish(b: Emitter, call: Call) -> Arg:
+    x = call["self"]
+    inner = b.call("aten.clamp.default", b.call("aten.add.Tensor", x, 3), 0, 6)
+    return b.call("aten.div.Tensor", b.call("aten.mul.Tensor", x, inner), 6)
+
+
+def _lower_hardsigmoid(b: Emitter, call: Call) -> Arg:
+    inner = b.call("aten.clamp.default", b.call("aten.add.Tensor", call["self"], 3), 0, 6)
+    return b.call("aten.div.Tensor", inner, 6)
+
+
+def _lower_leaky_relu(b: Emitter, call: Call) -> Arg:
+    x = call["self"]
+    scaled = b.call("aten.mul.Tensor", x, call["negative_slope"])
+    return b.call("aten.where.self", b.call("aten.gt.Scalar", x, 0), x, scaled)
+
+
+def _lower_lerp(b: Emitter, call: Call) -> Arg:
+    start, end, weight = call["self"], call["end"], call["weight"]
+    return b.call("aten.add.Tensor", start, b.call("aten.mul.Tensor", b.call("aten.sub.Tensor", end, start), weight))
+
+
+def _lower_addcmul(b: Emitter, call: Call) -> Arg:
+    product = b.call("aten.mul.Tensor", call["tensor1"], call["tensor2"])
+    return b.call("aten.add.Tensor", call["self"], product, alpha=call["value"])
+
+
+def _lower_addcdiv(b: Emitter, call: Call) -> Arg:
+    quotient = b.call("aten.div.Tensor", call["tensor1"], call["tensor2"])
+    return b.call("aten.add.Tensor", call["self"], quotient, alpha=call["value"])
+
+
+def _scalar_as_tensor(op: str) -> Lowering:
+    """`aten.add.Scalar(x, 2)` is `aten.add.Tensor(x, 2)`, which takes a number in the tensor's place."""
+
+    def lower(b: Emitter, call: Call) -> Arg:
+        alpha = call.get("alpha", 1)
+        kwargs = {} if type(alpha) is int and alpha == 1 else {"alpha": alpha}
+        return b.call(op, call["self"], call["other"], **kwargs)
+
+    return lower
+
+
+def _lower_where_other(b: Emitter, call: Call) -> Arg | None:
+    x, other = call["self"], call["other"]
+    if tensor_type(x).dtype.kind != "float" or type(other) not in (int, float):
+        return None
+    filler = b.call("aten.full.default", (), other, dtype=tensor_type(x).dtype)
+    return b.call("aten.where.self", call["condition"], x, filler)
+
+
+# --- samples
+
+
+def _clamps() -> Iterator[Sample]:
+    for x in all_operands():
+        if x.dtype != torch.bool:
+            yield sample(x, -1, 2)
+            yield sample(x, None, 0.5)
+            yield sample(x, 0)
+
+
+def _wheres() -> Iterator[Sample]:
+    yield sample(bools(3, 4), floats(3, 4), floats(3, 4, seed=1))
+    yield sample(bools(4), strided(3, 4), torch.tensor(0.0))
+    yield sample(bools(3, 1), floats(3, 4), ints(4))
+    yield sample(bools(0, 3), floats(3), floats(0, 3))
+    yield sample(bools(12), special(), torch.tensor(-0.0))
+
+
+def _masks(*values: float) -> Samples:
+    def made() -> Iterator[Sample]:
+        for value in values:
+            yield sample(floats(3, 4), bools(3, 4), value)
+            yield sample(strided(3, 4), bools(4), value)
+            yield sample(floats(2, 1, 4), bools(3, 1), value)
+            yield sample(torch.tensor(1.0), torch.tensor(True), value)
+
+    return made
+
+
+def _ternary() -> Iterator[Sample]:
+    yield sample(floats(3, 4), floats(4, seed=1), positives(3, 1, seed=2))
+    yield sample(floats(3, 4), floats(4, seed=1), positives(3, 1, seed=2), value=0.5)
+    yield sample(strided(3, 4), floats(3, 4, seed=1), positives(4, seed=2))
+    yield sample(special(), floats(12, seed=1), positives(12))
+
+
+def _lerps(tensor_weight: bool) -> Samples:
+    weights = (floats(4, seed=3), torch.tensor(0.25)) if tensor_weight else (0.25, 0.75, 2)
+    return fixed(
+        lambda: [
+            *(sample(floats(3, 4), floats(3, 4, seed=1), w) for w in weights),
+            *(sample(strided(3, 4), floats(3, 4, seed=1), w) for w in weights),
+        ]
+    )
+
+
+_GELU = "arXiv:1606.08415"
+
+
+def _gelus() -> Iterator[Sample]:
+    yield from each(float_operands())
+    yield from each(float_operands(), approximate="tanh")
+
+
+_DIVISIONS = fixed(
+    lambda: [
+        *(
+            sample(x, y, rounding_mode=mode)
+            for mode in ("floor", "trunc", None)
+            for x, y in (
+                (floats(3, 4), positives(4, seed=1)),
+                (ints(3, 4), ints(4, low=1)),
+                (special(), special().flip(0)),
+            )
+        )
+    ]
+)
+_ALPHAS = fixed(
+    lambda: [
+        sample(floats(3, 4), floats(4, seed=1), alpha=2),
+        sample(floats(3, 4), floats(4, seed=1), alpha=0.5),
+        sample(ints(3), ints(3, seed=1), alpha=3),
+    ]
+)
+
+
+def _sums() -> Iterator[Sample]:
+    yield from (s for s in arithmetic() if not all(getattr(a, "dtype", None) == torch.bool for a in s.args))
+    yield from _ALPHAS()
+
+
+def _differences() -> Iterator[Sample]:
+    yield from (s for s in _sums() if all(getattr(a, "dtype", None) != torch.bool for a in s.args))
+
+
+def _tensor_differences() -> Iterator[Sample]:
+    yield from (s for s in _differences() if isinstance(s.args[1], torch.Tensor))
+
+
+_UNARY = (
+    "abs",
+    "neg",
+    "sign",
+    "ceil",
+    "floor",
+    "round",
+    "trunc",
+    "exp",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "sigmoid",
+    "erf",
+    "erfc",
+    "isnan",
+    "logical_not",
+)
+_NOT_BOOL = ("neg", "abs", "ceil", "floor", "round", "trunc")
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def _unary_not_bool() -> Iterator[Sample]:
+    yield from each(x for x in all_operands() if x.dtype != torch.bool)
+
+
+POINTWISE: tuple[OpRecord, ...] = (
+    *(_unary(n, _unary_not_bool if n in _NOT_BOOL else unary) for n in _UNARY),
+    _unary("isfinite"),
+    _unary("isinf"),
+    _unary("frac", unary_float),
+    _unary("square", lower=_lower_square, exact=True),
+    _unary("bitwise_not", unary_ints),
+    _unary("relu", _unary_not_bool, "torch.nn.functional.relu"),
+    _unary("nan_to_num"),
+    _unary("relu6", unary_float, "torch.nn.functional.relu6", lower=_lower_relu6, exact=True),
+    _unary("silu", unary_float, "torch.nn.functional.silu", lower=_lower_silu, source="arXiv:1702.03118"),
+    _unary("gelu", _gelus, "torch.nn.functional.gelu", source=_GELU),
+    _unary("mish", unary_float, "torch.nn.functional.mish", lower=_lower_mish, source="arXiv:1908.08681"),
+    _unary("softplus", unary_float, "torch.nn.functional.softplus", lower=_lower_softplus),
+    _unary("log_sigmoid", unary_float, "torch.nn.functional.logsigmoid", lower=_lower_log_sigmoid),
+    _unary("elu", unary_float, "torch.nn.functional.elu", source="arXiv:1511.07289"),
+    _unary("selu", unary_float, "torch.nn.functional.selu", source="arXiv:1706.02515"),
+    _unary("hardtanh", unary_float, "torch.nn.functional.hardtanh"),
+    _unary(
+        "hardswish", unary_float, "torch.nn.functional.hardswish", lower=_lower_hardswish, source="arXiv:1905.02244"
+    ),
+    _unary("hardsigmoid", unary_float, "torch.nn.functional.hardsigmoid", lower=_lower_hardsigmoid),
+    _unary("leaky_relu", unary_float, "torch.nn.functional.leaky_relu", lower=_lower_leaky_relu),
+    _binary("add", samples=_sums),
+    _binary("sub", samples=_differences),
+    _binary("mul", samples=arithmetic),
+    _binary("div", samples=arithmetic),
+    _binary("pow", "Tensor_Tensor", binary_float),
+    _binary("pow", "Tensor_Scalar", with_number(2, 0.5, 3, -1, operands=unary_float)),
+    OpRecord("aten.pow.Scalar", "torch.pow", fixed(lambda: [sample(2.0, floats(3, 4)), sample(10000.0, floats(4))])),
+    OpRecord("aten.div.Tensor_mode", "torch.div", _DIVISIONS),
+    OpRecord(
+        "aten.add.Scalar", "torch.add", with_number(2, 0.5), lower=_scalar_as_tensor("aten.add.Tensor"), exact=True
+    ),
+    OpRecord(
+        "aten.sub.Scalar",
+        "torch.sub",
+        with_number(2, 0.5, operands=_unary_not_bool),
+        lower=_scalar_as_tensor("aten.sub.Tensor"),
+        exact=True,
+    ),
+    OpRecord(
+        "aten.mul.Scalar", "torch.mul", with_number(2, 0.5), lower=_scalar_as_tensor("aten.mul.Tensor"), exact=True
+    ),
+    OpRecord(
+        "aten.div.Scalar", "torch.div", with_number(2, 0.5), lower=_scalar_as_tensor("aten.div.Tensor"), exact=True
+    ),
+    OpRecord("aten.rsub.Scalar", "torch.rsub", with_number(1, 0.5, operands=_unary_not_bool)),
+    OpRecord("aten.rsub.Tensor", "torch.rsub", _tensor_differences),
+    _binary("floor_divide", "default", fixed(lambda: [sample(ints(4), 2), sample(floats(4), positives(4))])),
+    _binary("remainder", samples=binary_float),
+    OpRecord("aten.remainder.Scalar", "torch.remainder", with_number(3, 2.5, operands=_unary_not_bool)),
+    _binary("fmod", samples=binary_float),
+    _binary("atan2", "default", binary_float),
+    _binary("maximum", "default", binary),
+    _binary("minimum", "default", binary),
+    _binary("fmax", "default", binary_float),
+    _binary("fmin", "default", binary_float),
+    *(_binary(n) for n in _COMPARISONS),
+    *(OpRecord(f"aten.{n}.Scalar", f"torch.{n}", with_number(0, 0.5)) for n in _COMPARISONS),
+    _binary("logical_and", "default"),
+    _binary("logical_or", "default"),
+    _binary("logical_xor", "default"),
+    _binary("bitwise_and", samples=binary_ints),
+    _binary("bitwise_or", samples=binary_ints),
+    _binary("bitwise_xor", samples=binary_ints),
+    OpRecord("aten.clamp.default", "torch.clamp", _clamps),
+    OpRecord(
+        "aten.clamp.Tensor",
+        "torch.clamp",
+        fixed(lambda: [sample(floats(3, 4), floats(4, seed=1)), sample(special(), None, torch.tensor(1.0))]),
+    ),
+    OpRecord("aten.clamp_min.default", "torch.clamp_min", with_number(0, 0.5, operands=_unary_not_bool)),
+    OpRecord("aten.clamp_max.default", "torch.clamp_max", with_number(0, 0.5, operands=_unary_not_bool)),
+    OpRecord("aten.where.self", "torch.where", _wheres),
+    OpRecord(
+        "aten.where.ScalarOther",
+        "torch.where",
+        fixed(lambda: [sample(bools(3, 4), floats(3, 4), 0.0), sample(bools(4), strided(3, 4), -1)]),
+        lower=_lower_where_other,
+        exact=True,
+    ),
+    OpRecord("aten.where.ScalarSelf", "torch.where", fixed(lambda: [sample(bools(3, 4), 0.0, floats(3, 4))])),
+    OpRecord("aten.masked_fill.Scalar", "torch.masked_fill", _masks(0.0, float("-inf"), -1.0)),
+    OpRecord(
+        "aten.masked_fill.Tensor",
+        "torch.masked_fill",
+        fixed(lambda: [sample(floats(3, 4), bools(4), torch.tensor(2.0))]),
+    ),
+    OpRecord("aten.lerp.Scalar", "torch.lerp", _lerps(False), lower=_lower_lerp),
+    OpRecord("aten.lerp.Tensor", "torch.lerp", _lerps(True), lower=_lower_lerp),
+    OpRecord("aten.addcmul.default", "torch.addcmul", _ternary, lower=_lower_addcmul),
+    OpRecord("aten.addcdiv.default", "torch.addcdiv", _ternary, lower=_lower_addcdiv),
+)

@@ -1,0 +1,166 @@
+"""Matrix products, convolutions and attention: the operators that backends run whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from smelt.ir import Arg, Type
+from smelt.ops.convert import dummy_of
+from smelt.ops.record import Call, Emitter, OpRecord, Sample, sample, tensor_type
+from smelt.ops.samples import fixed, floats, strided
+
+
+def _lower_matmul(b: Emitter, call: Call) -> Arg | None:
+    left, right = tensor_type(call["self"]), tensor_type(call["other"])
+    if left.rank == 2 and right.rank == 2:
+        return b.call("aten.mm.default", call["self"], call["other"])
+    if left.rank == 3 and right.rank == 3 and left.sizes[0] == right.sizes[0] > 1:
+        return b.call("aten.bmm.default", call["self"], call["other"])
+    return None
+
+
+def _lower_linear(b: Emitter, call: Call) -> Arg | None:
+    x = tensor_type(call["input"])
+    if x.rank != 2 or tensor_type(call["weight"]).rank != 2:
+        return None
+    product = b.call("aten.mm.default", call["input"], b.call("aten.t.default", call["weight"]))
+    return product if call["bias"] is None else b.call("aten.add.Tensor", product, call["bias"])
+
+
+def _attention_draws(call: Call) -> bool:
+    return not (type(call["dropout_p"]) in (int, float) and call["dropout_p"] == 0)
+
+
+def _attention_type(call: Call) -> tuple[Type, ...] | None:
+    """Strides as the kernel that torch chooses here leaves them: asked of torch on memory that is never touched."""
+    query, key, value = (tensor_type(call[n]) for n in ("query", "key", "value"))
+    mask = tensor_type(call["attn_mask"]) if call["attn_mask"] is not None else None
+    types = [query, key, value, *([mask] if mask is not None else [])]
+    if query.device != "cpu" or any(not t.is_static for t in types) or query.rank != 4:
+        return None
+    choose = getattr(torch.ops.aten, "_fused_sdp_choice", None)
+    if choose is None or call["enable_gqa"] or not isinstance(call["dropout_p"], (int, float)):
+        return None
+    tensors = [dummy_of(t) for t in types]
+    with torch.no_grad():
+        choice = choose(
+            *tensors[:3],
+            tensors[3] if mask is not None else None,
+            call["dropout_p"],
+            call["is_causal"],
+            scale=call["scale"],
+        )
+    if choice != 1:
+        return None
+    batch, heads, rows, _ = query.sizes
+    width = value.sizes[-1]
+    strides = (rows * heads * width, width, heads * width, 1)
+    return (query.of(query.dtype, (batch, heads, rows, width), strides, query.device),)
+
+
+def _attentions() -> Iterator[Sample]:
+    q, k, v = floats(2, 3, 5, 4), floats(2, 3, 7, 4, seed=1), floats(2, 3, 7, 4, seed=2)
+    yield sample(q, k, v)
+    yield sample(q, k, v, scale=0.3)
+    yield sample(q, k, v, floats(1, 1, 5, 7, seed=3))
+    yield sample(q, k, v, floats(2, 1, 1, 7, seed=3) > -1)
+    yield sample(q, q, q, is_causal=True)
+    yield sample(*(floats(2, 5, 3, 4, seed=s).transpose(1, 2) for s in range(3)))
+    yield sample(*(floats(2, 3, 5, 4, seed=s, dtype=torch.bfloat16) for s in range(3)))
+    yield sample(floats(2, 5, 4), floats(2, 7, 4), floats(2, 7, 4))
+    yield sample(floats(2, 4, 5, 4), floats(2, 2, 5, 4), floats(2, 2, 5, 4, seed=1), enable_gqa=True)
+
+
+def _linears() -> Iterator[Sample]:
+    for x in (
+        floats(5, 4),
+        strided(5, 4),
+        floats(2, 5, 4),
+        floats(4),
+        torch.empty(0, 4),
+        floats(5, 4, dtype=torch.float64),
+    ):
+        weight, bias = floats(3, 4, seed=1, dtype=x.dtype), floats(3, seed=2, dtype=x.dtype)
+        yield sample(x, weight)
+        yield sample(x, weight, bias)
+    yield sample(floats(5, 4), strided(3, 4), floats(3))
+
+
+def _matmuls() -> Iterator[Sample]:
+    yield sample(floats(3, 4), floats(4, 5, seed=1))
+    yield sample(strided(3, 4), strided(4, 5, seed=1))
+    yield sample(floats(2, 3, 4), floats(2, 4, 5, seed=1))
+    yield sample(floats(2, 3, 4), floats(4, 5, seed=1))
+    yield sample(floats(2, 3, 6, 4), floats(2, 3, 4, 5, seed=1))
+    yield sample(floats(4), floats(4, seed=1))
+    yield sample(floats(3, 4), floats(4, seed=1))
+    yield sample(floats(0, 4), floats(4, 5, seed=1))
+    yield sample(floats(3, 0), floats(0, 5, seed=1))
+
+
+def _convolutions() -> Iterator[Sample]:
+    weight, bias = floats(4, 3, 3, 3, seed=1), floats(4, seed=2)
+    yield sample(floats(2, 3, 8, 8), weight)
+    yield sample(floats(2, 3, 8, 8), weight, bias, [2, 2], [1, 1])
+    yield sample(floats(1, 3, 8, 8), weight, bias, [1, 1], [2, 2], [2, 2])
+    yield sample(floats(1, 4, 8, 8), floats(4, 1, 3, 3), None, [1, 1], [1, 1], [1, 1], 4)
+    yield sample(floats(2, 3, 8, 8).to(memory_format=torch.channels_last), weight, bias)
+    yield sample(floats(3, 8, 8), weight)
+
+
+_M, _N, _K = 3, 5, 4
+PRODUCTS: tuple[OpRecord, ...] = (
+    OpRecord("aten.linear.default", "torch.nn.functional.linear", _linears, lower=_lower_linear),
+    OpRecord("aten.matmul.default", "torch.matmul", _matmuls, lower=_lower_matmul, exact=True),
+    OpRecord(
+        "aten.mm.default",
+        "torch.mm",
+        fixed(lambda: [sample(floats(_M, _K), floats(_K, _N)), sample(strided(_M, _K), floats(_N, _K).t())]),
+    ),
+    OpRecord("aten.bmm.default", "torch.bmm", fixed(lambda: [sample(floats(2, _M, _K), floats(2, _K, _N))])),
+    OpRecord("aten.mv.default", "torch.mv", fixed(lambda: [sample(floats(_M, _K), floats(_K))])),
+    OpRecord("aten.dot.default", "torch.dot", fixed(lambda: [sample(floats(_K), floats(_K, seed=1))])),
+    OpRecord(
+        "aten.addmm.default",
+        "torch.addmm",
+        fixed(
+            lambda: [
+                sample(floats(_N), floats(_M, _K), floats(_K, _N)),
+                sample(floats(_M, _N), floats(_M, _K), floats(_K, _N), beta=0.5, alpha=2),
+            ]
+        ),
+    ),
+    OpRecord(
+        "aten.baddbmm.default",
+        "torch.baddbmm",
+        fixed(lambda: [sample(floats(2, _M, _N), floats(2, _M, _K), floats(2, _K, _N))]),
+    ),
+    OpRecord("aten.outer.default", "torch.outer", fixed(lambda: [sample(floats(3), floats(4))])),
+    OpRecord(
+        "aten.einsum.default",
+        "torch.einsum",
+        fixed(lambda: [sample("ij,jk->ik", [floats(3, 4), floats(4, 5)])]),
+        alias="maybe",
+    ),
+    OpRecord(
+        "aten.conv1d.default",
+        "torch.conv1d",
+        fixed(lambda: [sample(floats(2, 3, 9), floats(4, 3, 3), floats(4), [2], [1])]),
+    ),
+    OpRecord("aten.conv2d.default", "torch.conv2d", _convolutions),
+    OpRecord(
+        "aten.conv_transpose2d.input",
+        "torch.conv_transpose2d",
+        fixed(lambda: [sample(floats(2, 3, 4, 4), floats(3, 2, 2, 2), floats(2), [2, 2])]),
+    ),
+    OpRecord(
+        "aten.scaled_dot_product_attention.default",
+        "torch.nn.functional.scaled_dot_product_attention",
+        _attentions,
+        result=_attention_type,
+        rng=_attention_draws,
+        source="arXiv:1706.03762",
+    ),
+)

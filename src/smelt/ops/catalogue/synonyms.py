@@ -1,0 +1,97 @@
+"""Second names: operators that mean another one, argument for argument. Each lowers to the name that passes know."""
+
+from __future__ import annotations
+
+from smelt.ir import Arg
+from smelt.ops.record import Alias, Call, Emitter, Lowering, OpRecord, Samples, sample
+from smelt.ops.samples import (
+    arithmetic,
+    binary_ints,
+    bools,
+    fixed,
+    floats,
+    ints,
+    positives,
+    strided,
+    unary,
+    unary_float,
+    with_number,
+)
+
+
+def _renamed(op: str) -> Lowering:
+    def lower(b: Emitter, call: Call) -> Arg:
+        keep = {k: v for k, v in call.items() if k in _KEYWORDS and v != _KEYWORDS[k]}
+        return b.call(op, *(v for k, v in call.items() if k not in _KEYWORDS), **keep)
+
+    return lower
+
+
+# Keyword-only arguments of the operators below, with the value that may be left out.
+_KEYWORDS: dict[str, Arg] = {"alpha": 1, "rounding_mode": "", "dtype": None}
+
+
+def _same(name: str, target: str, oracle: str, samples: Samples, alias: Alias = "fresh") -> OpRecord:
+    return OpRecord(f"aten.{name}", oracle, samples, lower=_renamed(f"aten.{target}"), exact=True, alias=alias)
+
+
+_TWO = fixed(
+    lambda: [sample(floats(3, 4), floats(4, seed=1)), sample(strided(3, 4), 2.5), sample(ints(3), ints(3, low=1))]
+)
+_POSITIVE = fixed(lambda: [sample(floats(3, 4), positives(4))])
+
+SYNONYMS: tuple[OpRecord, ...] = (
+    _same("multiply.Tensor", "mul.Tensor", "torch.multiply", arithmetic),
+    _same("subtract.Tensor", "sub.Tensor", "torch.subtract", _TWO),
+    _same("divide.Tensor", "div.Tensor", "torch.divide", _TWO),
+    _same("true_divide.Tensor", "div.Tensor", "torch.true_divide", _TWO),
+    _same(
+        "divide.Tensor_mode",
+        "div.Tensor_mode",
+        "torch.divide",
+        fixed(lambda: [sample(floats(3), positives(3), rounding_mode="floor")]),
+    ),
+    _same("absolute.default", "abs.default", "torch.absolute", unary_float),
+    _same("negative.default", "neg.default", "torch.negative", unary_float),
+    _same(
+        "clip.default",
+        "clamp.default",
+        "torch.clip",
+        fixed(lambda: [sample(floats(3, 4), -0.5, 0.5), sample(floats(3), None, 0)]),
+    ),
+    _same("greater.Tensor", "gt.Tensor", "torch.greater", _TWO),
+    _same("greater_equal.Tensor", "ge.Tensor", "torch.greater_equal", _TWO),
+    _same("less.Tensor", "lt.Tensor", "torch.less", _TWO),
+    _same("less_equal.Tensor", "le.Tensor", "torch.less_equal", _TWO),
+    _same("not_equal.Tensor", "ne.Tensor", "torch.not_equal", _TWO),
+    _same("greater.Scalar", "gt.Scalar", "torch.greater", with_number(0)),
+    _same("less.Scalar", "lt.Scalar", "torch.less", with_number(0)),
+    _same("arctan.default", "atan.default", "torch.arctan", unary),
+    _same("arccos.default", "acos.default", "torch.arccos", unary),
+    _same("arcsin.default", "asin.default", "torch.arcsin", unary),
+    _same("fix.default", "trunc.default", "torch.fix", unary_float),
+    _same("special_expit.default", "sigmoid.default", "torch.special.expit", unary),
+    _same("special_erf.default", "erf.default", "torch.special.erf", unary),
+    _same("special_softmax.default", "softmax.int", "torch.special.softmax", fixed(lambda: [sample(floats(3, 4), -1)])),
+    _same("__and__.Tensor", "bitwise_and.Tensor", "torch.bitwise_and", binary_ints),
+    _same("__or__.Tensor", "bitwise_or.Tensor", "torch.bitwise_or", binary_ints),
+    _same("__xor__.Tensor", "bitwise_xor.Tensor", "torch.bitwise_xor", binary_ints),
+    _same("concat.default", "cat.default", "torch.concat", fixed(lambda: [sample([floats(2), floats(3)])])),
+    _same("concatenate.default", "cat.default", "torch.concatenate", fixed(lambda: [sample([floats(2), floats(3)])])),
+    _same("swapaxes.default", "transpose.int", "torch.swapaxes", fixed(lambda: [sample(floats(3, 4), 0, 1)]), "view"),
+    _same("swapdims.default", "transpose.int", "torch.swapdims", fixed(lambda: [sample(floats(3, 4), 0, 1)]), "view"),
+    _same("moveaxis.int", "movedim.int", "torch.moveaxis", fixed(lambda: [sample(floats(2, 3, 4), 0, 2)]), "view"),
+    _same(
+        "_unsafe_view.default",
+        "view.default",
+        "torch.Tensor.view",
+        fixed(lambda: [sample(floats(3, 4), [12])]),
+        "maybe",
+    ),
+    _same(
+        "bitwise_and.Scalar",
+        "bitwise_and.Tensor",
+        "torch.bitwise_and",
+        fixed(lambda: [sample(ints(3), 2), sample(bools(3), True)]),
+    ),
+)

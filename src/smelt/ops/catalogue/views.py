@@ -1,0 +1,337 @@
+"""Other sizes and strides over the same memory, and the operators that are views only where strides allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from smelt.ir import Arg, MemoryFormat, TensorType, Value
+from smelt.ops.record import Alias, Call, Emitter, Lowering, OpRecord, Sample, Samples, sample, tensor_type
+from smelt.ops.samples import fixed, floats, ints, strided
+
+
+def _view(name: str, samples: Samples, oracle: str = "", alias: Alias = "view", **more: object) -> OpRecord:
+    short = name.partition(".")[0]
+    return OpRecord(f"aten.{name}", oracle or f"torch.{short}", samples, alias=alias, **more)  # type: ignore[arg-type]
+
+
+def _calls(*calls: tuple[object, ...]) -> Samples:
+    """Each call on a contiguous, a strided and an integer tensor of sizes 2, 3, 4."""
+
+    def made() -> Iterator[Sample]:
+        for call in calls:
+            yield sample(floats(2, 3, 4), *call)
+            yield sample(strided(2, 3, 4), *call)
+            yield sample(ints(2, 3, 4), *call)
+
+    return made
+
+
+def view_strides(kind: TensorType, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The strides with which a tensor can be seen in other sizes without a copy, or None.
+
+    Source: the rule of `Tensor.view`: each group of dimensions that lie one behind the other in memory is regrouped.
+    """
+    if kind.numel == 0:
+        return TensorType.of(kind.dtype, sizes).steps
+    old = [(size, step) for size, step in zip(kind.sizes, kind.steps, strict=True) if size != 1]
+    steps = [0] * len(sizes)
+    position = len(sizes) - 1
+    chunk = 1
+    base = old[-1][1] if old else 1
+    for i in range(len(old) - 1, -1, -1):
+        size, step = old[i]
+        chunk *= size
+        if i > 0 and old[i - 1][1] == size * step:
+            continue
+        done = 1
+        while position >= 0 and (done < chunk or sizes[position] == 1):
+            steps[position] = done * base
+            done *= sizes[position]
+            position -= 1
+        if done != chunk:
+            return None
+        if i > 0:
+            chunk, base = 1, old[i - 1][1]
+    while position >= 0 and not old:
+        steps[position] = 1
+        position -= 1
+    return tuple(steps) if position < 0 else None
+
+
+def _resolved(sizes: tuple[int, ...], numel: int) -> tuple[int, ...]:
+    """Sizes with -1 replaced by what is left."""
+    known = 1
+    for size in sizes:
+        known *= size if size != -1 else 1
+    return tuple(numel // known if size == -1 and known else size for size in sizes)
+
+
+def _lower_reshape(b: Emitter, call: Call) -> Arg:
+    """A view where strides allow, else a contiguous copy seen in the new sizes."""
+    x, sizes = call["self"], call["shape"]
+    kind = tensor_type(x)
+    resolved = _resolved(sizes, kind.numel)
+    if view_strides(kind, resolved) is not None:
+        return b.call("aten.view.default", x, resolved)
+    copied = b.call("aten.clone.default", x, memory_format=MemoryFormat("contiguous_format"))
+    return b.call("aten.view.default", copied, resolved)
+
+
+def _lower_flatten(b: Emitter, call: Call) -> Arg:
+    x, kind = call["self"], tensor_type(call["self"])
+    rank = len(kind.sizes)
+    if rank == 0:
+        return b.call("aten.reshape.default", x, (1,))
+    start, end = call["start_dim"] % rank, call["end_dim"] % rank
+    if start == end:
+        return x
+    merged = 1
+    for size in kind.sizes[start : end + 1]:
+        merged *= size
+    return b.call("aten.reshape.default", x, (*kind.sizes[:start], merged, *kind.sizes[end + 1 :]))
+
+
+def _lower_unflatten(b: Emitter, call: Call) -> Arg:
+    kind = tensor_type(call["self"])
+    dim = call["dim"] % len(kind.sizes)
+    sizes = _resolved(call["sizes"], kind.sizes[dim])
+    return b.call("aten.view.default", call["self"], (*kind.sizes[:dim], *sizes, *kind.sizes[dim + 1 :]))
+
+
+def _like(op: str) -> Lowering:
+    def lower(b: Emitter, call: Call) -> Arg:
+        return b.call(op, call["self"], tensor_type(call["other"]).sizes)
+
+    return lower
+
+
+def _lower_t(b: Emitter, call: Call) -> Arg | None:
+    return b.call("aten.transpose.int", call["self"], 0, 1) if tensor_type(call["self"]).rank == 2 else None
+
+
+def _lower_matrix_transpose(b: Emitter, call: Call) -> Arg:
+    return b.call("aten.transpose.int", call["self"], -2, -1)
+
+
+def _lower_reversed(b: Emitter, call: Call) -> Arg:
+    rank = tensor_type(call["self"]).rank or 0
+    return b.call("aten.permute.default", call["self"], tuple(range(rank - 1, -1, -1)))
+
+
+def _lower_movedim(b: Emitter, call: Call) -> Arg:
+    rank = tensor_type(call["self"]).rank or 0
+    sources = [d % rank for d in call["source"]]
+    targets = [d % rank for d in call["destination"]]
+    order = [-1] * rank
+    for source, target in zip(sources, targets, strict=True):
+        order[target] = source
+    rest = iter(d for d in range(rank) if d not in sources)
+    return b.call("aten.permute.default", call["self"], tuple(next(rest) if d == -1 else d for d in order))
+
+
+def _lower_movedim_one(b: Emitter, call: Call) -> Arg:
+    return _lower_movedim(b, {**call, "source": (call["source"],), "destination": (call["destination"],)})
+
+
+def _lower_narrow(b: Emitter, call: Call) -> Arg:
+    return b.call("aten.slice.Tensor", call["self"], call["dim"], call["start"], call["start"] + call["length"])
+
+
+def _slices(b: Emitter, x: Value, dim: int, sizes: tuple[int, ...]) -> tuple[Value, ...]:
+    found, start = [], 0
+    for size in sizes:
+        found.append(b.call("aten.slice.Tensor", x, dim, start, start + size))
+        start += size
+    return tuple(found)
+
+
+def _lower_split(b: Emitter, call: Call) -> tuple[Value, ...] | None:
+    size, total = call["split_size"], tensor_type(call["self"]).sizes[call["dim"]]
+    if size == 0 or total == 0:
+        return None
+    full, rest = divmod(total, size)
+    return _slices(b, call["self"], call["dim"], (size,) * full + ((rest,) if rest else ()))
+
+
+def _lower_split_sizes(b: Emitter, call: Call) -> tuple[Value, ...]:
+    return _slices(b, call["self"], call["dim"], call["split_sizes"])
+
+
+def _lower_chunk(b: Emitter, call: Call) -> tuple[Value, ...] | None:
+    total = tensor_type(call["self"]).sizes[call["dim"]]
+    return _lower_split(b, {**call, "split_size": -(-total // call["chunks"])}) if total else None
+
+
+def _lower_unbind(b: Emitter, call: Call) -> tuple[Value, ...]:
+    count = tensor_type(call["self"]).sizes[call["dim"]]
+    return tuple(b.call("aten.select.int", call["self"], call["dim"], i) for i in range(count))
+
+
+def _lower_contiguous(b: Emitter, call: Call) -> Arg | None:
+    kind = tensor_type(call["self"])
+    if call["memory_format"] != MemoryFormat("contiguous_format") or is_contiguous(kind):
+        return None
+    return b.call("aten.clone.default", call["self"], memory_format=call["memory_format"])
+
+
+def is_contiguous(kind: TensorType) -> bool:
+    """Whether elements lie in row-major order without gaps; strides of sizes 1 do not matter."""
+    if not kind.is_static:
+        return kind.strides is None
+    expected = 1
+    for size, step in zip(reversed(kind.sizes), reversed(kind.steps), strict=True):
+        if size != 1:
+            if step != expected and kind.numel:
+                return False
+            expected *= size
+    return True
+
+
+def _tos(*calls: tuple[object, ...]) -> Samples:
+    def made() -> Iterator[Sample]:
+        for call in calls:
+            yield sample(floats(3, 4), *call)
+            yield sample(strided(3, 4), *call)
+            yield sample(ints(3), *call)
+
+    return made
+
+
+_ONE_DIM = ((0,), (-1,))
+_TO_DTYPES = ((torch.float32,), (torch.float64,), (torch.bfloat16,), (torch.int64,), (torch.bool,))
+
+VIEWS: tuple[OpRecord, ...] = (
+    _view(
+        "view.default",
+        fixed(
+            lambda: [
+                sample(floats(2, 3, 4), [6, 4]),
+                sample(floats(2, 3, 4), [-1]),
+                sample(strided(2, 3, 4), [2, 1, 3, 4]),
+                sample(torch.empty(0, 3), [3, 0]),
+                sample(torch.tensor(1.0), [1, 1]),
+            ]
+        ),
+        "torch.Tensor.view",
+    ),
+    _view("reshape.default", _calls(([6, 4],), ([-1],), ([4, 6],)), alias="maybe", lower=_lower_reshape, exact=True),
+    _view("flatten.using_ints", _calls((), (1,), (0, 1), (1, 1)), alias="maybe", lower=_lower_flatten, exact=True),
+    _view("unflatten.int", _calls((2, [2, 2]), (-1, [-1, 4])), lower=_lower_unflatten, exact=True, alias="maybe"),
+    _view(
+        "view_as.default",
+        fixed(lambda: [sample(floats(2, 6), floats(3, 4))]),
+        "torch.Tensor.view_as",
+        lower=_like("aten.view.default"),
+        exact=True,
+    ),
+    _view(
+        "reshape_as.default",
+        fixed(lambda: [sample(strided(2, 6), floats(3, 4))]),
+        "torch.Tensor.reshape_as",
+        alias="maybe",
+        lower=_like("aten.reshape.default"),
+        exact=True,
+    ),
+    _view(
+        "expand_as.default",
+        fixed(lambda: [sample(floats(1, 4), floats(3, 4))]),
+        "torch.Tensor.expand_as",
+        lower=_like("aten.expand.default"),
+        exact=True,
+    ),
+    _view("transpose.int", _calls((0, 1), (-1, -2), (1, 1))),
+    _view("permute.default", _calls(([2, 0, 1],), ([0, 1, 2],), ([-1, 1, 0],))),
+    _view(
+        "t.default",
+        fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4)), sample(floats(3))]),
+        lower=_lower_t,
+        exact=True,
+    ),
+    _view("mT.default", _calls(()), "torch.adjoint", lower=_lower_matrix_transpose, exact=True),
+    _view("numpy_T.default", fixed(lambda: [sample(floats(3, 4))]), "torch.t", lower=_lower_reversed, exact=True),
+    _view("movedim.int", _calls((0, 2), (-1, 0)), lower=_lower_movedim_one, exact=True),
+    _view("movedim.intlist", _calls(([0, 1], [1, 2])), lower=_lower_movedim, exact=True),
+    _view(
+        "expand.default",
+        fixed(
+            lambda: [
+                sample(floats(3, 1), [3, 4]),
+                sample(floats(3, 1), [2, -1, 5]),
+                sample(torch.tensor(1.0), [2, 3]),
+                sample(floats(3, 4), [3, 4]),
+            ]
+        ),
+        "torch.Tensor.expand",
+    ),
+    _view("unsqueeze.default", _calls((0,), (-1,), (2,))),
+    _view("squeeze.default", fixed(lambda: [sample(floats(1, 3, 1)), sample(floats(3))])),
+    _view("squeeze.dim", fixed(lambda: [sample(floats(1, 3, 1), 0), sample(floats(1, 3, 1), 1)])),
+    _view("squeeze.dims", fixed(lambda: [sample(floats(1, 3, 1), [0, 2])])),
+    _view(
+        "slice.Tensor",
+        _calls((0, 0, 1), (1, 1, None), (2, -3, 9, 2), (1, 0, 9223372036854775807)),
+        "torch.ops.aten.slice",
+    ),
+    _view("select.int", _calls((0, 1), (-1, -2))),
+    _view("narrow.default", _calls((2, 1, 2)), lower=_lower_narrow, exact=True),
+    _view("diagonal.default", _calls((), (1, 0, 2))),
+    _view("unfold.default", _calls((2, 2, 1)), "torch.Tensor.unfold"),
+    _view(
+        "as_strided.default",
+        fixed(lambda: [sample(floats(3, 4), [2, 2], [1, 2]), sample(floats(3, 4), [2, 3], [3, 1], 1)]),
+    ),
+    _view("detach.default", _calls(()), "torch.Tensor.detach"),
+    _view("alias.default", _calls(()), "torch.ops.aten.alias"),
+    _view("split.Tensor", _calls((2, 2), (3, 1), (2, 0)), lower=_lower_split, exact=True),
+    _view("split_with_sizes.default", _calls(([1, 3], -1)), lower=_lower_split_sizes, exact=True),
+    _view(
+        "split.sizes",
+        _calls(([1, 2], 1)),
+        lower=lambda b, c: _lower_split_sizes(b, {**c, "split_sizes": c["split_size"]}),
+        exact=True,
+    ),
+    _view("chunk.default", _calls((2, -1), (3, 2), (2, 1)), lower=_lower_chunk, exact=True),
+    _view("unbind.int", _calls((0,), (-1,)), lower=_lower_unbind, exact=True),
+    OpRecord(
+        "aten.contiguous.default",
+        "torch.Tensor.contiguous",
+        _calls(()),
+        alias="maybe",
+        lower=_lower_contiguous,
+        exact=True,
+    ),
+    OpRecord("aten.clone.default", "torch.clone", _calls(())),
+    OpRecord("aten.lift_fresh.default", "torch.ops.aten.lift_fresh", fixed(lambda: [sample(floats(3))]), alias="view"),
+    OpRecord("aten.to.dtype", "torch.Tensor.to", _tos(*_TO_DTYPES), alias="maybe"),
+    OpRecord(
+        "aten.to.dtype_layout",
+        "torch.Tensor.to",
+        fixed(lambda: [sample(floats(3), dtype=torch.float64), sample(floats(3), dtype=torch.float32)]),
+        alias="maybe",
+    ),
+    OpRecord(
+        "aten.to.device",
+        "torch.Tensor.to",
+        fixed(lambda: [sample(floats(3), torch.device("cpu"), torch.float64)]),
+        alias="maybe",
+    ),
+    OpRecord(
+        "aten.to.other",
+        "torch.Tensor.to",
+        fixed(lambda: [sample(floats(3), ints(1)), sample(floats(3), floats(2))]),
+        alias="maybe",
+    ),
+    OpRecord(
+        "aten.type_as.default",
+        "torch.Tensor.type_as",
+        fixed(lambda: [sample(floats(3), ints(1)), sample(floats(3), floats(2))]),
+        alias="maybe",
+    ),
+    OpRecord(
+        "aten._to_copy.default",
+        "torch.ops.aten._to_copy",
+        fixed(lambda: [sample(floats(3, 4), dtype=torch.float64), sample(strided(3, 4), dtype=torch.int32)]),
+    ),
+)

@@ -1,0 +1,253 @@
+"""What a node does besides computing its results: writes, random numbers, outside effects; and what its results share.
+
+Everything follows from the schema, torch's tags and the catalogue; nothing here knows an operator by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smelt.ir import Arg, Node, Region, TensorType, TupleType, Type, Value, values_in
+from smelt.ops.catalogue import record_of
+from smelt.ops.meta import CannotRun, meta_outcome, operand_values
+from smelt.ops.record import OpRecord
+from smelt.ops.registry import Argument, Schema, arguments_of, schema_of, tags_of
+
+_KNOWN_NAMESPACES = ("aten", "prims")
+_STATE = ("param", "buffer", "captured", "const")
+_CONTROL = ("if", "for", "while")
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """writes: operands whose memory changes. rng: draws random numbers. io: acts on something we do not see.
+
+    may_throw: the data may make it raise. arbitrary: the result's content is not determined (`empty`).
+    """
+
+    writes: tuple[Value, ...] = ()
+    rng: bool = False
+    io: bool = False
+    may_throw: bool = False
+    arbitrary: bool = False
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether dropping the node, or running it elsewhere, changes nothing but its own results."""
+        return not (self.writes or self.rng or self.io)
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether a second run on equal operands gives equal results and nothing else."""
+        return self.is_pure and not self.arbitrary
+
+
+PURE = Effects()
+UNKNOWN = Effects(io=True, may_throw=True)
+
+
+def effects(node: Node) -> Effects:
+    """The effects of a node, those of its regions included."""
+    if node.op in _STATE or node.op == "unpack":
+        return PURE
+    if node.op == "write":
+        return Effects(writes=tuple(values_in(node.args[0])))
+    if node.op in _CONTROL:
+        return _control_effects(node)
+    schema = schema_of(node.op)
+    if schema is None:
+        return UNKNOWN
+    return _operator_effects(node, schema)
+
+
+def is_pure(node: Node) -> bool:
+    """Whether a node only computes its results."""
+    return effects(node).is_pure
+
+
+def is_reproducible(node: Node) -> bool:
+    """Whether a node may be run twice, or once for two: pure, and of determined content."""
+    return effects(node).is_reproducible
+
+
+def _control_effects(node: Node) -> Effects:
+    """The union over all inner nodes; writes to values made inside are nobody else's business."""
+    inside: set[Value] = set()
+    found: list[Effects] = []
+    for region in node.regions:
+        inside.update(region.params)
+        for inner in region.walk():
+            inside.update(inner.results)
+            inside.update(p for r in inner.regions for p in r.params)
+            if inner.op not in _CONTROL:
+                found.append(effects(inner))
+    roots = _inner_roots(node.regions)
+    writes = {root for e in found for v in e.writes for root in roots.get(v, (v,)) if root not in inside}
+    # A region's parameter may be the very tensor that the loop was started with.
+    params = {p for region in node.regions for p in region.params}
+    if any(roots.get(v, {v}) & params for e in found for v in e.writes):
+        writes |= {v for v in node.operands() if isinstance(v.type, TensorType)}
+    return Effects(
+        tuple(writes),
+        any(e.rng for e in found),
+        # A while loop may not end; that too must stay.
+        any(e.io for e in found) or node.op == "while",
+        any(e.may_throw for e in found),
+        any(e.arbitrary for e in found),
+    )
+
+
+def _inner_roots(regions: list[Region]) -> dict[Value, set[Value]]:
+    roots: dict[Value, set[Value]] = {}
+    for region in regions:
+        for inner in region.walk():
+            if inner.op in _CONTROL:
+                continue
+            for result, shared in zip(inner.results, aliases(inner), strict=True):
+                if shared:
+                    roots[result] = {root for v in shared for root in roots.get(v, {v})}
+    return roots
+
+
+def _call(schema: Schema, node: Node) -> dict[str, Arg] | None:
+    try:
+        return arguments_of(schema, node.args, node.kwargs)
+    except TypeError:
+        return None
+
+
+def _operator_effects(node: Node, schema: Schema) -> Effects:
+    call = _call(schema, node)
+    record = record_of(node.op)
+    tags = tags_of(node.op)
+    if call is None:
+        return UNKNOWN
+    written = [v for a in schema.arguments if a.is_write for v in values_in(call[a.name])]
+    if record is not None:
+        written += [v for name in record.writes(call) for v in values_in(call[name])]
+    rng = "nondeterministic_seeded" in tags or any("Generator" in a.type for a in schema.arguments)
+    if rng and record is not None:
+        rng = record.rng(call)
+    elif rng:
+        rng = not _is_switched_off(call)
+    known = schema.name.partition(".")[0] in _KNOWN_NAMESPACES
+    io = not known or (not schema.returns and not written)
+    return Effects(
+        tuple(dict.fromkeys(written)),
+        rng,
+        io,
+        (record.may_throw if record is not None else False) or not known,
+        record.uninitialised if record is not None else False,
+    )
+
+
+def _is_switched_off(call: dict[str, Arg]) -> bool:
+    """Whether an operator with dropout inside (`lstm`, `rrelu`, ...) is told not to draw."""
+    train = next((call[n] for n in ("train", "training") if n in call), None)
+    if train is False:
+        return True
+    probability = next((call[n] for n in ("dropout_p", "dropout", "p") if n in call), None)
+    return type(probability) in (int, float) and probability == 0 and "lambd" not in call
+
+
+# --- what results share memory with
+
+
+def aliases(node: Node) -> tuple[tuple[Value, ...], ...]:
+    """For each result, the operands whose memory it may share; an empty tuple means memory of its own.
+
+    Results of `if`, `for` and `while` are given every tensor they could be: see `smelt.analysis.aliases` for better.
+    """
+    if node.op in _STATE:
+        return tuple(() for _ in node.results)
+    if node.op == "write":
+        return (tuple(values_in(node.args[0])),)
+    if node.op == "unpack":
+        return tuple(tuple(values_in(node.args[0])) for _ in node.results)
+    if node.op in _CONTROL:
+        outside = tuple(v for v in node.operands() if isinstance(v.type, (TensorType, TupleType)))
+        yielded = tuple(v for r in node.regions for arg in r.yields for v in values_in(arg))
+        return tuple(outside + yielded for _ in node.results)
+    schema = schema_of(node.op)
+    if schema is None:
+        everything = tuple(operand_values(node.args, node.kwargs))
+        return tuple(everything for _ in node.results)
+    return _operator_aliases(node, schema)
+
+
+def _operator_aliases(node: Node, schema: Schema) -> tuple[tuple[Value, ...], ...]:
+    call = _call(schema, node)
+    if call is None:
+        everything = tuple(operand_values(node.args, node.kwargs))
+        return tuple(everything for _ in node.results)
+    record = record_of(node.op)
+    declared = tuple(_declared(returned, schema, call) for returned in schema.returns)
+    if schema.is_mutable:
+        return declared
+    if record is not None and record.alias == "fresh" and not any(declared):
+        return declared
+    if _is_certain(record, schema):
+        return declared
+    return _observed(node, declared)
+
+
+def _is_certain(record: OpRecord | None, schema: Schema) -> bool:
+    return record is not None and record.alias == "view" and len(schema.returns) == 1
+
+
+def _declared(returned: Argument, schema: Schema, call: dict[str, Arg]) -> tuple[Value, ...]:
+    """The operands that the schema says a result shares memory with."""
+    found: list[Value] = []
+    for argument in schema.arguments:
+        # `Tensor(a -> *) self` with a list result: the elements are views of self.
+        wild = "*" in argument.alias and returned.type.startswith("List[")
+        if wild or (argument.alias & returned.alias):
+            found.extend(values_in(call[argument.name]))
+    return tuple(found)
+
+
+def _observed(node: Node, declared: tuple[tuple[Value, ...], ...]) -> tuple[tuple[Value, ...], ...]:
+    """What the operator really does on these types; where it cannot be tried, what the schema allows."""
+    try:
+        outcome, values = meta_outcome(node.op, node.args, node.kwargs)
+    except CannotRun:
+        return tuple(_cautious(node, shared, r.type) for shared, r in zip(declared, node.results, strict=True))
+    return tuple(tuple(values[n] for n in sorted(shared)) for shared in outcome.shares)
+
+
+def _cautious(node: Node, declared: tuple[Value, ...], type_: Type) -> tuple[Value, ...]:
+    if declared or not isinstance(type_, (TensorType, TupleType)):
+        return declared
+    if "maybe_aliasing_or_mutating" in tags_of(node.op):
+        return tuple(v for v in operand_values(node.args, node.kwargs) if isinstance(v.type, TensorType))
+    return ()
+
+
+def alias_of(node: Node) -> Value | None:
+    """The one operand that the node's only tensor result is surely a view of (or is), or None.
+
+    `reshape`, `contiguous`, `to` and the like are decided by the operands' static types.
+    """
+    if len(node.results) != 1 or node.op in _CONTROL or node.op == "unpack":
+        return None
+    (shared,) = aliases(node)
+    if len(shared) != 1 or not isinstance(node.results[0].type, TensorType):
+        return None
+    if node.op != "write" and not _is_sure(node):
+        return None
+    return shared[0]
+
+
+def _is_sure(node: Node) -> bool:
+    """Whether the sharing was declared or seen, rather than feared because nothing could be tried."""
+    schema = schema_of(node.op)
+    if schema is None:
+        return False
+    record = record_of(node.op)
+    if schema.is_mutable or _is_certain(record, schema):
+        return True
+    try:
+        meta_outcome(node.op, node.args, node.kwargs)
+    except CannotRun:
+        return False
+    return True

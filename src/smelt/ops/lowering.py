@@ -1,0 +1,74 @@
+"""Writes what a catalogue lowering asks for into a graph, each node's types inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from smelt.diag import InternalError
+from smelt.ir import Arg, Builder, Node, TupleType, Value
+from smelt.ops.catalogue import record_of
+from smelt.ops.registry import arguments_of, normalize, schema_of
+from smelt.ops.typing import infer
+
+
+class GraphEmitter:
+    """The `Emitter` of lowerings: adds nodes at a builder's insertion point and remembers them."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+        self.added: list[Node] = []
+
+    def node(self, op: str, args: tuple[Arg, ...], kwargs: Mapping[str, Arg] | None = None) -> Node:
+        """Add a node in the graph's one spelling, with inferred result types."""
+        positional, named = normalize(op, args, kwargs or {})
+        made = self.builder.add(op, positional, infer(op, positional, named), named)
+        self.added.append(made)
+        return made
+
+    def call(self, op: str, *args: Arg, **kwargs: Arg) -> Value:
+        """Add a node with one result; the result."""
+        return self.node(op, args, kwargs).result
+
+    def calls(self, op: str, *args: Arg, **kwargs: Arg) -> tuple[Value, ...]:
+        """Add a node with several results, or one list that is unpacked; the results."""
+        made = self.node(op, args, kwargs)
+        if len(made.results) == 1 and isinstance(made.result.type, TupleType):
+            unpacked = self.builder.add("unpack", (made.result,), made.result.type.elements)
+            self.added.append(unpacked)
+            return tuple(unpacked.results)
+        return tuple(made.results)
+
+
+def lower(node: Node, emitter: GraphEmitter, *, exact: bool = False) -> tuple[Arg, ...] | None:
+    """Write the lowering of a node at the emitter's place; what stands for its results, or None where there is none.
+
+    exact: only lowerings that compute bit for bit what the node computes. A list result comes as its elements.
+    Raises: InternalError where the lowering's types are not those of the node.
+    """
+    record = record_of(node.op)
+    schema = schema_of(node.op)
+    if record is None or record.lower is None or schema is None or (exact and not record.exact):
+        return None
+    lowered = record.lower(emitter, arguments_of(schema, node.args, node.kwargs))
+    if lowered is None:
+        return None
+    parts = lowered if isinstance(lowered, tuple) else (lowered,)
+    _check(node, parts)
+    return parts
+
+
+def _check(node: Node, parts: tuple[Arg, ...]) -> None:
+    expected = [r.type for r in node.results]
+    if len(expected) == 1 and isinstance(expected[0], TupleType):
+        expected = list(expected[0].elements)
+    found = [p.type if isinstance(p, Value) else None for p in parts]
+    if [_without_strides(t) for t in found] != [_without_strides(t) for t in expected]:
+        raise InternalError(
+            f"the lowering of {node.op} gives {', '.join(map(str, found))} for {', '.join(map(str, expected))}",
+            node.span,
+            why="a lowering keeps dtypes and sizes",
+        )
+
+
+def _without_strides(type_: object) -> object:
+    return (type_.dtype, type_.shape) if hasattr(type_, "dtype") and hasattr(type_, "shape") else type_

@@ -1,0 +1,230 @@
+"""Runs of an operator on data-free tensors: what it would return, and which operands its results share memory with.
+
+Invariant: nothing here computes with data or changes any tensor; the last resort of `dummy_run` runs on zeros of its
+own. Results are kept by operator, operand types and literals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from smelt._torch.fake import fake_context
+from smelt._torch.storage import same_storage
+from smelt.ir import (
+    BOOL,
+    COMPLEX,
+    FLOAT,
+    INT,
+    STR,
+    Arg,
+    Device,
+    Layout,
+    MemoryFormat,
+    TensorType,
+    TupleType,
+    Type,
+    Value,
+    values_in,
+)
+from smelt.ir.dtypes import DType
+from smelt.ops.convert import dummy_of, to_torch, type_of
+from smelt.ops.registry import overload, schema_of
+
+# Elements up to which the last resort may allocate real data for one operand.
+_DUMMY_NUMEL = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A place that a value's type stands in; equal types at different values stay apart by their number."""
+
+    number: int
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Types of the results, and for each result the numbers of the operands it shares memory with."""
+
+    types: tuple[Type, ...]
+    shares: tuple[frozenset[int], ...]
+
+
+class CannotRun(Exception):
+    """The operator has no way to run without data on these operands."""
+
+
+def call_key(args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Hashable, list[Value]]:
+    """A call with its values replaced by their types, as a key that tells 1, 1.0 and True apart; and the values."""
+    values: list[Value] = []
+    numbers: dict[Value, int] = {}
+
+    def key(arg: Arg) -> Hashable:
+        if isinstance(arg, Value):
+            if arg not in numbers:
+                numbers[arg] = len(values)
+                values.append(arg)
+            return Operand(numbers[arg], arg.type)
+        if isinstance(arg, tuple):
+            return tuple(key(a) for a in arg)
+        return (type(arg), repr(arg)) if isinstance(arg, (float, complex)) else (type(arg), arg)
+
+    return (tuple(key(a) for a in args), tuple((k, key(a)) for k, a in kwargs.items())), values
+
+
+def meta_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Outcome, list[Value]]:
+    """The outcome on meta tensors, and the values that its numbers stand for.
+
+    Raises: CannotRun where a type is not static or the meta kernel is missing or needs data.
+    """
+    key, values = call_key(args, kwargs)
+    found = _meta_outcome(op, key)
+    if isinstance(found, str):
+        raise CannotRun(found)
+    return found, values
+
+
+def fake_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Outcome, list[Value]]:
+    """The outcome on fake tensors of the operands' own devices. Raises: CannotRun where torch refuses them."""
+    key, values = call_key(args, kwargs)
+    context = fake_context()
+    if context is None:
+        raise CannotRun("this torch has no fake tensors")
+    with context:
+        found = _run(op, key, "fake")
+    if isinstance(found, str):
+        raise CannotRun(found)
+    return found, values
+
+
+def dummy_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Outcome, list[Value]]:
+    """The outcome on tensors of zeros on the operands' own devices. Raises: CannotRun where torch refuses them."""
+    key, values = call_key(args, kwargs)
+    found = _run(op, key, None)
+    if isinstance(found, str):
+        raise CannotRun(found)
+    return found, values
+
+
+@lru_cache(maxsize=8192)
+def _meta_outcome(op: str, key: Any) -> Outcome | str:
+    return _run(op, key, "meta")
+
+
+def _run(op: str, key: Any, device: str | None) -> Outcome | str:
+    found = overload(op)
+    schema = schema_of(op)
+    if found is None or schema is None:
+        return f"torch has no operator {op}"
+    home = _one_device(key)
+    if home is None:
+        return "the operands are on several devices"
+    tensors: dict[int, torch.Tensor] = {}
+    try:
+        args = [_build(item, device, home, tensors) for item in key[0]]
+        kwargs = {name: _build(item, device, home, tensors) for name, item in key[1]}
+        if device == "meta" and not tensors and any(a.name == "device" for a in schema.arguments):
+            kwargs.setdefault("device", device)
+            kwargs["device"] = device
+        with torch.no_grad():
+            result = found(*args, **kwargs)
+        results = [] if not schema.returns else [result] if len(schema.returns) == 1 else list(result)
+        types = tuple(_type(r, home) for r in results)
+        return Outcome(types, tuple(_shares(r, tensors) for r in results))
+    except Exception as error:
+        # Any failure means that this way of running does not work here: torch raises every kind of error.
+        return f"{type(error).__name__}: {error}"
+
+
+def _one_device(key: Any) -> str | None:
+    devices = {o.type.device for o in _operands(key) if isinstance(o.type, TensorType)}
+    if not devices:
+        named = {str(lit[1].name) for lit in _literals(key) if isinstance(lit[1], Device)}
+        devices = named or {"cpu"}
+    return devices.pop() if len(devices) == 1 else None
+
+
+def _operands(key: Any) -> list[Operand]:
+    if isinstance(key, Operand):
+        return [key]
+    return [o for item in key for o in _operands(item)] if isinstance(key, tuple) else []
+
+
+def _literals(key: Any) -> list[Any]:
+    if isinstance(key, tuple):
+        if len(key) == 2 and isinstance(key[0], type):
+            return [key]
+        return [lit for item in key for lit in _literals(item)]
+    return []
+
+
+def _build(item: Any, device: str | None, home: str, tensors: dict[int, torch.Tensor]) -> Any:
+    if isinstance(item, Operand):
+        if item.number not in tensors:
+            tensors[item.number] = _tensor(item.type, device)
+        return tensors[item.number]
+    if len(item) == 2 and isinstance(item[0], type):
+        return _literal(item, device, home)
+    return [_build(inner, device, home, tensors) for inner in item]
+
+
+def _literal(item: Any, device: str | None, home: str) -> Any:
+    kind, value = item
+    if kind is float or kind is complex:
+        return kind(value)
+    if kind is Device and device == "meta" and value.name == home:
+        return torch.device(device)
+    if kind in (DType, Device, Layout, MemoryFormat):
+        return to_torch(value)
+    return value
+
+
+def _tensor(type_: Type, device: str | None) -> torch.Tensor:
+    if isinstance(type_, TupleType):
+        return [_tensor(t, device) for t in type_.elements]
+    if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
+        raise CannotRun(f"{type_} is not the type of a static, strided tensor")
+    if device is None and type_.numel > _DUMMY_NUMEL:
+        raise CannotRun(f"{type_} is too large to try")
+    made = dummy_of(type_, "meta" if device == "meta" else None)
+    return made if device is not None else made.zero_()
+
+
+def _type(result: Any, home: str) -> Type:
+    if isinstance(result, torch.Tensor):
+        found = type_of(result)
+        return TensorType(found.dtype, found.shape, found.strides, home, found.layout)
+    if isinstance(result, (list, tuple)):
+        return TupleType(tuple(_type(r, home) for r in result))
+    for kind, type_ in ((bool, BOOL), (int, INT), (float, FLOAT), (complex, COMPLEX), (str, STR)):
+        if isinstance(result, kind):
+            return type_
+    raise CannotRun(f"a result is a {type(result).__qualname__}")
+
+
+def _shares(result: Any, tensors: dict[int, Any]) -> frozenset[int]:
+    if isinstance(result, (list, tuple)):
+        return frozenset(n for r in result for n in _shares(r, tensors))
+    if not isinstance(result, torch.Tensor):
+        return frozenset()
+    return frozenset(n for n, t in tensors.items() if _any_shares(result, t))
+
+
+def _any_shares(result: torch.Tensor, operand: Any) -> bool:
+    if isinstance(operand, list):
+        return any(_any_shares(result, o) for o in operand)
+    return result is operand or same_storage(result, operand)
+
+
+def operand_values(args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> list[Value]:
+    """All values in a call, each once, in order."""
+    found: dict[Value, None] = {}
+    for arg in (*args, *kwargs.values()):
+        for value in values_in(arg):
+            found[value] = None
+    return list(found)
