@@ -9,9 +9,21 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict, deque
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+class _Missing:
+    """The value of a name that is not there."""
+
+    def __repr__(self) -> str:
+        return "<missing>"
+
+    def __reduce__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final = _Missing()
 
 _BY_EQUALITY = (int, str, bytes, torch.device, range)
 _SEQUENCES = (tuple, list, torch.Size)

@@ -143,8 +143,11 @@ def record_reads(
         found.add_arguments(args, dict(kwargs or {}))
         state = torch_state()
         found.profile_hook = recorder.profile
-        with _profiled(recorder.profile):
-            yield log
+        try:
+            with _profiled(recorder.profile):
+                yield log
+        finally:
+            found.profile_hook = None
         found.patches.undo()
         _fill(log, recorder, found)
         after = torch_state()

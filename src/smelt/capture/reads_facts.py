@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from smelt._torch.exact import contents, same, same_contents
+from smelt._torch.exact import MISSING, contents, same, same_contents
 from smelt.capture.reads_values import (
     CALL_HOOKS,
     CALL_METHODS,
-    MISSING,
     REGISTRIES,
     cell_contents,
     class_attributes,

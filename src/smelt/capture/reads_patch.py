@@ -10,7 +10,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from smelt.capture.reads_values import HOOKED, MISSING, raw_lookup
+from smelt._torch.exact import MISSING
+from smelt.capture.reads_values import HOOKED, raw_lookup
 
 OnAccess = Callable[[Any, str, Any], None]  # (object, name, value or MISSING)
 OnWrite = Callable[[Any, str], None]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from smelt._torch.exact import contents
+from smelt._torch.exact import MISSING, contents
 from smelt.capture.reads_effects import file_kind, user_site
 from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of
 from smelt.capture.reads_patch import ClassPatches
@@ -24,7 +24,6 @@ from smelt.capture.reads_scan import Chain, scan_code
 from smelt.capture.reads_values import (
     CALL_HOOKS,
     CALL_PROTOCOL,
-    MISSING,
     QUICK_ATOMS,
     cell_contents,
     class_attributes,

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 import torch
 
+from smelt._torch.exact import MISSING
 from smelt.capture.reads_effects import file_kind
 
 Kind = Literal[
@@ -27,23 +28,11 @@ Kind = Literal[
 ]  # fmt: skip
 
 
-class _Missing:
-    """The value of a name that is not there."""
-
-    def __repr__(self) -> str:
-        return "<missing>"
-
-    def __reduce__(self) -> str:
-        return "MISSING"
-
-
-MISSING: Final = _Missing()
-
 _ATOMS = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format,
     torch.Size, torch.Generator, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
     types.MethodWrapperType, types.GetSetDescriptorType, types.CodeType, type(Ellipsis), type(NotImplemented), slice,
-    range, _Missing, types.MappingProxyType, types.MemberDescriptorType, types.ClassMethodDescriptorType,
+    range, type(MISSING), types.MappingProxyType, types.MemberDescriptorType, types.ClassMethodDescriptorType,
 )  # fmt: skip
 QUICK_ATOMS: Final = frozenset({*_ATOMS, torch.Tensor, torch.nn.Parameter})
 _CONTAINERS = (list, dict, set, frozenset, tuple, deque)

@@ -1,0 +1,232 @@
+"""Guards on a call's arguments: their structure, the plain values in it, and what each tensor is.
+
+Invariant: two calls that pass agree in everything a program can ask of its arguments short of the tensors' elements.
+Each guard is one Python expression over `args` and `kwargs`; the same text is compiled, shown and evaluated alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from smelt._torch.exact import same
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_BY_VALUE = (complex, bytes, torch.device, torch.Size, slice, range, set, frozenset)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArgumentTest:
+    """One guard: `code` is true if it holds; `place` selects the argument; `seen` is what was there."""
+
+    kind: str
+    place: str
+    code: str
+    seen: Any
+
+
+class ArgumentTests:
+    """The tests of one call's arguments, and the names that their code uses (`scope`)."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], rooted: Sequence[torch.Tensor] = ()) -> None:
+        self.scope: dict[str, Any] = {"same": same, "copysign": math.copysign, "extents_meet": extents_meet}
+        self.tests: list[ArgumentTest] = []
+        self.lines: list[str] = []
+        self._tensors: list[tuple[str, str, torch.Tensor]] = []
+        self._containers: dict[int, str] = {}
+        self._pending: list[str] = []  # tests since the last variable; they leave as one line of the check
+        self._count = 0
+        self._test("structure", "args", f"len(args) == {len(args)}", f"{len(args)} arguments")
+        self._test(
+            "structure", "kwargs", f"tuple(kwargs) == {tuple(kwargs)!r}" if kwargs else "not kwargs", tuple(kwargs)
+        )
+        self._flush()
+        for i, value in enumerate(args):
+            self._walk(value, f"args[{i}]", f"args[{i}]")
+        for name, value in kwargs.items():
+            self._walk(value, f"kwargs[{name!r}]", f"kwargs[{name!r}]")
+        self._aliasing(rooted)
+        self._flush()
+
+    def _test(self, kind: str, place: str, code: str, seen: Any, inline: str | None = None) -> None:
+        self.tests.append(ArgumentTest(kind, place, code, seen))
+        self._pending.append(inline or code)
+
+    def _flush(self) -> None:
+        if self._pending:
+            self.lines.append(f"if not ({' and '.join(self._pending)}): return failed(args, kwargs)")
+            self._pending = []
+
+    def _bind(self, value: Any, prefix: str) -> str:
+        self._count += 1
+        name = f"{prefix}{self._count}"
+        self.scope[name] = value
+        return name
+
+    def _variable(self, selector: str) -> str:
+        self._flush()
+        self._count += 1
+        self.lines.append(f"a{self._count} = {selector}")
+        return f"a{self._count}"
+
+    def _each(self, kind: str, place: str, variable: str, template: str, seen: Any) -> None:
+        self._test(kind, place, template.format(v=place), seen, template.format(v=variable))
+
+    def _walk(self, value: Any, place: str, selector: str) -> None:
+        cls = type(value)
+        if cls in _TENSORS:
+            self._tensor(value, place, self._variable(selector))
+        elif value is None or cls is bool:
+            self._each("value", place, selector, f"{{v}} is {value!r}", value)
+        elif cls is int or cls is str:
+            self._each(
+                "value", place, self._variable(selector), f"type({{v}}) is {cls.__name__} and {{v}} == {value!r}", value
+            )
+        elif cls is float:
+            self._float(value, place, self._variable(selector))
+        elif cls in _BY_VALUE:
+            self._each("value", place, selector, f"same({{v}}, {self._bind(value, 'V')})", value)
+        elif isinstance(value, (list, tuple, dict)) or (dataclasses.is_dataclass(cls) and not isinstance(value, type)):
+            self._container(value, place, selector)
+        else:
+            self._each("identity", place, selector, f"{{v}} is {self._bind(value, 'O')}", value)
+
+    def _float(self, value: float, place: str, variable: str) -> None:
+        if value != value:
+            code = "type({v}) is float and {v} != {v}"
+        elif value == 0.0:
+            code = f"type({{v}}) is float and {{v}} == 0.0 and copysign(1.0, {{v}}) == {math.copysign(1.0, value)}"
+        else:
+            code = (
+                f"type({{v}}) is float and {{v}} == {value!r}"
+                if math.isfinite(value)
+                else f"same({{v}}, {self._bind(value, 'V')})"
+            )
+        self._each("value", place, variable, code, value)
+
+    def _container(self, value: Any, place: str, selector: str) -> None:
+        if id(value) in self._containers:
+            self._each("alias", place, selector, f"{{v}} is {self._containers[id(value)]}", "the same object")
+            return
+        self._containers[id(value)] = place
+        variable = self._variable(selector)
+        cls = type(value)
+        self._each("type", place, variable, f"type({{v}}) is {self._bind(cls, 'T')}", cls)
+        if isinstance(value, dict):
+            keys = list(dict.keys(value))
+            plain = all(type(key) is str for key in keys)
+            code = f"list({{v}}) == {keys!r}" if plain else f"same(list({{v}}), {self._bind(keys, 'V')})"
+            self._each("keys", place, variable, code, keys)
+        elif isinstance(value, (list, tuple)):
+            self._each("length", place, variable, f"len({{v}}) == {len(value)}", len(value))
+        for step, inner in members(value):
+            # a step such as [3] or .name; keys that are not plain text are bound
+            text = step if isinstance(step, str) else f"[{self._bind(step[0], 'K')}]"
+            self._walk(inner, place + text, variable + text)
+
+    def _tensor(self, value: torch.Tensor, place: str, variable: str) -> None:
+        for place_before, variable_before, before in self._tensors:
+            if before is value:
+                self._test(
+                    "alias", place, f"{place} is {place_before}", "the same tensor", f"{variable} is {variable_before}"
+                )
+                return
+        self._tensors.append((place, variable, value))
+        each = self._each
+        each("type", place, variable, f"type({{v}}) is {self._bind(type(value), 'T')}", type(value))
+        each("dtype", place, variable, f"{{v}}.dtype is {self._bind(value.dtype, 'D')}", value.dtype)
+        each("layout", place, variable, f"{{v}}.layout is {self._bind(value.layout, 'L')}", value.layout)
+        each("shape", place, variable, f"{{v}}.shape == {tuple(value.shape)!r}", tuple(value.shape))
+        each("stride", place, variable, f"{{v}}.stride() == {value.stride()!r}", value.stride())
+        if value.device.type == "cpu":
+            each("device", place, variable, "{v}.is_cpu", value.device)
+        else:
+            each("device", place, variable, f"{{v}}.device == {self._bind(value.device, 'C')}", value.device)
+        if torch.is_grad_enabled():
+            each("requires_grad", place, variable, f"{{v}}.requires_grad is {value.requires_grad}", value.requires_grad)
+        if value.dtype.is_complex:
+            each("conj", place, variable, f"{{v}}.is_conj() is {value.is_conj()}", value.is_conj())
+        each("neg", place, variable, f"{{v}}.is_neg() is {value.is_neg()}", value.is_neg())
+
+    def _aliasing(self, rooted: Sequence[torch.Tensor]) -> None:
+        """Which tensor arguments share memory with each other, and with tensors the program reads by itself."""
+        if len(self._tensors) > 1:
+            extents = tuple(nbytes_spanned(t) for _, _, t in self._tensors)
+            extent_name = self._bind(extents, "E")
+            seen = extents_meet([t.data_ptr() for _, _, t in self._tensors], extents)
+            meet = f"== {self._bind(seen, 'M')}" if seen else "== ()"
+            codes = [
+                ", ".join(f"{name}.data_ptr()" for name in names)
+                for names in zip(*[(p, v) for p, v, _ in self._tensors], strict=True)
+            ]
+            template = "extents_meet(({pointers}), {extents}) {meet}"
+            shown, inline = (template.format(pointers=c, extents=extent_name, meet=meet) for c in codes)
+            places = ", ".join(p for p, _, _ in self._tensors)
+            self._test("aliasing", places, shown, seen or "no shared memory", inline)
+        spans = Spans(rooted)
+        if spans.starts and self._tensors:
+            name = self._bind(spans, "R")
+            for place, variable, value in self._tensors:
+                touched = spans.touched(value)
+                self._each(
+                    "aliasing", place, variable, f"{name}.touched({{v}}) == {touched!r}", touched or "memory of its own"
+                )
+
+
+def members(value: Any) -> list[tuple[str | tuple[Any], Any]]:
+    """The members of a structured argument, each with the code that selects it (or a 1-tuple of its key)."""
+    if dataclasses.is_dataclass(value):
+        return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        return [(f"[{k!r}]" if type(k) is str else (k,), v) for k, v in dict.items(value)]
+    return [(f"[{i}]", inner) for i, inner in enumerate(value)]
+
+
+def nbytes_spanned(tensor: torch.Tensor) -> int:
+    """The bytes from a tensor's first element to the end of its last."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((last + 1) * tensor.element_size())
+
+
+def extents_meet(pointers: Sequence[int], extents: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+    """The pairs of memory ranges that overlap, each as (i, j, distance in bytes); almost always none."""
+    if len(pointers) == 2:
+        (p, q), (m, n) = pointers, extents
+        return ((0, 1, q - p),) if p < q + n and q < p + m else ()
+    found = []
+    order = sorted(range(len(pointers)), key=pointers.__getitem__)
+    for at, i in enumerate(order):
+        end = pointers[i] + extents[i]
+        for j in order[at + 1 :]:
+            if pointers[j] >= end:
+                break
+            if extents[j]:
+                found.append((i, j, pointers[j] - pointers[i]))
+    return tuple(found)
+
+
+class Spans:
+    """The memory of the tensors that a program reads by itself (parameters, globals), as disjoint ranges."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        ranges = sorted((t.data_ptr(), t.data_ptr() + nbytes_spanned(t)) for t in tensors if nbytes_spanned(t))
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        for start, end in ranges:
+            if self.ends and start < self.ends[-1]:
+                self.ends[-1] = max(self.ends[-1], end)
+            else:
+                self.starts.append(start)
+                self.ends.append(end)
+
+    def touched(self, start: int, extent: int) -> int:
+        """0 if memory from `start`, `extent` bytes long, meets no range, else 1 + the number of the last it meets."""
+        at = bisect_right(self.starts, start + extent - 1) - 1
+        return at + 1 if at >= 0 and start < self.ends[at] and extent else 0

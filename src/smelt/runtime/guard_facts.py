@@ -1,0 +1,258 @@
+"""Guards on the world outside the arguments: the facts that a recorded run read, and their compact test.
+
+Kinds of facts, as (owner, key, value); each says what must be true now:
+    item      owner[key] is value; owner is a dict that serves as a namespace
+    absent    key is not in owner (a namespace)
+    attr      getattr(owner, key) is value (slots and other attributes held in C)
+    static    what the class owner has under key, bases included, is value (MISSING: nothing)
+    cell      owner.cell_contents is value
+    content   the container owner holds value (a shallow copy)
+    class     the class owner's own attributes are value (special ones left out)
+    function  (owner.__code__, owner.__defaults__, owner.__kwdefaults__) is value
+    object    (type(owner), owner.__dict__) is value
+    module    the nn.Module owner is (type, __dict__, tables of hooks, shadowed methods) of value
+    context   the context variable owner holds value (MISSING: nothing)
+    array     the NumPy array owner has (dtype, shape, bytes) of value
+
+Invariant: the compact test holds only if every fact does. Facts on dicts, classes included, become `Namespaces`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+
+from smelt._torch.exact import MISSING, contents, same, same_contents
+from smelt.diag import Span
+from smelt.runtime.guard_versions import Namespace, Namespaces, class_namespace, lookup_path
+
+CALL_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+CALL_METHODS = ("forward", "_call_impl", "_compiled_call_impl")
+
+
+def _class_attributes(cls: type) -> dict[str, Any]:
+    return {k: v for k, v in cls.__dict__.items() if not (k.startswith("__") and k.endswith("__"))}
+
+
+def _module_now(module: Any) -> tuple[Any, ...]:
+    own = module.__dict__
+    shadowed = {name: own[name] for name in CALL_METHODS if name in own}
+    return (type(module), own, tuple(own.get(name) for name in CALL_HOOKS), shadowed)
+
+
+def _cell_now(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def _static_now(cls: type, name: str) -> Any:
+    return lookup_path(cls, name)[-1][1]
+
+
+_NOW: dict[str, Callable[[Any, Any], Any]] = {
+    "item": lambda owner, key: dict.get(owner, key, MISSING),
+    "absent": lambda owner, key: dict.get(owner, key, MISSING),
+    "attr": lambda owner, key: getattr(owner, key, MISSING),
+    "static": _static_now,
+    "cell": lambda owner, _: _cell_now(owner),
+    "content": lambda owner, _: contents(owner),
+    "class": lambda owner, _: _class_attributes(owner),
+    "function": lambda owner, _: (owner.__code__, owner.__defaults__, owner.__kwdefaults__),
+    "object": lambda owner, _: (type(owner), owner.__dict__),
+    "module": lambda owner, _: _module_now(owner),
+    "context": lambda owner, _: owner.get(MISSING),
+    "array": lambda owner, _: (owner.dtype, owner.shape, owner.tobytes()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FactTest:
+    """A fact that can be asked again; `read` is what it was made of (a `ReadFact`)."""
+
+    read: Any
+
+    @property
+    def kind(self) -> str:
+        return str(self.read.kind)
+
+    @property
+    def name(self) -> str:
+        return str(self.read.name)
+
+    @property
+    def seen(self) -> Any:
+        return self.read.value
+
+    @property
+    def span(self) -> Span | None:
+        found: Span | None = self.read.span
+        return found
+
+    def now(self) -> Any:
+        """What its place holds at this moment."""
+        return _NOW[self.kind](self.read.owner, self.read.key)
+
+    def holds(self) -> bool:
+        """Whether its place still holds what was seen, exactly."""
+        kind, seen = self.kind, self.seen
+        if kind == "content":
+            return same_contents(self.read.owner, seen)
+        now = self.now()
+        if kind in ("object", "module"):  # the very dicts that the other facts look into
+            return all(a is b for a, b in zip(now[:2], seen[:2], strict=True)) and _same_tables(now[2:], seen[2:])
+        if kind == "array":
+            return bool(now == seen)
+        if kind == "item" and isinstance(seen, (dict, list, set, deque)):
+            return now is seen  # its contents are a fact about this very object
+        return same(now, seen)
+
+
+def _same_tables(now: tuple[Any, ...], seen: tuple[Any, ...]) -> bool:
+    return not now or (all(a is b for a, b in zip(now[0], seen[0], strict=True)) and same(now[1], seen[1]))
+
+
+class Facts:
+    """All facts of a program, and their compact test."""
+
+    def __init__(self, reads: Iterable[Any]) -> None:
+        self.tests = [FactTest(read) for read in reads if read.kind in _NOW and not _is_constant(read)]
+        self.tensors = _tensors(self.tests)
+        self._spaces: dict[int, _SpaceBuilder] = {}
+        self._objects: list[Any] = []
+        self._functions: list[Any] = []
+        self._single: list[FactTest] = []
+        for test in self.tests:
+            self._sort(test)
+        self.namespaces = Namespaces([builder.build() for builder in self._spaces.values()])
+
+    def first_failed(self) -> int | None:
+        """The position of the first fact that no longer holds."""
+        for i, test in enumerate(self.tests):
+            if not test.holds():
+                return i
+        return None
+
+    def emit(self, scope: dict[str, Any]) -> list[str]:
+        """Lines of the check function; the names they use are put into `scope`."""
+        lines: list[str] = []
+        scope["is_"], scope["chain"] = is_, chain
+        fail = "return failed(args, kwargs)"
+        if self._spaces:
+            scope["namespaces_unchanged"] = self.namespaces.unchanged
+            lines.append(f"if not namespaces_unchanged(): {fail}")
+        if self._objects:
+            scope["objects"], scope["types"] = self._objects, [type(o) for o in self._objects]
+            scope["dict_of"], scope["dicts"] = attrgetter("__dict__"), [o.__dict__ for o in self._objects]
+            lines.append(f"if list(map(type, objects)) != types: {fail}")
+            lines.append(f"if not all(map(is_, map(dict_of, objects), dicts)): {fail}")
+        if self._functions:
+            scope["functions"], scope["code_of"] = self._functions, attrgetter("__code__")
+            scope["codes"] = [f.__code__ for f in self._functions]
+            lines.append(f"if list(map(code_of, functions)) != codes: {fail}")
+            defaults_of = attrgetter("__defaults__", "__kwdefaults__")
+            scope["defaults_of"], scope["none"] = defaults_of, (None, None)
+            scope["plain"] = [f for f in self._functions if defaults_of(f) == (None, None)]
+            scope["others"] = [f for f in self._functions if defaults_of(f) != (None, None)]
+            scope["defaults"] = [part for f in scope["others"] for part in defaults_of(f)]
+            lines.append(f"if list(map(defaults_of, plain)).count(none) != len(plain): {fail}")
+            lines.append(f"if not all(map(is_, chain.from_iterable(map(defaults_of, others)), defaults)): {fail}")
+        conditions = [self._single_condition(i, test, scope) for i, test in enumerate(self._single)]
+        if conditions:
+            lines.append(f"if not ({' and '.join(conditions)}): {fail}")
+        return lines
+
+    def _single_condition(self, i: int, test: FactTest, scope: dict[str, Any]) -> str:
+        owner, value = f"o{i}", f"v{i}"
+        scope[owner], scope[value] = test.read.owner, test.seen
+        if test.kind == "cell" and test.seen is not MISSING:
+            scope["cell_now"] = _cell_now
+            return f"cell_now({owner}) is {value}"
+        if test.kind == "attr" and test.seen is not MISSING and test.read.key.isidentifier():
+            scope["MISSING"] = MISSING
+            return f"getattr({owner}, {test.read.key!r}, MISSING) is {value}"
+        if test.kind == "context":
+            scope["MISSING"] = MISSING
+            return f"{owner}.get(MISSING) is {value}"
+        scope[f"holds{i}"] = test.holds
+        return f"holds{i}()"
+
+    # Each fact goes where it is cheapest to test together with others.
+    def _sort(self, test: FactTest) -> None:
+        kind, read = test.kind, test.read
+        if kind in ("item", "absent"):
+            self._space(read.owner).names[read.key] = read.value
+        elif kind == "content" and isinstance(read.owner, dict):
+            space = self._space(read.owner)
+            space.names.update(read.value)
+            space.order = tuple(read.value)
+        elif kind == "static":
+            self._sort_static(test)
+        elif kind == "class":
+            entries = class_namespace(read.owner)
+            if entries is not None:
+                self._space(entries).names.update(read.value)
+                self._space(entries).order = tuple(entries)
+        elif kind == "object":
+            self._objects.append(read.owner)
+        elif kind == "module":
+            self._sort_module(read)
+        elif kind == "function":
+            self._functions.append(read.owner)
+        else:
+            self._single.append(test)
+
+    def _sort_static(self, test: FactTest) -> None:
+        for base, found in lookup_path(test.read.owner, test.read.key):
+            entries = class_namespace(base)
+            if entries is not None:
+                self._space(entries).names[test.read.key] = found
+
+    def _sort_module(self, read: Any) -> None:
+        self._objects.append(read.owner)
+        own, tables, shadowed = read.value[1], read.value[2], read.value[3]
+        names = self._space(own).names
+        names.update(zip(CALL_HOOKS, tables, strict=True))
+        for name in CALL_METHODS:
+            names[name] = shadowed.get(name, MISSING)
+
+    def _space(self, entries: dict[Any, Any]) -> _SpaceBuilder:
+        found = self._spaces.get(id(entries))
+        if found is None:
+            found = self._spaces[id(entries)] = _SpaceBuilder(entries)
+        return found
+
+
+class _SpaceBuilder:
+    """The names read of one dict; `order`: all its keys, in order, if the whole content counts."""
+
+    def __init__(self, entries: dict[Any, Any]) -> None:
+        self.entries = entries
+        self.names: dict[Any, Any] = {}
+        self.order: tuple[Any, ...] | None = None
+
+    def build(self) -> Namespace:
+        return Namespace(self.entries, tuple(self.names), tuple(self.names.values()), self.order)
+
+
+def _is_constant(read: Any) -> bool:
+    """Contents of immutable containers cannot change; their members have facts of their own."""
+    return read.kind == "content" and isinstance(read.owner, (tuple, frozenset))
+
+
+def _tensors(tests: Iterable[FactTest]) -> list[torch.Tensor]:
+    """The tensors that the program reads by itself, each once."""
+    found: dict[int, torch.Tensor] = {}
+    for test in tests:
+        values = test.seen.values() if test.kind == "content" and isinstance(test.seen, dict) else (test.seen,)
+        for value in values:
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type != "meta":
+                found[id(value)] = value
+    return list(found.values())

@@ -1,0 +1,157 @@
+"""Namespaces: dicts of which a program read some names, checked for change by CPython's own dict versions.
+
+Invariant: `first_changed` answers None only if every name that was read (or found absent) holds the same value as when
+it was last verified. CPython up to 3.12 stamps a dict with a new number at each change (PEP 509): all stamps are
+gathered in one call and compared; only dicts whose stamp moved are looked into. Elsewhere every dict is looked into.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from operator import is_
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from smelt._torch.exact import MISSING, same
+
+_STAMP_OFFSET = 24  # PyDictObject: object header (16), ma_used (8), ma_version_tag
+# Replaced by an equal one, a container counts as changed: its contents are watched in the object that was seen.
+_IDENTITY = frozenset({dict, OrderedDict, list, set, deque})
+Stamps = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A dict and the names of it that were read, with the values seen (MISSING: the name was not there).
+
+    order: all keys, in order, if the whole content was read; None if only the names count.
+    """
+
+    entries: dict[Any, Any]
+    names: tuple[Any, ...]
+    values: tuple[Any, ...]
+    order: tuple[Any, ...] | None
+
+    def holds(self) -> bool:
+        """Whether every name still has the value that was seen."""
+        entries = self.entries
+        if self.order is not None and not self.in_order():
+            return False
+        now_all = map(dict.get, repeat(entries), self.names, repeat(MISSING))
+        if all(map(is_, now_all, self.values)):
+            return True
+        for name, seen in zip(self.names, self.values, strict=True):
+            now = dict.get(entries, name, MISSING)
+            if now is not seen and (type(now) in _IDENTITY or not same(now, seen)):
+                return False
+        return True
+
+    def in_order(self) -> bool:
+        """Whether the keys are those of `order`, in that order."""
+        order = self.order or ()
+        if len(self.entries) != len(order):
+            return False
+        return all(map(is_, self.entries, order)) or all(map(same, self.entries, order))
+
+
+class Namespaces:
+    """All dicts that a program read, each once."""
+
+    def __init__(self, spaces: Sequence[Namespace]) -> None:
+        self._spaces = tuple(spaces)
+        ordered = (s for s in spaces if s.order is not None and len(s.order) > 1)
+        self._ordered = tuple(s for s in ordered if isinstance(s.entries, OrderedDict))
+        empty = [not s.order and s.order is not None and not s.names for s in spaces]
+        self._empty = tuple(s.entries for s, is_empty in zip(spaces, empty, strict=True) if is_empty)
+        self._filled = tuple(s for s, is_empty in zip(spaces, empty, strict=True) if not is_empty)
+        self._read = _stamp_reader([space.entries for space in spaces]) if spaces else None
+        self._seen: Stamps | None = None
+        self._seen_bytes = b""
+
+    def unchanged(self) -> bool:
+        """Whether all names hold what was seen, about 3 us for a thousand dicts when nothing was written."""
+        if self._read is None:
+            return not any(self._empty) and all(space.holds() for space in self._filled)
+        now = self._read()
+        stamps = now.tobytes()
+        if stamps != self._seen_bytes:
+            moved = self._spaces if self._seen is None else [self._spaces[i] for i in np.flatnonzero(now != self._seen)]
+            if not all(space.holds() for space in moved):
+                return False
+            self._seen, self._seen_bytes = now, stamps
+        return all(space.in_order() for space in self._ordered)  # moving a key to the end leaves the stamp alone
+
+
+def class_namespace(cls: type) -> dict[str, Any] | None:
+    """The dict behind a class's read-only `__dict__`, to be looked at only; None for classes that cannot change."""
+    immutable = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+    if cls.__flags__ & immutable:
+        return None
+    found = [value for value in gc.get_referents(cls.__dict__) if isinstance(value, dict)]
+    return found[0] if len(found) == 1 else None
+
+
+def lookup_path(cls: type, name: str) -> list[tuple[type, Any]]:
+    """The classes that a lookup of `name` asks, in order, with what each holds (the last one may have it)."""
+    path: list[tuple[type, Any]] = []
+    for base in cls.__mro__:
+        found = base.__dict__.get(name, MISSING)
+        path.append((base, found))
+        if found is not MISSING:
+            break
+    return path
+
+
+def stamps_work() -> bool:
+    """Whether this interpreter keeps dict versions where we look for them: asked of the interpreter, not assumed."""
+    if sys.implementation.name != "cpython" or sys.version_info >= (3, 13) or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return False
+    probe: dict[str, Any] = {"a": 1}
+
+    class Thing:
+        pass
+
+    thing = Thing()
+    thing.a = 1  # type: ignore[attr-defined]
+    changes: list[tuple[dict[str, Any], Callable[[], Any]]] = [
+        (probe, lambda: probe.__setitem__("a", 2)),
+        (probe, lambda: probe.__setitem__("b", 2)),
+        (probe, lambda: probe.pop("b")),
+        (thing.__dict__, lambda: setattr(thing, "a", 2)),
+        (thing.__dict__, lambda: setattr(thing, "b", 2)),
+    ]
+    for entries, change in changes:
+        before = _stamp(entries)
+        if _stamp(entries) != before or entries.get("a") is None or _stamp(entries) != before:
+            return False
+        change()
+        if _stamp(entries) == before:
+            return False
+    return True
+
+
+def _stamp(entries: Mapping[str, Any]) -> int:
+    return ctypes.c_int64.from_address(id(entries) + _STAMP_OFFSET).value
+
+
+_HAVE_STAMPS = stamps_work()
+
+
+def _stamp_reader(dicts: Sequence[dict[Any, Any]]) -> Callable[[], Stamps] | None:
+    """A function that gathers the stamps of all dicts in one call; the caller keeps the dicts alive."""
+    if not _HAVE_STAMPS:
+        return None
+    places = np.array([id(entries) + _STAMP_OFFSET for entries in dicts], dtype=np.int64)
+    first = int(places.min())
+    window = (ctypes.c_int64 * ((int(places.max()) - first) // 8 + 1)).from_address(first)
+    memory = np.frombuffer(memoryview(window), dtype=np.int64)
+    take, indices = memory.take, (places - first) // 8
+    return lambda: take(indices)

@@ -1,0 +1,224 @@
+"""Guards: what must hold for a recorded program to stand for a call, as one generated Python function.
+
+    table = GuardSet(log.reads, args, kwargs, constants=entry.constants)
+    table.check(args, kwargs)      -> None if all hold, else the index of the first guard that failed
+    table.guards[i], table.explain(i, args, kwargs), table.source
+
+Invariant: `check` answers None only if each guard holds by itself. The generated function tests groups; when a group
+fails, the guards are asked one by one, exactly, so an equal value in another object passes and the index is precise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+
+from smelt._torch import state
+from smelt.diag import Span
+from smelt.runtime.guard_args import ArgumentTests
+from smelt.runtime.guard_constants import Constants
+from smelt.runtime.guard_facts import Facts, FactTest
+
+
+class ReadFact(Protocol):
+    """A read of the world outside the program; the kinds and their meaning are in `guard_facts`."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def owner(self) -> Any: ...
+    @property
+    def key(self) -> Any: ...
+    @property
+    def value(self) -> Any: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def span(self) -> Span | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One thing that must hold. kind: what sort; expr: readable, over the user's names; seen: the value it must have.
+
+    span: the line of the user's program that read it, if one did.
+    """
+
+    kind: str
+    expr: str
+    seen: Any
+    span: Span | None = None
+
+    def __str__(self) -> str:
+        where = f"        # {self.span}" if self.span is not None else ""
+        return f"{self.expr}: {_short(self.seen)}{where}"
+
+
+_STATE: tuple[tuple[str, str, Callable[[], Any]], ...] = (
+    ("torch.is_grad_enabled()", "grad", state.is_grad_enabled),
+    ("torch.is_inference_mode_enabled()", "inference", state.is_inference),
+    ("autocast dtypes", "autocast", state.autocast),
+    ("torch.get_default_dtype()", "default_dtype", state.default_dtype),
+    ("torch.are_deterministic_algorithms_enabled()", "deterministic", state.is_deterministic),
+    ("torch.get_float32_matmul_precision()", "precision", state.matmul_precision),
+)
+# A comparison that raises (of tensors, where a value was replaced) means "changed": the exact tests decide.
+_FRAME = """def check(args, kwargs):
+    try:
+{body}    except Exception:
+        return failed(args, kwargs)
+    return None
+"""
+_MISSING_ARGUMENT = "<no such argument>"
+
+
+class GuardSet:
+    """The guards of one recorded program."""
+
+    def __init__(
+        self,
+        reads: Iterable[ReadFact],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        constants: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self._facts = Facts(reads)
+        self._arguments = ArgumentTests(args, kwargs, self._facts.tensors)
+        self._state = tuple((shown, read, read()) for shown, _, read in _STATE)
+        self._hooks = state.global_hooks()
+        self._hook_contents = tuple(dict(table) for table in self._hooks)
+        self.constants = Constants(constants)
+        self.source, scope = self._generate()
+        exec(compile(self.source, "<smelt guards>", "exec"), scope)
+        self.check: Callable[[tuple[Any, ...], Mapping[str, Any]], int | None] = scope["check"]
+
+    def refresh(self) -> None:
+        """Take the constants' present contents as those the program holds (after it was packed anew)."""
+        self.constants.refresh()
+
+    @cached_property
+    def guards(self) -> tuple[Guard, ...]:
+        """Every guard, in the order of their indices: arguments, torch's settings, what the program read, constants."""
+        made = [Guard(t.kind, t.place, t.seen) for t in self._arguments.tests]
+        made += [Guard("state", shown, seen) for shown, _, seen in self._state]
+        made += [Guard("hooks", "torch.nn's global module hooks", [len(t) for t in self._hook_contents])]
+        made += [Guard(t.kind, t.name, t.seen, t.span) for t in self._facts.tests]
+        made += [Guard("constant", f"constant {i}", tuple(t.shape)) for i, t in enumerate(self.constants.tensors)]
+        return tuple(made)
+
+    def explain(self, failed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """A sentence with the guard, the value it needs and the value there is now."""
+        guard = self.guards[failed]
+        where = f" (read at {guard.span})" if guard.span is not None else ""
+        now = _short(self._now(failed, args, kwargs))
+        return f"{guard.kind} of {guard.expr} was {_short(guard.seen)}, now {now}{where}"
+
+    def _now(self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        tests = self._arguments.tests
+        if index < len(tests):
+            try:
+                value = eval(tests[index].place, dict(self._arguments.scope), {"args": args, "kwargs": kwargs})
+                return _aspect(tests[index].kind, value)
+            except (LookupError, AttributeError, TypeError):
+                return _MISSING_ARGUMENT
+        index -= len(tests)
+        if index < len(self._state):
+            return self._state[index][1]()
+        index -= len(self._state) + 1
+        if index < 0:
+            return [len(table) for table in self._hooks]
+        if index < len(self._facts.tests):
+            return self._facts.tests[index].now()
+        return "other contents"
+
+    def first_failed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        """Ask the guards one by one; None if all hold after all."""
+        index = 0
+        names = {"args": args, "kwargs": kwargs}
+        for test in self._compiled_tests:
+            try:
+                if not eval(test, self._arguments.scope, names):
+                    return index
+            except (LookupError, AttributeError, TypeError):
+                return index
+            index += 1
+        for _, read, seen in self._state:
+            if read() != seen:
+                return index
+            index += 1
+        if not self._hooks_unchanged():
+            return index
+        index += 1
+        failed = self._facts.first_failed()
+        if failed is not None:
+            return index + failed
+        changed = None if self.constants.unchanged() else self.constants.first_changed()
+        return None if changed is None else index + len(self._facts.tests) + changed
+
+    @cached_property
+    def _compiled_tests(self) -> list[Any]:
+        return [compile(test.code, "<smelt guard>", "eval") for test in self._arguments.tests]
+
+    def _hooks_unchanged(self) -> bool:
+        return self._hooks == self._hook_contents
+
+    def _generate(self) -> tuple[str, dict[str, Any]]:
+        scope = dict(self._arguments.scope)
+        scope["failed"] = self.first_failed
+        body = list(self._arguments.lines)
+        conditions = []
+        for (_, name, read), (_, _, seen) in zip(_STATE, self._state, strict=True):
+            if name == "autocast" and not seen:
+                scope["any_autocast"] = state.is_any_autocast
+                conditions.append("not any_autocast()")
+                continue
+            scope[f"read_{name}"], scope[f"seen_{name}"] = read, seen
+            conditions.append(f"read_{name}() {'==' if name in ('autocast', 'precision') else 'is'} seen_{name}")
+        scope["hooks"], scope["hook_contents"] = self._hooks, self._hook_contents
+        conditions.append("hooks == hook_contents" if any(self._hook_contents) else "not any(hooks)")
+        body.append(f"if not ({' and '.join(conditions)}): return failed(args, kwargs)")
+        body += self._facts.emit(scope)
+        if self.constants.tensors:
+            scope["constants_unchanged"] = self.constants.unchanged
+            body.append("if not constants_unchanged(): return failed(args, kwargs)")
+        return _FRAME.format(body="".join(f"        {line}\n" for line in body)), scope
+
+
+def _aspect(kind: str, value: Any) -> Any:
+    """What of an argument a guard of this kind looked at."""
+    if kind in ("dtype", "layout", "device", "requires_grad", "shape"):
+        found = getattr(value, kind)
+        return tuple(found) if kind == "shape" else found
+    if kind == "stride":
+        return value.stride()
+    if kind == "type":
+        return type(value)
+    if kind == "length":
+        return len(value)
+    if kind == "keys":
+        return list(value)
+    return value
+
+
+def _short(value: Any, limit: int = 80) -> str:
+    """A value on one line; tensors by type and shape, never by their elements."""
+    if isinstance(value, torch.Tensor):
+        return f"{type(value).__name__}{list(value.shape)} of {value.dtype} (id {id(value):#x})"
+    if isinstance(value, type):
+        return value.__qualname__
+    if isinstance(value, (dict, list, tuple)) and any(isinstance(v, torch.Tensor) for v in _values(value)):
+        return f"{type(value).__name__} of {len(value)}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _values(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value
+
+
+__all__ = ["FactTest", "Guard", "GuardSet", "ReadFact"]
