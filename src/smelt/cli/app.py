@@ -9,10 +9,19 @@ from typing import Any
 import typer
 
 from smelt.cli.bench import bench
+from smelt.cli.cache import cache
 from smelt.cli.demo import demo
+from smelt.cli.program import explain, run, show
 from smelt.diag import SmeltError
 
-_COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (("demo", demo), ("bench", bench))
+_COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("demo", demo),
+    ("run", run),
+    ("show", show),
+    ("explain", explain),
+    ("bench", bench),
+    ("cache", cache),
+)
 """Name and function of every command, in the order of `smelt --help`."""
 
 

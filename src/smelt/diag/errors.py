@@ -21,7 +21,7 @@ class Code:
     title: str
 
 
-# 01xx capture, 02xx graph text and structure, 03xx compile, 04xx run time, 09xx ours.
+# 01xx capture, 02xx graph text and structure, 03xx compile, 04xx run time, 05xx command line, 09xx ours.
 CATALOGUE: tuple[Code, ...] = (
     Code("S0101", "a tensor was turned into a Python value"),
     Code("S0102", "the size of a result depends on data"),
@@ -39,6 +39,9 @@ CATALOGUE: tuple[Code, ...] = (
     Code("S0401", "a native call failed"),
     Code("S0402", "machine code cannot be loaded"),
     Code("S0403", "a result has another layout than planned"),
+    Code("S0501", "something that a command needs is not there"),
+    Code("S0502", "a process that measures failed"),
+    Code("S0503", "the compiled program answers differently than eager"),
     Code("S0901", "a pass broke the graph"),
     Code("S0902", "an internal invariant does not hold"),
 )

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from smelt.diag import SmeltWarning
@@ -26,6 +27,7 @@ _MAGIC = b"SMELTOBJ"
 _VERSION = 1
 _HEADER = struct.Struct("<8sI32sQ")
 _SUFFIX = ".obj"
+_ASIDE = ".writing-"
 _LEFTOVER_AGE_S = 3600.0
 
 
@@ -78,7 +80,7 @@ class CodeCache:
         path = self._path(key)
         header = _HEADER.pack(_MAGIC, _VERSION, hashlib.sha256(payload).digest(), len(payload))
         try:
-            handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+            handle, aside = tempfile.mkstemp(dir=path.parent, prefix=_ASIDE)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(header + payload)
@@ -146,6 +148,39 @@ class CodeCache:
             if leftover or (total > self._limit_nbytes and path.suffix == _SUFFIX and mtime < newest):
                 path.unlink(missing_ok=True)
                 total -= size
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFile:
+    """A file of the cache's folder. `is_entry`: not the remains of a writer that was killed."""
+
+    path: Path
+    nbytes: int
+    last_used: float
+    is_entry: bool
+
+
+def list_cache(folder: Path) -> list[CacheFile]:
+    """What the cache keeps in a folder, the one used last first; files that are not the cache's do not count.
+
+    Raises: OSError if the folder cannot be read; a folder that is not there is an empty one.
+    """
+    found = []
+    try:
+        items = sorted(os.scandir(folder), key=lambda item: item.name)
+    except FileNotFoundError:
+        return []
+    for item in items:
+        is_entry = item.name.endswith(_SUFFIX)
+        if not is_entry and not item.name.startswith(_ASIDE):
+            continue
+        try:
+            info = item.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # another process evicted it
+        if stat.S_ISREG(info.st_mode):
+            found.append(CacheFile(Path(item.path), info.st_size, info.st_mtime, is_entry))
+    return sorted(found, key=lambda file: -file.last_used)
 
 
 def _unwrap(data: bytes) -> bytes | None:

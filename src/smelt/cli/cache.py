@@ -1,0 +1,91 @@
+"""`smelt cache`: where compiled machine code is kept, and how much of it."""
+
+from __future__ import annotations
+
+import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from smelt.diag import Options, SmeltError
+from smelt.runtime.cache import CacheFile, list_cache
+
+
+class Action(StrEnum):
+    """What to do with the cache."""
+
+    SHOW = "show"
+    CLEAR = "clear"
+
+
+def cache(
+    action: Annotated[Action, typer.Argument(help="Show what is kept, or remove it.")] = Action.SHOW,
+    folder: Annotated[
+        Path | None, typer.Option(help="The cache's folder. Default: $SMELT_CACHE_DIR, else ~/.cache/smelt.")
+    ] = None,
+    entries: Annotated[bool, typer.Option("--entries", help="Also list every entry, the last used first.")] = False,
+) -> None:
+    """Show or clear the machine code that Smelt keeps between runs.
+
+    A program that was compiled once is loaded from here by later processes.
+    Clearing it loses nothing but time. The folder is readable by you alone,
+    and is kept below a limit (512 MB unless the option cache_limit_mb says
+    otherwise) by removing what was used longest ago.
+
+    \b
+    Examples:
+      smelt cache
+          where it is, how large, how many entries
+      smelt cache --entries
+          each entry with its size and when it was last used
+      smelt cache clear
+          remove all of it
+      SMELT_CACHE_DIR=/tmp/code smelt cache
+          another folder
+    """
+    where = folder if folder is not None else Path(Options.make().cache_dir)
+    try:
+        files = list_cache(where)
+        if action is Action.CLEAR:
+            _clear(where, files)
+        else:
+            _show(where, files, entries)
+    except OSError as error:
+        raise SmeltError(
+            f"the cache at {where} cannot be used",
+            why=error.strerror or str(error),
+            fix="check who owns the folder, or name another one with --folder or SMELT_CACHE_DIR",
+            code="S0501",
+        ) from error
+
+
+def _clear(where: Path, files: list[CacheFile]) -> None:
+    for file in files:
+        file.path.unlink(missing_ok=True)
+    typer.echo(f"removed {_count(files)}, {_size(files)}, from {where}")
+
+
+def _show(where: Path, files: list[CacheFile], with_entries: bool) -> None:
+    typer.echo(f"folder   {where}" + ("" if where.is_dir() else " (not there yet)"))
+    typer.echo(f"holds    {_count(files)}, {_size(files)}")
+    if not with_entries or not files:
+        return
+    out = Table("entry", "size", "last used")
+    for file in files:
+        used = datetime.datetime.fromtimestamp(file.last_used).strftime("%Y-%m-%d %H:%M:%S")
+        out.add_row(file.path.name, _size([file]), used if file.is_entry else f"{used} (left by a killed process)")
+    Console().print(out)
+
+
+def _count(files: list[CacheFile]) -> str:
+    count = sum(f.is_entry for f in files)
+    return f"{count} entry" if count == 1 else f"{count} entries"
+
+
+def _size(files: list[CacheFile]) -> str:
+    nbytes = sum(f.nbytes for f in files)
+    return f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.1f} kB"

@@ -1,0 +1,168 @@
+"""`smelt show`, `smelt explain`, `smelt run`: one program, named as `cli.target` says, seen from outside."""
+
+from __future__ import annotations
+
+import json as json_
+import time
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import smelt
+from smelt.cli.target import HELP, Target, load_target, tensors_in
+from smelt.diag import VerifyError
+
+TargetArgument = Annotated[str, typer.Argument(help=HELP, show_default=False)]
+
+
+def show(
+    target: TargetArgument,
+    optimized: Annotated[bool, typer.Option("--optimized", help="The graph that runs for these arguments.")] = False,
+    code: Annotated[bool, typer.Option("--code", help="The captured graph as Python that runs.")] = False,
+) -> None:
+    """Print a program's graph: every operation with its type and source line.
+
+    A target names a factory, a function without arguments that returns the
+    program and what to call it with. In model.py:
+
+    \b
+      def mlp():
+          model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU())
+          return model.eval(), (torch.randn(4, 8),)
+
+    \b
+    Examples:
+      smelt show model.py:mlp
+          as captured: the operations that the program called
+      smelt show model.py:mlp --optimized
+          after all passes, as it runs for these shapes
+      smelt show my_package.model:mlp --code > captured.py
+          as Python that imports only torch
+    """
+    if optimized and code:
+        raise typer.BadParameter("--optimized and --code exclude each other: --code is the captured graph")
+    loaded = load_target(target)
+    with torch.no_grad():
+        program = smelt.trace(loaded.function, loaded.args, dict(loaded.kwargs))
+        if optimized:
+            typer.echo(program.graph_for(*loaded.args, **loaded.kwargs))
+        else:
+            typer.echo(program.code if code else program.graph)
+
+
+def explain(
+    target: TargetArgument,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of text.")] = False,
+) -> None:
+    """Compile a program, call it once, and say what became of it.
+
+    The report has the graphs, the guards with the source line each came from,
+    the passes with their times, how every node runs (own kernel, library,
+    dispatcher, Python), fallbacks, compile time by stage, and memory.
+
+    \b
+    Examples:
+      smelt explain model.py:mlp
+          as text
+      smelt explain model.py:mlp --html report.html
+          for a browser, the graphs included
+      smelt explain model.py:mlp --json | jq .fallbacks
+          for a program
+    """
+    loaded = load_target(target)
+    compiled = smelt.compile(loaded.function)
+    with torch.no_grad():
+        compiled(*loaded.args, **loaded.kwargs)
+    report = smelt.explain(compiled)
+    if html is not None:
+        report.to_html(html)
+        typer.echo(f"report: {html}", err=True)
+    if json:
+        typer.echo(json_.dumps(report.to_dict(), indent=2))
+    elif html is None:
+        typer.echo(str(report))
+
+
+def run(
+    target: TargetArgument,
+    repeats: Annotated[int, typer.Option(min=1, help="Calls of each, eager and compiled in turns.")] = 20,
+    strict: Annotated[bool, typer.Option("--strict", help="A fallback is an error, not a warning.")] = False,
+    tolerance: Annotated[float, typer.Option(min=0, help="Largest relative difference that is let pass.")] = 1e-3,
+) -> None:
+    """Run a program, eager and compiled, and compare results and times.
+
+    Exit code 1 if the results differ by more than --tolerance, relative to
+    the largest value of each result.
+
+    \b
+    Examples:
+      smelt run model.py:mlp
+      smelt run my_package.model:mlp --repeats 100 --strict
+    """
+    loaded = load_target(target)
+    with torch.no_grad():
+        expected = tensors_in(loaded())
+        start = time.perf_counter()
+        function = smelt.compile(loaded.function, options={"strict": strict})
+        compiled = Target(loaded.name, function, loaded.args, loaded.kwargs)
+        found = tensors_in(compiled())
+        first_s = time.perf_counter() - start
+        times = _in_turns(loaded, compiled, repeats)
+    difference = _difference(expected, found)
+    out = Table("", "eager", "smelt", title=loaded.name, title_justify="left")
+    out.add_row("first call, compiling included", "-", _time(first_s))
+    out.add_row(f"median of {repeats}", *map(_time, times))
+    out.add_row("speed-up", "1.00x", f"{times[0] / times[1]:.2f}x")
+    out.add_row("largest relative difference", "-", f"{difference:.1e}")
+    Console().print(out)
+    for tensor in found:
+        typer.echo(f"result {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
+    if not difference <= tolerance:  # also if it is nan
+        raise VerifyError(
+            f"the compiled {loaded.name} differs from eager by {difference:.1e}",
+            why=f"the tolerance is {tolerance:.1e}",
+            fix="`smelt explain` shows how each node runs; random numbers and changing state differ by themselves",
+            code="S0503",
+        )
+
+
+def _in_turns(eager: Target, compiled: Target, repeats: int) -> tuple[float, float]:
+    """Median seconds of a call of each, measured alternately."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        for target, into in zip((eager, compiled), times, strict=True):
+            start = time.perf_counter()
+            target()
+            into.append(time.perf_counter() - start)
+    return median(times[0]), median(times[1])
+
+
+def _difference(expected: list[Tensor], found: list[Tensor]) -> float:
+    """The largest difference relative to the largest finite value of each expected tensor; inf if shapes differ."""
+    if [(t.shape, t.dtype) for t in expected] != [(t.shape, t.dtype) for t in found]:
+        return float("inf")
+    return max((_relative(e, f) for e, f in zip(expected, found, strict=True)), default=0.0)
+
+
+def _relative(expected: Tensor, found: Tensor) -> float:
+    if expected.numel() == 0 or torch.equal(expected, found):
+        return 0.0
+    wide: Any = torch.complex128 if expected.is_complex() else torch.float64
+    same = (expected == found) | (expected.isnan() & found.isnan())
+    gap = torch.where(same, 0.0, (expected.to(wide) - found.to(wide)).abs()).nan_to_num(nan=float("inf"))
+    finite = expected.to(wide)[expected.isfinite()].abs()
+    scale = finite.max().item() if finite.numel() else 0.0
+    return gap.max().item() / (scale or 1.0)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} µs"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

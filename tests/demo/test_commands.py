@@ -1,0 +1,196 @@
+"""`smelt cache`, and how `show`, `explain` and `run` find their program and report on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from smelt.cli import app
+from smelt.cli.target import load_target
+from smelt.diag import SmeltError, VerifyError
+from tests.demo import standin
+
+PROGRAMS = """
+import dataclasses
+import torch
+
+@dataclasses.dataclass
+class Scale:
+    factor: float
+
+def scaled(x, *, scale):
+    return {"y": x * scale.factor}
+
+def linear():
+    return torch.nn.Linear(3, 2).eval(), (torch.ones(4, 3),)
+
+def one_tensor():
+    return torch.sin, torch.zeros(2)
+
+def with_kwargs():
+    return scaled, (torch.ones(2),), {"scale": Scale(2.0)}
+
+def nothing(): return None
+def no_args(): return torch.sin, 3
+def broken(): raise RuntimeError("the user's own")
+def needs_missing(): import not_there_at_all
+value = 3
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[str]:
+    """A file of factories; what loading it leaves in the interpreter is removed."""
+    path, modules = list(sys.path), set(sys.modules)
+    file = tmp_path / "some_programs.py"
+    file.write_text(PROGRAMS)
+    yield str(file)
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.endswith("some_programs"):
+            del sys.modules[name]
+
+
+def invoke(*args: str) -> Any:
+    return CliRunner().invoke(app, list(args))
+
+
+def test_a_target_in_a_file(programs: str) -> None:
+    assert load_target(f"{programs}:linear")().shape == (4, 2)
+    assert load_target(f"{programs}:one_tensor").args[0].shape == (2,)
+    assert load_target(f"{programs}:with_kwargs")()["y"].tolist() == [2, 2]
+
+
+def test_a_target_in_a_module(programs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(programs).parent)
+    assert load_target("some_programs:linear")().shape == (4, 2)
+
+
+def test_a_file_never_replaces_a_module_of_its_name(programs: str) -> None:
+    file = Path(programs).with_name("copy.py")
+    file.write_text(PROGRAMS)
+    before = sys.modules["copy"]
+    assert load_target(f"{file}:linear")().shape == (4, 2)
+    assert sys.modules["copy"] is before
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("some_programs", "is not a target"),
+        (":linear", "is not a target"),
+        ("some.programs:", "is not a target"),
+        ("not there:linear", "is not a module's name"),
+        ("no_such_module_here:linear", "there is no module"),
+        ("torch.no_such_part:linear", "there is no module"),
+        ("no_such_file.py:linear", "there is no file"),
+        ("{file}:none_such", "has no 'none_such'"),
+        ("{file}:value", "is not a function"),
+        ("{file}:nothing", "returned NoneType"),
+        ("{file}:no_args", "not (function_or_module, args)"),
+    ],
+)
+def test_a_bad_target_says_what_one_looks_like(programs: str, target: str, problem: str) -> None:
+    with pytest.raises(typer.BadParameter) as error:
+        load_target(target.format(file=programs))
+    assert problem in error.value.message
+    assert "pkg.mod:factory" in error.value.message
+
+
+@pytest.mark.parametrize("command", ["show", "explain", "run"])
+def test_a_bad_target_is_wrong_usage(command: str) -> None:
+    assert invoke(command, "no_such_module_here:f").exit_code == 2
+
+
+def test_what_the_users_code_raises_passes_through(programs: str) -> None:
+    with pytest.raises(RuntimeError, match="the user's own"):
+        load_target(f"{programs}:broken")
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+        load_target(f"{programs}:needs_missing")
+
+
+def test_show_prints_the_graph_asked_for(monkeypatch: pytest.MonkeyPatch, programs: str) -> None:
+    standin.install(monkeypatch)
+    target = f"{programs}:linear"
+    assert invoke("show", target).stdout == "the captured graph\n"
+    assert invoke("show", target, "--optimized").stdout == "the optimized graph\n"
+    assert invoke("show", target, "--code").stdout == "the code\n"
+    assert invoke("show", target, "--code", "--optimized").exit_code == 2
+
+
+def test_explain_prints_text_json_or_writes_a_page(
+    monkeypatch: pytest.MonkeyPatch, programs: str, tmp_path: Path
+) -> None:
+    standin.install(monkeypatch)
+    target, page = f"{programs}:linear", tmp_path / "report.html"
+    assert invoke("explain", target).stdout == "the report\n"
+    assert json.loads(invoke("explain", target, "--json").stdout) == {"name": "program"}
+    assert invoke("explain", target, "--html", str(page)).stdout == ""
+    assert page.exists()
+
+
+def test_run_compares_with_eager(monkeypatch: pytest.MonkeyPatch, programs: str) -> None:
+    standin.install(monkeypatch)
+    result = invoke("run", f"{programs}:linear", "--repeats", "2")
+    assert result.exit_code == 0, result.output
+    assert "speed-up" in result.output
+    assert "result float32[4, 2]" in result.output
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda t: t + 1, lambda t: t[:1], lambda t: t.double(), lambda t: t * float("nan"), lambda t: ()],
+)
+def test_run_fails_on_another_answer(monkeypatch: pytest.MonkeyPatch, programs: str, change: standin.Change) -> None:
+    standin.install(monkeypatch, change)
+    result = invoke("run", f"{programs}:linear", "--repeats", "1")
+    assert isinstance(result.exception, VerifyError)
+    assert result.exception.code == "S0503"
+
+
+def test_run_takes_nan_and_inf_for_equal_where_eager_has_them(monkeypatch: pytest.MonkeyPatch, programs: str) -> None:
+    Path(programs).write_text(
+        "import torch\ndef f(): return torch.log, (torch.tensor([-1.0, 0.0, 1.0, float('inf')]),)\n"
+    )
+    standin.install(monkeypatch)
+    assert invoke("run", f"{programs}:f", "--repeats", "1").exit_code == 0
+    standin.install(monkeypatch, lambda t: torch.nan_to_num(t))
+    assert isinstance(invoke("run", f"{programs}:f", "--repeats", "1").exception, VerifyError)
+
+
+def test_cache_shows_and_clears_only_its_own_files(tmp_path: Path) -> None:
+    for name, age in (("aa11.obj", 20), ("bb22.obj", 10), (".writing-x", 30)):
+        (tmp_path / name).write_bytes(b"1234" * 250)
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    (tmp_path / "notes.txt").write_text("the user's own")
+    shown = invoke("cache", "--folder", str(tmp_path), "--entries").stdout
+    assert "2 entries, 3.0 kB" in shown
+    assert shown.index("bb22.obj") < shown.index("aa11.obj")
+    cleared = invoke("cache", "clear", "--folder", str(tmp_path))
+    assert "removed 2 entries, 3.0 kB" in cleared.stdout
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "not" / "there"))
+    result = invoke("cache")
+    assert result.exit_code == 0
+    assert str(tmp_path / "not" / "there") in result.stdout.replace("\n", "")
+    assert "not there yet" in result.stdout
+    assert "0 entries" in result.stdout
+
+
+def test_a_cache_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = invoke("cache", "--folder", str(tmp_path / "file"))
+    assert isinstance(result.exception, SmeltError)
+    assert result.exception.code == "S0501"
