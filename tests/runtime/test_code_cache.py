@@ -15,13 +15,15 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import pytest
 
 from smelt.codegen.llvm.emit import emit_object
 from smelt.codegen.llvm.executor_ir import executor_text
 from smelt.diag import InternalError, PackageError, SmeltWarning
+from smelt.runtime import loader
 from smelt.runtime.cache import CodeCache
-from smelt.runtime.elf import parse_object
+from smelt.runtime.elf import MACHINE_AARCH64, parse_object
 from smelt.runtime.loader import load_object
 
 KEY = "ab" * 32
@@ -231,6 +233,41 @@ def test_objects_of_another_machine() -> None:
     struct.pack_into("<H", data, 18, 243)
     with pytest.raises(PackageError, match="machine 243"):
         load_object(bytes(data))
+
+
+def test_relocations_of_aarch64(outside: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cross-compiled, bound, never run: the bound instructions are decoded instead."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    target = llvm.Target.from_triple("aarch64-unknown-linux-gnu")
+    machine = target.create_target_machine(opt=2, reloc="pic", codemodel="small")
+    data = machine.emit_object(llvm.parse_assembly(MODULE))
+    monkeypatch.setattr(loader, "host_machine", lambda: MACHINE_AARCH64)
+    monkeypatch.setattr(loader, "_protect", lambda *_: None)
+    monkeypatch.setattr(loader, "_clear_instruction_cache", lambda *_: None)
+    code = load_object(data, outside)
+
+    def words(name: str, count: int) -> list[tuple[int, int]]:
+        start = code.address(name)
+        return [(start + 4 * i, ctypes.c_uint32.from_address(start + 4 * i).value) for i in range(count)]
+
+    def page(at: int, word: int) -> int:
+        pages = (word >> 29 & 3) | (word >> 5 & 0x7FFFF) << 2
+        return (at >> 12 << 12) + ((pages - (1 << 21) if pages >> 20 else pages) << 12)
+
+    (at, adrp), (_, add) = words("pick", 2)
+    table = page(at, adrp) + (add >> 10 & 0xFFF)
+    assert list((I64 * 4).from_address(table)) == [3, 5, 7, 11]
+    branches = []
+    for at, word in words("ask", 10):
+        if word >> 26 == 0b100101:
+            field = word & 0x3FFFFFF
+            branches.append(at + 4 * (field - (1 << 26) if field >> 25 else field))
+    assert branches[1] == code.address("pick")
+    assert I64.from_address(branches[0] + 8).value == outside["outside"]
+    assert I64.from_address(branches[2] + 8).value == outside["other"]
+    (at, adrp), (_, load) = words("where", 2)
+    assert I64.from_address(page(at, adrp) + (load >> 10 & 0xFFF) * 8).value == outside["outside"]
 
 
 def test_the_executor_needs_no_relocation() -> None:

@@ -22,6 +22,7 @@ import torch
 
 _HIDDEN: ContextVar[frozenset[str]] = ContextVar("smelt_hidden_symbols", default=frozenset())
 _SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+_ABI_VERSION = "aoti_torch_abi_version"
 _PREFIX = "" if sys.platform == "win32" else "lib"
 
 # Names of dtypes whose shim getter is called after the dtype itself; all others have no code.
@@ -105,9 +106,15 @@ def function(name: str, restype: Any, *argtypes: Any, keep_gil: bool = False) ->
     return prototype(restype, *argtypes)(where)
 
 
+@lru_cache(maxsize=128)
+def _constant(getter: str) -> int:
+    call = function(getter, ctypes.c_int64 if getter == _ABI_VERSION else ctypes.c_int32, keep_gil=True)
+    assert call is not None
+    return int(call())
+
+
 def _code(getter: str) -> int | None:
-    call = function(getter, ctypes.c_int32, keep_gil=True)
-    return None if call is None else int(call())
+    return _constant(getter) if has(getter) else None
 
 
 def dtypes() -> tuple[torch.dtype, ...]:
@@ -140,8 +147,7 @@ def device_type_code(kind: str = "cpu") -> int | None:
 
 def abi_version() -> int | None:
     """libtorch's version as the shim packs it (major, minor, patch from the high bytes), or None."""
-    call = function("aoti_torch_abi_version", ctypes.c_uint64, keep_gil=True)
-    return None if call is None else int(call())
+    return _code(_ABI_VERSION)
 
 
 def last_error() -> str:

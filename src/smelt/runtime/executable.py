@@ -113,6 +113,17 @@ class _PythonSteps:
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64)
 
 
+class _WithoutGrad:
+    """The native entry, for a library that cannot switch gradients off natively."""
+
+    def __init__(self, entry: NativeEntry) -> None:
+        self._entry = entry
+
+    def __call__(self, code: int, frame: int) -> int:
+        with torch.no_grad():
+            return self._entry.run(code, frame)
+
+
 class Executable:
     """A plan with what it needs to run. `machine_code` is the executor's object code, None to run in Python.
 
@@ -146,7 +157,9 @@ class Executable:
         self._output_cells = [encoded.cell_of[slot] for slot in dict.fromkeys(plan.outputs)]
         order = list(dict.fromkeys(plan.outputs))
         self._output_order = None if len(order) == len(plan.outputs) else [order.index(s) for s in plan.outputs]
-        self._needs_no_grad = not encoded.grad_is_native and not plan.keep_grad_mode
+        is_done_natively = encoded.grad_is_native or plan.keep_grad_mode
+        self._call = entry.run if is_done_natively else _WithoutGrad(entry)
+        self._looks_for_escapes = bool(plan.arena) and not encoded.escape_is_native and not bridge.copies
         owned: list[int] = []
         try:
             for slot, tensor in plan.held:
@@ -219,13 +232,13 @@ class Executable:
         if offset is not None:
             for cell, tensor in zip(cells, inputs, strict=True):
                 view[cell] = id(tensor) + offset
-            status = self._call(frame)
+            status = self._call(self._code, frame.address)
         else:
             owned: list[int] = []
             try:
                 for cell, tensor in zip(cells, inputs, strict=True):
                     view[cell] = _handle(bridge, tensor, owned)
-                status = self._call(frame)
+                status = self._call(self._code, frame.address)
             finally:
                 _delete_all(bridge, owned)
         frame.inputs = ()
@@ -238,17 +251,11 @@ class Executable:
             view[cell] = 0
             outputs.append(take(handle))
         frame.runs += 1
-        if frame.memory is not None and not self._encoded.escape_is_native and not bridge.copies:
+        if self._looks_for_escapes and frame.memory is not None:
             check_escapes(self.plan, outputs, frame.memory)
         if self._output_order is not None:
             return [outputs[i] for i in self._output_order]
         return outputs
-
-    def _call(self, frame: _Frame) -> int:
-        if self._needs_no_grad:
-            with torch.no_grad():
-                return self._entry.run(self._code, frame.address)
-        return self._entry.run(self._code, frame.address)
 
     def _new_frame(self) -> _Frame:
         frame = _Frame(self._encoded, self.plan)

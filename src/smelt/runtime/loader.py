@@ -32,6 +32,7 @@ _X86_GOT_KINDS = {_X86_GOTPCREL, 41, 42}
 _ARM_ABS64, _ARM_PREL64, _ARM_PREL32 = 257, 260, 261
 _ARM_CALLS = {282, 283}
 _ARM_PAGE21, _ARM_ADD12 = 275, 277
+_ARM_GOT_KINDS = {311: 275, 312: 286}  # the same fix-ups, towards the slot that holds the address
 _ARM_LDST_SHIFT = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}
 
 
@@ -181,21 +182,23 @@ class _Linker:
         if r.kind == _ARM_PREL32:
             return self._put(at, room, "<i", near + r.addend - place)
         word = struct.unpack_from("<I", self._memory, at)[0]
-        value = near + r.addend
-        if r.kind in _ARM_CALLS:
+        value, kind = near + r.addend, r.kind
+        if kind in _ARM_GOT_KINDS and self._parsed.symbols[r.symbol].section == 0:
+            value, kind = value + 8, _ARM_GOT_KINDS[kind]
+        if kind in _ARM_CALLS:
             field = (value - place) >> 2
             if not -(1 << 25) <= field < 1 << 25:
                 raise _bad("a branch target is too far away")
             return self._put(at, room, "<I", (word & 0xFC000000) | (field & 0x3FFFFFF))
-        if r.kind == _ARM_PAGE21:
+        if kind == _ARM_PAGE21:
             pages = (value >> 12) - (place >> 12)
             if not -(1 << 20) <= pages < 1 << 20:
                 raise _bad("a page is too far away")
             return self._put(at, room, "<I", (word & 0x9F00001F) | (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5)
-        if r.kind == _ARM_ADD12:
+        if kind == _ARM_ADD12:
             return self._put(at, room, "<I", (word & ~(0xFFF << 10)) | (value & 0xFFF) << 10)
-        if r.kind in _ARM_LDST_SHIFT:
-            low = (value & 0xFFF) >> _ARM_LDST_SHIFT[r.kind]
+        if kind in _ARM_LDST_SHIFT:
+            low = (value & 0xFFF) >> _ARM_LDST_SHIFT[kind]
             return self._put(at, room, "<I", (word & ~(0xFFF << 10)) | low << 10)
         return False
 
