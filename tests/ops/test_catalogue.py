@@ -100,7 +100,7 @@ def test_record(name: str) -> None:
         verify(graph)
         results = run(record, sample, tensors, graph)
         for type_, result in zip(flat_types(tuple(r.type for r in node.results)), results, strict=True):
-            assert fits(type_, result), f"{name}{sample}: {type_} is not {type_of(result)}"
+            assert fits(type_, result), f"{graph}: {type_of(result)}"
         check_aliases(node, results, tensors)
         with builder.at(node):
             parts = lower(node, GraphEmitter(builder))

@@ -62,14 +62,18 @@ class Schema:
         return any(a.is_write for a in self.arguments)
 
 
+def _is_method(owner: Any, name: str) -> bool:
+    return any(name in vars(base) for base in type(owner).__mro__)
+
+
 def find_overload(name: str) -> Any | None:
     """The `OpOverload` called `ns.name.overload` (`aten.add.Tensor`), or None where torch has none."""
     parts = name.split(".")
-    if len(parts) != 3 or parts[0].startswith("_") or hasattr(type(torch.ops), parts[0]):
+    if len(parts) != 3 or parts[0].startswith("_") or _is_method(torch.ops, parts[0]):
         return None
     found: Any = getattr(torch.ops, parts[0])
     for part in parts[1:]:
-        if hasattr(type(found), part):
+        if _is_method(found, part):
             # A method of torch's namespace object is no operator.
             return None
         found = getattr(found, part, None)

@@ -85,8 +85,8 @@ def _plain(obj: Any) -> Arg:
     """Subclasses of the scalar types (enum members, numpy's float64) as the plain scalar."""
     plain: Arg = obj
     for kind in (bool, int, float, complex, str):
-        if isinstance(obj, kind) and type(obj) is not kind:
-            plain = kind(obj)  # type: ignore[arg-type]
+        if isinstance(obj, kind):
+            plain = obj if type(obj) is kind else kind(obj)  # type: ignore[arg-type]
             break
     return plain
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
-from smelt.ir import Arg
+from smelt.ir import Arg, Type
 from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Samples, sample, tensor_type
 from smelt.ops.samples import (
     all_operands,
@@ -125,6 +126,11 @@ def _lower_where_other(b: Emitter, call: Call) -> Arg | None:
         return None
     filler = b.call("aten.full.default", (), other, dtype=tensor_type(x).dtype)
     return b.call("aten.where.self", call["condition"], x, filler)
+
+
+def _row_major(call: Call) -> tuple[Type, ...]:
+    kind = tensor_type(call["self"])
+    return (replace(kind, strides=None),)
 
 
 # --- samples
@@ -274,7 +280,7 @@ POINTWISE: tuple[OpRecord, ...] = (
     _unary("gelu", _gelus, "torch.nn.functional.gelu", source=_GELU),
     _unary("mish", unary_float, "torch.nn.functional.mish", lower=_lower_mish, source="arXiv:1908.08681"),
     _unary("softplus", unary_float, "torch.nn.functional.softplus", lower=_lower_softplus),
-    _unary("log_sigmoid", unary_float, "torch.nn.functional.logsigmoid", lower=_lower_log_sigmoid),
+    _unary("log_sigmoid", unary_float, "torch.nn.functional.logsigmoid", result=_row_major, lower=_lower_log_sigmoid),
     _unary("elu", unary_float, "torch.nn.functional.elu", source="arXiv:1511.07289"),
     _unary("selu", unary_float, "torch.nn.functional.selu", source="arXiv:1706.02515"),
     _unary("hardtanh", unary_float, "torch.nn.functional.hardtanh"),

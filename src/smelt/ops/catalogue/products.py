@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
-from smelt.ir import Arg, Type
-from smelt.ops.convert import dummy_of
+from smelt.ir import Arg, TensorType, Type
+from smelt.ops.convert import dummy_of, type_of
 from smelt.ops.record import Call, Emitter, OpRecord, Sample, sample, tensor_type
 from smelt.ops.samples import fixed, floats, strided
 
@@ -54,10 +55,43 @@ def _attention_type(call: Call) -> tuple[Type, ...] | None:
         )
     if choice != 1:
         return None
-    batch, heads, rows, _ = query.sizes
-    width = value.sizes[-1]
-    strides = (rows * heads * width, width, heads * width, 1)
-    return (query.of(query.dtype, (batch, heads, rows, width), strides, query.device),)
+    # The flash kernel's output lies in memory as the query does.
+    return (replace(type_of(torch.empty_like(dummy_of(query, "meta"))), device=query.device),)
+
+
+def _is_channels_last(kind: TensorType) -> bool:
+    """Whether torch takes a 4-d tensor for channels-last: strides that do not shrink in the order C, W, H, N.
+
+    Source: c10's is_channels_last_strides_2d, for which a tensor of one pixel or one channel may count as both.
+    """
+    sizes, steps = kind.sizes, kind.steps
+    if len(sizes) != 4 or steps[1] == 0:
+        return False
+    least = 0
+    for dim in (1, 3, 2, 0):
+        if sizes[dim] == 0 or steps[dim] < least or (dim == 0 and least == steps[1]):
+            return False
+        least = steps[dim] * max(sizes[dim], 1)
+    return True
+
+
+def _convolution_type(call: Call) -> tuple[Type, ...] | None:
+    """Channels-last where the image or the weight is, which torch's meta kernel does not know of the CPU."""
+    image, weight = tensor_type(call["input"]), tensor_type(call["weight"])
+    if image.device != "cpu" or not (image.is_static and weight.is_static) or image.rank != 4 or image.numel == 0:
+        return None
+    rows, columns = (
+        (size + 2 * pad - gap * (width - 1) - 1) // step + 1
+        for size, width, step, pad, gap in zip(
+            image.sizes[2:], weight.sizes[2:], call["stride"], call["padding"], call["dilation"], strict=True
+        )
+    )
+    channels = weight.sizes[0]
+    sizes = (image.sizes[0], channels, rows, columns)
+    strides = None
+    if _is_channels_last(image) or _is_channels_last(weight):
+        strides = (channels * rows * columns, 1, columns * channels, channels)
+    return (TensorType.of(image.dtype, sizes, strides, image.device),)
 
 
 def _attentions() -> Iterator[Sample]:
@@ -68,6 +102,8 @@ def _attentions() -> Iterator[Sample]:
     yield sample(q, k, v, floats(2, 1, 1, 7, seed=3) > -1)
     yield sample(q, q, q, is_causal=True)
     yield sample(*(floats(2, 5, 3, 4, seed=s).transpose(1, 2) for s in range(3)))
+    yield sample(*(t.view(2, 5, 3, 4).transpose(1, 2) for t in floats(2, 5, 36).chunk(3, -1)))
+    yield sample(q, k, floats(2, 3, 7, 6, seed=2))
     yield sample(*(floats(2, 3, 5, 4, seed=s, dtype=torch.bfloat16) for s in range(3)))
     yield sample(floats(2, 5, 4), floats(2, 7, 4), floats(2, 7, 4))
     yield sample(floats(2, 4, 5, 4), floats(2, 2, 5, 4), floats(2, 2, 5, 4, seed=1), enable_gqa=True)
@@ -107,6 +143,10 @@ def _convolutions() -> Iterator[Sample]:
     yield sample(floats(1, 3, 8, 8), weight, bias, [1, 1], [2, 2], [2, 2])
     yield sample(floats(1, 4, 8, 8), floats(4, 1, 3, 3), None, [1, 1], [1, 1], [1, 1], 4)
     yield sample(floats(2, 3, 8, 8).to(memory_format=torch.channels_last), weight, bias)
+    yield sample(floats(2, 3, 8, 8), weight.to(memory_format=torch.channels_last), bias)
+    yield sample(floats(2, 3, 1, 1), floats(4, 3, 1, 1), bias)
+    yield sample(floats(2, 1, 4, 4), floats(4, 1, 3, 3), bias)
+    yield sample(floats(2, 3, 4, 4), floats(4, 3, 1, 1), bias)
     yield sample(floats(3, 8, 8), weight)
 
 
@@ -149,7 +189,7 @@ PRODUCTS: tuple[OpRecord, ...] = (
         "torch.conv1d",
         fixed(lambda: [sample(floats(2, 3, 9), floats(4, 3, 3), floats(4), [2], [1])]),
     ),
-    OpRecord("aten.conv2d.default", "torch.conv2d", _convolutions),
+    OpRecord("aten.conv2d.default", "torch.conv2d", _convolutions, result=_convolution_type),
     OpRecord(
         "aten.conv_transpose2d.input",
         "torch.conv_transpose2d",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
 from smelt.ir import Arg
 from smelt.ops.record import Alias, Call, Emitter, Lowering, OpRecord, Samples, sample
 from smelt.ops.samples import (
     arithmetic,
     binary_ints,
-    bools,
     fixed,
     floats,
     ints,
@@ -36,7 +37,11 @@ def _same(name: str, target: str, oracle: str, samples: Samples, alias: Alias = 
 
 
 _TWO = fixed(
-    lambda: [sample(floats(3, 4), floats(4, seed=1)), sample(strided(3, 4), 2.5), sample(ints(3), ints(3, low=1))]
+    lambda: [
+        sample(floats(3, 4), floats(4, seed=1)),
+        sample(strided(3, 4), torch.tensor(2.5)),
+        sample(ints(3), ints(3, low=1)),
+    ]
 )
 _POSITIVE = fixed(lambda: [sample(floats(3, 4), positives(4))])
 
@@ -87,11 +92,5 @@ SYNONYMS: tuple[OpRecord, ...] = (
         "torch.Tensor.view",
         fixed(lambda: [sample(floats(3, 4), [12])]),
         "maybe",
-    ),
-    _same(
-        "bitwise_and.Scalar",
-        "bitwise_and.Tensor",
-        "torch.bitwise_and",
-        fixed(lambda: [sample(ints(3), 2), sample(bools(3), True)]),
     ),
 )
