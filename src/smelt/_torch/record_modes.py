@@ -1,0 +1,20 @@
+"""The modes that an operator was called under, and how they differ from those of the program's caller."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from smelt._torch.state import autocast, is_any_autocast, is_grad_enabled, is_inference
+
+
+class Modes(NamedTuple):
+    """Grad mode, inference mode, and autocast as (device, dtype name) pairs."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, Any], ...]
+
+
+def modes() -> Modes:
+    """The calling thread's modes, about 0.3 us."""
+    return Modes(is_grad_enabled(), is_inference(), autocast() if is_any_autocast() else ())

@@ -1,0 +1,147 @@
+"""From records to a graph: one node a record, in order; whole operators, views and in-place writes as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smelt._torch.record_modes import Modes
+from smelt.capture.recorder import Record, Recorder, Slot, slot_type
+from smelt.diag import CaptureError
+from smelt.ir import NONE, Arg, Builder, Graph, Node, TensorType, TupleType, Type, Value
+from smelt.ops.convert import constant_of, dtype_from_torch, from_torch
+from smelt.ops.registry import normalize
+
+
+def mode_text(now: Modes, caller: Modes) -> str:
+    """What is switched on around an operator and differs from the caller's state."""
+    words: list[str] = []
+    if now.inference and not caller.inference:
+        words.append("inference")
+    elif now.grad != caller.grad:
+        words.append("enable_grad" if now.grad else "no_grad")
+    if now.autocast != caller.autocast:
+        for device in {d for d, _ in now.autocast} | {d for d, _ in caller.autocast}:
+            dtype = dict(now.autocast).get(device)
+            where = "" if device == "cpu" else f"{device}, "
+            words.append(f"autocast({where}{'off' if dtype is None else dtype_from_torch(dtype)})")
+    return " ".join(words)
+
+
+class GraphBuilder:
+    """Builds one graph; values by slot."""
+
+    def __init__(self, name: str, recorder: Recorder, caller: Modes) -> None:
+        self.recorder = recorder
+        self.caller = caller
+        self.builder = Builder.new(name, {})
+        self.values: dict[Slot, Value] = {}
+        self.states: dict[tuple[str, str], Value] = {}
+        self.modes: dict[Modes, str] = {}
+
+    def build(self, input_names: Sequence[str], outputs: Sequence[Slot]) -> Graph:
+        """The whole graph. Raises: CaptureError (S0104) for an argument that no graph can hold."""
+        graph = self.builder.graph
+        for slot, name in zip(self.recorder.inputs, input_names, strict=True):
+            self.values[slot] = self.builder.add_param(graph.body, name, slot_type(slot))
+        escaping = {slot.family for slot in outputs if slot.family.is_constant}
+        for slot in self.recorder.states:
+            self._state(slot)
+        for record in self.recorder.records:
+            if not self._is_construction(record):
+                self._node(record, escaping)
+        self.builder.span, self.builder.scope, self.builder.mode = None, "", ""
+        return self.builder.finish([self._value(slot) for slot in outputs])
+
+    def _state(self, slot: Slot) -> None:
+        assert slot.state is not None
+        key = (slot.kind, slot.state.path)
+        if key not in self.states:
+            node = self.builder.add(slot.kind, (slot.state.path,), [slot_type(slot)], names=[_name(slot.state.path)])
+            self.states[key] = node.result
+        self.values[slot] = self.states[key]
+
+    def _node(self, record: Record, escaping: set[Any]) -> None:
+        builder = self.builder
+        builder.span = record.site.span if record.site is not None else None
+        builder.scope = record.scope
+        mode = self.modes.get(record.modes)
+        if mode is None:
+            mode = self.modes[record.modes] = mode_text(record.modes, self.caller)
+        builder.mode = mode
+        first = record.args[0] if record.args else None
+        if isinstance(first, Slot) and first.kind == "constant" and record.info.short.startswith("lift"):
+            result = record.results[0]
+            self.values[first] = self.values[result] = self._constant(first, escaping)
+            return
+        args = tuple(self._arg(a, record) for a in record.args)
+        kwargs = {k: self._arg(v, record) for k, v in record.kwargs.items()}
+        args, kwargs = normalize(record.info.name, args, kwargs)
+        node = builder.add(record.info.name, args, [_type(r) for r in record.results], kwargs)
+        self._results(node, record)
+
+    def _is_construction(self, record: Record) -> bool:
+        """Whether a record only made room for Python data, which its `const` will hold or holds."""
+        result = record.results[0] if len(record.results) == 1 else None
+        if not isinstance(result, Slot) or not result.family.is_constant:
+            return False
+        first = record.args[0] if record.args else None
+        if isinstance(first, Slot) and first in self.values:
+            if record.info.short == "detach_":
+                self.values[result] = self.values[first]
+                return True
+            return False
+        return record.info.short in ("empty", "to")
+
+    def _constant(self, slot: Slot, escaping: set[Any]) -> Value:
+        assert slot.constant is not None
+        args, large = constant_of(slot.constant)
+        if large is not None:
+            self.builder.graph.constants[large[0]] = large[1]
+        value = self.builder.add("const", args, [slot_type(slot)]).result
+        if slot.family in escaping:
+            # The caller may write into a result; the constant must stay.
+            value = self.builder.add("aten.clone.default", (value,), [slot_type(slot)]).result
+        return value
+
+    def _results(self, node: Node, record: Record) -> None:
+        for value, result in zip(node.results, record.results, strict=True):
+            if isinstance(result, Slot):
+                self.values[result] = value
+            elif isinstance(result, list):
+                parts = self.builder.add("unpack", (value,), [_type(r) for r in result])
+                for part, slot in zip(parts.results, result, strict=True):
+                    if isinstance(slot, Slot):
+                        self.values[slot] = part
+
+    def _arg(self, arg: Any, record: Record) -> Arg:
+        if isinstance(arg, Slot):
+            return self._value(arg)
+        if isinstance(arg, (list, tuple)):
+            return tuple(self._arg(item, record) for item in arg)
+        try:
+            return from_torch(arg)
+        except TypeError as unfit:
+            raise CaptureError(
+                f"{record.info.name} was called with a {type(arg).__qualname__}",
+                record.site.span if record.site else None,
+                why=f"{unfit}",
+                fix="use the default generator, and plain tensors and numbers as arguments",
+                code="S0104",
+            ) from None
+
+    def _value(self, slot: Slot) -> Value:
+        return self.values[slot]
+
+
+def _name(path: str) -> str:
+    return "".join(c if c.isalnum() or c == "_" else "_" for c in path)
+
+
+def _type(result: Any) -> Type:
+    if isinstance(result, Slot):
+        found: TensorType = slot_type(result)
+        return found
+    if isinstance(result, list):
+        return TupleType(tuple(_type(item) for item in result))
+    return NONE

@@ -1,0 +1,189 @@
+"""Run a program once, natively, and keep what it did as a graph.
+
+    captured = capture(model, (x,), {"mask": m})
+    captured.result        the program's own answer
+    captured.graph         whole operators as they were called, in-place ones and views included
+    captured.error         why the graph must not be used, or None
+
+Invariant: the program runs exactly once and as if nobody watched: its result, its exceptions, its effects on buffers,
+random state and modes are those of an eager call, whether or not the capture succeeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt._torch.dispatch import Level, is_recording, levels, recording
+from smelt._torch.record_modes import Modes, modes
+from smelt.capture.build import GraphBuilder
+from smelt.capture.detector import detecting
+from smelt.capture.recorder import Conversion, Recorder, Slot
+from smelt.capture.roots import Roots, StateTensor, reachable
+from smelt.capture.scopes import Scope, tracking
+from smelt.capture.signature import Arguments, Signature, flatten_arguments
+from smelt.capture.tree import Flattener, Tree, is_lazy
+from smelt.diag import CaptureError, SmeltError
+from smelt.ir import Graph
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """The tensors behind a graph's `param`, `buffer` and `captured` nodes, by (kind, path)."""
+
+    entries: Mapping[tuple[str, str], StateTensor] = field(default_factory=dict)
+
+    def lookup(self, kind: str, path: str) -> torch.Tensor:
+        """The tensor as it was at capture; what `smelt.ops.evaluate` takes. Raises: KeyError."""
+        return self.entries[kind, path].tensor
+
+    def current(self, kind: str, path: str) -> torch.Tensor:
+        """The tensor that stands at the place now. Raises: KeyError; LookupError where the place is gone."""
+        return self.entries[kind, path].current()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Captured:
+    """What one run of a program left.
+
+    graph, signature: None where `error` is set before they could be made. result: the program's own answer.
+    conversions: every place where data reached Python, in order. level: how the run was recorded. caller: the modes
+        that the program was called under, to which the nodes' modes are relative. roots: what it could reach.
+    """
+
+    name: str
+    result: Any
+    graph: Graph | None
+    signature: Signature | None
+    state: State
+    error: SmeltError | None
+    conversions: tuple[Conversion, ...]
+    warnings: tuple[str, ...]
+    level: Level
+    caller: Modes
+    roots: Roots
+
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        """The arguments that are no tensors, by path; part of what the graph holds for."""
+        return {} if self.signature is None else self.signature.constants
+
+
+def capture(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    name: str | None = None,
+    level: Level | None = None,
+) -> Captured:
+    """Call `fn(*args, **kwargs)` once and record it. Whatever the program raises is raised unchanged.
+
+    level: force one of `smelt._torch.dispatch.levels()`; the best by default.
+    Raises: CaptureError (S0104) where this thread is being recorded already; other capture errors are in the result.
+    """
+    if is_recording():
+        raise CaptureError(
+            "a capture was started inside another one",
+            why="one run can be recorded once",
+            fix="call the inner function itself: it becomes part of the outer capture",
+            code="S0104",
+        )
+    given = dict(kwargs or {})
+    chosen = level or levels()[0]
+    caller = modes() if chosen == "entry" else modes()._replace(autocast=())
+    title = name or _name_of(fn)
+    try:
+        arguments = flatten_arguments(args, given)
+    except CaptureError as error:
+        return Captured(title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {}))
+    roots = reachable(fn, {path: v for path, v in arguments.constants() if callable(v)})
+    recorder = Recorder(roots, Scope(roots.modules), with_autocast=chosen == "entry")
+    for tensor in arguments.tensors:
+        recorder.add_input(tensor)
+    result = _run(fn, args, given, recorder, roots, chosen)
+    tree, outputs = _take_apart(result, arguments, recorder)
+    graph, signature = None, None
+    if recorder.error is None and tree is not None:
+        signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
+        try:
+            names = _input_names(fn, arguments.paths)
+            graph = GraphBuilder(title, recorder, caller).build(names, outputs)
+        except CaptureError as error:
+            recorder.error = error
+    states = {(s.kind, s.state.path): s.state for s in recorder.states if s.state is not None}
+    return Captured(
+        title, result, graph, signature, State(states), recorder.error,
+        tuple(recorder.conversions), (), chosen, caller, roots,
+    )  # fmt: skip
+
+
+def _run(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    recorder: Recorder,
+    roots: Roots,
+    level: Level,
+) -> Any:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tracking(recorder.scope, roots.module_list))
+        stack.enter_context(detecting(recorder, level))
+        stack.enter_context(recording(recorder.record, level))
+        return fn(*args, **kwargs)
+
+
+def _take_apart(result: Any, arguments: Arguments, recorder: Recorder) -> tuple[Tree | None, list[Slot]]:
+    """The structure of the result and the slots of its tensors."""
+
+    def check(value: Any, path: str) -> None:
+        if is_lazy(value):
+            recorder.fail(
+                f"{path} is a {type(value).__qualname__}",
+                "it runs only when it is read, after the program returned",
+                "return a list",
+                "S0104",
+            )
+        elif isinstance(value, (set, frozenset)) and any(isinstance(item, torch.Tensor) for item in value):
+            recorder.fail(f"{path} is a set of tensors", "they have no fixed places", "return a list", "S0106")
+
+    flattener = Flattener(check, same=arguments.containers)
+    tree = flattener.flatten(result, "result")
+    slots = [recorder.slot_of(tensor) for tensor in flattener.tensors]
+    for slot in slots:
+        if slot.kind == "unknown":
+            recorder.unknown(slot)
+    return tree, slots
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    found = getattr(fn, "__name__", None) or type(fn).__name__
+    text = "".join(c if c.isalnum() or c == "_" else "_" for c in str(found))
+    return text if text[:1].isalpha() or text[:1] == "_" else f"f_{text}"
+
+
+def _input_names(fn: Callable[..., Any], paths: Sequence[str]) -> list[str]:
+    """Names of the graph's inputs after the program's own parameters: `args[0]['mask']` is `x_mask`."""
+    target = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    try:
+        parameters = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names: list[str] = []
+    for path in paths:
+        root, _, rest = path.partition("[")
+        first, _, rest = rest.partition("]")
+        if root == "args" and first.isdigit() and int(first) < len(plain):
+            base = plain[int(first)]
+        else:
+            base = first.strip("'\"") if root == "kwargs" else f"arg{first}"
+        words = "".join(c if c.isalnum() else " " for c in f"{base} {rest}").split()
+        text = "_".join(words) or "arg"
+        names.append(text if not text[0].isdigit() else f"arg_{text}")
+    return names

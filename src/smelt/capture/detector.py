@@ -1,0 +1,206 @@
+"""What the dispatcher does not see: data that reach Python without an operator, and tensors made without one.
+
+`tolist`, `numpy`, printing and their kin are replaced on `torch.Tensor` for the time of a recording (at any depth,
+torch's own Python functions included). Below the dispatcher's entry, where `torch.tensor([t])` reads its elements
+unseen, a torch function mode looks at the arguments too; at the entry it would add nothing and cost much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from smelt._torch.dispatch import is_live, suspended
+from smelt._torch.record_patches import Patches, eager_stance, has_override, higher_order_operator
+from smelt.capture.recorder import Recorder
+from smelt.capture.spans import is_users
+
+# Each gives Python the elements, or a way to them.
+_READERS = ("tolist", "numpy", "__array__", "__repr__", "__dlpack__", "__reduce_ex__", "apply_", "map_", "map2_")
+# Harmless in torch's own code, which compares addresses; the user's code reads or writes through them.
+_ADDRESSES = ("data_ptr", "storage", "untyped_storage")
+_BUILDERS = ("tensor", "as_tensor", "asarray", "sparse_coo_tensor")
+
+
+class _Thread(threading.local):
+    recorder: Recorder | None = None
+
+
+_thread = _Thread()
+_patches = Patches()
+
+
+def _active() -> Recorder | None:
+    return _thread.recorder if _thread.recorder is not None and is_live() else None
+
+
+def _reader(name: str) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder = _active()
+            if recorder is None:
+                return original(self, *args, **kwargs)
+            slot = recorder.slot_of(self)
+            if slot.kind == "unknown":
+                recorder.unknown(slot)
+            elif slot.family.tainted:
+                recorder.converted(slot, name)
+            with suspended():
+                return original(self, *args, **kwargs)
+
+        return read
+
+    return make
+
+
+def _address(name: str) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder = _active()
+            if recorder is not None and is_users(sys._getframe(1).f_code.co_filename):
+                recorder.converted(recorder.slot_of(self), name)
+            return original(self, *args, **kwargs)
+
+        return read
+
+    return make
+
+
+def _data_property(original: Any) -> Any:
+    original = original if hasattr(original, "__get__") else torch._C.TensorBase.data
+
+    def read(self: Any) -> Any:
+        result = original.__get__(self, type(self))
+        recorder = _active()
+        if recorder is not None:
+            recorder.alias(self, result)
+        return result
+
+    def replace(self: Any, value: Any) -> None:
+        # The dispatcher tells of it: see `_has_compatible_shallow_copy_type` in the recorder.
+        original.__set__(self, value)
+
+    return property(read, replace)
+
+
+def _aliasing(position: int) -> Callable[[Any], Any]:
+    """For functions that give their operand back as another object: `as_subclass`, `_make_subclass`."""
+
+    def make(original: Any) -> Any:
+        bare = original.__func__ if isinstance(original, staticmethod) else original
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = bare(*args, **kwargs)
+            recorder = _active()
+            if recorder is not None and len(args) > position:
+                recorder.alias(args[position], result)
+            return result
+
+        return staticmethod(call) if position == 1 else call
+
+    return make
+
+
+def _opaque(what: str) -> Callable[[Any], Any]:
+    """For calls that run on torch's own compilers or tracers: note that they cannot be recorded, and let them run."""
+
+    def make(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            recorder = _active()
+            if recorder is None:
+                return original(*args, **kwargs)
+            recorder.fail(
+                f"{what} was used in the program",
+                "it calls Python functions from inside torch's own tracers, where they cannot be recorded",
+                "leave it out of the captured function",
+                "S0104",
+            )
+            with suspended():
+                return original(*args, **kwargs)
+
+        return call
+
+    return make
+
+
+def _compiling(original: Any) -> Any:
+    def compile_(*args: Any, **kwargs: Any) -> Any:
+        compiled = original(*args, **kwargs)
+        return _opaque("torch.compile")(compiled) if _active() is not None and callable(compiled) else compiled
+
+    return compile_
+
+
+class _NestedTensors(TorchFunctionMode):
+    """Sees tensors inside lists that become one tensor: their elements are read where no operator tells of it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.watched = {getattr(torch, name) for name in _BUILDERS} | {
+            torch.Tensor.new_tensor, torch.Tensor.__getitem__, torch.Tensor.__setitem__,
+        }  # fmt: skip
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if is_live() and func in self.watched:
+            for tensor in _in_lists((*args, *(kwargs or {}).values())):
+                slot = self.recorder.slot_of(tensor)
+                if slot.family.tainted:
+                    self.recorder.converted(slot, getattr(func, "__name__", "torch.tensor"))
+        return func(*args, **(kwargs or {}))
+
+
+def _in_lists(values: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            # A 0-d tensor in a nested list is an element; as an index of its own it is an operand.
+            if depth > 0 and value.dim() == 0:
+                yield value
+        elif isinstance(value, list) or (depth > 0 and isinstance(value, tuple)):
+            yield from _in_lists(value, depth + 1)
+
+
+def _types_only(original: Any) -> Any:
+    """`has_torch_function` that does not count our own mode: modules choose their fast path by it."""
+
+    def has_torch_function(args: Any) -> bool:
+        if _thread.recorder is None:
+            return bool(original(args))
+        return has_override(args)
+
+    return has_torch_function
+
+
+@contextlib.contextmanager
+def detecting(recorder: Recorder, level: str) -> Iterator[None]:
+    """Watch the calling thread for what the dispatcher does not see."""
+    tensor = torch.Tensor
+    with contextlib.ExitStack() as stack:
+        for name in _READERS:
+            stack.enter_context(_patches.replaced(tensor, name, _reader(name)))
+        for name in _ADDRESSES:
+            stack.enter_context(_patches.replaced(tensor, name, _address(name)))
+        stack.enter_context(_patches.replaced(tensor, "data", _data_property))
+        stack.enter_context(_patches.replaced(tensor, "as_subclass", _aliasing(0)))
+        stack.enter_context(_patches.replaced(tensor, "_make_subclass", _aliasing(1)))
+        stack.enter_context(_patches.replaced(torch, "compile", _compiling))
+        operator = higher_order_operator()
+        if operator is not None:
+            stack.enter_context(_patches.replaced(operator, "__call__", _opaque("a higher-order operator")))
+        stack.enter_context(eager_stance())
+        if level != "entry":
+            stack.enter_context(_patches.replaced(torch.overrides, "has_torch_function", _types_only))
+            stack.enter_context(_NestedTensors(recorder))
+        _thread.recorder = recorder
+        try:
+            yield
+        finally:
+            _thread.recorder = None

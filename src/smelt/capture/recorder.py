@@ -1,0 +1,373 @@
+"""The recorder: one record per operator, tensors by slot and held weakly, and what depends on data.
+
+Invariant: a slot stands for one tensor object at one point of the program. A tensor is known by its identity *and* its
+weak reference, so that an id which is used again after a tensor died never stands for the dead one. Whatever has no
+slot and was not reachable before the run is an error, never a constant.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from smelt._torch.record_modes import Modes, modes
+from smelt._torch.record_patches import is_plain_tensor_type, is_transform_wrapper
+from smelt.capture.opinfo import OpInfo, op_info
+from smelt.capture.roots import Roots, StateTensor
+from smelt.capture.scopes import Scope
+from smelt.capture.spans import Site, SiteFinder
+from smelt.diag import CaptureError, InternalError, SmeltError
+from smelt.ir import TensorType
+from smelt.ops.convert import dtype_from_torch, strided_copy, type_of
+
+
+class Family:
+    """Tensors that may share memory: whether any depends on data, and whether any was written.
+
+    blank: made by `empty` and not written since; is_constant: its data were given as Python values.
+    """
+
+    __slots__ = ("blank", "is_constant", "is_foreign", "tainted", "written")
+
+    def __init__(self, tainted: bool) -> None:
+        self.tainted = tainted
+        self.written = False
+        self.blank = False
+        self.is_constant = False
+        self.is_foreign = False
+
+
+class Slot:
+    """One tensor at one point of the program. `type` is (dtype, sizes, strides), or a whole type where not strided."""
+
+    __slots__ = ("constant", "family", "kind", "number", "origin", "ref", "state", "type")
+
+    def __init__(self, tensor: torch.Tensor, family: Family, kind: str, number: int = -1) -> None:
+        self.ref: Callable[[], torch.Tensor | None] = weakref.ref(tensor)
+        self.family = family
+        self.kind = kind
+        self.number = number
+        self.type: Any = _type_key(tensor)
+        self.state: StateTensor | None = None
+        self.constant: torch.Tensor | None = None
+        self.origin: Site | None = None
+
+
+class Record(NamedTuple):
+    """One operator call: arguments with slots for tensors, the results likewise (None for a missing one)."""
+
+    info: OpInfo
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Any, ...]
+    site: Site | None
+    scope: str
+    modes: Modes
+
+
+class Conversion(NamedTuple):
+    """A place where data reached Python: `what` was done (`bool`, `item`, a data-dependent size, ...) and where."""
+
+    code: str
+    what: str
+    type: str
+    origin: str
+    site: Site | None
+
+
+def _type_key(tensor: torch.Tensor) -> Any:
+    if tensor.layout is torch.strided:
+        return (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+    return type_of(tensor)
+
+
+_TENSOR, _LIST, _OTHER = 1, 2, 0
+_CONSTANT_MAKERS = frozenset(("lift_fresh", "lift", "lift_fresh_copy"))
+_BLANK_MAKERS = frozenset(("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"))
+
+
+@dataclass
+class Recorder:
+    """Records one run. `record` is what the dispatcher's hook calls; the rest is read afterwards."""
+
+    roots: Roots
+    scope: Scope
+    with_autocast: bool = True
+    records: list[Record] = field(default_factory=list)
+    inputs: list[Slot] = field(default_factory=list)
+    states: list[Slot] = field(default_factory=list)
+    conversions: list[Conversion] = field(default_factory=list)
+    error: SmeltError | None = None
+    _slots: dict[int, Slot] = field(default_factory=dict)
+    _kinds: dict[type, int] = field(
+        default_factory=lambda: {torch.Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST}
+    )
+    _find_site: SiteFinder = field(default_factory=SiteFinder)
+
+    def add_input(self, tensor: torch.Tensor) -> None:
+        """Make a tensor the graph's next input."""
+        slot = Slot(tensor, Family(True), "input", len(self.inputs))
+        self.inputs.append(slot)
+        self._slots[id(tensor)] = slot
+
+    # --- the hot path: about 4 us an operator -----------------------------------------------------------------------
+
+    def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator and note it. Raises: whatever the operator raises, and nothing else."""
+        result = overload(*args, **kwargs)
+        try:
+            self._note(op_info(overload), args, kwargs, result)
+        except Exception as broken:
+            # The program must go on as if nobody watched.
+            self._broken(broken, overload)
+        return result
+
+    def _note(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        operands: list[Slot] = []
+        noted = tuple([self._encode(a, operands) for a in args])
+        named = {k: self._encode(v, operands) for k, v in kwargs.items()} if kwargs else kwargs
+        tainted = info.is_random
+        for slot in operands:
+            if slot.family.tainted:
+                tainted = True
+            elif slot.kind == "unknown" and info.short not in _CONSTANT_MAKERS:
+                self.unknown(slot)
+        if not info.returns_tensors:
+            self._python_result(info, operands, tainted)
+            return
+        if info.sized_by is not None and tainted:
+            self._sized_result(info, info.sized_by(args, kwargs))
+        for name, position in info.writes:
+            self._write(noted, named, name, position, tainted, info)
+        if info.short in _CONSTANT_MAKERS:
+            self._lift(args[0], operands[0])
+        family = self._family(info, noted, operands, tainted)
+        if not info.result_count:
+            results: tuple[Any, ...] = ()
+        elif info.result_count == 1:
+            results = (self._define(result, family),)
+        else:
+            results = tuple([self._define(r, family) for r in result])
+        if info.is_kept:
+            now = modes() if self.with_autocast else modes()._replace(autocast=())
+            self.records.append(Record(info, noted, named, results, self._find_site(2), self.scope.path, now))
+
+    def _broken(self, cause: Exception, overload: Any) -> None:
+        if self.error is None:
+            site = self._find_site(2)
+            self.error = InternalError(
+                f"the recorder failed at {overload}: {type(cause).__name__}: {cause}",
+                site.span if site else None,
+                why="this is a defect of Smelt; the program itself ran as always",
+                fix="report it with the program",
+            )
+            self.error.__cause__ = cause
+
+    def _encode(self, arg: Any, operands: list[Slot]) -> Any:
+        cls = type(arg)
+        kind = self._kinds.get(cls)
+        if kind is None:
+            kind = self._kinds[cls] = _TENSOR if isinstance(arg, torch.Tensor) else _OTHER
+        if kind == _OTHER:
+            return arg
+        if kind == _LIST:
+            return [self._encode(item, operands) for item in arg]
+        slot = self._slots.get(id(arg))
+        if slot is None or slot.ref() is not arg:
+            slot = self._adopt(arg)
+        operands.append(slot)
+        return slot
+
+    def _define(self, result: Any, family: Family) -> Any:
+        if isinstance(result, torch.Tensor):
+            known = self._slots.get(id(result))
+            if known is not None and known.ref() is result:
+                # The operator gave an operand back (in place, or nothing to do): the same memory.
+                family = known.family
+            slot = Slot(result, family, "result")
+            self._slots[id(result)] = slot
+            return slot
+        if isinstance(result, (list, tuple)):
+            return [self._define(item, family) for item in result]
+        return None
+
+    def _family(self, info: OpInfo, noted: tuple[Any, ...], operands: list[Slot], tainted: bool) -> Family:
+        if info.shares >= 0:
+            shared = noted[info.shares] if info.shares < len(noted) else None
+            if isinstance(shared, Slot):
+                return shared.family
+        if info.may_share and operands:
+            for slot in operands:
+                if not slot.family.tainted:
+                    slot.family.tainted = tainted
+                    return slot.family
+        family = Family(tainted)
+        family.blank = info.short in _BLANK_MAKERS
+        return family
+
+    def _write(
+        self,
+        noted: tuple[Any, ...],
+        named: dict[str, Any],
+        name: str,
+        position: int | None,
+        tainted: bool,
+        info: OpInfo,
+    ) -> None:
+        target = named.get(name)
+        if target is None and position is not None and position < len(noted):
+            target = noted[position]
+        for slot in target if isinstance(target, list) else (target,):
+            if isinstance(slot, Slot) and info.short not in ("detach_", "requires_grad_"):
+                slot.family.written = True
+                slot.family.blank = False
+                slot.family.tainted = slot.family.tainted or tainted
+                if slot.family.is_foreign:
+                    self.fail(
+                        "a tensor that shares memory with a Python object was written",
+                        "the object (a NumPy array, a buffer) changes with it, which the graph cannot repeat",
+                        "write into a copy: torch.tensor(array)",
+                        "S0104",
+                    )
+
+    def _lift(self, tensor: torch.Tensor, slot: Slot) -> None:
+        """Python data became a tensor: keep the data as they are now, before anything writes into them."""
+        if slot.kind != "unknown" and not slot.family.blank:
+            return
+        slot.family.is_constant = True
+        slot.family.is_foreign = slot.kind == "unknown" and tensor.dim() > 0
+        slot.family.blank = False
+        slot.kind = "constant"
+        with torch.no_grad():
+            slot.constant = strided_copy(tensor.detach())
+
+    # --- the rest is rare -------------------------------------------------------------------------------------------
+
+    def _adopt(self, tensor: torch.Tensor) -> Slot:
+        state = self.roots.find(tensor)
+        if state is not None:
+            slot = Slot(tensor, Family(True), state.kind)
+            slot.state = state
+            self.states.append(slot)
+        else:
+            slot = Slot(tensor, Family(False), "unknown")
+            slot.origin = self._find_site(3)
+        self._slots[id(tensor)] = slot
+        return slot
+
+    def slot_of(self, tensor: torch.Tensor) -> Slot:
+        """The slot of a tensor, a new one of kind `unknown` where its origin was not seen."""
+        slot = self._slots.get(id(tensor))
+        return slot if slot is not None and slot.ref() is tensor else self._adopt(tensor)
+
+    def alias(self, source: torch.Tensor, result: torch.Tensor) -> None:
+        """Note that `result` is `source` under another object, made where the dispatcher does not see it."""
+        if source is result:
+            return
+        slot = self.slot_of(source)
+        self._slots[id(result)] = new = Slot(result, slot.family, "result")
+        info = op_info(torch.ops.aten.detach.default)
+        now = modes()
+        self.records.append(Record(info, (slot,), {}, (new,), self._find_site(2), self.scope.path, now))
+
+    def unknown(self, slot: Slot) -> None:
+        """Note that a tensor of unknown origin takes part."""
+        tensor = slot.ref()
+        if tensor is not None and is_transform_wrapper(tensor):
+            self.fail(
+                "a tensor inside a torch.func transform was used",
+                "it means nothing outside its transform",
+                "apply the transform to the captured program instead",
+                "S0104",
+                slot.origin,
+            )
+            return
+        subclass = tensor is not None and not is_plain_tensor_type(type(tensor))
+        self.fail(
+            f"a tensor {self.type_text(slot)} of unknown origin was used",
+            "it is a tensor subclass, whose making was not seen"
+            if subclass
+            else "it is no argument, was not reachable before the run, and no recorded operator made it: it may come "
+            "from another thread or from code outside torch, and change from call to call",
+            "pass it as an argument, or keep it as a buffer",
+            "S0103",
+            slot.origin,
+        )
+
+    def _python_result(self, info: OpInfo, operands: list[Slot], tainted: bool) -> None:
+        if info.short == "_has_compatible_shallow_copy_type":
+            self.fail(
+                "the data of a tensor were replaced (`tensor.data = other`)",
+                "the tensor now stands for other memory, which a graph of values cannot express",
+                "copy into it: tensor.copy_(other)",
+                "S0104",
+            )
+        elif info.is_conversion and tainted:
+            self.converted(next((s for s in operands if s.family.tainted), operands[0]), info.short)
+
+    def _sized_result(self, info: OpInfo, deciding: Sequence[Any]) -> None:
+        for tensor in deciding:
+            if isinstance(tensor, torch.Tensor) and self.slot_of(tensor).family.tainted:
+                self.converted(self.slot_of(tensor), info.name, "S0102")
+                return
+
+    def converted(self, slot: Slot, what: str, code: str = "S0101") -> None:
+        """Note that data reached Python, or decided a size."""
+        site = self._find_site(2)
+        kind, origin = self.type_text(slot), self.origin_text(slot)
+        self.conversions.append(Conversion(code, what, kind, origin, site))
+        if code == "S0102":
+            title = f"{what} has a result whose size depends on the data of a tensor {kind} ({origin})"
+            why = "the captured graph holds for one size; other data give another"
+            fix = "use an operation of fixed size (torch.where, masked_fill, a given output size)"
+        else:
+            title = f"{_phrase(what)} of a tensor {kind} ({origin}) was read by Python"
+            why = "what follows depends on data, and one run shows only one outcome"
+            fix = "stay in tensors (torch.where, masks), or move this out of the captured function"
+        self.fail(title, why, fix, code, site)
+
+    def fail(self, what: str, why: str, fix: str, code: str, site: Site | None = None) -> None:
+        """Note an error at a site (by default where the program stands); the first one is the one that counts."""
+        if self.error is None:
+            found = site or self._find_site(2)
+            self.error = CaptureError(what, found.span if found else None, why, fix, code)
+
+    def type_text(self, slot: Slot) -> str:
+        """A slot's type as in the graph's text."""
+        return str(slot_type(slot))
+
+    def origin_text(self, slot: Slot) -> str:
+        """Where a slot's tensor came from, for an error."""
+        if slot.state is not None:
+            return f"{slot.kind} {slot.state.path}"
+        if slot.kind == "input":
+            return f"input {slot.number}"
+        for record in reversed(self.records):
+            if any(slot is r or (isinstance(r, list) and slot in r) for r in record.results):
+                where = f", {record.site.span}" if record.site else ""
+                return f"result of {record.info.name}{where}"
+        return "made outside torch's operators"
+
+
+@lru_cache(maxsize=8192)
+def tensor_type(dtype: torch.dtype, shape: Any, strides: Any, device: torch.device) -> TensorType:
+    """The graph's type of a strided tensor."""
+    return TensorType.of(dtype_from_torch(dtype), shape, strides, str(device))
+
+
+def slot_type(slot: Slot) -> Any:
+    """The graph's type of a slot."""
+    if not isinstance(slot.type, tuple):
+        return slot.type
+    dtype, shape, strides, device = slot.type
+    return tensor_type(dtype, shape, strides, device)
+
+
+def _phrase(what: str) -> str:
+    named = {"is_nonzero": "the truth value", "item": "the value", "_local_scalar_dense": "the value"}
+    return named.get(what, f"the result of {what}")

@@ -1,0 +1,278 @@
+"""The tensors that a program could reach before it ran: parameters, buffers, attributes, closures, globals.
+
+A tensor that turns up in an operator and was neither an argument, nor reachable before the run, nor recorded came from
+somewhere unseen (another thread, a C extension) and must not be taken for a constant; this walk draws that line.
+It follows objects, containers, closures, defaults, and of globals and class attributes those whose names stand in the
+code of the functions it met.
+
+Invariant: the walk changes nothing and calls no code of the user's (no properties, no `__getattr__`).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_SKIPPED_ROOTS = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "smelt", "builtins"}
+_SCALARS = (
+    int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.Size, torch.Generator, types.BuiltinFunctionType, types.CodeType,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A tensor outside the arguments, and where it can be read again.
+
+    kind: "param", "buffer" or "captured". path: dotted, from the program; aliases: other paths of the same tensor.
+    owner, key: the container, cell or object that holds it (`owner[key]`, or an attribute or cell).
+    """
+
+    kind: str
+    path: str
+    tensor: torch.Tensor
+    owner: Any
+    key: Any
+    aliases: tuple[str, ...] = ()
+
+    def current(self) -> torch.Tensor:
+        """The tensor that stands at the place now. Raises: KeyError, AttributeError, ... where the place is gone."""
+        if isinstance(self.owner, types.CellType):
+            found = self.owner.cell_contents
+        elif isinstance(self.owner, (dict, list, tuple, deque, types.MappingProxyType)):
+            found = self.owner[self.key]
+        else:
+            found = getattr(self.owner, self.key)
+        if not isinstance(found, torch.Tensor):
+            raise LookupError(f"{self.path} holds no tensor any more")
+        return found
+
+
+class _Walk:
+    """One walk; `tensors` maps a tensor's id to its first place, `modules` a module's id to its path."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[int, list[Any]] = {}
+        self.modules: dict[int, str] = {}
+        self.module_list: list[torch.nn.Module] = []
+        self._queue: deque[tuple[Any, str]] = deque()
+        self._seen: set[int] = set()
+        self._names: set[str] = set()
+        self._classes: list[tuple[type, str]] = []
+        self._class_done: set[tuple[int, str]] = set()
+
+    def add(self, value: Any, path: str, owner: Any, key: Any, kind: str = "captured") -> None:
+        """Note a tensor, or put anything else that may hold tensors on the queue."""
+        cls = type(value)
+        if cls in _SCALAR_SET or (cls in _CONTAINERS and not value):
+            return
+        if cls is torch.nn.Parameter or isinstance(value, torch.Tensor):
+            entry = self.tensors.get(id(value))
+            if entry is None:
+                self.tensors[id(value)] = [kind, path, value, owner, key, []]
+                if value.is_leaf and value.grad is not None:
+                    self.add(value.grad, f"{path}.grad", value, "grad")
+            elif path != entry[1]:
+                entry[5].append(path)
+            return
+        if id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._queue.append((value, path))
+
+    def run(self) -> None:
+        """Follow everything on the queue, then the class attributes that code names, until nothing is new."""
+        while True:
+            while self._queue:
+                value, path = self._queue.popleft()
+                self._visit(value, path)
+            if not self._class_attributes():
+                return
+
+    def _visit(self, value: Any, path: str) -> None:
+        if isinstance(value, torch.nn.Module):
+            self._module(value, path)
+        elif isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+            self._container(value, path)
+        elif isinstance(value, types.FunctionType):
+            self._function(value, path)
+        elif isinstance(value, types.MethodType):
+            self.add(value.__self__, path, None, None)
+            self.add(value.__func__, path, None, None)
+        elif isinstance(value, functools.partial):
+            for i, item in enumerate((value.func, *value.args, *value.keywords.values())):
+                self.add(item, _join(path, f"partial{i}"), None, None)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self.add(value.__func__, path, None, None)
+        elif isinstance(value, property):
+            for function in (value.fget, value.fset):
+                self.add(function, path, None, None)
+        elif isinstance(value, type):
+            self._class(value, path)
+        elif not isinstance(value, types.ModuleType):
+            self._object(value, path)
+
+    def _module(self, module: torch.nn.Module, path: str) -> None:
+        self.modules[id(module)] = path
+        self.module_list.append(module)
+        state = vars(module)
+        for kind, table in (("param", state.get("_parameters")), ("buffer", state.get("_buffers"))):
+            for name, tensor in (table or {}).items():
+                if tensor is not None:
+                    self.add(tensor, _join(path, name), table, name, kind)
+        for name, child in (state.get("_modules") or {}).items():
+            if child is not None:
+                self.add(child, _join(path, name), None, None)
+        for name, item in state.items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                self.add(item, _join(path, name), state, name)
+        self._class(type(module), path)
+
+    def _container(self, value: Any, path: str) -> None:
+        if isinstance(value, dict):
+            for key, item in list(value.items()):
+                self.add(item, f"{path}[{key!r}]" if isinstance(key, (str, int)) else f"{path}[...]", value, key)
+                self.add(key, f"{path}.keys", None, None)
+        else:
+            for i, item in enumerate(list(value)):
+                self.add(item, f"{path}[{i}]", value, i)
+        if type(value) not in (dict, list, tuple, set, frozenset, deque):
+            self._object(value, path)
+
+    def _object(self, value: Any, path: str) -> None:
+        cls = type(value)
+        try:
+            # Past a __getattribute__ of the user's.
+            state = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            state = None
+        if isinstance(state, dict):
+            for name, item in list(state.items()):
+                self.add(item, _join(path, str(name)), state, name)
+        for base in cls.__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                member = base.__dict__.get(name)
+                if isinstance(member, types.MemberDescriptorType):
+                    self._slot(value, name, member, path)
+        self._class(cls, path)
+
+    def _slot(self, value: Any, name: str, member: types.MemberDescriptorType, path: str) -> None:
+        try:
+            self.add(member.__get__(value), _join(path, name), value, name)
+        except AttributeError:
+            return  # a slot that holds nothing
+
+    def _function(self, function: types.FunctionType, path: str) -> None:
+        code = function.__code__
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                self.add(cell.cell_contents, _join(_outer(path), name), cell, None)
+            except ValueError:
+                continue  # a cell that is not filled yet
+        for i, default in enumerate(function.__defaults__ or ()):
+            self.add(default, _join(path, f"__defaults__[{i}]"), function.__defaults__, i)
+        for name, default in (function.__kwdefaults__ or {}).items():
+            self.add(default, _join(path, f"__kwdefaults__[{name!r}]"), function.__kwdefaults__, name)
+        for name, item in vars(function).items():
+            self.add(item, _join(path, name), vars(function), name)
+        if _is_skipped(function.__module__):
+            return
+        names = names_in(code)
+        self._names.update(names)
+        self._globals(function.__globals__, names, "")
+
+    def _globals(self, namespace: dict[str, Any], names: frozenset[str], prefix: str, depth: int = 0) -> None:
+        for name in names:
+            if name not in namespace:
+                continue
+            value = namespace[name]
+            if isinstance(value, types.ModuleType):
+                if depth < 4 and not _is_skipped(value.__name__):
+                    self._globals(vars(value), names, _join(prefix, name), depth + 1)
+            else:
+                self.add(value, _join(prefix, name), namespace, name)
+
+    def _class(self, cls: type, path: str) -> None:
+        for base in cls.__mro__:
+            if not _is_skipped(base.__module__) and id(base) not in self._seen:
+                self._seen.add(id(base))
+                self._classes.append((base, base.__qualname__))
+
+    def _class_attributes(self) -> bool:
+        """Queue the class attributes whose names code has used by now; whether there were any."""
+        for cls, path in self._classes:
+            table = vars(cls)
+            for name in [n for n in table if n in self._names or n in _ENTRY_METHODS]:
+                if (id(cls), name) not in self._class_done:
+                    self._class_done.add((id(cls), name))
+                    self.add(table[name], _join(path, name), table, name)
+        return bool(self._queue)
+
+
+_SCALAR_SET = frozenset(_SCALARS)
+_CONTAINERS = frozenset((dict, list, tuple, set, frozenset, deque, OrderedDict))
+_ENTRY_METHODS = frozenset(("__call__", "forward", "__getattr__", "__getitem__", "__len__", "__iter__", "__contains__"))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _outer(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """The global and attribute names that a code object and the functions defined in it mention."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= names_in(constant)
+    return frozenset(names)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_skipped(module_name: str | None) -> bool:
+    return (module_name or "builtins").partition(".")[0] in _SKIPPED_ROOTS
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """What a program could reach before it ran: tensors by id, and the paths of its modules by id."""
+
+    entries: Mapping[int, Sequence[Any]]
+    modules: Mapping[int, str]
+    module_list: tuple[torch.nn.Module, ...] = ()
+
+    def find(self, tensor: torch.Tensor) -> StateTensor | None:
+        """The place where exactly this tensor was before the run, None where there was none."""
+        entry = self.entries.get(id(tensor))
+        if entry is None or entry[2] is not tensor:
+            return None
+        kind, path, _, owner, key, aliases = entry
+        return StateTensor(kind, path, tensor, owner, key, tuple(aliases))
+
+    def __iter__(self) -> Iterator[StateTensor]:
+        for kind, path, tensor, owner, key, aliases in self.entries.values():
+            yield StateTensor(kind, path, tensor, owner, key, tuple(aliases))
+
+
+def reachable(fn: Callable[..., Any], opaque: Mapping[str, Any] | None = None) -> Roots:
+    """Everything reachable from a program and from arguments that stay whole (modules, callables), by path."""
+    walk = _Walk()
+    # A module's method shares its module's names, whichever method it is.
+    root = fn.__self__ if isinstance(fn, types.MethodType) else fn
+    walk.add(root, "", None, None)
+    walk.add(fn, "", None, None)
+    for path, value in (opaque or {}).items():
+        walk.add(value, path, None, None)
+    walk.run()
+    return Roots(walk.tensors, walk.modules, tuple(walk.module_list))

@@ -1,0 +1,75 @@
+"""The path of the module whose forward is running, kept while a program is recorded.
+
+Two places tell of it: `nn.Module.__call__`, through which nearly every call goes, and the `forward` of each class in
+the program, for those who call it directly. Both are replaced for the time of a recording and look at the thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from smelt._torch.record_patches import Patches
+
+
+class Scope:
+    """The current path; `modules` maps a module's id to its path, modules made during the run have none."""
+
+    def __init__(self, modules: Mapping[int, str]) -> None:
+        self.modules = modules
+        self.path = ""
+        self.module: Any = None
+
+
+class _Thread(threading.local):
+    scope: Scope | None = None
+
+
+_thread = _Thread()
+_patches = Patches()
+
+
+def _tracked(original: Any) -> Any:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        scope = _thread.scope
+        if scope is None or scope.module is self:
+            return original(self, *args, **kwargs)
+        saved = scope.path, scope.module
+        scope.path, scope.module = scope.modules.get(id(self), scope.path), self
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            scope.path, scope.module = saved
+
+    return call
+
+
+@contextlib.contextmanager
+def tracking(scope: Scope, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Keep `scope` at the module whose forward this thread runs."""
+    classes = {owner for module in modules if (owner := _defining_class(type(module))) is not None}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_patches.replaced(torch.nn.Module, "__call__", _tracked))
+        for cls in classes:
+            stack.enter_context(_patches.replaced(cls, "forward", _tracked))
+        _thread.scope = scope
+        try:
+            yield
+        finally:
+            _thread.scope = None
+
+
+def _defining_class(cls: type) -> type | None:
+    """The class that defines `forward` for a module class, None where it is no plain function."""
+    if issubclass(cls, torch.jit.ScriptModule):
+        return None
+    for base in cls.__mro__:
+        if "forward" in vars(base):
+            return base if callable(vars(base)["forward"]) and base is not torch.nn.Module else None
+    return None

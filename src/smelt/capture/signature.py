@@ -1,0 +1,158 @@
+"""How a graph's flat inputs and outputs relate to the arguments and the result of the program it came from."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt._torch.record_patches import is_plain_tensor_type
+from smelt.capture.tree import (
+    ConstantLeaf,
+    Container,
+    Flattener,
+    SameObject,
+    Tree,
+    UnfitError,
+    is_lazy,
+    leaves,
+    match,
+    parts,
+    rebuild,
+)
+from smelt.diag import CaptureError
+
+NAMES = ("args", "kwargs")
+
+
+def _refuse(what: str, why: str, fix: str) -> CaptureError:
+    return CaptureError(what, why=why, fix=fix, code="S0106")
+
+
+def check_argument(value: Any, path: str) -> None:
+    """Raises: CaptureError (S0106) for an argument whose data the recorder cannot follow."""
+    if isinstance(value, torch.Tensor):
+        if not is_plain_tensor_type(type(value)):
+            raise _refuse(
+                f"{path} is a {type(value).__qualname__}",
+                "a tensor subclass may give operators another meaning",
+                "pass a plain tensor",
+            )
+    elif type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
+        raise _refuse(
+            f"{path} is a NumPy {type(value).__qualname__}",
+            "its data would be read outside torch, where it cannot be followed",
+            "pass torch.from_numpy(array)",
+        )
+    elif isinstance(value, (set, frozenset, deque)) and any(isinstance(item, torch.Tensor) for item in value):
+        raise _refuse(
+            f"{path} is a {type(value).__qualname__} of tensors",
+            "its tensors have no fixed places",
+            "pass a list, a tuple or a dict",
+        )
+    elif is_lazy(value):
+        raise _refuse(
+            f"{path} is a {type(value).__qualname__}",
+            "it can be read only once",
+            "pass a list",
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Signature:
+    """The structure of one call.
+
+    args, kwargs: structure of the arguments; tensor leaf i is the graph's input i (a tensor that was passed twice is
+        one input). result: structure of the result; its tensor leaf i is the graph's output i.
+    inputs: for each graph input where it stands, e.g. `args[0]['mask']`.
+    """
+
+    args: Container
+    kwargs: Container
+    result: Tree
+    inputs: tuple[str, ...]
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
+        """The graph's inputs for a call.
+
+        Raises: CaptureError (S0107) where the arguments differ in structure, naming the first difference.
+        """
+        tensors: dict[int, torch.Tensor] = {}
+        given = dict(kwargs or {})
+        if set(given) == set(self.kwargs.keys):
+            given = {key: given[key] for key in self.kwargs.keys}
+        try:
+            match(self.args, tuple(args), "args", tensors)
+            match(self.kwargs, given, "kwargs", tensors)
+        except UnfitError as unfit:
+            raise CaptureError(
+                str(unfit),
+                why="the captured program holds for one structure of arguments; numbers and strings are part of it",
+                fix="call it as it was captured, or capture it again for these arguments",
+                code="S0107",
+            ) from None
+        return [tensors[i] for i in range(len(self.inputs))]
+
+    def rebuild(self, outputs: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """The program's result from the graph's outputs; the arguments matter where the result holds one of them."""
+        return rebuild(self.result, outputs, self._same(args, kwargs or {}))
+
+    def _same(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        wanted = set(_shared(self.result))
+        if not wanted:
+            return {}
+        found: dict[str, Any] = {}
+        stack: list[tuple[str, Any]] = [("args", tuple(args)), ("kwargs", dict(kwargs))]
+        while stack and wanted - found.keys():
+            path, value = stack.pop()
+            if path in wanted:
+                found[path] = value
+            if any(place.startswith(path) for place in wanted):
+                stack.extend((path + suffix, part) for suffix, part in parts(value))
+        return found
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The arguments that are no tensors, by path: ints, strings, None, configuration objects."""
+        found: dict[str, Any] = {}
+        for name, tree in zip(NAMES, (self.args, self.kwargs), strict=True):
+            found.update((path, leaf.value) for path, leaf in leaves(tree, name) if isinstance(leaf, ConstantLeaf))
+        return found
+
+
+def _shared(tree: Tree) -> Iterator[str]:
+    if isinstance(tree, SameObject):
+        yield tree.path
+    elif isinstance(tree, Container):
+        for child in (*tree.items, *tree.attributes):
+            yield from _shared(child)
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The flattened arguments of the call that is being captured."""
+
+    args: Container
+    kwargs: Container
+    tensors: tuple[torch.Tensor, ...]
+    paths: tuple[str, ...]
+    containers: Mapping[int, str]
+
+    def constants(self) -> Iterator[tuple[str, Any]]:
+        """The leaves that are no tensors, with their paths."""
+        for name, tree in zip(NAMES, (self.args, self.kwargs), strict=True):
+            for path, leaf in leaves(tree, name):
+                if isinstance(leaf, ConstantLeaf):
+                    yield path, leaf.value
+
+
+def flatten_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    """The structure and the tensors of a call's arguments. Raises: CaptureError (S0106)."""
+    flattener = Flattener(check_argument)
+    args_tree = flattener.flatten(tuple(args), "args")
+    kwargs_tree = flattener.flatten(dict(kwargs), "kwargs")
+    assert isinstance(args_tree, Container) and isinstance(kwargs_tree, Container)
+    return Arguments(args_tree, kwargs_tree, tuple(flattener.tensors), tuple(flattener.paths), flattener.containers)

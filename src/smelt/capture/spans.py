@@ -1,0 +1,69 @@
+"""Where in the user's program an operator was called: the innermost frame that is not torch's, Smelt's or Python's."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+import torch
+
+from smelt.diag import Span
+
+
+def _inside(path: Path) -> str:
+    return f"{path.resolve()}/"
+
+
+_TORCH = _inside(Path(torch.__file__).parent)
+_SMELT = _inside(Path(__file__).parents[1])
+_STDLIB = _inside(Path(sysconfig.get_path("stdlib")))
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+class Site(NamedTuple):
+    """A place in running code, kept as (code, instruction) because the line takes longer to find than to remember."""
+
+    code: CodeType
+    instruction: int
+
+    @property
+    def span(self) -> Span:
+        """The line and qualified name of the place."""
+        line = self.code.co_firstlineno
+        for start, end, number in self.code.co_lines():
+            if start <= self.instruction < end and number is not None:
+                line = number
+        return Span(self.code.co_filename, line, self.code.co_qualname)
+
+
+def is_users(filename: str) -> bool:
+    """Whether a source file is the user's (or a library's), not torch's, Smelt's or the standard library's."""
+    if filename.startswith((_TORCH, _SMELT)) or filename.startswith("<frozen"):
+        return False
+    if filename.startswith(_STDLIB):
+        return any(f"/{name}/" in filename for name in _INSTALLED)
+    return True
+
+
+class SiteFinder:
+    """Finds sites; remembers which code objects are the user's, for one recording."""
+
+    def __init__(self) -> None:
+        self._users: dict[CodeType, bool] = {}
+
+    def __call__(self, depth: int = 1) -> Site | None:
+        """The innermost user's site above the caller's `depth`-th frame, None where there is none."""
+        frame: FrameType | None = sys._getframe(depth)
+        users = self._users
+        while frame is not None:
+            code = frame.f_code
+            found = users.get(code)
+            if found is None:
+                found = users[code] = is_users(code.co_filename)
+            if found:
+                return Site(code, frame.f_lasti)
+            frame = frame.f_back
+        return None

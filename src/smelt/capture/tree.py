@@ -1,0 +1,313 @@
+"""Nested Python values as a fixed structure around a flat list of tensors.
+
+`flatten` takes a value apart into a frozen `Tree` and its distinct tensors; `match` checks that another value has the
+same structure and gives its tensors in the same places; `rebuild` puts a value together from other tensors. Lists,
+tuples, dicts, named tuples, dataclasses, `ModelOutput`s and any plain object that holds tensors come apart; a value
+without tensors is a leaf that has to be equal (or, where equality says nothing, identical) next time.
+
+Invariant: rebuilding calls no constructor of the user's classes, and no class is registered anywhere.
+"""
+
+from __future__ import annotations
+
+import struct
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from smelt._torch.pytree import registered
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLeaf:
+    """A tensor: which one of the flat list."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConstantLeaf:
+    """A value without tensors that stays as it is: a number, a string, None, a configuration object."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SameObject:
+    """In a result: the very container that stands at a place of the arguments."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Container:
+    """A value with parts.
+
+    kind: "sequence" (cls is tuple, list or a subclass), "mapping" (dict or a subclass), "object" (attributes only) or
+        "registered" (torch's pytree knows the class).
+    keys: the keys of a mapping; names: attributes beside the items; context: of a registered class, or the default
+        factory of a defaultdict.
+    """
+
+    kind: str
+    cls: type
+    items: tuple[Tree, ...]
+    keys: tuple[Any, ...] = ()
+    names: tuple[str, ...] = ()
+    attributes: tuple[Tree, ...] = ()
+    context: Any = None
+
+
+Tree: TypeAlias = TensorLeaf | ConstantLeaf | SameObject | Container
+
+_ATOMS = (
+    int, float, bool, complex, str, bytes, type(None), type(Ellipsis), slice, range, torch.dtype, torch.device,
+    torch.layout, torch.memory_format, torch.Size, torch.Generator,
+    type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, torch.nn.Module,
+)  # fmt: skip
+
+
+class UnfitError(ValueError):
+    """A value does not fit a structure; the message names the place and both sides."""
+
+
+def is_lazy(value: Any) -> bool:
+    """Whether a value computes its parts only when asked (generators, coroutines, iterators of them)."""
+    return isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, map, filter, zip))
+
+
+def has_parts(value: Any) -> bool:
+    """Whether a value can come apart."""
+    if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
+        return True
+    if isinstance(value, _ATOMS) or callable(value):
+        return False
+    return registered(type(value)) is not None or bool(_attribute_names(value))
+
+
+def _attribute_names(value: Any) -> tuple[str, ...]:
+    names = list(getattr(value, "__dict__", ()))
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            mangled = f"_{cls.__name__.lstrip('_')}{name}" if name.startswith("__") else name
+            if name not in ("__dict__", "__weakref__") and hasattr(value, mangled):
+                names.append(mangled)
+    return tuple(names)
+
+
+def parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a value that can come apart, each with the suffix of its path (`[0]`, `['k']`, `.name`)."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield f"[{key!r}]", item
+    elif isinstance(value, (list, tuple)):
+        named = getattr(type(value), "_fields", ())
+        for i, item in enumerate(value):
+            yield (f".{named[i]}" if i < len(named) else f"[{i}]"), item
+    elif (kind := registered(type(value))) is not None:
+        for i, item in enumerate(kind.flatten(value)[0]):
+            yield f"[{i}]", item
+        return
+    for name in _attribute_names(value):
+        yield f".{name}", getattr(value, name)
+
+
+@dataclass
+class Flattener:
+    """Takes values apart; `tensors` are the distinct tensors found so far, `paths` where each was first seen.
+
+    same: containers (by id) that are to be kept as the object at a place of the arguments.
+    """
+
+    check: Callable[[Any, str], None] = lambda value, path: None
+    same: Mapping[int, str] = field(default_factory=dict)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    containers: dict[int, str] = field(default_factory=dict)
+    _index: dict[int, int] = field(default_factory=dict)
+    _open: set[int] = field(default_factory=set)
+    _seen: int = 0
+
+    def flatten(self, value: Any, path: str) -> Tree:
+        """The structure of a value; its tensors join the list."""
+        if isinstance(value, torch.Tensor):
+            self.check(value, path)
+            return TensorLeaf(self._slot(value, path))
+        if not has_parts(value) or id(value) in self._open:
+            self.check(value, path)
+            return ConstantLeaf(value)
+        if id(value) in self.same:
+            return SameObject(self.same[id(value)])
+        self._open.add(id(value))
+        before = self._seen
+        try:
+            tree = self._container(value, path)
+        finally:
+            self._open.discard(id(value))
+        if self._seen == before and tree.kind != "sequence" and tree.cls not in (dict, OrderedDict, defaultdict):
+            # An object without tensors is its own business: compared as a whole, returned as itself.
+            return ConstantLeaf(value)
+        self.containers[id(value)] = path
+        return tree
+
+    def _slot(self, tensor: torch.Tensor, path: str) -> int:
+        self._seen += 1
+        index = self._index.get(id(tensor))
+        if index is None:
+            index = self._index[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+            self.paths.append(path)
+        return index
+
+    def _container(self, value: Any, path: str) -> Container:
+        cls = type(value)
+        if isinstance(value, (list, tuple, dict)):
+            children = list(parts(value))
+            count = len(value)
+            trees = tuple(self.flatten(item, path + suffix) for suffix, item in children)
+            return Container(
+                "mapping" if isinstance(value, dict) else "sequence",
+                cls,
+                trees[:count],
+                tuple(value) if isinstance(value, dict) else (),
+                tuple(suffix[1:] for suffix, _ in children[count:]),
+                trees[count:],
+                value.default_factory if isinstance(value, defaultdict) else None,
+            )
+        node = registered(cls)
+        if node is not None:
+            items, context = node.flatten(value)
+            trees = tuple(self.flatten(item, f"{path}[{i}]") for i, item in enumerate(items))
+            return Container("registered", cls, trees, context=context)
+        names = _attribute_names(value)
+        attributes = tuple(self.flatten(getattr(value, name), f"{path}.{name}") for name in names)
+        return Container("object", cls, (), names=names, attributes=attributes)
+
+
+def same_constant(a: Any, b: Any) -> bool:
+    """Whether two values without tensors mean the same: same class, and identical, equal bits, or equal."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return struct.pack("<d", a) == struct.pack("<d", b)
+    if isinstance(a, complex):
+        return same_constant(a.real, b.real) and same_constant(a.imag, b.imag)
+    try:
+        return (a == b) is True
+    except Exception:  # a user's __eq__ may raise anything; then nothing is known to be equal
+        return False
+
+
+def match(tree: Tree, value: Any, path: str, tensors: dict[int, torch.Tensor]) -> None:
+    """Check a value against a structure and put its tensors into their places.
+
+    Raises: UnfitError, which names the first place that differs.
+    """
+    match tree:
+        case TensorLeaf(index):
+            if not isinstance(value, torch.Tensor):
+                raise UnfitError(f"{path} is {describe(value)}, where a tensor stood when the program was captured")
+            if tensors.setdefault(index, value) is not value:
+                raise UnfitError(f"{path} is another tensor than one it was identical with at capture")
+        case ConstantLeaf(constant):
+            if not same_constant(constant, value):
+                raise UnfitError(f"{path} is {describe(value)}, where it was {describe(constant)} at capture")
+        case Container():
+            _match_container(tree, value, path, tensors)
+        case SameObject():
+            raise UnfitError(f"{path} refers to an argument, which only a result can")
+
+
+def _match_container(tree: Container, given: object, path: str, tensors: dict[int, torch.Tensor]) -> None:
+    value: Any = given
+    if type(given) is not tree.cls:
+        raise UnfitError(f"{path} is {describe(value)}, where a {tree.cls.__qualname__} stood at capture")
+    if tree.kind == "registered":
+        node = registered(tree.cls)
+        items, context = node.flatten(value) if node is not None else ((), None)
+        if len(items) != len(tree.items) or not same_constant(context, tree.context):
+            raise UnfitError(f"{path} has another structure than the {tree.cls.__qualname__} at capture")
+        children = [(f"[{i}]", item) for i, item in enumerate(items)]
+    else:
+        if tree.kind == "mapping" and tuple(value) != tree.keys:
+            raise UnfitError(f"{path} has the keys {list(value)}, where it had {list(tree.keys)} at capture")
+        if tree.kind == "sequence" and len(value) != len(tree.items):
+            raise UnfitError(f"{path} has {len(value)} items, where it had {len(tree.items)} at capture")
+        children = list(parts(value))
+        names = tuple(suffix[1:] for suffix, _ in children[len(tree.items) :])
+        if names != tree.names:
+            raise UnfitError(f"{path} has the attributes {list(names)}, where it had {list(tree.names)} at capture")
+    for child, (suffix, item) in zip((*tree.items, *tree.attributes), children, strict=True):
+        match(child, item, path + suffix, tensors)
+
+
+def describe(value: Any) -> str:
+    """A short text for a value in an error: its class, and the value itself where it is small."""
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
+    if value is None:
+        return "None"
+    text = repr(value) if isinstance(value, (int, float, bool, complex, str)) else ""
+    return text if text and len(text) <= 40 else f"a {type(value).__qualname__}"
+
+
+def rebuild(tree: Tree, tensors: Sequence[Any], same: Mapping[str, Any] | None = None) -> Any:
+    """A value of the structure around other tensors; containers are new, constants are the same objects."""
+    match tree:
+        case TensorLeaf(index):
+            return tensors[index]
+        case ConstantLeaf(value):
+            return value
+        case SameObject(path):
+            return (same or {})[path]
+    items = [rebuild(item, tensors, same) for item in tree.items]
+    if tree.kind == "registered":
+        node = registered(tree.cls)
+        if node is None:
+            raise TypeError(f"{tree.cls.__qualname__} is no longer registered with torch's pytree")
+        return node.unflatten(items, tree.context)
+    value = _shell(tree, items)
+    for name, attribute in zip(tree.names, tree.attributes, strict=True):
+        # Past a frozen dataclass's own __setattr__.
+        object.__setattr__(value, name, rebuild(attribute, tensors, same))
+    return value
+
+
+def _shell(tree: Container, items: list[Any]) -> Any:
+    cls = tree.cls
+    if issubclass(cls, tuple):
+        return tuple.__new__(cls, items)
+    if issubclass(cls, list):
+        new_list = list.__new__(cls)
+        list.extend(new_list, items)
+        return new_list
+    if issubclass(cls, dict):
+        new_dict: dict[Any, Any] = cls.__new__(cls)
+        if isinstance(new_dict, defaultdict):
+            new_dict.default_factory = tree.context
+        # An ordered dict keeps its order in a list of its own, which only its own setter fills.
+        put = OrderedDict.__setitem__ if issubclass(cls, OrderedDict) else dict.__setitem__
+        for key, item in zip(tree.keys, items, strict=True):
+            put(new_dict, key, item)
+        return new_dict
+    return object.__new__(cls)
+
+
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, TensorLeaf | ConstantLeaf]]:
+    """All leaves with their paths, in order."""
+    match tree:
+        case TensorLeaf() | ConstantLeaf():
+            yield path, tree
+        case Container():
+            labels = [f"[{k!r}]" for k in tree.keys] or [f"[{i}]" for i in range(len(tree.items))]
+            for label, item in zip(labels, tree.items, strict=True):
+                yield from leaves(item, path + label)
+            for name, item in zip(tree.names, tree.attributes, strict=True):
+                yield from leaves(item, f"{path}.{name}")
