@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -180,3 +182,16 @@ def test_regions_are_edited_in_constant_time_and_survive_edits_while_walked() ->
     assert len(seen) == 5 and len(graph.body) == 4
     assert [n.op for n in reversed(graph.body)] == ["aten.sin.default"] * 4
     verify(graph)
+
+
+def test_long_graphs_pickle_and_copy() -> None:
+    f32 = TensorType(DType.F32, (2,))
+    builder = Builder.new("f", {"x": f32})
+    value = builder.graph.inputs[0]
+    for _ in range(3000):
+        value = builder.add("aten.sin.default", (value,), [f32]).result
+    graph = builder.finish((value,))
+    graph.constants["sha256:1"] = "data"
+    again = pickle.loads(pickle.dumps(graph))
+    assert again == graph and again.constants == graph.constants
+    assert copy.deepcopy(graph) == graph

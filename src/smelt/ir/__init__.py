@@ -3,7 +3,7 @@
 from smelt.ir.builder import Builder
 from smelt.ir.dims import UNKNOWN_DIM, Dim, Sym, SymExpr, UnknownDim
 from smelt.ir.dtypes import DType
-from smelt.ir.graph import Graph
+from smelt.ir.graph import Graph, parse
 from smelt.ir.lexer import TextError
 from smelt.ir.nodes import (
     Arg,
@@ -18,7 +18,6 @@ from smelt.ir.nodes import (
     map_values,
     values_in,
 )
-from smelt.ir.parser import parse
 from smelt.ir.printer import arg_text, print_graph, print_node
 from smelt.ir.types import (
     ANY,

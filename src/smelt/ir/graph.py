@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from smelt.ir.nodes import Arg, Node, Region, Value, clone_region, region_key
+from smelt.ir.parser import read_graph
 from smelt.ir.printer import print_graph
 
 
@@ -55,6 +56,13 @@ class Graph:
     def __str__(self) -> str:
         return print_graph(self)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
+        return self.clone()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Linked nodes would be walked by recursion; the text says it all.
+        return (parse, (str(self), self.constants))
+
     def clone(self) -> Graph:
         """A deep copy with the same names; constants are shared."""
         copy = Graph(self.name)
@@ -66,3 +74,14 @@ class Graph:
 def graph_key(graph: Graph) -> Hashable:
     """Everything that graph equality compares, as nested tuples."""
     return (graph.name, region_key(graph.body))
+
+
+def parse(text: str, constants: Mapping[str, Any] | None = None) -> Graph:
+    """The graph that a text describes: `parse(str(g)) == g`, in any process.
+
+    constants: data of large constants by content hash, as in `Graph.constants`; needed to run the graph only.
+    Raises: TextError (S0201) with line and column.
+    """
+    graph = read_graph(text, Graph)
+    graph.constants.update(constants or {})
+    return graph

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from smelt.diag import Span
 from smelt.ir.dims import UNKNOWN_DIM, Dim, Sym, SymExpr, SymOp
 from smelt.ir.dtypes import BY_LABEL
-from smelt.ir.graph import Graph
 from smelt.ir.lexer import TextError, Token, text_error, tokenize
 from smelt.ir.nodes import Arg, Device, Layout, MemoryFormat, Node, Region, Value
 from smelt.ir.printer import returns_text
@@ -24,21 +23,17 @@ from smelt.ir.types import (
     Type,
 )
 
+if TYPE_CHECKING:
+    from smelt.ir.graph import Graph
+
 T = TypeVar("T")
 _SCALARS = {name: ScalarType(name) for name in SCALAR_NAMES}
 _SYM_OPS: dict[str, SymOp] = {"+": "+", "-": "-", "*": "*", "//": "//", "%": "%"}
 
 
-def parse(text: str, constants: Mapping[str, Any] | None = None) -> Graph:
-    """The graph that a text describes.
-
-    constants: data of large constants by content hash, as in `Graph.constants`; needed to run the graph only.
-    Raises: TextError (S0201) with line and column.
-    """
-    parser = _Parser(text)
-    graph = parser.graph()
-    graph.constants.update(constants or {})
-    return graph
+def read_graph(text: str, make: Callable[[str], Graph]) -> Graph:
+    """The graph that a text describes, built into what `make(name)` gives. Raises: TextError (S0201)."""
+    return _Parser(text).graph(make)
 
 
 class _Scope:
@@ -243,9 +238,9 @@ class _Parser:
 
     # --- structure
 
-    def graph(self) -> Graph:
+    def graph(self, make: Callable[[str], Graph]) -> Graph:
         self.expect("graph")
-        graph = Graph(self.name())
+        graph = make(self.name())
         self.expect("(")
         self.listed(")", lambda: self.param(graph.body))
         self.expect("->")
