@@ -1,0 +1,67 @@
+"""scaled_dot_product_attention as one call of the flash kernel where eager would run it, else by the dispatcher."""
+
+from __future__ import annotations
+
+import torch
+
+from smelt._torch import products, shim
+from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
+from smelt.codegen.lower.geometry import dummy
+from smelt.ir import Node, Value
+from smelt.runtime import calls
+from smelt.runtime.plan import Dispatch, Use
+
+_SYMBOL = "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu"
+
+
+def lower_attention(ctx: Context, node: Node) -> bool:
+    """Lower where torch itself would choose the flash kernel for these operands."""
+    call = ctx.call_arguments(node)
+    q, k, v, mask = call["query"], call["key"], call["value"], call["attn_mask"]
+    scale, is_causal, gqa = call["scale"], call["is_causal"], call["enable_gqa"]
+    if not all(isinstance(t, Value) for t in (q, k, v)) or call["dropout_p"] != 0 or not shim.has(_SYMBOL):
+        return False
+    assert isinstance(q, Value) and isinstance(k, Value) and isinstance(v, Value)
+    if not (mask is None or isinstance(mask, Value)) or not (scale is None or isinstance(scale, float)):
+        return False
+    if "autocast" in node.mode:
+        return False
+    # Nothing is read from these, only their sizes and strides.
+    samples = [None if t is None else dummy(tensor_type(t), tensor_type(t).steps, "cpu") for t in (q, k, v, mask)]
+    query, key, value, bias = samples
+    assert query is not None and key is not None and value is not None
+    if not products.attention_is_flash(
+        query, key, value, bias, is_causal=bool(is_causal), scale=scale, enable_gqa=bool(gqa)
+    ):
+        return False
+    slots = [ctx.slot(t) for t in (q, k, v)]
+    bias_slot = None if mask is None else _additive_mask(ctx, mask, torch_dtype(q))
+    dst = ctx.result(node.result)
+    ignored = ctx.builder.slot()
+    flash = calls.flash_attention(dst, ignored, *slots, mask=bias_slot, is_causal=bool(is_causal), scale=scale)
+    ctx.builder.emit(flash)
+    ctx.note(node, "library", flash.symbol)
+    return True
+
+
+def _additive_mask(ctx: Context, mask: Value, dtype: torch.dtype) -> int:
+    """The mask as eager hands it to the kernel: a bool mask becomes 0 where it is set and -inf elsewhere."""
+    if torch_dtype(mask) != torch.bool:
+        return ctx.slot(mask)
+    if ctx.statics.is_static(mask):
+        key = ("mask", mask, dtype)
+        if key not in ctx.packed:
+            allowed = ctx.statics.bake(mask)
+            additive = torch.zeros_like(allowed, dtype=dtype).masked_fill_(allowed.logical_not(), float("-inf"))
+            ctx.packed[key] = ctx.builder.held(additive)
+        return ctx.packed[key].slot
+    key = ("run-time mask", mask, dtype)
+    if key not in ctx.packed:
+        zero = ctx.constant(torch.zeros((), dtype=dtype))
+        blocked = ctx.constant(torch.full((), float("-inf"), dtype=dtype))
+        geometry = ctx.place(mask).geometry
+        storage = ctx.builder.made(geometry, dtype)
+        args = (Use(ctx.slot(mask)), Use(zero.slot), Use(blocked.slot))
+        ctx.builder.emit(Dispatch(torch.ops.aten.where.self, args, (storage.slot,)))
+        ctx.packed[key] = storage
+    return ctx.packed[key].slot

@@ -1,0 +1,227 @@
+"""Instructions, slots and storages of a plan in the making; lifetimes, releases and arena offsets at the end.
+
+Invariant: every slot over a storage is known to it, so a storage's memory is reused only after the last instruction
+that touches any of its views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from smelt.codegen.lower.arena import Lifetime, aligned, plan_offsets
+from smelt.codegen.lower.geometry import Geometry, same_layout
+from smelt.codegen.lower.result import StateName
+from smelt.runtime.plan import (
+    ArenaTensor,
+    CheckLayout,
+    Empty,
+    Instruction,
+    Plan,
+    Release,
+    View,
+    outs_of,
+    uses_of,
+)
+
+StorageKind = Literal["input", "state", "held", "arena", "owned"]
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """Memory that one handle made known: an input, live state, a baked constant, an arena block or a new tensor.
+
+    base: how the tensor of that first handle lies in it. `checked`: its layout is certain, so views may be computed.
+    """
+
+    kind: StorageKind
+    slot: int
+    base: Geometry
+    dtype: torch.dtype
+    source: int | StateName | None = None
+    checked: bool = True
+    handles: dict[Geometry, int] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the first handle spans."""
+        return self.base.extent * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value lies: a storage and a geometry in it."""
+
+    storage: Storage
+    geometry: Geometry
+
+
+class PlanBuilder:
+    """Collects instructions; `finish` makes the plan."""
+
+    def __init__(self) -> None:
+        self.instructions: list[Instruction] = []
+        self.origins: list[str] = []
+        self.origin = ""
+        self.inputs: list[int] = []
+        self._nslots = 0
+        self._held: list[tuple[int, torch.Tensor]] = []
+        self._storages: list[Storage] = []
+        self._storage_of: dict[int, Storage] = {}
+        self.arena_naive_nbytes = 0
+        self.peak_nbytes = 0
+
+    # --- slots and storages
+
+    def slot(self) -> int:
+        """A new slot."""
+        self._nslots += 1
+        return self._nslots - 1
+
+    def _storage(
+        self,
+        kind: StorageKind,
+        geometry: Geometry,
+        dtype: torch.dtype,
+        source: int | StateName | None = None,
+        checked: bool = True,
+    ) -> Storage:
+        storage = Storage(kind, self.slot(), geometry, dtype, source, checked)
+        storage.handles[geometry] = storage.slot
+        self._storages.append(storage)
+        self._storage_of[storage.slot] = storage
+        return storage
+
+    def input(self, geometry: Geometry, dtype: torch.dtype) -> Storage:
+        """The next input of the plan."""
+        storage = self._storage("input", geometry, dtype, len(self.inputs))
+        self.inputs.append(storage.slot)
+        return storage
+
+    def held(self, tensor: torch.Tensor, source: StateName | None = None) -> Storage:
+        """A tensor that the plan keeps alive: a baked constant, or with `source` the program's live state."""
+        geometry = Geometry(tuple(tensor.shape), _strides(tensor))
+        storage = self._storage("held" if source is None else "state", geometry, tensor.dtype, source)
+        self._held.append((storage.slot, tensor))
+        return storage
+
+    def arena(self, geometry: Geometry, dtype: torch.dtype) -> Storage:
+        """A block of the arena."""
+        return self._storage("arena", geometry, dtype)
+
+    def empty(self, geometry: Geometry, dtype: torch.dtype) -> Storage:
+        """A new, uninitialised tensor made at this point of the plan."""
+        storage = self._storage("owned", geometry, dtype)
+        self.emit(Empty(storage.slot, geometry.sizes, geometry.strides, dtype))
+        return storage
+
+    def made(self, geometry: Geometry, dtype: torch.dtype, *, checked: bool = False) -> Storage:
+        """A tensor that the next instruction makes; its layout is checked before views rely on it unless `checked`."""
+        return self._storage("owned", geometry, dtype, checked=checked)
+
+    def handle(self, place: Place) -> int:
+        """A slot whose tensor is exactly this place, viewing it where needed."""
+        storage, geometry = place.storage, place.geometry
+        known = storage.handles.get(geometry)
+        if known is not None:
+            return known
+        if geometry.offset == storage.base.offset and geometry.sizes == storage.base.sizes:
+            same = same_layout(geometry.sizes, geometry.strides, storage.base.strides)
+            if same and geometry.strides == storage.base.strides:
+                return storage.slot
+        self.check(storage)
+        slot = self.slot()
+        self._storage_of[slot] = storage
+        storage.handles[geometry] = slot
+        self.emit(View(slot, storage.slot, geometry.sizes, geometry.strides, geometry.offset))
+        return slot
+
+    def check(self, storage: Storage) -> None:
+        """Make sure at run time that a library-made tensor lies as planned, once."""
+        if not storage.checked:
+            storage.checked = True
+            base = storage.base
+            self.emit(CheckLayout(storage.slot, base.sizes, base.strides, storage.dtype))
+
+    def emit(self, instruction: Instruction) -> None:
+        """Append an instruction; its origin is the node at hand."""
+        self.instructions.append(instruction)
+        self.origins.append(self.origin)
+
+    # --- the end
+
+    def finish(self, outputs: tuple[int, ...]) -> Plan:
+        """The plan: releases after last uses, arena offsets, peak memory."""
+        last: dict[int, int] = {}
+        first: dict[int, int] = {}
+        for i, instruction in enumerate(self.instructions):
+            for slot in (*uses_of(instruction), *outs_of(instruction)):
+                last[slot] = i
+                first.setdefault(slot, i)
+        owned = {slot for instruction in self.instructions for slot in outs_of(instruction)}
+        dying: dict[int, list[int]] = {}
+        for slot in sorted(owned - set(outputs)):
+            dying.setdefault(last[slot], []).append(slot)
+        arena, arena_nbytes = self._arena(first, last)
+        self._measure_peak(owned, first, last, set(outputs), arena_nbytes)
+        instructions: list[Instruction] = []
+        origins: list[str] = []
+        for i, (instruction, origin) in enumerate(zip(self.instructions, self.origins, strict=True)):
+            instructions.append(instruction)
+            origins.append(origin)
+            if i in dying:
+                instructions.append(Release(tuple(dying[i])))
+                origins.append(origin)
+        return Plan(
+            nslots=self._nslots,
+            inputs=tuple(self.inputs),
+            outputs=outputs,
+            instructions=tuple(instructions),
+            held=tuple(self._held),
+            arena=arena,
+            arena_nbytes=arena_nbytes,
+            origins=tuple(origins),
+        )
+
+    def _slots_of(self, storage: Storage) -> Iterable[int]:
+        return storage.handles.values()
+
+    def _arena(self, first: dict[int, int], last: dict[int, int]) -> tuple[tuple[ArenaTensor, ...], int]:
+        blocks = []
+        storages = [s for s in self._storages if s.kind == "arena" and s.slot in first]
+        for storage in storages:
+            slots = [s for s in self._slots_of(storage) if s in first]
+            blocks.append(Lifetime(storage.nbytes, min(first[s] for s in slots), max(last[s] for s in slots)))
+        offsets, total = plan_offsets(blocks)
+        self.arena_naive_nbytes = sum(aligned(block.nbytes) for block in blocks)
+        tensors = tuple(
+            ArenaTensor(s.slot, offset, s.base.sizes, s.base.strides, s.dtype)
+            for s, offset in zip(storages, offsets, strict=True)
+        )
+        return tensors, total
+
+    def _measure_peak(
+        self, owned: set[int], first: dict[int, int], last: dict[int, int], outputs: set[int], arena_nbytes: int
+    ) -> None:
+        """Largest sum of library-made tensors alive at once, the arena added."""
+        change = [0] * (len(self.instructions) + 1)
+        for storage in self._storages:
+            if storage.kind != "owned" or storage.slot not in owned:
+                continue
+            slots = [s for s in self._slots_of(storage) if s in first]
+            change[min(first[s] for s in slots)] += storage.nbytes
+            if not outputs.intersection(slots):
+                change[max(last[s] for s in slots) + 1] -= storage.nbytes
+        alive = peak = 0
+        for delta in change:
+            alive += delta
+            peak = max(peak, alive)
+        self.peak_nbytes = peak + arena_nbytes
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    # Packed weights have no strides; nothing asks for them.
+    return tensor.stride() if tensor.layout == torch.strided else (0,) * tensor.dim()

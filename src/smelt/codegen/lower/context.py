@@ -1,0 +1,288 @@
+"""Where every value of the graph lies while its plan is made, and how a lowering rule asks for operands and results.
+
+Invariant: a value is bound to its place before any node that uses it is lowered; static values are bound when first
+asked for. A place may differ from eager's layout (channels-last between convolutions); `slot(value)` then copies unless
+the rule says that it takes any layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.codegen.lower.builder import Place, PlanBuilder, Storage
+from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
+from smelt.codegen.lower.report import ChoiceReport, How, NodeReport
+from smelt.codegen.lower.result import Lookup, StateName
+from smelt.codegen.lower.sharing import view_source
+from smelt.codegen.lower.statics import STATE_OPS, Statics, state_name
+from smelt.diag import Options, SmeltError
+from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
+from smelt.ops.convert import dtype_to_torch
+from smelt.ops.registry import arguments_of, schema_of
+from smelt.runtime.plan import Copy, Dispatch, Use
+
+
+def cannot_lower(node: Node, why: str) -> SmeltError:
+    """The error for a node that has no place in a plan; the caller runs eager instead."""
+    names = ", ".join(f"%{r.name}" for r in node.results)
+    return SmeltError(
+        f"{names + ' = ' if names else ''}{node.op} cannot be lowered",
+        where=node.span,
+        why=why,
+        fix="nothing needs to be done: the program runs eagerly",
+        code="S0303",
+    )
+
+
+def tensor_type(value: Value) -> TensorType:
+    """The type of a value that is known to be a tensor. Raises: TypeError."""
+    if not isinstance(value.type, TensorType):
+        raise TypeError(f"%{value.name} is {value.type}, not a tensor")
+    return value.type
+
+
+def torch_dtype(value: Value) -> torch.dtype:
+    """torch's dtype of a tensor value."""
+    return dtype_to_torch(tensor_type(value).dtype)
+
+
+class Context:
+    """The state of one lowering."""
+
+    def __init__(self, graph: Graph, lookup: Lookup, options: Options) -> None:
+        self.graph = graph
+        self.options = options
+        self.statics = Statics(graph, lookup)
+        self.builder = PlanBuilder()
+        self.lists: dict[Value, list[Place]] = {}
+        self.packed: dict[tuple[Any, ...], Storage] = {}
+        self.packed_nbytes = 0
+        self.choices: dict[str, ChoiceReport] = {}
+        self.nodes: dict[Node, NodeReport] = {}
+        self._places: dict[Value, Place] = {}
+        self._origins: dict[Value, Place] = {}
+        self._held: dict[int, tuple[torch.Tensor, Storage]] = {}
+        self._states: dict[StateName, Storage] = {}
+        self._copies: dict[tuple[Storage, Geometry, tuple[int, ...]], Place] = {}
+        self._roots: dict[Value, Value] = {}
+        for node in graph.body:
+            self._note_roots(node)
+        self._escaping = {self.root(v) for arg in graph.outputs for v in values_in(arg)}
+
+    # --- what is known about values
+
+    def _note_roots(self, node: Node) -> None:
+        source = view_source(node)
+        if source is None or (node.op == "unpack" and source not in self._roots):
+            return
+        for result in node.results:
+            self._roots[result] = self.root(source)
+
+    def root(self, value: Value) -> Value:
+        """The value whose memory this one shares: itself, or what it is a view of."""
+        return self._roots.get(value, value)
+
+    def is_fresh(self, value: Value) -> bool:
+        """Whether a run makes this value in memory of its own (no input, state, constant or view)."""
+        return value.node is not None and self.root(value) is value and not self.statics.is_static(value)
+
+    def escapes(self, value: Value) -> bool:
+        """Whether the value, or a view of it, is an output, so that it must not lie in the arena."""
+        return self.root(value) in self._escaping
+
+    def call_arguments(self, node: Node) -> dict[str, Arg]:
+        """All arguments of an operator's call by name, defaults filled in."""
+        schema = schema_of(node.op)
+        if schema is None:
+            raise cannot_lower(node, "torch's registry has no operator of that name")
+        return arguments_of(schema, node.args, node.kwargs)
+
+    # --- places
+
+    def add_input(self, value: Value) -> None:
+        """The next input of the plan. Raises: SmeltError (S0303) for what is no tensor."""
+        type_ = value.type
+        if not isinstance(type_, TensorType):
+            raise SmeltError(
+                f"input %{value.name} is {type_}, not a tensor",
+                why="a plan takes tensors only",
+                fix="nothing needs to be done: the program runs eagerly",
+                code="S0303",
+            )
+        storage = self.builder.input(Geometry.of(type_), dtype_to_torch(type_.dtype))
+        self._bind_origin(value, storage)
+
+    def add_state(self, value: Value) -> None:
+        """The live tensor behind a `param`, `buffer` or `captured` node."""
+        assert value.node is not None
+        name = state_name(value.node)
+        storage = self._states.get(name)
+        if storage is None:
+            storage = self._states[name] = self.builder.held(self.statics.tensor(value), name)
+        self._bind_origin(value, storage)
+
+    def _bind_origin(self, value: Value, storage: Storage) -> None:
+        self._origins[value] = self._places[value] = Place(storage, storage.base)
+
+    def place(self, value: Value) -> Place:
+        """Where a tensor value lies."""
+        found = self._places.get(value)
+        if found is None:
+            if not self.statics.is_static(value):
+                raise SmeltError(f"%{value.name} is used before it is made", code="S0902")
+            found = self._place_static(value)
+        return found
+
+    def _place_static(self, value: Value) -> Place:
+        root = self.root(value)
+        if root.node is not None and root.node.op in STATE_OPS:
+            if root not in self._places:
+                self.add_state(root)
+            seen = self.view_from_root(value, self._places[root])
+            if seen is not None:
+                self._places[value] = seen
+                return seen
+        storage = self.constant(self.statics.bake(value))
+        self._places[value] = Place(storage, storage.base)
+        return self._places[value]
+
+    def view_from_root(self, value: Value, base: Place) -> Place | None:
+        """Where a view lies if its root lies at `base`; None where strides cannot tell."""
+        chain: list[tuple[Node, Value]] = []
+        current, root = value, self.root(value)
+        while current is not root:
+            node = current.node
+            assert node is not None
+            chain.append((node, current))
+            source = view_source(node)
+            assert source is not None
+            current = source
+        geometry = base.geometry
+        pending: list[Geometry] = []
+        for node, result in reversed(chain):
+            if node.op == "write":
+                continue
+            if node.op == "unpack":
+                geometry = pending[node.results.index(result)]
+                continue
+            source = view_source(node)
+            assert source is not None
+            found = view_geometry(node, source, geometry)
+            if found is None:
+                return None
+            pending, geometry = found, found[0]
+        return Place(base.storage, geometry)
+
+    def origin(self, value: Value) -> Place | None:
+        """Where an input, state or a view of them lies, whatever copies were made of it since; None for the rest."""
+        root = self.root(value)
+        base = self._origins.get(root)
+        if base is None and root.node is not None and root.node.op in STATE_OPS:
+            self.add_state(root)
+            base = self._origins[root]
+        return None if base is None else self.view_from_root(value, base)
+
+    def constant(self, tensor: torch.Tensor) -> Storage:
+        """A baked tensor as a held slot, the same one for the same tensor."""
+        known = self._held.get(id(tensor))
+        if known is None:
+            known = self._held[id(tensor)] = (tensor, self.builder.held(tensor.detach()))
+        return known[1]
+
+    @property
+    def handles(self) -> tuple[StateName, ...]:
+        """State that the plan reads or writes through the live tensors, sorted."""
+        return tuple(sorted(self._states, key=lambda s: (s.kind, s.path)))
+
+    def bind(self, value: Value, place: Place) -> None:
+        """Say where a value lies."""
+        self._places[value] = place
+
+    def is_bound(self, value: Value) -> bool:
+        """Whether the value has a place already."""
+        return value in self._places
+
+    # --- operands
+
+    def is_eager_layout(self, value: Value) -> bool:
+        """Whether a value lies as in eager, dimensions of size 1 aside."""
+        type_ = tensor_type(value)
+        return same_layout(type_.sizes, self.place(value).geometry.strides, type_.steps)
+
+    def slot(self, value: Value, *, any_layout: bool = False) -> int:
+        """A slot with the value's tensor, in eager's layout unless the caller takes any."""
+        if not any_layout and not self.is_eager_layout(value):
+            return self.builder.handle(self.with_strides(self.place(value), tensor_type(value).steps))
+        return self.builder.handle(self.place(value))
+
+    def with_strides(self, place: Place, strides: tuple[int, ...]) -> Place:
+        """A copy of a place with other strides, the same copy each time."""
+        key = (place.storage, place.geometry, strides)
+        if key not in self._copies:
+            source = self.builder.handle(place)
+            self.builder.check(place.storage)
+            storage = self.builder.empty(Geometry(place.geometry.sizes, strides), place.storage.dtype)
+            self.builder.emit(Copy(storage.slot, source))
+            self._copies[key] = Place(storage, storage.base)
+        return self._copies[key]
+
+    def overwritten(self, storage: Storage) -> None:
+        """Forget copies of memory that has just been given new content."""
+        self._copies = {key: place for key, place in self._copies.items() if key[0] is not storage}
+
+    def to_eager(self, value: Value) -> Place:
+        """The place of a value in eager's layout, copied there if it lies otherwise."""
+        if not self.is_eager_layout(value):
+            self._places[value] = self.with_strides(self.place(value), tensor_type(value).steps)
+        return self._places[value]
+
+    def cloned(self, place: Place) -> Place:
+        """A copy in new memory with the same geometry where that is dense, made at this point of the plan."""
+        source = self.builder.handle(place)
+        geometry = Geometry(place.geometry.sizes, place.geometry.strides)
+        storage = self.builder.made(geometry, place.storage.dtype)
+        self.builder.emit(Dispatch(torch.ops.aten.clone.default, (Use(source),), (storage.slot,)))
+        return Place(storage, storage.base)
+
+    # --- results
+
+    def result(self, value: Value, strides: tuple[int, ...] | None = None) -> int:
+        """The slot that the next instruction fills with a new tensor for this value."""
+        type_ = tensor_type(value)
+        storage = self.builder.made(Geometry(type_.sizes, strides or type_.steps), dtype_to_torch(type_.dtype))
+        self._places[value] = Place(storage, storage.base)
+        return storage.slot
+
+    def buffer(self, value: Value, sizes: Sequence[int]) -> int:
+        """A slot with row-major memory of `sizes` for an out-variant to write this (row-major) value into."""
+        type_ = tensor_type(value)
+        whole = Geometry.of(type_)
+        dtype = dtype_to_torch(type_.dtype)
+        storage = self.builder.empty(whole, dtype) if self.escapes(value) else self.builder.arena(whole, dtype)
+        self._places[value] = Place(storage, whole)
+        return self.builder.handle(Place(storage, row_major(sizes)))
+
+    # --- report
+
+    def enter(self, node: Node) -> None:
+        """The instructions from here on come from this node."""
+        where = f" at {node.span}" if node.span is not None else ""
+        names = ", ".join(f"%{r.name}" for r in node.results)
+        self.builder.origin = f"{names} = {node.op}{where}" if names else f"{node.op}{where}"
+
+    def note(self, node: Node, how: How, target: str = "") -> None:
+        """Record how a node runs."""
+        where = f"{node.span.file}:{node.span.line}" if node.span is not None else ""
+        name = node.results[0].name if node.results else ""
+        self.nodes[node] = NodeReport(name, node.op, how, target, where, node.scope)
+
+
+def row_major(sizes: Sequence[int]) -> Geometry:
+    """The geometry of a contiguous tensor."""
+    strides = [1] * len(sizes)
+    for i in range(len(sizes) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(sizes[i + 1], 1)
+    return Geometry(tuple(sizes), tuple(strides))

@@ -1,0 +1,102 @@
+"""Sizes, strides and offsets of views, found without touching memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.ir import Arg, Node, TensorType, Value
+from smelt.ops.convert import dtype_to_torch, to_torch
+from smelt.ops.registry import overload
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How a tensor lies in its storage: sizes, strides and offset in elements."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @staticmethod
+    def of(type_: TensorType, offset: int = 0) -> Geometry:
+        """Eager's layout of a static type."""
+        return Geometry(type_.sizes, type_.steps, offset)
+
+    @property
+    def numel(self) -> int:
+        """Elements, counted once each index."""
+        count = 1
+        for size in self.sizes:
+            count *= size
+        return count
+
+    @property
+    def extent(self) -> int:
+        """Elements of memory from the first to past the last one."""
+        if 0 in self.sizes:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
+
+
+def same_layout(sizes: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+    """Whether two strides put every element at the same place (dimensions of size 1 and empty tensors do not tell)."""
+    return 0 in sizes or all(n == 1 or a == b for n, a, b in zip(sizes, left, right, strict=True))
+
+
+def dummy(type_: TensorType, strides: tuple[int, ...], device: str = "meta") -> torch.Tensor:
+    """A tensor of a static type with other strides; on `meta` it has no memory."""
+    return torch.empty_strided(type_.sizes, strides, dtype=dtype_to_torch(type_.dtype), device=device)
+
+
+# Views that start where their operand starts.
+_AT_START = frozenset(
+    f"aten.{name}"
+    for name in (
+        "view.default", "_unsafe_view.default", "reshape.default", "transpose.int", "permute.default", "t.default",
+        "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "expand.default", "flatten.using_ints",
+        "unflatten.int", "contiguous.default", "to.dtype", "to.device", "to.other", "to.dtype_layout",
+        "detach.default", "alias.default", "view_as.default", "expand_as.default", "reshape_as.default",
+        "dropout.default", "movedim.int", "movedim.intlist", "swapaxes.default", "swapdims.default", "numpy_T.default",
+        "mT.default", "lift_fresh.default", "positive.default",
+    )
+)  # fmt: skip
+
+
+def view_geometry(node: Node, operand: Value, at: Geometry) -> list[Geometry] | None:
+    """How the results of a view lie in the storage of its operand, which lies `at`; one per tensor of the result.
+
+    None where the view cannot be told by strides (another dtype, a conjugate), or where the operand, lying otherwise
+    than in eager, does not allow it.
+    """
+    type_ = operand.type
+    assert isinstance(type_, TensorType)
+    result = node.results[0].type
+    if node.op in _AT_START and isinstance(result, TensorType) and at.strides == type_.steps:
+        return [Geometry(result.sizes, result.steps, at.offset)] if result.dtype is type_.dtype else None
+    op = overload(node.op)
+    if op is None or node.op.startswith("aten.as_strided."):
+        # as_strided counts from the storage's start, which is known for no tensor that comes from outside.
+        return None
+    base = dummy(type_, at.strides)
+
+    def bind(arg: Arg) -> Any:
+        if isinstance(arg, Value):
+            if arg is operand:
+                return base
+            return dummy(arg.type, arg.type.steps) if isinstance(arg.type, TensorType) else None
+        return [bind(a) for a in arg] if isinstance(arg, tuple) else to_torch(arg)
+
+    try:
+        with torch.no_grad():
+            made = op(*map(bind, node.args), **{k: bind(v) for k, v in node.kwargs.items()})
+    except RuntimeError:
+        return None
+    views = [made] if isinstance(made, torch.Tensor) else list(made)
+    storage = base.untyped_storage()._cdata
+    for view in views:
+        if view.dtype != base.dtype or view.is_conj() or view.is_neg() or view.untyped_storage()._cdata != storage:
+            return None
+    return [Geometry(tuple(v.shape), v.stride(), at.offset + v.storage_offset()) for v in views]

@@ -1,0 +1,278 @@
+"""Products with a weight known before the run: linear, addmm, mm and matmul with a static matrix.
+
+Candidates: `onednn` (weight packed, epilogue fused), `mkl` (weight packed for the rows at hand), `plain` (what eager
+calls, written into planned memory). One short measurement per shape and process decides; a rule does where measuring
+is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from smelt._torch import mkldnn, products
+from smelt.codegen.lower.builder import Place, Storage
+from smelt.codegen.lower.context import Context, row_major, tensor_type
+from smelt.codegen.lower.fuse import Epilogue
+from smelt.codegen.lower.geometry import Geometry, dummy
+from smelt.codegen.lower.measure import CHOICES, Timing, time_candidates
+from smelt.codegen.lower.report import CandidateReport, ChoiceReport
+from smelt.ir import DType, Node, TensorType, Value
+from smelt.runtime import calls
+
+# oneDNN sums K in one chain: above this its error leaves the bound (docs/decisions/0004-numerics.md).
+MAX_ONEDNN_K = 8192
+# Below this many multiply-adds the fixed cost of a oneDNN call (about 9 us) outweighs its speed.
+MIN_ONEDNN_WORK = 1 << 20
+# Timed products are cut down to this many rows and columns, so that a large vocabulary costs little.
+_TIMED_ROWS, _TIMED_COLUMNS = 1024, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """x @ weight^T + bias. `weight` is [n, k], or [k, n] where `is_transposed`; `x` is [..., k]."""
+
+    node: Node
+    x: Value
+    weight: Value
+    bias: Value | None
+    is_transposed: bool
+    rows: int
+    n: int
+    k: int
+
+    @property
+    def shape(self) -> str:
+        """Rows x columns x inner size, with the dtype, and whether a bias is added."""
+        return f"{tensor_type(self.x).dtype} {self.rows}x{self.n}x{self.k}{'' if self.bias is None else '+bias'}"
+
+
+def product_of(ctx: Context, node: Node) -> Product | None:
+    """The product that a node is, if its weight is static and libraries take it."""
+    operands = _operands(ctx, node)
+    if operands is None:
+        return None
+    x, weight, bias, is_transposed = operands
+    types = [v.type for v in (x, weight, bias) if v is not None]
+    if not all(isinstance(t, TensorType) for t in types) or not isinstance(node.result.type, TensorType):
+        return None
+    kind, matrix = tensor_type(x), tensor_type(weight)
+    if any(tensor_type(v).dtype is not kind.dtype for v in (weight, node.result)) or kind.dtype not in _DTYPES:
+        return None
+    if len(matrix.sizes) != 2 or len(kind.sizes) < 1 or not ctx.statics.is_static(weight):
+        return None
+    if ctx.statics.is_static(x) or "autocast" in node.mode or 0 in (*kind.sizes, *matrix.sizes):
+        return None
+    k, n = matrix.sizes if is_transposed else (matrix.sizes[1], matrix.sizes[0])
+    if bias is not None and (tensor_type(bias).sizes != (n,) or tensor_type(bias).dtype is not kind.dtype):
+        return None
+    result = tensor_type(node.result)
+    if result.sizes != (*kind.sizes[:-1], n) or result.strides is not None:
+        return None
+    return Product(node, x, weight, bias, is_transposed, kind.numel // k, n, k)
+
+
+_DTYPES = (DType.F32, DType.BF16)
+
+
+def _operands(ctx: Context, node: Node) -> tuple[Value, Value, Value | None, bool] | None:
+    """(x, weight, bias, whether the weight is [k, n]) of a node that is a product of matrices."""
+    call = ctx.call_arguments(node) if node.op in PRODUCTS else {}
+    match node.op:
+        case "aten.linear.default":
+            x, weight, bias = call["input"], call["weight"], call["bias"]
+            is_transposed = False
+        case "aten.addmm.default":
+            if call["beta"] != 1 or call["alpha"] != 1:
+                return None
+            x, weight, bias = call["mat1"], call["mat2"], call["self"]
+            is_transposed = True
+        case "aten.mm.default":
+            x, weight, bias, is_transposed = call["self"], call["mat2"], None, True
+        case "aten.matmul.default":
+            x, weight, bias, is_transposed = call["self"], call["other"], None, True
+        case _:
+            return None
+    if not isinstance(x, Value) or not isinstance(weight, Value) or not (bias is None or isinstance(bias, Value)):
+        return None
+    return x, weight, bias, is_transposed
+
+
+PRODUCTS = ("aten.linear.default", "aten.addmm.default", "aten.mm.default", "aten.matmul.default")
+
+
+def lower_product(ctx: Context, product: Product, epilogue: Epilogue) -> bool:
+    """Lower a product; True if its epilogue is done as well, False if its nodes are still to be lowered."""
+    match choose(ctx, product):
+        case "onednn":
+            _lower_onednn(ctx, product, epilogue)
+            return True
+        case "mkl":
+            _lower_mkl(ctx, product)
+        case _:
+            _lower_plain(ctx, product)
+    return False
+
+
+# --- the choice
+
+
+def choose(ctx: Context, product: Product) -> str:
+    """The candidate to use for a product; recorded in the report."""
+    known = ctx.choices.get(product.shape)
+    if known is not None:
+        ctx.choices[product.shape] = replace(known, nodes=known.nodes + 1)
+        return known.chosen
+    choice = _choose(ctx, product)
+    ctx.choices[product.shape] = choice
+    return choice.chosen
+
+
+def _candidates(ctx: Context, product: Product) -> list[str]:
+    if ctx.options.numerics == "eager-library":
+        return ["plain"]
+    names = []
+    is_accurate = product.k <= MAX_ONEDNN_K or ctx.options.numerics == "fast"
+    if mkldnn.has_linear() and is_accurate:
+        names.append("onednn")
+    if tensor_type(product.x).dtype is DType.F32 and mkldnn.has_mkl_linear():
+        names.append("mkl")
+    return [*names, "plain"]
+
+
+def _choose(ctx: Context, product: Product) -> ChoiceReport:
+    names = _candidates(ctx, product)
+    untimed = tuple(CandidateReport(name, None) for name in names)
+    if len(names) == 1:
+        return ChoiceReport(product.shape, names[0], untimed, "the only candidate")
+    if ctx.options.deterministic or not ctx.options.measure:
+        return ChoiceReport(product.shape, rule(product, names), untimed, "rule")
+    key = (product.shape, tuple(names), torch.get_num_threads())
+    timings = CHOICES.timings(key, lambda: _time(product, names))
+    if not timings:
+        return ChoiceReport(product.shape, rule(product, names), untimed, "rule")
+    timed = tuple(CandidateReport(t.name, round(t.latency_us, 1)) for t in timings)
+    return ChoiceReport(product.shape, timings[0].name, timed, "measured")
+
+
+def rule(product: Product, names: list[str]) -> str:
+    """The choice without measuring: oneDNN for large products on AVX-512, where MKL's f32 may run at AVX2 speed."""
+    wide = torch.backends.cpu.get_cpu_capability() in ("AVX512", "AMX")
+    is_large = product.rows * product.n * product.k >= MIN_ONEDNN_WORK
+    return "onednn" if "onednn" in names and wide and is_large else "plain"
+
+
+def _time(product: Product, names: list[str]) -> tuple[Timing, ...]:
+    """Time the candidates on made-up data of the product's shape, cut down where it is large."""
+    dtype = torch.float32 if tensor_type(product.x).dtype is DType.F32 else torch.bfloat16
+    rows, n = min(product.rows, _TIMED_ROWS), min(product.n, _TIMED_COLUMNS)
+    x = torch.full((rows, product.k), 0.5, dtype=dtype)
+    weight = torch.full((n, product.k), 0.25, dtype=dtype)
+    bias = None if product.bias is None else torch.zeros(n, dtype=dtype)
+    out = torch.empty(rows, n, dtype=dtype)
+    runs: dict[str, Callable[[], object]] = {}
+    if "onednn" in names:
+        packed = mkldnn.pack_linear(weight, rows)
+        if packed is not None:
+            runs["onednn"] = lambda: products.onednn_linear(x, packed, bias)
+    if "mkl" in names:
+        mkl = mkldnn.pack_mkl_linear(weight, rows)
+        if mkl is not None:
+            runs["mkl"] = lambda: products.mkl_linear(x, mkl, weight, bias)
+    matrix = weight.t()
+    if bias is None:
+        runs["plain"] = lambda: torch.mm(x, matrix, out=out)
+    else:
+        runs["plain"] = lambda: torch.addmm(bias, x, matrix, out=out)
+    with torch.no_grad():
+        if any(run() is None for run in runs.values()):
+            return ()
+        return time_candidates(runs)
+
+
+# --- the candidates
+
+
+def _weight(ctx: Context, product: Product) -> torch.Tensor:
+    tensor = ctx.statics.bake(product.weight).detach()
+    return tensor.t() if product.is_transposed else tensor
+
+
+def _packed(ctx: Context, product: Product, form: str) -> Storage | None:
+    """The packed weight, shared by all products with this weight (for MKL: and this many rows)."""
+    rows = product.rows if form == "mkl" else 0
+    key = (form, product.weight, product.is_transposed, rows)
+    if key not in ctx.packed:
+        weight = _weight(ctx, product)
+        # One packing serves all row counts; a large hint never measured slower.
+        packed = mkldnn.pack_mkl_linear(weight, rows) if form == "mkl" else mkldnn.pack_linear(weight, 128)
+        if packed is None:
+            return None
+        ctx.packed[key] = ctx.builder.held(packed)
+        ctx.packed_nbytes += weight.numel() * weight.element_size()
+    return ctx.packed[key]
+
+
+def _bias_slot(ctx: Context, product: Product) -> int | None:
+    return None if product.bias is None else ctx.slot(product.bias)
+
+
+def _lower_onednn(ctx: Context, product: Product, epilogue: Epilogue) -> None:
+    packed = _packed(ctx, product, "onednn")
+    if packed is None:
+        _lower_plain(ctx, product)
+        return
+    x, bias = ctx.slot(product.x, any_layout=True), _bias_slot(ctx, product)
+    other = None if epilogue.residual is None else ctx.slot(epilogue.residual)
+    dst = ctx.result(epilogue.result)
+    post = epilogue.post
+    call = calls.packed_linear(
+        dst, x, packed.slot, bias, post=post.name, scalars=post.scalars, algorithm=post.algorithm, other=other
+    )
+    ctx.builder.emit(call)
+    ctx.note(product.node, "library", call.symbol)
+    for node in epilogue.nodes:
+        ctx.note(node, "fused", f"%{product.node.result.name}")
+
+
+def _lower_mkl(ctx: Context, product: Product) -> None:
+    packed = _packed(ctx, product, "mkl")
+    if packed is None:
+        _lower_plain(ctx, product)
+        return
+    weight = ctx.constant(_weight(ctx, product).contiguous()) if product.is_transposed else None
+    origin = weight.slot if weight is not None else ctx.slot(product.weight)
+    x, bias = ctx.slot(product.x, any_layout=True), _bias_slot(ctx, product)
+    call = calls.mkl_linear(ctx.result(product.node.result), x, packed.slot, origin, bias, product.rows)
+    ctx.builder.emit(call)
+    ctx.note(product.node, "library", call.symbol)
+
+
+def _lower_plain(ctx: Context, product: Product) -> None:
+    """addmm or mm over the live weight, into planned memory."""
+    x = _as_matrix(ctx, product)
+    place = ctx.place(product.weight)
+    if not product.is_transposed:
+        at = place.geometry
+        place = Place(place.storage, Geometry(at.sizes[::-1], at.strides[::-1], at.offset))
+    weight, bias = ctx.builder.handle(place), _bias_slot(ctx, product)
+    out = ctx.buffer(product.node.result, (product.rows, product.n))
+    call = calls.mm_out(out, x, weight) if bias is None else calls.addmm_out(out, bias, x, weight)
+    ctx.builder.emit(call)
+    ctx.note(product.node, "library", call.symbol)
+
+
+def _as_matrix(ctx: Context, product: Product) -> int:
+    """x as a matrix [rows, k]: a view where its layout allows one, else a row-major copy."""
+    type_, place = tensor_type(product.x), ctx.place(product.x)
+    sizes = (product.rows, product.k)
+    if type_.sizes == sizes:
+        return ctx.builder.handle(place)
+    try:
+        strides = dummy(type_, place.geometry.strides).view(sizes).stride()
+    except RuntimeError:
+        place = ctx.with_strides(place, row_major(type_.sizes).strides)
+        strides = row_major(sizes).strides
+    return ctx.builder.handle(Place(place.storage, Geometry(sizes, strides, place.geometry.offset)))

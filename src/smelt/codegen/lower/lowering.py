@@ -1,0 +1,187 @@
+"""From a functional, optimized graph with static shapes to a plan of library calls.
+
+The graph's order is kept. A product is placed where the last operator of its epilogue stands, so that everything the
+fused call needs is made by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from smelt.codegen.lower.attention import lower_attention
+from smelt.codegen.lower.context import Context, cannot_lower
+from smelt.codegen.lower.convolution import Convolution, convolution_of, lower_convolution
+from smelt.codegen.lower.fuse import Epilogue, epilogue_of
+from smelt.codegen.lower.generic import dispatch
+from smelt.codegen.lower.linear import Product, lower_product, product_of
+from smelt.codegen.lower.outputs import lower_outputs
+from smelt.codegen.lower.products import lower_addmm, lower_matmul, lower_mm
+from smelt.codegen.lower.report import MemoryReport, Report
+from smelt.codegen.lower.result import Lookup, Lowered
+from smelt.codegen.lower.scalars import lower_with_numbers
+from smelt.codegen.lower.sharing import view_source
+from smelt.codegen.lower.statics import STATE_OPS
+from smelt.codegen.lower.views import lower_unpack, lower_view
+from smelt.codegen.lower.writes import lower_write, mutations
+from smelt.diag import Options, SmeltError
+from smelt.ir import Graph, Node, TensorType, TupleType
+from smelt.ops.effects import effects
+
+_RULES: dict[str, Callable[[Context, Node], bool]] = {
+    "aten.mm.default": lower_mm,
+    "aten.bmm.default": lower_mm,
+    "aten.addmm.default": lower_addmm,
+    "aten.baddbmm.default": lower_addmm,
+    "aten.matmul.default": lower_matmul,
+    "aten.scaled_dot_product_attention.default": lower_attention,
+}
+
+_Main = Product | Convolution
+
+
+class _Groups:
+    """Products with their epilogues: which nodes wait for a later one, and what is lowered there."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.at: dict[Node, tuple[_Main, Epilogue]] = {}
+        self.waiting: set[Node] = set()
+        claimed: set[Node] = set()
+        nodes = list(ctx.graph.body)
+        order = {node: i for i, node in enumerate(nodes)}
+        writes = [order[node] for node in nodes if node.op == "write"]
+        for node in nodes:
+            main: _Main | None = product_of(ctx, node) or convolution_of(ctx, node)
+            if main is None:
+                continue
+            is_conv = isinstance(main, Convolution)
+            if isinstance(main, Convolution) and main.pad is not None:
+                self.waiting.add(main.pad)
+            epilogue = epilogue_of(ctx, node, claimed, sum_then_post=is_conv)
+            if epilogue.nodes and any(order[node] < w < order[epilogue.nodes[-1]] for w in writes):
+                # Waiting would carry the product past a write to what it reads.
+                epilogue = Epilogue((), node.result)
+            claimed.update(epilogue.nodes)
+            self.at[epilogue.nodes[-1] if epilogue.nodes else node] = (main, epilogue)
+            self.waiting.update((node, *epilogue.nodes[:-1]) if epilogue.nodes else ())
+
+
+def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowered:
+    """The plan of a graph, with what its caller must know.
+
+    state: (kind, path) -> the live tensor of a parameter, buffer or captured value.
+    Raises: SmeltError (S0303) naming the node and its source line, where the graph cannot be in a plan: another
+        device than the CPU, symbolic or unknown sizes, sparse layouts, control flow, values that are no tensors.
+    """
+    stages: list[tuple[str, float]] = []
+    start = perf_counter()
+
+    def stage(name: str) -> None:
+        nonlocal start
+        now = perf_counter()
+        stages.append((name, round((now - start) * 1000, 3)))
+        start = now
+
+    _check(graph)
+    ctx = Context(graph, state, options or Options())
+    for value in graph.inputs:
+        ctx.add_input(value)
+    stage("analyse")
+    groups = _Groups(ctx)
+    stage("fuse")
+    for node in graph.body:
+        _lower_node(ctx, node, groups)
+    stage("lower")
+    slots, outputs = lower_outputs(ctx)
+    plan = ctx.builder.finish(slots)
+    stage("memory")
+    memory = MemoryReport(
+        plan.arena_nbytes,
+        ctx.builder.arena_naive_nbytes,
+        ctx.packed_nbytes,
+        ctx.statics.folded_nbytes,
+        ctx.builder.peak_nbytes,
+    )
+    nodes = tuple(ctx.nodes[node] for node in graph.body if node in ctx.nodes)
+    report = Report(nodes, tuple(ctx.choices.values()), memory, tuple(stages))
+    return Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report)
+
+
+def _lower_node(ctx: Context, node: Node, groups: _Groups) -> None:
+    if node in groups.waiting:
+        return
+    ctx.enter(node)
+    group = groups.at.get(node)
+    if group is not None:
+        main, epilogue = group
+        if isinstance(main, Product):
+            is_done = lower_product(ctx, main, epilogue)
+        else:
+            is_done = lower_convolution(ctx, main, epilogue)
+            if not is_done and main.pad is not None:
+                _lower_single(ctx, main.pad)
+            if not is_done:
+                _lower_single(ctx, main.node)
+        if not is_done:
+            for rest in epilogue.nodes:
+                ctx.enter(rest)
+                _lower_single(ctx, rest)
+        return
+    _lower_single(ctx, node)
+
+
+def _lower_single(ctx: Context, node: Node) -> None:
+    if node.op in STATE_OPS:
+        ctx.note(node, "state")
+        if not ctx.statics.is_static(node.result):
+            ctx.add_state(node.result)
+        return
+    if node.results and all(ctx.statics.is_static(r) for r in node.results):
+        ctx.note(node, "static")
+        return
+    if node.op == "write":
+        lower_write(ctx, node)
+        return
+    if not any(r.users for r in node.results) and effects(node).is_pure:
+        ctx.note(node, "unused")
+        return
+    if node.op == "unpack":
+        lower_unpack(ctx, node)
+        return
+    source = view_source(node)
+    if source is not None:
+        lower_view(ctx, node, source)
+        return
+    rule = _RULES.get(node.op)
+    if (rule is not None and rule(ctx, node)) or lower_with_numbers(ctx, node):
+        return
+    dispatch(ctx, node)
+
+
+def _check(graph: Graph) -> None:
+    """Refuse what a plan cannot hold. Raises: SmeltError (S0303)."""
+    for node in graph.body:
+        if node.regions:
+            raise cannot_lower(node, "control flow has no place in a straight plan")
+        if node.op != "write" and effects(node).writes:
+            raise cannot_lower(node, "it writes to an operand, and the graph must be functional here")
+        for value in node.results:
+            types = value.type.elements if isinstance(value.type, TupleType) else (value.type,)
+            for type_ in types:
+                if not isinstance(type_, TensorType):
+                    raise cannot_lower(node, f"its result is {value.type}, and only tensors can be in a plan")
+                if type_.device != "cpu" or type_.layout != "strided":
+                    raise cannot_lower(node, f"its result is {type_}; only strided tensors on the CPU can be")
+                if not type_.is_static:
+                    raise cannot_lower(node, f"its result is {type_}, whose size is not known")
+    for value in graph.inputs:
+        input_type = value.type
+        if isinstance(input_type, TensorType) and not (
+            input_type.is_static and input_type.device == "cpu" and input_type.layout == "strided"
+        ):
+            raise SmeltError(
+                f"input %{value.name} is {input_type}",
+                why="only strided tensors of known sizes on the CPU can be in a plan",
+                fix="nothing needs to be done: the program runs eagerly",
+                code="S0303",
+            )

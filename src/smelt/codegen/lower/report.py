@@ -1,0 +1,81 @@
+"""What the lowering did, as plain data: how each node runs, which candidates were timed, bytes and times."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+How = Literal["library", "dispatcher", "python", "view", "static", "fused", "state", "copy", "unused"]
+"""Direct call of a C function, through the dispatcher, in Python, no work at run time (view, static, state), part of
+another node's call (fused), a copy (of a write), or not run because nothing uses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """How one node runs. `target` is a symbol, an overload or the node it was fused into; `where` its source line."""
+
+    value: str
+    op: str
+    how: How
+    target: str = ""
+    where: str = ""
+    scope: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateReport:
+    """One way to compute a product: its name and measured time in microseconds (None: chosen by rule, not timed)."""
+
+    name: str
+    latency_us: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceReport:
+    """A choice among candidates for one shape (rows x n x k for products), and how many nodes share it."""
+
+    shape: str
+    chosen: str
+    candidates: tuple[CandidateReport, ...]
+    reason: str
+    nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Bytes: the arena, the same tensors without sharing, packed and folded copies of weights, and the largest sum
+    of arena and library-made results alive at once.
+    """
+
+    arena_nbytes: int = 0
+    arena_naive_nbytes: int = 0
+    packed_nbytes: int = 0
+    folded_nbytes: int = 0
+    peak_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of it; `stages_ms` are wall times of the lowering's stages."""
+
+    nodes: tuple[NodeReport, ...] = ()
+    choices: tuple[ChoiceReport, ...] = ()
+    memory: MemoryReport = field(default_factory=MemoryReport)
+    stages_ms: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Nodes by how they run."""
+        found: dict[str, int] = {}
+        for node in self.nodes:
+            found[node.how] = found.get(node.how, 0) + 1
+        return found
+
+    @property
+    def python_nodes(self) -> tuple[NodeReport, ...]:
+        """Nodes that need Python at run time."""
+        return tuple(node for node in self.nodes if node.how == "python")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-able data."""
+        return {**asdict(self), "counts": self.counts}

@@ -1,0 +1,104 @@
+"""What `lower` returns: a plan and how the caller makes the program's outputs of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from smelt.codegen.lower.report import Report
+from smelt.runtime.plan import Plan
+
+StateKind = Literal["param", "buffer", "captured"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateName:
+    """A tensor that the program reads from outside: a parameter, a buffer, or one found in a closure or a global."""
+
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Result number `index` of the plan."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """The very tensor that came in: input number `source`, or a tensor of the state."""
+
+    source: int | StateName
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOf:
+    """A view of a tensor that came in; `offset` counts elements from that tensor's own start."""
+
+    source: int | StateName
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A Python value of the graph itself."""
+
+    value: Any
+
+
+OutputRecipe: TypeAlias = Fresh | Same | ViewOf | Plain
+
+Lookup: TypeAlias = Callable[[str, str], torch.Tensor]
+"""(kind, path) -> the tensor; kind is "param", "buffer" or "captured"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """The plan writes into this input or state tensor (and bumps its version)."""
+
+    target: int | StateName
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """An executable plan with what the caller must know about it.
+
+    handles: state that the plan reads through the live tensor, so in-place updates are seen; guard its identity.
+    constants: state whose values were baked in (packed, folded); guard identity, data pointer, version, checksum.
+    outputs: one recipe for each output of the graph, in order.
+    """
+
+    plan: Plan
+    outputs: tuple[OutputRecipe, ...]
+    mutations: tuple[Mutation, ...]
+    handles: tuple[StateName, ...]
+    constants: tuple[StateName, ...]
+    report: Report
+
+    def rebuild(self, results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], lookup: Lookup) -> list[Any]:
+        """The graph's outputs from the plan's results, the call's inputs and the state."""
+
+        def source_of(source: int | StateName) -> torch.Tensor:
+            return inputs[source] if isinstance(source, int) else lookup(source.kind, source.path)
+
+        outputs: list[Any] = []
+        for recipe in self.outputs:
+            match recipe:
+                case Fresh(index=index):
+                    outputs.append(results[index])
+                case Same(source=source):
+                    outputs.append(source_of(source))
+                case ViewOf():
+                    base = source_of(recipe.source)
+                    start = base.storage_offset() + recipe.offset
+                    outputs.append(base.as_strided(recipe.sizes, recipe.strides, start))
+                case Plain(value=value):
+                    outputs.append(value)
+        return outputs

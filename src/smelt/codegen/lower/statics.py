@@ -1,0 +1,184 @@
+"""Values known before the run: parameters, buffers, constants, and everything pure that follows from them alone.
+
+Invariant: a value that depends on state which the program writes is never static, so nothing computed here goes stale
+within a run; between runs the caller guards `constants`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from smelt.codegen.lower.result import Lookup, StateName
+from smelt.diag import SmeltError
+from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
+from smelt.ops.convert import bind, dummy_of, type_of
+from smelt.ops.effects import alias_of, is_pure
+from smelt.ops.evaluate import constant
+from smelt.ops.registry import overload
+
+STATE_OPS = ("param", "buffer", "captured")
+
+# Their results depend on their first operand's type only, not on its elements.
+_TYPE_ONLY = frozenset(
+    f"aten.{name}"
+    for name in (
+        "full_like.default", "zeros_like.default", "ones_like.default", "new_zeros.default", "new_ones.default",
+        "new_full.default",
+    )
+)  # fmt: skip
+
+
+def state_name(node: Node) -> StateName:
+    """The name of the tensor that a `param`, `buffer` or `captured` node stands for."""
+    return StateName(node.op, str(node.args[0]))
+
+
+class Statics:
+    """Which values are static, and their tensors, each computed once when first asked for."""
+
+    def __init__(self, graph: Graph, lookup: Lookup) -> None:
+        self.graph = graph
+        self._lookup = lookup
+        self._written = {_state_root(n.args[0]) for n in graph.walk() if n.op == "write"}
+        self._is_static: dict[Value, bool] = {}
+        self._tensors: dict[Value, Any] = {}
+        self._sources: dict[Value, frozenset[StateName]] = {}
+        self._baked: set[StateName] = set()
+        self.folded_nbytes = 0
+        # In program order, so that each answer needs only its operands'.
+        for node in graph.body:
+            for value in node.results:
+                self.is_static(value)
+
+    def is_static(self, value: Value) -> bool:
+        """Whether the value is known before the run."""
+        found = self._is_static.get(value)
+        if found is None:
+            found = self._is_static[value] = self._decide(value)
+        return found
+
+    def _decide(self, value: Value) -> bool:
+        node = value.node
+        if node is None or node.regions:
+            return False
+        if node.op in STATE_OPS:
+            return state_name(node) not in self._written
+        if node.op in ("const", "unpack"):
+            return all(self.is_static(v) for v in node.operands())
+        if overload(node.op) is None or not is_pure(node):
+            return False
+        if node.op in _TYPE_ONLY:
+            return True
+        return all(self.is_static(v) for v in node.operands())
+
+    def sources(self, value: Value) -> frozenset[StateName]:
+        """The state that a static value depends on."""
+        found = self._sources.get(value)
+        if found is None:
+            node = value.node
+            assert node is not None
+            if node.op in STATE_OPS:
+                found = frozenset((state_name(node),))
+            elif node.op in _TYPE_ONLY:
+                found = frozenset()
+            else:
+                found = frozenset(s for v in node.operands() for s in self.sources(v))
+            self._sources[value] = found
+        return found
+
+    def bake(self, value: Value) -> torch.Tensor:
+        """The tensor of a static value, whose sources must stay as they are from now on."""
+        self._baked |= self.sources(value)
+        return self.tensor(value)
+
+    @property
+    def baked(self) -> tuple[StateName, ...]:
+        """State whose values were used at build time, sorted."""
+        return tuple(sorted(self._baked, key=lambda s: (s.kind, s.path)))
+
+    def state(self, name: StateName) -> torch.Tensor:
+        """The live tensor of the program's state."""
+        return self._lookup(name.kind, name.path)
+
+    def tensor(self, value: Value) -> torch.Tensor:
+        """The tensor of a static value, without saying that it stays so."""
+        if value not in self._tensors:
+            self._compute(value)
+        found = self._tensors[value]
+        if not isinstance(found, torch.Tensor):
+            raise SmeltError(f"%{value.name} is no tensor", code="S0303")
+        return found
+
+    def _compute(self, value: Value) -> None:
+        node = value.node
+        assert node is not None
+        for needed in _needed(node, self._tensors):
+            made = self._run(needed)
+            results = made if needed.op == "unpack" or len(needed.results) > 1 else [made]
+            self._tensors.update(zip(needed.results, results, strict=True))
+
+    def _run(self, node: Node) -> Any:
+        if node.op in STATE_OPS:
+            tensor = self.state(state_name(node))
+            _check_type(node, tensor)
+            return tensor
+        if node.op == "const":
+            return constant(self.graph, node)
+        if node.op == "unpack":
+            (packed,) = node.operands()
+            return self._tensors[packed]
+        operands: dict[Value, Any] = {}
+        for v in node.operands():
+            known = self._tensors.get(v)
+            operands[v] = dummy_of(v.type) if known is None and isinstance(v.type, TensorType) else known
+        with torch.no_grad():
+            result = overload(node.op)(  # type: ignore[misc]
+                *(bind(a, operands) for a in node.args), **{k: bind(a, operands) for k, a in node.kwargs.items()}
+            )
+        if isinstance(result, torch.Tensor) and alias_of(node) is None:
+            self.folded_nbytes += result.numel() * result.element_size()
+        return result
+
+
+def _needed(node: Node, known: dict[Value, Any]) -> Iterator[Node]:
+    """The nodes that must run for this one, in order, itself last."""
+    seen: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(node, False)]
+    while stack:
+        current, ready = stack.pop()
+        if ready:
+            yield current
+            continue
+        if current in seen or all(r in known for r in current.results):
+            continue
+        seen.add(current)
+        stack.append((current, True))
+        if current.op not in _TYPE_ONLY:
+            stack.extend((v.node, False) for v in reversed(list(current.operands())) if v.node is not None)
+
+
+def _check_type(node: Node, tensor: torch.Tensor) -> None:
+    found = type_of(tensor)
+    if found != node.result.type:
+        raise SmeltError(
+            f"{node.op} {node.args[0]!r} is {found}, the graph expects {node.result.type}",
+            where=node.span,
+            why="the plan is made for one layout of the state",
+            fix="capture the program again",
+            code="S0303",
+        )
+
+
+def _state_root(arg: Arg) -> StateName | None:
+    """The state that a write's target belongs to, through views and earlier writes; None for an input."""
+    for value in values_in(arg):
+        current: Value | None = value
+        while current is not None and current.node is not None:
+            node = current.node
+            if node.op in STATE_OPS:
+                return state_name(node)
+            current = next(iter(values_in(node.args[0])), None) if node.op == "write" else alias_of(node)
+    return None

@@ -1,0 +1,54 @@
+"""Write-backs into inputs, buffers and parameters, after everything that needs the old value has it.
+
+%1 = add(%x, 1); %2 = write(%x, %1)   ==>   a copy into the live tensor, which bumps its version as eager does
+"""
+
+from __future__ import annotations
+
+from smelt.codegen.lower.context import Context, cannot_lower
+from smelt.codegen.lower.result import Mutation
+from smelt.ir import Node, Value
+from smelt.runtime.plan import Copy
+
+
+def lower_write(ctx: Context, node: Node) -> None:
+    """Copy the value into its target; who needs the old value later gets a copy of it first."""
+    target, value = node.args
+    if not isinstance(target, Value) or not isinstance(value, Value):
+        raise cannot_lower(node, "its target or its value is no tensor")
+    place = ctx.origin(target)
+    if place is None:
+        raise cannot_lower(node, "its target comes from no input, parameter or buffer")
+    for needed in _needed_later(ctx, node):
+        kept = ctx.place(needed)
+        if kept.storage is place.storage:
+            ctx.bind(needed, ctx.cloned(kept))
+    source = ctx.slot(value, any_layout=True)
+    ctx.builder.emit(Copy(ctx.builder.handle(place), source))
+    ctx.overwritten(place.storage)
+    ctx.bind(node.result, place)
+    ctx.note(node, "copy")
+
+
+def _needed_later(ctx: Context, node: Node) -> list[Value]:
+    """Bound values that this write or a node after it reads, apart from targets of writes."""
+    found: dict[Value, None] = {}
+    later: Node | None = node
+    while later is not None:
+        operands = later.args[1:] if later.op == "write" else tuple(later.operands())
+        for value in operands:
+            if isinstance(value, Value) and ctx.is_bound(value):
+                found[value] = None
+        later = later.next
+    return list(found)
+
+
+def mutations(ctx: Context) -> tuple[Mutation, ...]:
+    """The inputs and state that the plan writes to, in order of the first write."""
+    found: dict[Mutation, None] = {}
+    for node in ctx.graph.body:
+        if node.op == "write" and isinstance(node.args[0], Value):
+            place = ctx.origin(node.args[0])
+            if place is not None and place.storage.source is not None:
+                found[Mutation(place.storage.source)] = None
+    return tuple(found)
