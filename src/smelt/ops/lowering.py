@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from smelt.diag import InternalError
 from smelt.ir import Arg, Builder, Node, TupleType, Value
@@ -12,17 +12,18 @@ from smelt.ops.typing import infer
 
 
 class GraphEmitter:
-    """The `Emitter` of lowerings: adds nodes at a builder's insertion point and remembers them."""
+    """The `Emitter` of lowerings: adds nodes at a builder's insertion point and tells of them."""
 
-    def __init__(self, builder: Builder) -> None:
+    def __init__(self, builder: Builder, on_add: Callable[[Node], None] | None = None) -> None:
         self.builder = builder
-        self.added: list[Node] = []
+        self.on_add = on_add
 
     def node(self, op: str, args: tuple[Arg, ...], kwargs: Mapping[str, Arg] | None = None) -> Node:
         """Add a node in the graph's one spelling, with inferred result types."""
         positional, named = normalize(op, args, kwargs or {})
         made = self.builder.add(op, positional, infer(op, positional, named), named)
-        self.added.append(made)
+        if self.on_add is not None:
+            self.on_add(made)
         return made
 
     def call(self, op: str, *args: Arg, **kwargs: Arg) -> Value:
@@ -34,7 +35,8 @@ class GraphEmitter:
         made = self.node(op, args, kwargs)
         if len(made.results) == 1 and isinstance(made.result.type, TupleType):
             unpacked = self.builder.add("unpack", (made.result,), made.result.type.elements)
-            self.added.append(unpacked)
+            if self.on_add is not None:
+                self.on_add(unpacked)
             return tuple(unpacked.results)
         return tuple(made.results)
 

@@ -1,0 +1,65 @@
+"""When values are last used, and how much memory is alive at each node."""
+
+from __future__ import annotations
+
+from smelt.analysis.aliases import Aliases, is_external
+from smelt.ir import Node, Region, TensorType, Value, values_in
+
+
+def last_uses(region: Region) -> dict[Value, Node | Region]:
+    """For each value used in a region, the last node of that region that needs it (the region, if it is yielded).
+
+    What an inner region uses counts as used by the node that holds it.
+    """
+    last: dict[Value, Node | Region] = {}
+    for node in region:
+        for value in used_by(node):
+            last[value] = node
+    for arg in region.yields:
+        for value in values_in(arg):
+            last[value] = region
+    return last
+
+
+def used_by(node: Node) -> set[Value]:
+    """All values that a node needs, those that its regions take from outside included."""
+    used = set(node.operands())
+    for region in node.regions:
+        inside = set(region.params)
+        inner_used: set[Value] = set()
+        for inner in region:
+            inner_used |= used_by(inner)
+            inside.update(inner.results)
+        inner_used.update(v for arg in region.yields for v in values_in(arg))
+        used |= inner_used - inside
+    return used
+
+
+def live_bytes(region: Region, aliases: Aliases) -> list[int]:
+    """Bytes of memory made in the region that are alive while each node runs, its results included."""
+    ends: dict[Value, int] = {}
+    nodes = list(region)
+    for i, node in enumerate(nodes):
+        for value in (*used_by(node), *node.results):
+            for root in aliases.of(value):
+                ends[root] = i
+    for arg in region.yields:
+        for value in values_in(arg):
+            for root in aliases.of(value):
+                ends[root] = len(nodes)
+    alive: dict[Value, int] = {}
+    found = []
+    for i, node in enumerate(nodes):
+        for result in node.results:
+            if result in aliases.of(result) and not is_external(result):
+                alive[result] = nbytes(result)
+        found.append(sum(alive.values()))
+        for root in [r for r in alive if ends.get(r, i) <= i]:
+            del alive[root]
+    return found
+
+
+def nbytes(value: Value) -> int:
+    """Bytes of a tensor of static type, 0 for anything else."""
+    type_ = value.type
+    return type_.nbytes if isinstance(type_, TensorType) and type_.is_static else 0

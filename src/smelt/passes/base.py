@@ -1,0 +1,91 @@
+"""What a pass is: a frozen value with a name, a picture of what it does, and a function that edits a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from smelt.ir import Arg, Graph, Node, TensorType
+from smelt.ops.convert import type_of
+from smelt.ops.effects import effects
+from smelt.ops.evaluate import Lookup, no_state
+from smelt.ops.lowering import GraphEmitter
+from smelt.ops.registry import arguments_of, schema_of
+from smelt.rewrite import Rewriter
+from smelt.rewrite.rewriter import Listener
+
+
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What passes may know besides the graph.
+
+    lookup: the module's state; asking for a value (not only its type) is remembered in `asked`, because the compiled
+    program then holds for that value alone.
+    """
+
+    lookup: Lookup = no_state
+    listeners: tuple[Listener, ...] = ()
+    asked: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+    def type(self, kind: str, path: str) -> TensorType:
+        """The type of a parameter, buffer or captured tensor."""
+        return type_of(self.lookup(kind, path))
+
+    def value(self, kind: str, path: str) -> Any:
+        """The tensor itself; the program is bound to it from now on."""
+        found = self.lookup(kind, path)
+        self.asked[(kind, path)] = found
+        return found
+
+    def rewriter(self, graph: Graph) -> Rewriter:
+        """The rewriter that a pass edits the graph with."""
+        return Rewriter(graph, self.listeners)
+
+
+Run = Callable[[Graph, PassContext], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """name: what `skip` and the dumps call it. picture: before and after, in one line. run: edits the graph, and tells
+    whether it did. rounding: results may differ by rounding of floats; all other passes keep every bit.
+    """
+
+    name: str
+    picture: str
+    run: Run
+    rounding: bool = False
+
+
+def emitter(rewriter: Rewriter) -> GraphEmitter:
+    """Adds operators with inferred types where the rewriter's builder stands."""
+    return GraphEmitter(rewriter.builder, rewriter.adopt)
+
+
+def call_of(node: Node) -> dict[str, Arg]:
+    """All arguments of an operator by name, defaults filled in; empty for structural and unknown ones."""
+    schema = schema_of(node.op)
+    if schema is None:
+        return {}
+    try:
+        return arguments_of(schema, node.args, node.kwargs)
+    except TypeError:
+        return {}
+
+
+def can_erase(node: Node) -> bool:
+    """Whether a node that nobody uses may go: it does nothing else, and data cannot make it raise."""
+    found = effects(node)
+    return found.is_pure and not found.may_throw
+
+
+def erase_dead(rewriter: Rewriter, nodes: Sequence[Node]) -> None:
+    """Erase nodes that became unused, and what only they used."""
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node.parent is None or any(r.users for r in node.results) or not can_erase(node):
+            continue
+        pending.extend(v.node for v in node.operands() if v.node is not None)
+        rewriter.erase(node)
