@@ -19,6 +19,7 @@ import llvmlite.binding as llvm
 import pytest
 
 from smelt.codegen.llvm.emit import emit_object
+from smelt.codegen.llvm.entry_ir import entry_text
 from smelt.codegen.llvm.executor_ir import executor_text
 from smelt.diag import InternalError, PackageError, SmeltWarning
 from smelt.runtime import loader
@@ -271,7 +272,7 @@ def test_relocations_of_aarch64(outside: dict[str, int], monkeypatch: pytest.Mon
 
 
 def test_the_executor_needs_no_relocation() -> None:
-    parsed = parse_object(emit_object(executor_text()))
+    parsed = parse_object(emit_object(executor_text() + entry_text()))
     assert parsed.relocations == () and all(s.is_code for s in parsed.sections)
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from smelt._torch import handles, mkldnn, shim, stable
-from smelt.diag import SmeltError
+from smelt.diag import InternalError, SmeltError
 from smelt.runtime import calls
 from smelt.runtime.executable import Executable
 from smelt.runtime.plan import (
@@ -45,8 +45,13 @@ def boom(*_: torch.Tensor) -> Any:
     raise KeyError("boom")
 
 
-def whole_plan(weight: torch.Tensor, extra: tuple[Any, ...] = ()) -> Plan:
-    """f32[64, 512] -> f32[64, 512]: every kind of instruction, with results of 128 KB alive at the end."""
+def whole_plan(weight: torch.Tensor, extra: tuple[Any, ...] = (), *, python: bool = True) -> Plan:
+    """f32[64, 512] -> f32[64, 512]: every kind of instruction, with results of 128 KB alive at the end.
+
+    Without Python steps the plan is entered through the builtin.
+    """
+    step = PyCall(lambda a, b: (a + b, a - b), (8, 4), (9, 10))
+    middle = (step,) if python else (calls.add(9, 8, 4), calls.mul(10, 8, 4))
     packed = mkldnn.pack_linear(weight)
     assert packed is not None
     steps = (
@@ -56,7 +61,7 @@ def whole_plan(weight: torch.Tensor, extra: tuple[Any, ...] = ()) -> Plan:
         calls.mm_out(5, 4, 6),
         View(7, 3, (512, 64), (1, 512)),
         Dispatch(aten.gelu.default, (Use(5), "tanh"), (8,)),
-        PyCall(lambda a, b: (a + b, a - b), (8, 4), (9, 10)),
+        *middle,
         Empty(11, (64, 512), (512, 1), torch.float32),
         Copy(11, 9),
         calls.cat(12, (9, 10, 11), 0),
@@ -82,9 +87,15 @@ FAILURES: dict[str, tuple[Any, ...]] = {
 }
 
 
+def is_builtin(executable: Executable) -> bool:
+    return isinstance(executable.call, type(len))
+
+
+@pytest.mark.parametrize("python", [False, True])
 @pytest.mark.parametrize("name", FAILURES)
-def test_failures_leak_nothing(machine_code: bytes, name: str) -> None:
-    executable = Executable(whole_plan(torch.randn(512, 512), FAILURES[name]), machine_code)
+def test_failures_leak_nothing(machine_code: bytes, name: str, python: bool) -> None:
+    executable = Executable(whole_plan(torch.randn(512, 512), FAILURES[name], python=python), machine_code)
+    assert is_builtin(executable) == (not python and "ython" not in name)
     x = torch.randn(64, 512)
 
     def fail(times: int) -> None:
@@ -121,22 +132,71 @@ def test_small_leaks_in_success_and_failure(machine_code: bytes) -> None:
     assert resident_nbytes() - before < 256 << 10  # 64 bytes a run
 
 
-def test_results_and_packed_weights_live_as_long_as_they_should(machine_code: bytes) -> None:
-    weight = torch.randn(512, 512)
-    plan = whole_plan(weight)
+@pytest.mark.parametrize("python", [False, True])
+def test_results_and_packed_weights_live_as_long_as_they_should(machine_code: bytes, python: bool) -> None:
+    plan = whole_plan(torch.randn(512, 512), python=python)
     executable = Executable(plan, machine_code)
     held = weakref.ref(plan.held[0][1])
     x = torch.randn(64, 512)
     result = executable.run([x])[0]
-    refs = [weakref.ref(x), weakref.ref(result)]
+    want = result.clone()
     del plan
-    assert held() is not None
-    del x, result
-    gc.collect()
-    assert [r() for r in refs] == [None, None]
+    call = executable.call
     del executable
-    gc.collect()
-    assert held() is None
+    assert torch.equal(call(x)[0], want)  # the way in keeps what it needs
+    refs = [weakref.ref(x), weakref.ref(result)]
+    del x, result
+    assert [r() for r in refs] == [None, None]
+    assert held() is not None
+    del call
+    assert held() is None  # at once, without the collector
+
+
+def test_the_builtin(machine_code: bytes) -> None:
+    steps = (calls.mul(2, 0, 1), calls.add(3, 2, 0))
+    executable = Executable(Plan(4, (0, 1), (3, 2), steps), machine_code)
+    assert is_builtin(executable)
+    x, y = torch.randn(3), torch.nn.Parameter(torch.randn(3))
+    for _ in range(3):
+        first, second = executable.call(x, y)
+        assert torch.equal(second, x * y) and torch.equal(first, x * y + x) and not first.requires_grad
+    assert executable.stats.runs == 3
+    for wrong in ((x,), (x, y, y), (x, 1), (None, y), (x, [y])):
+        with pytest.raises(InternalError):
+            executable.call(*wrong)
+    with pytest.raises(TypeError):
+        executable.call(x, other=y)
+    with pytest.raises(SmeltError, match="must match the size"):
+        executable.call(x, torch.randn(4))
+    assert torch.equal(executable.call(x, y)[1], x * y)
+    assert executable.stats.runs == 4
+
+
+def test_the_builtin_in_many_threads(machine_code: bytes) -> None:
+    a = torch.randn(64, 64)
+    arena = (ArenaTensor(1, 0, (64, 64), (64, 1), torch.float32),)
+    steps = (calls.mm_out(1, 0, 0), calls.mm_out(1, 0, 0), calls.add(2, 1, 1))
+    executable = Executable(Plan(3, (0,), (2,), steps, arena=arena, arena_nbytes=64 * 64 * 4), machine_code)
+    assert is_builtin(executable)
+    inputs = [a * k for k in range(1, 5)]
+    wants = [x @ x * 2 for x in inputs]
+    wrong: list[int] = []
+
+    def work(k: int) -> None:
+        for i in range(300):
+            if i % 50 == k:
+                with pytest.raises(SmeltError):
+                    executable.call(torch.randn(3, 5))
+            if not torch.equal(executable.call(inputs[k])[0], wants[k]):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert executable.stats.runs == 1200
 
 
 def test_a_failed_run_leaves_the_next_one_right(machine_code: bytes) -> None:

@@ -7,13 +7,15 @@ import struct
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from smelt.diag import SmeltError, SmeltWarning
 from smelt.runtime.loader import LoadedCode, host_machine, load_object
-from smelt.runtime.table import ENTRY_SYMBOL, HEADER_WORDS, Cell, Op, Status
+from smelt.runtime.table import ENTER_SYMBOL, ENTRY_SYMBOL, GIVE_SYMBOL, HEADER_WORDS, Cell, Op, Status
 
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+_GIVE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_METH_FASTCALL = 0x80
 _WORDS = 20
 _DOUBLES = (0.5, -0.0, float("inf"), 3e300)
 _PROBE = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * _WORDS, *[ctypes.c_double] * len(_DOUBLES))
@@ -21,20 +23,39 @@ _PROBE = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * _WORDS, *[ctypes.c
 
 @dataclass(frozen=True, slots=True)
 class NativeEntry:
-    """`run(code, frame)` of the loaded executor; releases the GIL. `code` keeps the memory mapped."""
+    """`run(code, frame)` of the loaded executor, which releases the GIL; `give(context, frame)`, which holds it.
+
+    `method` describes the builtin `smelt_enter` to Python. `code` keeps the memory mapped.
+    """
 
     run: Callable[[int, int], int]
+    give: Callable[[int, int], None]
+    method: ctypes.Structure
     code: LoadedCode
 
 
-@lru_cache(maxsize=4)
+class _MethodDef(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+# Never evicted: builtins point into the code and at the method's description for as long as they live.
+@cache
 def native_entry(machine_code: bytes) -> NativeEntry | None:
     """The executor, or None (with one warning) where this machine cannot load or run it."""
     if host_machine() is None:
         return None
     try:
         loaded = load_object(machine_code)
-        entry = NativeEntry(_PROTOTYPE(loaded.address(ENTRY_SYMBOL)), loaded)
+        give = _GIVE(loaded.address(GIVE_SYMBOL))
+        method = _MethodDef(b"run", loaded.address(ENTER_SYMBOL), _METH_FASTCALL, None)
+        entry = NativeEntry(_PROTOTYPE(loaded.address(ENTRY_SYMBOL)), give, method, loaded)
     except (SmeltError, OSError) as error:
         warnings.warn(f"native execution is not possible, plans run in Python: {error}", SmeltWarning, stacklevel=3)
         return None

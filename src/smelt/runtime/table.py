@@ -85,7 +85,9 @@ class Cell(IntEnum):
     GET_DATA = 9
     TMP0 = 10
     TMP1 = 11
-    FIRST = 12
+    NEXT = 12
+    RUNS = 13
+    FIRST = 14
 
 
 # The shim function whose address each cell holds; 0 where the symbol is missing (and then no record uses it).
@@ -101,6 +103,45 @@ GRAD_CELLS: tuple[tuple[Cell, str], ...] = (
     (Cell.GRAD_GET, "aoti_torch_grad_mode_is_enabled"),
     (Cell.GRAD_SET, "aoti_torch_grad_mode_set_enabled"),
 )
+
+
+class Field(IntEnum):
+    """Words of the context that the builtin `smelt_enter` reads: addresses, counts, and the list of idle frames.
+
+        PyObject* smelt_enter(PyObject* self, PyObject* const* args, Py_ssize_t nargs)     (METH_FASTCALL)
+        void smelt_give(i64* context, i64* frame)                                (GIL held: adds an idle frame)
+
+    `self` is a bytes object that holds the context's address. Idle frames are linked through `Cell.NEXT` and touched
+    only with the GIL held. `SLOW` (called with the same arguments) and `FAIL` (called with frame and status) are
+    Python's.
+    """
+
+    NARGS = 0
+    NOUTS = 1
+    CODE = 2
+    IDLE = 3
+    FIRST_INPUT = 4
+    OUTPUT_CELLS = 5
+    TENSOR_TYPE = 6
+    LEND_OFFSET = 7
+    WRAP = 8
+    SAVE_THREAD = 9
+    RESTORE_THREAD = 10
+    LIST_NEW = 11
+    LIST_SET = 12
+    VECTORCALL = 13
+    IS_SUBTYPE = 14
+    LONG = 15
+    DECREF = 16
+    SLOW = 17
+    FAIL = 18
+
+
+ENTER_SYMBOL = "smelt_enter"
+GIVE_SYMBOL = "smelt_give"
+# Where a bytes object keeps its bytes, and every object its type (checked before use).
+BYTES_OFFSET = bytes.__basicsize__ - 1
+TYPE_OFFSET = 8
 
 ANY_STRIDE = -(2**63)
 ENTRY_SYMBOL = "smelt_run"

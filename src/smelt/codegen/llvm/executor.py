@@ -10,6 +10,7 @@ import importlib
 from functools import lru_cache
 from importlib.metadata import version
 
+from smelt.codegen.llvm.entry_ir import entry_text
 from smelt.codegen.llvm.executor_ir import executor_text
 from smelt.runtime.cache import CodeCache
 from smelt.runtime.cpu import cpu_fingerprint
@@ -17,13 +18,14 @@ from smelt.runtime.cpu import cpu_fingerprint
 
 @lru_cache(maxsize=1)
 def _text_and_key() -> tuple[str, str]:
-    text = executor_text()
+    text = executor_text() + entry_text()
     parts = ("executor", version("llvmlite"), cpu_fingerprint(), text)
     return text, hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def executor_object(cache: CodeCache) -> bytes:
-    """Object code that defines `smelt_run`; a pure function of llvmlite's version and this CPU.
+    """Object code of `smelt_run` and `smelt_enter`; a pure function of the versions of llvmlite and Python, and this
+    CPU.
 
     Raises: InternalError if the emitted text is not valid.
     """

@@ -252,7 +252,7 @@ def executor_text() -> str:
         emit(body)
     _endings(body)
     text = "\n".join(body.lines)
-    head = f"define i32 @{ENTRY_SYMBOL}(ptr %code, ptr %frame) #0 {{"
+    head = f"define dso_local i32 @{ENTRY_SYMBOL}(ptr %code, ptr %frame) #0 {{"
     # A jump table would be data next to the code, reached through a relocation.
     return f'{head}\n{text}\n}}\nattributes #0 = {{ "no-jump-tables"="true" }}\n'
 

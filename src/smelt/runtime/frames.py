@@ -1,0 +1,99 @@
+"""The state of one native run: its slots, its arena, and what Python steps need of it."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from smelt._torch import handles
+from smelt.runtime.encode import Encoded
+from smelt.runtime.plan import Plan, PyCall
+from smelt.runtime.steps import make_arena, results_of
+from smelt.runtime.table import Cell
+
+
+class Frame:
+    """One run's slots. Its cells hold addresses of cells of the same frame, so it never moves."""
+
+    __slots__ = ("__weakref__", "address", "arena", "cells", "error", "inputs", "memory", "view")
+
+    def __init__(self, encoded: Encoded, plan: Plan, bridge: handles.Bridge) -> None:
+        self.cells = (ctypes.c_int64 * len(encoded.cells)).from_buffer_copy(encoded.cells)
+        self.view = memoryview(self.cells).cast("B").cast("q")
+        self.address = ctypes.addressof(self.cells)
+        for holder, cell in encoded.addresses:
+            self.view[holder] = self.address + 8 * cell
+        self.memory, self.arena = make_arena(plan)
+        if self.memory is not None:
+            low, high = encoded.arena_cells
+            self.view[low] = self.memory.data_ptr()
+            self.view[high] = self.memory.data_ptr() + self.memory.numel()
+        owned: list[int] = []
+        for planned, tensor in zip(plan.arena, self.arena, strict=True):
+            self.view[encoded.cell_of[planned.slot]] = handle_of(bridge, tensor, owned)
+        weakref.finalize(self, delete_all, bridge, owned).atexit = False
+        self.inputs: Sequence[torch.Tensor] = ()
+        self.error: BaseException | None = None
+
+    @property
+    def runs(self) -> int:
+        """Successful runs in this frame."""
+        return self.view[Cell.RUNS]
+
+
+class PythonSteps:
+    """What native code calls for `PyCall`s: takes the GIL, makes tensors of slots, calls, and keeps the exception.
+
+    It refers to frames weakly and to no executable, so nothing here keeps an executable alive.
+    """
+
+    def __init__(self, plan: Plan, encoded: Encoded, bridge: handles.Bridge) -> None:
+        self._steps, self._cell_of, self._bridge = encoded.steps, encoded.cell_of, bridge
+        self._input = {slot: i for i, slot in enumerate(plan.inputs)}
+        self._held = dict(plan.held)
+        self._arena = {planned.slot: i for i, planned in enumerate(plan.arena)}
+        self.frames: weakref.WeakValueDictionary[int, Frame] = weakref.WeakValueDictionary()
+
+    def _tensor(self, frame: Frame, slot: int) -> torch.Tensor:
+        if slot in self._input:
+            return frame.inputs[self._input[slot]]
+        if slot in self._held:
+            return self._held[slot]
+        if slot in self._arena:
+            return frame.arena[self._arena[slot]]
+        return self._bridge.peek(frame.view[self._cell_of[slot]])
+
+    def __call__(self, address: int, index: int) -> int:
+        frame = self.frames.get(address)
+        if frame is None:
+            return 1
+        try:
+            step: PyCall = self._steps[index]
+            found = results_of(step, step.fn(*[self._tensor(frame, slot) for slot in step.args]))
+            for slot, tensor in zip(step.outs, found, strict=True):
+                frame.view[self._cell_of[slot]] = 0 if tensor is None else self._bridge.own(tensor)
+        except BaseException as error:
+            frame.error = error
+            return 1
+        return 0
+
+
+def handle_of(bridge: handles.Bridge, tensor: torch.Tensor, owned: list[int]) -> int:
+    """A handle for as long as the tensor lives; one that must be deleted is noted in `owned`.
+
+    Raises: handles.NoHandle.
+    """
+    if bridge.lend_offset is not None:
+        return id(tensor) + bridge.lend_offset
+    handle = bridge.own(tensor)
+    owned.append(handle)
+    return handle
+
+
+def delete_all(bridge: handles.Bridge, owned: list[int]) -> None:
+    """Delete the handles and forget them."""
+    while owned:
+        bridge.delete(owned.pop())

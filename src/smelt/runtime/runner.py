@@ -1,0 +1,292 @@
+"""Runs one plan natively: frames, handles in and out, and the builtin that does both without a Python frame.
+
+Invariant: a frame serves one run at a time, and every handle that a run makes is deleted when it ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sysconfig
+import threading
+import weakref
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt._torch import handles, shim
+from smelt.diag import InternalError
+from smelt.runtime.encode import Encoded, encode
+from smelt.runtime.failures import call_failed, escaped, layout_differs, step_failed
+from smelt.runtime.frames import Frame, PythonSteps, delete_all, handle_of
+from smelt.runtime.interpret import Interpreter, check_escapes
+from smelt.runtime.native import NativeEntry
+from smelt.runtime.plan import Plan
+from smelt.runtime.table import BYTES_OFFSET, TYPE_OFFSET, Cell, Field, Status
+
+_MAX_IDLE_FRAMES = 8
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64)
+
+
+class _WithoutGrad:
+    """The native entry, for a library that cannot switch gradients off natively."""
+
+    def __init__(self, entry: NativeEntry) -> None:
+        self._entry = entry
+
+    def __call__(self, code: int, frame: int) -> int:
+        with torch.no_grad():
+            return self._entry.run(code, frame)
+
+
+class NativeRunner:
+    """A plan in the executor's form with its frames. `run` is the way in from Python, `builtin` the faster one."""
+
+    def __init__(self, plan: Plan, encoded: Encoded, bridge: handles.Bridge, entry: NativeEntry) -> None:
+        self.plan, self.encoded = plan, encoded
+        self._bridge, self._entry = bridge, entry
+        self._code = ctypes.addressof(encoded.code)
+        self._input_cells = [encoded.cell_of[slot] for slot in plan.inputs]
+        order = list(dict.fromkeys(plan.outputs))
+        self._output_cells = [encoded.cell_of[slot] for slot in order]
+        self._output_order = None if len(order) == len(plan.outputs) else [order.index(s) for s in plan.outputs]
+        is_done_natively = encoded.grad_is_native or plan.keep_grad_mode
+        self._call: Callable[[int, int], int] = entry.run if is_done_natively else _WithoutGrad(entry)
+        self._looks_for_escapes = bool(plan.arena) and not encoded.escape_is_native and not bridge.copies
+        self._idle: deque[Frame] = deque()
+        self._entered: dict[int, Frame] = {}
+        self._lock = threading.Lock()
+        self._retired_runs = 0
+        self._all: weakref.WeakSet[Frame] = weakref.WeakSet()
+        owned: list[int] = []
+        weakref.finalize(self, delete_all, bridge, owned).atexit = False
+        for slot, tensor in plan.held:
+            encoded.cells[encoded.cell_of[slot]] = handle_of(bridge, tensor, owned)
+        self._steps = PythonSteps(plan, encoded, bridge) if encoded.steps else None
+        if self._steps is not None:
+            self._callback = _CALLBACK(self._steps)
+            # Not `ctypes.cast`: it leaves the callback in a reference cycle, and with it the weights.
+            encoded.cells[encoded.callback_cell] = ctypes.c_void_p.from_buffer(self._callback).value or 0
+
+    @staticmethod
+    def make(plan: Plan, bridge: handles.Bridge, entry: NativeEntry) -> NativeRunner | None:
+        """A runner, or None where the handles at hand cannot carry this plan."""
+        encoded = encode(plan)
+        # Handles over bare memory neither keep a Python result alive nor describe a packed weight.
+        if bridge.copies and (encoded.steps or any(t.layout != torch.strided for _, t in plan.held)):
+            return None
+        try:
+            return NativeRunner(plan, encoded, bridge, entry)
+        except handles.NoHandle:
+            return None
+
+    @property
+    def runs(self) -> int:
+        """Successful runs so far."""
+        with self._lock:
+            return self._retired_runs + sum(frame.runs for frame in self._all)
+
+    def run(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """One run through Python."""
+        check_inputs(self.plan, inputs)
+        try:
+            frame = self._idle.pop()
+        except IndexError:
+            frame = self._new_frame()
+        try:
+            outputs = self._run_in(frame, inputs)
+        except handles.NoHandle:
+            self._abandon(frame)
+            return Interpreter(self.plan).run(inputs)
+        except BaseException:
+            self._abandon(frame)
+            raise
+        if len(self._idle) < _MAX_IDLE_FRAMES:
+            self._idle.append(frame)
+        else:
+            self._retire(frame)
+        return outputs
+
+    def _run_in(self, frame: Frame, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        view = frame.view
+        bridge = self._bridge
+        frame.inputs = inputs
+        offset = bridge.lend_offset
+        if offset is not None:
+            for cell, tensor in zip(self._input_cells, inputs, strict=True):
+                view[cell] = id(tensor) + offset
+            status = self._call(self._code, frame.address)
+        else:
+            owned: list[int] = []
+            try:
+                for cell, tensor in zip(self._input_cells, inputs, strict=True):
+                    view[cell] = handle_of(bridge, tensor, owned)
+                status = self._call(self._code, frame.address)
+            finally:
+                delete_all(bridge, owned)
+        frame.inputs = ()
+        if status:
+            raise self._failure(frame, status)
+        take = bridge.take
+        outputs = []
+        for cell in self._output_cells:
+            handle = view[cell]
+            view[cell] = 0
+            outputs.append(take(handle))
+        view[Cell.RUNS] += 1
+        if self._looks_for_escapes and frame.memory is not None:
+            check_escapes(self.plan, outputs, frame.memory)
+        if self._output_order is not None:
+            return [outputs[i] for i in self._output_order]
+        return outputs
+
+    def _new_frame(self) -> Frame:
+        frame = Frame(self.encoded, self.plan, self._bridge)
+        if self._steps is not None:
+            self._steps.frames[frame.address] = frame
+        with self._lock:
+            self._all.add(frame)
+        return frame
+
+    def _retire(self, frame: Frame) -> None:
+        """Let a frame go; its runs stay counted."""
+        with self._lock:
+            self._all.discard(frame)
+            self._retired_runs += frame.runs
+
+    def _abandon(self, frame: Frame) -> None:
+        """Let a frame of a failed run go with whatever results were not handed out (an interrupt can fall anywhere)."""
+        for cell in self._output_cells:
+            handle = frame.view[cell]
+            frame.view[cell] = 0
+            if handle:
+                self._bridge.delete(handle)
+        frame.inputs = ()
+        self._retire(frame)
+
+    def _failure(self, frame: Frame, status: int) -> BaseException:
+        encoded = self.encoded
+        record = bisect_right(encoded.starts, frame.view[Cell.FAILED_AT]) - 1
+        index = encoded.owners[record]
+        error, frame.error = frame.error, None
+        if error is not None:
+            return step_failed(self.plan, index, error)
+        if status == Status.LIBRARY:
+            return call_failed(self.plan, index, shim.last_error())
+        if status == Status.LAYOUT:
+            return layout_differs(self.plan, index)
+        if status == Status.ESCAPED:
+            return escaped(self.plan)
+        return InternalError(f"the executor ended with status {status}", notes=(f"instruction {index}",))
+
+    # --- the builtin
+
+    def builtin(self) -> Callable[..., list[torch.Tensor]] | None:
+        """A builtin function that does what `run` does, or None where something it relies on is not as expected.
+
+        It keeps this runner alive; the runner does not refer to it.
+        """
+        fields = self._context_fields()
+        if fields is None:
+            return None
+        context = (ctypes.c_int64 * len(Field))()
+        address = ctypes.addressof(context)
+        this, give = weakref.ref(self), self._entry.give
+
+        def slow(*inputs: torch.Tensor) -> list[torch.Tensor]:
+            runner = this()
+            assert runner is not None
+            check_inputs(runner.plan, inputs)
+            frame = runner._new_frame()
+            try:
+                outputs = runner._run_in(frame, inputs)
+            except BaseException:
+                runner._abandon(frame)
+                raise
+            runner._entered[frame.address] = frame
+            give(address, frame.address)
+            return outputs
+
+        def fail(where: int, status: int) -> None:
+            runner = this()
+            assert runner is not None
+            failure = runner._failure(runner._entered[where], status)
+            give(address, where)
+            raise failure
+
+        cells = (ctypes.c_int64 * max(len(self._output_cells), 1))(*self._output_cells)
+        fields |= {Field.SLOW: id(slow), Field.FAIL: id(fail), Field.OUTPUT_CELLS: ctypes.addressof(cells)}
+        for field, value in fields.items():
+            context[field] = value
+        owner = _Context(address.to_bytes(8, "little"))
+        owner.keeps = (self, context, cells, slow, fail)
+        make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
+            ("PyCFunction_NewEx", ctypes.pythonapi)
+        )
+        return make(ctypes.addressof(self._entry.method), owner, None)
+
+    def _context_fields(self) -> dict[Field, int] | None:
+        """The context's constant words, or None if this plan, interpreter or library cannot be entered natively."""
+        encoded, bridge = self.encoded, self._bridge
+        wrap = shim.address(handles.WRAP)
+        is_plain = self._steps is None and self._output_order is None and not self._looks_for_escapes
+        if not is_plain or isinstance(self._call, _WithoutGrad) or bridge.lend_offset is None or wrap is None:
+            return None
+        if not _layout_is_known() or ctypes.sizeof(ctypes.c_void_p) != 8:
+            return None
+        return {
+            Field.NARGS: len(self._input_cells),
+            Field.NOUTS: len(self._output_cells),
+            Field.CODE: ctypes.addressof(encoded.code),
+            # Inputs are the first slots, in order.
+            Field.FIRST_INPUT: self._input_cells[0] if self._input_cells else 0,
+            Field.TENSOR_TYPE: id(torch.Tensor),
+            Field.LEND_OFFSET: bridge.lend_offset,
+            Field.WRAP: wrap,
+            **{field: _python_address(name) for field, name in _PYTHON.items()},
+        }
+
+
+_PYTHON = {
+    Field.SAVE_THREAD: "PyEval_SaveThread",
+    Field.RESTORE_THREAD: "PyEval_RestoreThread",
+    Field.LIST_NEW: "PyList_New",
+    Field.LIST_SET: "PyList_SetItem",
+    Field.VECTORCALL: "PyObject_Vectorcall",
+    Field.IS_SUBTYPE: "PyType_IsSubtype",
+    Field.LONG: "PyLong_FromLongLong",
+    Field.DECREF: "Py_DecRef",
+}
+
+
+class _Context(bytes):
+    """The builtin's `self`: eight bytes with the context's address, and what must live as long as the builtin."""
+
+    keeps: tuple[Any, ...]
+
+
+def _python_address(name: str) -> int:
+    return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
+
+
+def _layout_is_known() -> bool:
+    """Whether objects of this interpreter keep their type, and bytes their content, where the builtin looks."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return False
+    probe = _Context(b"8 bytes.")
+    content = ctypes.string_at(id(probe) + BYTES_OFFSET, 8)
+    return content == probe and ctypes.c_uint64.from_address(id(probe) + TYPE_OFFSET).value == id(_Context)
+
+
+def check_inputs(plan: Plan, inputs: Sequence[Any]) -> None:
+    """A plan takes exactly its inputs, and only tensors: anything else would be read as one.
+
+    Raises: InternalError.
+    """
+    if len(inputs) != len(plan.inputs):
+        raise InternalError(f"the plan takes {len(plan.inputs)} inputs, {len(inputs)} were given")
+    for i, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            raise InternalError(f"input {i} is {type(value).__name__}, not a tensor")
