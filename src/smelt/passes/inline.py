@@ -1,0 +1,63 @@
+"""Take apart what was only put together.   %l = (%a, %b); %1, %2 = unpack %l   ==>   use %a for %1, %b for %2
+
+Also a branch whose test is known, and a counted loop that runs no times or once, become their bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smelt.ir import Arg, Graph, Node, Region, Value, clone_node, map_values
+from smelt.passes.base import Pass, PassContext
+from smelt.rewrite import Rewriter
+
+
+def _run(graph: Graph, context: PassContext) -> bool:
+    rewriter = context.rewriter(graph)
+    changed = True
+    while changed:
+        before = rewriter.edits
+        for node in list(graph.walk()):
+            if node.parent is not None:
+                _try(rewriter, node)
+        changed = rewriter.edits > before
+    return rewriter.edits > 0
+
+
+def _try(rewriter: Rewriter, node: Node) -> None:
+    if node.op == "unpack" and isinstance(node.args[0], tuple) and len(node.args[0]) == len(node.results):
+        rewriter.replace_node(node, node.args[0])
+    elif node.op == "if" and isinstance(node.args[0], bool):
+        splice(rewriter, node, node.regions[0 if node.args[0] else 1], ())
+    elif node.op == "for" and all(type(a) is int for a in node.args[:3]) and node.args[2] != 0:
+        start, stop, step = (a for a in node.args[:3] if isinstance(a, int))
+        trips = range(start, stop, step)
+        if len(trips) == 0:
+            rewriter.replace_node(node, node.args[3:])
+        elif len(trips) == 1:
+            splice(rewriter, node, node.regions[0], (start, *node.args[3:]))
+
+
+def splice(rewriter: Rewriter, node: Node, region: Region, arguments: Sequence[Arg]) -> None:
+    """Put a region's nodes in its node's place; its parameters become the arguments, its yields the results."""
+    mapping: dict[Value, Arg] = dict(zip(region.params, arguments, strict=True))
+    for inner in region:
+        copy = clone_node(inner, mapping)
+        for value in _defined_by(copy):
+            value.name = rewriter.builder.fresh_name()
+        if node.parent is not None:
+            node.parent.insert(copy, node)
+        rewriter.adopt(copy)
+    rewriter.replace_node(node, [map_values(a, lambda v: mapping.get(v, v)) for a in region.yields])
+
+
+def _defined_by(node: Node) -> list[Value]:
+    found = list(node.results)
+    for region in node.regions:
+        found.extend(region.params)
+        for inner in region:
+            found.extend(_defined_by(inner))
+    return found
+
+
+inline = Pass("inline", "%1, %2 = unpack (%a, %b)   ==>   use %a for %1 and %b for %2", _run)

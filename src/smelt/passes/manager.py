@@ -1,0 +1,225 @@
+"""Runs passes in order: verified, timed, dumped, skipped by name, stopped early; and finds the pass that is wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smelt.diag import InternalError, SmeltError
+from smelt.ir import Graph, verify
+from smelt.ops.evaluate import Lookup, evaluate, no_state
+from smelt.passes.base import Pass, PassContext
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What one pass did: seconds it took, whether it changed the graph, nodes before and after."""
+
+    name: str
+    seconds: float
+    changed: bool
+    nodes_before: int
+    nodes_after: int
+
+
+def run_passes(
+    graph: Graph,
+    passes: Sequence[Pass],
+    context: PassContext | None = None,
+    *,
+    check: bool = True,
+    dump: str | Path = "",
+    skip: Sequence[str] = (),
+    stop_after: int | None = None,
+) -> tuple[PassReport, ...]:
+    """Run passes over a graph in place; what each did.
+
+    check: run the verifier after each. dump: a directory into which the graph's text is written before the first and
+    after each. skip: names of passes to leave out; stop_after: run only the first so many.
+    Raises: InternalError (S0901) that names the pass which raised or broke the graph, SmeltError (S0301) for an
+    unknown name in `skip`.
+    """
+    context = context or PassContext()
+    _check_names(passes, skip)
+    reports = []
+    _dump(graph, dump, 0, "captured")
+    for number, one in enumerate(passes[:stop_after], 1):
+        if one.name in skip:
+            continue
+        before = sum(1 for _ in graph.walk())
+        started = time.perf_counter()
+        changed = _run_one(graph, one, context, check)
+        seconds = time.perf_counter() - started
+        reports.append(PassReport(one.name, seconds, changed, before, sum(1 for _ in graph.walk())))
+        _dump(graph, dump, number, one.name)
+    return tuple(reports)
+
+
+def _check_names(passes: Sequence[Pass], skip: Sequence[str]) -> None:
+    names = {p.name for p in passes}
+    for name in skip:
+        if name not in names:
+            raise SmeltError(
+                f"there is no pass {name!r} to skip",
+                why=f"the passes are {', '.join(p.name for p in passes)}",
+                fix="correct the name",
+                code="S0301",
+            )
+
+
+def _run_one(graph: Graph, one: Pass, context: PassContext, check: bool) -> bool:
+    try:
+        changed = one.run(graph, context)
+        if check:
+            verify(graph)
+    except SmeltError as error:
+        raise InternalError(
+            f"pass {one.name} failed on graph {graph.name}: {error.what}",
+            error.where,
+            why=error.why,
+            fix=f"compile with options={{'skip': ['{one.name}']}}, and report the graph that `dump` writes",
+            code="S0901",
+            notes=error.notes,
+        ) from error
+    return changed
+
+
+def _dump(graph: Graph, directory: str | Path, number: int, name: str) -> None:
+    if not directory:
+        return
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{graph.name}.{number:02d}-{name}.txt").write_text(str(graph) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The first pass after which the answer differs, and how."""
+
+    name: str
+    number: int
+    difference: str
+
+
+def bisect(
+    graph: Graph,
+    passes: Sequence[Pass],
+    inputs: Sequence[Any],
+    lookup: Lookup = no_state,
+    *,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+) -> Culprit | None:
+    """The first pass after which the evaluator's answer differs from the answer before it, or None.
+
+    Outputs, written inputs and written state are compared: bit for bit, or within the tolerances after a pass that
+    may round. The graph and the inputs stay as they are.
+    """
+    current = graph.clone()
+    context = PassContext(lookup)
+    expected = observe(current, inputs, lookup)
+    for number, one in enumerate(passes, 1):
+        try:
+            one.run(current, context)
+            verify(current)
+            found = observe(current, inputs, lookup)
+        except Exception as error:
+            # Whatever a broken pass leads to is the difference that was looked for.
+            return Culprit(one.name, number, f"{type(error).__name__}: {error}")
+        tolerances = (rtol, atol) if one.rounding else (0.0, 0.0)
+        difference = compare(found, expected, *tolerances)
+        if difference:
+            return Culprit(one.name, number, difference)
+        expected = found
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything that a run leaves behind: outputs, inputs and state as they are afterwards, which outputs share."""
+
+    outputs: list[Any]
+    inputs: list[Any]
+    state: dict[tuple[str, str], Any]
+    draws: torch.Tensor
+    sharing: list[tuple[int, int]]
+
+
+def observe(graph: Graph, inputs: Sequence[Any], lookup: Lookup = no_state, *, seed: int = 0) -> Observation:
+    """Run a graph on copies of inputs and state; what it leaves behind."""
+    copies = [_copied(i) for i in inputs]
+    state: dict[tuple[str, str], Any] = {}
+
+    def private(kind: str, path: str) -> Any:
+        if (kind, path) not in state:
+            state[(kind, path)] = _copied(lookup(kind, path))
+        return state[(kind, path)]
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        outputs = evaluate(graph, copies, private)
+        draws = torch.get_rng_state()
+    return Observation(outputs, copies, state, draws, _sharing([*outputs, *copies, *state.values()]))
+
+
+def _copied(item: Any) -> Any:
+    """A copy with the same strides, stride 0 included."""
+    if not isinstance(item, torch.Tensor):
+        return item
+    if not item.numel():
+        return item.detach().clone()
+    extent = 1 + sum((size - 1) * step for size, step in zip(item.shape, item.stride(), strict=True))
+    memory = item.detach().as_strided((extent,), (1,)).clone()
+    return memory.as_strided(item.shape, item.stride(), 0)
+
+
+def _sharing(items: Sequence[Any]) -> list[tuple[int, int]]:
+    starts = [i.untyped_storage().data_ptr() if isinstance(i, torch.Tensor) and i.numel() else None for i in items]
+    return [
+        (a, b)
+        for a in range(len(items))
+        for b in range(a + 1, len(items))
+        if starts[a] is not None and starts[a] == starts[b]
+    ]
+
+
+def compare(found: Observation, expected: Observation, rtol: float = 0.0, atol: float = 0.0) -> str:
+    """How two runs differ, or "". State that only one of them asked for does not count."""
+    shared = sorted(found.state.keys() & expected.state.keys())
+    parts: list[tuple[str, Callable[[Observation], list[Any]]]] = [
+        ("output", lambda o: o.outputs),
+        ("input", lambda o: o.inputs),
+        ("state", lambda o: [o.state[k] for k in shared]),
+    ]
+    for what, take in parts:
+        left, right = take(found), take(expected)
+        if len(left) != len(right):
+            return f"{len(left)} {what}s for {len(right)}"
+        for i, (a, b) in enumerate(zip(left, right, strict=True)):
+            difference = _difference(a, b, rtol, atol)
+            if difference:
+                return f"{what} {i}: {difference}"
+    if not torch.equal(found.draws, expected.draws):
+        return "the random generator was advanced differently"
+    return ""
+
+
+def _difference(a: Any, b: Any, rtol: float, atol: float) -> str:
+    if isinstance(a, torch.Tensor) != isinstance(b, torch.Tensor):
+        return f"{type(a).__name__} for {type(b).__name__}"
+    if not isinstance(a, torch.Tensor):
+        return "" if type(a) is type(b) and (a == b or a != a) else f"{a!r} for {b!r}"
+    if a.dtype != b.dtype or a.shape != b.shape or a.stride() != b.stride():
+        return f"{a.dtype}{list(a.shape)}{a.stride()} for {b.dtype}{list(b.shape)}{b.stride()}"
+    try:
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
+    except AssertionError as error:
+        return str(error).splitlines()[0]
+    if rtol == 0 and a.is_floating_point() and not torch.equal(a.signbit() & (a == 0), b.signbit() & (b == 0)):
+        return "zeros of the other sign"
+    return ""
