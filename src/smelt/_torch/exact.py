@@ -66,10 +66,15 @@ def _same_set(a: Any, b: Any) -> bool:
     return all(x in partner and same(x, partner[x]) for x in a)
 
 
+def _items(container: dict[Any, Any]) -> Any:
+    """The items as stored, in the order a program sees; an ordered dict keeps its order apart from the dict's."""
+    return OrderedDict.items(container) if isinstance(container, OrderedDict) else dict.items(container)
+
+
 def contents(container: Any) -> Any:
     """A shallow copy of a container as plain data (dict, tuple or frozenset): what a content guard compares with."""
     if isinstance(container, dict):
-        return dict(dict.items(container))
+        return dict(_items(container))
     if isinstance(container, (set, frozenset)):
         return frozenset(container)
     if isinstance(container, list):
@@ -80,7 +85,7 @@ def contents(container: Any) -> Any:
 def same_contents(container: Any, seen: Any) -> bool:
     """Whether a container still holds what `contents` saw: the same members in the same order."""
     if isinstance(container, dict):
-        now = dict.items(container)
+        now = _items(container)
         return len(now) == len(seen) and all(
             same(k, k0) and same(v, v0) for (k, v), (k0, v0) in zip(now, seen.items(), strict=True)
         )

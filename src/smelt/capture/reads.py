@@ -13,6 +13,7 @@ made during the run are not watched: what they hold follows from the other reads
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -79,11 +80,11 @@ class RecorderBusy(InternalError):
 class _Recorder:
     """The profile hook and what it found."""
 
-    def __init__(self, roots: Roots) -> None:
+    def __init__(self, roots: Roots, boundary: FrameType | None) -> None:
         self.roots = roots
+        self.boundary = boundary  # the frame whose block is recorded
         self.codes: dict[int, CodeType] = {}
         self.effects: dict[tuple[str, Any], Effect] = {}
-        self.thread = threading.get_ident()
 
     def profile(self, frame: FrameType, event: str, arg: Any) -> None:
         """Called by CPython for each call in this thread; almost all calls leave at the first test."""
@@ -102,8 +103,9 @@ class _Recorder:
     def _on_code(self, code: CodeType, frame: FrameType) -> None:
         kind = file_kind(code.co_filename)
         if kind == "user":
-            self.codes[id(code)] = code
-            self.roots.enter_code(code, frame)
+            if not self._is_importing(frame):
+                self.codes[id(code)] = code
+                self.roots.enter_code(code, frame)
             return
         what = code_effect(code) if kind in ("stdlib", "torch") else None
         if what is None:
@@ -111,8 +113,16 @@ class _Recorder:
         else:
             self._on_effect(what, code.co_qualname, frame.f_back)
 
+    def _is_importing(self, frame: FrameType | None) -> bool:
+        """Whether this runs because the program imports something for the first time: no part of what it computes."""
+        while frame is not None and frame is not self.boundary:
+            if file_kind(frame.f_code.co_filename) == "import":
+                return True
+            frame = frame.f_back
+        return False
+
     def _on_effect(self, what: str, name: str, frame: FrameType | None) -> None:
-        place = None if is_by_recorder(frame) else user_site(frame, what)
+        place = None if is_by_recorder(frame) or self._is_importing(frame) else user_site(frame, what)
         if place is not None and (what, place) not in self.effects:
             self.effects[what, place] = Effect(what, name, Site(*place).span)
 
@@ -137,7 +147,7 @@ def record_reads(
         stack.callback(_RECORDING.release)
         found = Roots()
         stack.callback(found.patches.undo)
-        recorder = _Recorder(found)
+        recorder = _Recorder(found, _caller(sys._getframe()))
         for name, value in roots.items():
             found.add_root(value, name)
         found.add_arguments(args, dict(kwargs or {}))
@@ -153,6 +163,13 @@ def record_reads(
         after = torch_state()
         if after != state:
             log.mutations.append(Mutation("the thread's torch settings", state, after, None))
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """The frame of the `with` statement, beyond this module and contextlib."""
+    while frame is not None and frame.f_code.co_filename in (__file__, contextlib.__file__):
+        frame = frame.f_back
+    return frame
 
 
 def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:

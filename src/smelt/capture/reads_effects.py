@@ -49,6 +49,7 @@ _FUNCTIONS: dict[tuple[str, str], str] = {
     ("builtins", "eval"): "evaluates text",
     ("builtins", "exec"): "executes text",
     ("_io", "open"): "opens a file",
+    ("io", "open"): "opens a file",
     ("posix", "urandom"): "draws random numbers",
     ("nt", "urandom"): "draws random numbers",
     ("posix", "open"): "opens a file",
@@ -124,6 +125,7 @@ _PYTHON: tuple[tuple[str, frozenset[str] | None, str], ...] = (
     (_TORCH_DIR + "random.py", None, "uses the random generator's state"),
 )
 _PYTHON_FILES = {path: (names, what) for path, names, what in _PYTHON}
+_PYTHON_FILES["<frozen os>"] = _PYTHON_FILES[_STDLIB_DIR + "os.py"]  # some interpreters carry it inside
 # A library may look at these for its own sake; they count only when the program itself asks.
 _ONLY_FROM_USER = frozenset({"uses the environment", "reads the clock"})
 
@@ -140,13 +142,13 @@ def code_effect(code: CodeType) -> str | None:
 def user_site(frame: FrameType | None, what: str = "") -> tuple[CodeType, int] | None:
     """The nearest frame of the user's own code at or above `frame`, as (code, offset of the instruction).
 
-    None if the call belongs to an import, or, for what libraries may do on their own, to a library.
+    None if there is none, or, for what libraries may do on their own account, if torch did it.
     """
     while frame is not None:
         kind = file_kind(frame.f_code.co_filename)
         if kind == "user":
             return frame.f_code, frame.f_lasti
-        if kind == "import" or (kind == "torch" and what in _ONLY_FROM_USER):
+        if kind == "torch" and what in _ONLY_FROM_USER:
             return None
         frame = frame.f_back
     return None

@@ -233,12 +233,19 @@ def changes_of(roots: Roots) -> list[Change]:
 
     for owner, name, before, site in roots.written.values():
         after = peek(owner, name)
-        if not same(before, after):
+        if not same(before, after) or id(after) in roots.passed:
             note(f"{roots.name(id(owner))}.{name}", before, after, site)
+        else:
+            _keep_attribute(roots, owner, name, after, site)
     for store in roots.stores.values():
         after = store.space.get(store.key, MISSING)
-        if not same(store.before, after):
+        if not same(store.before, after) or id(after) in roots.passed:
             note(store.name, store.before, after, store.site)
+        else:  # stored again what was there: only from there is leaving it alone the same
+            kind = "absent" if after is MISSING else "item"
+            fact = Read(kind, store.space, store.key, after, store.site, store.name, store.space, roots.name)
+            if isinstance(store.space, dict):
+                roots.facts.setdefault((kind, id(store.space), store.key), fact)
     for owner, name, value, site in roots.raw:
         own = instance_dict(owner)
         if own is None or name not in own or value is own[name] or has_own_lookup(type(owner)):
@@ -250,9 +257,25 @@ def changes_of(roots: Roots) -> list[Change]:
         if not same(fact.value, after):
             note(fact.name, fact.value, after, fact.site)
     for container, copy, site in roots.copies.values():
-        if not same_contents(container, copy):
+        members = copy.values() if isinstance(copy, dict) else copy
+        holds_argument = id(container) not in roots.arguments and any(id(m) in roots.passed for m in members)
+        if not same_contents(container, copy) or holds_argument:
             note(roots.name(id(container)), copy, contents(container), site)
     return list(changes.values())
+
+
+def _keep_attribute(roots: Roots, owner: Any, name: str, value: Any, site: Site | None) -> None:
+    """The run assigned an attribute what it held before: replaying nothing is right only while it holds that."""
+    own = instance_dict(owner)
+    if own is None or (name not in own and isinstance(raw_lookup(type(owner), name), types.MemberDescriptorType)):
+        place = ("attr", id(owner), name)
+        roots.facts.setdefault(place, Read("attr", owner, name, value, site, None, owner, roots.name))
+        return
+    for space in (own, *(own[r] for r in REGISTRIES if isinstance(own.get(r), dict))):
+        kind, seen = ("item", space[name]) if name in space else ("absent", MISSING)
+        roots.facts.setdefault((kind, id(space), name), Read(kind, space, name, seen, site, None, owner, roots.name))
+        if seen is not MISSING:
+            return
 
 
 def _now(fact: Read) -> Any:

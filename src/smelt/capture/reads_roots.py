@@ -24,6 +24,7 @@ from smelt.capture.reads_scan import Chain, scan_code
 from smelt.capture.reads_values import (
     CALL_HOOKS,
     CALL_PROTOCOL,
+    COMPILED_TARGET,
     QUICK_ATOMS,
     cell_contents,
     class_attributes,
@@ -89,7 +90,8 @@ class Roots:
         self.stores: dict[tuple[int, str], Store] = {}
         self.functions: dict[int, FunctionType] = {}
         self.refusals: list[tuple[str, str, Site | None]] = []
-        self.arguments: set[int] = set()
+        self.arguments: set[int] = set()  # structured arguments
+        self.passed: set[int] = set()  # those and tensor arguments: other objects at the next call
         self.executed: dict[int, tuple[CodeType, dict[str, Any]]] = {}
         self.patches = ClassPatches(self.rooted, self.seen, self._on_read, self._on_write)
         self.profile_hook: ProfileHook | None = None
@@ -110,12 +112,15 @@ class Roots:
 
     def _reach_argument(self, value: Any, parent: int, label: str) -> None:
         cls = type(value)
+        if isinstance(value, torch.Tensor):
+            self.passed.add(id(value))
         is_record = dataclasses.is_dataclass(cls)
         if isinstance(value, (list, tuple, dict)) or is_record:
             if id(value) in self.rooted:
                 return
             self.rooted[id(value)] = Reached(value, parent, label, None)
             self.arguments.add(id(value))
+            self.passed.add(id(value))
             if isinstance(value, (list, dict)):
                 self.copies[id(value)] = (value, contents(value), None)
             for part, inner in _argument_parts(value):
@@ -131,6 +136,8 @@ class Roots:
         if kind == "atom" or id(value) in self.rooted:
             return
         self.rooted[id(value)] = Reached(value, parent, label, site)
+        if hasattr(type(value), COMPILED_TARGET):  # a compiled object inside the program runs as what it was made of
+            self.reach(getattr(value, COMPILED_TARGET), parent, label, site)
         if kind != "opaque" and kind != "module":
             getattr(self, f"_reach_{kind}")(value, site)
 
@@ -372,8 +379,8 @@ class Roots:
 
     def finish(self) -> tuple[list[Read], list[Change]]:
         """What must hold again, and what is different now."""
-        facts = facts_of(self)
-        return facts, changes_of(self)
+        changes = changes_of(self)
+        return facts_of(self), changes
 
 
 def _argument_parts(value: Any) -> list[tuple[str, Any]]:

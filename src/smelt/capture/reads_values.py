@@ -168,6 +168,8 @@ def _has_standard_call(cls: type) -> bool:
 CALL_HOOKS: Final = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 CALL_METHODS: Final = ("forward", "_call_impl", "_compiled_call_impl")
 CALL_PROTOCOL: Final = frozenset({*CALL_HOOKS, *CALL_METHODS})
+# The property by which a compiled object shows the original that it stands for.
+COMPILED_TARGET: Final = "smelt_target"
 REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
 
 

@@ -172,10 +172,10 @@ class ArgumentTests:
         if spans.starts and self._tensors:
             name = self._bind(spans, "R")
             for place, variable, value in self._tensors:
-                touched = spans.touched(value)
-                self._each(
-                    "aliasing", place, variable, f"{name}.touched({{v}}) == {touched!r}", touched or "memory of its own"
-                )
+                extent = nbytes_spanned(value)
+                touched = spans.touched(value.data_ptr(), extent)
+                code = f"{name}.touched({{v}}.data_ptr(), {extent}) == {touched}"
+                self._each("aliasing", place, variable, code, touched or "memory of its own")
 
 
 def members(value: Any) -> list[tuple[str | tuple[Any], Any]]:

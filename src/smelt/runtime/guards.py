@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -73,6 +74,7 @@ _FRAME = """def check(args, kwargs):
         return failed(args, kwargs)
     return None
 """
+_requires_grad = attrgetter("requires_grad")
 _MISSING_ARGUMENT = "<no such argument>"
 
 
@@ -90,12 +92,18 @@ class GuardSet:
         self._facts = Facts(reads)
         self._arguments = ArgumentTests(args, kwargs, self._facts.tensors)
         self._state = tuple((shown, read, read()) for shown, _, read in _STATE)
+        self._grads = [t.requires_grad for t in self._facts.tensors] if state.is_grad_enabled() else []
         self._hooks = state.global_hooks()
         self._hook_contents = tuple(dict(table) for table in self._hooks)
         self.constants = Constants(constants)
         self.source, scope = self._generate()
         exec(compile(self.source, "<smelt guards>", "exec"), scope)
         self.check: Callable[[tuple[Any, ...], Mapping[str, Any]], int | None] = scope["check"]
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """The tensors that the program reads by itself: parameters, buffers, globals."""
+        return self._facts.tensors
 
     def refresh(self) -> None:
         """Take the constants' present contents as those the program holds (after it was packed anew)."""
@@ -107,6 +115,7 @@ class GuardSet:
         made = [Guard(t.kind, t.place, t.seen) for t in self._arguments.tests]
         made += [Guard("state", shown, seen) for shown, _, seen in self._state]
         made += [Guard("hooks", "torch.nn's global module hooks", [len(t) for t in self._hook_contents])]
+        made += [Guard("requires_grad", "the tensors that the program reads", any(self._grads))]
         made += [Guard(t.kind, t.name, t.seen, t.span) for t in self._facts.tests]
         made += [Guard("constant", f"constant {i}", tuple(t.shape)) for i, t in enumerate(self.constants.tensors)]
         return tuple(made)
@@ -129,9 +138,9 @@ class GuardSet:
         index -= len(tests)
         if index < len(self._state):
             return self._state[index][1]()
-        index -= len(self._state) + 1
+        index -= len(self._state) + 2
         if index < 0:
-            return [len(table) for table in self._hooks]
+            return [len(table) for table in self._hooks] if index == -2 else "another pattern"
         if index < len(self._facts.tests):
             return self._facts.tests[index].now()
         return "other contents"
@@ -151,9 +160,10 @@ class GuardSet:
             if read() != seen:
                 return index
             index += 1
-        if not self._hooks_unchanged():
-            return index
-        index += 1
+        for holds in (self._hooks == self._hook_contents, self._grads_unchanged()):
+            if not holds:
+                return index
+            index += 1
         failed = self._facts.first_failed()
         if failed is not None:
             return index + failed
@@ -164,8 +174,8 @@ class GuardSet:
     def _compiled_tests(self) -> list[Any]:
         return [compile(test.code, "<smelt guard>", "eval") for test in self._arguments.tests]
 
-    def _hooks_unchanged(self) -> bool:
-        return self._hooks == self._hook_contents
+    def _grads_unchanged(self) -> bool:
+        return not self._grads or list(map(_requires_grad, self._facts.tensors)) == self._grads
 
     def _generate(self) -> tuple[str, dict[str, Any]]:
         scope = dict(self._arguments.scope)
@@ -183,6 +193,9 @@ class GuardSet:
         conditions.append("hooks == hook_contents" if any(self._hook_contents) else "not any(hooks)")
         body.append(f"if not ({' and '.join(conditions)}): return failed(args, kwargs)")
         body += self._facts.emit(scope)
+        if self._grads:
+            scope["grads_unchanged"] = self._grads_unchanged
+            body.append("if not grads_unchanged(): return failed(args, kwargs)")
         if self.constants.tensors:
             scope["constants_unchanged"] = self.constants.unchanged
             body.append("if not constants_unchanged(): return failed(args, kwargs)")

@@ -1,0 +1,208 @@
+"""The object that `compile` returns: a callable that stands for a function, or a module that stays its own class.
+
+Invariant: the compiled object and its original share all state that a program can see. A compiled module is an instance
+of a subclass of the module's class over the same `__dict__`; what Smelt adds lives in a slot.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+import torch
+
+from smelt.capture.reads_values import raw_lookup
+from smelt.compiler.compiled_dispatch import Dispatcher
+from smelt.compiler.compiled_types import Builder, Settings, Stats
+from smelt.diag import Options, SmeltError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_SLOT = "_smelt_dispatcher"
+
+
+class Compiled:
+    """What every compiled object can do besides being called."""
+
+    __slots__ = ()
+
+    @property
+    def smelt_target(self) -> Any:
+        """The function or module that this object stands for."""
+        return dispatcher_of(self).target
+
+    def warmup(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Compile for these arguments now; returns the answer of that call."""
+        with torch.no_grad():
+            return dispatcher_of(self)(inputs, kwargs)
+
+    def refresh(self) -> None:
+        """Take the present contents of parameters into the compiled entries, after a write not counted by torch."""
+        dispatcher_of(self).refresh()
+
+    def stats(self) -> Stats:
+        """Calls, entries with their guards, misses by guard, fallbacks by reason."""
+        return dispatcher_of(self).stats()
+
+
+def dispatcher_of(compiled: Any) -> Dispatcher:
+    """The dispatcher behind a compiled object."""
+    return cast(Dispatcher, object.__getattribute__(compiled, _SLOT))
+
+
+class CompiledFunction(Compiled, Generic[P, R]):
+    """A function, or any callable, that runs compiled where it can; a descriptor, so it works as a method."""
+
+    def __init__(self, target: Callable[P, R], settings: Settings) -> None:
+        functools.update_wrapper(self, target)
+        name = getattr(target, "__qualname__", type(target).__name__)
+        object.__setattr__(self, _SLOT, Dispatcher(target, name, settings))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return cast(R, dispatcher_of(self)(args, kwargs))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in (_SLOT, "__wrapped__"):
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def __repr__(self) -> str:
+        return f"<compiled {self.smelt_target!r}>"
+
+    def __copy__(self) -> CompiledFunction[P, R]:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        target = self.smelt_target
+        fresh = copy.deepcopy(target, memo)
+        return self if fresh is target else compile_with(fresh, dispatcher_of(self).settings)
+
+    def __reduce__(self) -> tuple[Any, ...] | str:
+        if _named_object(self.__module__, self.__qualname__) is self:
+            return cast(str, self.__qualname__)  # a decorated function is found under its own name
+        dispatcher = dispatcher_of(self)
+        return (compile_with, (dispatcher.target, dispatcher.settings))
+
+
+def _named_object(module: str | None, qualname: str) -> Any:
+    found: Any = sys.modules.get(module or "")
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+class CompiledModule(Compiled):
+    """Mixed in before a module's own class; see `_subclass_of`."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Stops here: the user's own `__init_subclass__` is for the user's classes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return dispatcher_of(self)(args, kwargs)
+
+    def __copy__(self) -> Any:
+        return compile_with(copy.copy(self.smelt_target), dispatcher_of(self).settings)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return compile_with(copy.deepcopy(self.smelt_target, memo), dispatcher_of(self).settings)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        dispatcher = dispatcher_of(self)
+        return (compile_with, (dispatcher.target, dispatcher.settings))
+
+
+_subclasses: weakref.WeakKeyDictionary[type, type] = weakref.WeakKeyDictionary()
+
+
+def _forwarded(name: str) -> property:
+    """A slot of the original: its value lives in the original object, not in the shared `__dict__`."""
+    return property(
+        lambda self: getattr(self.smelt_target, name),
+        lambda self, value: setattr(self.smelt_target, name, value),
+        lambda self: delattr(self.smelt_target, name),
+    )
+
+
+def _subclass_of(cls: type) -> type:
+    """The class of compiled instances of `cls`: same name, same methods, another `__call__`."""
+    found = _subclasses.get(cls)
+    if found is None:
+        namespace: dict[str, Any] = {
+            "__slots__": (_SLOT,),
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+            "__doc__": cls.__doc__,
+        }
+        own = [name for name in ("warmup", "refresh", "stats") if hasattr(cls, name)]
+        namespace.update({name: raw_lookup(cls, name) for name in own})  # the user's names come first
+        for base in cls.__mro__:
+            for name, value in base.__dict__.items():
+                if isinstance(value, types.MemberDescriptorType):
+                    namespace[name] = _forwarded(name)
+        found = _subclasses[cls] = type.__new__(type(cls), cls.__name__, (CompiledModule, cls), namespace)
+    return found
+
+
+def _compile_module(module: torch.nn.Module, settings: Settings) -> Any:
+    cls = _subclass_of(type(module))
+    compiled: Any = object.__new__(cls)
+    object.__setattr__(compiled, "__dict__", module.__dict__)
+    object.__setattr__(compiled, _SLOT, Dispatcher(module, type(module).__name__, settings))
+    return compiled
+
+
+def compile_with(target: Any, settings: Settings) -> Any:
+    """A compiled object for `target`; what is compiled already comes back as it is."""
+    if isinstance(target, Compiled):
+        return target
+    if isinstance(target, torch.nn.Module) and not isinstance(target, torch.jit.ScriptModule):
+        return _compile_module(target, settings)
+    return CompiledFunction(target, settings)
+
+
+def make_compile(builder: Builder) -> Callable[..., Any]:
+    """The public `compile` over a given builder."""
+
+    def compile(
+        f: Any = None,
+        *,
+        fullgraph: bool = False,
+        dynamic: bool | None = None,
+        background: bool = False,
+        options: Mapping[str, Any] | Options | None = None,
+    ) -> Any:
+        """Run `f` as one native program for each kind of call, with the answers that `f` itself gives.
+
+        f: a function or an nn.Module; left out, a decorator is returned. fullgraph: a call that cannot be compiled
+        whole is an error. background: answer with the original while an entry is being compiled. options: see
+        `Options`. The first call with a new kind of argument runs natively and is recorded; that run's answer is the
+        call's answer.
+        Raises: SmeltError (S0301) for a wrong option, (S0106) if `f` cannot be called.
+        """
+        settings = Settings(builder, Options.make(options), fullgraph, dynamic, background)
+        if f is None:
+            return functools.partial(_compile_checked, settings=settings)
+        return _compile_checked(f, settings)
+
+    return compile
+
+
+def _compile_checked(f: Any, settings: Settings) -> Any:
+    if not callable(f):
+        raise SmeltError(
+            f"{f!r} cannot be compiled",
+            why="it is not callable",
+            fix="give a function or an nn.Module",
+            code="S0106",
+        )
+    return compile_with(f, settings)

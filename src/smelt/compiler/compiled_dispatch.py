@@ -1,0 +1,317 @@
+"""One compiled object's table of entries, and what happens at a call.
+
+Invariant: the answer of a call is that of the original program. An entry runs only if all its guards hold in this
+call; whatever is not understood (a mode, a kind of tensor, an effect, a failing build) runs the original and is
+counted. The first call's answer comes from the one native run that was recorded.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+
+from smelt._torch.state import foreign_context, is_grad_enabled
+from smelt.capture.reads import ReadLog, RecorderBusy
+from smelt.capture.reads_effects import file_kind
+from smelt.compiler.compiled_inputs import first_unsupported, grad_witness
+from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, Settings, Stats
+from smelt.diag import CaptureError, SmeltError, SmeltWarning
+from smelt.runtime.guards import GuardSet
+
+ENTRY_LIMIT = 8  # entries kept; the least recently used one goes
+STORM_LIMIT = 16  # entries built, after which a value that changes at each call is left to the original
+EFFECT_ATTEMPTS = 2  # a first run often fills caches: only a program that does it again is given up
+
+_GRAD_ADVICE = (
+    "{name} runs as it is, not compiled: gradients are needed (grad mode is on and {what} requires grad). "
+    "Call it under torch.no_grad() or torch.inference_mode() to run the compiled program."
+)
+_building = threading.local()
+
+
+class Dispatcher:
+    """Calls to one compiled object."""
+
+    def __init__(self, target: Callable[..., Any], name: str, settings: Settings) -> None:
+        self.target, self.name, self.settings = target, name, settings
+        self._rows: tuple[Row, ...] = ()  # most recently used first; replaced whole, so readers need no lock
+        self._lock = threading.Lock()
+        self._stats = Stats()
+        self._warned: set[str] = set()
+        self._effects_seen = 0
+        self._witness: torch.Tensor | None = None
+
+    # ---------------------------------------------------------------- a call
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program on these arguments."""
+        self._stats.calls += 1
+        foreign = foreign_context()
+        if foreign is not None:
+            return self._original(foreign, args, kwargs)
+        if self._witness is not None and is_grad_enabled() and self._witness.requires_grad:
+            return self._with_gradients("a parameter", args, kwargs)
+        for row in self._rows:
+            if row.guards.check(args, kwargs) is None:
+                if self._rows[0] is not row:
+                    self._move_to_front(row)
+                return self._run(row, args, kwargs)
+        return self._miss(args, kwargs)
+
+    def _run(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        row.hits += 1
+        if row.entry is None or not row.is_ready:
+            return self._original(row.reason or "still compiling in the background", args, kwargs, row.is_ready)
+        try:
+            return row.entry.run(args, kwargs)
+        except SmeltError as error:
+            if self._is_strict:
+                raise
+            row.entry, row.reason = None, f"the compiled program failed: {error.what}"
+            self._warn(row.reason, f"{self.name} runs as it is from now on: {row.reason}")
+            return self._original(row.reason, args, kwargs)
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if getattr(_building, "active", False):
+            return self._original("called while a program around it is recorded", args, kwargs, is_fault=False)
+        reason = first_unsupported(args, kwargs)
+        if reason is not None:
+            return self._original(reason, args, kwargs)
+        witness = grad_witness(self.target, args, kwargs) if is_grad_enabled() else None
+        if witness is not None:
+            self._witness = witness[0] if witness[1] else None
+            return self._with_gradients("a parameter" if witness[1] else "an argument", args, kwargs)
+        if self._stats.builds >= STORM_LIMIT:
+            return self._original("too many different calls were compiled already", args, kwargs)
+        if not self._lock.acquire(blocking=False):
+            return self._original("another thread is compiling it", args, kwargs, is_fault=False)
+        _building.active = True
+        try:
+            return self._build(args, kwargs)
+        finally:
+            _building.active = False
+            self._lock.release()
+
+    @property
+    def _is_strict(self) -> bool:
+        return self.settings.options.strict
+
+    def _original(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], is_fault: bool = True) -> Any:
+        """Run the program as it is, for a counted reason. Raises: SmeltError (S0302) in strict mode."""
+        if is_fault and (self._is_strict or self.settings.fullgraph):
+            self._refuse(reason)
+        self._count(reason)
+        return self.target(*args, **kwargs)
+
+    def _refuse(self, reason: str, cause: BaseException | None = None) -> NoReturn:
+        which = "options={'strict': True}" if self._is_strict else "fullgraph=True"
+        raise CaptureError(
+            f"{self.name} was not compiled: {reason}",
+            why=f"{which} turns every fallback into an error",
+            fix=f"remove the cause, or {which}",
+            code="S0302",
+        ) from cause
+
+    def _with_gradients(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        reason = f"gradients are needed: {what} requires grad"
+        result = self._original(reason, args, kwargs)
+        self._warn("gradients", _GRAD_ADVICE.format(name=self.name, what=what))
+        return result
+
+    def _count(self, reason: str) -> None:
+        self._stats.fallbacks[reason] = self._stats.fallbacks.get(reason, 0) + 1
+
+    def _warn(self, key: str, message: str) -> None:
+        """One warning for each reason, at the user's own line."""
+        if key not in self._warned:
+            self._warned.add(key)
+            warnings.warn(message, SmeltWarning, stacklevel=_user_level())
+
+    # ---------------------------------------------------------------- a build
+
+    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._note_misses(args, kwargs)
+        self._stats.builds += 1
+        program = ObservedProgram(self.target, self.name, self.settings)
+        started = time.perf_counter()
+        failure: Exception | None = None
+        entry: Entry | None = None
+        try:
+            entry = self.settings.builder(program, args, kwargs, self.settings.options)
+        except RecorderBusy:
+            self._stats.builds -= 1
+            return self._original("another thread is recording a program", args, kwargs, is_fault=False)
+        except Exception as error:
+            failure = error
+        if program.error is not None and not isinstance(program.error, (SmeltError, RecorderBusy)):
+            _reraise(program.error)
+        if failure is None and not program.was_called:
+            failure = CaptureError(f"the builder did not run {self.name}", code="S0104")
+        if not program.has_result:
+            return self._interrupted(program, failure, args, kwargs)
+        self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs)
+        return program.result
+
+    def _interrupted(
+        self, program: ObservedProgram, failure: Exception | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The builder gave up before the program's end: the original answers, recorded, so that it is remembered."""
+        if self._is_strict or self.settings.fullgraph:
+            self._fail(failure)
+        again = ObservedProgram(self.target, self.name, self.settings)
+        try:
+            again(*args, **kwargs)
+        except Exception as error:
+            _reraise(error)
+        self._settle(again, None, failure, 0.0, args, kwargs)
+        return again.result
+
+    def _fail(self, failure: Exception | None) -> NoReturn:
+        if isinstance(failure, SmeltError):
+            raise failure
+        self._refuse(f"{type(failure).__name__}: {failure}", failure)
+
+    def _settle(
+        self,
+        program: ObservedProgram,
+        entry: Entry | None,
+        failure: Exception | None,
+        build_s: float,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Put the outcome of a build into the table."""
+        log = program.log or ReadLog()
+        if not log.is_replayable:
+            self._settle_effects(log, args, kwargs)
+            return
+        if failure is not None or entry is None:
+            if self._is_strict or self.settings.fullgraph:
+                self._fail(failure)
+            reason = _sentence(failure)
+            self._add(Row(GuardSet(log.reads, args, kwargs), None, reason, build_s=build_s))
+            self._count(reason)
+            self._warn(reason, f"{self.name} runs as it is, not compiled: {reason}")
+            return
+        guards = GuardSet(log.reads, args, kwargs, constants=entry.constants)
+        if is_grad_enabled() and any(t.requires_grad for t in guards.tensors):
+            reason = "gradients are needed: a tensor that the program reads requires grad"
+            self._add(Row(guards, None, reason, build_s=build_s))
+            self._warn("gradients", _GRAD_ADVICE.format(name=self.name, what="a tensor that it reads"))
+            return
+        row = Row(guards, entry, build_s=build_s, is_ready=False)
+        self._add(row)
+        if self.settings.background:
+            threading.Thread(target=self._finish, args=(row,), name=f"smelt {self.name}", daemon=True).start()
+        else:
+            self._finish(row)
+
+    def _settle_effects(self, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._effects_seen += 1
+        reason = f"it has effects that a compiled program would not repeat: {log.why_not()}"
+        if self._is_strict or self.settings.fullgraph:
+            self._refuse(reason)
+        self._count(reason)
+        if self._effects_seen >= EFFECT_ATTEMPTS:
+            # What it reads may be what it changes, so only the arguments say when this holds again.
+            self._add(Row(GuardSet((), args, kwargs), None, reason))
+            self._warn("effects", f"{self.name} runs as it is, not compiled: {reason}")
+
+    def _finish(self, row: Row) -> None:
+        entry = row.entry
+        try:
+            if entry is not None:
+                entry.finish()
+        except Exception as error:
+            row.entry, row.reason = None, _sentence(error)
+            if not self.settings.background:
+                if self._is_strict or self.settings.fullgraph:
+                    row.is_ready = True
+                    self._fail(error)
+                self._warn(row.reason, f"{self.name} runs as it is, not compiled: {row.reason}")
+        row.is_ready = True
+
+    # ---------------------------------------------------------------- the table
+
+    def _add(self, row: Row) -> None:
+        rows = (row, *self._rows)
+        if len(rows) > ENTRY_LIMIT:
+            self._stats.evictions += 1
+            self._warn(
+                "storm",
+                f"{self.name} is compiled again and again: {self._storming() or 'its arguments differ at each call'}. "
+                f"At most {ENTRY_LIMIT} entries are kept; after {STORM_LIMIT} the original runs instead.",
+            )
+        self._rows = rows[:ENTRY_LIMIT]
+
+    def _move_to_front(self, row: Row) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self._rows = (row, *(other for other in self._rows if other is not row))
+            finally:
+                self._lock.release()
+
+    def _note_misses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        for row in self._rows:
+            failed = row.guards.check(args, kwargs)
+            if failed is not None:
+                text = row.guards.explain(failed, args, kwargs)
+                self._stats.misses[text] = self._stats.misses.get(text, 0) + 1
+
+    def _storming(self) -> str:
+        """The guard that failed most often, by its place rather than by its values."""
+        places: dict[str, list[str]] = {}
+        for text in self._stats.misses:
+            places.setdefault(text.split(" was ")[0], []).append(text)
+        return max(places.values(), key=len)[-1] if places else ""
+
+    # ---------------------------------------------------------------- what the user may ask
+
+    def refresh(self) -> None:
+        """Build the entries' constants anew from the present contents of parameters."""
+        with self._lock:
+            for row in self._rows:
+                if row.entry is not None:
+                    row.entry.refresh()
+                    row.guards.refresh()
+
+    def stats(self) -> Stats:
+        """Counts and entries at this moment."""
+        now = self._stats
+        return Stats(now.calls, now.builds, now.evictions, dict(now.misses), dict(now.fallbacks), self._rows)
+
+
+def _sentence(failure: BaseException | None) -> str:
+    if isinstance(failure, SmeltError):
+        return failure.what + (f" at {failure.where}" if failure.where is not None else "")
+    return f"{type(failure).__name__}: {failure}"
+
+
+def _user_level() -> int:
+    """How many frames up the user's own code is, as `warnings.warn` counts from its caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and file_kind(frame.f_code.co_filename) in ("smelt", "torch"):
+        frame = frame.f_back
+        level += 1
+    return level
+
+
+def _reraise(error: BaseException) -> NoReturn:
+    """Raise the program's own error as the plain program would: without the frames of the recorder in its traceback."""
+    raise error.with_traceback(_without_smelt(error.__traceback__))
+
+
+def _without_smelt(traceback: TracebackType | None) -> TracebackType | None:
+    if traceback is None:
+        return None
+    rest = _without_smelt(traceback.tb_next)
+    if file_kind(traceback.tb_frame.f_code.co_filename) == "smelt":
+        return rest
+    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)

@@ -1,0 +1,64 @@
+"""Which calls are left to the original program: kinds of tensors that cannot be compiled, gradients that are wanted.
+
+Invariant: looks at types and flags only; never at a tensor's elements.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors in a nest of containers and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth < 32:
+        if isinstance(value, Mapping):
+            value = tuple(value.values())
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = tuple(getattr(value, f.name, None) for f in dataclasses.fields(value))
+        if isinstance(value, (list, tuple)):
+            for inner in value:
+                yield from tensors_in(inner, depth + 1)
+
+
+def unsupported(tensor: torch.Tensor) -> str | None:
+    """Why a program over this tensor is not compiled, or None."""
+    if type(tensor) not in _PLAIN:
+        return f"an argument is a {type(tensor).__name__}, a subclass of Tensor"
+    if tensor.layout is not torch.strided:
+        return f"an argument has layout {tensor.layout}"
+    if tensor.is_quantized:
+        return "an argument is quantized"
+    if tensor.device.type == "meta":
+        return "an argument is on the meta device"
+    if tensor.dtype.is_complex:
+        return "an argument is complex"
+    return None
+
+
+def first_unsupported(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Why the call's tensors keep it from being compiled, or None."""
+    for tensor in tensors_in((args, kwargs)):
+        reason = unsupported(tensor)
+        if reason is not None:
+            return reason
+    return None
+
+
+def grad_witness(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, bool] | None:
+    """A tensor that makes this call need gradients, and whether the program holds it itself; None if there is none."""
+    if isinstance(target, torch.nn.Module):
+        for parameter in target.parameters():
+            if parameter.requires_grad:
+                return parameter, True
+    for tensor in tensors_in((args, kwargs)):
+        if tensor.requires_grad:
+            return tensor, False
+    return None

@@ -1,0 +1,129 @@
+"""What the facade of `compile` and its builder say to each other.
+
+Invariant: a builder runs the program once, by calling the `ObservedProgram` it is given, in the calling thread; that
+run's answer is the first call's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from smelt.capture.reads import ReadLog, record_reads
+from smelt.diag import Options
+from smelt.runtime.guards import GuardSet
+
+
+class Entry(Protocol):
+    """A program compiled for one set of guards."""
+
+    constants: tuple[torch.Tensor, ...]
+    """Tensors whose contents were folded or packed into the entry: guarded by contents."""
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The program's answer for arguments that pass the guards. Raises: SmeltError if it cannot be computed."""
+
+    def finish(self) -> None:
+        """Do what is left of the compilation; called once before the first `run`, maybe in another thread."""
+
+    def refresh(self) -> None:
+        """Fold and pack the constants anew from their present contents."""
+
+
+class Builder(Protocol):
+    """Makes an entry from one native run."""
+
+    def __call__(
+        self, fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+    ) -> Entry: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How an object was asked to be compiled."""
+
+    builder: Builder
+    options: Options
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    background: bool = False
+
+
+class ObservedProgram:
+    """The user's program, to be called once by a builder: runs it natively and records what it reads.
+
+    target: the function or module itself (for its parameters, names, signature).
+    """
+
+    def __init__(self, target: Callable[..., Any], name: str, settings: Settings) -> None:
+        self.target = target
+        self.name = name
+        self.fullgraph = settings.fullgraph
+        self.dynamic = settings.dynamic
+        self.log: ReadLog | None = None
+        self.error: BaseException | None = None
+        self.result: Any = None
+        self.was_called = False
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the program ran to its end."""
+        return self.log is not None and self.error is None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.was_called = True
+        try:
+            with record_reads({self.name: self.target}, args, kwargs) as log:
+                self.result = self.target(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        self.log = log
+        return self.result
+
+
+@dataclass(slots=True)
+class Row:
+    """A line of the table: guards, and the entry to run when they hold; entry None: the original runs, for `reason`."""
+
+    guards: GuardSet
+    entry: Entry | None
+    reason: str = ""
+    hits: int = 0
+    build_s: float = 0.0
+    is_ready: bool = True
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts since the object was made. misses: text of the guard that failed -> times; fallbacks: reason -> times."""
+
+    calls: int = 0
+    builds: int = 0
+    evictions: int = 0
+    misses: dict[str, int] = field(default_factory=dict)
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for reports."""
+        return {
+            "calls": self.calls,
+            "builds": self.builds,
+            "evictions": self.evictions,
+            "misses": dict(self.misses),
+            "fallbacks": dict(self.fallbacks),
+            "entries": [
+                {
+                    "hits": row.hits,
+                    "build_s": row.build_s,
+                    "runs": "original" if row.entry is None else "compiled",
+                    "reason": row.reason,
+                    "guards": [str(guard) for guard in row.guards.guards],
+                }
+                for row in self.rows
+            ],
+        }
