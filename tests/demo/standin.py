@@ -41,5 +41,5 @@ def install(monkeypatch: pytest.MonkeyPatch, change: Change = lambda result: res
         return lambda *args, **kwargs: change(function(*args, **kwargs))
 
     monkeypatch.setattr(smelt, "compile", compile_, raising=False)
-    monkeypatch.setattr(smelt, "trace", lambda *args: Program(), raising=False)
+    monkeypatch.setattr(smelt, "trace", lambda *args, **kwargs: Program(), raising=False)
     monkeypatch.setattr(smelt, "explain", lambda compiled: Report(), raising=False)

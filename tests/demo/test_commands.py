@@ -172,12 +172,15 @@ def test_cache_shows_and_clears_only_its_own_files(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"1234" * 250)
         os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
     (tmp_path / "notes.txt").write_text("the user's own")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "mlp_12ab.py").write_text("")
     shown = invoke("cache", "--folder", str(tmp_path), "--entries").stdout
     assert "2 entries, 3.0 kB" in shown
     assert shown.index("bb22.obj") < shown.index("aa11.obj")
     cleared = invoke("cache", "clear", "--folder", str(tmp_path))
-    assert "removed 2 entries, 3.0 kB" in cleared.stdout
-    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+    assert "removed 2 entries, 3.0 kB, and 1 captured program(s) as Python" in cleared.stdout
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "source"]
+    assert not list((tmp_path / "source").iterdir())
 
 
 def test_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

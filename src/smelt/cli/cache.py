@@ -32,6 +32,7 @@ def cache(
     """Show or clear the machine code that Smelt keeps between runs.
 
     A program that was compiled once is loaded from here by later processes.
+    The Python files that Program.code writes are kept in source/ beside it.
     Clearing it loses nothing but time. The folder is readable by you alone,
     and is kept below a limit (512 MB unless the option cache_limit_mb says
     otherwise) by removing what was used longest ago.
@@ -50,10 +51,11 @@ def cache(
     where = folder if folder is not None else Path(Options.make().cache_dir)
     try:
         files = list_cache(where)
+        sources = sorted((where / "source").glob("*.py"))
         if action is Action.CLEAR:
-            _clear(where, files)
+            _clear(where, files, sources)
         else:
-            _show(where, files, entries)
+            _show(where, files, sources, entries)
     except OSError as error:
         raise SmeltError(
             f"the cache at {where} cannot be used",
@@ -63,15 +65,15 @@ def cache(
         ) from error
 
 
-def _clear(where: Path, files: list[CacheFile]) -> None:
-    for file in files:
-        file.path.unlink(missing_ok=True)
-    typer.echo(f"removed {_count(files)}, {_size(files)}, from {where}")
+def _clear(where: Path, files: list[CacheFile], sources: list[Path]) -> None:
+    for path in (*(f.path for f in files), *sources):
+        path.unlink(missing_ok=True)
+    typer.echo(f"removed {_held(files, sources)}, from {where}")
 
 
-def _show(where: Path, files: list[CacheFile], with_entries: bool) -> None:
+def _show(where: Path, files: list[CacheFile], sources: list[Path], with_entries: bool) -> None:
     typer.echo(f"folder   {where}" + ("" if where.is_dir() else " (not there yet)"))
-    typer.echo(f"holds    {_count(files)}, {_size(files)}")
+    typer.echo(f"holds    {_held(files, sources)}")
     if not with_entries or not files:
         return
     out = Table("entry", "size", "last used")
@@ -81,9 +83,10 @@ def _show(where: Path, files: list[CacheFile], with_entries: bool) -> None:
     Console().print(out)
 
 
-def _count(files: list[CacheFile]) -> str:
+def _held(files: list[CacheFile], sources: list[Path]) -> str:
     count = sum(f.is_entry for f in files)
-    return f"{count} entry" if count == 1 else f"{count} entries"
+    entries = f"{count} {'entry' if count == 1 else 'entries'}, {_size(files)}"
+    return entries + (f", and {len(sources)} captured program(s) as Python" if sources else "")
 
 
 def _size(files: list[CacheFile]) -> str:

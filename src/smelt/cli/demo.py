@@ -155,7 +155,7 @@ def run_demo(settings: Settings, out: Path, cache_dir: str) -> Outcome:
         answers = search(settings.queries, query_batches, model, compiled, pair, settings.neighbours)
     outcome = Outcome(count, settings.shape.rows, pair, starts, tuple(answers))
     _show(console, settings, outcome, sentences)
-    _write_files(settings, outcome, model, compiled, batches[0], out)
+    _write_files(settings, outcome, model, compiled, batches[0], out, cache_dir)
     console.print(f"graphs, report, plot and figures: {out}", highlight=False)
     _check(outcome)
     return outcome
@@ -214,9 +214,11 @@ def _show(console: Console, settings: Settings, outcome: Outcome, sentences: Seq
         console.print(demo_report.neighbours(answer, sentences))
 
 
-def _write_files(settings: Settings, outcome: Outcome, model: Embedder, compiled: Any, batch: Batch, out: Path) -> None:
+def _write_files(
+    settings: Settings, outcome: Outcome, model: Embedder, compiled: Any, batch: Batch, out: Path, cache_dir: str
+) -> None:
     with torch.no_grad():
-        program = smelt.trace(model, (batch.ids, batch.mask))
+        program = smelt.trace(model, (batch.ids, batch.mask), options={"cache_dir": cache_dir})
         (out / "captured.txt").write_text(f"{program.graph}\n", encoding="utf-8")
         (out / "optimized.txt").write_text(f"{program.graph_for(batch.ids, batch.mask)}\n", encoding="utf-8")
     report = smelt.explain(compiled)
