@@ -85,6 +85,7 @@ def levels() -> tuple[Level, ...]:
 class _Thread(threading.local):
     record: Record | None = None
     is_live: bool = False
+    at_entry: bool = False
     suspend: Callable[[], contextlib.AbstractContextManager[None]] | None = None
 
 
@@ -98,7 +99,7 @@ def is_recording() -> bool:
 
 def is_live() -> bool:
     """Whether an operator called now would be recorded: not inside an operator's own run, not suspended."""
-    return _thread.is_live
+    return _thread.is_live and (not _thread.at_entry or bool(_is_included(_PYTHON_DISPATCHER)))
 
 
 @contextlib.contextmanager
@@ -116,18 +117,18 @@ def recording(record: Record, level: Level | None = None) -> Iterator[Level]:
     _thread.record = record
     try:
         with context(record):
-            _thread.is_live = True
+            _thread.is_live, _thread.at_entry = True, chosen == "entry"
             yield chosen
     finally:
         _thread.record = None
         _thread.suspend = None
-        _thread.is_live = False
+        _thread.is_live = _thread.at_entry = False
 
 
 @contextlib.contextmanager
 def suspended() -> Iterator[None]:
     """Let this thread's operators run unseen for a while; does nothing where none would be recorded now."""
-    if not _thread.is_live or _thread.suspend is None:
+    if not is_live() or _thread.suspend is None:
         yield
         return
     _thread.is_live = False
@@ -196,7 +197,6 @@ def _entry_handler(overload: Any, get_dispatch: Any) -> Any:
             return target(*args, **kwargs) if callable(target) else overload._op_dk(target, *args, **kwargs)
         # Off for the run, or Python decompositions would replace kernels; half the price of _DisablePythonDispatcher.
         _set_included(_PYTHON_DISPATCHER, False)
-        _thread.is_live = False
         try:
             if _functorch_stack is not None and _functorch_stack() is not None:
                 # Its wrapped tensors mean nothing outside the transform: see the plain operators below it instead.
@@ -204,7 +204,6 @@ def _entry_handler(overload: Any, get_dispatch: Any) -> Any:
                     return overload(*args, **kwargs)
             return record(overload, args, kwargs)
         finally:
-            _thread.is_live = True
             _set_included(_PYTHON_DISPATCHER, True)
 
     return intercept

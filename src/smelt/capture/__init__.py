@@ -4,6 +4,6 @@ from smelt._torch.dispatch import is_recording as is_capturing
 from smelt.capture.captured import Captured, State, capture
 from smelt.capture.recorder import Conversion
 from smelt.capture.roots import StateTensor
-from smelt.capture.signature import Signature
+from smelt.capture.signature import Signature, tensors_of
 
-__all__ = ["Captured", "Conversion", "Signature", "State", "StateTensor", "capture", "is_capturing"]
+__all__ = ["Captured", "Conversion", "Signature", "State", "StateTensor", "capture", "is_capturing", "tensors_of"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smelt._torch.record_modes import Modes
-from smelt.capture.recorder import Record, Recorder, Slot, slot_type
+from smelt.capture.recorder import Record, Recorder, Slot, StateSlot, slot_type
 from smelt.diag import CaptureError
 from smelt.ir import NONE, Arg, Builder, Graph, Node, TensorType, TupleType, Type, Value
 from smelt.ops.convert import constant_of, dtype_from_torch, from_torch
@@ -47,17 +47,16 @@ class GraphBuilder:
         escaping = {slot.family for slot in outputs if slot.family.is_constant}
         for slot in self.recorder.states:
             self._state(slot)
-        for record in self.recorder.records:
+        for record in map(Record._make, self.recorder.records):
             if not self._is_construction(record):
                 self._node(record, escaping)
         self.builder.span, self.builder.scope, self.builder.mode = None, "", ""
         return self.builder.finish([self._value(slot) for slot in outputs])
 
-    def _state(self, slot: Slot) -> None:
-        assert slot.state is not None
-        key = (slot.kind, slot.state.path)
+    def _state(self, slot: StateSlot) -> None:
+        key = (slot.kind, slot.entry.path)
         if key not in self.states:
-            node = self.builder.add(slot.kind, (slot.state.path,), [slot_type(slot)], names=[_name(slot.state.path)])
+            node = self.builder.add(slot.kind, (slot.entry.path,), [slot_type(slot)], names=[_name(slot.entry.path)])
             self.states[key] = node.result
         self.values[slot] = self.states[key]
 
@@ -94,8 +93,7 @@ class GraphBuilder:
         return record.info.short in ("empty", "to")
 
     def _constant(self, slot: Slot, escaping: set[Any]) -> Value:
-        assert slot.constant is not None
-        args, large = constant_of(slot.constant)
+        args, large = constant_of(self.recorder.constants[slot])
         if large is not None:
             self.builder.graph.constants[large[0]] = large[1]
         value = self.builder.add("const", args, [slot_type(slot)]).result

@@ -28,6 +28,7 @@ from smelt.capture.roots import Roots, StateTensor, reachable
 from smelt.capture.scopes import Scope, tracking
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.tree import Flattener, Tree, is_lazy
+from smelt.capture.written import Record, Written
 from smelt.diag import CaptureError, SmeltError
 from smelt.ir import Graph
 
@@ -54,6 +55,7 @@ class Captured:
     graph, signature: None where `error` is set before they could be made. result: the program's own answer.
     conversions: every place where data reached Python, in order. level: how the run was recorded. caller: the modes
         that the program was called under, to which the nodes' modes are relative. roots: what it could reach.
+    written: by id of a state tensor, what it held before the run first wrote to it (with `keep_written`).
     """
 
     name: str
@@ -67,6 +69,7 @@ class Captured:
     level: Level
     caller: Modes
     roots: Roots
+    written: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -81,9 +84,13 @@ def capture(
     *,
     name: str | None = None,
     level: Level | None = None,
+    target: Callable[..., Any] | None = None,
+    keep_written: bool = False,
 ) -> Captured:
     """Call `fn(*args, **kwargs)` once and record it. Whatever the program raises is raised unchanged.
 
+    target: the program that `fn` stands for, where `fn` wraps it; names and state are the target's.
+    keep_written: keep what state held before it was written, in `Captured.written`.
     level: force one of `smelt._torch.dispatch.levels()`; the best by default.
     Raises: CaptureError (S0104) where this thread is being recorded already; other capture errors are in the result.
     """
@@ -97,29 +104,32 @@ def capture(
     given = dict(kwargs or {})
     chosen = level or levels()[0]
     caller = modes() if chosen == "entry" else modes()._replace(autocast=())
-    title = name or _name_of(fn)
+    program = fn if target is None else target
+    title = name or _name_of(program)
     try:
         arguments = flatten_arguments(args, given)
     except CaptureError as error:
         return Captured(title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {}))
-    roots = reachable(fn, {path: v for path, v in arguments.constants() if callable(v)})
-    recorder = Recorder(roots, Scope(roots.modules), with_autocast=chosen == "entry")
+    roots = reachable(program, {path: v for path, v in arguments.constants() if callable(v)})
+    recorder = Recorder(roots, Scope(roots.modules), at_entry=chosen == "entry")
     for tensor in arguments.tensors:
         recorder.add_input(tensor)
-    result = _run(fn, args, given, recorder, roots, chosen)
+    written = Written(roots)
+    record = written.watching(recorder.record) if keep_written else recorder.record
+    result = _run(fn, args, given, recorder, record, roots, chosen)
     tree, outputs = _take_apart(result, arguments, recorder)
     graph, signature = None, None
     if recorder.error is None and tree is not None:
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
         try:
-            names = _input_names(fn, arguments.paths)
+            names = _input_names(program, arguments.paths)
             graph = GraphBuilder(title, recorder, caller).build(names, outputs)
         except CaptureError as error:
             recorder.error = error
-    states = {(s.kind, s.state.path): s.state for s in recorder.states if s.state is not None}
+    states = {(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states}
     return Captured(
         title, result, graph, signature, State(states), recorder.error,
-        tuple(recorder.conversions), (), chosen, caller, roots,
+        tuple(recorder.conversions), (), chosen, caller, roots, written.before,
     )  # fmt: skip
 
 
@@ -128,13 +138,14 @@ def _run(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     recorder: Recorder,
+    record: Record,
     roots: Roots,
     level: Level,
 ) -> Any:
     with contextlib.ExitStack() as stack:
         stack.enter_context(tracking(recorder.scope, roots.module_list))
         stack.enter_context(detecting(recorder, level))
-        stack.enter_context(recording(recorder.record, level))
+        stack.enter_context(recording(record, level))
         return fn(*args, **kwargs)
 
 

@@ -107,6 +107,19 @@ def _aliasing(position: int) -> Callable[[Any], Any]:
     return make
 
 
+def _wrapping(original: Any) -> Any:
+    """For functions that may put a tensor around the memory of an array or a buffer."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        recorder = _active()
+        if recorder is not None and args and not isinstance(args[0], (torch.Tensor, list, tuple, int, float, complex)):
+            recorder.wraps_memory(result)
+        return result
+
+    return call
+
+
 def _opaque(what: str) -> Callable[[Any], Any]:
     """For calls that run on torch's own compilers or tracers: note that they cannot be recorded, and let them run."""
 
@@ -198,7 +211,10 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
         stack.enter_context(eager_stance())
         if level != "entry":
             stack.enter_context(_patches.replaced(torch.overrides, "has_torch_function", _types_only))
-            stack.enter_context(_NestedTensors(recorder))
+            mode = _NestedTensors(recorder)
+            for name in ("from_numpy", "frombuffer", "as_tensor", "asarray"):
+                stack.enter_context(_patches.replaced(torch, name, _wrapping))
+            stack.enter_context(mode)
         _thread.recorder = recorder
         try:
             yield

@@ -17,8 +17,9 @@ import torch
 
 from smelt._torch.record_modes import Modes, modes
 from smelt._torch.record_patches import is_plain_tensor_type, is_transform_wrapper
+from smelt._torch.state import is_any_autocast, is_grad_enabled, is_inference
 from smelt.capture.opinfo import OpInfo, op_info
-from smelt.capture.roots import Roots, StateTensor
+from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
 from smelt.capture.spans import Site, SiteFinder
 from smelt.diag import CaptureError, InternalError, SmeltError
@@ -43,26 +44,49 @@ class Family:
 
 
 class Slot:
-    """One tensor at one point of the program. `type` is (dtype, sizes, strides), or a whole type where not strided."""
+    """One tensor at one point of the program.
 
-    __slots__ = ("constant", "family", "kind", "number", "origin", "ref", "state", "type")
+    kind: "result", "input", "param", "buffer", "captured", "constant" or "unknown".
+    type: (dtype, sizes, strides, device), or the graph's own type where the layout is not strided.
+    """
 
-    def __init__(self, tensor: torch.Tensor, family: Family, kind: str, number: int = -1) -> None:
+    __slots__ = ("family", "kind", "ref", "type")
+
+    def __init__(self, tensor: torch.Tensor, family: Family, kind: str) -> None:
         self.ref: Callable[[], torch.Tensor | None] = weakref.ref(tensor)
         self.family = family
         self.kind = kind
-        self.number = number
-        self.type: Any = _type_key(tensor)
-        self.state: StateTensor | None = None
-        self.constant: torch.Tensor | None = None
-        self.origin: Site | None = None
+        if tensor.layout is _STRIDED:
+            self.type: Any = (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        else:
+            self.type = type_of(tensor)
+
+
+class StateSlot(Slot):
+    """A tensor that was reachable before the run."""
+
+    __slots__ = ("entry",)
+
+    def __init__(self, tensor: torch.Tensor, entry: Entry) -> None:
+        super().__init__(tensor, Family(True), entry.kind)
+        self.entry = entry
+
+
+class UnknownSlot(Slot):
+    """A tensor whose making was not seen, with the place where it turned up."""
+
+    __slots__ = ("origin",)
+
+    def __init__(self, tensor: torch.Tensor, origin: Site | None) -> None:
+        super().__init__(tensor, Family(False), "unknown")
+        self.origin = origin
 
 
 class Record(NamedTuple):
     """One operator call: arguments with slots for tensors, the results likewise (None for a missing one)."""
 
     info: OpInfo
-    args: tuple[Any, ...]
+    args: Sequence[Any]
     kwargs: dict[str, Any]
     results: tuple[Any, ...]
     site: Site | None
@@ -80,12 +104,7 @@ class Conversion(NamedTuple):
     site: Site | None
 
 
-def _type_key(tensor: torch.Tensor) -> Any:
-    if tensor.layout is torch.strided:
-        return (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
-    return type_of(tensor)
-
-
+_STRIDED = torch.strided
 _TENSOR, _LIST, _OTHER = 1, 2, 0
 _CONSTANT_MAKERS = frozenset(("lift_fresh", "lift", "lift_fresh_copy"))
 _BLANK_MAKERS = frozenset(("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"))
@@ -97,12 +116,14 @@ class Recorder:
 
     roots: Roots
     scope: Scope
-    with_autocast: bool = True
-    records: list[Record] = field(default_factory=list)
+    at_entry: bool = True
+    records: list[tuple[Any, ...]] = field(default_factory=list)
     inputs: list[Slot] = field(default_factory=list)
-    states: list[Slot] = field(default_factory=list)
+    states: list[StateSlot] = field(default_factory=list)
+    constants: dict[Slot, torch.Tensor] = field(default_factory=dict)
     conversions: list[Conversion] = field(default_factory=list)
     error: SmeltError | None = None
+    _modes: dict[tuple[bool, bool], Modes] = field(default_factory=dict)
     _slots: dict[int, Slot] = field(default_factory=dict)
     _kinds: dict[type, int] = field(
         default_factory=lambda: {torch.Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST}
@@ -111,7 +132,7 @@ class Recorder:
 
     def add_input(self, tensor: torch.Tensor) -> None:
         """Make a tensor the graph's next input."""
-        slot = Slot(tensor, Family(True), "input", len(self.inputs))
+        slot = Slot(tensor, Family(True), "input")
         self.inputs.append(slot)
         self._slots[id(tensor)] = slot
 
@@ -129,7 +150,17 @@ class Recorder:
 
     def _note(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         operands: list[Slot] = []
-        noted = tuple([self._encode(a, operands) for a in args])
+        noted = []
+        slots, kinds = self._slots, self._kinds
+        for arg in args:
+            if kinds.get(type(arg)) == _TENSOR:
+                slot = slots.get(id(arg))
+                if slot is None or slot.ref() is not arg:
+                    slot = self._adopt(arg)
+                operands.append(slot)
+                noted.append(slot)
+            else:
+                noted.append(self._encode(arg, operands))
         named = {k: self._encode(v, operands) for k, v in kwargs.items()} if kwargs else kwargs
         tainted = info.is_random
         for slot in operands:
@@ -154,8 +185,17 @@ class Recorder:
         else:
             results = tuple([self._define(r, family) for r in result])
         if info.is_kept:
-            now = modes() if self.with_autocast else modes()._replace(autocast=())
-            self.records.append(Record(info, noted, named, results, self._find_site(2), self.scope.path, now))
+            # A plain tuple costs a third of a Record.
+            self.records.append((info, noted, named, results, self._find_site(2), self.scope.path, self._modes_now()))
+
+    def _modes_now(self) -> Modes:
+        if self.at_entry and is_any_autocast():
+            return modes()
+        key = (is_grad_enabled(), is_inference())
+        found = self._modes.get(key)
+        if found is None:
+            found = self._modes[key] = Modes(*key, ())
+        return found
 
     def _broken(self, cause: Exception, overload: Any) -> None:
         if self.error is None:
@@ -196,7 +236,7 @@ class Recorder:
             return [self._define(item, family) for item in result]
         return None
 
-    def _family(self, info: OpInfo, noted: tuple[Any, ...], operands: list[Slot], tainted: bool) -> Family:
+    def _family(self, info: OpInfo, noted: list[Any], operands: list[Slot], tainted: bool) -> Family:
         if info.shares >= 0:
             shared = noted[info.shares] if info.shares < len(noted) else None
             if isinstance(shared, Slot):
@@ -212,7 +252,7 @@ class Recorder:
 
     def _write(
         self,
-        noted: tuple[Any, ...],
+        noted: list[Any],
         named: dict[str, Any],
         name: str,
         position: int | None,
@@ -240,23 +280,23 @@ class Recorder:
         if slot.kind != "unknown" and not slot.family.blank:
             return
         slot.family.is_constant = True
-        slot.family.is_foreign = slot.kind == "unknown" and tensor.dim() > 0
+        # At the entry torch.tensor shows the `empty` that it fills; what shows nothing wraps another's memory.
+        slot.family.is_foreign = self.at_entry and slot.kind == "unknown" and tensor.dim() > 0
         slot.family.blank = False
         slot.kind = "constant"
         with torch.no_grad():
-            slot.constant = strided_copy(tensor.detach())
+            self.constants[slot] = strided_copy(tensor.detach())
 
     # --- the rest is rare -------------------------------------------------------------------------------------------
 
     def _adopt(self, tensor: torch.Tensor) -> Slot:
-        state = self.roots.find(tensor)
-        if state is not None:
-            slot = Slot(tensor, Family(True), state.kind)
-            slot.state = state
+        entry = self.roots.entries.get(id(tensor))
+        slot: Slot
+        if entry is not None and entry.tensor is tensor:
+            slot = StateSlot(tensor, entry)
             self.states.append(slot)
         else:
-            slot = Slot(tensor, Family(False), "unknown")
-            slot.origin = self._find_site(3)
+            slot = UnknownSlot(tensor, self._find_site(3))
         self._slots[id(tensor)] = slot
         return slot
 
@@ -265,6 +305,10 @@ class Recorder:
         slot = self._slots.get(id(tensor))
         return slot if slot is not None and slot.ref() is tensor else self._adopt(tensor)
 
+    def wraps_memory(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor shares memory with a Python object, so that a write to it is an error."""
+        self.slot_of(tensor).family.is_foreign = True
+
     def alias(self, source: torch.Tensor, result: torch.Tensor) -> None:
         """Note that `result` is `source` under another object, made where the dispatcher does not see it."""
         if source is result:
@@ -272,19 +316,19 @@ class Recorder:
         slot = self.slot_of(source)
         self._slots[id(result)] = new = Slot(result, slot.family, "result")
         info = op_info(torch.ops.aten.detach.default)
-        now = modes()
-        self.records.append(Record(info, (slot,), {}, (new,), self._find_site(2), self.scope.path, now))
+        self.records.append((info, [slot], {}, (new,), self._find_site(2), self.scope.path, self._modes_now()))
 
     def unknown(self, slot: Slot) -> None:
         """Note that a tensor of unknown origin takes part."""
         tensor = slot.ref()
+        origin = slot.origin if isinstance(slot, UnknownSlot) else None
         if tensor is not None and is_transform_wrapper(tensor):
             self.fail(
                 "a tensor inside a torch.func transform was used",
                 "it means nothing outside its transform",
                 "apply the transform to the captured program instead",
                 "S0104",
-                slot.origin,
+                origin,
             )
             return
         subclass = tensor is not None and not is_plain_tensor_type(type(tensor))
@@ -296,7 +340,7 @@ class Recorder:
             "from another thread or from code outside torch, and change from call to call",
             "pass it as an argument, or keep it as a buffer",
             "S0103",
-            slot.origin,
+            origin,
         )
 
     def _python_result(self, info: OpInfo, operands: list[Slot], tainted: bool) -> None:
@@ -343,11 +387,11 @@ class Recorder:
 
     def origin_text(self, slot: Slot) -> str:
         """Where a slot's tensor came from, for an error."""
-        if slot.state is not None:
-            return f"{slot.kind} {slot.state.path}"
+        if isinstance(slot, StateSlot):
+            return f"{slot.kind} {slot.entry.path}"
         if slot.kind == "input":
-            return f"input {slot.number}"
-        for record in reversed(self.records):
+            return f"input {self.inputs.index(slot)}"
+        for record in map(Record._make, reversed(self.records)):
             if any(slot is r or (isinstance(r, list) and slot in r) for r in record.results):
                 where = f", {record.site.span}" if record.site else ""
                 return f"result of {record.info.name}{where}"

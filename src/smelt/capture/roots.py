@@ -14,7 +14,7 @@ import functools
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,11 +55,29 @@ class StateTensor:
         return found
 
 
+class Entry:
+    """A tensor found by the walk; `StateTensor` says what the fields are."""
+
+    __slots__ = ("aliases", "key", "kind", "owner", "path", "tensor")
+
+    def __init__(self, kind: str, path: str, tensor: torch.Tensor, owner: Any, key: Any) -> None:
+        self.kind = kind
+        self.path = path
+        self.tensor = tensor
+        self.owner = owner
+        self.key = key
+        self.aliases: list[str] = []
+
+    def freeze(self) -> StateTensor:
+        """The same as frozen data."""
+        return StateTensor(self.kind, self.path, self.tensor, self.owner, self.key, tuple(self.aliases))
+
+
 class _Walk:
     """One walk; `tensors` maps a tensor's id to its first place, `modules` a module's id to its path."""
 
     def __init__(self) -> None:
-        self.tensors: dict[int, list[Any]] = {}
+        self.tensors: dict[int, Entry] = {}
         self.modules: dict[int, str] = {}
         self.module_list: list[torch.nn.Module] = []
         self._queue: deque[tuple[Any, str]] = deque()
@@ -76,11 +94,11 @@ class _Walk:
         if cls is torch.nn.Parameter or isinstance(value, torch.Tensor):
             entry = self.tensors.get(id(value))
             if entry is None:
-                self.tensors[id(value)] = [kind, path, value, owner, key, []]
+                self.tensors[id(value)] = Entry(kind, path, value, owner, key)
                 if value.is_leaf and value.grad is not None:
                     self.add(value.grad, f"{path}.grad", value, "grad")
-            elif path != entry[1]:
-                entry[5].append(path)
+            elif path != entry.path:
+                entry.aliases.append(path)
             return
         if id(value) not in self._seen:
             self._seen.add(id(value))
@@ -248,21 +266,12 @@ def _is_skipped(module_name: str | None) -> bool:
 class Roots:
     """What a program could reach before it ran: tensors by id, and the paths of its modules by id."""
 
-    entries: Mapping[int, Sequence[Any]]
+    entries: Mapping[int, Entry]
     modules: Mapping[int, str]
     module_list: tuple[torch.nn.Module, ...] = ()
 
-    def find(self, tensor: torch.Tensor) -> StateTensor | None:
-        """The place where exactly this tensor was before the run, None where there was none."""
-        entry = self.entries.get(id(tensor))
-        if entry is None or entry[2] is not tensor:
-            return None
-        kind, path, _, owner, key, aliases = entry
-        return StateTensor(kind, path, tensor, owner, key, tuple(aliases))
-
     def __iter__(self) -> Iterator[StateTensor]:
-        for kind, path, tensor, owner, key, aliases in self.entries.values():
-            yield StateTensor(kind, path, tensor, owner, key, tuple(aliases))
+        return (entry.freeze() for entry in self.entries.values())
 
 
 def reachable(fn: Callable[..., Any], opaque: Mapping[str, Any] | None = None) -> Roots:

@@ -156,3 +156,17 @@ def flatten_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Argumen
     kwargs_tree = flattener.flatten(dict(kwargs), "kwargs")
     assert isinstance(args_tree, Container) and isinstance(kwargs_tree, Container)
     return Arguments(args_tree, kwargs_tree, tuple(flattener.tensors), tuple(flattener.paths), flattener.containers)
+
+
+def tensors_of(value: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
+    """The distinct tensors of a nested value in the order of a signature's leaves.
+
+    args, kwargs: of the call whose result the value is: containers of theirs that the result holds are left out, as in
+    the signature of that call.
+    """
+    given = Flattener()
+    given.flatten(tuple(args), "args")
+    given.flatten(dict(kwargs or {}), "kwargs")
+    flattener = Flattener(same=given.containers)
+    flattener.flatten(value, "")
+    return flattener.tensors
