@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+
 class _Missing:
     """The value of a name that is not there."""
 

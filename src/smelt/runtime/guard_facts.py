@@ -22,15 +22,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter, is_
 from typing import Any
 
 import torch
 
 from smelt._torch.exact import MISSING, contents, same, same_contents
 from smelt.diag import Span
-from smelt.runtime.guard_versions import Namespace, Namespaces, class_namespace, lookup_path
+from smelt.runtime.guard_versions import Identities, Namespace, Namespaces, class_namespace, lookup_path
 
 CALL_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 CALL_METHODS = ("forward", "_call_impl", "_compiled_call_impl")
@@ -143,27 +141,13 @@ class Facts:
     def emit(self, scope: dict[str, Any]) -> list[str]:
         """Lines of the check function; the names they use are put into `scope`."""
         lines: list[str] = []
-        scope["is_"], scope["chain"] = is_, chain
         fail = "return failed(args, kwargs)"
         if self._spaces:
             scope["namespaces_unchanged"] = self.namespaces.unchanged
             lines.append(f"if not namespaces_unchanged(): {fail}")
-        if self._objects:
-            scope["objects"], scope["types"] = self._objects, [type(o) for o in self._objects]
-            scope["dict_of"], scope["dicts"] = attrgetter("__dict__"), [o.__dict__ for o in self._objects]
-            lines.append(f"if list(map(type, objects)) != types: {fail}")
-            lines.append(f"if not all(map(is_, map(dict_of, objects), dicts)): {fail}")
-        if self._functions:
-            scope["functions"], scope["code_of"] = self._functions, attrgetter("__code__")
-            scope["codes"] = [f.__code__ for f in self._functions]
-            lines.append(f"if list(map(code_of, functions)) != codes: {fail}")
-            defaults_of = attrgetter("__defaults__", "__kwdefaults__")
-            scope["defaults_of"], scope["none"] = defaults_of, (None, None)
-            scope["plain"] = [f for f in self._functions if defaults_of(f) == (None, None)]
-            scope["others"] = [f for f in self._functions if defaults_of(f) != (None, None)]
-            scope["defaults"] = [part for f in scope["others"] for part in defaults_of(f)]
-            lines.append(f"if list(map(defaults_of, plain)).count(none) != len(plain): {fail}")
-            lines.append(f"if not all(map(is_, chain.from_iterable(map(defaults_of, others)), defaults)): {fail}")
+        if self._objects or self._functions:
+            scope["identities_unchanged"] = Identities(self._objects, self._functions).unchanged
+            lines.append(f"if not identities_unchanged(): {fail}")
         conditions = [self._single_condition(i, test, scope) for i, test in enumerate(self._single)]
         if conditions:
             lines.append(f"if not ({' and '.join(conditions)}): {fail}")
