@@ -120,3 +120,9 @@ def read_schema(overload: Any) -> Schema:
 def tag_names(overload: Any) -> frozenset[str]:
     """The names of the overload's tags, e.g. `pointwise`, `nondeterministic_seeded`."""
     return frozenset(str(tag).rpartition(".")[2] for tag in getattr(overload, "tags", ()))
+
+
+def overload_names(namespace: str, name: str) -> tuple[str, ...]:
+    """The names of an operator's overloads; empty where torch has no such operator."""
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    return tuple(packet.overloads()) if packet is not None and hasattr(packet, "overloads") else ()

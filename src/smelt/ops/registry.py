@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from smelt._torch.schemas import Argument, Schema, find_overload, read_schema, tag_names
+from smelt._torch.schemas import Argument, Schema, find_overload, overload_names, read_schema, tag_names
 from smelt.ir import Arg, DType, Layout, MemoryFormat, Value
 
-__all__ = ["Argument", "Schema", "arguments_of", "normalize", "overload", "schema_of", "tags_of"]
+__all__ = ["Argument", "Schema", "arguments_of", "normalize", "overload", "schema_of", "siblings", "tags_of"]
 
 _FORMAT_DEFAULTS = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
 
@@ -122,3 +122,9 @@ def _same_number(a: Any, b: Any) -> bool:
     if isinstance(a, float):
         return struct.pack("<d", a) == struct.pack("<d", b)
     return bool(a == b)
+
+
+def siblings(op_name: str) -> tuple[str, ...]:
+    """All overloads of the operator that an overload belongs to, by their names in the graph."""
+    namespace, name, _ = op_name.split(".")
+    return tuple(f"{namespace}.{name}.{variant}" for variant in overload_names(namespace, name))

@@ -1,0 +1,150 @@
+"""The functional counterpart of an operator that writes to its operands.
+
+%y = aten.add_.Tensor(%x, 1)   is   %n = aten.add.Tensor(%x, 1), and %n is what %x holds from then on.
+
+Found by schema, not by name tables: in-place operators by dropping the underscore, `out=` ones by the overload of the
+same operator that takes everything but the out arguments, `_foreach_*_` likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from smelt.ir import Arg, Node, TensorType, TupleType, Value
+from smelt.ops.effects import effects
+from smelt.ops.registry import Schema, overload, schema_of, siblings, tags_of
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A functional call that computes what a writing node would have written.
+
+    written: the operands that change, and for each which result of the functional call they then hold (an index;
+    for a list result, of its elements). results: for each result of the node, the operand it is, or the index of the
+    functional result it equals.
+    """
+
+    op: str
+    args: tuple[Arg, ...]
+    kwargs: Mapping[str, Arg]
+    written: tuple[tuple[Value, int], ...]
+    results: tuple[Value | int, ...]
+
+
+def mutation_of(node: Node) -> Mutation | None:
+    """How to write a mutating node functionally, or None where it must stay as it is."""
+    schema = schema_of(node.op)
+    if schema is None or effects(node).rng or "inplace_view" in tags_of(node.op):
+        return None
+    if node.op == "aten.batch_norm.default":
+        return _batch_norm(node)
+    call = _by_name(schema, node)
+    outs = [a for a in schema.arguments if a.is_out]
+    if outs:
+        return _out_variant(node, schema, call)
+    writes = [a for a in schema.arguments if a.is_write]
+    if len(writes) != 1 or writes[0].name not in ("self", schema.arguments[0].name):
+        return None
+    if writes[0].is_list:
+        return _foreach(node, schema, call)
+    return _in_place(node, schema, call)
+
+
+def _by_name(schema: Schema, node: Node) -> dict[str, Arg]:
+    found = {a.name: v for a, v in zip(schema.positional, node.args, strict=False)}
+    found.update(node.kwargs)
+    return found
+
+
+def _functional_name(op: str) -> str | None:
+    namespace, name, variant = op.split(".")
+    if not name.endswith("_") or name.endswith("__"):
+        return None
+    return f"{namespace}.{name[:-1]}.{variant}"
+
+
+def _in_place(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | None:
+    name = _functional_name(node.op)
+    target = node.args[0] if node.args else None
+    if name is None or not isinstance(target, Value) or not _is_twin(name, schema, 1):
+        return None
+    results: tuple[Value | int, ...] = (target,) if len(schema.returns) == 1 else ()
+    if len(schema.returns) > 1:
+        return None
+    return Mutation(name, node.args, node.kwargs, ((target, 0),), results)
+
+
+def _is_twin(name: str, schema: Schema, returns: int) -> bool:
+    """Whether a functional overload takes the same arguments and gives so many results."""
+    other = schema_of(name)
+    if other is None or other.is_mutable or len(other.returns) != returns:
+        return False
+    return [a.name for a in other.arguments] == [a.name for a in schema.arguments]
+
+
+def _foreach(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | None:
+    name = _functional_name(node.op)
+    targets = node.args[0] if node.args else None
+    if name is None or not isinstance(targets, tuple) or not _is_twin(name, schema, 1) or node.results:
+        return None
+    written = tuple((t, i) for i, t in enumerate(targets) if isinstance(t, Value))
+    if len(written) != len(targets) or len({v for v, _ in written}) != len(written):
+        return None
+    return Mutation(name, node.args, node.kwargs, written, ())
+
+
+def _out_variant(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | None:
+    outs = [a.name for a in schema.arguments if a.is_out]
+    wanted = [a.name for a in schema.arguments if not a.is_out]
+    for name in siblings(node.op):
+        other = schema_of(name)
+        if other is None or other.is_mutable or len(other.returns) != len(outs):
+            continue
+        if [a.name for a in other.arguments if a.name in wanted] != wanted:
+            continue
+        if any(not a.has_default for a in other.arguments if a.name not in wanted):
+            continue
+        targets = [call.get(o) for o in outs]
+        values = [t for t in targets if isinstance(t, Value)]
+        if len(values) != len(outs) or len(set(values)) != len(values):
+            return None
+        args, kwargs = _arrange(other, {k: v for k, v in call.items() if k not in outs})
+        return Mutation(name, args, kwargs, tuple((v, i) for i, v in enumerate(values)), tuple(values))
+    return None
+
+
+def _arrange(schema: Schema, call: dict[str, Arg]) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
+    args: list[Arg] = []
+    kwargs: dict[str, Arg] = {}
+    for argument in schema.arguments:
+        if argument.name not in call:
+            continue
+        position = len(args)
+        if not argument.kwarg_only and schema.positional[position].name == argument.name:
+            args.append(call[argument.name])
+        else:
+            kwargs[argument.name] = call[argument.name]
+    return tuple(args), kwargs
+
+
+_LEGIT = "aten._native_batch_norm_legit_functional.default"
+
+
+def _batch_norm(node: Node) -> Mutation | None:
+    """Training mode: the running statistics come out as further results."""
+    if len(node.args) < 8 or overload(_LEGIT) is None:
+        return None
+    x, weight, bias, mean, var, training, momentum, eps = node.args[:8]
+    if training is not True or not isinstance(mean, Value) or not isinstance(var, Value) or mean is var:
+        return None
+    return Mutation(_LEGIT, (x, weight, bias, mean, var, True, momentum, eps), {}, ((mean, 3), (var, 4)), (0,))
+
+
+def holds(type_: object) -> bool:
+    """Whether a type is a static tensor without elements that share an address, or a list of such."""
+    if isinstance(type_, TupleType):
+        return all(holds(t) for t in type_.elements)
+    if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
+        return False
+    return all(step != 0 or size <= 1 for size, step in zip(type_.sizes, type_.steps, strict=True))

@@ -1,0 +1,132 @@
+"""Writing through a view: the base with one view's elements replaced.
+
+%v = select(%b, 0, 1), then %v becomes %n   ==>   %b becomes select_scatter(%b, %n, 0, 1)
+
+Invariant: the result has the base's type, strides included, so that the same views can be taken of it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from smelt.ir import Node, TensorType, TupleType, Value
+from smelt.ops.lowering import GraphEmitter
+from smelt.ops.record import tensor_type
+from smelt.passes.base import call_of
+
+Inverse = Callable[[GraphEmitter, Value, Value, Node], Value]
+"""Takes the emitter, the base as it is, the new content of the view, and the view's node; gives the new base."""
+
+
+def inverse_of(node: Node, base: TensorType, view: TensorType) -> Inverse | None:
+    """How to write through a view, or None where that is not known."""
+    found = _INVERSES.get(node.op)
+    if found is not None:
+        return found
+    # What gives back the very tensor: contiguous, to, dropout and the like where they do nothing.
+    return _same if base == view else None
+
+
+def element_inverse(node: Node, elements: TupleType, index: int, base: TensorType) -> Inverse | None:
+    """How to write through one element of a list of views (`split`, `unbind`, ...)."""
+    call = call_of(node)
+    dim = call.get("dim", 0)
+    if not isinstance(dim, int):
+        return None
+    parts = [t for t in elements.elements if isinstance(t, TensorType)]
+    if node.op == "aten.unbind.int":
+        return lambda b, whole, new, _: b.call("aten.select_scatter.default", whole, new, dim, index)
+    if node.op not in _SPLITS or any(p.rank != base.rank for p in parts):
+        return None
+    start = sum(p.sizes[dim] for p in parts[:index])
+    end = start + parts[index].sizes[dim]
+    return lambda b, whole, new, _: b.call("aten.slice_scatter.default", whole, new, dim, start, end)
+
+
+_SPLITS = (
+    "aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default", "aten.chunk.default",
+    "aten.tensor_split.sections", "aten.tensor_split.indices", "aten.unsafe_split.Tensor", "aten.unsafe_chunk.default",
+)  # fmt: skip
+
+
+def _same(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    return new
+
+
+def _reshape(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    return b.call("aten.reshape.default", new, tensor_type(whole).sizes)
+
+
+def _transpose(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    call = call_of(node)
+    first, second = call.get("dim0", call.get("axis0")), call.get("dim1", call.get("axis1"))
+    return b.call("aten.transpose.int", new, first, second)
+
+
+def _t(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    return b.call("aten.t.default", new)
+
+
+def _matrix(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    return b.call("aten.transpose.int", new, -2, -1)
+
+
+def _reverse(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    rank = len(tensor_type(new).sizes)
+    return b.call("aten.permute.default", new, tuple(range(rank - 1, -1, -1)))
+
+
+def _permute(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    dims = call_of(node)["dims"]
+    order = [d % len(dims) for d in dims if isinstance(d, int)] if isinstance(dims, tuple) else []
+    return b.call("aten.permute.default", new, tuple(order.index(i) for i in range(len(order))))
+
+
+def _movedim(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    call = call_of(node)
+    return b.call("aten.movedim.int", new, call["destination"], call["source"])
+
+
+def _scatter(op: str, *names: str) -> Inverse:
+    def inverse(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+        call = call_of(node)
+        return b.call(op, whole, new, *(call[n] for n in names))
+
+    return inverse
+
+
+def _narrow(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    call = call_of(node)
+    start, length, dim = call["start"], call["length"], call["dim"]
+    if not (isinstance(start, int) and isinstance(length, int) and isinstance(dim, int)):
+        raise TypeError("narrow by a value is not static")
+    first = start + tensor_type(whole).sizes[dim] if start < 0 else start
+    return b.call("aten.slice_scatter.default", whole, new, dim, first, first + length)
+
+
+_INVERSES: dict[str, Inverse] = {
+    **dict.fromkeys(("aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"), _same),
+    **dict.fromkeys(
+        (
+            "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints",
+            "aten.unflatten.int", "aten.view_as.default", "aten.reshape_as.default", "aten.ravel.default",
+            "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze.default",
+        ),
+        _reshape,
+    ),
+    **dict.fromkeys(("aten.transpose.int", "aten.swapaxes.default", "aten.swapdims.default"), _transpose),
+    "aten.t.default": _t,
+    "aten.mT.default": _matrix,
+    "aten.numpy_T.default": _reverse,
+    "aten.permute.default": _permute,
+    "aten.movedim.int": _movedim,
+    "aten.select.int": _scatter("aten.select_scatter.default", "dim", "index"),
+    "aten.slice.Tensor": _scatter("aten.slice_scatter.default", "dim", "start", "end", "step"),
+    "aten.narrow.default": _narrow,
+    "aten.diagonal.default": _scatter("aten.diagonal_scatter.default", "offset", "dim1", "dim2"),
+}  # fmt: skip
+
+
+def fitted(b: GraphEmitter, new: Value, like: Value) -> Value:
+    """`new` with the dtype, sizes and strides that `like` has, copied into its layout where they differ."""
+    return new if new.type == like.type else b.call("aten.copy.default", like, new)

@@ -1,0 +1,312 @@
+"""Programs that mutate, before and after `functionalize`: the same outputs, inputs, state, sharing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smelt.ir import parse
+from smelt.ops.effects import effects
+from smelt.passes.functionalize import functionalize
+from smelt.passes.manager import compare, observe, run_passes
+
+T = torch.arange(12.0).reshape(3, 4)
+
+
+def check(text: str, *inputs: torch.Tensor, remaining: int = 0, state: dict[str, torch.Tensor] | None = None) -> str:
+    graph = parse(text)
+    before = graph.clone()
+    run_passes(graph, [functionalize])
+
+    def lookup(kind: str, path: str) -> torch.Tensor:
+        return (state or {})[path]
+
+    left, right = observe(graph, inputs, lookup), observe(before, inputs, lookup)
+    assert not compare(left, right), f"{compare(left, right)}\n{graph}"
+    assert left.sharing == right.sharing, f"{left.sharing} for {right.sharing}\n{graph}"
+    in_place = [n for n in graph.walk() if effects(n).writes and n.op != "write"]
+    assert len(in_place) == remaining, str(graph)
+    text_again = str(graph)
+    run_passes(graph, [functionalize])
+    assert str(graph) == text_again
+    return text_again
+
+
+def test_write_to_an_input_is_written_back() -> None:
+    text = check(
+        """graph f(%x: f32[3, 4]) -> f32[3, 4] {
+          %a: f32[3, 4] = aten.add_.Tensor(%x, 1)
+          %b: f32[3, 4] = aten.sin.default(%x)
+          return %b
+        }""",
+        T,
+    )
+    assert "write(%x, " in text
+
+
+def test_write_through_a_view_is_seen_by_the_base_and_other_views() -> None:
+    check(
+        """graph f(%x: f32[3, 4]) -> f32[3, 4], f32[4], f32[4, 3]{1, 4} {
+          %v: f32[4] = aten.select.int(%x, 0, 1)
+          %t: f32[4, 3]{1, 4} = aten.t.default(%x)
+          %a: f32[4] = aten.mul_.Tensor(%v, 2)
+          %s: f32[4, 3]{1, 4} = aten.sin.default(%t)
+          return %x, %a, %s
+        }""",
+        T,
+    )
+
+
+@pytest.mark.parametrize(
+    ("view", "type_"),
+    [
+        ("aten.view.default(%b, [2, 6])", "f32[2, 6]"),
+        ("aten.t.default(%b)", "f32[4, 3]{1, 4}"),
+        ("aten.transpose.int(%b, 0, -1)", "f32[4, 3]{1, 4}"),
+        ("aten.permute.default(%b, [1, 0])", "f32[4, 3]{1, 4}"),
+        ("aten.select.int(%b, 1, -2)", "f32[3]{4}"),
+        ("aten.slice.Tensor(%b, 1, 0, 9223372036854775807, 2)", "f32[3, 2]{4, 2}"),
+        ("aten.slice.Tensor(%b, 0, -2)", "f32[2, 4]"),
+        ("aten.narrow.default(%b, 1, 1, 2)", "f32[3, 2]{4, 1}"),
+        ("aten.diagonal.default(%b)", "f32[3]{5}"),
+        ("aten.unsqueeze.default(%b, 1)", "f32[3, 1, 4]{4, 4, 1}"),
+        ("aten.detach.default(%b)", "f32[3, 4]"),
+        ("aten.reshape.default(%b, [12])", "f32[12]"),
+        ("aten.flatten.using_ints(%b)", "f32[12]"),
+        ("aten.contiguous.default(%b)", "f32[3, 4]"),
+        ("aten.mT.default(%b)", "f32[4, 3]{1, 4}"),
+        ("aten.movedim.int(%b, 0, 1)", "f32[4, 3]{1, 4}"),
+    ],
+)
+@pytest.mark.parametrize("local", [False, True])
+def test_each_view_can_be_written_through(view: str, type_: str, local: bool) -> None:
+    source = "aten.clone.default(%x)" if local else "aten.alias.default(%x)"
+    check(
+        f"""graph f(%x: f32[3, 4]) -> f32[3, 4], {type_}, f32[3, 4] {{
+          %b: f32[3, 4] = {source}
+          %v: {type_} = {view}
+          %m: {type_} = aten.add_.Tensor(%v, 0.5)
+          %n: {type_} = aten.mul_.Tensor(%v, %m)
+          %y: f32[3, 4] = aten.exp.default(%b)
+          return %y, %v, %b
+        }}""",
+        T,
+    )
+
+
+def test_copy_that_reshape_had_to_make_is_not_written_through() -> None:
+    check(
+        """graph f(%x: f32[3, 4]) -> f32[12], f32[3, 4] {
+          %t: f32[4, 3]{1, 4} = aten.t.default(%x)
+          %v: f32[12] = aten.reshape.default(%t, [12])
+          %m: f32[12] = aten.add_.Tensor(%v, 1)
+          return %v, %x
+        }""",
+        T,
+    )
+
+
+def test_elements_of_a_split() -> None:
+    check(
+        """graph f(%x: f32[3, 4]) -> f32[3, 4], f32[3, 2]{4, 1} {
+          %l: (f32[3, 2]{4, 1}, f32[3, 2]{4, 1}) = aten.chunk.default(%x, 2, 1)
+          %a: f32[3, 2]{4, 1}, %b: f32[3, 2]{4, 1} = unpack(%l)
+          %m: f32[3, 2]{4, 1} = aten.copy_.default(%b, %a)
+          %n: f32[3, 2]{4, 1} = aten.neg_.default(%a)
+          return %x, %b
+        }""",
+        T,
+    )
+
+
+def test_rows_of_an_unbind() -> None:
+    check(
+        """graph f(%x: f32[3, 4]) -> f32[3, 4] {
+          %l: (f32[4], f32[4], f32[4]) = aten.unbind.int(%x)
+          %a: f32[4], %b: f32[4], %c: f32[4] = unpack(%l)
+          %m: f32[4] = aten.zero_.default(%b)
+          %n: f32[4] = aten.add_.Tensor(%c, %a)
+          return %x
+        }""",
+        T,
+    )
+
+
+def test_state_is_written_back() -> None:
+    text = check(
+        """graph f(%x: f32[4]) -> f32[4] {
+          %n: f32[4] = buffer("mean")
+          %m: f32[4] = aten.mul_.Tensor(%n, 0.5)
+          %o: f32[4] = aten.add_.Tensor(%m, %x)
+          return %o
+        }""",
+        torch.ones(4),
+        state={"mean": torch.arange(4.0)},
+    )
+    assert text.count("write(") == 1
+
+
+def test_training_batch_norm_updates_its_statistics() -> None:
+    check(
+        """graph f(%x: f32[5, 4]) -> f32[5, 4], f32[4] {
+          %mean: f32[4] = buffer("mean")
+          %var: f32[4] = buffer("var")
+          %y: f32[5, 4] = aten.batch_norm.default(%x, None, None, %mean, %var, True, 0.1, 1e-05, True)
+          return %y, %mean
+        }""",
+        torch.randn(5, 4, generator=torch.Generator().manual_seed(1)),
+        state={"mean": torch.zeros(4), "var": torch.ones(4)},
+    )
+
+
+def test_out_variants() -> None:
+    check(
+        """graph f(%x: f32[3, 4], %o: f32[3, 4]) -> f32[3, 4], f32[3, 4] {
+          %r: f32[3, 4] = aten.add.out(%x, %x, out=%o)
+          %s: f32[3, 4] = aten.sin.out(%r, out=%o)
+          return %s, %r
+        }""",
+        T,
+        torch.zeros(3, 4),
+    )
+
+
+def test_foreach() -> None:
+    check(
+        """graph f(%x: f32[4], %y: f32[2]) -> f32[4] {
+          aten._foreach_mul_.Scalar([%x, %y], 2.0)
+          aten._foreach_add_.List([%x, %y], [%x, %y], alpha=0.5)
+          return %x
+        }""",
+        torch.arange(4.0),
+        torch.ones(2),
+    )
+
+
+def test_fill_setitem_and_index_put() -> None:
+    check(
+        """graph f(%x: f32[3, 4], %i: i64[2]) -> f32[3, 4] {
+          %e: f32[3, 4] = aten.empty_like.default(%x)
+          %z: f32[3, 4] = aten.fill_.Scalar(%e, 7.0)
+          %v: f32[4] = aten.select.int(%z, 0, 2)
+          %c: f32[4] = aten.copy_.default(%v, 3)
+          %k: f32[4] = aten.clone.default(%v)
+          %p: f32[3, 4] = aten.index_put_.default(%z, [%i], %k)
+          return %e
+        }""",
+        T,
+        torch.tensor([0, 1]),
+    )
+
+
+def test_in_place_keeps_dtype_and_strides() -> None:
+    check(
+        """graph f(%x: bf16[3, 4]{1, 3}, %y: f32[3, 4]) -> bf16[3, 4]{1, 3} {
+          %a: bf16[3, 4]{1, 3} = aten.mul_.Tensor(%x, %y)
+          return %a
+        }""",
+        torch.arange(12.0).reshape(4, 3).t().to(torch.bfloat16),
+        T,
+    )
+
+
+def test_write_to_every_second_column_of_a_strided_input() -> None:
+    check(
+        """graph f(%x: f32[3, 2]{4, 2}) -> f32[3, 2]{4, 2}, f32[3]{4} {
+          %v: f32[3]{4} = aten.select.int(%x, 1, 1)
+          %a: f32[3]{4} = aten.exp_.default(%v)
+          return %x, %v
+        }""",
+        T[:, ::2],
+    )
+
+
+def test_values_that_swap_memories_are_copied_before_any_is_written() -> None:
+    check(
+        """graph f(%x: f32[4], %y: f32[4]) -> f32[4] {
+          %k: f32[4] = aten.clone.default(%x)
+          %a: f32[4] = aten.copy_.default(%x, %y)
+          %b: f32[4] = aten.copy_.default(%y, %k)
+          return %y
+        }""",
+        torch.arange(4.0),
+        torch.ones(4),
+    )
+
+
+def test_reads_before_a_write_keep_the_old_content() -> None:
+    check(
+        """graph f(%x: f32[4]) -> f32[4], f32[4] {
+          %v: f32[2] = aten.slice.Tensor(%x, 0, 0, 2)
+          %old: f32[2] = aten.sin.default(%v)
+          %a: f32[4] = aten.add_.Tensor(%x, 1)
+          %new: f32[2] = aten.sin.default(%v)
+          %both: f32[4] = aten.cat.default([%old, %new])
+          return %both, %x
+        }""",
+        torch.arange(4.0),
+    )
+
+
+def test_random_fills_stay() -> None:
+    check(
+        """graph f(%x: f32[4]) -> f32[4] {
+          %e: f32[4] = aten.empty_like.default(%x)
+          %r: f32[4] = aten.uniform_.default(%e)
+          %s: f32[4] = aten.mul_.Tensor(%e, 2)
+          return %s
+        }""",
+        torch.arange(4.0),
+        remaining=2,
+    )
+
+
+def test_places_in_a_storage_stay() -> None:
+    check(
+        """graph f(%x: f32[4]) -> f32[4] {
+          %v: f32[2]{2} = aten.as_strided.default(%x, [2], [2], 1)
+          %s: f32[2]{2} = aten.mul_.Tensor(%v, 2)
+          return %x
+        }""",
+        torch.arange(4.0),
+        remaining=1,
+    )
+
+
+def test_control_flow_reads_the_current_content() -> None:
+    check(
+        """graph f(%x: f32[4], %c: bool[]) -> f32[4] {
+          %k: f32[4] = aten.clone.default(%x)
+          %a: f32[4] = aten.add_.Tensor(%k, 1)
+          %r: f32[4] = if %c {
+            %s: f32[4] = aten.sin.default(%k)
+            yield %s
+          } else {
+            %d: f32[4] = aten.clone.default(%k)
+            %e: f32[4] = aten.mul_.Tensor(%d, 3)
+            yield %e
+          }
+          %z: f32[4] = aten.zero_.default(%k)
+          return %r
+        }""",
+        torch.arange(4.0),
+        torch.tensor(False),
+    )
+
+
+def test_writes_inside_control_flow_stay() -> None:
+    check(
+        """graph f(%x: f32[4], %c: bool[]) -> f32[4] {
+          %a: f32[4] = aten.add_.Tensor(%x, 1)
+          %r: f32[4] = if %c {
+            %s: f32[4] = aten.sin_.default(%x)
+            yield %s
+          } else {
+            yield %x
+          }
+          return %r
+        }""",
+        torch.arange(4.0),
+        torch.tensor(True),
+        remaining=3,
+    )
