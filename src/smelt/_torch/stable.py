@@ -1,8 +1,9 @@
 """Calling any operator through torch's dispatcher from native code: which schemas can, and how each argument is passed.
 
-The dispatcher takes a stack of 64-bit words: numbers as they are, tensors as owned handles, strings and lists as owned
-objects, a present optional as an owned cell that holds the word. It consumes its arguments, also when the operator
+The dispatcher takes a stack of 64-bit words: numbers as they are, tensors as owned handles, lists as owned objects, a
+present optional as an owned cell that holds the word. It consumes its arguments, also when the operator
 fails; an operator that does not exist is the exception (everything would leak), so existence is settled beforehand.
+A string argument would cost 48 bytes and its length, lost inside torch at every call (2.13), so none is passed.
 It refuses `Scalar`, generators, storages, tuples and complex numbers, and results other than tensors: `dispatchable`
 says so.
 
@@ -23,13 +24,11 @@ from smelt._torch import shim
 CALL = "torch_call_dispatcher"
 NEW_HANDLE = "aoti_torch_new_tensor_handle"
 NEW_CELL = "torch_new_stable_ivalue"
-NEW_STRING = "torch_new_string_handle"
 NEW_LIST = "torch_new_list_reserve_size"
 PUSH = "torch_list_push_back"
 DELETERS = {
     NEW_HANDLE: "aoti_torch_delete_tensor_object",
     NEW_CELL: "torch_delete_stable_ivalue",
-    NEW_STRING: "torch_delete_string",
     NEW_LIST: "torch_delete_list",
 }
 
@@ -49,13 +48,6 @@ class Handle:
 
 
 @dataclass(frozen=True, slots=True)
-class String:
-    """A new string."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Cell:
     """A new cell around the word of a present optional."""
 
@@ -69,7 +61,7 @@ class List:
     words: tuple[Word, ...]
 
 
-Word: TypeAlias = "Bits | Handle | String | Cell | List"
+Word: TypeAlias = "Bits | Handle | Cell | List"
 SlotOf: TypeAlias = Callable[[Any], "int | None"]
 
 
@@ -126,7 +118,7 @@ def _is_supported(kind: Any) -> bool:
     if kind.kind() in ("OptionalType", "ListType"):
         return _is_supported(kind.getElementType())
     name = str(kind)
-    return name in _NUMBERS or name in ("Tensor", "str", "Device")
+    return name in _NUMBERS or name in ("Tensor", "Device")
 
 
 def _word_of_default(argument: Any, slot_of: SlotOf) -> Word:
@@ -157,8 +149,6 @@ def _convert(kind: Any, value: Any, slot_of: SlotOf, length: int | None) -> Word
         if slot is None:
             raise Unsupported(f"{value!r} as {kind}")
         return Handle(slot)
-    if name == "str" and isinstance(value, str):
-        return String(value)
     return Bits(_number(name, value))
 
 
@@ -210,8 +200,6 @@ def _symbols_of(word: Word) -> tuple[str, ...]:
     match word:
         case Handle():
             return (NEW_HANDLE, DELETERS[NEW_HANDLE])
-        case String():
-            return (NEW_STRING, DELETERS[NEW_STRING])
         case Cell(word=inner):
             return (NEW_CELL, DELETERS[NEW_CELL], *_symbols_of(inner))
         case List(words=words):

@@ -352,10 +352,6 @@ class _Encoder:
             case stable.Handle(slot=slot):
                 self.call(stable.NEW_HANDLE, [self.cell_of[slot], at])
                 self._cleans(into, stable.NEW_HANDLE)
-            case stable.String(text=text):
-                nbytes = len(text.encode())
-                self.call(stable.NEW_STRING, [frame.const(frame.text(text)), frame.const(nbytes), at])
-                self._cleans(into, stable.NEW_STRING)
             case stable.Cell(word=inner):
                 temp = next(temps)
                 self._build(inner, temp, temps)

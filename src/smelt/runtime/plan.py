@@ -182,8 +182,8 @@ class Dispatch:
     `op` is an OpOverload; `args` stand in the order of its schema (keyword-only ones too), trailing defaults may be
     left out. An argument is a `Use`, a tuple of `Use` or None for lists of tensors, or a plain value (int, bool,
     float, str, None, dtype, layout, memory format, device, tuple of numbers). `outs` are the slots of the results,
-    None for one that is dropped. An operator that `smelt._torch.stable.dispatchable` refuses runs in Python and is
-    counted there.
+    None for one that is dropped. A call that `smelt._torch.stable.dispatchable` refuses (a Scalar or a string argument,
+    results that are not tensors) runs in Python and is counted there.
     """
 
     op: Any
