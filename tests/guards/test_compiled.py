@@ -498,6 +498,11 @@ def test_guards_read_well() -> None:
     failed = guards.check((x[:1],), {})
     assert failed is not None and guards.explain(failed, (x[:1],), {}) == "shape of args[0] was (2, 4), now (1, 4)"
     assert c.stats().to_dict()["entries"][0]["runs"] == "compiled"
+    model.linear.bias = None
+    failed = guards.check((x,), {})
+    assert failed is not None
+    text = guards.explain(failed, (x,), {})
+    assert text.startswith("content of Net.linear._parameters was") and "now {'bias': None}" in text
 
 
 def test_warmup_returns_the_answer() -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from smelt.runtime import guard_versions
 from tests.guards.double import Builder
 
 SCALE: Any = 2.0
@@ -203,6 +204,14 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], An
     "global tensor replaced": (lambda x: x + TENSOR, _this("TENSOR", torch.ones(4))),
     "global tensor in place": (lambda x: x + TENSOR, lambda p: TENSOR.add_(1)),
 }
+
+
+@pytest.fixture(autouse=True, params=["stamps", "portable"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to look at namespaces: by the interpreter's stamps, and by comparing every value."""
+    if request.param == "portable":
+        monkeypatch.setattr(guard_versions, "_HAVE_STAMPS", False)
+        monkeypatch.setattr(guard_versions, "_HAVE_POINTERS", False)
 
 
 @pytest.fixture(autouse=True)

@@ -92,7 +92,7 @@ class _Recorder:
             code = frame.f_code
             if id(code) not in self.codes:
                 self._on_code(code, frame)
-        elif event == "c_call" and arg.__name__ in SUSPECT_NAMES:
+        elif event == "c_call" and arg.__name__ in SUSPECT_NAMES and type(arg.__self__) is not dict:
             if type(arg.__self__) is ContextVar:
                 self.roots.enter_context_variable(arg.__self__, frame)
                 return
@@ -103,7 +103,9 @@ class _Recorder:
     def _on_code(self, code: CodeType, frame: FrameType) -> None:
         kind = file_kind(code.co_filename)
         if kind == "user":
-            if not self._is_importing(frame):
+            # Constructors that dataclasses and named tuples generate have no file of their own.
+            generated_for_us = code.co_filename == "<string>" and is_by_recorder(frame.f_back)
+            if not generated_for_us and not self._is_importing(frame):
                 self.codes[id(code)] = code
                 self.roots.enter_code(code, frame)
             return

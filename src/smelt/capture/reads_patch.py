@@ -1,19 +1,17 @@
-"""Watching attribute access on chosen classes, for one thread, for the time of one run.
+"""Watching attribute access on chosen classes, for the time of one run.
 
-Invariant: after `undo` every class is as it was; while on, instances behave as before for every thread, and only the
-watching thread's accesses are reported.
+Invariant: after `undo` every class is as it was; while on, instances behave as before, for every thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any
 
 from smelt._torch.exact import MISSING
 from smelt.capture.reads_values import HOOKED, raw_lookup
 
-OnAccess = Callable[[Any, str, Any], None]  # (object, name, value or MISSING)
+OnRead = Callable[[Any, str, Any, tuple[Any, str]], None]  # (object, name, value or MISSING, key for `seen`)
 OnWrite = Callable[[Any, str], None]
 _HOOKED = ("__getattribute__", "__setattr__", "__delattr__")
 
@@ -21,21 +19,18 @@ _HOOKED = ("__getattribute__", "__setattr__", "__delattr__")
 class ClassPatches:
     """The classes watched now.
 
-    `rooted` is the live table of ids of objects worth reporting; `seen` holds what was reported already. Almost every
-    access is no news, and a builtin call costs two events of the profile hook that runs beside: so the test for news is
-    made here, without one.
+    `seen` is the live set of keys already noted. Almost every access is no news, and a builtin call costs two events of
+    the profile hook that runs beside: so the test for news is made here, without one. The receivers are called from any
+    thread, and decide themselves what concerns them.
     """
 
     def __init__(
         self,
-        rooted: dict[int, Any],
         seen: set[tuple[Any, str]],
-        on_read: OnAccess,
+        on_read: OnRead,
         on_write: OnWrite,
     ) -> None:
-        self._rooted, self._seen = rooted, seen
-        self._on_read, self._on_write = on_read, on_write
-        self._thread = get_ident()
+        self._seen, self._on_read, self._on_write = seen, on_read, on_write
         self._saved: dict[type, dict[str, Any]] = {}
 
     def watch(self, cls: type, ignore: frozenset[str] = frozenset()) -> bool:
@@ -71,16 +66,15 @@ class ClassPatches:
                     type.__setattr__(cls, name, value)
 
     def _getattribute_hook(self, original: Any, ignore: frozenset[str], by_object: bool) -> Any:
-        thread, rooted, seen, on_read = self._thread, self._rooted, self._seen, self._on_read
+        seen, on_read = self._seen, self._on_read
 
         def read(self: Any, name: str) -> Any:
             value = MISSING
             try:
                 value = original(self, name)
             finally:
-                if name not in ignore and (self, name) not in seen and id(self) in rooted and get_ident() == thread:
-                    seen.add((self, name))
-                    on_read(self, name, value)
+                if name not in ignore and (self, name) not in seen:
+                    on_read(self, name, value, (self, name))
             return value
 
         def read_by_id(self: Any, name: str) -> Any:
@@ -88,29 +82,26 @@ class ClassPatches:
             try:
                 value = original(self, name)
             finally:
-                if name not in ignore and (id(self), name) not in seen and id(self) in rooted and get_ident() == thread:
-                    seen.add((id(self), name))
-                    on_read(self, name, value)
+                if name not in ignore and (id(self), name) not in seen:
+                    on_read(self, name, value, (id(self), name))
             return value
 
         return _hook(read if by_object else read_by_id, original)
 
     def _setattr_hook(self, original: Any) -> Any:
-        thread, rooted, on_write = self._thread, self._rooted, self._on_write
+        on_write = self._on_write
 
         def write(self: Any, name: str, value: Any) -> None:
-            if id(self) in rooted and get_ident() == thread:
-                on_write(self, name)
+            on_write(self, name)
             original(self, name, value)
 
         return _hook(write, original)
 
     def _delattr_hook(self, original: Any) -> Any:
-        thread, rooted, on_write = self._thread, self._rooted, self._on_write
+        on_write = self._on_write
 
         def delete(self: Any, name: str) -> None:
-            if id(self) in rooted and get_ident() == thread:
-                on_write(self, name)
+            on_write(self, name)
             original(self, name)
 
         return _hook(delete, original)

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from threading import get_ident
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -93,9 +94,11 @@ class Roots:
         self.arguments: set[int] = set()  # structured arguments
         self.passed: set[int] = set()  # those and tensor arguments: other objects at the next call
         self.executed: dict[int, tuple[CodeType, dict[str, Any]]] = {}
-        self.patches = ClassPatches(self.rooted, self.seen, self._on_read, self._on_write)
+        self.patches = ClassPatches(self.seen, self._on_read, self._on_write)
         self.profile_hook: ProfileHook | None = None
         self._nested: set[int] = set()
+        self._thread = get_ident()
+        self._busy = False
 
     # ---------------------------------------------------------------- reaching values
 
@@ -175,7 +178,7 @@ class Roots:
 
     def _reach_class(self, cls: type, site: Site | None) -> None:
         for base in cls.__mro__:
-            if not is_user_class(base) or issubclass(base, torch.nn.Module):
+            if ("class", id(base), None) in self.facts or not is_user_class(base) or issubclass(base, torch.nn.Module):
                 continue
             own = class_attributes(base)
             self._fact("class", base, None, own, site)
@@ -197,8 +200,9 @@ class Roots:
     def _reach_instance(self, value: Any, site: Site | None) -> None:
         if isinstance(value, torch.nn.Module) and has_standard_call(type(value)):
             self.modules.append((value, site))
+            own = instance_dict(value) or {}
             for name in CALL_HOOKS:
-                table = value.__dict__.get(name)
+                table = own.get(name)
                 if table:
                     self.reach(table, id(value), f".{name}", site)
             self._watch(value, site, CALL_PROTOCOL)
@@ -234,12 +238,18 @@ class Roots:
 
     # ---------------------------------------------------------------- attribute access
 
-    def _on_read(self, owner: Any, name: str, value: Any) -> None:
+    def _on_read(self, owner: Any, name: str, value: Any, key: tuple[Any, str]) -> None:
+        if get_ident() != self._thread or self._busy:
+            return
+        self._busy = True
         sys.setprofile(None)  # what follows is our own work: thousands of events for nothing
         try:
-            if (id(owner), name) not in self.written:
-                self._note_read(owner, name, value, sys._getframe(2))
+            if id(owner) in self.rooted:
+                self.seen.add(key)
+                if (id(owner), name) not in self.written:
+                    self._note_read(owner, name, value, sys._getframe(2))
         finally:
+            self._busy = False
             sys.setprofile(self.profile_hook)
 
     def _note_read(self, owner: Any, name: str, value: Any, frame: FrameType) -> None:
@@ -256,7 +266,7 @@ class Roots:
 
     def _on_write(self, owner: Any, name: str) -> None:
         key = (id(owner), name)
-        if key not in self.written:
+        if get_ident() == self._thread and id(owner) in self.rooted and key not in self.written:
             place = user_site(sys._getframe(2))
             self.written[key] = (owner, name, peek(owner, name), None if place is None else Site(*place))
 

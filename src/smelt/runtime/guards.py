@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from smelt._torch import state
+from smelt._torch.exact import MISSING, same
 from smelt.diag import Span
 from smelt.runtime.guard_args import ArgumentTests
 from smelt.runtime.guard_constants import Constants
@@ -124,8 +125,8 @@ class GuardSet:
         """A sentence with the guard, the value it needs and the value there is now."""
         guard = self.guards[failed]
         where = f" (read at {guard.span})" if guard.span is not None else ""
-        now = _short(self._now(failed, args, kwargs))
-        return f"{guard.kind} of {guard.expr} was {_short(guard.seen)}, now {now}{where}"
+        before, now = _difference(guard.seen, self._now(failed, args, kwargs))
+        return f"{guard.kind} of {guard.expr} was {_short(before)}, now {_short(now)}{where}"
 
     def _now(self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         tests = self._arguments.tests
@@ -216,6 +217,14 @@ def _aspect(kind: str, value: Any) -> Any:
     if kind == "keys":
         return list(value)
     return value
+
+
+def _difference(before: Any, now: Any) -> tuple[Any, Any]:
+    """Of two dicts, only the entries that differ; other values as they are."""
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return before, now
+    keys = [k for k in {**before, **now} if not same(before.get(k, MISSING), now.get(k, MISSING))]
+    return {k: before.get(k, MISSING) for k in keys} or before, {k: now.get(k, MISSING) for k in keys} or now
 
 
 def _short(value: Any, limit: int = 80) -> str:
