@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from smelt.ir import Arg, TensorType
+from smelt.ir import Arg, TensorType, Value
 from smelt.ops.record import Call, Emitter, Lowering, OpRecord, sample, tensor_type
 from smelt.ops.samples import fixed, floats, ints, strided
 
@@ -30,6 +30,17 @@ def _lower_new(value: int | None) -> Lowering:
         return _full(b, call, tensor_type(call["self"]), call["size"], value)
 
     return lower
+
+
+def _lower_fill(b: Emitter, call: Call) -> Arg | None:
+    kind = tensor_type(call["self"])
+    if kind.device != "cpu" or kind.strides is not None or not kind.is_static or isinstance(call["value"], Value):
+        return None
+    return b.call("aten.full.default", kind.sizes, call["value"], dtype=kind.dtype)
+
+
+def _lower_zero(b: Emitter, call: Call) -> Arg | None:
+    return _lower_fill(b, {**call, "value": 0})
 
 
 def _full(b: Emitter, call: Call, kind: TensorType, sizes: Arg, value: int | None) -> Arg | None:

@@ -1,0 +1,80 @@
+"""Composites in simpler operators.   %1, %2 = unpack split(%x, 2)   ==>   %1 = slice(%x, 0, 0, 2); %2 = slice(%x, 0, 2, 4)
+
+Only lowerings that compute bit for bit what the composite does: linear, layer_norm, attention, gelu, softmax,
+convolutions and the like stay whole, for backends have better ways. Second names become the first ones.
+"""
+
+from __future__ import annotations
+
+from smelt.ir import Arg, Graph, Node, TensorType, TupleType, Value
+from smelt.ops.catalogue import record_of
+from smelt.ops.lowering import lower
+from smelt.passes.base import Pass, PassContext, emitter
+from smelt.rewrite import Rewriter
+
+
+def _run(graph: Graph, context: PassContext) -> bool:
+    rewriter = context.rewriter(graph)
+    pending = list(graph.walk())
+    while pending:
+        found: list[Node] = []
+        for node in pending:
+            found.extend(_lower(rewriter, node))
+        pending = found
+    return rewriter.edits > 0
+
+
+def _lower(rewriter: Rewriter, node: Node) -> list[Node]:
+    """Lower one node; the nodes that took its place."""
+    record = record_of(node.op)
+    if record is None or record.lower is None or not record.exact or node.parent is None or "autocast" in node.mode:
+        # Under autocast an operator's result type depends on its name.
+        return []
+    if not all(_is_static(v) for v in (*node.operands(), *node.results)):
+        return []
+    before, edits = node.prev, rewriter.edits
+    with rewriter.builder.at(node):
+        parts = lower(node, emitter(rewriter), exact=True)
+    added = _added(node, before)
+    if parts is None or not _fits(node, parts):
+        for one in reversed(added):
+            rewriter.erase(one)
+        rewriter.edits = edits
+        return []
+    _replace(rewriter, node, parts)
+    return added
+
+
+def _is_static(value: Value) -> bool:
+    types = value.type.elements if isinstance(value.type, TupleType) else (value.type,)
+    return all(not isinstance(t, TensorType) or t.is_static for t in types)
+
+
+def _added(node: Node, before: Node | None) -> list[Node]:
+    found = []
+    one = node.prev
+    while one is not None and one is not before:
+        found.append(one)
+        one = one.prev
+    return found[::-1]
+
+
+def _fits(node: Node, parts: tuple[Arg, ...]) -> bool:
+    """Whether types agree, strides included."""
+    types = [r.type for r in node.results]
+    if len(types) == 1 and isinstance(types[0], TupleType):
+        types = list(types[0].elements)
+    return [p.type if isinstance(p, Value) else None for p in parts] == types
+
+
+def _replace(rewriter: Rewriter, node: Node, parts: tuple[Arg, ...]) -> None:
+    if not isinstance(node.results[0].type, TupleType):
+        rewriter.replace_node(node, parts)
+        return
+    for user in list(node.results[0].users):
+        if isinstance(user, Node) and user.op == "unpack":
+            rewriter.replace_node(user, parts)
+    rewriter.replace_node(node, (parts,))
+
+
+decompose = Pass("decompose", "%1, %2 = unpack split(%x, 2)   ==>   %1 = slice(%x, 0, 0, 2); ...", _run)

@@ -1,0 +1,132 @@
+"""Views and conversions that do nothing, or that two can do as one.
+
+%1 = transpose %x 0 1; %2 = transpose %1 0 1   ==>   use %x for %2
+%1 = view %x [6]; %2 = view %1 [2, 3]          ==>   %2 = view %x [2, 3]
+
+Only where dtype, sizes, strides and the memory that the result lies in stay as they are.
+"""
+
+from __future__ import annotations
+
+from smelt.ir import Arg, Graph, Node, Region, TensorType, Value
+from smelt.ops.catalogue.views import view_strides
+from smelt.ops.effects import alias_of
+from smelt.passes.base import Pass, PassContext, call_of, can_erase
+from smelt.rewrite import Match, Rewriter, Rule, anything, apply_rules, literal, op
+
+# Views of the whole operand when the types agree. Not as_strided (which names a place), not conj (which sets a bit).
+_VIEWS = (
+    "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints",
+    "aten.expand.default", "aten.slice.Tensor", "aten.narrow.default", "aten.permute.default", "aten.transpose.int",
+    "aten.t.default", "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.alias.default",
+    "aten.detach.default", "aten.lift_fresh.default", "aten.view_as.default", "aten.expand_as.default",
+    "aten.reshape_as.default",
+)  # fmt: skip
+# Operators that return the operand itself, the same tensor object, where there is nothing to do.
+_RETURN_SELF = (
+    "aten.contiguous.default", "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten.to.other",
+    "aten.type_as.default", "aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default",
+)  # fmt: skip
+
+
+def _drop(rewriter: Rewriter, match: Match) -> Arg | None:
+    node = match.root
+    operand = alias_of(node)
+    if operand is None or operand.type != node.result.type:
+        return None
+    if node.op in _VIEWS and any(isinstance(user, Region) for user in node.result.users):
+        # A view that is returned is a tensor object of its own.
+        return None
+    return operand
+
+
+def _order(node: Node) -> tuple[int, ...] | None:
+    """The permutation that a transpose or permute does."""
+    call = call_of(node)
+    kind = node.result.type
+    if not isinstance(kind, TensorType) or kind.rank is None:
+        return None
+    order = list(range(kind.rank))
+    if node.op == "aten.permute.default":
+        dims = call["dims"]
+        return tuple(d % kind.rank for d in dims if isinstance(d, int)) if isinstance(dims, tuple) else None
+    first, second = call["dim0"], call["dim1"]
+    if not (isinstance(first, int) and isinstance(second, int)) or not order:
+        return None
+    order[first], order[second] = order[second], order[first]
+    return tuple(order)
+
+
+def _compose(rewriter: Rewriter, match: Match) -> Arg | None:
+    outer, inner = _order(match.root), _order(match.node("inner"))
+    base = match.value("x")
+    if outer is None or inner is None or len(outer) != len(inner):
+        return None
+    order = tuple(inner[i] for i in outer)
+    if order == tuple(range(len(order))) and not any(isinstance(u, Region) for u in match.root.result.users):
+        return base
+    made = rewriter.builder.add("aten.permute.default", (base, order), (match.root.result.type,))
+    rewriter.adopt(made)
+    return made.result
+
+
+def _merge_views(rewriter: Rewriter, match: Match) -> Arg | None:
+    base, kind = match.value("x"), match.root.result.type
+    if not (isinstance(base.type, TensorType) and isinstance(kind, TensorType)):
+        return None
+    if not (base.type.is_static and kind.is_static) or view_strides(base.type, kind.sizes) != kind.steps:
+        return None
+    made = rewriter.builder.add("aten.view.default", (base, kind.sizes), (kind,))
+    rewriter.adopt(made)
+    return made.result
+
+
+def _same_dtype_softmax(rewriter: Rewriter, match: Match) -> Arg | None:
+    x = match.value("x")
+    if not isinstance(x.type, TensorType) or x.type.dtype is not match["dtype"]:
+        return None
+    made = rewriter.builder.add(match.root.op, (x, match["dim"]), (match.root.result.type,))
+    rewriter.adopt(made)
+    return made.result
+
+
+def _is_value(arg: Arg) -> bool:
+    return isinstance(arg, Value)
+
+
+_TRANSPOSES = ("aten.transpose.int", "aten.permute.default")
+_X = anything("x", _is_value)
+_ANY_LITERAL = literal(lambda arg: True)
+
+RULES: tuple[Rule, ...] = (
+    Rule("drop-view", op(_VIEWS, anything(), open_ended=True), _drop),
+    Rule("drop-conversion", op(_RETURN_SELF, anything(), open_ended=True), _drop),
+    Rule(
+        "compose-transposes",
+        op(_TRANSPOSES, op(_TRANSPOSES, _X, open_ended=True, name="inner"), open_ended=True),
+        _compose,
+    ),
+    Rule(
+        "merge-views",
+        op("aten.view.default", op("aten.view.default", _X, _ANY_LITERAL), _ANY_LITERAL),
+        _merge_views,
+    ),
+    Rule(
+        "softmax-of-its-own-dtype",
+        op(
+            ("aten.softmax.int", "aten.log_softmax.int"),
+            _X,
+            literal(lambda a: True, "dim"),
+            literal(lambda a: a is not None, "dtype"),
+        ),
+        _same_dtype_softmax,
+    ),
+)
+
+
+def _run(graph: Graph, context: PassContext) -> bool:
+    rewriter = context.rewriter(graph)
+    return apply_rules(rewriter, RULES, can_erase=can_erase).total() > 0
+
+
+peephole = Pass("peephole", "%1 = transpose %x 0 1; %2 = transpose %1 0 1   ==>   use %x for %2", _run)
