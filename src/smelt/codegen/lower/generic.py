@@ -167,12 +167,14 @@ def _flat(result: Any) -> Any:
     return [t for item in result for t in (_flat(item) if isinstance(item, (list, tuple)) else (item,))]
 
 
-def lower_in_place(ctx: Context, node: Node) -> bool:
+def lower_in_place(ctx: Context, node: Node, name: str = "", rest: tuple[Any, ...] | None = None) -> bool:
     """Overwrite an operand that nothing else uses, where the operator has a form that does so.
 
     %1 = linear(...); %2 = relu(%1)   ==>   linear writes %1, relu_ turns it into %2 in the same memory
+
+    name, rest: the in-place overload and its further arguments, where they are not the node's own.
     """
-    op = overload(_IN_PLACE.get(node.op, ""))
+    op = overload(name or _IN_PLACE.get(node.op, ""))
     value = node.args[0] if node.args else None
     if op is None or not isinstance(value, Value) or node.mode or not ctx.is_fresh(value):
         return False
@@ -184,7 +186,9 @@ def lower_in_place(ctx: Context, node: Node) -> bool:
         return False
     if storage.kind == "arena" and ctx.escapes(node.result):
         return False
-    args = [Use(storage.slot), *(to_torch(a) for a in node.args[1:]), *(to_torch(a) for a in node.kwargs.values())]
+    if rest is None:
+        rest = (*map(to_torch, node.args[1:]), *map(to_torch, node.kwargs.values()))
+    args = [Use(storage.slot), *rest]
     if not dispatchable(op, args, lambda a: a.slot if isinstance(a, Use) else None):
         return False
     ctx.builder.emit(Dispatch(op, tuple(args), (None,)))

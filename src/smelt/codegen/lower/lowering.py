@@ -14,6 +14,7 @@ from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.convolution import Convolution, convolution_of, lower_convolution
 from smelt.codegen.lower.fuse import Epilogue, epilogue_of
 from smelt.codegen.lower.generic import dispatch
+from smelt.codegen.lower.library import lower_gelu, lower_pad
 from smelt.codegen.lower.linear import Product, lower_product, product_of
 from smelt.codegen.lower.outputs import lower_outputs
 from smelt.codegen.lower.products import lower_addmm, lower_matmul, lower_mm
@@ -35,6 +36,9 @@ _RULES: dict[str, Callable[[Context, Node], bool]] = {
     "aten.baddbmm.default": lower_addmm,
     "aten.matmul.default": lower_matmul,
     "aten.scaled_dot_product_attention.default": lower_attention,
+    "aten.gelu.default": lower_gelu,
+    "aten.pad.default": lower_pad,
+    "aten.constant_pad_nd.default": lower_pad,
 }
 
 _Main = Product | Convolution

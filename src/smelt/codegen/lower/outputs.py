@@ -63,7 +63,8 @@ def _fresh_slot(ctx: Context, value: Value, roots: dict[Value, Place]) -> int:
         # Not to be told by strides: the library made it, over memory that the caller now owns.
         place = ctx.place(value)
     type_ = tensor_type(value)
-    if place.storage.checked and place.geometry.strides != type_.steps:
+    if place.geometry.strides != type_.steps:
+        # The same memory; eager's strides of dimensions of size 1 are to be seen.
         place = Place(place.storage, Geometry(type_.sizes, type_.steps, place.geometry.offset))
     return ctx.builder.handle(place)
 

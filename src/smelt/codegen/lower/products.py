@@ -29,7 +29,7 @@ def lower_mm(ctx: Context, node: Node) -> bool:
     if not _are_plain(node, left, right):
         return False
     assert isinstance(left, Value) and isinstance(right, Value)
-    make = calls.mm_out if node.op == "aten.mm.default" else calls.bmm_out
+    make = calls.mm_out if len(tensor_type(node.result).sizes) == 2 else calls.bmm_out
     a, b = ctx.slot(left), ctx.slot(right)
     return _emit(ctx, node, make(ctx.buffer(node.result, tensor_type(node.result).sizes), a, b))
 

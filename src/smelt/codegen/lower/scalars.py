@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
-from smelt.codegen.lower.generic import emit_operator, predicted_strides
+from smelt.codegen.lower.generic import emit_operator, lower_in_place, predicted_strides
 from smelt.codegen.lower.geometry import dummy
 from smelt.ir import Arg, Node, TensorType, Value
 from smelt.ops.registry import overload
@@ -138,8 +138,11 @@ def _binary(name: str) -> Callable[[_Rewriting, dict[str, Arg]], bool]:
 
 def _div_mode(rw: _Rewriting, call: dict[str, Arg]) -> bool:
     pair = _operand_pair(rw, call["self"], call["other"])
-    mode = call["rounding_mode"]
-    return pair is not None and rw.operator("aten.div.Tensor_mode", Use(pair[0]), Use(pair[1]), mode)
+    if call["rounding_mode"] is None:
+        return pair is not None and rw.operator("aten.div.Tensor", Use(pair[0]), Use(pair[1]))
+    if call["rounding_mode"] != "floor":
+        return False
+    return pair is not None and rw.operator("aten.floor_divide.default", Use(pair[0]), Use(pair[1]))
 
 
 def _pow(rw: _Rewriting, call: dict[str, Arg]) -> bool:
@@ -194,6 +197,12 @@ def _bounds(rw: _Rewriting, value: Arg, low: Arg, high: Arg) -> bool:
     if not isinstance(value, Value) or not torch_dtype(value).is_floating_point:
         return False
     type_ = tensor_type(value)
+    if _is_plus_zero(low) and high is None and type_ == rw.node.result.type:
+        # torch's relu is its clamp_min at 0.
+        return rw.operator("aten.relu.default", Use(rw.slot(value)))
+    if low == 0 or high == 0:
+        # Against tensors of bounds, a zero of the other sign than the bound's comes out differently.
+        return False
     slots: list[Any] = []
     for bound in (low, high):
         if bound is None:
@@ -208,24 +217,21 @@ def _bounds(rw: _Rewriting, value: Arg, low: Arg, high: Arg) -> bool:
     return rw.operator("aten.clamp.Tensor", Use(rw.slot(value)), *slots)
 
 
+def _is_plus_zero(bound: Arg) -> bool:
+    return isinstance(bound, (int, float)) and bound == 0 and math.copysign(1.0, bound) > 0
+
+
 def _clamp(rw: _Rewriting, call: dict[str, Arg]) -> bool:
     return _bounds(rw, call["self"], call.get("min"), call.get("max"))
 
 
 def _hardtanh(rw: _Rewriting, call: dict[str, Arg]) -> bool:
     value, low, high = call["self"], call["min_val"], call["max_val"]
-    if isinstance(value, Value) and (low, high) == (0, 6):
+    if isinstance(value, Value) and _is_plus_zero(low) and high == 6:
+        if lower_in_place(rw.ctx, rw.node, "aten.relu6_.default", ()):
+            return True
         return rw.operator("aten.relu6.default", Use(rw.slot(value)))
     return _bounds(rw, value, low, high)
-
-
-def _constant_pad(rw: _Rewriting, call: dict[str, Arg]) -> bool:
-    value, number = call["self"], call["value"]
-    if not isinstance(value, Value) or not isinstance(number, (int, float)):
-        return False
-    if not torch_dtype(value).is_floating_point:
-        return False
-    return rw.operator("aten.pad.default", Use(rw.slot(value)), call["pad"], "constant", float(number))
 
 
 def _variance(name: str) -> Callable[[_Rewriting, dict[str, Arg]], bool]:
@@ -263,7 +269,6 @@ REWRITES: dict[str, Callable[[_Rewriting, dict[str, Arg]], bool]] = {
     "aten.clamp_min.default": _clamp,
     "aten.clamp_max.default": _clamp,
     "aten.hardtanh.default": _hardtanh,
-    "aten.constant_pad_nd.default": _constant_pad,
     "aten.var.correction": _variance("aten.var.dim"),
     "aten.std.correction": _variance("aten.std.dim"),
     **{
