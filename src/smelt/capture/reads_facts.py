@@ -113,7 +113,7 @@ class _Classifier:
         self.stored: dict[tuple[type, str], Any] = {}
 
     def add(self, kind: str, owner: Any, key: Any, value: Any, raw: RawRead | None, label: str | None = None) -> None:
-        place = (kind, id(owner), key)
+        place = (kind, id(owner), None if kind == "content" else key)  # there the key only names the container
         if place not in self.facts:
             holder, site = (owner, None) if raw is None else (raw[0], raw[3])
             self.facts[place] = Read(kind, owner, key, value, site, label, holder, self.namer)
@@ -127,7 +127,7 @@ class _Classifier:
         self.add("module", module, None, (cls, own, tables, shadowed), raw)
         for name, table in zip(CALL_HOOKS, tables, strict=True):
             if isinstance(table, dict):
-                self.add("content", table, None, contents(table) if table else {}, (module, name, MISSING, site))
+                self.add("content", table, name, contents(table) if table else {}, (module, name, MISSING, site))
         for name in CALL_METHODS:
             self.add("static", cls, name, raw_lookup(cls, name), raw)
 
@@ -171,7 +171,7 @@ class _Classifier:
             if isinstance(entries, dict):
                 self.add("item", own, registry, entries, raw)
                 if ("content", id(entries), None) not in self.facts:
-                    self.add("content", entries, None, contents(entries), raw)
+                    self.add("content", entries, registry, contents(entries), raw)
                 if name in entries:
                     return
 

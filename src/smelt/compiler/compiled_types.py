@@ -20,8 +20,9 @@ from smelt.runtime.guards import GuardSet
 class Entry(Protocol):
     """A program compiled for one set of guards."""
 
-    constants: tuple[torch.Tensor, ...]
-    """Tensors whose contents were folded or packed into the entry: guarded by contents."""
+    @property
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """Tensors whose contents were folded or packed into the entry: guarded by contents."""
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The program's answer for arguments that pass the guards. Raises: SmeltError if it cannot be computed."""
