@@ -14,9 +14,10 @@ from torch import tensor as make_tensor
 from smelt._torch.dispatch import Level, is_recording, levels
 from smelt.capture import capture, is_capturing
 from smelt.diag import CaptureError
+from smelt.ops.evaluate import evaluate
 
 A = torch.tensor([1.0, 2.0, -3.0])
-I = torch.tensor([1, 0, 2])
+N = torch.tensor([1, 0, 2])
 
 
 def branch(a):
@@ -72,11 +73,11 @@ CONVERSIONS = {
     "tolist": (listed, (A,)),
     "numpy": (as_numpy, (A,)),
     "array": (lambda a: np.asarray(a).sum(), (A,)),
-    "list_index": (lambda a, i: [a, a + 1, a + 2][i[0]], (A, I)),
-    "tensor_index": (lambda a, i: a[i[0]], (A, I)),
-    "slice": (sliced, (A, I)),
-    "size": (lambda i: torch.zeros(i[0]), (I,)),
-    "range": (lambda i: list(range(i[2])), (I,)),
+    "list_index": (lambda a, i: [a, a + 1, a + 2][i[0]], (A, N)),
+    "tensor_index": (lambda a, i: a[i[0]], (A, N)),
+    "slice": (sliced, (A, N)),
+    "size": (lambda i: torch.zeros(i[0]), (N,)),
+    "range": (lambda i: list(range(i[2])), (N,)),
     "random_is_data": (lambda a: a * torch.rand(1).item(), (A,)),
     "parameter_is_data": (parameter_read, (nn.Linear(3, 3), A)),
     "written_constant": (lambda a: (c := torch.zeros(3), c.copy_(a), c[0].item())[2], (A,)),
@@ -89,9 +90,9 @@ SIZES = {
     "where": (lambda a: torch.where(a > 0), (A,)),
     "masked_select": (lambda a: a.masked_select(a > 0), (A,)),
     "unique": (lambda a: a.unique(), (A,)),
-    "bincount": (lambda i: i.bincount(), (I,)),
-    "repeat_interleave": (lambda a, i: a.repeat_interleave(i), (A, I)),
-    "one_hot": (lambda i: torch.nn.functional.one_hot(i), (I,)),
+    "bincount": (lambda i: i.bincount(), (N,)),
+    "repeat_interleave": (lambda a, i: a.repeat_interleave(i), (A, N)),
+    "one_hot": (lambda i: torch.nn.functional.one_hot(i), (N,)),
 }
 
 
@@ -126,8 +127,8 @@ def test_data_dependent_size_is_an_error(name: str, level: Level) -> None:
 
 def test_sizes_that_do_not_depend_on_data_are_captured() -> None:
     for fn, args in (
-        (lambda i: torch.nn.functional.one_hot(i, 4), (I,)),
-        (lambda a, i: a.repeat_interleave(i, output_size=3), (A, I)),
+        (lambda i: torch.nn.functional.one_hot(i, 4), (N,)),
+        (lambda a, i: a.repeat_interleave(i, output_size=3), (A, N)),
         (lambda a: a[torch.tensor([True, False, True])], (A,)),
         (lambda a: a.index_put((a > 0,), torch.tensor(0.0)), (A,)),
     ):
@@ -268,9 +269,9 @@ def test_write_into_a_numpy_array_is_an_error(level: Level) -> None:
 
 @pytest.mark.parametrize(
     "argument",
-    [np.ones(3), {A}, iter([]).__class__ and (i for i in [A]), torch.Tensor._make_subclass(type("S", (torch.Tensor,), {}), A)],
+    [np.ones(3), {A}, (i for i in [A]), A.as_subclass(type("Sub", (torch.Tensor,), {}))],
     ids=["numpy", "set", "generator", "subclass"],
-)  # fmt: skip
+)
 def test_argument_that_cannot_be_followed(argument: Any) -> None:
     captured = capture(lambda a, b: b * 2, (argument, A))
     assert captured.error is not None and captured.error.code == "S0106"
@@ -284,6 +285,16 @@ def test_lazy_result_is_an_error() -> None:
     captured = capture(lazy, (A,))
     assert captured.error is not None and captured.error.code == "S0104"
     assert torch.equal(next(captured.result), A + 1)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda a: {a + 1}, lambda a: {"k": a + 1}.items(), lambda a: (lambda: b) if (b := a + 1) is not None else None],
+    ids=["set", "view", "closure"],
+)
+def test_result_that_hides_tensors_is_an_error(fn: Any) -> None:
+    captured = capture(fn, (A,))
+    assert captured.error is not None and captured.error.code == "S0104"
 
 
 def test_generator_argument_is_an_error() -> None:
@@ -301,3 +312,18 @@ def test_custom_operator_is_one_node_whatever_it_does_inside() -> None:
     assert captured.error is None
     assert [node.op for node in captured.graph.walk()] == ["smelt_capture.twice.default", "aten.add.Tensor"]
     assert torch.equal(captured.result, 2 * A + 1)
+
+
+def test_a_check_keeps_what_was_read_before_a_later_write() -> None:
+    def fn(a):
+        flag = a[0] > 0
+        b = a + 1 if flag else a - 1
+        return b * a[1].item(), flag.logical_not_()
+
+    captured = capture(fn, (A,), specialize=True)
+    assert captured.error is None
+    assert [(c.kind, c.value) for c in captured.checks] == [("bool", True), ("item", 2.0)]
+    outputs = evaluate(captured.graph, [A])
+    assert all(c.holds(outputs[c.output]) for c in captured.checks)
+    outputs = evaluate(captured.graph, [-A])
+    assert not captured.checks[0].holds(outputs[captured.checks[0].output])

@@ -45,20 +45,21 @@ class GraphBuilder:
         for slot, name in zip(self.recorder.inputs, input_names, strict=True):
             self.values[slot] = self.builder.add_param(graph.body, name, slot_type(slot))
         escaping = {slot.family for slot in outputs if slot.family.is_constant}
-        for slot in self.recorder.states:
-            self._state(slot)
         for record in map(Record._make, self.recorder.records):
             if not self._is_construction(record):
                 self._node(record, escaping)
         self.builder.span, self.builder.scope, self.builder.mode = None, "", ""
         return self.builder.finish([self._value(slot) for slot in outputs])
 
-    def _state(self, slot: StateSlot) -> None:
+    def _state(self, slot: StateSlot) -> Value:
+        """The node of a parameter, buffer or captured tensor, right before its first use and with that use's origin."""
         key = (slot.kind, slot.entry.path)
         if key not in self.states:
+            mode, self.builder.mode = self.builder.mode, ""
             node = self.builder.add(slot.kind, (slot.entry.path,), [slot_type(slot)], names=[_name(slot.entry.path)])
             self.states[key] = node.result
-        self.values[slot] = self.states[key]
+            self.builder.mode = mode
+        return self.states[key]
 
     def _node(self, record: Record, escaping: set[Any]) -> None:
         builder = self.builder
@@ -129,7 +130,12 @@ class GraphBuilder:
             ) from None
 
     def _value(self, slot: Slot) -> Value:
-        return self.values[slot]
+        value = self.values.get(slot)
+        if value is None and isinstance(slot, StateSlot):
+            value = self.values[slot] = self._state(slot)
+        if value is None:
+            raise KeyError(slot)
+        return value
 
 
 def _name(path: str) -> str:

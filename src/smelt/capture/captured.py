@@ -27,9 +27,9 @@ from smelt.capture.recorder import Conversion, Recorder, Slot
 from smelt.capture.roots import Roots, StateTensor, reachable
 from smelt.capture.scopes import Scope, tracking
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
-from smelt.capture.tree import Flattener, Tree, is_lazy
+from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_lazy, same_constant
 from smelt.capture.written import Record, Written
-from smelt.diag import CaptureError, SmeltError
+from smelt.diag import CaptureError, SmeltError, Span
 from smelt.ir import Graph
 
 
@@ -48,11 +48,29 @@ class State:
         return self.entries[kind, path].current()
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What Python read of a tensor in the recorded run; the graph holds only for calls in which it reads the same.
+
+    output: which of the graph's outputs the tensor is (behind those of the result). kind: "bool" or "item".
+    """
+
+    output: int
+    kind: str
+    value: int | float | bool | complex
+    span: Span | None
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether Python would read the same value from a tensor."""
+        return same_constant(bool(tensor) if self.kind == "bool" else tensor.item(), self.value)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
     """What one run of a program left.
 
     graph, signature: None where `error` is set before they could be made. result: the program's own answer.
+    checks: with `specialize`, what must hold at the end of each run of the graph; empty otherwise.
     conversions: every place where data reached Python, in order. level: how the run was recorded. caller: the modes
         that the program was called under, to which the nodes' modes are relative. roots: what it could reach.
     written: by id of a state tensor, what it held before the run first wrote to it (with `keep_written`).
@@ -64,6 +82,7 @@ class Captured:
     signature: Signature | None
     state: State
     error: SmeltError | None
+    checks: tuple[Check, ...]
     conversions: tuple[Conversion, ...]
     warnings: tuple[str, ...]
     level: Level
@@ -86,10 +105,14 @@ def capture(
     level: Level | None = None,
     target: Callable[..., Any] | None = None,
     keep_written: bool = False,
+    specialize: bool = False,
 ) -> Captured:
     """Call `fn(*args, **kwargs)` once and record it. Whatever the program raises is raised unchanged.
 
     target: the program that `fn` stands for, where `fn` wraps it; names and state are the target's.
+    specialize: let Python read numbers and truth values that depend on data; the graph then has them as outputs
+        behind those of the result, and holds for calls in which `Captured.checks` hold. They can be judged only after
+        the graph ran, so that a graph with checks and lasting effects needs its effects held back until then.
     keep_written: keep what state held before it was written, in `Captured.written`.
     level: force one of `smelt._torch.dispatch.levels()`; the best by default.
     Raises: CaptureError (S0104) where this thread is being recorded already; other capture errors are in the result.
@@ -109,9 +132,11 @@ def capture(
     try:
         arguments = flatten_arguments(args, given)
     except CaptureError as error:
-        return Captured(title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {}))
+        return Captured(
+            title, fn(*args, **given), None, None, State(), error, (), (), (), chosen, caller, Roots({}, {})
+        )
     roots = reachable(program, {path: v for path, v in arguments.constants() if callable(v)})
-    recorder = Recorder(roots, Scope(roots.modules), at_entry=chosen == "entry")
+    recorder = Recorder(roots, Scope(roots.modules), at_entry=chosen == "entry", specialize=specialize)
     for tensor in arguments.tensors:
         recorder.add_input(tensor)
     written = Written(roots)
@@ -123,13 +148,18 @@ def capture(
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
         try:
             names = _input_names(program, arguments.paths)
-            graph = GraphBuilder(title, recorder, caller).build(names, outputs)
+            kept = [slot for slot, *_ in recorder.checks]
+            graph = GraphBuilder(title, recorder, caller).build(names, [*outputs, *kept])
         except CaptureError as error:
             recorder.error = error
+    checks = tuple(
+        Check(len(outputs) + i, kind, value, site.span if site else None)
+        for i, (_, kind, value, site) in enumerate(recorder.checks)
+    )
     states = {(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states}
     return Captured(
         title, result, graph, signature, State(states), recorder.error,
-        tuple(recorder.conversions), (), chosen, caller, roots, written.before,
+        checks, tuple(recorder.conversions), (), chosen, caller, roots, written.before,
     )  # fmt: skip
 
 
@@ -160,8 +190,15 @@ def _take_apart(result: Any, arguments: Arguments, recorder: Recorder) -> tuple[
                 "return a list",
                 "S0104",
             )
-        elif isinstance(value, (set, frozenset)) and any(isinstance(item, torch.Tensor) for item in value):
-            recorder.fail(f"{path} is a set of tensors", "they have no fixed places", "return a list", "S0106")
+        elif not isinstance(value, torch.Tensor):
+            for tensor in hidden_tensors(value):
+                if id(tensor) not in recorder.roots.entries:
+                    recorder.fail(
+                        f"{path} is a {type(value).__qualname__} that holds tensors",
+                        "they have no fixed places in it, and would be those of this call ever after",
+                        "return them in a list, a tuple, a dict or an object's attributes",
+                        "S0104",
+                    )
 
     flattener = Flattener(check, same=arguments.containers)
     tree = flattener.flatten(result, "result")

@@ -106,17 +106,23 @@ class Conversion(NamedTuple):
 
 _STRIDED = torch.strided
 _TENSOR, _LIST, _OTHER = 1, 2, 0
+_SCALAR_READS = frozenset(("is_nonzero", "item", "_local_scalar_dense"))
 _CONSTANT_MAKERS = frozenset(("lift_fresh", "lift", "lift_fresh_copy"))
 _BLANK_MAKERS = frozenset(("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"))
 
 
 @dataclass
 class Recorder:
-    """Records one run. `record` is what the dispatcher's hook calls; the rest is read afterwards."""
+    """Records one run. `record` is what the dispatcher's hook calls; the rest is read afterwards.
+
+    specialize: a number or truth value that Python read is noted in `checks` instead of being an error.
+    """
 
     roots: Roots
     scope: Scope
     at_entry: bool = True
+    specialize: bool = False
+    checks: list[tuple[Slot, str, Any, Site | None]] = field(default_factory=list)
     records: list[tuple[Any, ...]] = field(default_factory=list)
     inputs: list[Slot] = field(default_factory=list)
     states: list[StateSlot] = field(default_factory=list)
@@ -169,7 +175,7 @@ class Recorder:
             elif slot.kind == "unknown" and info.short not in _CONSTANT_MAKERS:
                 self.unknown(slot)
         if not info.returns_tensors:
-            self._python_result(info, operands, tainted)
+            self._python_result(info, operands, tainted, result)
             return
         if info.sized_by is not None and tainted:
             self._sized_result(info, info.sized_by(args, kwargs))
@@ -343,7 +349,7 @@ class Recorder:
             origin,
         )
 
-    def _python_result(self, info: OpInfo, operands: list[Slot], tainted: bool) -> None:
+    def _python_result(self, info: OpInfo, operands: list[Slot], tainted: bool, result: Any) -> None:
         if info.short == "_has_compatible_shallow_copy_type":
             self.fail(
                 "the data of a tensor were replaced (`tensor.data = other`)",
@@ -351,8 +357,20 @@ class Recorder:
                 "copy into it: tensor.copy_(other)",
                 "S0104",
             )
+        elif info.is_conversion and tainted and self.specialize and info.short in _SCALAR_READS:
+            self._check(operands[0], "bool" if info.short == "is_nonzero" else "item", result)
         elif info.is_conversion and tainted:
             self.converted(next((s for s in operands if s.family.tainted), operands[0]), info.short)
+
+    def _check(self, slot: Slot, kind: str, value: Any) -> None:
+        """Note what Python read, and keep the tensor as it is now: it may be written later."""
+        tensor = slot.ref()
+        if tensor is None:
+            raise RuntimeError("an operand died during its own operator")
+        kept, site = Slot(tensor, Family(True), "result"), self._find_site(2)
+        clone = op_info(torch.ops.aten.clone.default)
+        self.records.append((clone, [slot], {}, (kept,), site, self.scope.path, self._modes_now()))
+        self.checks.append((kept, kind, value, site))
 
     def _sized_result(self, info: OpInfo, deciding: Sequence[Any]) -> None:
         for tensor in deciding:

@@ -145,8 +145,10 @@ class _Walk:
                 if tensor is not None:
                     self.add(tensor, _join(path, name), table, name, kind)
         for name, child in (state.get("_modules") or {}).items():
-            if child is not None:
-                self.add(child, _join(path, name), None, None)
+            # At once, because a tied tensor has the name that comes first in the order of named_parameters().
+            if child is not None and id(child) not in self._seen:
+                self._seen.add(id(child))
+                self._visit(child, _join(path, name))
         for name, item in state.items():
             if name not in ("_parameters", "_buffers", "_modules"):
                 self.add(item, _join(path, name), state, name)

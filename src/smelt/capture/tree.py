@@ -10,6 +10,7 @@ Invariant: rebuilding calls no constructor of the user's classes, and no class i
 
 from __future__ import annotations
 
+import gc
 import struct
 import types
 from collections import OrderedDict, defaultdict
@@ -69,6 +70,34 @@ _ATOMS = (
     torch.layout, torch.memory_format, torch.Size, torch.Generator,
     type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, torch.nn.Module,
 )  # fmt: skip
+
+
+_INERT = (
+    int, float, bool, complex, str, bytes, type(None), type(Ellipsis), slice, range, torch.dtype, torch.device,
+    torch.layout, torch.memory_format, torch.Size, torch.Generator, type, types.ModuleType,
+)  # fmt: skip
+_SEARCH_LIMIT = 4096
+
+
+def hidden_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors inside a leaf, where no structure leads to them: in closures, sets, dict views, iterators."""
+    stack, seen = [value], {id(value)}
+    while stack and len(seen) < _SEARCH_LIMIT:
+        found = stack.pop()
+        if isinstance(found, torch.Tensor):
+            yield found
+            continue
+        if isinstance(found, _INERT):
+            continue
+        if isinstance(found, types.FunctionType):
+            # Not its globals: what stands there is not the result's.
+            inner: Sequence[Any] = (*(found.__closure__ or ()), *(found.__defaults__ or ()))
+        else:
+            inner = gc.get_referents(found)
+        for item in inner:
+            if id(item) not in seen:
+                seen.add(id(item))
+                stack.append(item)
 
 
 class UnfitError(ValueError):

@@ -1,0 +1,53 @@
+"""What state held before a run wrote to it, so that the run can be checked against its graph afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from smelt.capture.opinfo import op_info
+from smelt.capture.roots import Roots
+
+Record = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Written:
+    """Copies of state tensors from right before their memory was first written, by the tensor's id.
+
+    A run that writes nothing copies nothing; a batch norm in training copies its running statistics only.
+    """
+
+    def __init__(self, roots: Roots) -> None:
+        self.before: dict[int, torch.Tensor] = {}
+        self._roots = roots
+        self._by_storage: Mapping[int, list[torch.Tensor]] | None = None
+
+    def watching(self, record: Record) -> Record:
+        """The recorder's hook with a look at what each operator is about to write."""
+
+        def watched(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            for name, position in op_info(overload).writes:
+                target = kwargs.get(name)
+                if target is None and position is not None and position < len(args):
+                    target = args[position]
+                for tensor in target if isinstance(target, list | tuple) else (target,):
+                    if isinstance(tensor, torch.Tensor):
+                        self._save(tensor)
+            return record(overload, args, kwargs)
+
+        return watched
+
+    def _save(self, tensor: torch.Tensor) -> None:
+        if self._by_storage is None:
+            found: dict[int, list[torch.Tensor]] = {}
+            for entry in self._roots:
+                if entry.tensor.layout == torch.strided and entry.tensor.device.type != "meta":
+                    found.setdefault(entry.tensor.untyped_storage().data_ptr(), []).append(entry.tensor)
+            self._by_storage = found
+        if tensor.layout != torch.strided or tensor.device.type == "meta":
+            return
+        for state in self._by_storage.get(tensor.untyped_storage().data_ptr(), ()):
+            if id(state) not in self.before:
+                self.before[id(state)] = state.detach().clone(memory_format=torch.preserve_format)
