@@ -1,4 +1,4 @@
-"""Composites in simpler operators.   %1, %2 = unpack split(%x, 2)   ==>   %1 = slice(%x, 0, 0, 2); %2 = slice(%x, 0, 2, 4)
+"""Composites in simpler operators.   %1, %2 = unpack split(%x, 2)   ==>   %1 = slice(%x, 0, 0, 2); %2 = slice(...)
 
 Only lowerings that compute bit for bit what the composite does: linear, layer_norm, attention, gelu, softmax,
 convolutions and the like stay whole, for backends have better ways. Second names become the first ones.

@@ -18,10 +18,18 @@ def _run(graph: Graph, context: PassContext) -> bool:
     while changed:
         before = rewriter.edits
         for node in list(graph.walk()):
-            if node.parent is not None:
+            if _stands(node, graph):
                 _try(rewriter, node)
         changed = rewriter.edits > before
     return rewriter.edits > 0
+
+
+def _stands(node: Node, graph: Graph) -> bool:
+    """Whether a node is still in the graph, and not in a region that went with its node."""
+    region = node.parent
+    while region is not None and region is not graph.body:
+        region = region.owner.parent if isinstance(region.owner, Node) else None
+    return region is graph.body
 
 
 def _try(rewriter: Rewriter, node: Node) -> None:

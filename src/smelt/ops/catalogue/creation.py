@@ -92,6 +92,20 @@ CREATION: tuple[OpRecord, ...] = (
         exact=True,
     ),
     OpRecord(
+        "aten.fill.Scalar",
+        "torch.ops.aten.fill",
+        fixed(lambda: [sample(floats(3, 4), 2), sample(strided(3, 4), 1.5), sample(ints(2), 3)]),
+        lower=_lower_fill,
+        exact=True,
+    ),
+    OpRecord(
+        "aten.zero.default",
+        "torch.ops.aten.zero",
+        fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4)), sample(ints(2))]),
+        lower=_lower_zero,
+        exact=True,
+    ),
+    OpRecord(
         "aten.arange.default", "torch.arange", fixed(lambda: [sample(5), sample(2.5), sample(4, dtype=torch.float32)])
     ),
     OpRecord("aten.arange.start", "torch.arange", fixed(lambda: [sample(1, 5), sample(0.0, 2.0)])),
