@@ -66,7 +66,7 @@ EFFECTS: dict[str, Callable[[Any], Any]] = {
     "numpy": lambda x: x * float(np.random.rand()),
     "numpy generator": lambda x: x * float(GENERATOR.normal()),
     "clock": lambda x: x * (time.time() > 0),
-    "environment": lambda x: x * len(os.environ.get("HOME", "a")),
+    "environment": lambda x: x * len(dict(os.environ)),
     "print": lambda x: (print("called"), x)[1],
     "open": lambda x: (open(os.devnull).close(), x)[1],
     "logging": lambda x: (logging.getLogger("smelt.test").critical("x"), x)[1],

@@ -24,7 +24,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 from smelt._torch.state import torch_state
-from smelt.capture.reads_effects import SUSPECT_NAMES, builtin_effect, code_effect, file_kind, is_by_recorder, user_site
+from smelt.capture.reads_effects import (
+    ENVIRONMENT,
+    SUSPECT_NAMES,
+    builtin_effect,
+    code_effect,
+    file_kind,
+    is_by_recorder,
+    user_site,
+)
 from smelt.capture.reads_facts import Read
 from smelt.capture.reads_roots import Roots, Site
 from smelt.diag import InternalError, Span
@@ -110,6 +118,8 @@ class _Recorder:
                 self.roots.enter_code(code, frame)
             return
         what = code_effect(code) if kind in ("stdlib", "torch") else None
+        if what == ENVIRONMENT and code.co_name == "__getitem__" and self.roots.enter_environment(frame):
+            return
         if what is None:
             self.codes[id(code)] = code
         else:

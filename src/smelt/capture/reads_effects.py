@@ -20,6 +20,7 @@ _SMELT_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _STDLIB_DIR = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _CLASSIFY_LIMIT = 4096
+ENVIRONMENT = "uses the environment"
 
 
 @lru_cache(maxsize=_CLASSIFY_LIMIT)
@@ -117,7 +118,7 @@ _PYTHON: tuple[tuple[str, frozenset[str] | None, str], ...] = (
     (
         _STDLIB_DIR + "os.py",
         frozenset({"__getitem__", "__setitem__", "__delitem__", "__iter__"}),
-        "uses the environment",
+        ENVIRONMENT,
     ),
     (_STDLIB_DIR + "subprocess.py", frozenset({"__init__", "run"}), "runs a command"),
     (_STDLIB_DIR + "socket.py", None, "uses the network"),
@@ -127,7 +128,7 @@ _PYTHON: tuple[tuple[str, frozenset[str] | None, str], ...] = (
 _PYTHON_FILES = {path: (names, what) for path, names, what in _PYTHON}
 _PYTHON_FILES["<frozen os>"] = _PYTHON_FILES[_STDLIB_DIR + "os.py"]  # some interpreters carry it inside
 # A library may look at these for its own sake; they count only when the program itself asks.
-_ONLY_FROM_USER = frozenset({"uses the environment", "reads the clock"})
+_ONLY_FROM_USER = frozenset({ENVIRONMENT, "reads the clock"})
 
 
 def code_effect(code: CodeType) -> str | None:

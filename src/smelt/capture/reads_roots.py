@@ -7,6 +7,7 @@ so an id names one object only. Containers are copied when first reached, before
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smelt._torch.exact import MISSING, contents
-from smelt.capture.reads_effects import file_kind, user_site
+from smelt.capture.reads_effects import ENVIRONMENT, file_kind, user_site
 from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of
 from smelt.capture.reads_patch import ClassPatches
 from smelt.capture.reads_scan import Chain, scan_code
@@ -353,6 +354,19 @@ class Roots:
         value = variable.get(MISSING)
         self._fact("context", variable, None, value, site, f"ContextVar {variable.name!r}")
         self.reach(value, 0, f"ContextVar {variable.name!r}", site)
+
+    def enter_environment(self, frame: FrameType) -> bool:
+        """`os.environ[key]` is about to be read: what it holds is a fact. Whether it could be noted as one."""
+        environ, key = frame.f_locals.get("self"), frame.f_locals.get("key")
+        space = getattr(environ, "_data", None)
+        if environ is not os.environ or not isinstance(space, dict) or not isinstance(key, str):
+            return False
+        place = user_site(frame, ENVIRONMENT)
+        if place is not None:
+            held = os.fsencode(key) if os.supports_bytes_environ else key.upper()
+            kind, seen = ("item", space[held]) if held in space else ("absent", MISSING)
+            self._fact(kind, space, held, seen, Site(*place), f"os.environ[{key!r}]")
+        return True
 
     def _expect_store(self, namespace: dict[str, Any], chain: Chain, site: Site) -> None:
         """Remember what a global, or an attribute of a module or class, holds before executed code assigns it."""

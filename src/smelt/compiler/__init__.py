@@ -1,0 +1,11 @@
+"""Where everything is put together: `trace`, `compile`, `Program`, and the order of the passes."""
+
+from smelt.compiler.build import build
+from smelt.compiler.compiled import Compiled, make_compile
+from smelt.compiler.program import Program
+from smelt.compiler.tracing import trace
+from smelt.compiler.unit import Unit
+
+compile = make_compile(build)
+
+__all__ = ["Compiled", "Program", "Unit", "build", "compile", "trace"]

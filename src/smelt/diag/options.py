@@ -29,6 +29,7 @@ class Options:
     numerics: "default" is the bound of docs/decisions (numerics); "fast" allows 3x eager's rms error; "eager-library"
         keeps the library that eager itself uses for every product.
     skip: names of passes that are left out (bisecting, debugging).
+    enable: names of passes that run only when asked for.
     stop_after: run only the first N passes (None: all).
     dump: directory into which the graph is written after each pass ("" for no dump).
     verify: run the graph verifier after every pass.
@@ -40,6 +41,7 @@ class Options:
     deterministic: bool = False
     numerics: Numerics = "default"
     skip: tuple[str, ...] = ()
+    enable: tuple[str, ...] = ()
     stop_after: int | None = None
     dump: str = ""
     verify: bool = True
@@ -65,7 +67,7 @@ class Options:
                     fix="correct the name",
                     code="S0301",
                 )
-            values[name] = tuple(value) if name == "skip" and not isinstance(value, str) else value
+            values[name] = tuple(value) if name in ("skip", "enable") and not isinstance(value, str) else value
         options = Options(**values)
         options._check()
         return options
@@ -73,6 +75,7 @@ class Options:
     def _check(self) -> None:
         expected: dict[str, tuple[type, ...]] = {
             "strict": (bool,), "deterministic": (bool,), "numerics": (str,), "skip": (tuple,),
+            "enable": (tuple,),
             "stop_after": (int, type(None)), "dump": (str,), "verify": (bool,), "cache_dir": (str,),
             "cache_limit_mb": (int,), "measure": (bool,),
         }  # fmt: skip

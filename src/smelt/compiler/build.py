@@ -1,0 +1,25 @@
+"""The builder behind `smelt.compile`: one recorded native run becomes an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+from smelt.capture import capture
+from smelt.compiler.compiled_types import ObservedProgram
+from smelt.compiler.unit import Unit
+from smelt.diag import Options
+
+
+def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options) -> Unit:
+    """Run the program once under the recorder; the unit that computes the same from now on.
+
+    Raises: CaptureError where the program cannot be captured (it has run to its end all the same).
+    """
+    start = perf_counter()
+    captured = capture(fn, args, kwargs, name=fn.name, target=fn.target)
+    recorded_ms = (perf_counter() - start) * 1000
+    unit = Unit.of(captured, options)
+    unit.stages_ms = {"recorded run": round(recorded_ms, 3), **unit.stages_ms}
+    return unit

@@ -1,0 +1,72 @@
+"""A program's Python source in a real file, so that a debugger steps it and a traceback shows it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class Code(str):
+    """Python source of a graph: a string that knows its file.
+
+    path: the file with this text. forward: the function in it, `forward(state, *inputs) -> tuple of outputs`, where
+    `state` maps names of parameters, buffers, captured tensors and large constants to tensors. `run(*inputs)` calls it
+    with the program's own state.
+    """
+
+    path: Path
+    _state: Callable[[], dict[str, torch.Tensor]]
+
+    def __new__(cls, text: str, path: Path, state: Callable[[], dict[str, torch.Tensor]]) -> Code:
+        code = super().__new__(cls, text)
+        code.path = path
+        code._state = state
+        return code
+
+    @property
+    def forward(self) -> Callable[..., tuple[Any, ...]]:
+        """The function that the file defines."""
+        spec = importlib.util.spec_from_file_location(self.path.stem, self.path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{self.path} cannot be imported")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        function: Callable[..., tuple[Any, ...]] = module.forward
+        return function
+
+    def run(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        """The graph's flat outputs for its flat inputs."""
+        return self.forward(self._state(), *inputs)
+
+
+def write_code(name: str, text: str, directory: str, state: Callable[[], dict[str, torch.Tensor]]) -> Code:
+    """Put source into `directory` (a temporary one where that cannot be written) under a name made of its content."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    stem = re.sub(r"\W+", "_", name).strip("_") or "program"
+    file = f"{stem}_{digest}.py"
+    for folder in (
+        Path(directory) / "source" if directory else None,
+        Path(tempfile.gettempdir()) / f"smelt-{os.getuid()}",
+    ):
+        if folder is None:
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path = folder / file
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                path.write_text(text, encoding="utf-8")
+        except OSError:
+            continue
+        return Code(text, path, state)
+    handle, temporary = tempfile.mkstemp(suffix=f"_{file}")
+    with os.fdopen(handle, "w", encoding="utf-8") as out:
+        out.write(text)
+    return Code(text, Path(temporary), state)

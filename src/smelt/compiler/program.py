@@ -1,0 +1,181 @@
+"""What `trace` returns: a captured program as an nn.Module, with its graphs to be seen.
+
+Invariant: a program of a module shares the module's parameters, buffers and submodules (the very dictionaries), so
+`state_dict` keys, ties, `.to`, `load_state_dict` and `train` are the module's own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from smelt.capture import Captured, capture, is_capturing
+from smelt.codegen.python import python_source
+from smelt.compiler.code import Code, write_code
+from smelt.compiler.unit import Unit
+from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning
+from smelt.ir import Graph, TensorType
+from smelt.ops.convert import type_of
+from smelt.ops.evaluate import evaluate
+
+_SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+
+
+class Program(torch.nn.Module):
+    """A captured program.
+
+    graph: the functional graph, whole operations as the program called them. code: the same as Python that runs.
+    graph_for(*args): the optimized graph that runs for these arguments.
+
+    A call runs natively where its tensors are of the captured types, and operation by operation otherwise (gradients
+    needed, parameters moved to another dtype), with the same answer. The graph holds for the captured sizes, the
+    captured Python arguments and the captured `training` flags: for others it raises, and a program of a module that
+    was switched between train() and eval() is captured anew.
+    """
+
+    def __init__(self, source: Callable[..., Any], captured: Captured, options: Options) -> None:
+        super().__init__()
+        object.__setattr__(self, "_source", source)
+        if isinstance(source, torch.nn.Module):
+            for name in _SHARED:
+                self.__dict__[name] = source.__dict__[name]
+            self.training = source.training
+        self._options = options
+        self._units: dict[tuple[bool, ...], Unit] = {}
+        self.native_failure: str | None = None
+        self._add(captured)
+
+    # --- what a person looks at
+
+    @property
+    def graph(self) -> Graph:
+        """The functional graph as captured."""
+        return self.unit.graph
+
+    @property
+    def code(self) -> Code:
+        """The graph as Python in a file that a debugger steps: `code.path`, `code.forward`, `code.run(*inputs)`."""
+        unit = self.unit
+        text = python_source(unit.graph, f"{unit.captured.name}, captured by Smelt. Run: forward(state, *inputs)")
+        return write_code(unit.captured.name, text, self._options.cache_dir, lambda: self._named_state(unit))
+
+    def graph_for(self, *args: Any, **kwargs: Any) -> Graph:
+        """The optimized graph that runs for these arguments. Raises: CaptureError (S0107) if they do not fit."""
+        unit = self.unit
+        self._check_types(unit, unit.signature.flatten(args, kwargs))
+        return unit.optimize()
+
+    def _get_name(self) -> str:
+        return f"Program[{self.unit.captured.name}]"
+
+    # --- running
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The program's answer. Raises: CaptureError (S0107) where the arguments do not fit the capture."""
+        unit = self._units.get(self._training_flags())
+        if unit is None:
+            captured = capture(self._source, args, kwargs)
+            unit = self._add(captured)
+            return captured.result
+        inputs = unit.signature.flatten(args, kwargs)
+        as_captured = self._check_types(unit, inputs)
+        if not as_captured or is_capturing() or self._needs_grad(unit, inputs) or self.native_failure is not None:
+            return self._by_op(unit, inputs, args, kwargs)
+        try:
+            unit.finish()
+        except SmeltError as error:
+            if self._options.strict:
+                raise
+            self.native_failure = error.what
+            _warn(f"{unit.captured.name} runs operation by operation: {error.what}")
+            return self._by_op(unit, inputs, args, kwargs)
+        return unit.run(args, kwargs)
+
+    def train(self, mode: bool = True) -> Program:
+        """As of any module; the source's own flag follows."""
+        super().train(mode)
+        if isinstance(self._source, torch.nn.Module):
+            self._source.training = mode
+        return self
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """What was captured, one for each setting of the `training` flags that was called."""
+        return tuple(self._units.values())
+
+    @property
+    def unit(self) -> Unit:
+        """What was captured for the present `training` flags (the first capture where there is none yet)."""
+        unit = self._units.get(self._training_flags())
+        return unit if unit is not None else next(iter(self._units.values()))
+
+    def _add(self, captured: Captured) -> Unit:
+        unit = Unit.of(captured, self._options, captured.state.current)
+        self._units[self._training_flags()] = unit
+        return unit
+
+    def _training_flags(self) -> tuple[bool, ...]:
+        if not isinstance(self._source, torch.nn.Module):
+            return ()
+        return tuple(module.training for module in self._source.modules())
+
+    def _by_op(self, unit: Unit, inputs: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        # The raw graph has the program's own in-place operations and views, so gradients, aliases and other dtypes come
+        # out as in eager.
+        assert unit.captured.graph is not None
+        outputs = evaluate(unit.captured.graph, inputs, unit.lookup)
+        return unit.signature.rebuild(outputs, args, kwargs)
+
+    def _check_types(self, unit: Unit, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether all inputs and all state are exactly as captured. Raises: CaptureError (S0107) for other sizes."""
+        exact = True
+        for value, tensor, place in zip(unit.graph.inputs, inputs, unit.signature.inputs, strict=True):
+            assert isinstance(value.type, TensorType)
+            if value.type.is_static and tuple(tensor.shape) != value.type.sizes:
+                raise CaptureError(
+                    f"{place} has sizes {list(tensor.shape)}, the program was captured for {list(value.type.sizes)}",
+                    why="the captured graph holds for the sizes it was captured with",
+                    fix="capture it again for these sizes, or use smelt.compile, which does so by itself",
+                    code="S0107",
+                )
+            exact = exact and type_of(tensor) == value.type
+        return exact and not _overlap(inputs, unit.graph) and self._state_is_as_captured(unit)
+
+    def _state_is_as_captured(self, unit: Unit) -> bool:
+        for node in unit.graph.body:
+            if node.op in ("param", "buffer", "captured"):
+                tensor = unit.lookup(node.op, str(node.args[0]))
+                if type_of(tensor) != node.result.type:
+                    return False
+                if unit.executable is not None and tensor is not unit.captured.state.lookup(node.op, str(node.args[0])):
+                    return False
+        return True
+
+    def _needs_grad(self, unit: Unit, inputs: Sequence[torch.Tensor]) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        state = (unit.lookup(n.op, str(n.args[0])) for n in unit.graph.body if n.op in ("param", "buffer", "captured"))
+        return any(t.requires_grad for t in inputs) or any(t.requires_grad for t in state)
+
+    def _named_state(self, unit: Unit) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = dict(unit.graph.constants)
+        for node in unit.graph.walk():
+            if node.op in ("param", "buffer", "captured"):
+                path = str(node.args[0])
+                found[path] = unit.lookup(node.op, path)
+        return found
+
+
+def _overlap(inputs: Sequence[torch.Tensor], graph: Graph) -> bool:
+    """Whether inputs share memory while the graph writes: then the order of reads and writes matters."""
+    if not any(node.op == "write" for node in graph.walk()):
+        return False
+    storages = [t.untyped_storage().data_ptr() for t in inputs if t.numel()]
+    return len(set(storages)) != len(storages)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, SmeltWarning, stacklevel=3)

@@ -1,0 +1,118 @@
+"""`trace`: run a program once, record it, check the record, and return it as a `Program`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from smelt.capture import capture, tensors_of
+from smelt.compiler.agreement import disagreement
+from smelt.compiler.compiled import Compiled
+from smelt.compiler.copies import copies_of
+from smelt.compiler.program import Program
+from smelt.compiler.unit import Unit
+from smelt.diag import CaptureError, Options
+from smelt.ops.evaluate import evaluate
+
+
+def trace(
+    f: Callable[..., Any],
+    args: torch.Tensor | Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    check: bool = True,
+    check_inputs: Iterable[Any] | None = None,
+    options: Mapping[str, Any] | Options | None = None,
+) -> Program:
+    """Run `f(*args, **kwargs)` once and return what it did as a `Program`.
+
+    f: a function or an nn.Module. args: a tuple, or one tensor. The run's effects (buffers, random numbers, in-place
+    writes) happen once, as in one eager call.
+    check: evaluate the graph on copies of the same inputs and state, and compare with what the run returned.
+    check_inputs: more arguments (tuples, or single tensors) to compare with eager, on copies; `f` runs once for each,
+    and buffers and random state are put back afterwards.
+    Raises: CaptureError: S0101 and S0102 where data decides the program's way, at the line that asks; S0103 and S0104
+        where something cannot be recorded; S0105 where the graph disagrees with eager; S0106 for arguments that cannot
+        be captured. Whatever `f` raises.
+    """
+    chosen = Options.make(options)
+    target = f.smelt_target if isinstance(f, Compiled) else f
+    given, named = as_args(args), dict(kwargs or {})
+    before = copies_of(tensors_of((given, named))) if check else []
+    rng = torch.get_rng_state()
+    captured = capture(target, given, named, keep_written=check)
+    if captured.error is not None:
+        raise captured.error
+    program = Program(target, captured, chosen)
+    if check:
+        _check(program.unit, tensors_of(captured.result, given, named), before, rng)
+    for more in check_inputs or ():
+        _check_on(program.unit, target, as_args(more))
+    return program
+
+
+def as_args(args: Any) -> tuple[Any, ...]:
+    """Positional arguments as given to the public functions: a tuple or list of them, or one tensor or other value."""
+    return tuple(args) if isinstance(args, tuple | list) else (args,)
+
+
+def _check(unit: Unit, result: Sequence[torch.Tensor], before: Sequence[torch.Tensor], rng: torch.Tensor) -> None:
+    """Evaluate the functional graph from the state before the run. Raises: CaptureError (S0105)."""
+    captured = unit.captured
+
+    def lookup(kind: str, path: str) -> torch.Tensor:
+        # Copies, because the graph writes to its state, too.
+        found = captured.state.lookup(kind, path)
+        return captured.written.get(id(found), found)
+
+    with _rng_kept(), torch.no_grad():
+        torch.set_rng_state(rng)
+        outputs = evaluate(unit.graph, before, lookup)
+    _compare(result, outputs, captured.name, "the arguments it was traced with")
+
+
+def _check_on(unit: Unit, f: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Compare the graph with eager on other arguments; state and arguments are left as they were."""
+    state = [entry.tensor for entry in unit.captured.state.entries.values()]
+    saved = copies_of(state)
+    inputs = unit.signature.flatten(args)
+    before = copies_of(inputs)
+
+    def restore() -> None:
+        with torch.no_grad():
+            for tensor, copy in zip((*state, *inputs), (*saved, *before), strict=True):
+                tensor.copy_(copy)
+
+    with _rng_kept(), torch.no_grad():
+        rng = torch.get_rng_state()
+        try:
+            expected = copies_of(tensors_of(f(*args), args))
+            restore()
+            torch.set_rng_state(rng)
+            outputs = evaluate(unit.graph, copies_of(inputs), unit.captured.state.lookup)
+        finally:
+            restore()
+    _compare(expected, outputs, unit.captured.name, "check_inputs")
+
+
+@contextmanager
+def _rng_kept() -> Iterator[None]:
+    now = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(now)
+
+
+def _compare(expected: Sequence[torch.Tensor], found: Sequence[Any], name: str, where: str) -> None:
+    difference = disagreement(expected, found)
+    if difference is not None:
+        raise CaptureError(
+            f"the trace of {name} disagrees with eager on {where}: {difference}",
+            why="the program depends on something that the trace does not show, or draws random numbers unseen",
+            fix="make the dependence an argument; check=False leaves this test out",
+            code="S0105",
+        )

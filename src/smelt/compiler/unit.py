@@ -1,0 +1,139 @@
+"""One captured program on its way to native code: graphs, passes, plan, executable, and how long each took."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from smelt.capture import Captured
+from smelt.codegen.llvm.executor import executor_object
+from smelt.codegen.lower import Lowered, lower
+from smelt.compiler.pipeline import functional_graph, optimized_graph
+from smelt.diag import InternalError, Options, SmeltWarning
+from smelt.ir import Graph
+from smelt.passes.manager import PassReport
+from smelt.runtime.cache import CodeCache
+from smelt.runtime.executable import Executable
+
+Lookup = Callable[[str, str], torch.Tensor]
+
+
+@dataclass
+class Unit:
+    """A captured program. `graph` is made at once; `finish` makes the rest, `run` the answer.
+
+    lookup: (kind, path) -> the live tensor of a parameter, buffer or captured value.
+    stages_ms: wall time of each stage of the compilation.
+    """
+
+    captured: Captured
+    options: Options
+    lookup: Lookup
+    graph: Graph
+    passes: list[PassReport] = field(default_factory=list)
+    stages_ms: dict[str, float] = field(default_factory=dict)
+    optimized: Graph | None = None
+    lowered: Lowered | None = None
+    executable: Executable | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @staticmethod
+    def of(captured: Captured, options: Options, lookup: Lookup | None = None) -> Unit:
+        """The functional graph of a capture that has no error. Raises: the capture's error; SmeltError of a pass."""
+        if captured.error is not None:
+            raise captured.error
+        if captured.graph is None or captured.signature is None:
+            raise InternalError(f"the capture of {captured.name} has neither a graph nor an error")
+        start = perf_counter()
+        graph, records = functional_graph(captured.graph, options)
+        unit = Unit(captured, options, lookup or captured.state.lookup, graph, list(records))
+        unit.stages_ms["functionalize"] = _since(start)
+        return unit
+
+    @property
+    def signature(self) -> Any:
+        """How arguments become inputs, and outputs the result."""
+        return self.captured.signature
+
+    @property
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """State tensors whose contents were baked in; complete after `finish`."""
+        if self.lowered is None:
+            return ()
+        return tuple(self.lookup(name.kind, name.path) for name in self.lowered.constants)
+
+    def optimize(self) -> Graph:
+        """The graph that runs, after all passes."""
+        if self.optimized is None:
+            start = perf_counter()
+            self.optimized, records = optimized_graph(self.graph, self.options, self.lookup)
+            self.passes.extend(records)
+            self.stages_ms["passes"] = _since(start)
+        return self.optimized
+
+    def finish(self) -> None:
+        """Optimize, lower and load. Raises: SmeltError where the graph cannot be lowered (S0303) or a pass fails."""
+        with self._lock:
+            if self.executable is not None:
+                return
+            graph = self.optimize()
+            start = perf_counter()
+            self.lowered = lower(graph, self.lookup, self.options)
+            self.stages_ms["lower"] = _since(start)
+            start = perf_counter()
+            self.executable = Executable(self.lowered.plan, _machine_code(self.options))
+            self.stages_ms["load"] = _since(start)
+
+    def refresh(self) -> None:
+        """Fold and pack anew from the present contents of the state."""
+        with self._lock:
+            self.executable = None
+        self.finish()
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The program's answer for arguments that fit.
+
+        Raises: CaptureError (S0107) for arguments of another structure, SmeltError (S0401) where a native call fails.
+        """
+        if self.executable is None:
+            self.finish()
+        assert self.executable is not None and self.lowered is not None
+        inputs = self.signature.flatten(args, kwargs)
+        results = self.executable.run(inputs)
+        outputs = self.lowered.rebuild(results, inputs, self.lookup)
+        return self.signature.rebuild(outputs, args, kwargs)
+
+
+@lru_cache(maxsize=8)
+def _cache(folder: str, limit_mb: int) -> CodeCache:
+    return CodeCache(folder, limit_mb)
+
+
+def _machine_code(options: Options) -> bytes | None:
+    """The executor's object code; None, with a warning, where it cannot be built: plans then run in Python.
+
+    Raises: the failure itself in strict mode.
+    """
+    try:
+        return executor_object(_cache(options.cache_dir, options.cache_limit_mb))
+    except Exception as error:  # whatever LLVM or its absence raises, the answer must still come
+        if options.strict:
+            raise
+        warnings.warn(
+            f"native code cannot be made here ({type(error).__name__}: {error}); plans run in Python, with the same "
+            "answers",
+            SmeltWarning,
+            stacklevel=2,
+        )
+        return None
+
+
+def _since(start: float) -> float:
+    return round((perf_counter() - start) * 1000, 3)

@@ -1,0 +1,146 @@
+"""`explain`: everything known of a compiled object or a program, as one report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smelt.compiler import Compiled, Program, Unit
+from smelt.diag import SmeltError
+from smelt.inspect.report import Report, Row
+
+MB = 1 << 20
+
+
+def explain(compiled: Any) -> Report:
+    """The report on what `smelt.compile` or `smelt.trace` returned: graphs, guards with the source line they came
+    from, passes with times, how each node runs, fallbacks with reasons, compile time by stage, memory.
+
+    Raises: SmeltError (S0106) for anything else.
+    """
+    if isinstance(compiled, Program):
+        return _of_program(compiled)
+    if isinstance(compiled, Compiled):
+        return _of_compiled(compiled)
+    raise SmeltError(
+        f"there is nothing to explain about a {type(compiled).__name__}",
+        why="explain takes what smelt.compile or smelt.trace returned",
+        fix="compile or trace the program first",
+        code="S0106",
+    )
+
+
+def _of_program(program: Program) -> Report:
+    units = program.units
+    fallbacks = [
+        {"reason": reason, "times": None} for reason in ([program.native_failure] if program.native_failure else [])
+    ]
+    return Report(
+        program.unit.captured.name,
+        graphs=[_graph_row(i, unit, None) for i, unit in enumerate(units)],
+        fallbacks=[*fallbacks, *_python_nodes(units)],
+        passes=_passes(units),
+        kernels=_kernels(units),
+        timings=_timings(units),
+        memory=_memory(units),
+    )
+
+
+def _of_compiled(compiled: Compiled) -> Report:
+    stats = compiled.stats()
+    rows = list(reversed(stats.rows))  # oldest first: the order in which they were compiled
+    units = [row.entry for row in rows if isinstance(row.entry, Unit)]
+    graphs = [_graph_row(i, row.entry, row.hits) for i, row in enumerate(rows) if isinstance(row.entry, Unit)]
+    breaks = [{"entry": i, "why": row.reason} for i, row in enumerate(rows) if row.entry is None]
+    return Report(
+        getattr(compiled.smelt_target, "__qualname__", type(compiled.smelt_target).__name__),
+        graphs=graphs,
+        guards=[_guard(i, guard) for i, row in enumerate(rows) for guard in row.guards.guards],
+        breaks=breaks,
+        recompiles=[{"guard": text, "times": times} for text, times in stats.misses.items()],
+        passes=_passes(units),
+        kernels=_kernels(units),
+        fallbacks=[*({"reason": r, "times": n} for r, n in stats.fallbacks.items()), *_python_nodes(units)],
+        timings=_timings(units),
+        memory=_memory(units),
+    )
+
+
+def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
+    row: dict[str, Any] = {"entry": index, "name": unit.captured.name, "calls": calls}
+    row["inputs"] = ", ".join(str(value.type) for value in unit.graph.inputs)
+    row["nodes captured"] = sum(1 for _ in unit.graph.walk())
+    row["nodes optimized"] = None if unit.optimized is None else sum(1 for _ in unit.optimized.walk())
+    if unit.lowered is not None:
+        counts = sorted(unit.lowered.report.counts.items(), key=lambda item: -item[1])
+        row["nodes by how they run"] = ", ".join(f"{how} {count}" for how, count in counts)
+    row["native"] = unit.executable is not None and unit.executable.is_native
+    row["captured"] = str(unit.graph)
+    row["optimized"] = None if unit.optimized is None else str(unit.optimized)
+    return row
+
+
+def _guard(entry: int, guard: Any) -> Row:
+    return {
+        "entry": entry,
+        "kind": guard.kind,
+        "guard": guard.expr,
+        "value": _short(guard.seen),
+        "where": str(guard.span) if guard.span is not None else "",
+    }
+
+
+def _short(value: Any, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _passes(units: Sequence[Unit]) -> list[Row]:
+    return [
+        {"entry": i, "pass": record.name, "ms": record.seconds * 1000, "nodes before": record.nodes_before,
+         "nodes after": record.nodes_after, "changed": record.changed}
+        for i, unit in enumerate(units) for record in unit.passes
+    ]  # fmt: skip
+
+
+def _kernels(units: Sequence[Unit]) -> list[Row]:
+    rows: list[Row] = []
+    for i, unit in enumerate(units):
+        if unit.lowered is None:
+            continue
+        report = unit.lowered.report
+        for choice in report.choices:
+            timed = {c.name: c.latency_us for c in choice.candidates}
+            rows.append({"entry": i, "node": f"{choice.nodes} x {choice.shape}", "how": "chosen",
+                         "target": choice.chosen, "why": choice.reason, "us": timed})  # fmt: skip
+        rows.extend(
+            {"entry": i, "node": f"%{node.value} = {node.op}", "how": node.how, "target": node.target,
+             "where": node.where, "scope": node.scope}
+            for node in report.nodes
+        )  # fmt: skip
+    return rows
+
+
+def _python_nodes(units: Sequence[Unit]) -> list[Row]:
+    return [
+        {"reason": f"{node.op} runs in Python ({node.target})", "where": node.where, "times": None}
+        for unit in units if unit.lowered is not None for node in unit.lowered.report.python_nodes
+    ]  # fmt: skip
+
+
+def _timings(units: Sequence[Unit]) -> list[Row]:
+    rows: list[Row] = []
+    for i, unit in enumerate(units):
+        rows.extend({"entry": i, "stage": stage, "ms": ms} for stage, ms in unit.stages_ms.items())
+        if unit.lowered is not None:
+            rows.extend({"entry": i, "stage": f"lower: {s}", "ms": ms} for s, ms in unit.lowered.report.stages_ms)
+    return rows
+
+
+def _memory(units: Sequence[Unit]) -> list[Row]:
+    rows: list[Row] = []
+    for i, unit in enumerate(units):
+        if unit.lowered is not None:
+            found: Mapping[str, int] = unit.lowered.report.to_dict()["memory"]
+            rows.extend({"entry": i, "what": what.removesuffix("_nbytes"), "MB": n / MB} for what, n in found.items())
+    return rows
