@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Level = Literal["entry", "below_autograd", "dispatch_mode"]
 Record = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -86,6 +86,7 @@ class _Thread(threading.local):
     record: Record | None = None
     is_live: bool = False
     at_entry: bool = False
+    is_paused: bool = False
     suspend: Callable[[], contextlib.AbstractContextManager[None]] | None = None
 
 
@@ -249,6 +250,8 @@ class _Intercepting(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if _thread.is_paused:
+            return func(*args, **(kwargs or {}))
         was_live, _thread.is_live = _thread.is_live, False
         try:
             return self.record(func, args, kwargs or {})
@@ -259,14 +262,17 @@ class _Intercepting(TorchDispatchMode):
 @contextlib.contextmanager
 def _in_dispatch_mode(record: Record) -> Iterator[None]:
     with _Intercepting(record):
-        _thread.suspend = _without_dispatch_modes
+        _thread.suspend = _paused
         yield
 
 
 @contextlib.contextmanager
-def _without_dispatch_modes() -> Iterator[None]:
-    with _pop_mode_temporarily():
+def _paused() -> Iterator[None]:
+    _thread.is_paused = True
+    try:
         yield
+    finally:
+        _thread.is_paused = False
 
 
 @contextlib.contextmanager
@@ -288,7 +294,7 @@ def _below_autograd(record: Record) -> Iterator[None]:
     def suspend() -> Iterator[None]:
         exclude(False)
         try:
-            with _pop_mode_temporarily():
+            with _paused():
                 yield
         finally:
             exclude(True)

@@ -7,7 +7,8 @@ from typing import Any
 
 from smelt._torch.record_modes import Modes
 from smelt.capture.recorder import Record, Recorder, Slot, StateSlot, slot_type
-from smelt.diag import CaptureError
+from smelt.capture.spans import Site
+from smelt.diag import CaptureError, Span
 from smelt.ir import NONE, Arg, Builder, Graph, Node, TensorType, TupleType, Type, Value
 from smelt.ops.convert import constant_of, dtype_from_torch, from_torch
 from smelt.ops.registry import normalize
@@ -38,6 +39,7 @@ class GraphBuilder:
         self.values: dict[Slot, Value] = {}
         self.states: dict[tuple[str, str], Value] = {}
         self.modes: dict[Modes, str] = {}
+        self.spans: dict[Site, Span] = {}
 
     def build(self, input_names: Sequence[str], outputs: Sequence[Slot]) -> Graph:
         """The whole graph. Raises: CaptureError (S0104) for an argument that no graph can hold."""
@@ -63,7 +65,7 @@ class GraphBuilder:
 
     def _node(self, record: Record, escaping: set[Any]) -> None:
         builder = self.builder
-        builder.span = record.site.span if record.site is not None else None
+        builder.span = self._span(record.site)
         builder.scope = record.scope
         mode = self.modes.get(record.modes)
         if mode is None:
@@ -92,6 +94,14 @@ class GraphBuilder:
                 return True
             return False
         return record.info.short in ("empty", "to")
+
+    def _span(self, site: Site | None) -> Span | None:
+        if site is None:
+            return None
+        span = self.spans.get(site)
+        if span is None:
+            span = self.spans[site] = site.span
+        return span
 
     def _constant(self, slot: Slot, escaping: set[Any]) -> Value:
         args, large = constant_of(self.recorder.constants[slot])

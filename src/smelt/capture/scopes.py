@@ -10,6 +10,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -71,5 +72,5 @@ def _defining_class(cls: type) -> type | None:
         return None
     for base in cls.__mro__:
         if "forward" in vars(base):
-            return base if callable(vars(base)["forward"]) and base is not torch.nn.Module else None
+            return base if isinstance(vars(base)["forward"], FunctionType) and base is not torch.nn.Module else None
     return None
