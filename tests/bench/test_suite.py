@@ -113,6 +113,18 @@ def test_start_ups_in_fresh_processes(tmp_path: Path) -> None:
     assert (tmp_path / "traced.pt").exists()
 
 
+def test_what_was_kept_is_read_and_not_written_again(tmp_path: Path) -> None:
+    jit = next(s for s in systems() if s.name == "jit")
+    target, args = model("lstm").build()
+    first = jit.prepare(target, args, Context(1, "f32", tmp_path))
+    assert first.keep is not None
+    first.keep()
+    second = jit.prepare(target, args, Context(1, "f32", tmp_path))
+    assert second.keep is None
+    for got, want in zip(second.outputs(second.call(*args)), target(*args), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_a_start_up_over_its_budget_is_ended(tmp_path: Path) -> None:
     pair = startup_pair("lerp200", "eager", 1, "f32", tmp_path, 0.05)
     assert pair.cold is None

@@ -87,9 +87,10 @@ def _draw(axes: Any, rows: Sequence[Row], labels: Sequence[str]) -> None:
     """The points: systems filled in colour, floors as grey bars; a little apart so that none hides another."""
     systems = list(dict.fromkeys(r.system for r in rows if r.system not in FLOORS and r.system != "eager"))
     step = 0.6 / max(len(systems) - 1, 1)
+    top = -0.3 if len(systems) > 1 else 0.0
     for index, system in enumerate(systems):
         own = [r for r in rows if r.system == system]
-        heights = [labels.index(_label(r)) - 0.3 + index * step for r in own]
+        heights = [labels.index(_label(r)) + top + index * step for r in own]
         size = 110 if system == "smelt" else 45
         marker, colour = _MARKERS[index % len(_MARKERS)], f"C{index}"
         axes.scatter(

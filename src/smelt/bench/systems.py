@@ -43,7 +43,8 @@ class Context:
 class Ready:
     """A model prepared by a system: `call(*args)` runs it once, `outputs(call(*args))` gives its tensors.
 
-    `keep` writes what the next process may reuse, where the system does not do that by itself.
+    `keep` writes what the next process may reuse, where the system does not do that by itself and nothing was kept yet
+    (a kept file may be mapped into memory by whoever read it: it is never written again).
     """
 
     call: Callable[..., Any]
@@ -84,9 +85,10 @@ def prepare_jit(target: Target, args: tuple[Tensor, ...], context: Context) -> R
     """`torch.jit.trace`, then `freeze` for a module; kept as the saved archive. The profiling executor warms up."""
     path = context.cache_dir / "traced.pt"
     frozen = isinstance(target, torch.nn.Module)
+    kept = path.exists()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if path.exists():
+        if kept:
             traced = torch.jit.load(str(path))
         else:
             traced = torch.jit.trace(target, args, check_trace=False)
@@ -97,7 +99,7 @@ def prepare_jit(target: Target, args: tuple[Tensor, ...], context: Context) -> R
             warnings.simplefilter("ignore")
             torch.jit.save(traced, str(path))
 
-    return Ready(traced, args, {"capture": "torch.jit.trace", "frozen": frozen}, keep=keep)
+    return Ready(traced, args, {"capture": "torch.jit.trace", "frozen": frozen}, keep=None if kept else keep)
 
 
 def prepare_inductor(target: Target, args: tuple[Tensor, ...], context: Context, options: dict[str, Any]) -> Ready:
@@ -127,7 +129,8 @@ def prepare_onnxruntime(target: Target, args: tuple[Tensor, ...], context: Conte
     """ONNX Runtime's CPU provider, all graph optimisations; kept as its own optimised model file."""
     ort = importlib.import_module("onnxruntime")
     model, optimised = context.cache_dir / "model.onnx", context.cache_dir / "optimised.onnx"
-    exporter = "kept file" if optimised.exists() else export_onnx(target, args, model)
+    kept = optimised.exists()
+    exporter = "kept file" if kept else export_onnx(target, args, model)
 
     def session(source: Path, save_to: Path | None = None) -> Any:
         options = ort.SessionOptions()
@@ -144,7 +147,7 @@ def prepare_onnxruntime(target: Target, args: tuple[Tensor, ...], context: Conte
             options.optimized_model_filepath = str(save_to)
         return ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
 
-    running = session(optimised if optimised.exists() else model)
+    running = session(optimised if kept else model)
     feeds = {spec.name: a.numpy() for spec, a in zip(running.get_inputs(), args, strict=True)}
     settings = {
         "exporter": exporter, "optimisation": "ORT_ENABLE_ALL", "intra_op_threads": context.threads,
@@ -154,7 +157,7 @@ def prepare_onnxruntime(target: Target, args: tuple[Tensor, ...], context: Conte
     def keep() -> None:
         session(model, save_to=optimised)
 
-    return Ready(running.run, (None, feeds), settings, _from_arrays, keep)
+    return Ready(running.run, (None, feeds), settings, _from_arrays, None if kept else keep)
 
 
 def _from_arrays(arrays: Any) -> tuple[Tensor, ...]:
@@ -182,7 +185,8 @@ def prepare_openvino(target: Target, args: tuple[Tensor, ...], context: Context)
     ov = importlib.import_module("openvino")
     path = context.cache_dir / "model.xml"
     core = ov.Core()
-    if path.exists():
+    kept = path.exists()
+    if kept:
         model, frontend = core.read_model(path), "kept file"
     else:
         model, frontend = _openvino_model(target, args)
@@ -198,7 +202,10 @@ def prepare_openvino(target: Target, args: tuple[Tensor, ...], context: Context)
     def outputs(result: Any) -> tuple[Tensor, ...]:
         return tuple(_from_openvino(tensor) for tensor in request.output_tensors)
 
-    return Ready(call, (inputs,), settings, outputs, lambda: ov.save_model(model, path, compress_to_fp16=False))
+    def keep() -> None:
+        ov.save_model(model, path, compress_to_fp16=False)
+
+    return Ready(call, (inputs,), settings, outputs, None if kept else keep)
 
 
 def _openvino_tensor(tensor: Tensor) -> Any:

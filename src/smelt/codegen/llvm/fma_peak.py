@@ -113,7 +113,7 @@ def compile_fma_loop() -> FmaLoop:
     return FmaLoop(function, shape, (jit, library, machine))
 
 
-def measure_fma_peak(threads: int, *, trials: int = 5, trial_ms: float = 10.0, loop: FmaLoop | None = None) -> FmaPeak:
+def measure_fma_peak(threads: int, *, trials: int = 20, trial_ms: float = 3.0, loop: FmaLoop | None = None) -> FmaPeak:
     """f32 GFLOP/s of `threads` threads in FMA chains alone; the best of `trials`, since a disturbance only lowers it.
 
     All threads start at a barrier; a trial lasts until the last one is done.
