@@ -14,9 +14,10 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def attention(kind: str, rest: str = "", extra: str = "", before: str = "") -> str:
+    heads = f"f32[2, 4, 6, 8]{kind}"
     return f"""\
-graph f(%q: f32[2, 4, 6, 8]{kind}, %k: f32[2, 4, 6, 8]{kind}, %v: f32[2, 4, 6, 8]{kind}{extra}) -> f32[2, 4, 6, 8]{kind} {{
-{before}  %0: f32[2, 4, 6, 8]{kind} = aten.scaled_dot_product_attention.default(%q, %k, %v{rest})
+graph f(%q: {heads}, %k: {heads}, %v: {heads}{extra}) -> {heads} {{
+{before}  %0: {heads} = aten.scaled_dot_product_attention.default(%q, %k, %v{rest})
   return %0
 }}"""
 

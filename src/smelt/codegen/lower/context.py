@@ -7,7 +7,9 @@ the rule says that it takes any layout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -60,6 +62,7 @@ class Context:
         self.lists: dict[Value, list[Place]] = {}
         self.packed: dict[tuple[Any, ...], Storage] = {}
         self.packed_nbytes = 0
+        self.spent_ms: dict[str, float] = {}
         self.choices: dict[str, ChoiceReport] = {}
         self.nodes: dict[Node, NodeReport] = {}
         self._places: dict[Value, Place] = {}
@@ -266,6 +269,15 @@ class Context:
         return self.builder.handle(Place(storage, row_major(sizes)))
 
     # --- report
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the block's wall time to a stage of the report."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.spent_ms[name] = self.spent_ms.get(name, 0.0) + (perf_counter() - start) * 1000
 
     def enter(self, node: Node) -> None:
         """The instructions from here on come from this node."""

@@ -146,10 +146,11 @@ def _packed(ctx: Context, conv: Convolution) -> Storage | None:
     key = ("convolution", conv.weight, sizes, conv.stride, conv.padding, conv.dilation, conv.groups)
     if key not in ctx.packed:
         weight = ctx.statics.bake(conv.weight)
-        packed = mkldnn.pack_convolution(
-            weight, padding=conv.padding, stride=conv.stride, dilation=conv.dilation, groups=conv.groups,
-            input_size=sizes,
-        )  # fmt: skip
+        with ctx.timed("pack"):
+            packed = mkldnn.pack_convolution(
+                weight, padding=conv.padding, stride=conv.stride, dilation=conv.dilation, groups=conv.groups,
+                input_size=sizes,
+            )  # fmt: skip
         if packed is None:
             return None
         ctx.packed[key] = ctx.builder.held(packed)

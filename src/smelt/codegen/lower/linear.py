@@ -22,12 +22,13 @@ from smelt.codegen.lower.report import CandidateReport, ChoiceReport
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.runtime import calls
 
-# oneDNN sums K in one chain: above this its error leaves the bound (docs/decisions/0004-numerics.md).
-MAX_ONEDNN_K = 8192
 # Below this many multiply-adds the fixed cost of a oneDNN call (about 9 us) outweighs its speed.
 MIN_ONEDNN_WORK = 1 << 20
+# Above this many, packing for MKL gains nothing over the plain call, and timing it costs.
+MAX_MKL_WORK = 1 << 24
 # Timed products are cut down to this many rows and columns, so that a large vocabulary costs little.
 _TIMED_ROWS, _TIMED_COLUMNS = 1024, 4096
+_NOISE = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +135,10 @@ def _candidates(ctx: Context, product: Product) -> list[str]:
     if ctx.options.numerics == "eager-library":
         return ["plain"]
     names = []
-    is_accurate = product.k <= MAX_ONEDNN_K or ctx.options.numerics == "fast"
-    if mkldnn.has_linear() and is_accurate:
+    if mkldnn.has_linear():
         names.append("onednn")
-    if tensor_type(product.x).dtype is DType.F32 and mkldnn.has_mkl_linear():
+    is_small = product.rows * product.n * product.k <= MAX_MKL_WORK
+    if is_small and tensor_type(product.x).dtype is DType.F32 and mkldnn.has_mkl_linear():
         names.append("mkl")
     return [*names, "plain"]
 
@@ -150,11 +151,19 @@ def _choose(ctx: Context, product: Product) -> ChoiceReport:
     if ctx.options.deterministic or not ctx.options.measure:
         return ChoiceReport(product.shape, rule(product, names), untimed, "rule")
     key = (product.shape, tuple(names), torch.get_num_threads())
-    timings = CHOICES.timings(key, lambda: _time(product, names))
+    with ctx.timed("measure"):
+        timings = CHOICES.timings(key, lambda: _time(product, names))
     if not timings:
         return ChoiceReport(product.shape, rule(product, names), untimed, "rule")
     timed = tuple(CandidateReport(t.name, round(t.latency_us, 1)) for t in timings)
-    return ChoiceReport(product.shape, timings[0].name, timed, "measured")
+    return ChoiceReport(product.shape, _preferred(product, timings), timed, "measured")
+
+
+def _preferred(product: Product, timings: tuple[Timing, ...]) -> str:
+    """The fastest; the rule's choice where that is as fast within the noise, so that processes agree."""
+    expected = rule(product, [t.name for t in timings])
+    close = [t.name for t in timings if t.latency_us <= _NOISE * timings[0].latency_us]
+    return expected if expected in close else timings[0].name
 
 
 def rule(product: Product, names: list[str]) -> str:
@@ -207,7 +216,8 @@ def _packed(ctx: Context, product: Product, form: str) -> Storage | None:
     if key not in ctx.packed:
         weight = _weight(ctx, product)
         # One packing serves all row counts; a large hint never measured slower.
-        packed = mkldnn.pack_mkl_linear(weight, rows) if form == "mkl" else mkldnn.pack_linear(weight, 128)
+        with ctx.timed("pack"):
+            packed = mkldnn.pack_mkl_linear(weight, rows) if form == "mkl" else mkldnn.pack_linear(weight, 128)
         if packed is None:
             return None
         ctx.packed[key] = ctx.builder.held(packed)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-_ROUNDS = 4
+_MIN_ROUNDS, _MAX_ROUNDS = 2, 12
 _HOPELESS = 1.6
-_BUDGET_NS = 60_000_000
+_BUDGET_NS = 15_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,17 @@ def time_candidates(candidates: Mapping[str, Callable[[], object]]) -> tuple[Tim
     The minimum is what a busy machine disturbs least; interleaving lets every candidate meet the same disturbance.
     """
     best = {name: float("inf") for name in candidates}
+    for run in candidates.values():
+        run()  # Warms caches and makes the library's own choices.
     begin = perf_counter_ns()
-    for round_ in range(_ROUNDS):
+    for round_ in range(_MAX_ROUNDS):
         for name, run in candidates.items():
             if best[name] > _HOPELESS * min(best.values()) and round_ > 1:
                 continue
             start = perf_counter_ns()
             run()
-            elapsed = perf_counter_ns() - start
-            if round_ > 0:  # The first run warms caches and makes the library's own choices.
-                best[name] = min(best[name], elapsed)
-        if round_ > 1 and perf_counter_ns() - begin > _BUDGET_NS:
+            best[name] = min(best[name], perf_counter_ns() - start)
+        if round_ + 1 >= _MIN_ROUNDS and perf_counter_ns() - begin > _BUDGET_NS:
             break
     return tuple(Timing(name, ns / 1000) for name, ns in sorted(best.items(), key=lambda item: item[1]))
 

@@ -56,7 +56,7 @@ class MemoryReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of it; `stages_ms` are wall times of the lowering's stages."""
+    """All of it; `stages_ms` are wall times of the lowering's stages (`lower: x` is part of `lower`)."""
 
     nodes: tuple[NodeReport, ...] = ()
     choices: tuple[ChoiceReport, ...] = ()

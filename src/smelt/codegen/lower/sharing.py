@@ -17,6 +17,9 @@ _RETURNS_ITSELF = frozenset(
 )  # fmt: skip
 
 
+_DROPOUTS_IN_PLACE = ("aten.dropout_.default", "aten.feature_dropout_.default", "aten.alpha_dropout_.default")
+
+
 def view_source(node: Node) -> Value | None:
     """The operand that the node's result (or each tensor of its list result) is a view of, or is; None if none is."""
     if node.op in ("write", "unpack"):
@@ -31,7 +34,12 @@ def view_source(node: Node) -> Value | None:
 
 def returns_itself(node: Node) -> bool:
     """Whether a view node gives back its operand as the same object (a write gives back its target)."""
-    return node.op == "write" or node.op in _RETURNS_ITSELF
+    return node.op == "write" or node.op in _RETURNS_ITSELF or is_idle_dropout(node)
+
+
+def is_idle_dropout(node: Node) -> bool:
+    """Whether a node is an in-place dropout outside training: by its schema it writes, in truth it does nothing."""
+    return node.op in _DROPOUTS_IN_PLACE and len(node.args) == 3 and node.args[2] is False
 
 
 def feared_sources(node: Node) -> tuple[Value, ...]:
