@@ -91,8 +91,11 @@ def _masks(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
 
 
 def _repeats(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
-    position = 0 if len(args) < 2 or not isinstance(args[1], torch.Tensor) else 1
-    return [] if kwargs.get("output_size") is not None else [args[position]]
+    if kwargs.get("output_size") is not None:
+        return []
+    # `repeat_interleave(repeats)` alone, or `(x, repeats)`; a plain number of repeats decides nothing by data.
+    repeats = args[0] if len(args) < 2 else args[1]
+    return [repeats] if isinstance(repeats, torch.Tensor) else []
 
 
 def _one_hot(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
