@@ -1,11 +1,14 @@
 """Fake tensors: shapes, dtypes and strides as on the real device, without data.
 
 Adapter for `torch._subclasses.fake_tensor.FakeTensorMode`. Making the mode costs about a second the first time, so it
-is made on first need; where the name is missing `fake_context` gives None and callers use another way.
+is made on first need; where the name is missing `fake_tensors` gives False and callers use another way.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +19,25 @@ except ImportError:  # pragma: no cover - another torch
 
 
 @lru_cache(maxsize=1)
-def fake_context() -> Any | None:
-    """The one FakeTensorMode (a context manager), or None where torch has none."""
+def _mode() -> Any | None:
     return None if FakeTensorMode is None else FakeTensorMode()
+
+
+@contextmanager
+def fake_tensors() -> Iterator[bool]:
+    """New tensors have no data for a while; gives False, and changes nothing, where torch has no fake tensors.
+
+    torch logs every operator that fails under it; a failure is an answer here, so that log is held back.
+    """
+    mode = _mode()
+    if mode is None:
+        yield False
+        return
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled = log.disabled
+    log.disabled = True
+    try:
+        with mode:
+            yield True
+    finally:
+        log.disabled = was_disabled

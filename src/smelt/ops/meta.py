@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.fake import fake_context
+from smelt._torch.fake import fake_tensors
 from smelt._torch.storage import same_storage
 from smelt.ir import (
     BOOL,
@@ -92,11 +92,8 @@ def meta_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tup
 def fake_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Outcome, list[Value]]:
     """The outcome on fake tensors of the operands' own devices. Raises: CannotRun where torch refuses them."""
     key, values = call_key(args, kwargs)
-    context = fake_context()
-    if context is None:
-        raise CannotRun("this torch has no fake tensors")
-    with context:
-        found = _run(op, key, "fake")
+    with fake_tensors() as available:
+        found = _run(op, key, "fake") if available else "this torch has no fake tensors"
     if isinstance(found, str):
         raise CannotRun(found)
     return found, values
