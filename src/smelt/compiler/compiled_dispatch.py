@@ -200,7 +200,7 @@ class Dispatcher:
             self._count(reason)
             self._warn(reason, f"{self.name} runs as it is, not compiled: {reason}")
             return
-        guards = GuardSet(log.reads, args, kwargs, constants=entry.constants)
+        guards = GuardSet(log.reads, args, kwargs)
         if is_grad_enabled() and any(t.requires_grad for t in guards.tensors):
             reason = "gradients are needed: a tensor that the program reads requires grad"
             self._add(Row(guards, None, reason, build_s=build_s))
@@ -229,6 +229,8 @@ class Dispatcher:
         try:
             if entry is not None:
                 entry.finish()
+                # Only now is it known what was folded and packed. Nobody runs the entry before it is ready.
+                row.guards.watch(entry.constants)
         except Exception as error:
             row.entry, row.reason = None, _sentence(error)
             if not self.settings.background:

@@ -96,10 +96,15 @@ class GuardSet:
         self._grads = [t.requires_grad for t in self._facts.tensors] if state.is_grad_enabled() else []
         self._hooks = state.global_hooks()
         self._hook_contents = tuple(dict(table) for table in self._hooks)
+        self.watch(constants)
+
+    def watch(self, constants: Sequence[torch.Tensor]) -> None:
+        """Guard the contents of these tensors as they are now, in place of those guarded so far."""
         self.constants = Constants(constants)
         self.source, scope = self._generate()
         exec(compile(self.source, "<smelt guards>", "exec"), scope)
         self.check: Callable[[tuple[Any, ...], Mapping[str, Any]], int | None] = scope["check"]
+        self.__dict__.pop("guards", None)  # listed anew when next asked for
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
