@@ -173,6 +173,21 @@ graph f(%x: f32[4, 6]) -> f32[4, 6], f32[4, 6] {
     ]  # fmt: skip
 
 
+def test_results_that_may_share_memory_are_not_overwritten() -> None:
+    text = """\
+graph f(%x: f32[3], %y: f32[2]) -> f32[3, 2] {
+  %0: (f32[3, 2]{1, 0}, f32[3, 2]{0, 1}) = aten.meshgrid.indexing([%x, %y], indexing="ij")
+  %1: f32[3, 2]{1, 0}, %2: f32[3, 2]{0, 1} = unpack(%0)
+  %3: f32[3, 2] = aten.relu.default(%1)
+  return %3
+}"""
+    x, y = torch.tensor([-1.0, 2.0, -3.0]), torch.tensor([1.0, -1.0])
+    plan = lowered(text)
+    for executable in executables(plan.plan):
+        assert torch.equal(executable.run([x, y])[0], x.relu()[:, None].expand(3, 2))
+        assert x.tolist() == [-1.0, 2.0, -3.0]
+
+
 def test_origins_name_the_node() -> None:
     text = """\
 graph f(%x: f32[4]) -> f32[4] {

@@ -18,7 +18,7 @@ from smelt.codegen.lower.builder import Place, PlanBuilder, Storage
 from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
 from smelt.codegen.lower.report import ChoiceReport, How, NodeReport
 from smelt.codegen.lower.result import Lookup, StateName
-from smelt.codegen.lower.sharing import view_source
+from smelt.codegen.lower.sharing import feared_sources, view_source
 from smelt.codegen.lower.statics import STATE_OPS, Statics, state_name
 from smelt.diag import Options, SmeltError
 from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
@@ -71,14 +71,18 @@ class Context:
         self._states: dict[StateName, Storage] = {}
         self._copies: dict[tuple[Storage, Geometry, tuple[int, ...]], Place] = {}
         self._roots: dict[Value, Value] = {}
+        self._shared: set[Value] = set()
         for node in graph.body:
             self._note_roots(node)
+        self._has_writes = any(node.op == "write" for node in graph.body)
         self._escaping = {self.root(v) for arg in graph.outputs for v in values_in(arg)}
 
     # --- what is known about values
 
     def _note_roots(self, node: Node) -> None:
         source = view_source(node)
+        if any(v in self._shared for v in node.operands() if node.op == "unpack") or feared_sources(node):
+            self._shared.update(node.results)
         if source is None or (node.op == "unpack" and source not in self._roots):
             return
         for result in node.results:
@@ -90,11 +94,17 @@ class Context:
 
     def is_fresh(self, value: Value) -> bool:
         """Whether a run makes this value in memory of its own (no input, state, constant or view)."""
-        return value.node is not None and self.root(value) is value and not self.statics.is_static(value)
+        if value.node is None or value in self._shared or self.root(value) is not value:
+            return False
+        return not self.statics.is_static(value)
 
     def escapes(self, value: Value) -> bool:
         """Whether the value, or a view of it, is an output, so that it must not lie in the arena."""
         return self.root(value) in self._escaping
+
+    def is_overwritten(self, value: Value) -> bool:
+        """Whether the memory of a value may get other content: the arena's, and all if anything is written."""
+        return self.place(value).storage.kind == "arena" or self._has_writes
 
     def call_arguments(self, node: Node) -> dict[str, Arg]:
         """All arguments of an operator's call by name, defaults filled in."""

@@ -84,7 +84,8 @@ def dispatch(ctx: Context, node: Node) -> None:
     if lower_in_place(ctx, node):
         return
     for shared in feared_sources(node):
-        if ctx.place(shared).storage.kind == "arena":
+        # What may stay in use unseen must not be memory that is planned or written.
+        if isinstance(shared.type, TensorType) and ctx.is_overwritten(shared):
             ctx.bind(shared, ctx.cloned(ctx.place(shared)))
     strides = predicted_strides(ctx, node)
     call = ctx.call_arguments(node)

@@ -29,6 +29,8 @@ MAX_MKL_WORK = 1 << 24
 # Timed products are cut down to this many rows and columns, so that a large vocabulary costs little.
 _TIMED_ROWS, _TIMED_COLUMNS = 1024, 4096
 _NOISE = 1.05
+# A lowering that has measured this long (a busy machine) goes on by rule.
+MAX_MEASURING_MS = 150.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,8 @@ def _choose(ctx: Context, product: Product) -> ChoiceReport:
         return ChoiceReport(product.shape, names[0], untimed, "the only candidate")
     if ctx.options.deterministic or not ctx.options.measure:
         return ChoiceReport(product.shape, rule(product, names), untimed, "rule")
+    if ctx.spent_ms.get("measure", 0.0) > MAX_MEASURING_MS:
+        return ChoiceReport(product.shape, rule(product, names), untimed, "rule: measuring took too long")
     key = (product.shape, tuple(names), torch.get_num_threads())
     with ctx.timed("measure"):
         timings = CHOICES.timings(key, lambda: _time(product, names))

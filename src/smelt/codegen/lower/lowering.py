@@ -25,8 +25,8 @@ from smelt.codegen.lower.sharing import is_idle_dropout, view_source
 from smelt.codegen.lower.statics import STATE_OPS
 from smelt.codegen.lower.views import lower_unpack, lower_view
 from smelt.codegen.lower.writes import lower_write, mutations
-from smelt.diag import Options, SmeltError
-from smelt.ir import Graph, Node, TensorType, TupleType
+from smelt.diag import InternalError, Options, SmeltError
+from smelt.ir import Graph, Node, TensorType, TupleType, print_node
 from smelt.ops.effects import effects
 
 _RULES: dict[str, Callable[[Context, Node], bool]] = {
@@ -94,7 +94,10 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
     groups = _Groups(ctx)
     stage("fuse")
     for node in graph.body:
-        _lower_node(ctx, node, groups)
+        try:
+            _lower_node(ctx, node, groups)
+        except (TypeError, ValueError, RuntimeError, KeyError, AssertionError) as error:
+            raise _defect(node, error) from error
     stage("lower")
     stages.extend((f"lower: {name}", round(ms, 3)) for name, ms in ctx.spent_ms.items())
     slots, outputs = lower_outputs(ctx)
@@ -161,6 +164,16 @@ def _lower_single(ctx: Context, node: Node) -> None:
     if (rule is not None and rule(ctx, node)) or lower_with_numbers(ctx, node):
         return
     dispatch(ctx, node)
+
+
+def _defect(node: Node, error: Exception) -> InternalError:
+    """An error that no rule foresaw, with the node that shows it."""
+    return InternalError(
+        f"lowering {node.op} failed: {type(error).__name__}: {error}",
+        where=node.span,
+        why=print_node(node).splitlines()[0],
+        fix="the program runs eagerly; report the line above",
+    )
 
 
 def _check(graph: Graph) -> None:

@@ -82,6 +82,11 @@ class Lowered:
     constants: tuple[StateName, ...]
     report: Report
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether the plan's results are the outputs as they stand."""
+        return self.outputs == tuple(Fresh(i) for i in range(len(self.plan.outputs)))
+
     def rebuild(self, results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], lookup: Lookup) -> list[Any]:
         """The graph's outputs from the plan's results, the call's inputs and the state."""
 
