@@ -88,7 +88,8 @@ def test_dependence() -> None:
     found = dependence(graph)
     levels = {n: found[value(graph, n)] for n in "xkwesryz"}
     assert levels == {
-        "x": "call", "k": "constant", "w": "state", "e": "constant", "s": "state", "r": "call", "y": "call", "z": "call",
+        "x": "call", "k": "constant", "w": "state", "e": "constant", "s": "state",
+        "r": "call", "y": "call", "z": "call",
     }  # fmt: skip
     assert found[value(graph, "b")] == "call"
     assert is_static(value(graph, "s"), found) and not is_static(value(graph, "y"), found)

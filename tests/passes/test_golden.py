@@ -22,8 +22,9 @@ from smelt.passes.fold import fold
 from smelt.passes.functionalize import functionalize
 from smelt.passes.inline import inline
 from smelt.passes.manager import run_passes
-from smelt.passes.peephole import peephole
+from smelt.passes.peephole import RULES, peephole
 from smelt.passes.pool import pool
+from smelt.rewrite import Rewriter, apply_rules
 
 FOLDER = Path(__file__).parent / "golden"
 PASSES: dict[str, Pass] = {
@@ -77,3 +78,14 @@ def test_golden(path: Path, request: pytest.FixtureRequest) -> None:
         return
     for expected, got in zip(cases, found, strict=True):
         assert got.after == expected.after, f"{path.name}: {got.name}\n{got.after}"
+
+
+def test_every_rule_fires() -> None:
+    fired = {
+        name
+        for path in FILES
+        for case in read(path)
+        if "peephole" in case.passes
+        for name in apply_rules(Rewriter(parse(case.before)), RULES)
+    }
+    assert fired == {rule.name for rule in RULES}

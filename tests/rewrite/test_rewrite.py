@@ -171,3 +171,16 @@ def test_nodes_of_different_modes_are_not_joined() -> None:
         lambda rewriter, found: found["b"],
     )
     assert not apply_rules(Rewriter(graph), [rule])
+
+
+def test_order_is_right_after_a_renumbering() -> None:
+    graph = parse(TEXT)
+    rewriter = Rewriter(graph)
+    x, last = graph.inputs[0], graph.body.last
+    assert last is not None
+    nodes = [rewriter.insert("aten.sin.default", (x,), (x.type,), before=last) for _ in range(30)]
+    assert rewriter.is_before(nodes[28], nodes[29])
+    for node in nodes[:25]:
+        rewriter.erase(node)
+    late = [rewriter.insert("aten.cos.default", (x,), (x.type,), before=last) for _ in range(2)]
+    assert rewriter.is_before(nodes[29], late[1]) and not rewriter.is_before(late[1], nodes[29])

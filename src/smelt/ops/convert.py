@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from typing import Any
 
 import torch
@@ -112,7 +113,7 @@ def constant_of(tensor: torch.Tensor) -> tuple[tuple[Arg, ...], tuple[str, torch
     """
     tensor = tensor.detach()
     if tensor.layout == torch.strided and tensor.numel() <= SMALL_CONSTANT_NUMEL and not tensor.is_quantized:
-        literal = from_torch(tensor.tolist())
+        literal = _as_text_keeps_it(from_torch(tensor.tolist()))
         if _bytes(tensor_of_literal(literal, type_of(tensor))) == _bytes(tensor):
             return (literal,), None
     kind = type_of(tensor)
@@ -120,6 +121,18 @@ def constant_of(tensor: torch.Tensor) -> tuple[tuple[Arg, ...], tuple[str, torch
     digest.update(_bytes(tensor))
     name = f"sha256:{digest.hexdigest()}"
     return (name,), (name, strided_copy(tensor))
+
+
+def _as_text_keeps_it(literal: Arg) -> Arg:
+    """A literal whose NaNs are the one that the text `nan` stands for."""
+    match literal:
+        case tuple():
+            return tuple(_as_text_keeps_it(item) for item in literal)
+        case float() if math.isnan(literal):
+            return math.nan
+        case complex():
+            return complex(*(math.nan if math.isnan(part) else part for part in (literal.real, literal.imag)))
+    return literal
 
 
 def tensor_of_literal(literal: Arg, type_: TensorType) -> torch.Tensor:

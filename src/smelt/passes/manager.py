@@ -12,6 +12,7 @@ import torch
 
 from smelt.diag import InternalError, SmeltError
 from smelt.ir import Graph, verify
+from smelt.ops.check import check as check_node
 from smelt.ops.evaluate import Lookup, evaluate, no_state
 from smelt.passes.base import Pass, PassContext
 
@@ -76,7 +77,7 @@ def _run_one(graph: Graph, one: Pass, context: PassContext, check: bool) -> bool
     try:
         changed = one.run(graph, context)
         if check:
-            verify(graph)
+            verify(graph, check_node)
     except SmeltError as error:
         raise InternalError(
             f"pass {one.name} failed on graph {graph.name}: {error.what}",

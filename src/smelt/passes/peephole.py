@@ -32,7 +32,8 @@ _RETURN_SELF = (
 def _drop(rewriter: Rewriter, match: Match) -> Arg | None:
     node = match.root
     operand = alias_of(node)
-    if operand is None or operand.type != node.result.type:
+    kind = node.result.type
+    if operand is None or operand.type != kind or not (isinstance(kind, TensorType) and kind.is_static):
         return None
     if node.op in _VIEWS and any(isinstance(user, Region) for user in node.result.users):
         # A view that is returned is a tensor object of its own.

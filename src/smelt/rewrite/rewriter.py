@@ -152,7 +152,10 @@ class Rewriter:
 
     def is_before(self, first: Node, second: Node) -> bool:
         """Whether a node stands before another of the same region."""
-        return self._position(first) < self._position(second)
+        self._position(first)
+        self._position(second)
+        # Read only now: numbering the second may have renumbered the first.
+        return self._positions[first] < self._positions[second]
 
     def is_visible(self, value: Value, at: Node | Region) -> bool:
         """Whether a value may be used by a node, or be yielded by a region."""
