@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from smelt._torch import shim
 from smelt.diag import Options
 from tests.codegen.harness import RULE, check
 
@@ -138,3 +139,24 @@ graph f(%x: f32[2, 4, 6], %w: f32[8, 4, 3], %y: f32[1, 4, 6, 5], %v: f32[8, 4, 3
 }"""
     plan = check(text, [normal(2, 4, 6), normal(8, 4, 3), normal(1, 4, 6, 5), normal(8, 4, 3, 3)])
     assert plan.report.python_nodes == ()
+
+
+HIDDEN = (
+    "aoti_torch_cpu_mkldnn__convolution_pointwise", "aoti_torch_cpu_mkldnn__convolution_pointwise_binary",
+    "torch.ops.mkldnn._reorder_convolution_weight", "aoti_torch_aten_pad", "torch_call_dispatcher",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_hidden_symbols_change_no_answer(name: str) -> None:
+    text = """\
+graph f(%x: f32[1, 4, 6, 5]) -> f32[1, 4, 6, 5] {
+  %w: f32[4, 4, 3, 3] = param("w")
+  %0: f32[1, 4, 8, 7] = aten.pad.default(%x, [1, 1, 1, 1])
+  %1: f32[1, 4, 6, 5] = aten.conv2d.default(%0, %w)
+  %2: f32[1, 4, 6, 5] = aten.add.Tensor(%1, %x)
+  %3: f32[1, 4, 6, 5] = aten.relu.default(%2)
+  return %3
+}"""
+    with shim.hidden(name):
+        check(text, [normal(1, 4, 6, 5)], {"w": normal(4, 4, 3, 3) / 6}, exact=False)

@@ -125,6 +125,19 @@ graph f(%x: f32[5, 1]) -> f32[5, 8] {{
     check(text, [x], {"w": torch.ones(8, 1)}, exact=False)
 
 
+def test_weight_that_does_not_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    force(monkeypatch, "onednn")
+    monkeypatch.setattr(linear.mkldnn, "pack_linear", lambda weight, rows: None)
+    text = """\
+graph f(%x: f32[6, 24]) -> f32[6, 40] {
+  %w: f32[40, 24] = param("w")
+  %0: f32[6, 40] = aten.linear.default(%x, %w)
+  %1: f32[6, 40] = aten.gelu.default(%0)
+  return %1
+}"""
+    assert check(text, [normal(6, 24)], WEIGHTS).report.memory.packed_nbytes == 0
+
+
 def test_result_used_twice_is_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     force(monkeypatch, "onednn")
     text = """\

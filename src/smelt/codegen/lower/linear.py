@@ -110,8 +110,7 @@ def lower_product(ctx: Context, product: Product, epilogue: Epilogue) -> bool:
     """Lower a product; True if its epilogue is done as well, False if its nodes are still to be lowered."""
     match choose(ctx, product):
         case "onednn":
-            _lower_onednn(ctx, product, epilogue)
-            return True
+            return _lower_onednn(ctx, product, epilogue)
         case "mkl":
             _lower_mkl(ctx, product)
         case _:
@@ -233,11 +232,11 @@ def _bias_slot(ctx: Context, product: Product) -> int | None:
     return None if product.bias is None else ctx.slot(product.bias)
 
 
-def _lower_onednn(ctx: Context, product: Product, epilogue: Epilogue) -> None:
+def _lower_onednn(ctx: Context, product: Product, epilogue: Epilogue) -> bool:
     packed = _packed(ctx, product, "onednn")
     if packed is None:
         _lower_plain(ctx, product)
-        return
+        return False
     x, bias = ctx.slot(product.x, any_layout=True), _bias_slot(ctx, product)
     other = None if epilogue.residual is None else ctx.slot(epilogue.residual)
     dst = ctx.result(epilogue.result)
@@ -249,6 +248,7 @@ def _lower_onednn(ctx: Context, product: Product, epilogue: Epilogue) -> None:
     ctx.note(product.node, "library", call.symbol)
     for node in epilogue.nodes:
         ctx.note(node, "fused", f"%{product.node.result.name}")
+    return True
 
 
 def _lower_mkl(ctx: Context, product: Product) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from smelt.codegen.lower.report import Report
 from smelt.runtime.plan import Plan
-
-StateKind = Literal["param", "buffer", "captured"]
 
 
 @dataclass(frozen=True, slots=True)
