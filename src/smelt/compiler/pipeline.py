@@ -6,7 +6,9 @@ FUNCTIONAL makes the raw capture the graph that people read; OPTIMIZED makes tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from smelt.codegen.lower.merging import merging_pays
 from smelt.diag import Options, SmeltError
 from smelt.ir import Graph
 from smelt.ops.evaluate import Lookup
@@ -58,8 +60,8 @@ OPTIMIZED: tuple[Pass, ...] = (
     order,
 )
 
-# These run only when named in `enable`: one changes NaN, the other is measured no faster than three packed products.
-_OPTIONAL = frozenset((attention_fast.name, merge_linears.name))
+# Runs only when named in `enable`: it gives 0 where eager gives NaN.
+_OPTIONAL = frozenset((attention_fast.name,))
 
 
 def pass_names() -> tuple[str, ...]:
@@ -86,7 +88,7 @@ def optimized_graph(graph: Graph, options: Options, lookup: Lookup) -> tuple[Gra
     reports = run_passes(
         result,
         passes,
-        PassContext(lookup),
+        PassContext(lookup, merging_pays=partial(merging_pays, options=options)),
         check=options.verify,
         dump=f"{options.dump}/optimize" if options.dump else "",
         stop_after=options.stop_after,

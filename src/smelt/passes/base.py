@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from smelt.ir import Arg, Graph, Node, TensorType
+from smelt.ir import Arg, DType, Graph, Node, TensorType
 from smelt.ops.convert import type_of
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import Lookup, no_state
@@ -15,6 +15,13 @@ from smelt.ops.registry import arguments_of, schema_of
 from smelt.rewrite import Rewriter
 from smelt.rewrite.rewriter import Listener
 
+MergingPays = Callable[[int, Sequence[int], int, DType], bool]
+
+
+def always(rows: int, columns: Sequence[int], k: int, dtype: DType) -> bool:
+    """The answer where nothing is known of the machine."""
+    return True
+
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
@@ -22,11 +29,14 @@ class PassContext:
 
     lookup: the module's state; asking for a value (not only its type) is remembered in `asked`, because the compiled
     program then holds for that value alone.
+    merging_pays: given rows, each product's columns, their common depth and the element type, whether one product for
+    all of them is faster on this machine.
     """
 
     lookup: Lookup = no_state
     listeners: tuple[Listener, ...] = ()
     asked: dict[tuple[str, str], Any] = field(default_factory=dict)
+    merging_pays: MergingPays = always
 
     def type(self, kind: str, path: str) -> TensorType:
         """The type of a parameter, buffer or captured tensor."""

@@ -5,8 +5,7 @@
                                                  %q = slice %1, -1, 0, n; %k = slice %1, -1, n, n + m
 
 The parts are views with the strides of the whole, so a product takes part only if all that use it take these strides
-and nothing with them reaches an output. Whether it pays depends on the machine: the compiler switches it on where
-it measured so.
+and nothing with them reaches an output. Whether it pays depends on the machine: `PassContext.merging_pays` says.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _run(graph: Graph, context: PassContext) -> bool:
             groups.setdefault(key, []).append(linear)
     for group in groups.values():
         members = _mergeable(rewriter, group, disturbances)
-        if len(members) > 1:
+        if len(members) > 1 and _pays(members, context):
             _merge(rewriter, members)
     return rewriter.edits > 0
 
@@ -86,6 +85,13 @@ def _mergeable(rewriter: Rewriter, group: list[_Linear], disturbances: Disturban
             break
         members = fitting
     return members
+
+
+def _pays(members: list[_Linear], context: PassContext) -> bool:
+    kind = static_tensor(members[0].x)
+    assert kind is not None
+    k = kind.sizes[-1]
+    return context.merging_pays(kind.numel // k, [m.columns for m in members], k, kind.dtype)
 
 
 def _part_type(member: _Linear, total: int) -> TensorType:
