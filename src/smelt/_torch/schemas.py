@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -66,19 +67,28 @@ def _is_method(owner: Any, name: str) -> bool:
     return any(name in vars(base) for base in type(owner).__mro__)
 
 
-def find_overload(name: str) -> Any | None:
-    """The `OpOverload` called `ns.name.overload` (`aten.add.Tensor`), or None where torch has none."""
+@lru_cache(maxsize=8192)
+def _split(name: str) -> tuple[str, str, str] | None:
+    """The parts of an operator's name, None where one of them is a method of torch's own namespace objects."""
     parts = name.split(".")
     if len(parts) != 3 or parts[0].startswith("_") or _is_method(torch.ops, parts[0]):
         return None
-    found: Any = getattr(torch.ops, parts[0])
-    for part in parts[1:]:
-        if _is_method(found, part):
-            # A method of torch's namespace object is no operator.
-            return None
-        found = getattr(found, part, None)
-        if found is None:
-            return None
+    namespace = getattr(torch.ops, parts[0])
+    if _is_method(namespace, parts[1]):
+        return None
+    return parts[0], parts[1], parts[2]
+
+
+def find_overload(name: str) -> Any | None:
+    """The `OpOverload` called `ns.name.overload` (`aten.add.Tensor`), or None where torch has none.
+
+    Asked of torch each time, because a library may come, go, and come again.
+    """
+    parts = _split(name)
+    if parts is None:
+        return None
+    packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
+    found = getattr(packet, parts[2], None)
     return found if isinstance(found, torch._ops.OpOverload) else None
 
 

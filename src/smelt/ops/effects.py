@@ -6,12 +6,14 @@ Everything follows from the schema, torch's tags and the catalogue; nothing here
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from smelt.ir import Arg, Node, Region, TensorType, TupleType, Type, Value, values_in
 from smelt.ops.catalogue import record_of
 from smelt.ops.meta import CannotRun, meta_outcome, operand_values
-from smelt.ops.record import OpRecord
-from smelt.ops.registry import Argument, Schema, arguments_of, schema_of, tags_of
+from smelt.ops.record import OpRecord, nothing_written
+from smelt.ops.registry import Argument, Schema, arguments_of, overload, read, schema_of, tags_of
 
 _KNOWN_NAMESPACES = ("aten", "prims")
 _STATE = ("param", "buffer", "captured", "const")
@@ -54,10 +56,12 @@ def effects(node: Node) -> Effects:
         return Effects(writes=tuple(values_in(node.args[0])))
     if node.op in _CONTROL:
         return _control_effects(node)
-    schema = schema_of(node.op)
-    if schema is None:
+    found = overload(node.op)
+    if found is None:
         return UNKNOWN
-    return _operator_effects(node, schema)
+    if _is_always_pure(found, node.op):
+        return PURE
+    return _operator_effects(node, read(found))
 
 
 def is_pure(node: Node) -> bool:
@@ -107,6 +111,27 @@ def _inner_roots(regions: list[Region]) -> dict[Value, set[Value]]:
                 if shared:
                     roots[result] = {root for v in shared for root in roots.get(v, {v})}
     return roots
+
+
+@lru_cache(maxsize=4096)
+def _is_always_pure(found: Any, op: str) -> bool:
+    """Whether no call of an overload does anything but compute, whatever its arguments; by overload, for speed."""
+    schema, record = read(found), record_of(op)
+    if schema.is_mutable or not schema.returns or schema.name.partition(".")[0] not in _KNOWN_NAMESPACES:
+        return False
+    if "nondeterministic_seeded" in tags_of(op) or any("Generator" in a.type for a in schema.arguments):
+        return False
+    if record is None:
+        return True
+    return record.writes is nothing_written and not record.may_throw and not record.uninitialised
+
+
+@lru_cache(maxsize=4096)
+def _is_always_fresh(found: Any, op: str) -> bool:
+    """Whether the results of an overload always have memory of their own: so the catalogue says, and the schema."""
+    schema, record = read(found), record_of(op)
+    declared = any(r.alias for r in schema.returns) or any("*" in a.alias for a in schema.arguments)
+    return record is not None and record.alias == "fresh" and not declared and not schema.is_mutable
 
 
 def _call(schema: Schema, node: Node) -> dict[str, Arg] | None:
@@ -168,11 +193,13 @@ def aliases(node: Node) -> tuple[tuple[Value, ...], ...]:
         outside = tuple(v for v in node.operands() if isinstance(v.type, (TensorType, TupleType)))
         yielded = tuple(v for r in node.regions for arg in r.yields for v in values_in(arg))
         return tuple(outside + yielded for _ in node.results)
-    schema = schema_of(node.op)
-    if schema is None:
+    found = overload(node.op)
+    if found is None:
         everything = tuple(operand_values(node.args, node.kwargs))
         return tuple(everything for _ in node.results)
-    return _operator_aliases(node, schema)
+    if _is_always_fresh(found, node.op):
+        return tuple(() for _ in node.results)
+    return _operator_aliases(node, read(found))
 
 
 def _operator_aliases(node: Node, schema: Schema) -> tuple[tuple[Value, ...], ...]:

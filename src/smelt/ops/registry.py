@@ -10,7 +10,7 @@ from typing import Any
 from smelt._torch.schemas import Argument, Schema, find_overload, overload_names, read_schema, tag_names
 from smelt.ir import Arg, DType, Layout, MemoryFormat, Value
 
-__all__ = ["Argument", "Schema", "arguments_of", "normalize", "overload", "schema_of", "siblings", "tags_of"]
+__all__ = ["Argument", "Schema", "arguments_of", "normalize", "overload", "read", "schema_of", "siblings", "tags_of"]
 
 _FORMAT_DEFAULTS = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
 
@@ -21,7 +21,8 @@ def overload(op_name: str) -> Any | None:
 
 
 @lru_cache(maxsize=4096)
-def _schema(found: Any) -> Schema:
+def read(found: Any) -> Schema:
+    """The schema of an overload that was found already."""
     return read_schema(found)
 
 
@@ -33,7 +34,7 @@ def _tags(found: Any) -> frozenset[str]:
 def schema_of(op_name: str) -> Schema | None:
     """The schema of an overload, None for structural and unknown ops."""
     found = find_overload(op_name)
-    return None if found is None else _schema(found)
+    return None if found is None else read(found)
 
 
 def tags_of(op_name: str) -> frozenset[str]:
