@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from smelt._torch.state import foreign_context, is_grad_enabled
+from smelt.capture import is_capturing
 from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.reads_effects import file_kind
 from smelt.compiler.compiled_inputs import first_unsupported, grad_witness
@@ -33,7 +34,15 @@ _GRAD_ADVICE = (
     "{name} runs as it is, not compiled: gradients are needed (grad mode is on and {what} requires grad). "
     "Call it under torch.no_grad() or torch.inference_mode() to run the compiled program."
 )
-_building = threading.local()
+
+
+class _Building(threading.local):
+    """Whether the thread is recording a program for a compiled object."""
+
+    active: bool = False
+
+
+_building = _Building()
 
 
 class Dispatcher:
@@ -53,6 +62,9 @@ class Dispatcher:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program on these arguments."""
         self._stats.calls += 1
+        if _building.active or is_capturing():
+            # An entry's own operators are not seen by a recorder: the program itself must run to become part of it.
+            return self._original("called while a program around it is recorded", args, kwargs, is_fault=False)
         foreign = foreign_context()
         if foreign is not None:
             return self._original(foreign, args, kwargs)
@@ -79,8 +91,6 @@ class Dispatcher:
             return self._original(row.reason, args, kwargs)
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if getattr(_building, "active", False):
-            return self._original("called while a program around it is recorded", args, kwargs, is_fault=False)
         reason = first_unsupported(args, kwargs)
         if reason is not None:
             return self._original(reason, args, kwargs)
