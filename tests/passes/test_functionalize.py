@@ -159,6 +159,25 @@ def test_training_batch_norm_updates_its_statistics() -> None:
     )
 
 
+def test_a_result_of_a_replaced_node_is_written_later() -> None:
+    check(
+        """graph f(%x: f32[5, 4]) -> f32[5, 4], f32[5]{4} {
+          %mean: f32[4] = buffer("mean")
+          %var: f32[4] = buffer("var")
+          %y: f32[5, 4] = aten.batch_norm.default(%x, None, None, %mean, %var, True, 0.1, 1e-05, True)
+          %r: f32[5, 4] = aten.relu_.default(%y)
+          %v: f32[5]{4} = aten.select.int(%r, 1, 0)
+          %f: f32[5]{4} = aten.fill_.Scalar(%v, 1)
+          %s: f32[5, 2]{4, 2} = aten.slice.Tensor(%y, 1, 0, 9223372036854775807, 2)
+          %m: f32[5, 2]{4, 2} = aten.mul_.Tensor(%s, 2)
+          %c: f32[5, 2]{4, 2} = aten.copy_.default(%s, %m)
+          return %r, %v
+        }""",
+        torch.randn(5, 4, generator=torch.Generator().manual_seed(1)),
+        state={"mean": torch.zeros(4), "var": torch.ones(4)},
+    )
+
+
 def test_out_variants() -> None:
     check(
         """graph f(%x: f32[3, 4], %o: f32[3, 4]) -> f32[3, 4], f32[3, 4] {

@@ -315,8 +315,14 @@ class _Functionalizer:
         for value, index in mutation.written:
             self.assign(value, self.cast(results[index], value))
         for result, source in zip(node.results, mutation.results, strict=True):
-            if isinstance(source, int):
-                self.rewriter.replace_all_uses(result, fitted(self.emit, results[source], result))
+            if not isinstance(source, int):
+                continue
+            value = fitted(self.emit, results[source], result)
+            if result in self.content:
+                # Written later on: its uses are replaced one by one, by what it holds there.
+                self.content[result] = value
+            else:
+                self.rewriter.replace_all_uses(result, value)
 
     def cast(self, new: Value, target: Value) -> Value:
         """New content in the dtype and sizes of what it is written to; its strides may still differ."""
