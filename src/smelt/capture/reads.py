@@ -14,6 +14,7 @@ made during the run are not watched: what they hold follows from the other reads
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -93,6 +94,7 @@ class _Recorder:
         self.boundary = boundary  # the frame whose block is recorded
         self.codes: dict[int, CodeType] = {}
         self.effects: dict[tuple[str, Any], Effect] = {}
+        self.collector = {getattr(callback, "__code__", None) for callback in gc.callbacks} - {None}
 
     def profile(self, frame: FrameType, event: str, arg: Any) -> None:
         """Called by CPython for each call in this thread; almost all calls leave at the first test."""
@@ -113,11 +115,13 @@ class _Recorder:
         if kind == "user":
             # Constructors that dataclasses and named tuples generate have no file of their own.
             generated_for_us = code.co_filename == "<string>" and is_by_recorder(frame.f_back)
-            if not generated_for_us and not self._is_importing(frame):
+            if not generated_for_us and not self._is_aside(frame):
                 self.codes[id(code)] = code
                 self.roots.enter_code(code, frame)
             return
         what = code_effect(code) if kind in ("stdlib", "torch") else None
+        if what is not None and self._is_aside(frame.f_back):
+            return
         if what == ENVIRONMENT and code.co_name == "__getitem__" and self.roots.enter_environment(frame):
             return
         if what is None:
@@ -125,16 +129,17 @@ class _Recorder:
         else:
             self._on_effect(what, code.co_qualname, frame.f_back)
 
-    def _is_importing(self, frame: FrameType | None) -> bool:
-        """Whether this runs because the program imports something for the first time: no part of what it computes."""
+    def _is_aside(self, frame: FrameType | None) -> bool:
+        """Whether this runs because the program imports something for the first time, or because the garbage
+        collector happened to start and tells its callbacks: no part of what the program computes."""
         while frame is not None and frame is not self.boundary:
-            if file_kind(frame.f_code.co_filename) == "import":
+            if frame.f_code in self.collector or file_kind(frame.f_code.co_filename) == "import":
                 return True
             frame = frame.f_back
         return False
 
     def _on_effect(self, what: str, name: str, frame: FrameType | None) -> None:
-        place = None if is_by_recorder(frame) or self._is_importing(frame) else user_site(frame, what)
+        place = None if is_by_recorder(frame) or self._is_aside(frame) else user_site(frame, what)
         if place is not None and (what, place) not in self.effects:
             self.effects[what, place] = Effect(what, name, Site(*place).span)
 

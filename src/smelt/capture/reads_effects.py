@@ -17,6 +17,8 @@ import torch
 
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
 _SMELT_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
+# The programs that these packages bring along are compiled like anyone's.
+PROGRAM_DIRS = tuple(os.path.join(_SMELT_DIR, name, "") for name in ("bench", "cli"))
 _STDLIB_DIR = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _CLASSIFY_LIMIT = 4096
@@ -30,7 +32,7 @@ def file_kind(filename: str) -> str:
         return "import" if "importlib" in filename else "stdlib"
     if filename.startswith(_TORCH_DIR):
         return "torch"
-    if filename.startswith(_SMELT_DIR):
+    if filename.startswith(_SMELT_DIR) and not filename.startswith(PROGRAM_DIRS):
         return "smelt"
     if filename.startswith(_STDLIB_DIR) and not any(part in filename for part in _PACKAGES):
         return "stdlib"

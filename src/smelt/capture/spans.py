@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from smelt.capture.reads_effects import PROGRAM_DIRS
 from smelt.diag import Span
 
 
@@ -41,6 +42,8 @@ class Site(NamedTuple):
 
 def is_users(filename: str) -> bool:
     """Whether a source file is the user's (or a library's), not torch's, Smelt's or the standard library's."""
+    if filename.startswith(PROGRAM_DIRS):
+        return True
     if filename.startswith((_TORCH, _SMELT)) or filename.startswith("<frozen"):
         return False
     if filename.startswith(_STDLIB):
