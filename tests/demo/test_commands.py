@@ -197,3 +197,25 @@ def test_a_cache_that_is_no_folder_is_an_error(tmp_path: Path) -> None:
     result = invoke("cache", "--folder", str(tmp_path / "file"))
     assert isinstance(result.exception, SmeltError)
     assert result.exception.code == "S0501"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["show", "{file}:linear"], "aten.linear.default"),
+        (["show", "{file}:with_kwargs"], "aten.mul"),
+        (["show", "{file}:linear", "--optimized"], "graph "),
+        (["show", "{file}:linear", "--code"], "def forward(state"),
+        (["explain", "{file}:linear"], "Guards"),
+        (["explain", "{file}:linear", "--json"], '"kernels"'),
+        (["run", "{file}:linear", "--repeats", "2", "--strict"], "result float32[4, 2]"),
+        (["run", "{file}:with_kwargs", "--repeats", "2"], "result float32[2]"),
+    ],
+)
+def test_the_real_compiler_behind_the_commands(
+    programs: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], shown: str
+) -> None:
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "cache"))
+    result = invoke(*(a.format(file=programs) for a in arguments))
+    assert result.exit_code == 0, result.output
+    assert shown in result.stdout

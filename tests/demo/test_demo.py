@@ -13,6 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import smelt
 from smelt.cli import app, demo_probe, demo_report, main
 from smelt.cli.demo_measure import Pair, Timed, measure_pair, nearest
 from smelt.cli.demo_model import Batch, BatchShape, find_corpus, find_model, join, load_model, make_batches, read_corpus
@@ -202,3 +203,15 @@ def test_a_failing_process_is_an_error_with_its_last_words(tmp_path: Path) -> No
         demo_probe.read_in_fresh_process(request)
     assert error.value.code == "S0502"
     assert "exit status 1" in error.value.why
+
+
+def test_quick_demo_with_the_real_compiler(tmp_path: Path, quick: Callable[..., Any]) -> None:
+    result = quick("--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    captured, optimized = (smelt.parse((tmp_path / name).read_text()) for name in ("captured.txt", "optimized.txt"))
+    ops = [node.op for node in captured.walk()]
+    assert ops.count("aten.linear.default") == 36  # six layers: q, k, v, their output, up, down
+    assert [str(v.type) for v in optimized.inputs] == ["i64[8, 24]", "i64[8, 24]"]
+    explained = (tmp_path / "explain.txt").read_text()
+    assert "Breaks: none" in explained
+    assert json.loads((tmp_path / "figures.json").read_text())["neighbours_equal"] is True
