@@ -99,7 +99,8 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
         except (TypeError, ValueError, RuntimeError, KeyError, AssertionError) as error:
             raise _defect(node, error) from error
     stage("lower")
-    stages.extend((f"lower: {name}", round(ms, 3)) for name, ms in ctx.spent_ms.items())
+    parts = {"fold": ctx.statics.spent_ms, **ctx.spent_ms}
+    stages.extend((f"lower: {name}", round(ms, 3)) for name, ms in parts.items())
     slots, outputs = lower_outputs(ctx)
     plan = ctx.builder.finish(slots)
     stage("memory")

@@ -7,6 +7,7 @@ within a run; between runs the caller guards `constants`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class Statics:
         self._sources: dict[Value, frozenset[StateName]] = {}
         self._baked: set[StateName] = set()
         self.folded_nbytes = 0
+        self.spent_ms = 0.0
         # In program order, so that each answer needs only its operands'.
         for node in graph.body:
             for value in node.results:
@@ -115,10 +117,12 @@ class Statics:
     def _compute(self, value: Value) -> None:
         node = value.node
         assert node is not None
+        start = perf_counter()
         for needed in _needed(node, self._tensors):
             made = self._run(needed)
             results = made if needed.op == "unpack" or len(needed.results) > 1 else [made]
             self._tensors.update(zip(needed.results, results, strict=True))
+        self.spent_ms += (perf_counter() - start) * 1000
 
     def _run(self, node: Node) -> Any:
         if node.op in STATE_OPS:
