@@ -1,4 +1,4 @@
-"""Attention, batch norm, bias, merged and spelled linears, order: before, after, against eager, and what they refuse."""
+"""Attention, batch norm, bias, merged and spelled linears, order: before and after, and what they refuse."""
 
 from __future__ import annotations
 
