@@ -209,7 +209,8 @@ def _show(console: Console, settings: Settings, outcome: Outcome, sentences: Seq
         f"{MODEL_NAME}, {outcome.sentences} sentences, batches of {shape.rows}x{shape.tokens} tokens, "
         f"{settings.threads} threads, torch {torch.__version__}"
     )
-    console.print(demo_report.table(outcome, title))
+    console.print(title, highlight=False)
+    console.print(demo_report.table(outcome))
     for answer in outcome.answers:
         console.print(demo_report.neighbours(answer, sentences))
 

@@ -56,10 +56,10 @@ def figures(outcome: Outcome) -> dict[str, float | int | None]:
     }
 
 
-def table(outcome: Outcome, title: str) -> Table:
+def table(outcome: Outcome) -> Table:
     """One line a figure, a column a system."""
     pair, starts = outcome.pair, outcome.starts
-    out = Table(title=title, title_justify="left")
+    out = Table()
     out.add_column("")
     for name in ("eager", "smelt"):
         out.add_column(name, justify="right", no_wrap=True)
@@ -131,6 +131,7 @@ def plot(outcome: Outcome, path: Path) -> str:
         drawn = right.bar(list(bars), list(bars.values()), color=["tab:gray", "tab:orange", "tab:orange"][: len(bars)])
         right.bar_label(drawn, [_s(v) for v in bars.values()])
         right.set(ylabel="s")
+        right.margins(y=0.1)
         right.set_title("first result, model loaded, compiling included")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
