@@ -7,6 +7,7 @@ is made on first need; where the name is missing `fake_tensors` gives False and 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -41,3 +42,10 @@ def fake_tensors() -> Iterator[bool]:
             yield True
     finally:
         log.disabled = was_disabled
+
+
+def meta_kernels_are_loaded() -> bool:
+    """Whether torch's kernels for data-free tensors are ready: they are Python, and the first call of many of them
+    imports torch's own compiler, which takes seconds.
+    """
+    return "torch._dynamo" in sys.modules

@@ -6,14 +6,15 @@ own. Results are kept by operator, operand types and literals.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from smelt._torch.fake import fake_tensors
+from smelt._torch.fake import fake_tensors, meta_kernels_are_loaded
 from smelt._torch.storage import same_storage
 from smelt.ir import (
     BOOL,
@@ -33,10 +34,22 @@ from smelt.ir import (
 )
 from smelt.ir.dtypes import DType
 from smelt.ops.convert import dummy_of, to_torch, type_of
-from smelt.ops.registry import overload, schema_of
+from smelt.ops.registry import overload, schema_of, tags_of
 
 # Elements up to which the last resort may allocate real data for one operand.
 _DUMMY_NUMEL = 1 << 24
+# Elements up to which a run on real zeros is sooner done than the import behind torch's meta kernels.
+_QUICK_NUMEL = 1 << 22
+# Operators besides the pointwise ones whose results are no larger than their operands together.
+_SHRINKING = frozenset(
+    f"aten.{name}" for name in (
+        "sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "nanmean.default", "amax.default", "amin.default",
+        "softmax.int", "_softmax.default", "layer_norm.default", "batch_norm.default", "cumsum.default", "cat.default",
+        "max_pool2d.default", "avg_pool2d.default",
+    )
+)  # fmt: skip
+# Those whose results grow at most by the numbers that they are given.
+_GROWING = frozenset(f"aten.{name}.default" for name in ("adaptive_avg_pool2d", "pad", "constant_pad_nd"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +72,13 @@ class CannotRun(Exception):
     """The operator has no way to run without data on these operands."""
 
 
-def call_key(args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Hashable, list[Value]]:
+def _own_type(value: Value) -> Type:
+    return value.type
+
+
+def call_key(
+    args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of_value: Callable[[Value], Type] = _own_type
+) -> tuple[Hashable, list[Value]]:
     """A call with its values replaced by their types, as a key that tells 1, 1.0 and True apart; and the values."""
     values: list[Value] = []
     numbers: dict[Value, int] = {}
@@ -69,7 +88,7 @@ def call_key(args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Hashable, 
             if arg not in numbers:
                 numbers[arg] = len(values)
                 values.append(arg)
-            return Operand(numbers[arg], arg.type)
+            return Operand(numbers[arg], type_of_value(arg))
         if isinstance(arg, tuple):
             return tuple(key(a) for a in arg)
         return (type(arg), repr(arg)) if isinstance(arg, (float, complex)) else (type(arg), arg)
@@ -77,12 +96,15 @@ def call_key(args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Hashable, 
     return (tuple(key(a) for a in args), tuple((k, key(a)) for k, a in kwargs.items())), values
 
 
-def meta_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Outcome, list[Value]]:
+def meta_outcome(
+    op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of_value: Callable[[Value], Type] = _own_type
+) -> tuple[Outcome, list[Value]]:
     """The outcome on meta tensors, and the values that its numbers stand for.
 
+    type_of_value: the type to suppose for an operand, where it lies otherwise than its own type says.
     Raises: CannotRun where a type is not static or the meta kernel is missing or needs data.
     """
-    key, values = call_key(args, kwargs)
+    key, values = call_key(args, kwargs, type_of_value)
     found = _meta_outcome(op, key)
     if isinstance(found, str):
         raise CannotRun(found)
@@ -110,7 +132,41 @@ def dummy_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tu
 
 @lru_cache(maxsize=8192)
 def _meta_outcome(op: str, key: Any) -> Outcome | str:
+    if not meta_kernels_are_loaded() and _is_quick(op, key):
+        found = _run(op, key, None)
+        if isinstance(found, Outcome):
+            return found
     return _run(op, key, "meta")
+
+
+def _is_quick(op: str, key: Any) -> bool:
+    """Whether a run on zeros does nothing but compute, and little of that: then it tells the same as a meta kernel."""
+    tags, schema = tags_of(op), schema_of(op)
+    is_bounded = op in _SHRINKING or op in _GROWING or "pointwise" in tags
+    if not is_bounded or schema is None or schema.is_mutable or "nondeterministic_seeded" in tags:
+        return False
+    types = [t for o in _operands(key) for t in _tensor_types(o.type)]
+    if not types or any(t.device != "cpu" or not t.is_static for t in types):
+        return False
+    return _result_numel(op, key, types) + sum(t.numel for t in types) <= _QUICK_NUMEL
+
+
+def _result_numel(op: str, key: Any, types: Sequence[TensorType]) -> int:
+    """The most elements that the result can have; 0 for no more than the operands have."""
+    if op in _SHRINKING:
+        return 0
+    if op in _GROWING:
+        numbers = [lit[1] for lit in _literals(key) if isinstance(lit[1], int) and lit[1] > 1]
+        return types[0].numel * math.prod(1 + n for n in numbers)
+    # What the operands broadcast to: the largest size of each dimension, counted from the last.
+    rank = max(len(t.sizes) for t in types)
+    return math.prod(max(t.sizes[-d] for t in types if len(t.sizes) >= d) for d in range(1, rank + 1))
+
+
+def _tensor_types(type_: Type) -> list[TensorType]:
+    if isinstance(type_, TupleType):
+        return [t for e in type_.elements for t in _tensor_types(e)]
+    return [type_] if isinstance(type_, TensorType) else []
 
 
 def _run(op: str, key: Any, device: str | None) -> Outcome | str:

@@ -6,6 +6,7 @@ Invariant: the very overload that eager runs is called with the very values eage
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ import torch
 from smelt._torch.stable import dispatchable
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, cannot_lower
-from smelt.codegen.lower.geometry import Geometry, dummy
+from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.sharing import feared_sources
-from smelt.ir import Arg, Node, TensorType, TupleType, Value
+from smelt.ir import Arg, Node, TensorType, TupleType, Type, Value
 from smelt.ops.convert import dtype_to_torch, to_torch
+from smelt.ops.meta import CannotRun, meta_outcome
 from smelt.ops.modes import entered
 from smelt.ops.registry import overload, schema_of
 from smelt.runtime.plan import Dispatch, PyCall, Use
@@ -52,17 +54,16 @@ def predicted_strides(ctx: Context, node: Node) -> tuple[int, ...] | None:
     if node.op not in ANY_LAYOUT or is_in_eager_layout(ctx, node):
         return None
 
-    def bind(arg: Arg) -> Any:
-        if isinstance(arg, Value):
-            assert isinstance(arg.type, TensorType)
-            return dummy(arg.type, ctx.place(arg).geometry.strides)
-        return [bind(a) for a in arg] if isinstance(arg, tuple) else to_torch(arg)
+    def as_it_lies(value: Value) -> Type:
+        if not isinstance(value.type, TensorType):
+            return value.type
+        return replace(value.type, strides=ctx.place(value).geometry.strides)
 
-    op = overload(node.op)
-    assert op is not None
-    with torch.no_grad():
-        made = op(*map(bind, node.args), **{k: bind(a) for k, a in node.kwargs.items()})
-    return tuple(made.stride())
+    try:
+        result = meta_outcome(node.op, node.args, node.kwargs, as_it_lies)[0].types[0]
+    except CannotRun:
+        return None
+    return result.steps if isinstance(result, TensorType) else None
 
 
 def operand(ctx: Context, node: Node, arg: Arg, any_layout: bool) -> Any:

@@ -1,0 +1,77 @@
+"""A run on small zeros tells the types that torch's meta kernels tell, without the imports behind those."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smelt.ir import Builder, DType, TensorType, Value
+from smelt.ops import meta
+
+F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
+SHAPES = [
+    TensorType.of(F32, (2, 3, 4, 5)),
+    TensorType.of(F32, (2, 3, 4, 5), (60, 1, 15, 3)),
+    TensorType.of(F32, (2, 3, 4, 5), (60, 5, 15, 1)),
+    TensorType.of(F32, (2, 3, 4, 5), (0, 20, 5, 1)),
+    TensorType.of(F32, (2, 0, 4, 5)),
+    TensorType.of(DType.BF16, (2, 3, 4, 5)),
+]
+CALLS: dict[str, tuple[Any, ...]] = {
+    "aten.add.Tensor": (0, 1),
+    "aten.mul.Tensor": (0, 2.5),
+    "aten.div.Tensor": (0, 0),
+    "aten.gt.Scalar": (0, 0),
+    "aten.gelu.default": (0,),
+    "aten.where.self": (2, 0, 1),
+    "aten.clamp.default": (0, 0, 6),
+    "aten.sum.dim_IntList": (0, (-1,), True),
+    "aten.mean.dim": (0, (2, 3)),
+    "aten.amax.default": (0, (0,)),
+    "aten.softmax.int": (0, -1),
+    "aten.cat.default": ((0, 0), 1),
+    "aten.constant_pad_nd.default": (0, (1, 2)),
+    "aten.adaptive_avg_pool2d.default": (0, (1, 1)),
+}
+
+
+@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("type_", SHAPES, ids=str)
+def test_zeros_tell_what_meta_kernels_tell(op: str, type_: TensorType, monkeypatch: pytest.MonkeyPatch) -> None:
+    operands = {"x": type_, "y": TensorType.of(F32, (4, 1)), "c": TensorType.of(BOOL, (4, 5))}
+    values = Builder.new("f", operands).graph.inputs
+
+    def bound(arg: Any, is_tensor: bool) -> Any:
+        if isinstance(arg, tuple):
+            return tuple(bound(a, is_tensor and op == "aten.cat.default") for a in arg)
+        return values[arg] if is_tensor and type(arg) is int else arg
+
+    tensors = {"aten.add.Tensor": 2, "aten.div.Tensor": 2, "aten.where.self": 3}.get(op, 1)
+    args = tuple(bound(arg, i < tensors) for i, arg in enumerate(CALLS[op]))
+    key, _ = meta.call_key(args, {})
+    by_meta = meta._run(op, key, "meta")
+    monkeypatch.setattr(meta, "meta_kernels_are_loaded", lambda: False)
+    meta._meta_outcome.cache_clear()
+    assert meta._is_quick(op, key)
+    quick = meta._meta_outcome(op, key)
+    meta._meta_outcome.cache_clear()
+    if isinstance(by_meta, str):
+        assert isinstance(quick, str)
+    else:
+        assert quick == by_meta
+
+
+def test_what_is_large_or_draws_random_numbers_is_not_tried() -> None:
+    def is_quick(op: str, type_: TensorType, *rest: Any) -> bool:
+        value: Value = Builder.new("f", {"x": type_}).graph.inputs[0]
+        return meta._is_quick(op, meta.call_key((value, *rest), {})[0])
+
+    small = TensorType.of(F32, (4, 4))
+    assert is_quick("aten.neg.default", small)
+    assert not is_quick("aten.neg.default", TensorType.of(F32, (1 << 12, 1 << 12)))
+    assert not is_quick("aten.neg.default", TensorType.of(F32, (4, 4), device="cuda"))
+    assert not is_quick("aten.constant_pad_nd.default", small, (1 << 20, 1 << 20))
+    assert not is_quick("aten.bernoulli.p", small, 0.5)
+    assert not is_quick("aten.neg_.default", small)
+    assert not is_quick("aten.dropout.default", small, 0.5, True)

@@ -1,0 +1,193 @@
+"""What the machine may lack: a compiler, a warm or intact cache, a folder to write to, LLVM itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smelt
+from smelt.codegen.llvm import executor
+from smelt.diag import InternalError, SmeltError, SmeltWarning
+from tests.promises.models import RULE, assert_agrees, block, entry_of, how_nodes_run, images
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+# Compiles and runs a model in a process of its own; prints what happened as JSON.
+_CHILD = """
+import json, shutil, sys, warnings
+import torch, smelt
+from tests.promises.models import block, images
+from smelt.capture import tensors_of
+from smelt.compiler.agreement import disagreement
+
+torch.set_grad_enabled(False)
+found = {"compilers": [n for n in ("gcc", "g++", "cc", "c++", "clang", "clang++") if shutil.which(n)], "native": []}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for made in (block(), images()):
+        want = tensors_of(made.model(**made.inputs))
+        compiled = smelt.compile(made.model)
+        for _ in range(3):
+            difference = disagreement(want, tensors_of(compiled(**made.inputs)))
+            assert difference is None, difference
+        entry = compiled.stats().rows[0].entry
+        found["native"].append(entry is not None and entry.executable.is_native)
+found["warnings"] = [f"{w.category.__name__}: {w.message}" for w in caught]
+found["llvm"] = "llvmlite" in sys.modules
+found["heavy"] = [n for n in ("torch._dynamo", "torch._inductor", "sympy", "triton") if n in sys.modules]
+print(json.dumps(found))
+"""
+
+
+def in_a_process(cache: Path, **environment: str) -> dict[str, Any]:
+    """The child's report. `environment` goes on top of this process's own."""
+    settings = {**os.environ, "SMELT_CACHE_DIR": str(cache), "PYTHONPATH": str(_REPOSITORY), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD], env=settings, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+def test_without_a_compiler_and_then_with_a_warm_cache(tmp_path: Path) -> None:
+    cache, nothing = tmp_path / "cache", tmp_path / "bin"
+    nothing.mkdir()
+    bare = {"PATH": str(nothing), "CC": str(nothing / "cc"), "CXX": str(nothing / "cxx")}
+    cold = in_a_process(cache, **bare)
+    assert cold["compilers"] == [] and cold["native"] == [True, True] and cold["warnings"] == []
+    assert cold["llvm"]
+    objects = sorted(cache.glob("*.obj"))
+    assert objects and cache.stat().st_mode & 0o077 == 0
+
+    warm = in_a_process(cache, **bare)
+    assert warm["native"] == [True, True] and warm["warnings"] == []
+    assert not warm["llvm"], "a warm cache needs no LLVM"
+    assert sorted(cache.glob("*.obj")) == objects
+    assert cold["heavy"] == warm["heavy"] == [], "their imports take longer than a compilation"
+
+    for path in objects:
+        path.write_bytes(path.read_bytes()[:-100] + b"\0" * 100)
+    damaged = {path: path.read_bytes() for path in objects}
+    rebuilt = in_a_process(cache)
+    assert rebuilt["native"] == [True, True] and rebuilt["warnings"] == [] and rebuilt["llvm"]
+    assert any(path.read_bytes() != data for path, data in damaged.items())
+    assert not in_a_process(cache)["llvm"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:10],
+        lambda data: data[: len(data) // 2],
+        lambda data: data + b"more",
+        lambda data: bytes(len(data)),
+        lambda data: data[:60] + bytes([data[60] ^ 1]) + data[61:],
+        lambda data: data[:8] + b"\xff" + data[9:],
+    ],
+)
+def test_a_corrupt_entry_is_built_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    made, folder = block(), tmp_path / "cache"
+    expected = made.model(**made.inputs)
+
+    def run() -> None:
+        # A limit of its own makes a cache object of its own, as a new process would have.
+        run.limit += 1  # type: ignore[attr-defined]
+        options = {**RULE, "cache_dir": str(folder), "cache_limit_mb": run.limit}  # type: ignore[attr-defined]
+        compiled = smelt.compile(made.model, options=options)
+        for _ in range(2):
+            assert_agrees(compiled(**made.inputs), expected)
+        entry_of(compiled)
+
+    run.limit = 100  # type: ignore[attr-defined]
+    run()
+    (path,) = folder.glob("*.obj")
+    good = path.read_bytes()
+    path.write_bytes(damage(good))
+    run()
+    assert path.read_bytes() == good
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    # The user may be root, whom no permission stops: a file stands where the folder should be.
+    (tmp_path / "file").write_text("")
+    options = {**RULE, "cache_dir": str(tmp_path / "file" / "cache")}
+    models = [block(), images()]
+    expected = [m.model(**m.inputs) for m in models]
+    compiled = [smelt.compile(m.model, options=options) for m in models]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            for c, made, want in zip(compiled, models, expected, strict=True):
+                assert_agrees(c(**made.inputs), want)
+    (only,) = [w for w in caught if issubclass(w.category, SmeltWarning)]
+    assert "machine code is not kept on disk" in str(only.message) and str(tmp_path) in str(only.message)
+    for c in compiled:
+        entry_of(c)
+    program = smelt.trace(models[0].model, (), models[0].inputs, options=options)
+    assert Path(program.code.path).exists()
+
+
+def test_a_folder_that_refuses_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    made = block()
+    expected = made.model(**made.inputs)
+    compiled = smelt.compile(made.model, options={**RULE, "cache_dir": str(tmp_path / "cache")})
+    monkeypatch.setattr("smelt.runtime.cache.os.replace", refuse)
+    with pytest.warns(SmeltWarning, match="No space left"):
+        compiled(**made.inputs)
+    assert_agrees(compiled(**made.inputs), expected)
+    entry_of(compiled)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def _fail(text: str) -> bytes:
+    raise InternalError("emitted code is not valid LLVM text")
+
+
+@pytest.mark.parametrize("failure", [_fail, lambda text: 1 // 0, lambda text: b"not an object"])
+def test_an_executor_that_cannot_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Any) -> None:
+    monkeypatch.setattr(executor, "_build", failure)
+    options = {**RULE, "cache_dir": str(tmp_path / "cache")}
+    for sample in (block, images):
+        made = sample()
+        expected = made.model(**made.inputs)
+        compiled = smelt.compile(made.model, options=options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                assert_agrees(compiled(**made.inputs), expected)
+        assert len([w for w in caught if issubclass(w.category, SmeltWarning)]) <= 1
+        entry: Any = compiled.stats().rows[0].entry
+        assert entry is not None and not entry.executable.is_native
+        assert how_nodes_run(compiled)
+        program = smelt.trace(made.model, (), made.inputs, options={**options, "cache_limit_mb": 7})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert_agrees(program(**made.inputs), expected)
+
+
+def test_an_executor_that_cannot_be_built_is_said_once_and_refused_in_strict_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_build", _fail)
+    options = {**RULE, "cache_dir": str(tmp_path / "cache")}
+    made = block()
+    compiled = smelt.compile(made.model, options=options)
+    with pytest.warns(SmeltWarning, match="plans run in Python") as caught:
+        for _ in range(3):
+            compiled(**made.inputs)
+    assert len(caught) == 1
+    with pytest.raises(SmeltError, match="not valid LLVM text"):
+        smelt.compile(made.model, options={**options, "strict": True})(**made.inputs)
