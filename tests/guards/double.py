@@ -35,6 +35,7 @@ class ReplayEntry:
         self.runs = 0
         self.finished = False
         self.refreshed = 0
+        self.writes = True
 
     def finish(self) -> None:
         self.finished = True

@@ -22,6 +22,7 @@ from smelt.capture.reads_values import (
     class_attributes,
     has_own_lookup,
     instance_dict,
+    own_attribute,
     peek,
     raw_lookup,
 )
@@ -217,7 +218,7 @@ def _executed_functions(roots: Roots, classifier: _Classifier) -> None:
             cls = cls.__dict__.get(part, MISSING) if isinstance(cls, type) else MISSING
         if not isinstance(cls, type):
             continue
-        stored = cls.__dict__.get(path[-1], MISSING)
+        stored = own_attribute(cls, path[-1])
         classifier.add("static", cls, path[-1], stored, None, code.co_qualname)
         if isinstance(stored, types.FunctionType):
             seen = (stored.__code__, stored.__defaults__, stored.__kwdefaults__)

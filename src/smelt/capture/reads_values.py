@@ -21,6 +21,7 @@ import torch
 
 from smelt._torch.exact import MISSING
 from smelt.capture.reads_effects import file_kind
+from smelt.capture.scopes import TRACKS
 
 Kind = Literal[
     "atom", "function", "method", "partial", "container", "class", "module", "iterator", "random", "array", "instance",
@@ -123,12 +124,21 @@ def _has_own_lookup(cls: type) -> bool:
 
 
 def raw_lookup(cls: type, name: str) -> Any:
-    """What the class holds under a name, as stored (no descriptor is called), or MISSING."""
+    """What the class holds under a name, as stored (no descriptor is called), or MISSING.
+
+    The recorder's own wrappers, there during a run only, count as what they wrap.
+    """
     for base in cls.__mro__:
-        found = base.__dict__.get(name, MISSING)
+        found = own_attribute(base, name)
         if found is not MISSING:
             return found
     return MISSING
+
+
+def own_attribute(cls: type, name: str) -> Any:
+    """The same for the class's own namespace."""
+    found = cls.__dict__.get(name, MISSING)
+    return found.__dict__.get(TRACKS, found) if type(found) is types.FunctionType else found
 
 
 def instance_dict(value: Any) -> dict[str, Any] | None:
@@ -180,7 +190,7 @@ def is_user_class(cls: type) -> bool:
 
 def class_attributes(cls: type) -> dict[str, Any]:
     """The class's own attributes, without the special ones that Python keeps there."""
-    return {k: v for k, v in cls.__dict__.items() if not (k.startswith("__") and k.endswith("__"))}
+    return {k: own_attribute(cls, k) for k in cls.__dict__ if not (k.startswith("__") and k.endswith("__"))}
 
 
 def cell_contents(cell: Any) -> Any:

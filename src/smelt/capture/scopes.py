@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -25,6 +25,10 @@ class Scope:
         self.modules = modules
         self.path = ""
         self.module: Any = None
+
+
+# Set on a wrapper that stands in a class while a run is recorded: the function that stands there otherwise.
+TRACKS: Final = "__smelt_tracks__"
 
 
 class _Thread(threading.local):
@@ -48,6 +52,7 @@ def _tracked(original: Any) -> Any:
         finally:
             scope.path, scope.module = saved
 
+    call.__dict__[TRACKS] = original
     return call
 
 

@@ -24,6 +24,10 @@ class Entry(Protocol):
     def constants(self) -> tuple[torch.Tensor, ...]:
         """Tensors whose contents were folded or packed into the entry: guarded by contents."""
 
+    @property
+    def writes(self) -> bool:
+        """Whether a call writes into arguments or state: then it matters which of them share memory."""
+
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The program's answer for arguments that pass the guards. Raises: SmeltError if it cannot be computed."""
 

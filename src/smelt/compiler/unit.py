@@ -15,9 +15,11 @@ import torch
 from smelt.capture import Captured
 from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
+from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.diag import InternalError, Options, SmeltWarning
 from smelt.ir import Graph
+from smelt.ops.effects import effects
 from smelt.passes.manager import PassReport
 from smelt.runtime.cache import CodeCache
 from smelt.runtime.executable import Executable
@@ -42,6 +44,7 @@ class Unit:
     optimized: Graph | None = None
     lowered: Lowered | None = None
     executable: Executable | None = None
+    _ready: _Ready | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @staticmethod
@@ -94,21 +97,45 @@ class Unit:
     def refresh(self) -> None:
         """Fold and pack anew from the present contents of the state."""
         with self._lock:
-            self.executable = None
+            self.executable = self._ready = None
         self.finish()
+
+    @property
+    def writes(self) -> bool:
+        """Whether a call writes into memory that others see, so that it matters which inputs share some."""
+        return any(node.op == "write" or effects(node).writes for node in self.graph.walk())
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The program's answer for arguments that fit.
 
-        Raises: CaptureError (S0107) for arguments of another structure, SmeltError (S0401) where a native call fails.
+        Raises: SmeltError (S0401, S0403) where a native call fails.
         """
-        if self.executable is None:
-            self.finish()
-        assert self.executable is not None and self.lowered is not None
-        inputs = self.signature.flatten(args, kwargs)
-        results = self.executable.run(inputs)
-        outputs = self.lowered.rebuild(results, inputs, self.lookup)
-        return self.signature.rebuild(outputs, args, kwargs)
+        ready = self._ready
+        if ready is None:
+            ready = self._make_ready(args, kwargs)
+        inputs = ready.extract(args, kwargs)
+        return ready.deliver(ready.executable.run(inputs), inputs, args, kwargs)
+
+    def _make_ready(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Ready:
+        self.finish()
+        with self._lock:
+            assert self.executable is not None and self.lowered is not None and self.captured.signature is not None
+            signature = self.captured.signature
+            self._ready = _Ready(
+                extractor(signature, args, kwargs),
+                self.executable,
+                deliverer(signature, self.lowered, self.lookup),
+            )
+            return self._ready
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What a call needs, replaced as a whole so that threads never see half of it."""
+
+    extract: Extract
+    executable: Executable
+    deliver: Deliver
 
 
 @lru_cache(maxsize=8)

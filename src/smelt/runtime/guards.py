@@ -89,9 +89,10 @@ class GuardSet:
         kwargs: Mapping[str, Any],
         *,
         constants: Sequence[torch.Tensor] = (),
+        writes: bool = True,
     ) -> None:
         self._facts = Facts(reads)
-        self._arguments = ArgumentTests(args, kwargs, self._facts.tensors)
+        self._arguments = ArgumentTests(args, kwargs, self._facts.tensors, writes)
         self._state = tuple((shown, read, read()) for shown, _, read in _STATE)
         self._grads = [t.requires_grad for t in self._facts.tensors] if state.is_grad_enabled() else []
         self._hooks = state.global_hooks()

@@ -1,0 +1,55 @@
+"""Straight code for one call's way in and out: arguments to inputs, results to the program's own result.
+
+The guards have checked the structure of the arguments before, so the way in need only pick the tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from smelt.capture import Signature
+from smelt.capture.tree import Container, TensorLeaf
+from smelt.codegen.lower import Lowered
+
+Extract = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[torch.Tensor]]
+Deliver = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[Any], Mapping[str, Any]], Any]
+
+# Places made of positions, plain keys and plain attributes can be read back by Python as they are printed.
+_PLAIN_PLACE = re.compile(r"(args|kwargs)(\[\d+\]|\['[^'\\]*'\]|\.[A-Za-z_][A-Za-z_0-9]*)+\Z")
+
+
+def extractor(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Extract:
+    """What picks a call's inputs out of arguments that are known to fit; tried on one call's arguments."""
+    if all(_PLAIN_PLACE.match(place) for place in signature.inputs):
+        picked = "".join(f"{place}, " for place in signature.inputs)
+        pick: Extract = eval(f"lambda args, kwargs: ({picked})")
+        try:
+            found = pick(args, kwargs)
+            if all(a is b for a, b in zip(found, signature.flatten(args, kwargs), strict=True)):
+                return pick
+        except (AttributeError, LookupError, TypeError):
+            pass  # a container that answers otherwise than its parts say: the signature knows how
+    return signature.flatten
+
+
+def deliverer(signature: Signature, lowered: Lowered, lookup: Callable[[str, str], torch.Tensor]) -> Deliver:
+    """What makes the program's result of a plan's results."""
+    if lowered.is_direct:
+        match signature.result:
+            case TensorLeaf(index=index):
+                return lambda results, inputs, args, kwargs: results[index]
+            case Container(kind="sequence", cls=cls, items=items, names=()) if cls is tuple or cls is list:
+                order = [item.index for item in items if isinstance(item, TensorLeaf)]
+                if len(order) == len(items):
+                    return lambda results, inputs, args, kwargs: cls([results[i] for i in order])
+
+    def rebuild(
+        results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        return signature.rebuild(lowered.rebuild(results, inputs, lookup), args, kwargs)
+
+    return rebuild
