@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from smelt.ir import Builder, DType, TensorType, Value
 from smelt.ops import meta
@@ -75,3 +76,10 @@ def test_what_is_large_or_draws_random_numbers_is_not_tried() -> None:
     assert not is_quick("aten.bernoulli.p", small, 0.5)
     assert not is_quick("aten.neg_.default", small)
     assert not is_quick("aten.dropout.default", small, 0.5, True)
+
+
+def test_a_trial_leaves_random_numbers_alone() -> None:
+    value = Builder.new("f", {"x": TensorType.of(F32, (4, 4))}).graph.inputs[0]
+    before = torch.get_rng_state()
+    assert meta.dummy_outcome("aten.bernoulli.p", (value, 0.5), {})[0].types == (value.type,)
+    assert torch.equal(torch.get_rng_state(), before)
