@@ -119,7 +119,7 @@ class _ModelRun:
         if absent := missing(self.model.needs):
             self._fail_all(f"the model: {absent}")
             return self._finished(load)
-        with tempfile.TemporaryDirectory(prefix="smelt-bench-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="smelt-bench-", ignore_cleanup_errors=True) as scratch:
             self._startups(Path(scratch))
             try:
                 with quiet():

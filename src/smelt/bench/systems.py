@@ -217,10 +217,9 @@ def _openvino_tensor(tensor: Tensor) -> Any:
 
 
 def _from_openvino(tensor: Any) -> Tensor:
-    """A copy of an OpenVINO tensor."""
+    """A copy of an OpenVINO tensor; its bf16 comes as another 16-bit type with the same bits."""
     if tensor.element_type.get_type_name() == "bf16":
-        bits = torch.frombuffer(bytearray(bytes(tensor.bytes_data)), dtype=torch.bfloat16)
-        return bits.reshape(tuple(tensor.shape))
+        return torch.from_numpy(tensor.data.view("int16").copy()).view(torch.bfloat16)
     return torch.from_numpy(tensor.data.copy())
 
 
