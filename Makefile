@@ -27,7 +27,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 layers: $(STAMP)
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 -m "not nightly"

@@ -32,6 +32,7 @@ class ReplayEntry:
         self.steps, self.result = steps, result
         self.inputs = pytree.tree_leaves((args, dict(kwargs)))
         self.constants: tuple[torch.Tensor, ...] = ()
+        self.state: tuple[torch.Tensor, ...] = ()
         self.runs = 0
         self.finished = False
         self.refreshed = 0
@@ -71,6 +72,7 @@ class Builder:
         self.before_run: Any = None
         self.after_run: Any = None
         self.constants: tuple[torch.Tensor, ...] = ()
+        self.state: tuple[torch.Tensor, ...] = ()
 
     def __call__(self, fn: Any, args: Any, kwargs: Any, options: Any) -> ReplayEntry:
         if self.before_run is not None:

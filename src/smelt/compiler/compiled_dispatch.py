@@ -7,6 +7,7 @@ counted. The first call's answer comes from the one native run that was recorded
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from smelt.capture.reads_effects import file_kind
 from smelt.compiler.compiled_inputs import first_unsupported, grad_witness
 from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, Settings, Stats
 from smelt.diag import CaptureError, SmeltError, SmeltWarning
+from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guards import GuardSet
 
 ENTRY_LIMIT = 8  # entries kept; the least recently used one goes
@@ -218,10 +220,12 @@ class Dispatcher:
             return
         row = Row(guards, entry, build_s=build_s, is_ready=False)
         self._add(row)
+        # Taken before anything is folded or packed: what changes meanwhile may be in the entry or not.
+        before = Constants(entry.state)
         if self.settings.background:
-            threading.Thread(target=self._finish, args=(row,), name=f"smelt {self.name}", daemon=True).start()
+            threading.Thread(target=self._finish, args=(row, before), name=f"smelt {self.name}", daemon=True).start()
         else:
-            self._finish(row)
+            self._finish(row, before)
 
     def _settle_effects(self, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._effects_seen += 1
@@ -234,13 +238,18 @@ class Dispatcher:
             self._add(Row(GuardSet((), args, kwargs), None, reason))
             self._warn("effects", f"{self.name} runs as it is, not compiled: {reason}")
 
-    def _finish(self, row: Row) -> None:
+    def _finish(self, row: Row, before: Constants) -> None:
         entry = row.entry
         try:
             if entry is not None:
                 entry.finish()
                 # Only now is it known what was folded and packed. Nobody runs the entry before it is ready.
                 row.guards.watch(entry.constants)
+                held = {id(tensor) for tensor in entry.constants}
+                if any(id(before.tensors[i]) in held for i in before.changed()):
+                    # The row never becomes ready; the next such call compiles anew.
+                    self._drop(row)
+                    return
         except Exception as error:
             row.entry, row.reason = None, _sentence(error)
             if not self.settings.background:
@@ -262,6 +271,12 @@ class Dispatcher:
                 f"At most {ENTRY_LIMIT} entries are kept; after {STORM_LIMIT} the original runs instead.",
             )
         self._rows = rows[:ENTRY_LIMIT]
+
+    def _drop(self, row: Row) -> None:
+        """Take a row out of the table."""
+        # A build in the foreground holds the lock already.
+        with self._lock if self.settings.background else contextlib.nullcontext():
+            self._rows = tuple(other for other in self._rows if other is not row)
 
     def _move_to_front(self, row: Row) -> None:
         if self._lock.acquire(blocking=False):

@@ -25,6 +25,10 @@ class Entry(Protocol):
         """Tensors whose contents were folded or packed into the entry: guarded by contents."""
 
     @property
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """All tensors from outside the arguments that the program uses."""
+
+    @property
     def writes(self) -> bool:
         """Whether a call writes into arguments or state: then it matters which of them share memory."""
 

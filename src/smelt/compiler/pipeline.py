@@ -69,15 +69,17 @@ def pass_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(p.name for p in (*FUNCTIONAL, *OPTIMIZED)))
 
 
-def functional_graph(raw: Graph, options: Options) -> tuple[Graph, Sequence[PassReport]]:
-    """A functional copy of a raw capture.
+def functional_graph(
+    raw: Graph, options: Options, entangled: frozenset[str] = frozenset()
+) -> tuple[Graph, Sequence[PassReport]]:
+    """A functional copy of a raw capture; writes to external values that share memory (`entangled`) stay in place.
 
     Raises: SmeltError (S0301 for an unknown pass in an option, S0901 where a pass fails).
     """
     _check_skip(options)
     graph = raw.clone()
     # Nothing downstream understands a graph that still mutates in place, so this part is never cut short.
-    reports = run_passes(graph, FUNCTIONAL, PassContext(), check=options.verify, dump=options.dump)
+    reports = run_passes(graph, FUNCTIONAL, PassContext(entangled=entangled), check=options.verify, dump=options.dump)
     return graph, reports
 
 

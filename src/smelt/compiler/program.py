@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt.capture import Captured, capture, is_capturing
+from smelt.capture.sharing import entangled
 from smelt.codegen.python import python_source
 from smelt.compiler.code import Code, write_code
 from smelt.compiler.unit import Unit
@@ -142,7 +143,7 @@ class Program(torch.nn.Module):
                     code="S0107",
                 )
             exact = exact and type_of(tensor) == value.type
-        return exact and not _overlap(inputs, unit.graph) and self._state_is_as_captured(unit)
+        return exact and not _overlap(unit, inputs) and self._state_is_as_captured(unit)
 
     def _state_is_as_captured(self, unit: Unit) -> bool:
         for node in unit.graph.body:
@@ -169,12 +170,9 @@ class Program(torch.nn.Module):
         return found
 
 
-def _overlap(inputs: Sequence[torch.Tensor], graph: Graph) -> bool:
-    """Whether inputs share memory while the graph writes: then the order of reads and writes matters."""
-    if not any(node.op == "write" for node in graph.walk()):
-        return False
-    storages = [t.untyped_storage().data_ptr() for t in inputs if t.numel()]
-    return len(set(storages)) != len(storages)
+def _overlap(unit: Unit, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether inputs and state share memory while the graph writes: then the order of reads and writes matters."""
+    return unit.writes and bool(entangled(unit.graph, inputs, unit.lookup))
 
 
 def _warn(text: str) -> None:

@@ -55,7 +55,7 @@ class Unit:
         if captured.graph is None or captured.signature is None:
             raise InternalError(f"the capture of {captured.name} has neither a graph nor an error")
         start = perf_counter()
-        graph, records = functional_graph(captured.graph, options)
+        graph, records = functional_graph(captured.graph, options, captured.entangled)
         unit = Unit(captured, options, lookup or captured.state.lookup, graph, list(records))
         unit.stages_ms["functionalize"] = _since(start)
         return unit
@@ -71,6 +71,11 @@ class Unit:
         if self.lowered is None:
             return ()
         return tuple(self.lookup(name.kind, name.path) for name in self.lowered.constants)
+
+    @property
+    def state(self) -> tuple[torch.Tensor, ...]:
+        """All tensors from outside the arguments that the program uses."""
+        return tuple(entry.tensor for entry in self.captured.state.entries.values())
 
     def optimize(self) -> Graph:
         """The graph that runs, after all passes."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from smelt._torch.exact import same
+from smelt._torch.storage import nbytes_spanned
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _BY_VALUE = (complex, bytes, torch.device, torch.Size, slice, range, set, frozenset)
@@ -197,14 +198,6 @@ def members(value: Any) -> list[tuple[str | tuple[Any], Any]]:
     if isinstance(value, dict):
         return [(f"[{k!r}]" if type(k) is str else (k,), v) for k, v in dict.items(value)]
     return [(f"[{i}]", inner) for i, inner in enumerate(value)]
-
-
-def nbytes_spanned(tensor: torch.Tensor) -> int:
-    """The bytes from a tensor's first element to the end of its last."""
-    if tensor.numel() == 0:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int((last + 1) * tensor.element_size())
 
 
 def extents_meet(pointers: Sequence[int], extents: Sequence[int]) -> tuple[tuple[int, int, int], ...]:

@@ -86,14 +86,19 @@ class Constants:
 
     def first_changed(self) -> int | None:
         """The position of the first tensor that differs."""
+        return next(iter(self.changed()), None)
+
+    def changed(self) -> list[int]:
+        """The positions of all tensors that differ."""
         versions = iter(self._versions)
         bits = self._bits_by_tensor()
+        found = []
         for i, tensor in enumerate(self.tensors):
             moved = tensor.data_ptr() != self._pointers[i]
             written = not tensor.is_inference() and tensor._version != next(versions)
             if moved or written or bits[i]:
-                return i
-        return None
+                found.append(i)
+        return found
 
     def _bits_by_tensor(self) -> list[bool]:
         """For each tensor, whether its sample differs now."""
