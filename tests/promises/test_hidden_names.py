@@ -1,0 +1,155 @@
+"""Each private name of torch that an adapter uses, hidden in turn: another rung of the ladder, the same answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt._torch import dispatch, dispatch_mode, fake, handles, pytree, record_patches, schemas, shim, state, storage
+from tests.promises.models import RULE, assert_agrees, block, images
+from tests.zoo.build import Sample
+
+
+class Mixed(nn.Module):
+    """Lookups, numbers among tensors, lists of tensors, a write to a buffer, two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.cell = nn.Linear(16, 8)
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        rows = self.table(x)
+        wide = torch.cat([rows, nn.functional.pad(rows[..., 2:], (1, 1))], -1)
+        gated = torch.where(wide > 0.1, wide * 2.5, wide.clamp(-0.5, 0.5) ** 2)
+        last = self.cell(gated) / 3 - rows[:, torch.tensor([0])]
+        self.seen.copy_(last.sum((0, 1)))
+        return {"last": last.softmax(-1), "parts": last.split([3, 5], -1)}
+
+
+def mixed() -> Sample:
+    torch.manual_seed(3)
+    return Sample("mixed", Mixed().eval(), {"x": torch.randint(0, 11, (2, 5))})
+
+
+SAMPLES: tuple[Callable[[], Sample], ...] = (block, images, mixed)
+
+
+def check(*samples: Callable[[], Sample]) -> None:
+    """Compile and trace the samples (all by default) afresh and compare with eager."""
+    for sample in samples or SAMPLES:
+        made = sample()
+        expected = made.model(**made.inputs)
+        buffers = {name: b.clone() for name, b in made.model.named_buffers()}
+        compiled = smelt.compile(made.model, options=RULE)
+        for _ in range(2):
+            assert_agrees(compiled(**made.inputs), expected)
+        assert_agrees(dict(made.model.named_buffers()), buffers)
+        assert compiled.stats().fallbacks == {} and compiled.stats().rows[0].hits == 1
+
+
+def check_trace() -> None:
+    """The same of a trace."""
+    made = block()
+    program = smelt.trace(made.model, (), made.inputs, options=RULE)
+    assert_agrees(program(**made.inputs), made.model(**made.inputs))
+    assert program.native_failure is None
+
+
+def names_used(*samples: Callable[[], Sample]) -> list[str]:
+    """The names that samples ask the adapters for, and those that stand in for a hidden one."""
+    asked: set[str] = set()
+    with pytest.MonkeyPatch.context() as patch:
+        original = shim.is_hidden
+
+        def spy(name: str) -> bool:
+            asked.add(name)
+            return original(name)
+
+        patch.setattr(shim, "is_hidden", spy)
+        check(*samples)
+    return sorted(asked | set(handles.NAMES))
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=["block", "images", "mixed"])
+def test_each_symbol_hidden_in_turn(sample: Callable[[], Sample]) -> None:
+    names = names_used(sample)
+    assert len(names) > 25 and {"torch_call_dispatcher", "aoti_torch_delete_tensor_object"} <= set(names)
+    for name in names:
+        with shim.hidden(name):
+            check(sample)
+
+
+def test_all_symbols_hidden_at_once() -> None:
+    with shim.hidden(*names_used()):
+        check()
+
+
+def test_all_library_products_hidden_at_once() -> None:
+    with shim.hidden(*(n for n in names_used() if "aoti_torch_cpu" in n or "torch.ops" in n)):
+        check()
+
+
+FALLBACKS: dict[str, tuple[Any, str, Any]] = {
+    "deterministic": (state, "is_deterministic", torch.are_deterministic_algorithms_enabled),
+    "precision": (state, "matmul_precision", torch.get_float32_matmul_precision),
+    "autocast": (state, "is_any_autocast", state._any_autocast_by_device),
+    "function mode": (state, "has_function_mode", state._has_function_mode_by_override),
+    "dispatch mode": (state, "has_dispatch_mode", state._has_dispatch_mode_by_utils),
+    "functorch": (state, "in_functorch", state._in_functorch_by_interpreter),
+    "jit": (state, "is_jit_tracing", torch.jit.is_tracing),
+    "storage": (storage, "same_storage", storage._same_by_query),
+    "schema": (schemas, "_raw_schema", schemas._schema_by_name),
+    "pytree": (pytree, "_nodes", {}),
+    "fake tensors": (fake, "FakeTensorMode", None),
+    "dispatch mode class": (dispatch_mode, "TorchDispatchMode", None),
+    "function impl": (record_patches, "_disabled_function", None),
+    "dispatch impl": (record_patches, "_disabled_dispatch", None),
+    "functorch stack": (dispatch, "_functorch_stack", None),
+    "entry": (dispatch, "_HAS_ENTRY", False),
+}
+
+
+def replace_everywhere(patch: pytest.MonkeyPatch, owner: Any, name: str, value: Any) -> None:
+    """Put `value` in the place of a name and of every import of it."""
+    original = getattr(owner, name)
+    patch.setattr(owner, name, value)
+    if isinstance(original, bool):
+        return
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("smelt.") and vars(module).get(name) is original:
+            patch.setattr(module, name, value)
+
+
+@pytest.mark.parametrize("what", FALLBACKS)
+def test_each_private_python_name_missing_in_turn(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, value = FALLBACKS[what]
+    if name == "FakeTensorMode":
+        fake._mode.cache_clear()
+    replace_everywhere(monkeypatch, owner, name, value)
+    try:
+        check()
+        check_trace()
+    finally:
+        fake._mode.cache_clear()
+
+
+def test_all_private_python_names_missing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake._mode.cache_clear()
+    for owner, name, value in FALLBACKS.values():
+        replace_everywhere(monkeypatch, owner, name, value)
+    monkeypatch.setattr(dispatch, "_HAS_BELOW_AUTOGRAD", False)
+    try:
+        assert dispatch.levels() == ("dispatch_mode",)
+        with shim.hidden(*names_used()):
+            check()
+            check_trace()
+    finally:
+        fake._mode.cache_clear()
