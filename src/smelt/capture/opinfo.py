@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from smelt._torch.schemas import Schema, read_schema, tag_names
+from smelt.ops.catalogue import record_of
+from smelt.ops.record import nothing_written
+from smelt.ops.registry import arguments_of
 
 # Answers that follow from types alone, so that a tensor's data does not reach Python through them.
 METADATA = frozenset((
@@ -34,6 +37,8 @@ UNDECLARED_ALIAS = frozenset((
 
 _DROPPED = ("profiler.", "prim.")
 
+Written: TypeAlias = "tuple[str, int | None]"
+
 
 @dataclass(frozen=True, slots=True)
 class OpInfo:
@@ -42,7 +47,8 @@ class OpInfo:
     is_kept: whether a call becomes a node (profiler marks do not).
     returns_tensors: every result is a tensor, an optional one, or a list of them.
     is_conversion: a result is a Python value that follows from a tensor's data.
-    writes: names of written arguments with their positions (None: by name only).
+    writes: names of written arguments with their positions (None: by name only). undeclared: more of them, for given
+        arguments, that the catalogue knows though the schema does not say so.
     shares: position of the operand that the first result may be a view of, -1 for none.
     sized_by: for operators whose result sizes follow from data: the positions of the operands that decide them, given
         the arguments; None where sizes are static.
@@ -55,10 +61,15 @@ class OpInfo:
     is_random: bool
     returns_tensors: bool
     is_conversion: bool
-    writes: tuple[tuple[str, int | None], ...]
+    writes: tuple[Written, ...]
+    undeclared: Callable[[Sequence[Any], dict[str, Any]], tuple[Written, ...]] | None
     shares: int
     may_share: bool
     sized_by: Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]] | None
+
+    def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Written, ...]:
+        """The arguments that a call writes."""
+        return self.writes if self.undeclared is None else (*self.writes, *self.undeclared(args, kwargs))
 
 
 @lru_cache(maxsize=8192)
@@ -80,10 +91,25 @@ def op_info(overload: Any) -> OpInfo:
         returns_tensors,
         not returns_tensors and takes_tensors and short not in METADATA,
         tuple((a.name, positions.get(a.name)) for a in schema.arguments if a.is_write),
+        _undeclared(schema, positions),
         shared[0] if shared and any(r.alias for r in schema.returns) else -1,
         "maybe_aliasing_or_mutating" in tags or short in UNDECLARED_ALIAS,
         _sized_by(schema, short, tags),
     )
+
+
+def _undeclared(
+    schema: Schema, positions: dict[str, int]
+) -> Callable[[Sequence[Any], dict[str, Any]], tuple[Written, ...]] | None:
+    record = record_of(schema.name)
+    if record is None or record.writes is nothing_written:
+        return None
+    names_of = record.writes
+
+    def found(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Written, ...]:
+        return tuple((name, positions.get(name)) for name in names_of(arguments_of(schema, args, kwargs)))
+
+    return found
 
 
 def _masks(args: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:

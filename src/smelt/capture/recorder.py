@@ -179,7 +179,7 @@ class Recorder:
             return
         if info.sized_by is not None and tainted:
             self._sized_result(info, info.sized_by(args, kwargs))
-        for name, position in info.writes:
+        for name, position in info.written(args, kwargs):
             self._write(noted, named, name, position, tainted, info)
         if info.short in _CONSTANT_MAKERS:
             self._lift(args[0], operands[0])

@@ -28,7 +28,7 @@ class Written:
         """The recorder's hook with a look at what each operator is about to write."""
 
         def watched(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            for name, position in op_info(overload).writes:
+            for name, position in op_info(overload).written(args, kwargs):
                 target = kwargs.get(name)
                 if target is None and position is not None and position < len(args):
                     target = args[position]

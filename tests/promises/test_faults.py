@@ -1,0 +1,456 @@
+"""Bad input and programs that cannot be compiled: eager's answer and one warning, or one error with file and line."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt.diag import CaptureError, SmeltError, SmeltWarning
+from tests.promises.models import RULE, Block, assert_agrees, entry_of, how_nodes_run
+
+STRICT = {**RULE, "strict": True}
+
+
+def line_of(function: Callable[..., Any], text: str) -> str:
+    """`file:line` of the line of this file that holds a text, in a function."""
+    code = getattr(function, "__wrapped__", function).__code__
+    with open(__file__, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if number >= code.co_firstlineno and text in line:
+                return f"{__file__}:{number}"
+    raise AssertionError(text)
+
+
+def smelt_warnings(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(w.message) for w in caught if issubclass(w.category, SmeltWarning)]
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    "wrong", [("text",), (None,), ([1, 2],), (), (torch.randn(3, 7),), (torch.randint(5, (2, 4)),)], ids=str
+)
+def test_wrong_arguments_raise_what_eager_raises(wrong: tuple[Any, ...]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with pytest.raises(Exception) as eager:
+        model(*wrong)
+    compiled = smelt.compile(model, options=RULE)
+    for attempt in range(2):
+        for call in (lambda: compiled(*wrong), lambda: smelt.trace(model, wrong)):
+            with pytest.raises(type(eager.value)) as ours:
+                call()
+            assert str(ours.value) == str(eager.value)
+        if attempt == 0:
+            x = torch.randn(2, 4)
+            compiled(x)
+            assert torch.equal(compiled(x), model(x))
+
+
+def test_the_users_own_errors_pass_unchanged() -> None:
+    class Refused(Exception):
+        pass
+
+    error = Refused("not today")
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] == 3:
+            raise error
+        return x + 1
+
+    compiled = smelt.compile(f, options=RULE)
+    compiled(torch.ones(2))
+    for call in (lambda: compiled(torch.ones(3)), lambda: smelt.trace(f, torch.ones(3))):
+        with pytest.raises(Refused) as caught:
+            call()
+        assert caught.value is error
+        assert traceback.extract_tb(caught.value.__traceback__)[-1].line == "raise error"
+    assert torch.equal(compiled(torch.ones(2)), torch.ones(2) + 1)
+    assert compiled.stats().fallbacks == {}
+
+
+# --- operators
+
+
+@pytest.fixture
+def library() -> Iterator[Any]:
+    with torch.library._scoped_library("promised", "FRAGMENT") as made:
+        yield made
+
+
+def test_operators_of_torch_library_work(library: Any) -> None:
+    library.define("halved(Tensor x, float by=2.0) -> Tensor")
+    library.define("both(Tensor x) -> (Tensor, Tensor)")
+    for key in ("CPU", "Meta"):
+        library.impl("halved", lambda x, by=2.0: x / by, key)
+        library.impl("both", lambda x: (x + 1, x - 1), key)
+
+    def f(x: torch.Tensor) -> Any:
+        first, second = torch.ops.promised.both(torch.ops.promised.halved(x, by=4.0))
+        return first, second.relu()
+
+    _agrees_in_both(f, torch.randn(3, 4))
+
+
+def test_an_operator_of_torch_library_that_writes(library: Any) -> None:
+    library.define("bump_(Tensor(a!) x) -> ()")
+    for key in ("CPU", "Meta"):
+        library.impl("bump_", _bump, key)
+
+    def f(x: torch.Tensor) -> Any:
+        y = x * 2
+        torch.ops.promised.bump_(y)
+        torch.ops.promised.bump_(x)
+        return y.relu()
+
+    x = torch.randn(3, 4)
+    compiled = smelt.compile(f, options=RULE)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            want, got = x.clone(), x.clone()
+            assert_agrees((compiled(got), got), (f(want), want))
+    assert len(smelt_warnings(caught)) <= 1
+
+
+def _bump(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def test_an_operator_without_a_meta_kernel(library: Any) -> None:
+    library.define("secret(Tensor x) -> Tensor")
+    library.impl("secret", lambda x: x.flip(0) * 2, "CPU")
+    _agrees_in_both(lambda x: torch.ops.promised.secret(x + 1) - 1, torch.randn(3, 4))
+
+
+def test_an_operator_of_the_decorator(library: Any) -> None:
+    made: Any = torch.library.custom_op("promised::scaled", mutates_args=())(_scaled)
+    made.register_fake(lambda x, factor: torch.empty_like(x))
+    try:
+        _agrees_in_both(lambda x: torch.ops.promised.scaled(x, 3.0) + 1, torch.randn(5))
+    finally:
+        made._lib._destroy()
+
+
+def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+
+def _agrees_in_both(f: Callable[..., Any], x: torch.Tensor) -> None:
+    """Traced and compiled equal eager, without a fallback; the inputs are as after one eager call."""
+    expected = f(x.clone())
+    program = smelt.trace(f, x.clone(), options=RULE)
+    assert_agrees(program(x.clone()), expected)
+    assert smelt.parse(str(program.graph)) == program.graph
+    compiled = smelt.compile(f, options=RULE)
+    for _ in range(3):
+        assert_agrees(compiled(x.clone()), expected)
+    assert compiled.stats().fallbacks == {} and entry_of(compiled) and how_nodes_run(compiled)
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(-1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return grad * 100 * (x.abs() < 1)
+
+
+def test_an_autograd_function_with_its_own_backward() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return Clipped.apply(x * 2) + 1
+
+    x = torch.randn(6)
+    _agrees_in_both(f, x)
+    compiled = smelt.compile(f, options=RULE)
+    compiled(x)
+    leaf, same = (x.clone().requires_grad_() for _ in range(2))
+    with torch.enable_grad():
+        with pytest.warns(SmeltWarning, match=r"torch\.no_grad"):
+            compiled(leaf).sum().backward()
+        f(same).sum().backward()
+    assert leaf.grad is not None and same.grad is not None and torch.equal(leaf.grad, same.grad)
+
+
+# --- data that decides
+
+
+def branching(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        return x * 2
+    return x - 1
+
+
+def counting(x: torch.Tensor) -> torch.Tensor:
+    n = int(x.max().item())
+    return x + n
+
+
+def sized(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0] * 2
+
+
+@pytest.mark.parametrize(
+    ("f", "code", "text"),
+    [
+        (branching, "S0101", "if x.sum() > 0"),
+        (counting, "S0101", "int(x.max().item())"),
+        (sized, "S0102", "x[x > 0]"),
+    ],
+)
+def test_data_dependence_is_named_by_file_and_line(f: Any, code: str, text: str) -> None:
+    xs = [torch.tensor([1.0, 2.0]), torch.tensor([-1.0, -5.0]), torch.tensor([3.0, -5.0])]
+    place = line_of(f, text)
+    for given in (STRICT, RULE):
+        with pytest.raises(CaptureError) as caught:
+            smelt.trace(f, xs[0], options=given)
+        assert caught.value.code == code
+        assert f"{caught.value.where}".startswith(place) and place in str(caught.value)
+        assert caught.value.why and caught.value.fix
+
+    compiled = smelt.compile(f, options=RULE)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for x in xs * 3:
+            assert torch.equal(compiled(x), f(x))
+    (only,) = smelt_warnings(seen)
+    assert place in only
+
+    for strict in (smelt.compile(f, options=STRICT), smelt.compile(f, options=RULE, fullgraph=True)):
+        with pytest.raises(SmeltError) as refused:
+            strict(xs[0])
+        assert place in str(refused.value)
+
+
+# --- traces are checked
+
+
+def test_a_dependence_that_a_trace_does_not_show() -> None:
+    calls = [0]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x + hidden(x)
+
+    def hidden(x: torch.Tensor) -> int:
+        calls[0] += 1
+        return 1 if x.numpy()[0] > 0 else 2
+
+    with pytest.raises(CaptureError):  # numpy is seen
+        smelt.trace(f, torch.ones(2))
+
+    def g(x: torch.Tensor, flag: list[int]) -> torch.Tensor:
+        return x * len(flag)
+
+    smelt.trace(g, (torch.ones(2), [1]), check_inputs=[(torch.zeros(2), [1])])
+    state = {"factor": 1.0}
+
+    def h(x: torch.Tensor) -> torch.Tensor:
+        state["factor"] += 1.0
+        return x * state["factor"]
+
+    program = smelt.trace(h, torch.ones(2))
+    assert torch.equal(program(torch.ones(2)), torch.full((2,), 2.0))
+    with pytest.raises(CaptureError) as caught:
+        smelt.trace(h, torch.ones(2), check_inputs=[torch.full((2,), 5.0)])
+    assert caught.value.code == "S0105" and "check_inputs" in str(caught.value)
+
+
+class WithState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        x.mul_(2)
+        return self.drop(self.norm(x)) + torch.rand(4)
+
+
+def test_checks_leave_state_and_random_numbers_as_one_call_would() -> None:
+    x, more = torch.randn(8, 4), [torch.randn(8, 4), torch.randn(8, 4)]
+    models = [WithState().train() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    inputs, kept = [x.clone(), x.clone()], [m.clone() for m in more]
+    torch.manual_seed(7)
+    answer = models[0](inputs[0])
+    after = torch.get_rng_state()
+    torch.manual_seed(7)
+    program = smelt.trace(models[1], inputs[1], check=True, check_inputs=more)
+    assert torch.equal(torch.get_rng_state(), after)
+    assert_agrees(models[1].state_dict(), models[0].state_dict())
+    assert models[1].norm.num_batches_tracked.item() == 1 and models[1].calls.item() == 1
+    assert torch.equal(inputs[0], inputs[1])
+    assert all(torch.equal(a, b) for a, b in zip(more, kept, strict=True))
+
+    for _ in range(2):
+        torch.manual_seed(8)
+        answer = models[0](inputs[0])
+        torch.manual_seed(8)
+        assert_agrees(program(inputs[1]), answer)
+        assert_agrees(models[1].state_dict(), models[0].state_dict())
+        assert torch.equal(inputs[0], inputs[1])
+
+
+def test_a_compiled_program_draws_and_updates_as_eager() -> None:
+    models = [WithState().train() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    compiled = smelt.compile(models[1], options=RULE)
+    x = torch.randn(8, 4)
+    inputs = [x.clone(), x.clone()]
+    for step in range(4):
+        torch.manual_seed(step)
+        answer = models[0](inputs[0])
+        state = torch.get_rng_state()
+        torch.manual_seed(step)
+        assert_agrees(compiled(inputs[1]), answer)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert_agrees(models[1].state_dict(), models[0].state_dict())
+        assert torch.equal(inputs[0], inputs[1])
+
+
+# --- modules that change
+
+
+def test_a_module_that_changes_while_it_is_compiled() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.factor = 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x) * self.factor
+
+    model = Model().eval()
+    compiled = smelt.compile(model, options=RULE)
+    x, stop = torch.randn(3, 4), threading.Event()
+    allowed = [model.linear(x) * factor for factor in (1.0, 2.0)]
+
+    def disturb() -> None:
+        while not stop.is_set():
+            model.factor = 3.0 - model.factor
+
+    thread = threading.Thread(target=disturb)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SmeltWarning)
+        thread.start()
+        try:
+            for _ in range(200):
+                found = compiled(x)
+                assert any(torch.allclose(found, a, atol=1e-6) for a in allowed)
+        finally:
+            stop.set()
+            thread.join()
+        for factor in (1.0, 5.0):
+            model.factor = factor
+            for _ in range(2):
+                assert_agrees(compiled(x), model.linear(x) * factor)
+
+
+def test_a_hook_that_changes_the_module_in_the_recorded_call() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval()
+    compiled, x = smelt.compile(model, options=RULE), torch.randn(2, 4)
+
+    def replace(module: nn.Module, args: Any, output: Any) -> None:
+        model[1].weight = nn.Parameter(model[1].weight * 2)
+
+    handle = model[0].register_forward_hook(replace)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SmeltWarning)
+        for _ in range(4):
+            before = model[1].weight.clone()
+            hidden = model[0].weight
+            found = compiled(x)
+            assert torch.equal(model[1].weight, before * 2)
+            want = nn.functional.linear(nn.functional.linear(x, hidden, model[0].bias), before * 2, model[1].bias)
+            assert_agrees(found, want)
+        handle.remove()
+        for _ in range(3):
+            assert_agrees(compiled(x), model(x))
+
+
+CHANGES: dict[str, Callable[[nn.Module], Any]] = {
+    "replaced parameter": lambda m: setattr(m.up, "weight", nn.Parameter(torch.randn(128, 32))),
+    "in place": lambda m: m.up.weight.mul_(1.5),
+    "data": lambda m: setattr(m.up.weight, "data", torch.randn(128, 32)),
+    "load": lambda m: m.load_state_dict({k: v + 0.1 for k, v in m.state_dict().items()}),
+    "child": lambda m: setattr(m, "up", nn.Linear(32, 128)),
+    "dtype there and back": lambda m: m.double().float(),
+    "no bias": lambda m: setattr(m.down, "bias", None),
+    "attribute": lambda m: setattr(m.second, "eps", 0.5),
+    "another forward": lambda m: setattr(m, "forward", lambda x: x * 2),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_module_that_changes_between_calls(what: str) -> None:
+    torch.manual_seed(4)
+    model, x = Block().eval(), torch.randn(2, 4, 32)
+    compiled = smelt.compile(model, options=RULE)
+    program = smelt.trace(model, x, options=RULE)
+    for _ in range(2):
+        assert_agrees(compiled(x), model(x))
+        assert_agrees(program(x), model(x))
+    CHANGES[what](model)
+    for _ in range(3):
+        assert_agrees(compiled(x), model(x))
+    assert compiled.stats().fallbacks == {}
+    if what in ("replaced parameter", "in place", "data", "load", "dtype there and back"):
+        assert_agrees(program(x), model(x))
+
+
+# --- options
+
+
+@pytest.mark.parametrize(
+    ("options", "listed"),
+    [
+        ({"speed": 11}, ["strict", "numerics", "cache_dir", "measure"]),
+        ({"strict": "yes"}, ["bool"]),
+        ({"numerics": "best"}, ["default", "fast", "eager-library"]),
+        ({"cache_limit_mb": "big"}, ["int"]),
+        ({"cache_limit_mb": True}, ["int"]),
+        ({"skip": "cse"}, ["tuple"]),
+        ({"stop_after": 1.5}, ["int"]),
+    ],
+)
+def test_wrong_options_list_what_is_allowed(options: dict[str, Any], listed: list[str]) -> None:
+    for use in (
+        lambda: smelt.compile(nn.Linear(2, 2), options=options),
+        lambda: smelt.compile(options=options)(branching),
+        lambda: smelt.trace(nn.Linear(2, 2), torch.ones(1, 2), options=options),
+    ):
+        with pytest.raises(SmeltError) as caught:
+            use()
+        assert caught.value.code == "S0301"
+        assert all(word in str(caught.value) for word in listed)
+
+
+def test_unknown_passes_are_named() -> None:
+    with pytest.raises(SmeltError, match="cse") as caught:
+        smelt.trace(nn.Linear(2, 2), torch.ones(1, 2), options={"skip": ["cce"]})
+    assert caught.value.code == "S0301"
+
+
+def test_what_cannot_be_compiled_at_all() -> None:
+    for thing in (3, "text", torch.ones(2)):
+        with pytest.raises(SmeltError) as caught:
+            smelt.compile(thing)
+        assert caught.value.code == "S0106"
+    with pytest.raises(SmeltError) as nothing:
+        smelt.explain(nn.Linear(2, 2))
+    assert nothing.value.code == "S0106"
