@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from smelt.codegen.lower.merging import merging_pays
 from smelt.diag import Options, SmeltError
@@ -23,7 +24,7 @@ from smelt.passes.fold_batch_norm import fold_batch_norm
 from smelt.passes.functionalize import functionalize
 from smelt.passes.fuse_bias import fuse_bias
 from smelt.passes.inline import inline
-from smelt.passes.manager import PassReport, run_passes
+from smelt.passes.manager import Culprit, PassReport, bisect, run_passes
 from smelt.passes.merge_linears import merge_linears
 from smelt.passes.order import order
 from smelt.passes.peephole import peephole
@@ -65,8 +66,19 @@ _OPTIONAL = frozenset((attention_fast.name,))
 
 
 def pass_names() -> tuple[str, ...]:
-    """The names that `options={"skip": [...]}` takes, in order of first use."""
-    return tuple(dict.fromkeys(p.name for p in (*FUNCTIONAL, *OPTIMIZED)))
+    """The names that `options={"skip": [...]}` and "enable" take, in order of first use."""
+    return tuple(dict.fromkeys(p.name for p in OPTIMIZED))
+
+
+def chosen_passes(options: Options) -> tuple[Pass, ...]:
+    """The passes behind `optimized_graph`, in order."""
+    left_out = set(options.skip) | (_OPTIONAL - set(options.enable))
+    return tuple(p for p in OPTIMIZED if p.name not in left_out)[: options.stop_after]
+
+
+def first_wrong_pass(graph: Graph, inputs: Sequence[Any], options: Options, lookup: Lookup) -> Culprit | None:
+    """The first pass after which the reference evaluator's answer for these inputs differs; None if all keep it."""
+    return bisect(graph, chosen_passes(options), inputs, lookup)
 
 
 def functional_graph(
@@ -86,14 +98,12 @@ def functional_graph(
 def optimized_graph(graph: Graph, options: Options, lookup: Lookup) -> tuple[Graph, Sequence[PassReport]]:
     """An optimized copy of a functional graph. Raises: SmeltError (S0901 a failing pass)."""
     result = graph.clone()
-    passes = [p for p in OPTIMIZED if p.name not in options.skip and p.name not in _OPTIONAL - set(options.enable)]
     reports = run_passes(
         result,
-        passes,
+        chosen_passes(options),
         PassContext(lookup, merging_pays=partial(merging_pays, options=options)),
         check=options.verify,
         dump=f"{options.dump}/optimize" if options.dump else "",
-        stop_after=options.stop_after,
     )
     return result, reports
 

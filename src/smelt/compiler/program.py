@@ -16,11 +16,13 @@ from smelt.capture import Captured, capture, is_capturing
 from smelt.capture.sharing import entangled
 from smelt.codegen.python import python_source
 from smelt.compiler.code import Code, write_code
+from smelt.compiler.pipeline import first_wrong_pass
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning
 from smelt.ir import Graph, TensorType
 from smelt.ops.convert import type_of
 from smelt.ops.evaluate import evaluate
+from smelt.passes.manager import Culprit
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
@@ -68,6 +70,18 @@ class Program(torch.nn.Module):
         unit = self.unit
         self._check_types(unit, unit.signature.flatten(args, kwargs))
         return unit.optimize()
+
+    def bisect(self, *args: Any, **kwargs: Any) -> Culprit | None:
+        """The first pass that changes the answer for these arguments, with the difference; None if none does.
+
+        The graph is evaluated operation by operation on copies after each pass; only rounding may differ, and that only
+        after passes that are known to round. Raises: CaptureError (S0107) if the arguments do not fit.
+        """
+        unit = self.unit
+        inputs = unit.signature.flatten(args, kwargs)
+        self._check_types(unit, inputs)
+        with torch.no_grad():
+            return first_wrong_pass(unit.graph, inputs, self._options, unit.lookup)
 
     def _get_name(self) -> str:
         return f"Program[{self.unit.captured.name}]"

@@ -78,14 +78,16 @@ def _run_one(graph: Graph, one: Pass, context: PassContext, check: bool) -> bool
         changed = one.run(graph, context)
         if check:
             verify(graph, check_node)
-    except SmeltError as error:
+    except Exception as error:  # whatever a defect of a pass raises
+        known = error if isinstance(error, SmeltError) else None
+        what = known.what if known is not None else f"{type(error).__name__}: {error}"
         raise InternalError(
-            f"pass {one.name} failed on graph {graph.name}: {error.what}",
-            error.where,
-            why=error.why,
+            f"pass {one.name} failed on graph {graph.name}: {what}",
+            known.where if known is not None else None,
+            why=known.why if known is not None else "",
             fix=f"compile with options={{'skip': ['{one.name}']}}, and report the graph that `dump` writes",
             code="S0901",
-            notes=error.notes,
+            notes=known.notes if known is not None else (),
         ) from error
     return changed
 
