@@ -17,6 +17,7 @@ from smelt.capture.sharing import entangled
 from smelt.codegen.python import python_source
 from smelt.compiler.code import Code, write_code
 from smelt.compiler.pipeline import first_wrong_pass
+from smelt.compiler.program_copy import SavedCapture, load, save
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning
 from smelt.ir import Graph, TensorType
@@ -132,6 +133,12 @@ class Program(torch.nn.Module):
         self._units[self._training_flags()] = unit
         return unit
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = {"_source", "_options", "_units", "native_failure", "training", *_SHARED}
+        extra = {name: value for name, value in self.__dict__.items() if name not in own}
+        saved = save(self._source, {flags: unit.captured for flags, unit in self._units.items()})
+        return (_restore, (self._source, self._options, saved, extra))
+
     def _training_flags(self) -> tuple[bool, ...]:
         if not isinstance(self._source, torch.nn.Module):
             return ()
@@ -187,6 +194,17 @@ class Program(torch.nn.Module):
 def _overlap(unit: Unit, inputs: Sequence[torch.Tensor]) -> bool:
     """Whether inputs and state share memory while the graph writes: then the order of reads and writes matters."""
     return unit.writes and bool(entangled(unit.graph, inputs, unit.lookup))
+
+
+def _restore(
+    source: Callable[..., Any], options: Options, saved: tuple[SavedCapture, ...], extra: Mapping[str, Any]
+) -> Program:
+    """A program from what it was pickled or deep-copied as; what was compiled is compiled again when needed."""
+    captures = load(source, saved)
+    program = Program(source, next(iter(captures.values())), options)
+    program._units = {flags: Unit.of(c, options, c.state.current) for flags, c in captures.items()}
+    program.__dict__.update(extra)
+    return program
 
 
 def _warn(text: str) -> None:

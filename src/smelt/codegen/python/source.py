@@ -75,7 +75,7 @@ class _Writer:
         self.write_body(list(self.graph.body), "", forward)
         outputs = "".join(f"{self.arg(a)}, " for a in self.graph.outputs).rstrip(" ")
         head = [f"# {line}" for line in heading.splitlines()]
-        head += ["import torch", "from math import inf, nan", ""]
+        head += ["import torch", "from torch import inf, nan", ""]
         head += [f"{space} = torch.ops.{space}" for space in self.namespaces]
         parts = ["\n".join(head)]
         parts += ["\n".join(f.lines) for f in self.functions]
