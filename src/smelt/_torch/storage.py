@@ -1,4 +1,4 @@
-"""Do two tensors share memory?
+"""Do two tensors share memory, and how much of it does one span?
 
 Adapter for the identity of a tensor's storage (`UntypedStorage._cdata`, which also tells meta tensors apart); where
 that name is missing `torch._C._is_alias_of` answers the same.
@@ -24,3 +24,11 @@ same_storage: Callable[[Any, Any], bool] = (
     _same_by_storage if hasattr(torch.UntypedStorage, "_cdata") else _same_by_query
 )
 """Whether two strided tensors, possibly meta ones, live in one storage."""
+
+
+def nbytes_spanned(tensor: torch.Tensor) -> int:
+    """The bytes from a strided tensor's first element to the end of its last."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((last + 1) * tensor.element_size())

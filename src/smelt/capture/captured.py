@@ -26,6 +26,7 @@ from smelt.capture.detector import detecting
 from smelt.capture.recorder import Conversion, Recorder, Slot
 from smelt.capture.roots import Roots, StateTensor, reachable
 from smelt.capture.scopes import Scope, tracking
+from smelt.capture.sharing import entangled
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_lazy, same_constant
 from smelt.capture.written import Record, Written
@@ -74,6 +75,8 @@ class Captured:
     conversions: every place where data reached Python, in order. level: how the run was recorded. caller: the modes
         that the program was called under, to which the nodes' modes are relative. roots: what it could reach.
     written: by id of a state tensor, what it held before the run first wrote to it (with `keep_written`).
+    entangled: names of the inputs and state values that lay in each other's memory; writes to them must stay in order.
+    returned: for each output that was the very object of an input or of state: the input's number, or (kind, path).
     """
 
     name: str
@@ -89,6 +92,8 @@ class Captured:
     caller: Modes
     roots: Roots
     written: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    entangled: frozenset[str] = frozenset()
+    returned: Mapping[int, int | tuple[str, str]] = field(default_factory=dict)
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -142,7 +147,7 @@ def capture(
     written = Written(roots)
     record = written.watching(recorder.record) if keep_written else recorder.record
     result = _run(fn, args, given, recorder, record, roots, chosen)
-    tree, outputs = _take_apart(result, arguments, recorder)
+    tree, outputs, tensors = _take_apart(result, arguments, recorder)
     graph, signature = None, None
     if recorder.error is None and tree is not None:
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
@@ -156,10 +161,12 @@ def capture(
         Check(len(outputs) + i, kind, value, site.span if site else None)
         for i, (_, kind, value, site) in enumerate(recorder.checks)
     )
-    states = {(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states}
+    state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
+    shared = frozenset() if graph is None else entangled(graph, arguments.tensors, state.lookup)
     return Captured(
-        title, result, graph, signature, State(states), recorder.error,
-        checks, tuple(recorder.conversions), (), chosen, caller, roots, written.before,
+        title, result, graph, signature, state, recorder.error,
+        checks, tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
+        _returned(tensors, arguments.tensors, state),
     )  # fmt: skip
 
 
@@ -179,8 +186,10 @@ def _run(
         return fn(*args, **kwargs)
 
 
-def _take_apart(result: Any, arguments: Arguments, recorder: Recorder) -> tuple[Tree | None, list[Slot]]:
-    """The structure of the result and the slots of its tensors."""
+def _take_apart(
+    result: Any, arguments: Arguments, recorder: Recorder
+) -> tuple[Tree | None, list[Slot], list[torch.Tensor]]:
+    """The structure of the result, the slots of its tensors, and these tensors."""
 
     def check(value: Any, path: str) -> None:
         if is_lazy(value):
@@ -206,7 +215,15 @@ def _take_apart(result: Any, arguments: Arguments, recorder: Recorder) -> tuple[
     for slot in slots:
         if slot.kind == "unknown":
             recorder.unknown(slot)
-    return tree, slots
+    return tree, slots, flattener.tensors
+
+
+def _returned(
+    tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], state: State
+) -> dict[int, int | tuple[str, str]]:
+    known: dict[int, int | tuple[str, str]] = {id(entry.tensor): key for key, entry in state.entries.items()}
+    known.update((id(tensor), i) for i, tensor in enumerate(inputs))
+    return {i: known[id(tensor)] for i, tensor in enumerate(tensors) if id(tensor) in known}
 
 
 def _name_of(fn: Callable[..., Any]) -> str:

@@ -312,7 +312,8 @@ def rebuild(tree: Tree, tensors: Sequence[Any], same: Mapping[str, Any] | None =
 def _shell(tree: Container, items: list[Any]) -> Any:
     cls = tree.cls
     if issubclass(cls, tuple):
-        return tuple.__new__(cls, items)
+        # torch.return_types are tuples of C's making, which only their own constructor makes.
+        return cls(items) if hasattr(cls, "n_sequence_fields") else tuple.__new__(cls, items)
     if issubclass(cls, list):
         new_list = list.__new__(cls)
         list.extend(new_list, items)

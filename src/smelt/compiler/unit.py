@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from time import perf_counter
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from smelt.capture import Captured
 from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
+from smelt.codegen.lower.result import Same, StateName
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.diag import InternalError, Options, SmeltWarning
@@ -93,7 +94,7 @@ class Unit:
                 return
             graph = self.optimize()
             start = perf_counter()
-            self.lowered = lower(graph, self.lookup, self.options)
+            self.lowered = _with_very_tensors(lower(graph, self.lookup, self.options), self.captured)
             self.stages_ms["lower"] = _since(start)
             start = perf_counter()
             self.executable = Executable(self.lowered.plan, _machine_code(self.options))
@@ -141,6 +142,14 @@ class _Ready:
     extract: Extract
     executable: Executable
     deliver: Deliver
+
+
+def _with_very_tensors(lowered: Lowered, captured: Captured) -> Lowered:
+    """Outputs that were the very objects of inputs or state in the recorded run are so in each run."""
+    outputs = list(lowered.outputs)
+    for number, source in captured.returned.items():
+        outputs[number] = Same(source if isinstance(source, int) else StateName(*source))
+    return replace(lowered, outputs=tuple(outputs))
 
 
 @lru_cache(maxsize=8)

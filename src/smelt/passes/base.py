@@ -29,6 +29,7 @@ class PassContext:
 
     lookup: the module's state; asking for a value (not only its type) is remembered in `asked`, because the compiled
     program then holds for that value alone.
+    entangled: names of the external values that lie in each other's memory, which no analysis of the graph can tell.
     merging_pays: given rows, each product's columns, their common depth and the element type, whether one product for
     all of them is faster on this machine.
     """
@@ -36,6 +37,7 @@ class PassContext:
     lookup: Lookup = no_state
     listeners: tuple[Listener, ...] = ()
     asked: dict[tuple[str, str], Any] = field(default_factory=dict)
+    entangled: frozenset[str] = frozenset()
     merging_pays: MergingPays = always
 
     def type(self, kind: str, path: str) -> TensorType:

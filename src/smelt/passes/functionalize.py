@@ -7,7 +7,8 @@ Each memory (`root`) that operators write has a current content, a value of the 
 view makes new content by the inverse of each view on the way; a read of any alias takes its views of the current
 content again. What belongs to the caller is written back once, at the end, and outputs that lie in it are views of
 the write's result. Memory for which any of this cannot be told for sure (an unknown mutating operator, a random fill,
-a resize, elements that share an address, a write inside control flow) keeps its in-place operators, in order.
+a resize, elements that share an address, arguments that share memory, a write inside control flow) keeps its in-place
+operators, in order.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _STATE = ("param", "buffer", "captured")
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
     for region in _inner_first(graph.body):
-        plan = _plan(region, graph)
+        plan = _plan(region, graph, context.entangled)
         if plan.mutations:
             _Functionalizer(rewriter, region, plan).run()
     return rewriter.edits > 0
@@ -57,10 +58,10 @@ class _Plan:
     aliases: Aliases
 
 
-def _plan(region: Region, graph: Graph) -> _Plan:
+def _plan(region: Region, graph: Graph, entangled: frozenset[str]) -> _Plan:
     aliases = alias_analysis(graph)
     mutations: dict[Node, Mutation] = {}
-    kept: set[Value] = set()
+    kept = {root for roots in aliases.roots.values() for root in roots if is_external(root) and root.name in entangled}
     for node in region:
         writes = effects(node).writes
         if not writes:
@@ -73,13 +74,27 @@ def _plan(region: Region, graph: Graph) -> _Plan:
     if mutations:
         written = aliases.of_all(v for m in mutations.values() for v, _ in m.written)
         kept |= _unfit_roots(region, aliases, written)
-        for mutation in mutations.values():
+        for node, mutation in mutations.items():
             for value, _ in mutation.written:
-                if not _can_write_through(value, aliases):
+                if not _can_write_through(value, aliases) or _reads_itself_turned(node, value, aliases):
                     kept |= aliases.of(value)
         _drop_kept(mutations, kept, aliases)
     roots = aliases.of_all(v for m in mutations.values() for v, _ in m.written)
     return _Plan(mutations, roots, aliases)
+
+
+def _reads_itself_turned(node: Node, target: Value, aliases: Aliases) -> bool:
+    """Whether a node reads all the memory that it writes in another order: eager sees what it has written already."""
+
+    def covers(value: Value) -> bool:
+        kinds = (value.type, *(root.type for root in aliases.of(value)))
+        return len({k.numel if isinstance(k, TensorType) and k.is_static else None for k in kinds}) == 1
+
+    return any(
+        operand is not target and operand.type != target.type and covers(operand) and covers(target)
+        for operand in node.operands()
+        if aliases.may_share(operand, target)
+    )
 
 
 def _drop_kept(mutations: dict[Node, Mutation], kept: set[Value], aliases: Aliases) -> None:
@@ -124,7 +139,7 @@ def _belongs(root: Value, region: Region) -> bool:
 def _is_replayable(value: Value) -> bool:
     """Whether a view can be taken again of other content: not where it names a place in its storage."""
     node = value.node
-    if node is None or node.regions or "as_strided" in node.op:
+    if node is None or node.regions or "as_strided" in node.op or _parent(value) is None:
         return False
     return node.op in ("unpack", "write") or isinstance(value.type, (TensorType, TupleType))
 

@@ -65,9 +65,9 @@ def _functional_name(op: str) -> str | None:
 
 
 def _in_place(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | None:
-    name = _functional_name(node.op)
+    name = _twin(node.op, schema)
     target = node.args[0] if node.args else None
-    if name is None or not isinstance(target, Value) or not _is_twin(name, schema, 1):
+    if name is None or not isinstance(target, Value):
         return None
     results: tuple[Value | int, ...] = (target,) if len(schema.returns) == 1 else ()
     if len(schema.returns) > 1:
@@ -75,12 +75,20 @@ def _in_place(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | No
     return Mutation(name, node.args, node.kwargs, ((target, 0),), results)
 
 
+def _twin(op: str, schema: Schema) -> str | None:
+    """The functional overload that takes the same arguments: of the same name, or else (`pow_.Scalar`) of another."""
+    name = _functional_name(op)
+    if name is None:
+        return None
+    return next((found for found in (name, *siblings(name)) if _is_twin(found, schema, 1)), None)
+
+
 def _is_twin(name: str, schema: Schema, returns: int) -> bool:
     """Whether a functional overload takes the same arguments and gives so many results."""
     other = schema_of(name)
     if other is None or other.is_mutable or len(other.returns) != returns:
         return False
-    return [a.name for a in other.arguments] == [a.name for a in schema.arguments]
+    return [(a.name, a.type) for a in other.arguments] == [(a.name, a.type) for a in schema.arguments]
 
 
 def _foreach(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | None:
@@ -147,4 +155,10 @@ def holds(type_: object) -> bool:
         return all(holds(t) for t in type_.elements)
     if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
         return False
-    return all(step != 0 or size <= 1 for size, step in zip(type_.sizes, type_.steps, strict=True))
+    # From the innermost dimension out, each step must pass over all that the ones before it reach.
+    reach = 0
+    for step, size in sorted((t, n) for n, t in zip(type_.sizes, type_.steps, strict=True) if n != 1):
+        if step <= reach and 0 not in type_.sizes:
+            return False
+        reach += (size - 1) * step
+    return True

@@ -35,10 +35,22 @@ def _drop(rewriter: Rewriter, match: Match) -> Arg | None:
     kind = node.result.type
     if operand is None or operand.type != kind or not (isinstance(kind, TensorType) and kind.is_static):
         return None
-    if node.op in _VIEWS and any(isinstance(user, Region) for user in node.result.users):
+    if node.op in _VIEWS and _is_returned(node.result):
         # A view that is returned is a tensor object of its own.
         return None
     return operand
+
+
+def _is_returned(value: Value) -> bool:
+    """Whether the very tensor object may be among the graph's outputs."""
+    return any(
+        isinstance(user, Region)
+        or (
+            (user.op not in _VIEWS and alias_of(user) is value and user.result.type == value.type)
+            and _is_returned(user.result)
+        )
+        for user in value.users
+    )
 
 
 def _order(node: Node) -> tuple[int, ...] | None:

@@ -68,6 +68,8 @@ def _t(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
 
 
 def _matrix(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    if tensor_type(new).rank == 0:
+        return new
     return b.call("aten.transpose.int", new, -2, -1)
 
 

@@ -139,6 +139,15 @@ class PlanBuilder:
         self.emit(View(slot, storage.slot, geometry.sizes, geometry.strides, geometry.offset))
         return slot
 
+    def another_handle(self, place: Place) -> int:
+        """A slot with a tensor object of its own over a place that has one already."""
+        self.check(place.storage)
+        slot = self.slot()
+        self._storage_of[slot] = place.storage
+        at = place.geometry
+        self.emit(View(slot, place.storage.slot, at.sizes, at.strides, at.offset))
+        return slot
+
     def check(self, storage: Storage) -> None:
         """Make sure at run time that a library-made tensor lies as planned, once."""
         if not storage.checked:

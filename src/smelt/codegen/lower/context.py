@@ -229,7 +229,12 @@ class Context:
         """A slot with the value's tensor, in eager's layout unless the caller takes any."""
         if not any_layout and not self.is_eager_layout(value):
             return self.builder.handle(self.with_strides(self.place(value), tensor_type(value).steps))
-        return self.builder.handle(self.place(value))
+        place = self.place(value)
+        if not any_layout and place.geometry.strides != tensor_type(value).steps:
+            # The same memory: operators take a memory format for their results from strides of size 1, too.
+            at = Geometry(place.geometry.sizes, tensor_type(value).steps, place.geometry.offset)
+            place = Place(place.storage, at)
+        return self.builder.handle(place)
 
     def with_strides(self, place: Place, strides: tuple[int, ...]) -> Place:
         """A copy of a place with other strides, the same copy each time."""

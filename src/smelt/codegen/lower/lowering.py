@@ -151,7 +151,7 @@ def _lower_single(ctx: Context, node: Node) -> None:
     if node.op == "write":
         lower_write(ctx, node)
         return
-    if not any(r.users for r in node.results) and effects(node).is_pure:
+    if not any(r.users for r in node.results) and effects(node).is_pure and not effects(node).may_throw:
         ctx.note(node, "unused")
         return
     if node.op == "unpack":

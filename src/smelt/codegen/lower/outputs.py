@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from smelt.codegen.lower.builder import Place
-from smelt.codegen.lower.context import Context, tensor_type
+from smelt.codegen.lower.context import Context, cannot_lower, tensor_type
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.result import Fresh, OutputRecipe, Plain, Same, ViewOf
 from smelt.codegen.lower.sharing import returns_itself, view_source
+from smelt.codegen.lower.statics import STATE_OPS
 from smelt.diag import SmeltError
-from smelt.ir import TensorType, Value
+from smelt.ir import TensorType, Value, values_in
 from smelt.ops.convert import to_torch
 from smelt.runtime.plan import Copy
 
@@ -30,7 +31,7 @@ def lower_outputs(ctx: Context) -> tuple[tuple[int, ...], tuple[OutputRecipe, ..
             recipes.append(seen)
             continue
         recipes.append(Fresh(len(slots)))
-        slots.append(_fresh_slot(ctx, arg, roots))
+        slots.append(_own_slot(ctx, _fresh_place(ctx, arg, roots), slots))
     return tuple(slots), tuple(recipes)
 
 
@@ -53,20 +54,39 @@ def _recipe(ctx: Context, value: Value) -> OutputRecipe | None:
     return ViewOf(source, at.sizes, at.strides, at.offset)
 
 
-def _fresh_slot(ctx: Context, value: Value, roots: dict[Value, Place]) -> int:
-    """A slot whose tensor the caller may keep, with eager's strides, sharing memory with no other than eager does."""
+def _own_slot(ctx: Context, place: Place, taken: list[int]) -> int:
+    """A slot that is no other output's: two outputs over one memory are two tensors still."""
+    slot = ctx.builder.handle(place)
+    return slot if slot not in taken else ctx.builder.another_handle(place)
+
+
+def _fresh_place(ctx: Context, value: Value, roots: dict[Value, Place]) -> Place:
+    """A place that the caller may keep, with eager's strides, sharing memory with no other than eager does."""
     root = ctx.root(value)
     if root not in roots:
         roots[root] = _own_root(ctx, root)
     place = ctx.view_from_root(value, roots[root])
-    if place is None:
+    if place is None and ctx.statics.is_static(root):
+        # The value is baked, and the plan keeps that tensor.
+        place = _copy_of_static(ctx, value, root)
+    elif place is None:
         # Not to be told by strides: the library made it, over memory that the caller now owns.
         place = ctx.place(value)
     type_ = tensor_type(value)
     if place.geometry.strides != type_.steps:
         # The same memory; eager's strides of dimensions of size 1 are to be seen.
         place = Place(place.storage, Geometry(type_.sizes, type_.steps, place.geometry.offset))
-    return ctx.builder.handle(place)
+    return place
+
+
+def _copy_of_static(ctx: Context, value: Value, root: Value) -> Place:
+    """A copy of a baked value, where nobody can tell it from a view. Raises: SmeltError (S0303) where somebody can."""
+    others = [v for arg in ctx.graph.outputs for v in values_in(arg) if v is not value and ctx.root(v) is root]
+    if others or (root.node is not None and root.node.op in STATE_OPS):
+        node = value.node
+        assert node is not None
+        raise cannot_lower(node, "it is a view, not to be told by strides, of a tensor that is seen outside")
+    return _own_root(ctx, value)
 
 
 def _own_root(ctx: Context, root: Value) -> Place:

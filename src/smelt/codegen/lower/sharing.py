@@ -12,7 +12,8 @@ _RETURNS_ITSELF = frozenset(
     for name in (
         "contiguous.default", "to.dtype", "to.device", "to.other", "to.dtype_layout", "dropout.default",
         "feature_dropout.default", "alpha_dropout.default", "type_as.default", "positive.default",
-        "lift_fresh.default", "resolve_conj.default", "resolve_neg.default",
+        "lift_fresh.default", "resolve_conj.default", "resolve_neg.default", "real.default", "conj.default",
+        "flatten.using_ints", "atleast_1d.default", "atleast_2d.default", "atleast_3d.default", "sum_to_size.default",
     )
 )  # fmt: skip
 
@@ -34,7 +35,9 @@ def view_source(node: Node) -> Value | None:
 
 def returns_itself(node: Node) -> bool:
     """Whether a view node gives back its operand as the same object (a write gives back its target)."""
-    return node.op == "write" or node.op in _RETURNS_ITSELF or is_idle_dropout(node)
+    if node.op in _RETURNS_ITSELF:
+        return all(v.type == node.result.type for v in node.operands() if v is view_source(node))
+    return node.op == "write" or is_idle_dropout(node)
 
 
 def is_idle_dropout(node: Node) -> bool:

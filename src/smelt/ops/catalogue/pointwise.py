@@ -296,7 +296,8 @@ POINTWISE: tuple[OpRecord, ...] = (
     _binary("pow", "Tensor_Tensor", binary_float),
     _binary("pow", "Tensor_Scalar", with_number(2, 0.5, 3, -1, operands=unary_float)),
     OpRecord("aten.pow.Scalar", "torch.pow", fixed(lambda: [sample(2.0, floats(3, 4)), sample(10000.0, floats(4))])),
-    OpRecord("aten.div.Tensor_mode", "torch.div", _DIVISIONS),
+    # Integers divided by zero raise.
+    OpRecord("aten.div.Tensor_mode", "torch.div", _DIVISIONS, may_throw=True),
     OpRecord(
         "aten.add.Scalar", "torch.add", with_number(2, 0.5), lower=_scalar_as_tensor("aten.add.Tensor"), exact=True
     ),
@@ -315,10 +316,15 @@ POINTWISE: tuple[OpRecord, ...] = (
     ),
     OpRecord("aten.rsub.Scalar", "torch.rsub", with_number(1, 0.5, operands=_unary_not_bool)),
     OpRecord("aten.rsub.Tensor", "torch.rsub", _tensor_differences),
-    _binary("floor_divide", "default", fixed(lambda: [sample(ints(4), 2), sample(floats(4), positives(4))])),
-    _binary("remainder", samples=binary_float),
+    _binary(
+        "floor_divide",
+        "default",
+        fixed(lambda: [sample(ints(4), 2), sample(floats(4), positives(4))]),
+        may_throw=True,
+    ),
+    _binary("remainder", samples=binary_float, may_throw=True),
     OpRecord("aten.remainder.Scalar", "torch.remainder", with_number(3, 2.5, operands=_unary_not_bool)),
-    _binary("fmod", samples=binary_float),
+    _binary("fmod", samples=binary_float, may_throw=True),
     _binary("atan2", "default", binary_float),
     _binary("maximum", "default", binary),
     _binary("minimum", "default", binary),

@@ -111,7 +111,9 @@ def _lower_t(b: Emitter, call: Call) -> Arg | None:
     return b.call("aten.transpose.int", call["self"], 0, 1) if tensor_type(call["self"]).rank == 2 else None
 
 
-def _lower_matrix_transpose(b: Emitter, call: Call) -> Arg:
+def _lower_matrix_transpose(b: Emitter, call: Call) -> Arg | None:
+    if tensor_type(call["self"]).rank == 0:
+        return None
     return b.call("aten.transpose.int", call["self"], -2, -1)
 
 
@@ -120,8 +122,10 @@ def _lower_reversed(b: Emitter, call: Call) -> Arg:
     return b.call("aten.permute.default", call["self"], tuple(range(rank - 1, -1, -1)))
 
 
-def _lower_movedim(b: Emitter, call: Call) -> Arg:
+def _lower_movedim(b: Emitter, call: Call) -> Arg | None:
     rank = tensor_type(call["self"]).rank or 0
+    if rank == 0:
+        return None
     sources = [d % rank for d in call["source"]]
     targets = [d % rank for d in call["destination"]]
     order = [-1] * rank
@@ -131,12 +135,16 @@ def _lower_movedim(b: Emitter, call: Call) -> Arg:
     return b.call("aten.permute.default", call["self"], tuple(next(rest) if d == -1 else d for d in order))
 
 
-def _lower_movedim_one(b: Emitter, call: Call) -> Arg:
+def _lower_movedim_one(b: Emitter, call: Call) -> Arg | None:
     return _lower_movedim(b, {**call, "source": (call["source"],), "destination": (call["destination"],)})
 
 
 def _lower_narrow(b: Emitter, call: Call) -> Arg:
-    return b.call("aten.slice.Tensor", call["self"], call["dim"], call["start"], call["start"] + call["length"])
+    start, sizes = call["start"], tensor_type(call["self"]).sizes
+    if start < 0:
+        # Counted from the end, where the end of the slice may be 0.
+        start += sizes[call["dim"]]
+    return b.call("aten.slice.Tensor", call["self"], call["dim"], start, start + call["length"])
 
 
 def _slices(b: Emitter, x: Value, dim: int, sizes: tuple[int, ...]) -> tuple[Value, ...]:
@@ -167,6 +175,26 @@ def _lower_chunk(b: Emitter, call: Call) -> tuple[Value, ...] | None:
 def _lower_unbind(b: Emitter, call: Call) -> tuple[Value, ...]:
     count = tensor_type(call["self"]).sizes[call["dim"]]
     return tuple(b.call("aten.select.int", call["self"], call["dim"], i) for i in range(count))
+
+
+def _lower_broadcast(b: Emitter, call: Call) -> tuple[Value, ...]:
+    sizes = torch.broadcast_shapes(*(tensor_type(x).sizes for x in call["tensors"]))
+    return tuple(
+        x if tensor_type(x).sizes == tuple(sizes) else b.call("aten.expand.default", x, tuple(sizes))
+        for x in call["tensors"]
+    )
+
+
+def _lower_meshgrid(b: Emitter, call: Call) -> tuple[Value, ...] | None:
+    """Each vector seen along its own dimension, the first one along the first."""
+    if call.get("indexing", "ij") != "ij":
+        return None
+    counts = tuple(tensor_type(x).numel for x in call["tensors"])
+    found = []
+    for i, x in enumerate(call["tensors"]):
+        along = b.call("aten.view.default", x, tuple(n if i == at else 1 for at, n in enumerate(counts)))
+        found.append(b.call("aten.expand.default", along, counts))
+    return tuple(found)
 
 
 def _lower_contiguous(b: Emitter, call: Call) -> Arg | None:
@@ -294,6 +322,30 @@ VIEWS: tuple[OpRecord, ...] = (
     ),
     _view("chunk.default", _calls((2, -1), (3, 2), (2, 1)), lower=_lower_chunk, exact=True),
     _view("unbind.int", _calls((0,), (-1,)), lower=_lower_unbind, exact=True),
+    _view(
+        "broadcast_tensors.default",
+        fixed(lambda: [sample([floats(3, 1), floats(4)]), sample([floats(2), strided(2, 2), torch.tensor(1.0)])]),
+        "torch.functional.broadcast_tensors",
+        alias="maybe",
+        lower=_lower_broadcast,
+        exact=True,
+    ),
+    _view(
+        "meshgrid.default",
+        fixed(lambda: [sample([floats(3), ints(2)[:1].float(), torch.tensor(1.0)])]),
+        "torch.functional.meshgrid",
+        alias="maybe",
+        lower=_lower_meshgrid,
+        exact=True,
+    ),
+    _view(
+        "meshgrid.indexing",
+        fixed(lambda: [sample([floats(3), floats(2)], indexing="ij"), sample([floats(3), floats(2)], indexing="xy")]),
+        "torch.functional.meshgrid",
+        alias="maybe",
+        lower=_lower_meshgrid,
+        exact=True,
+    ),
     OpRecord(
         "aten.contiguous.default",
         "torch.Tensor.contiguous",

@@ -1,0 +1,38 @@
+"""Which of a graph's inputs and state tensors lay in the same memory when it was captured.
+
+Invariant: sharing is told by addresses, so that two storages over one memory (`torch.from_numpy` twice) count too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from smelt._torch.storage import nbytes_spanned
+from smelt.ir import Graph
+
+_STATE = ("param", "buffer", "captured")
+
+
+def entangled(
+    graph: Graph, inputs: Sequence[torch.Tensor], lookup: Callable[[str, str], torch.Tensor]
+) -> frozenset[str]:
+    """The names of the graph's inputs and state nodes whose memory reaches into that of another of them."""
+    named = [(value.name, tensor) for value, tensor in zip(graph.inputs, inputs, strict=True)]
+    for node in graph.walk():
+        if node.op in _STATE:
+            named.append((node.result.name, lookup(node.op, str(node.args[0]))))
+    extents = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + nbytes_spanned(tensor), name)
+        for name, tensor in named
+        if tensor.layout is torch.strided and tensor.device.type != "meta" and nbytes_spanned(tensor)
+    )
+    found: set[str] = set()
+    reach, holder = 0, ""
+    for start, end, name in extents:
+        if start < reach:
+            found |= {name, holder}
+        if end > reach:
+            reach, holder = end, name
+    return frozenset(found)
