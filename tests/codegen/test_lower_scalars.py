@@ -107,3 +107,16 @@ def test_borders_and_variances(operand: str) -> None:
     for correction in (None, 0, 1, 2):
         run("var.correction", [x], (0,), correction=correction)
         run("std.correction", [x], (0,), correction=correction, keepdim=True)
+
+
+@pytest.mark.parametrize("name", ["f32", "special", "f64", "bf16", "f16", "empty"])
+def test_vector_norm(name: str) -> None:
+    x = OPERANDS[name]
+    last = x.dim() - 1
+    for dims in ((last,), tuple(range(x.dim())), ()):
+        for keep in (False, True):
+            plan = run("linalg_vector_norm.default", [x], 2, dims, keep)
+            assert plan is None or plan.report.python_nodes == ()
+    for order in (1, 2.5, math.inf):
+        run("linalg_vector_norm.default", [x], order, (last,))
+    run("linalg_vector_norm.default", [x], 2, None)

@@ -247,6 +247,14 @@ def _variance(name: str) -> Callable[[_Rewriting, dict[str, Arg]], bool]:
     return lower
 
 
+def _vector_norm(rw: _Rewriting, call: dict[str, Arg]) -> bool:
+    """The 2-norm: torch's Frobenius norm over dimensions is the same kernel, and takes no number."""
+    value, order, dims = call["self"], call["ord"], call["dim"]
+    if not isinstance(value, Value) or order != 2 or not isinstance(dims, tuple) or call["dtype"] is not None:
+        return False
+    return rw.operator("aten.frobenius_norm.dim", Use(rw.slot(value)), dims, call["keepdim"])
+
+
 REWRITES: dict[str, Callable[[_Rewriting, dict[str, Arg]], bool]] = {
     "aten.add.Tensor": _add,
     "aten.add.Scalar": _add,
@@ -276,6 +284,7 @@ REWRITES: dict[str, Callable[[_Rewriting, dict[str, Arg]], bool]] = {
         for name in ("eq", "ne", "lt", "le", "gt", "ge", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor")
         for form in ("Scalar", "Tensor")
     },
+    "aten.linalg_vector_norm.default": _vector_norm,
     "aten.floor_divide.Scalar": _binary("aten.floor_divide.default"),
     "aten.floor_divide.default": _binary("aten.floor_divide.default"),
 }
