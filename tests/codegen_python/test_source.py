@@ -119,7 +119,12 @@ def test_constants_literals_writes_and_unpack() -> None:
 
 
 def test_names_that_python_cannot_use() -> None:
-    text = 'graph f(%class: f32[2], %"a b": f32[2], %aten: f32[2]) -> f32[2] { %1: f32[2] = aten.add.Tensor(%class, %"a b") %2: f32[2] = aten.mul.Tensor(%1, %aten) return %2 }'
+    text = """
+    graph f(%class: f32[2], %"a b": f32[2], %aten: f32[2]) -> f32[2] {
+      %1: f32[2] = aten.add.Tensor(%class, %"a b")
+      %2: f32[2] = aten.mul.Tensor(%1, %aten)
+      return %2
+    }"""
     one = torch.ones(2)
     (got,) = run(text, one, one, one)
     assert got.tolist() == [2.0, 2.0]
