@@ -36,9 +36,18 @@ def smelt_warnings(caught: list[warnings.WarningMessage]) -> list[str]:
 # --- arguments
 
 
-@pytest.mark.parametrize(
-    "wrong", [("text",), (None,), ([1, 2],), (), (torch.randn(3, 7),), (torch.randint(5, (2, 4)),)], ids=str
-)
+WRONG: dict[str, tuple[Any, ...]] = {
+    "text": ("text",),
+    "none": (None,),
+    "list": ([1, 2],),
+    "nothing": (),
+    "sizes": (torch.zeros(3, 7),),
+    "dtype": (torch.zeros(2, 4, dtype=torch.int64),),
+    "too many": (torch.zeros(2, 4), 1),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_wrong_arguments_raise_what_eager_raises(wrong: tuple[Any, ...]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     with pytest.raises(Exception) as eager:
