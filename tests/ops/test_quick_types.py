@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from smelt.diag import InternalError
 from smelt.ir import Builder, DType, TensorType, Value
 from smelt.ops import meta
+from smelt.ops.typing import infer
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 SHAPES = [
@@ -83,3 +85,10 @@ def test_a_trial_leaves_random_numbers_alone() -> None:
     before = torch.get_rng_state()
     assert meta.dummy_outcome("aten.bernoulli.p", (value, 0.5), {})[0].types == (value.type,)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_impossible_view_is_refused_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = Builder.new("f", {"x": TensorType.of(F32, (4, 6), (1, 4))}).graph.inputs[0]
+    monkeypatch.setattr(meta, "fake_tensors", None)
+    with pytest.raises(InternalError, match="view"):
+        infer("aten.view.default", (value, (24,)))

@@ -42,6 +42,12 @@ def mixed() -> Sample:
 SAMPLES: tuple[Callable[[], Sample], ...] = (block, images, mixed)
 
 
+@pytest.fixture(autouse=True)
+def one_thread(settings: None) -> None:
+    """Hundreds of tiny runs: a second thread would mostly be waited for."""
+    torch.set_num_threads(1)
+
+
 def check(*samples: Callable[[], Sample]) -> None:
     """Compile and trace the samples (all by default) afresh and compare with eager."""
     for sample in samples or SAMPLES:
