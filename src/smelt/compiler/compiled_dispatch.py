@@ -88,9 +88,12 @@ class Dispatcher:
         except SmeltError as error:
             if self._is_strict:
                 raise
-            row.entry, row.reason = None, f"the compiled program failed: {error.what}"
+            reason = f"the compiled program failed: {error.what}"
+            # Where it is the data's fault (an index out of range), the original raises here, and the entry stays.
+            result = self._original(reason, args, kwargs)
+            row.entry, row.reason = None, reason
             self._warn(row.reason, f"{self.name} runs as it is from now on: {row.reason}")
-            return self._original(row.reason, args, kwargs)
+            return result
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         reason = first_unsupported(args, kwargs)

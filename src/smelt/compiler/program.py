@@ -102,13 +102,16 @@ class Program(torch.nn.Module):
             return self._by_op(unit, inputs, args, kwargs)
         try:
             unit.finish()
+            return unit.run(args, kwargs)
         except SmeltError as error:
             if self._options.strict:
                 raise
-            self.native_failure = error.what
-            _warn(f"{unit.captured.name} runs operation by operation: {error.what}")
-            return self._by_op(unit, inputs, args, kwargs)
-        return unit.run(args, kwargs)
+            failure = error.what
+        # Where it is the data's fault (an index out of range), this raises as eager does, and the next call is native.
+        result = self._by_op(unit, inputs, args, kwargs)
+        self.native_failure = failure
+        _warn(f"{unit.captured.name} runs operation by operation: {failure}")
+        return result
 
     def train(self, mode: bool = True) -> Program:
         """As of any module; the source's own flag follows."""

@@ -164,7 +164,9 @@ def _bytes(tensor: torch.Tensor) -> bytes:
         buffer = io.BytesIO()
         torch.save(tensor, buffer)
         return buffer.getvalue()
-    flat = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    plain = tensor.resolve_conj().resolve_neg().cpu()
+    # A copy, because a single element may lie with any stride, which `view` as bytes refuses.
+    flat = plain.clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 

@@ -122,8 +122,17 @@ def _is_always_pure(found: Any, op: str) -> bool:
     if "nondeterministic_seeded" in tags_of(op) or any("Generator" in a.type for a in schema.arguments):
         return False
     if record is None:
-        return True
+        return not _may_throw(found, op)
     return record.writes is nothing_written and not record.may_throw and not record.uninitialised
+
+
+@lru_cache(maxsize=4096)
+def _may_throw(found: Any, op: str) -> bool:
+    """Whether data may make an overload raise: as its record says; without one, unless it is pointwise or a view."""
+    record = record_of(op)
+    if record is not None:
+        return record.may_throw
+    return "pointwise" not in tags_of(op) and not any(a.alias and not a.is_write for a in read(found).arguments)
 
 
 @lru_cache(maxsize=4096)
@@ -161,7 +170,7 @@ def _operator_effects(node: Node, schema: Schema) -> Effects:
         tuple(dict.fromkeys(written)),
         rng,
         io,
-        (record.may_throw if record is not None else False) or not known,
+        not known or _may_throw(overload(node.op), node.op),
         record.uninitialised if record is not None else False,
     )
 

@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
+import torch
+
 from smelt._torch.products import attention_is_flash
 from smelt.ir import Arg, Device, DType, Graph, MemoryFormat, TensorType, Value
 from smelt.ops.convert import dummy_of
@@ -160,6 +162,9 @@ def _is_one_kernel(query: Value, key: Value, value: Value, mask: Value | None, s
     if any(t is None or t.dtype is not kind.dtype or t.sizes[:2] != kind.sizes[:2] for t in types):
         return False
     q, k, v = (dummy_of(t) for t in types if t is not None)
+    if torch.empty_like(q, device="meta").stride(-1) != 1:
+        # The kernel lays its result as the query lies, and writes rows: wrong where a query's elements share places.
+        return False
     mask_type = static_tensor(mask)
     bias = None if mask_type is None else dummy_of(mask_type)
     return attention_is_flash(q, k, v, bias, is_causal=False, scale=scale, enable_gqa=False)

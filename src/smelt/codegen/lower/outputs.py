@@ -20,6 +20,7 @@ def lower_outputs(ctx: Context) -> tuple[tuple[int, ...], tuple[OutputRecipe, ..
     slots: list[int] = []
     recipes: list[OutputRecipe] = []
     roots: dict[Value, Place] = {}
+    slot_of: dict[Value, int] = {}
     for arg in ctx.graph.outputs:
         if not isinstance(arg, Value):
             recipes.append(Plain(to_torch(arg)))
@@ -31,7 +32,10 @@ def lower_outputs(ctx: Context) -> tuple[tuple[int, ...], tuple[OutputRecipe, ..
             recipes.append(seen)
             continue
         recipes.append(Fresh(len(slots)))
-        slots.append(_own_slot(ctx, _fresh_place(ctx, arg, roots), slots))
+        very = _very_tensor(arg)
+        if very not in slot_of:
+            slot_of[very] = _own_slot(ctx, _fresh_place(ctx, arg, roots), slots)
+        slots.append(slot_of[very])
     return tuple(slots), tuple(recipes)
 
 
@@ -42,16 +46,21 @@ def _recipe(ctx: Context, value: Value) -> OutputRecipe | None:
         return None
     source = place.storage.source
     assert source is not None
+    if _very_tensor(value) is ctx.root(value):
+        return Same(source)
+    at = place.geometry
+    return ViewOf(source, at.sizes, at.strides, at.offset)
+
+
+def _very_tensor(value: Value) -> Value:
+    """The value whose tensor object this one is, through operators that give back their operand."""
     current = value
     while current.node is not None and returns_itself(current.node):
         before = view_source(current.node)
         if before is None:
             break
         current = before
-    if current is ctx.root(value):
-        return Same(source)
-    at = place.geometry
-    return ViewOf(source, at.sizes, at.strides, at.offset)
+    return current
 
 
 def _own_slot(ctx: Context, place: Place, taken: list[int]) -> int:
@@ -82,7 +91,8 @@ def _fresh_place(ctx: Context, value: Value, roots: dict[Value, Place]) -> Place
 def _copy_of_static(ctx: Context, value: Value, root: Value) -> Place:
     """A copy of a baked value, where nobody can tell it from a view. Raises: SmeltError (S0303) where somebody can."""
     others = [v for arg in ctx.graph.outputs for v in values_in(arg) if v is not value and ctx.root(v) is root]
-    if others or (root.node is not None and root.node.op in STATE_OPS):
+    is_dense = Geometry.of(tensor_type(value)).extent == Geometry.of(tensor_type(value)).numel
+    if others or not is_dense or (root.node is not None and root.node.op in STATE_OPS):
         node = value.node
         assert node is not None
         raise cannot_lower(node, "it is a view, not to be told by strides, of a tensor that is seen outside")

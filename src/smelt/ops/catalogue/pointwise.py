@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from smelt.ir import Arg, Type
+from smelt.ir import Arg, TensorType, Type
 from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Samples, sample, tensor_type
 from smelt.ops.samples import (
     all_operands,
@@ -131,6 +131,12 @@ def _lower_where_other(b: Emitter, call: Call) -> Arg | None:
 def _row_major(call: Call) -> tuple[Type, ...]:
     kind = tensor_type(call["self"])
     return (replace(kind, strides=None),)
+
+
+def _masked(call: Call) -> tuple[Type, ...]:
+    """Row-major whatever the operands' strides; torch's meta kernel keeps them."""
+    kind, mask = tensor_type(call["self"]), tensor_type(call["mask"])
+    return (TensorType.of(kind.dtype, tuple(torch.broadcast_shapes(kind.sizes, mask.sizes)), device=kind.device),)
 
 
 # --- samples
@@ -324,6 +330,12 @@ POINTWISE: tuple[OpRecord, ...] = (
     ),
     _binary("remainder", samples=binary_float, may_throw=True),
     OpRecord("aten.remainder.Scalar", "torch.remainder", with_number(3, 2.5, operands=_unary_not_bool)),
+    OpRecord(
+        "aten.remainder.Scalar_Tensor",
+        "torch.remainder",
+        fixed(lambda: [sample(7.5, positives(4)), sample(-7, ints(4, low=1))]),
+        may_throw=True,
+    ),
     _binary("fmod", samples=binary_float, may_throw=True),
     _binary("atan2", "default", binary_float),
     _binary("maximum", "default", binary),
@@ -355,11 +367,12 @@ POINTWISE: tuple[OpRecord, ...] = (
         exact=True,
     ),
     OpRecord("aten.where.ScalarSelf", "torch.where", fixed(lambda: [sample(bools(3, 4), 0.0, floats(3, 4))])),
-    OpRecord("aten.masked_fill.Scalar", "torch.masked_fill", _masks(0.0, float("-inf"), -1.0)),
+    OpRecord("aten.masked_fill.Scalar", "torch.masked_fill", _masks(0.0, float("-inf"), -1.0), result=_masked),
     OpRecord(
         "aten.masked_fill.Tensor",
         "torch.masked_fill",
         fixed(lambda: [sample(floats(3, 4), bools(4), torch.tensor(2.0))]),
+        result=_masked,
     ),
     OpRecord("aten.lerp.Scalar", "torch.lerp", _lerps(False), lower=_lower_lerp),
     OpRecord("aten.lerp.Tensor", "torch.lerp", _lerps(True), lower=_lower_lerp),
