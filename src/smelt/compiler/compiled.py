@@ -170,8 +170,8 @@ def compile_with(target: Any, settings: Settings) -> Any:
     return CompiledFunction(target, settings)
 
 
-def make_compile(builder: Builder) -> Callable[..., Any]:
-    """The public `compile` over a given builder."""
+def make_compile(builder: Builder, check: Callable[[Options], None] = lambda options: None) -> Callable[..., Any]:
+    """The public `compile` over a given builder; `check` raises for options that the builder would refuse."""
 
     def compile(
         f: Any = None,
@@ -189,7 +189,9 @@ def make_compile(builder: Builder) -> Callable[..., Any]:
         call's answer.
         Raises: SmeltError (S0301) for a wrong option, (S0106) if `f` cannot be called.
         """
-        settings = Settings(builder, Options.make(options), fullgraph, dynamic, background)
+        chosen = Options.make(options)
+        check(chosen)
+        settings = Settings(builder, chosen, fullgraph, dynamic, background)
         if f is None:
             return functools.partial(_compile_checked, settings=settings)
         return _compile_checked(f, settings)

@@ -88,7 +88,7 @@ def functional_graph(
 
     Raises: SmeltError (S0301 for an unknown pass in an option, S0901 where a pass fails).
     """
-    _check_skip(options)
+    check_options(options)
     graph = raw.clone()
     # Nothing downstream understands a graph that still mutates in place, so this part is never cut short.
     reports = run_passes(graph, FUNCTIONAL, PassContext(entangled=entangled), check=options.verify, dump=options.dump)
@@ -108,7 +108,8 @@ def optimized_graph(graph: Graph, options: Options, lookup: Lookup) -> tuple[Gra
     return result, reports
 
 
-def _check_skip(options: Options) -> None:
+def check_options(options: Options) -> None:
+    """Raises: SmeltError (S0301) for a name of a pass that there is not."""
     for option in ("skip", "enable"):
         for name in getattr(options, option):
             if name not in pass_names():

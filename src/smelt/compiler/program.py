@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -20,11 +20,15 @@ from smelt.compiler.pipeline import first_wrong_pass
 from smelt.compiler.program_copy import SavedCapture, load, save
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning
-from smelt.ir import Graph, TensorType
+from smelt.ir import Graph, TensorType, Value
 from smelt.ops.convert import type_of
 from smelt.ops.evaluate import evaluate
 from smelt.passes.manager import Culprit
+from smelt.runtime.guard_constants import Constants
 
+CAPTURE_LIMIT = 8
+Key: TypeAlias = tuple[tuple[bool, ...], tuple[TensorType, ...]]
+"""The `training` flags and the types of the inputs that a capture holds for."""
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
@@ -34,10 +38,10 @@ class Program(torch.nn.Module):
     graph: the functional graph, whole operations as the program called them. code: the same as Python that runs.
     graph_for(*args): the optimized graph that runs for these arguments.
 
-    A call runs natively where its tensors are of the captured types, and operation by operation otherwise (gradients
-    needed, parameters moved to another dtype), with the same answer. The graph holds for the captured sizes, the
-    captured Python arguments and the captured `training` flags: for others it raises, and a program of a module that
-    was switched between train() and eval() is captured anew.
+    A call runs natively, or operation by operation where gradients are needed, with the same answer. The program holds
+    for the captured sizes and Python arguments, and raises for others. For other dtypes or strides, other `training`
+    flags, or parameters that were moved or replaced, it is captured anew from its source (at most `CAPTURE_LIMIT`
+    captures are kept).
     """
 
     def __init__(self, source: Callable[..., Any], captured: Captured, options: Options) -> None:
@@ -48,7 +52,8 @@ class Program(torch.nn.Module):
                 self.__dict__[name] = source.__dict__[name]
             self.training = source.training
         self._options = options
-        self._units: dict[tuple[bool, ...], Unit] = {}
+        self._units: dict[Key, Unit] = {}
+        self._held: dict[int, Constants] = {}
         self.native_failure: str | None = None
         self._add(captured)
 
@@ -68,9 +73,7 @@ class Program(torch.nn.Module):
 
     def graph_for(self, *args: Any, **kwargs: Any) -> Graph:
         """The optimized graph that runs for these arguments. Raises: CaptureError (S0107) if they do not fit."""
-        unit = self.unit
-        self._check_types(unit, unit.signature.flatten(args, kwargs))
-        return unit.optimize()
+        return self._unit_for(args, kwargs)[0].optimize()
 
     def bisect(self, *args: Any, **kwargs: Any) -> Culprit | None:
         """The first pass that changes the answer for these arguments, with the difference; None if none does.
@@ -78,9 +81,7 @@ class Program(torch.nn.Module):
         The graph is evaluated operation by operation on copies after each pass; only rounding may differ, and that only
         after passes that are known to round. Raises: CaptureError (S0107) if the arguments do not fit.
         """
-        unit = self.unit
-        inputs = unit.signature.flatten(args, kwargs)
-        self._check_types(unit, inputs)
+        unit, inputs = self._unit_for(args, kwargs)
         with torch.no_grad():
             return first_wrong_pass(unit.graph, inputs, self._options, unit.lookup)
 
@@ -91,17 +92,16 @@ class Program(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The program's answer. Raises: CaptureError (S0107) where the arguments do not fit the capture."""
-        unit = self._units.get(self._training_flags())
-        if unit is None:
-            captured = capture(self._source, args, kwargs)
-            unit = self._add(captured)
-            return captured.result
-        inputs = unit.signature.flatten(args, kwargs)
-        as_captured = self._check_types(unit, inputs)
-        if not as_captured or is_capturing() or self._needs_grad(unit, inputs) or self.native_failure is not None:
+        if is_capturing():
+            return self._inlined(args, kwargs)
+        inputs = self._flatten(args, kwargs)
+        unit = self._units.get(self._key(inputs))
+        if unit is None or not self._state_is_as_captured(unit):
+            return self._capture(args, kwargs).captured.result
+        if self._needs_grad(unit, inputs) or self.native_failure is not None or _overlap(unit, inputs):
             return self._by_op(unit, inputs, args, kwargs)
         try:
-            unit.finish()
+            self._freshen(unit)
             return unit.run(args, kwargs)
         except SmeltError as error:
             if self._options.strict:
@@ -122,22 +122,78 @@ class Program(torch.nn.Module):
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """What was captured, one for each setting of the `training` flags that was called."""
+        """What was captured, one for each setting of `training` flags and types of inputs that was called."""
         return tuple(self._units.values())
 
     @property
     def unit(self) -> Unit:
-        """What was captured for the present `training` flags (the first capture where there is none yet)."""
-        unit = self._units.get(self._training_flags())
-        return unit if unit is not None else next(iter(self._units.values()))
+        """What was captured first for the present `training` flags (the first of all where there is none yet)."""
+        flags = self._training_flags()
+        return next((unit for key, unit in self._units.items() if key[0] == flags), self.units[0])
 
     def _add(self, captured: Captured) -> Unit:
         unit = Unit.of(captured, self._options, captured.state.current)
-        self._units[self._training_flags()] = unit
+        key = (self._training_flags(), tuple(_type(value) for value in unit.graph.inputs))
+        if key not in self._units and len(self._units) >= CAPTURE_LIMIT:
+            self._held.pop(id(self._units.pop(next(iter(self._units)))), None)
+        self._units[key] = unit
         return unit
 
+    def _capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Unit:
+        captured = capture(self._source, args, kwargs)
+        if captured.error is not None:
+            raise captured.error
+        return self._add(captured)
+
+    def _key(self, inputs: Sequence[torch.Tensor]) -> Key:
+        return self._training_flags(), tuple(type_of(tensor) for tensor in inputs)
+
+    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The inputs of a call. Raises: CaptureError (S0107) for another structure or other sizes."""
+        unit = self.unit
+        inputs: list[torch.Tensor] = unit.signature.flatten(args, kwargs)
+        for value, tensor, place in zip(unit.graph.inputs, inputs, unit.signature.inputs, strict=True):
+            if _type(value).is_static and tuple(tensor.shape) != _type(value).sizes:
+                raise CaptureError(
+                    f"{place} has sizes {list(tensor.shape)}, the program was captured for {list(_type(value).sizes)}",
+                    why="the captured graph holds for the sizes it was captured with",
+                    fix="capture it again for these sizes, or use smelt.compile, which does so by itself",
+                    code="S0107",
+                )
+        return inputs
+
+    def _unit_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Unit, list[torch.Tensor]]:
+        """The capture for these arguments, made now (which runs the program once) where there is none yet."""
+        inputs = self._flatten(args, kwargs)
+        unit = self._units.get(self._key(inputs))
+        if unit is None or not self._state_is_as_captured(unit):
+            unit = self._capture(args, kwargs)
+        return unit, inputs
+
+    def _inlined(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Inside another capture: operation by operation, so that the outer program records what this one does."""
+        inputs = self._flatten(args, kwargs)
+        unit = self._units.get(self._key(inputs))
+        if unit is None or not self._state_is_as_captured(unit):
+            return self._source(*args, **kwargs)
+        return self._by_op(unit, inputs, args, kwargs)
+
+    def _freshen(self, unit: Unit) -> None:
+        """Have the unit compiled, from the present contents of what is packed and folded in it."""
+        held = self._held.get(id(unit))
+        if held is not None and held.unchanged():
+            return
+        before = Constants(unit.state)
+        if held is not None:
+            unit.refresh()
+        unit.finish()
+        held = self._held[id(unit)] = Constants(unit.constants)
+        constants = {id(tensor) for tensor in unit.constants}
+        if any(id(before.tensors[i]) in constants for i in before.changed()):
+            del self._held[id(unit)]  # written while it was packed: packed again at the next call
+
     def __reduce__(self) -> tuple[Any, ...]:
-        own = {"_source", "_options", "_units", "native_failure", "training", *_SHARED}
+        own = {"_source", "_options", "_units", "_held", "native_failure", "training", *_SHARED}
         extra = {name: value for name, value in self.__dict__.items() if name not in own}
         saved = save(self._source, {flags: unit.captured for flags, unit in self._units.items()})
         return (_restore, (self._source, self._options, saved, extra))
@@ -154,28 +210,13 @@ class Program(torch.nn.Module):
         outputs = evaluate(unit.captured.graph, inputs, unit.lookup)
         return unit.signature.rebuild(outputs, args, kwargs)
 
-    def _check_types(self, unit: Unit, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether all inputs and all state are exactly as captured. Raises: CaptureError (S0107) for other sizes."""
-        exact = True
-        for value, tensor, place in zip(unit.graph.inputs, inputs, unit.signature.inputs, strict=True):
-            assert isinstance(value.type, TensorType)
-            if value.type.is_static and tuple(tensor.shape) != value.type.sizes:
-                raise CaptureError(
-                    f"{place} has sizes {list(tensor.shape)}, the program was captured for {list(value.type.sizes)}",
-                    why="the captured graph holds for the sizes it was captured with",
-                    fix="capture it again for these sizes, or use smelt.compile, which does so by itself",
-                    code="S0107",
-                )
-            exact = exact and type_of(tensor) == value.type
-        return exact and not _overlap(unit, inputs) and self._state_is_as_captured(unit)
-
     def _state_is_as_captured(self, unit: Unit) -> bool:
         for node in unit.graph.body:
             if node.op in ("param", "buffer", "captured"):
                 tensor = unit.lookup(node.op, str(node.args[0]))
                 if type_of(tensor) != node.result.type:
                     return False
-                if unit.executable is not None and tensor is not unit.captured.state.lookup(node.op, str(node.args[0])):
+                if tensor is not unit.captured.state.lookup(node.op, str(node.args[0])):
                     return False
         return True
 
@@ -192,6 +233,11 @@ class Program(torch.nn.Module):
                 path = str(node.args[0])
                 found[path] = unit.lookup(node.op, path)
         return found
+
+
+def _type(value: Value) -> TensorType:
+    assert isinstance(value.type, TensorType)
+    return value.type
 
 
 def _overlap(unit: Unit, inputs: Sequence[torch.Tensor]) -> bool:

@@ -5,7 +5,7 @@ Invariant: state is found again by its place in the copied source, so that the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,34 +19,34 @@ from smelt.capture.roots import Roots, reachable
 class SavedCapture:
     """One capture, ready to be pickled.
 
-    flags: the `training` flags it holds for. keys: kind and path of each state tensor. loose: the tensors among them
+    key: what the program keeps it under. keys: kind and path of each state tensor. loose: the tensors among them
     that the source does not reach by itself (they came with an argument).
     """
 
-    flags: tuple[bool, ...]
+    key: Hashable
     captured: Captured
     keys: tuple[tuple[str, str], ...]
     loose: Mapping[tuple[str, str], torch.Tensor]
 
 
-def save(source: Callable[..., Any], captures: Mapping[tuple[bool, ...], Captured]) -> tuple[SavedCapture, ...]:
+def save(source: Callable[..., Any], captures: Mapping[Any, Captured]) -> tuple[SavedCapture, ...]:
     """The captures of a program as data."""
     places = _places(source)
     return tuple(
         SavedCapture(
-            flags,
+            key,
             replace(captured, result=None, state=State(), roots=Roots({}, {}), written={}),
             tuple(captured.state.entries),
-            {key: e.tensor for key, e in captured.state.entries.items() if key[1] not in places},
+            {place: e.tensor for place, e in captured.state.entries.items() if place[1] not in places},
         )
-        for flags, captured in captures.items()
+        for key, captured in captures.items()
     )
 
 
-def load(source: Callable[..., Any], saved: tuple[SavedCapture, ...]) -> dict[tuple[bool, ...], Captured]:
+def load(source: Callable[..., Any], saved: tuple[SavedCapture, ...]) -> dict[Any, Captured]:
     """The captures over the state of a (copied) source. Raises: KeyError where the source lacks a place."""
     places = _places(source)
-    return {item.flags: replace(item.captured, state=_state(item, places)) for item in saved}
+    return {item.key: replace(item.captured, state=_state(item, places)) for item in saved}
 
 
 def _state(item: SavedCapture, places: Mapping[str, StateTensor]) -> State:

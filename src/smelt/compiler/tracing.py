@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import torch
 
 from smelt.capture import capture, tensors_of
+from smelt.capture.reads import ReadLog, RecorderBusy, record_reads
 from smelt.compiler.agreement import disagreement
 from smelt.compiler.compiled import Compiled
 from smelt.compiler.copies import copies_of
+from smelt.compiler.pipeline import check_options
 from smelt.compiler.program import Program
 from smelt.compiler.unit import Unit
-from smelt.diag import CaptureError, Options
+from smelt.diag import CaptureError, Options, SmeltWarning
 from smelt.ops.evaluate import evaluate
 
 
@@ -39,19 +42,57 @@ def trace(
         be captured. Whatever `f` raises.
     """
     chosen = Options.make(options)
+    check_options(chosen)
     target = f.smelt_target if isinstance(f, Compiled) else f
+    if not callable(target):
+        raise CaptureError(
+            f"{target!r} cannot be traced",
+            why="it is not callable",
+            fix="give a function or an nn.Module",
+            code="S0106",
+        )
     given, named = as_args(args), dict(kwargs or {})
     before = copies_of(tensors_of((given, named))) if check else []
     rng = torch.get_rng_state()
-    captured = capture(target, given, named, keep_written=check)
+    observed = _Observed(target)
+    captured = capture(observed, given, named, keep_written=check, target=target)
     if captured.error is not None:
         raise captured.error
+    if observed.log is not None and not observed.log.is_replayable:
+        warnings.warn(
+            f"the program traced from {captured.name} does not repeat all that the run did: {observed.log.why_not()}",
+            SmeltWarning,
+            stacklevel=2,
+        )
     program = Program(target, captured, chosen)
     if check:
         _check(program.unit, tensors_of(captured.result, given, named), before, rng)
     for more in check_inputs or ():
         _check_on(program.unit, target, as_args(more))
     return program
+
+
+class _Observed:
+    """A program that, when called, runs natively and notes what of it a graph cannot repeat."""
+
+    def __init__(self, target: Callable[..., Any]) -> None:
+        self.target = target
+        self.log: ReadLog | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recording = record_reads({getattr(self.target, "__name__", "self"): self.target}, args, kwargs)
+        try:
+            log = recording.__enter__()
+        except RecorderBusy:
+            return self.target(*args, **kwargs)
+        try:
+            result = self.target(*args, **kwargs)
+        except BaseException as error:
+            recording.__exit__(type(error), error, error.__traceback__)
+            raise
+        recording.__exit__(None, None, None)
+        self.log = log
+        return result
 
 
 def as_args(args: Any) -> tuple[Any, ...]:
