@@ -8,7 +8,6 @@ counted. The first call's answer comes from the one native run that was recorded
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 import warnings
@@ -24,7 +23,7 @@ from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.reads_effects import file_kind
 from smelt.compiler.compiled_inputs import first_unsupported, grad_witness
 from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, Settings, Stats
-from smelt.diag import CaptureError, SmeltError, SmeltWarning
+from smelt.diag import CaptureError, SmeltError, SmeltWarning, user_level
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guards import GuardSet
 
@@ -32,6 +31,7 @@ ENTRY_LIMIT = 8  # entries kept; the least recently used one goes
 STORM_LIMIT = 16  # entries built, after which a value that changes at each call is left to the original
 EFFECT_ATTEMPTS = 2  # a first run often fills caches: only a program that does it again is given up
 
+_GRAD_REMEDY = "call it under torch.no_grad() or torch.inference_mode()"
 _GRAD_ADVICE = (
     "{name} runs as it is, not compiled: gradients are needed (grad mode is on and {what} requires grad). "
     "Call it under torch.no_grad() or torch.inference_mode() to run the compiled program."
@@ -125,17 +125,19 @@ class Dispatcher:
         self._count(reason)
         return self.target(*args, **kwargs)
 
-    def _refuse(self, reason: str, cause: BaseException | None = None) -> NoReturn:
+    def _refuse(self, reason: str, cause: BaseException | None = None, remedy: str = "remove the cause") -> NoReturn:
         which = "options={'strict': True}" if self._is_strict else "fullgraph=True"
         raise CaptureError(
             f"{self.name} was not compiled: {reason}",
             why=f"{which} turns every fallback into an error",
-            fix=f"remove the cause, or {which}",
+            fix=f"{remedy}, or leave out {which}",
             code="S0302",
         ) from cause
 
     def _with_gradients(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         reason = f"gradients are needed: {what} requires grad"
+        if self._is_strict or self.settings.fullgraph:
+            self._refuse(reason, remedy=_GRAD_REMEDY)
         result = self._original(reason, args, kwargs)
         self._warn("gradients", _GRAD_ADVICE.format(name=self.name, what=what))
         return result
@@ -147,7 +149,7 @@ class Dispatcher:
         """One warning for each reason, at the user's own line."""
         if key not in self._warned:
             self._warned.add(key)
-            warnings.warn(message, SmeltWarning, stacklevel=_user_level())
+            warnings.warn(message, SmeltWarning, stacklevel=user_level())
 
     # ---------------------------------------------------------------- a build
 
@@ -255,6 +257,7 @@ class Dispatcher:
                     return
         except Exception as error:
             row.entry, row.reason = None, _sentence(error)
+            self._count(row.reason)  # the call that came for this entry got the recorded run's answer
             if not self.settings.background:
                 if self._is_strict or self.settings.fullgraph:
                     row.is_ready = True
@@ -322,15 +325,6 @@ def _sentence(failure: BaseException | None) -> str:
     if isinstance(failure, SmeltError):
         return failure.what + (f" at {failure.where}" if failure.where is not None else "")
     return f"{type(failure).__name__}: {failure}"
-
-
-def _user_level() -> int:
-    """How many frames up the user's own code is, as `warnings.warn` counts from its caller."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and file_kind(frame.f_code.co_filename) in ("smelt", "torch"):
-        frame = frame.f_back
-        level += 1
-    return level
 
 
 def _reraise(error: BaseException) -> NoReturn:

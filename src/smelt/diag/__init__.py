@@ -10,6 +10,7 @@ from smelt.diag.errors import (
     SmeltWarning,
     VerifyError,
 )
+from smelt.diag.frames import user_level
 from smelt.diag.options import Options
 from smelt.diag.span import Span
 
@@ -24,4 +25,5 @@ __all__ = [
     "SmeltWarning",
     "Span",
     "VerifyError",
+    "user_level",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,15 @@ from typing import Any, Literal
 from smelt.diag.errors import SmeltError
 
 Numerics = Literal["default", "fast", "eager-library"]
+_NAME_LISTS = ("skip", "enable")
+_COUNTS = ("stop_after", "cache_limit_mb")
+_ALLOWED = {
+    "numerics": "one of default, fast, eager-library",
+    "skip": "a list of names",
+    "enable": "a list of names",
+    "stop_after": "a number of passes, 0 or more, or None",
+    "cache_limit_mb": "a number of megabytes, 0 or more",
+}
 
 
 def _default_cache_dir() -> str:
@@ -18,6 +27,11 @@ def _default_cache_dir() -> str:
     if base:
         return base
     return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smelt")
+
+
+def _as_names(value: Any) -> Any:
+    """A list of names as a tuple; anything else as it is, to be refused."""
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,13 @@ class Options:
         """
         if isinstance(given, Options):
             return given
+        if given is not None and not isinstance(given, Mapping):
+            raise SmeltError(
+                f"options cannot be {given!r}",
+                why="they are a mapping from the options' names to values, or an Options",
+                fix='write, for example, options={"strict": True}',
+                code="S0301",
+            )
         values: dict[str, Any] = {"cache_dir": _default_cache_dir(), "dump": os.environ.get("SMELT_DUMP", "")}
         known = {f.name: f for f in fields(Options)}
         for name, value in (given or {}).items():
@@ -67,7 +88,7 @@ class Options:
                     fix="correct the name",
                     code="S0301",
                 )
-            values[name] = tuple(value) if name in ("skip", "enable") and not isinstance(value, str) else value
+            values[name] = _as_names(value) if name in _NAME_LISTS else value
         options = Options(**values)
         options._check()
         return options
@@ -82,8 +103,12 @@ class Options:
         for name, types in expected.items():
             value = getattr(self, name)
             wrong = not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
+            if name in _NAME_LISTS and isinstance(value, tuple):
+                wrong = not all(isinstance(item, str) for item in value)
+            elif name in _COUNTS and isinstance(value, int):
+                wrong = wrong or value < 0
             if wrong or (name == "numerics" and value not in ("default", "fast", "eager-library")):
-                allowed = "one of default, fast, eager-library" if name == "numerics" else types[0].__name__
+                allowed = _ALLOWED.get(name, types[0].__name__)
                 raise SmeltError(
                     f"option {name!r} cannot be {value!r}",
                     why=f"it takes {allowed}",

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from smelt.diag import SmeltWarning
+from smelt.diag import SmeltWarning, user_level
 
 _MAGIC = b"SMELTOBJ"
 _VERSION = 1
@@ -119,9 +119,8 @@ class CodeCache:
     def _give_up(self, error: OSError) -> None:
         folder, self._folder = self._folder, None
         if folder is not None:
-            warnings.warn(
-                f"machine code is not kept on disk: {folder}: {error.strerror or error}", SmeltWarning, stacklevel=3
-            )
+            text = f"machine code is not kept on disk: {folder}: {error.strerror or error}"
+            warnings.warn(text, SmeltWarning, stacklevel=user_level())
 
     def _remove(self, path: Path) -> None:
         try:

@@ -1,0 +1,77 @@
+"""What Smelt says when something is refused, falls back or changes: texts that a user can act on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.compiler.unit import Unit
+from smelt.diag import InternalError, Options, SmeltError, SmeltWarning
+from smelt.runtime.cache import CodeCache
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(("asked", "shown"), [
+    ({"options": {"strict": True}}, "leave out options={'strict': True}"),
+    ({"fullgraph": True}, "leave out fullgraph=True"),
+])  # fmt: skip
+def test_the_fix_of_a_refused_fallback_can_be_done(asked: dict[str, Any], shown: str) -> None:
+    linear = smelt.compile(torch.nn.Linear(2, 2), **asked)
+    with pytest.raises(SmeltError) as error:
+        linear(torch.ones(1, 2))
+    assert error.value.code == "S0302"
+    assert error.value.fix == f"call it under torch.no_grad() or torch.inference_mode(), or {shown}"
+    doubled = smelt.compile(torch.sin, **asked)
+    with pytest.raises(SmeltError) as error:
+        doubled(torch.ones(2).to_sparse())
+    assert error.value.fix == f"remove the cause, or {shown}"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (5, "options cannot be 5"),
+        (["strict"], "they are a mapping"),
+        ({"cache_limit_mb": -1}, "0 or more"),
+        ({"stop_after": -2}, "0 or more"),
+        ({"skip": "cse"}, "it takes a list of names"),
+        ({"enable": 3}, "it takes a list of names"),
+        ({"skip": [3]}, "it takes a list of names"),
+        ({"stop_after": True}, "a number of passes"),
+    ],
+)
+def test_wrong_options_are_refused_by_code(given: Any, shown: str) -> None:
+    with pytest.raises(SmeltError) as error:
+        Options.make(given)
+    assert error.value.code == "S0301" and shown in str(error.value)
+
+
+def test_lists_of_names_and_limits_are_taken() -> None:
+    made = Options.make({"skip": ["cse"], "enable": ("x",), "stop_after": 0, "cache_limit_mb": 0})
+    assert (made.skip, made.enable, made.stop_after, made.cache_limit_mb) == (("cse",), ("x",), 0, 0)
+
+
+def test_a_refusing_disk_is_said_at_the_users_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.warns(SmeltWarning, match="not kept on disk") as caught:
+        CodeCache(str(tmp_path / "file" / "cache")).get("ab" * 32)
+    assert caught[0].filename == __file__
+
+
+def test_a_call_whose_compilation_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(unit: Unit) -> None:
+        raise InternalError("no machine code today")
+
+    monkeypatch.setattr(Unit, "finish", fail)
+    compiled = smelt.compile(lambda x: x * 2)
+    with pytest.warns(SmeltWarning, match="no machine code today"), torch.no_grad():
+        assert compiled(torch.ones(2)).tolist() == [2, 2]
+    assert compiled.stats().fallbacks == {"no machine code today": 1}
+    with torch.no_grad():
+        compiled(torch.ones(2))
+    assert compiled.stats().fallbacks == {"no machine code today": 2}
