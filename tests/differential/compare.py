@@ -71,7 +71,8 @@ def _storage(t: torch.Tensor) -> int:
 
 def snapshot(t: torch.Tensor) -> torch.Tensor:
     """A copy in the same dtype, whatever the strides."""
-    return t.detach().clone(memory_format=torch.contiguous_format)
+    plain = t.detach()
+    return plain.clone(memory_format=torch.contiguous_format) if t.layout is torch.strided else plain.clone()
 
 
 def leaves_of(result: Any) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -218,7 +219,7 @@ class Program(torch.nn.Module):
                     return False
                 if tensor is not unit.captured.state.lookup(node.op, str(node.args[0])):
                     return False
-        return True
+        return _ties_hold(unit, self._source)
 
     def _needs_grad(self, unit: Unit, inputs: Sequence[torch.Tensor]) -> bool:
         if not torch.is_grad_enabled():
@@ -238,6 +239,21 @@ class Program(torch.nn.Module):
 def _type(value: Value) -> TensorType:
     assert isinstance(value.type, TensorType)
     return value.type
+
+
+def _ties_hold(unit: Unit, source: Any) -> bool:
+    """Whether places that held one tensor at capture, of which the graph names the first, still hold one."""
+    if not isinstance(source, torch.nn.Module):
+        return True
+    for (kind, _), entry in unit.captured.state.entries.items():
+        if kind == "captured" or not entry.aliases:
+            continue
+        try:
+            if any(attrgetter(path)(source) is not entry.current() for path in entry.aliases):
+                return False
+        except (AttributeError, LookupError):
+            return False
+    return True
 
 
 def _overlap(unit: Unit, inputs: Sequence[torch.Tensor]) -> bool:

@@ -178,6 +178,8 @@ def _through(value: Value, belongs: Callable[[Value], bool]) -> Value:
 
 
 def _is_same(node: Node, source: Value) -> bool:
+    if len(node.results) != 1:
+        return False
     before, after = static_tensor(source), static_tensor(node.result)
     if before is None or after is None:
         return False

@@ -146,6 +146,10 @@ def _batch_norm(node: Node) -> Mutation | None:
     x, weight, bias, mean, var, training, momentum, eps = node.args[:8]
     if training is not True or not isinstance(mean, Value) or not isinstance(var, Value) or mean is var:
         return None
+    kind = x.type if isinstance(x, Value) else None
+    if not isinstance(kind, TensorType) or not kind.is_static or kind.numel == 0:
+        # Eager has an own way for no elements at all.
+        return None
     return Mutation(_LEGIT, (x, weight, bias, mean, var, True, momentum, eps), {}, ((mean, 3), (var, 4)), (0,))
 
 

@@ -295,6 +295,7 @@ def lower_with_numbers(ctx: Context, node: Node) -> bool:
     rewrite = REWRITES.get(node.op)
     if rewrite is None or "autocast" in node.mode or len(node.results) != 1:
         return False
-    if not isinstance(node.result.type, TensorType):
+    if not isinstance(node.result.type, TensorType) or node.result.type.numel == 0:
+        # Of no elements only the strides are to be seen, and another operator may choose others.
         return False
     return rewrite(_Rewriting(ctx, node), ctx.call_arguments(node))
