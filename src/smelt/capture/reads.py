@@ -175,6 +175,7 @@ def record_reads(
                 yield log
         finally:
             found.profile_hook = None
+        found.follow_late()
         found.patches.undo()
         _fill(log, recorder, found)
         after = torch_state()

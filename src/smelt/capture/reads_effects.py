@@ -23,6 +23,8 @@ _STDLIB_DIR = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _CLASSIFY_LIMIT = 4096
 ENVIRONMENT = "uses the environment"
+LOGGING = "logs a message"
+LOOKS = "looks at files"
 
 
 @lru_cache(maxsize=_CLASSIFY_LIMIT)
@@ -56,6 +58,15 @@ _FUNCTIONS: dict[tuple[str, str], str] = {
     ("posix", "urandom"): "draws random numbers",
     ("nt", "urandom"): "draws random numbers",
     ("posix", "open"): "opens a file",
+    **{(module, name): LOOKS for module in ("posix", "nt") for name in (
+        "stat", "lstat", "listdir", "scandir", "access", "getcwd", "readlink",
+    )},
+    **{(module, name): "changes files" for module in ("posix", "nt") for name in (
+        "remove", "unlink", "rename", "replace", "mkdir", "rmdir", "chdir", "truncate",
+    )},
+    **{("gc", name): "asks the garbage collector" for name in (
+        "get_objects", "get_referrers", "get_referents", "get_count", "get_stats",
+    )},
     ("posix", "system"): "runs a command",
     ("posix", "putenv"): "changes the environment",
     ("posix", "fork"): "forks the process",
@@ -67,7 +78,24 @@ _OWNERS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
     ("random", None, "draws random numbers"),
     ("_random", None, "draws random numbers"),
     ("numpy.random", None, "draws random numbers"),
-    ("_io", frozenset({"write", "writelines", "read", "readline", "readlines", "readinto"}), "uses a file"),
+    (
+        "_io",
+        frozenset(
+            {
+                "write",
+                "writelines",
+                "read",
+                "readline",
+                "readlines",
+                "readinto",
+                "getvalue",
+                "getbuffer",
+                "seek",
+                "tell",
+            }
+        ),
+        "uses a file",
+    ),
     (
         "torch._C",
         frozenset({"manual_seed", "seed", "initial_seed", "get_state", "set_state", "set_offset", "clone_state"}),
@@ -124,13 +152,20 @@ _PYTHON: tuple[tuple[str, frozenset[str] | None, str], ...] = (
     ),
     (_STDLIB_DIR + "subprocess.py", frozenset({"__init__", "run"}), "runs a command"),
     (_STDLIB_DIR + "socket.py", None, "uses the network"),
-    (os.path.join(_STDLIB_DIR, "logging", "__init__.py"), frozenset({"_log"}), "logs a message"),
+    (os.path.join(_STDLIB_DIR, "logging", "__init__.py"), frozenset({"_log"}), LOGGING),
     (_TORCH_DIR + "random.py", None, "uses the random generator's state"),
 )
 _PYTHON_FILES = {path: (names, what) for path, names, what in _PYTHON}
 _PYTHON_FILES["<frozen os>"] = _PYTHON_FILES[_STDLIB_DIR + "os.py"]  # some interpreters carry it inside
 # A library may look at these for its own sake; they count only when the program itself asks.
-_ONLY_FROM_USER = frozenset({ENVIRONMENT, "reads the clock"})
+_ONLY_FROM_USER = frozenset({ENVIRONMENT, LOOKS, "reads the clock"})
+# The standard library looks at files for the program in these, elsewhere (source lines of a warning) for itself.
+_FILE_HELPERS = (
+    *(os.path.join(_STDLIB_DIR, name) for name in (
+        "posixpath.py", "ntpath.py", "genericpath.py", "os.py", "pathlib", "glob.py", "shutil.py", "filecmp.py",
+    )),
+    "<frozen os>", "<frozen posixpath>", "<frozen ntpath>", "<frozen genericpath>",
+)  # fmt: skip
 
 
 def code_effect(code: CodeType) -> str | None:
@@ -152,6 +187,8 @@ def user_site(frame: FrameType | None, what: str = "") -> tuple[CodeType, int] |
         if kind == "user":
             return frame.f_code, frame.f_lasti
         if kind == "torch" and what in _ONLY_FROM_USER:
+            return None
+        if kind == "stdlib" and what == LOOKS and not frame.f_code.co_filename.startswith(_FILE_HELPERS):
             return None
         frame = frame.f_back
     return None

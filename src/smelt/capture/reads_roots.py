@@ -98,8 +98,10 @@ class Roots:
         self.patches = ClassPatches(self.seen, self._on_read, self._on_write)
         self.profile_hook: ProfileHook | None = None
         self._nested: set[int] = set()
+        self._unresolved: list[tuple[Chain, Site, Any, int]] = []  # chains cut short: the module, the place in the path
         self._thread = get_ident()
         self._busy = False
+        self._late = False
 
     # ---------------------------------------------------------------- reaching values
 
@@ -140,6 +142,8 @@ class Roots:
         if kind == "atom" or id(value) in self.rooted:
             return
         self.rooted[id(value)] = Reached(value, parent, label, site)
+        if self._late and kind in ("container", "instance", "array"):  # nobody watched what the run read of it
+            self.refusals.append(("reads what was loaded only now", self.name(id(value)), site))
         if hasattr(type(value), COMPILED_TARGET):  # a compiled object inside the program runs as what it was made of
             self.reach(getattr(value, COMPILED_TARGET), parent, label, site)
         if kind != "opaque" and kind != "module":
@@ -148,15 +152,22 @@ class Roots:
     def _reach_function(self, function: FunctionType, site: Site | None) -> None:
         self.functions.setdefault(id(function.__code__), function)
         if file_kind(function.__code__.co_filename) not in ("user", "smelt"):
+            if "__wrapped__" in function.__dict__:  # a decorator's wrapper: what it wraps is the user's
+                self._reach_function_dict(function, site)
             return
         seen = (function.__code__, function.__defaults__, function.__kwdefaults__)
         self._fact("function", function, None, seen, site)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.reach(default, id(function), ".__defaults__", site)
-        if function.__dict__:
-            for name, value in function.__dict__.items():
-                self._fact("item", function.__dict__, name, value, site)
-                self.reach(value, id(function), f".{name}", site)
+        self._reach_function_dict(function, site)
+
+    def _reach_function_dict(self, function: FunctionType, site: Site | None) -> None:
+        """A function's own attributes: read and set without anything to watch, so all of them count."""
+        own = function.__dict__
+        self.rooted[id(own)] = Reached(own, id(function), ".__dict__", site)
+        self.copies[id(own)] = (own, dict(own), site)
+        for name, value in own.items():
+            self.reach(value, id(function), f".{name}", site)
 
     def _reach_method(self, method: MethodType, site: Site | None) -> None:
         self.reach(method.__func__, id(method), ".__func__", site)
@@ -189,6 +200,9 @@ class Roots:
 
     def _reach_iterator(self, value: Any, site: Site | None) -> None:
         self.refusals.append(("holds an iterator, which a run may advance", self.name(id(value)), site))
+
+    def _reach_hidden(self, value: Any, site: Site | None) -> None:
+        self.refusals.append(("holds state that cannot be watched", self.name(id(value)), site))
 
     def _reach_random(self, value: Any, site: Site | None) -> None:
         self.refusals.append(("holds a random generator", self.name(id(value)), site))
@@ -283,13 +297,11 @@ class Roots:
         for chain in scan.chains:
             site = Site(code, chain.offset)
             if chain.root == "cell":
-                base = cells.get(chain.name, MISSING)
-                self._follow(base, chain, chain.name, site)
+                self._follow(cells.get(chain.name, MISSING), chain, site)
             elif chain.root == "import":
-                module = sys.modules.get(chain.name, MISSING)
-                self._follow(module, chain, chain.name, site)
+                self._follow_import(chain, site)
             else:
-                self._follow(self._read_global(namespace, frame.f_builtins, chain.name, site), chain, chain.name, site)
+                self._follow(self._read_global(namespace, frame.f_builtins, chain.name, site), chain, site)
         for chain in scan.stores:
             self._expect_store(namespace, chain, Site(code, chain.offset))
         if scan.calls_getattr:
@@ -302,7 +314,10 @@ class Roots:
         function = self.functions.get(id(code))
         if function is None:
             if id(code) in self._nested:
-                return {}  # made by this run: its cells are locals of a function that is recorded too
+                # Made by this run: its cells are locals of a function that is recorded too. Of a module that was
+                # imported there, it is here that the functions are seen which are called.
+                held = {name: frame.f_locals.get(name, MISSING) for name in code.co_freevars}
+                return {name: value for name, value in held.items() if isinstance(value, ModuleType)}
             return {name: frame.f_locals.get(name, MISSING) for name in code.co_freevars}
         values: dict[str, Any] = {}
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -322,17 +337,25 @@ class Roots:
             self._fact("item", builtins, name, value, site, name)
         return value
 
-    def _follow(self, base: Any, chain: Chain, label: str, site: Site) -> None:
-        """Read `base.path...` where that runs no user code: on modules and classes; stop where watching takes over."""
-        value, parent = base, 0
+    def _follow_import(self, chain: Chain, site: Site) -> None:
+        module = sys.modules.get(chain.name, MISSING)
+        if module is MISSING:
+            self._unresolved.append((chain, site, MISSING, 0))
+        self._follow(module, chain, site)
+
+    def _follow(self, base: Any, chain: Chain, site: Site, start: int = 0) -> None:
+        """Read `base.path[start:]` where that runs no user code: on modules and classes; stop where watching takes
+        over, and where a module has no such name yet."""
+        value, parent, label = base, 0, ".".join((chain.name, *chain.path[:start]))
         if value is MISSING:
             return
         self.reach(value, 0, label, site)
-        for name in chain.path:
+        for i, name in enumerate(chain.path[start:], start):
             parent, label = id(value), f"{label}.{name}"
             if isinstance(value, ModuleType):
                 space = value.__dict__
                 if name not in space:
+                    self._unresolved.append((chain, site, value, i))
                     return
                 self._fact("item", space, name, space[name], site, label)
                 value = space[name]
@@ -346,6 +369,16 @@ class Roots:
                 return
             self.reach(value, parent, f".{name}", site)
             self._refuse_random(value, label, site)
+
+    def follow_late(self) -> None:
+        """Read on where a module, or a name in one, was not there yet when the code that uses it was entered."""
+        self._late = True
+        while self._unresolved:
+            chain, site, module, start = self._unresolved.pop()
+            if module is MISSING and chain.name in sys.modules:
+                self._follow(sys.modules[chain.name], chain, site)
+            elif isinstance(module, ModuleType) and chain.path[start] in module.__dict__:
+                self._follow(module, chain, site, start)
 
     def enter_context_variable(self, variable: ContextVar[Any], frame: FrameType) -> None:
         """A context variable is about to be read or set; what it holds now is what the program started from."""

@@ -6,12 +6,17 @@ Invariant: a class's answer never changes, so it is cached; nothing here runs th
 from __future__ import annotations
 
 import argparse
+import array
+import ctypes
 import functools
+import mmap
 import numbers
+import queue
 import sys
+import threading
 import types
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable
 from enum import Enum
 from functools import lru_cache
@@ -25,7 +30,7 @@ from smelt.capture.scopes import TRACKS
 
 Kind = Literal[
     "atom", "function", "method", "partial", "container", "class", "module", "iterator", "random", "array", "instance",
-    "opaque",
+    "hidden", "opaque",
 ]  # fmt: skip
 
 
@@ -38,7 +43,27 @@ _ATOMS = (
 QUICK_ATOMS: Final = frozenset({*_ATOMS, torch.Tensor, torch.nn.Parameter})
 _CONTAINERS = (list, dict, set, frozenset, tuple, deque)
 _PLAIN_CONTAINERS = frozenset({*_CONTAINERS, OrderedDict, defaultdict})
-_STDLIB_INSTANCES = (types.SimpleNamespace, argparse.Namespace)
+_STDLIB_INSTANCES = (types.SimpleNamespace, argparse.Namespace, ChainMap, UserDict, UserList)
+# State kept out of sight of attribute access and of copies. Plain locks are not here: they guard state, they hold none.
+_HIDDEN = (
+    threading.local, threading.Semaphore, threading.Event, threading.Condition, threading.Barrier, threading.Thread,
+    queue.Queue, queue.SimpleQueue, array.array, bytearray, memoryview, mmap.mmap,
+    weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
+    ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array,
+)  # fmt: skip
+_HIDDEN_MODULES = (
+    "multiprocessing.queues",
+    "multiprocessing.synchronize",
+    "multiprocessing.sharedctypes",
+    "multiprocessing.shared_memory",
+    "multiprocessing.managers",
+    "multiprocessing.connection",
+    "concurrent.futures",
+    "asyncio",
+    "sqlite3",
+    "shelve",
+    "dbm",
+)
 _TORCH_OPAQUE = (
     "torch._",
     "torch.autograd",
@@ -75,14 +100,12 @@ def _kind_of(cls: type) -> Kind:
         return "class"
     if issubclass(cls, types.ModuleType):
         return "module"
+    if issubclass(cls, _HIDDEN) or cls.__module__.startswith(_HIDDEN_MODULES):
+        return "hidden"
+    if any(base.__name__ == "ndarray" and base.__module__ == "numpy" for base in cls.__mro__):
+        return "array"
     if cls.__module__.startswith("numpy"):
-        return (
-            "random"
-            if cls.__module__.startswith("numpy.random")
-            else "array"
-            if cls.__name__ == "ndarray"
-            else "opaque"
-        )
+        return "random" if cls.__module__.startswith("numpy.random") else "opaque"
     if cls.__module__ == "random":
         return "random"
     if issubclass(cls, _CONTAINERS):
