@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from smelt.cli import app
+import smelt
+from smelt.cli import app, main
 from smelt.cli.target import load_target
 from smelt.diag import SmeltError, VerifyError
 from tests.demo import standin
@@ -219,3 +221,100 @@ def test_the_real_compiler_behind_the_commands(
     result = invoke(*(a.format(file=programs) for a in arguments))
     assert result.exit_code == 0, result.output
     assert shown in result.stdout
+
+
+DROPOUT = """
+import torch
+
+def dropped():
+    torch.manual_seed(1)
+    layers = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5)
+    return torch.nn.Sequential(*layers).train(), (torch.randn(4, 8),)
+
+def in_place():
+    return (lambda x: x.add_(1)), (torch.zeros(3),)
+
+class Wrong(torch.nn.Module):
+    def forward(self, x):
+        return self.helper(x)
+
+    def helper(self, x):
+        raise LookupError("of the model")
+
+def wrong(): return Wrong(), (torch.ones(2),)
+def unfitting(): return torch.nn.Linear(3, 2), (torch.ones(4, 5),)
+def takes(n): return torch.sin, torch.zeros(n)
+def takes_perhaps(n=2): return torch.sin, torch.zeros(n)
+def branches(): return (lambda x: x * 2 if x.sum() > 0 else x), (torch.ones(2),)
+"""
+
+
+@pytest.fixture
+def more_programs(programs: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    Path(programs).write_text(DROPOUT)
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "cache"))
+    return programs
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    """As from a shell: the exit code of `smelt args...`."""
+    monkeypatch.setattr(sys, "argv", ["smelt", *args])
+    with pytest.raises(SystemExit) as stop, warnings.catch_warnings():
+        warnings.simplefilter("default")
+        main()
+    return int(stop.value.code or 0)
+
+
+@pytest.mark.parametrize("name", ["dropped", "in_place"])
+def test_run_starts_every_compared_call_alike(more_programs: str, name: str) -> None:
+    result = invoke("run", f"{more_programs}:{name}", "--repeats", "2")
+    assert result.exit_code == 0, result.exception
+
+
+@pytest.mark.parametrize("command", ["run", "show", "explain"])
+def test_the_users_exception_is_shown_with_the_users_frames(
+    more_programs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run_main(monkeypatch, command, f"{more_programs}:wrong") == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback") and shown.endswith("LookupError: of the model\n")
+    assert "in forward" in shown and "in helper" in shown
+    assert "site-packages" not in shown and "src/smelt" not in shown and "cli" not in shown
+    assert shown.count("\n") <= 8
+
+
+def test_torch_frames_are_not_shown(
+    more_programs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main(monkeypatch, "run", f"{more_programs}:unfitting") == 1
+    shown = capsys.readouterr().err
+    assert "mat1 and mat2" in shown and "site-packages" not in shown
+
+
+def test_a_factory_with_parameters_is_wrong_usage(more_programs: str) -> None:
+    result = invoke("run", f"{more_programs}:takes")
+    assert result.exit_code == 2 and "takes arguments" in result.output
+    assert load_target(f"{more_programs}:takes_perhaps").args[0].shape == (2,)
+
+
+def test_a_report_that_cannot_be_written_is_one_line(
+    more_programs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "none" / "r.html"
+    assert run_main(monkeypatch, "explain", f"{more_programs}:dropped", "--html", str(page)) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error[S0501]") and str(page) in line
+    assert run_main(monkeypatch, "explain", f"{more_programs}:in_place", "--html", str(tmp_path)) == 1
+    assert "error[S0501]" in capsys.readouterr().err
+
+
+def test_warnings_are_plain_messages(
+    more_programs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_main(monkeypatch, "run", f"{more_programs}:branches", "--repeats", "1")
+    shown = capsys.readouterr().err
+    assert shown.startswith("warning: ") and "target.py" not in shown and "SmeltWarning" not in shown
+
+
+def test_version() -> None:
+    assert invoke("--version").output == f"smelt {smelt.__version__}\n"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+import smelt
 from smelt.cli.bench import bench
 from smelt.cli.cache import cache
 from smelt.cli.demo import demo
 from smelt.cli.program import explain, run, show
+from smelt.cli.terminal import plain_warnings, user_traceback
 from smelt.diag import SmeltError
 
 _COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (
@@ -25,12 +27,24 @@ _COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (
 """Name and function of every command, in the order of `smelt --help`."""
 
 
-def _root() -> None:
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"smelt {smelt.__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Melt a PyTorch program down to one readable graph and run it as native code."""
 
 
 def _build_app() -> typer.Typer:
-    built = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
+    built = typer.Typer(
+        no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
+    )
     built.callback()(_root)
     for name, function in _COMMANDS:
         built.command(name)(function)
@@ -41,9 +55,17 @@ app = _build_app()
 
 
 def main() -> None:
-    """The console entry. Exit codes: 0 done, 1 an error of Smelt's catalogue, 2 wrong usage, 130 interrupted."""
-    try:
-        app()
-    except SmeltError as error:
-        print(error, file=sys.stderr)
-        sys.exit(1)
+    """The console entry.
+
+    Exit codes: 0 done, 1 an error of Smelt's catalogue or of the user's program, 2 wrong usage, 130 interrupted.
+    """
+    with plain_warnings():
+        try:
+            app()
+        except SmeltError as error:
+            print(error, file=sys.stderr)
+        except Exception as error:
+            print(user_traceback(error), end="", file=sys.stderr)
+        else:
+            return
+    sys.exit(1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import smelt
 from smelt.cli.target import HELP, Target, load_target, tensors_in
-from smelt.diag import VerifyError
+from smelt.diag import SmeltError, VerifyError
 
 TargetArgument = Annotated[str, typer.Argument(help=HELP, show_default=False)]
 
@@ -76,18 +76,27 @@ def explain(
       smelt explain model.py:mlp --json | jq .fallbacks
           for a program
     """
+    if html is not None and not html.absolute().parent.is_dir():
+        raise _unwritable(html, "its folder does not exist")
     loaded = load_target(target)
     compiled = smelt.compile(loaded.function)
     with torch.no_grad():
         compiled(*loaded.args, **loaded.kwargs)
     report = smelt.explain(compiled)
     if html is not None:
-        report.to_html(html)
+        try:
+            report.to_html(html)
+        except OSError as error:
+            raise _unwritable(html, error.strerror or str(error)) from None
         typer.echo(f"report: {html}", err=True)
     if json:
         typer.echo(json_.dumps(report.to_dict(), indent=2))
     elif html is None:
         typer.echo(str(report))
+
+
+def _unwritable(path: Path, why: str) -> SmeltError:
+    return SmeltError(f"{path} cannot be written: {why}", code="S0501")
 
 
 def run(
@@ -108,14 +117,18 @@ def run(
     """
     loaded = load_target(target)
     with torch.no_grad():
-        expected = tensors_in(loaded())
+        before = _Start(loaded)
+        expected = _copies(loaded())
+        before.restore()
         start = time.perf_counter()
         function = smelt.compile(loaded.function, options={"strict": strict})
         compiled = Target(loaded.name, function, loaded.args, loaded.kwargs)
-        found = tensors_in(compiled())
+        found = _copies(compiled())
         first_s = time.perf_counter() - start
+        before.restore()
+        again = _copies(compiled())  # the first answer is that of the run that was recorded
         times = _in_turns(loaded, compiled, repeats)
-    difference = _difference(expected, found)
+    difference = max((_difference(expected, answer) for answer in (found, again)), key=_nan_last)
     out = Table("", "eager", "smelt", title=loaded.name, title_justify="left")
     out.add_row("first call, compiling included", "-", _time(first_s))
     out.add_row(f"median of {repeats}", *map(_time, times))
@@ -131,6 +144,33 @@ def run(
             fix="`smelt explain` shows how each node runs; random numbers and changing state differ by themselves",
             code="S0503",
         )
+
+
+class _Start:
+    """What a call of a program starts from: torch's random numbers, and the contents of arguments and state."""
+
+    def __init__(self, target: Target) -> None:
+        held = tensors_in((*target.args, *target.kwargs.values()))
+        if isinstance(target.function, torch.nn.Module):
+            held += [*target.function.parameters(), *target.function.buffers()]
+        self._held = [(tensor, tensor.detach().clone()) for tensor in held if tensor.layout is torch.strided]
+        self._rng = torch.get_rng_state()
+
+    def restore(self) -> None:
+        """Put back what calls have changed; what they left alone is not written to."""
+        for tensor, before in self._held:
+            if tensor.shape == before.shape and _relative(before, tensor) != 0:
+                tensor.copy_(before)
+        torch.set_rng_state(self._rng)
+
+
+def _copies(result: Any) -> list[Tensor]:
+    """The tensors of a result, apart from what later calls may write to."""
+    return [tensor.detach().clone() for tensor in tensors_in(result)]
+
+
+def _nan_last(difference: float) -> float:
+    return float("inf") if difference != difference else difference
 
 
 def _in_turns(eager: Target, compiled: Target, repeats: int) -> tuple[float, float]:

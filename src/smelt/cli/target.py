@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -55,7 +56,22 @@ def load_target(text: str) -> Target:
         raise _bad(f"{place} has no {name!r}" + (f" (it has {', '.join(known)})" if known else ""))
     if not callable(factory):
         raise _bad(f"{text} is not a function but {type(factory).__name__}")
+    if not _takes_nothing(factory):
+        raise _bad(f"{text} takes arguments, so it cannot be called as a factory")
     return _checked(text, factory())
+
+
+def _takes_nothing(factory: Callable[..., Any]) -> bool:
+    """Whether a call without arguments fits; True where nobody can say, as of some builtins."""
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:
+        return True
+    try:
+        signature.bind()
+    except TypeError:
+        return False
+    return True
 
 
 def _checked(text: str, made: Any) -> Target:
