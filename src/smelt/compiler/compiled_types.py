@@ -131,7 +131,7 @@ class Stats:
                     "build_s": row.build_s,
                     "runs": "original" if row.entry is None else "compiled",
                     "reason": row.reason,
-                    "guards": [str(guard) for guard in row.guards.guards],
+                    "guards": [str(guard) for guard in row.guards.listed],
                 }
                 for row in self.rows
             ],
