@@ -75,3 +75,32 @@ def test_a_call_whose_compilation_fails_is_counted(monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         compiled(torch.ones(2))
     assert compiled.stats().fallbacks == {"no machine code today": 2}
+
+
+def test_a_changed_parameter_is_named_and_our_wrappers_are_not() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).eval()
+    compiled, x = smelt.compile(model), torch.randn(2, 3, 8, 8)
+    smelt.trace(model, x)
+    with torch.no_grad():
+        compiled(x)
+        texts = [str(guard) for guard in compiled.stats().rows[0].guards.listed]
+        model[1].running_mean.add_(2)
+        assert torch.allclose(compiled(x), model(x), atol=1e-5)
+    assert texts == compiled.stats().to_dict()["entries"][-1]["guards"]
+    assert not [text for text in texts if "smelt" in text or "__wrapped__" in text]
+    assert list(compiled.stats().misses) == ["the contents of Sequential[1].running_mean were changed"]
+
+
+def test_explain_does_not_ask_for_a_call_that_was_made() -> None:
+    never = smelt.compile(torch.sin)
+    assert "nothing has been compiled yet" in str(smelt.explain(never))
+    never(torch.ones(2).to_sparse())
+    assert "Graphs: no graph: see Fallbacks" in str(smelt.explain(never))
+    split = smelt.compile(lambda x: x * 2 if x.sum() > 0 else x)
+    with pytest.warns(SmeltWarning):
+        split(torch.ones(2))
+    report = smelt.explain(split)
+    assert "Graphs: no graph: see Breaks and Fallbacks" in str(report)
+    assert report.breaks[0]["why"] == split.stats().rows[0].reason
+    assert report.fallbacks == [{"reason": "entry 0 is not compiled: see Breaks", "times": 1}]

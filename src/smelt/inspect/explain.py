@@ -52,15 +52,20 @@ def _of_compiled(compiled: Compiled) -> Report:
     units = [row.entry for row in rows if isinstance(row.entry, Unit)]
     graphs = [_graph_row(i, row.entry, row.hits) for i, row in enumerate(rows) if isinstance(row.entry, Unit)]
     breaks = [{"entry": i, "why": row.reason} for i, row in enumerate(rows) if row.entry is None]
+    told = {row.reason: i for i, row in reversed(list(enumerate(rows))) if row.entry is None}
+    fallbacks = [
+        {"reason": f"entry {told[reason]} is not compiled: see Breaks" if reason in told else reason, "times": times}
+        for reason, times in stats.fallbacks.items()
+    ]
     return Report(
         getattr(compiled.smelt_target, "__qualname__", type(compiled.smelt_target).__name__),
         graphs=graphs,
-        guards=[_guard(i, guard) for i, row in enumerate(rows) for guard in row.guards.guards],
+        guards=[_guard(i, guard) for i, row in enumerate(rows) for guard in row.guards.listed],
         breaks=breaks,
         recompiles=[{"guard": text, "times": times} for text, times in stats.misses.items()],
         passes=_passes(units),
         kernels=_kernels(units),
-        fallbacks=[*({"reason": r, "times": n} for r, n in stats.fallbacks.items()), *_python_nodes(units)],
+        fallbacks=[*fallbacks, *_python_nodes(units)],
         timings=_timings(units),
         memory=_memory(units),
     )

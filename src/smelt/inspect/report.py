@@ -64,7 +64,7 @@ class Report:
             rows = getattr(self, key)
             console.print()
             if not rows:
-                console.print(f"{_TITLES[key]}: {_EMPTY.get(key, 'none')}", markup=False)
+                console.print(f"{_TITLES[key]}: {_empty(self, key)}", markup=False)
                 continue
             console.print(_table(_TITLES[key], rows))
             if len(rows) > _ROWS_SHOWN:
@@ -76,6 +76,17 @@ class Report:
         target = Path(path)
         target.write_text(_page(self), encoding="utf-8")
         return target
+
+
+def _empty(report: Report, key: str) -> str:
+    """What stands for a section without rows."""
+    if report.graphs or key not in ("graphs", "breaks"):
+        return _EMPTY.get(key, "none")
+    if key == "breaks":
+        return "none"
+    if report.breaks or report.fallbacks:
+        return "no graph: see " + " and ".join(_TITLES[k] for k in ("breaks", "fallbacks") if getattr(report, k))
+    return _EMPTY[key]
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
@@ -130,7 +141,7 @@ def _page(report: Report) -> str:
     for key in KEYS:
         rows = getattr(report, key)
         parts.append(f"<h2 id={key}>{html.escape(_TITLES[key])}</h2>")
-        parts.append(_html_table(key, rows) if rows else f"<p class=none>{_EMPTY.get(key, 'none')}</p>")
+        parts.append(_html_table(key, rows) if rows else f"<p class=none>{_empty(report, key)}</p>")
     parts.append("</body></html>")
     return "\n".join(parts)
 

@@ -31,7 +31,10 @@ from smelt.diag import Span
 from smelt.runtime.guard_versions import Identities, Namespace, Namespaces, class_namespace, lookup_path
 
 CALL_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+WRAPPED_MARK = "__smelt_tracks__"  # under which a wrapper of Smelt's keeps what it wraps
 CALL_METHODS = ("forward", "_call_impl", "_compiled_call_impl")
+
+_TENSOR_TABLES = ("._parameters", "._buffers", ".__dict__")
 
 
 def _class_attributes(cls: type) -> dict[str, Any]:
@@ -94,6 +97,16 @@ class FactTest:
         found: Span | None = self.read.span
         return found
 
+    @property
+    def is_internal(self) -> bool:
+        """Whether it is on a wrapper of Smelt's own, which the program reads only while it is recorded."""
+        if self.kind == "function":
+            return str(self.read.owner.__globals__.get("__name__", "")).startswith("smelt.capture.")
+        if self.kind not in ("item", "absent", "content") or not isinstance(self.read.owner, dict):
+            return False
+        keys = self.read.value if self.kind == "content" else (self.read.key,)
+        return WRAPPED_MARK in self.read.owner and not {*keys} - {WRAPPED_MARK, "__wrapped__"}
+
     def now(self) -> Any:
         """What its place holds at this moment."""
         return _NOW[self.kind](self.read.owner, self.read.key)
@@ -137,6 +150,21 @@ class Facts:
             if not test.holds():
                 return i
         return None
+
+    def tensor_names(self) -> dict[int, str]:
+        """How the program reads its tensors, by their `id`: as in `model[0].weight`."""
+        names: dict[int, str] = {}
+        for test in self.tests:
+            if isinstance(test.seen, torch.Tensor):
+                names.setdefault(id(test.seen), test.name)
+            elif test.kind == "content" and isinstance(test.seen, dict):
+                owner = test.name
+                for table in _TENSOR_TABLES:
+                    owner = owner.removesuffix(table)
+                for key, value in test.seen.items():
+                    if isinstance(value, torch.Tensor):
+                        names.setdefault(id(value), f"{owner}.{key}" if owner != test.name else f"{owner}[{key!r}]")
+        return names
 
     def emit(self, scope: dict[str, Any]) -> list[str]:
         """Lines of the check function; the names they use are put into `scope`."""

@@ -124,12 +124,25 @@ class GuardSet:
         made += [Guard("hooks", "torch.nn's global module hooks", [len(t) for t in self._hook_contents])]
         made += [Guard("requires_grad", "the tensors that the program reads", any(self._grads))]
         made += [Guard(t.kind, t.name, t.seen, t.span) for t in self._facts.tests]
-        made += [Guard("constant", f"constant {i}", tuple(t.shape)) for i, t in enumerate(self.constants.tensors)]
+        names = self._facts.tensor_names()
+        made += [
+            Guard("constant", names.get(id(t), f"constant {i}"), tuple(t.shape))
+            for i, t in enumerate(self.constants.tensors)
+        ]
         return tuple(made)
+
+    @property
+    def listed(self) -> tuple[Guard, ...]:
+        """The guards that a user has something to do with: without those on the wrappers put around `forward`."""
+        first = len(self.guards) - len(self.constants.tensors) - len(self._facts.tests)
+        hidden = {first + i for i, test in enumerate(self._facts.tests) if test.is_internal}
+        return tuple(guard for i, guard in enumerate(self.guards) if i not in hidden)
 
     def explain(self, failed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """A sentence with the guard, the value it needs and the value there is now."""
         guard = self.guards[failed]
+        if guard.kind == "constant":
+            return f"the contents of {guard.expr} were changed"
         where = f" (read at {guard.span})" if guard.span is not None else ""
         before, now = _difference(guard.seen, self._now(failed, args, kwargs))
         return f"{guard.kind} of {guard.expr} was {_short(before)}, now {_short(now)}{where}"
@@ -148,9 +161,7 @@ class GuardSet:
         index -= len(self._state) + 2
         if index < 0:
             return [len(table) for table in self._hooks] if index == -2 else "another pattern"
-        if index < len(self._facts.tests):
-            return self._facts.tests[index].now()
-        return "other contents"
+        return self._facts.tests[index].now()
 
     def first_failed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """Ask the guards one by one; None if all hold after all."""
