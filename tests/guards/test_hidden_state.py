@@ -139,6 +139,16 @@ def test_attributes_that_a_function_sets_on_itself() -> None:
             assert [float(c(torch.ones(()))) for _ in range(4)] == [1.0, 2.0, 3.0, 4.0], f.__name__
 
 
+def test_attributes_set_through_the_compiled_name() -> None:
+    @Builder().compile
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        counted.n = getattr(counted, "n", 0) + 1
+        return x * counted.n
+
+    with torch.no_grad(), pytest.warns(SmeltWarning, match="has effects"):
+        assert [float(counted(torch.ones(()))) for _ in range(4)] == [1.0, 2.0, 3.0, 4.0]
+
+
 def test_attributes_that_others_set_on_a_function() -> None:
     def helper() -> int:
         return 1

@@ -146,6 +146,9 @@ class Roots:
             self.refusals.append(("reads what was loaded only now", self.name(id(value)), site))
         if hasattr(type(value), COMPILED_TARGET):  # a compiled object inside the program runs as what it was made of
             self.reach(getattr(value, COMPILED_TARGET), parent, label, site)
+            own = instance_dict(value) if kind == "opaque" else None
+            if own is not None:  # a compiled function is what the function's name now stands for, attributes and all
+                self._reach_own(own, id(value), site)
         if kind != "opaque" and kind != "module":
             getattr(self, f"_reach_{kind}")(value, site)
 
@@ -163,11 +166,13 @@ class Roots:
 
     def _reach_function_dict(self, function: FunctionType, site: Site | None) -> None:
         """A function's own attributes: read and set without anything to watch, so all of them count."""
-        own = function.__dict__
-        self.rooted[id(own)] = Reached(own, id(function), ".__dict__", site)
+        self._reach_own(function.__dict__, id(function), site)
+
+    def _reach_own(self, own: dict[str, Any], owner: int, site: Site | None) -> None:
+        self.rooted[id(own)] = Reached(own, owner, ".__dict__", site)
         self.copies[id(own)] = (own, dict(own), site)
         for name, value in own.items():
-            self.reach(value, id(function), f".{name}", site)
+            self.reach(value, owner, f".{name}", site)
 
     def _reach_method(self, method: MethodType, site: Site | None) -> None:
         self.reach(method.__func__, id(method), ".__func__", site)
