@@ -16,6 +16,7 @@ from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -206,3 +207,19 @@ def test_what_a_run_loads_is_followed_once() -> None:
     with record_reads({"f": f}, (torch.ones(2),)) as log:
         f(torch.ones(2))
     assert log.effects == []
+
+
+class _HoldsNumpy(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.library = {"np": np}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * float(self.library["np"].random.rand())
+
+
+def test_numpys_global_generator_is_seen_however_it_is_reached() -> None:
+    module = _HoldsNumpy().eval()
+    with record_reads({"module": module}, (torch.ones(2),)) as log:
+        module(torch.ones(2))
+    assert "random" in log.why_not()

@@ -168,7 +168,7 @@ def record_reads(
         for name, value in roots.items():
             found.add_root(value, name)
         found.add_arguments(args, dict(kwargs or {}))
-        state = torch_state()
+        state, drawn = torch_state(), _numpy_draws()
         found.profile_hook = recorder.profile
         try:
             with _profiled(recorder.profile):
@@ -181,6 +181,17 @@ def record_reads(
         after = torch_state()
         if after != state:
             log.mutations.append(Mutation("the thread's torch settings", state, after, None))
+        if drawn != _numpy_draws():
+            log.effects.append(Effect("draws random numbers", "numpy.random", None))
+
+
+def _numpy_draws() -> Any:
+    """The state of NumPy's global generator, whose functions raise no profile event; None until it is loaded."""
+    module = sys.modules.get("numpy.random")
+    if module is None:
+        return None
+    kind, keys, position, has_gauss, cached = module.get_state()
+    return kind, bytes(keys), position, has_gauss, cached
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
