@@ -99,8 +99,11 @@ def nest_of(result: Any) -> str:
     return "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
 
 
-def difference(expected: Outcome, found: Outcome, *, is_exact: bool) -> str | None:
-    """The first difference, as a sentence; None where there is none. is_exact: every bit must agree."""
+def difference(expected: Outcome, found: Outcome, *, is_exact: bool, least: float = 0.0) -> str | None:
+    """The first difference, as a sentence; None where there is none. is_exact: every bit must agree.
+
+    least: how much of the largest value may be rounding whatever the dtype (an output may have come of narrower ones).
+    """
     if expected.error is not None or found.error is not None:
         if expected.error is found.error:
             return None
@@ -109,13 +112,13 @@ def difference(expected: Outcome, found: Outcome, *, is_exact: bool) -> str | No
         return f"result is {found.nest} instead of {expected.nest}"
     for i, (a, b) in enumerate(zip(expected.leaves, found.leaves, strict=True)):
         if isinstance(a, torch.Tensor):
-            text = tensor_difference(a, b, is_exact=is_exact)
+            text = tensor_difference(a, b, is_exact=is_exact, least=least)
             if text is not None:
                 return f"output {i} {text}"
         elif not (a == b or (a != a and b != b)):
             return f"output {i} is {b!r} instead of {a!r}"
     for i, (a, b) in enumerate(zip(expected.after, found.after, strict=True)):
-        text = tensor_difference(a, b, is_exact=is_exact)
+        text = tensor_difference(a, b, is_exact=is_exact, least=least)
         if text is not None:
             return f"input or state {i}, after the call, {text}"
     if not torch.equal(expected.generator, found.generator):
@@ -129,7 +132,7 @@ def difference(expected: Outcome, found: Outcome, *, is_exact: bool) -> str | No
     return None
 
 
-def tensor_difference(a: torch.Tensor, b: torch.Tensor, *, is_exact: bool) -> str | None:
+def tensor_difference(a: torch.Tensor, b: torch.Tensor, *, is_exact: bool, least: float = 0.0) -> str | None:
     """The first difference between two tensors, as what is said of the second."""
     for what in ("dtype", "shape", "device", "layout", "requires_grad"):
         if getattr(a, what) != getattr(b, what):
@@ -145,7 +148,7 @@ def tensor_difference(a: torch.Tensor, b: torch.Tensor, *, is_exact: bool) -> st
         return None
     if is_exact or not (a.dtype.is_floating_point or a.dtype.is_complex):
         return f"is {_short(b)} instead of {_short(a)}"
-    return _roundings(a, b)
+    return _roundings(a, b, least)
 
 
 def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -165,10 +168,10 @@ def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
 
 
-_ROUNDINGS = {torch.float64: 1e-12, torch.float32: 3e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+ROUNDINGS = {torch.float64: 1e-12, torch.float32: 3e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
-def _roundings(a: torch.Tensor, b: torch.Tensor) -> str | None:
+def _roundings(a: torch.Tensor, b: torch.Tensor, least: float) -> str | None:
     wide = torch.complex128 if a.dtype.is_complex else torch.float64
     x, y = a.to(wide), b.to(wide)
     finite = torch.isfinite(x) & torch.isfinite(y)
@@ -176,7 +179,7 @@ def _roundings(a: torch.Tensor, b: torch.Tensor) -> str | None:
         return f"has NaN or infinity at other places: {_short(b)} instead of {_short(a)}"
     scale = float(x[finite].abs().max()) if bool(finite.any()) else 0.0
     largest = float((x - y)[finite].abs().max()) if bool(finite.any()) else 0.0
-    if largest > _ROUNDINGS.get(a.dtype, 3e-5) * max(scale, 1e-30):
+    if largest > max(ROUNDINGS.get(a.dtype, 3e-5), least) * max(scale, 1e-30):
         return f"differs by {largest:.3g} where the largest value is {scale:.3g}"
     return None
 

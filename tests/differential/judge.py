@@ -61,7 +61,7 @@ def _trace(program: Program, options: dict[str, object]) -> str | None:
     for call in (1, 2):
         expected = observe(eager.fn, make_inputs(program, call), eager.state)
         found = observe(graph, make_inputs(program, call), traced.state)
-        text = difference(expected, found, is_exact=program.is_exact)
+        text = difference(expected, found, is_exact=program.is_exact, least=program.rounding)
         if text is not None:
             return f"call {call}: {text}"
     if graph.native_failure is not None and "cannot be lowered" not in graph.native_failure:
@@ -78,7 +78,7 @@ def _compile(program: Program, options: dict[str, object]) -> str | None:
         args = make_inputs(program, seed, layout)
         expected = observe(eager.fn, make_inputs(program, seed, layout), eager.state)
         found = observe(compiled, args, other.state)
-        text = difference(expected, found, is_exact=program.is_exact)
+        text = difference(expected, found, is_exact=program.is_exact, least=program.rounding)
         if text is not None:
             return f"call {call}: {text}"
         for earlier, copies in kept:

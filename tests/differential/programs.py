@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tests.differential.compare import ROUNDINGS
 from tests.differential.tensors import tensor
 
 _numbers = itertools.count()
@@ -35,6 +36,12 @@ class Program:
         names = [f"x{i}" for i in range(len(self.inputs))]
         head = f"def forward({', '.join((['self'] if self.is_module else []) + names)}):"
         return "\n".join((head, *(f"    {line}" for line in self.lines), f"    return {self.result}", ""))
+
+    @property
+    def rounding(self) -> float:
+        """Of the narrowest dtype that the program names: a product in it may have been widened since."""
+        text = "".join((*self.inputs, *self.state, *self.lines, self.result))
+        return max((value for dtype, value in ROUNDINGS.items() if str(dtype) in text), default=0.0)
 
 
 @dataclass
@@ -63,9 +70,11 @@ def make_subject(program: Program) -> Subject:
     file = f"<program {next(_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     space: dict[str, Any] = {"torch": torch, "F": torch.nn.functional, "__name__": "programs", "T": tensor}
-    state = [eval(expression, space) for expression in program.state]
-    if not program.is_module:
-        space.update({f"s{i}": value for i, value in enumerate(state)})
+    state: list[torch.Tensor] = []
+    for i, expression in enumerate(program.state):
+        state.append(eval(expression, space | {f"s{at}": value for at, value in enumerate(state)}))
+        if not program.is_module:
+            space[f"s{i}"] = state[i]
     exec(compile(text, file, "exec"), space)
     forward = space["forward"]
     if not program.is_module:

@@ -87,3 +87,13 @@ def test_found(name: str) -> None:
     program = FOUND[name]
     difference = judge(program)
     assert difference is None, f"{difference}\n{program.source()}"
+
+
+def test_state_that_shares_memory_is_traced() -> None:
+    for lines, result in (
+        (("s0.relu_()",), "s1"),
+        (("s1.zero_()",), "s0 + 1"),
+        (("self.s0.fill_(2)",), "self.s1.sum()"),
+    ):
+        program = Program((T(0, (1,)),), lines, result, (T(9, (3,)), "s0.reshape(-1)[1:]"), "self" in result)
+        assert judge(program) is None, program.source()

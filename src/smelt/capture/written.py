@@ -48,6 +48,11 @@ class Written:
             self._by_storage = found
         if tensor.layout != torch.strided or tensor.device.type == "meta":
             return
-        for state in self._by_storage.get(tensor.untyped_storage().data_ptr(), ()):
-            if id(state) not in self.before:
-                self.before[id(state)] = state.detach().clone(memory_format=torch.preserve_format)
+        sharing = [s for s in self._by_storage.get(tensor.untyped_storage().data_ptr(), ()) if id(s) not in self.before]
+        if not sharing:
+            return
+        copied = tensor.untyped_storage().clone()
+        for state in sharing:
+            # State that shares memory shares it in the copies, so that writes to one are seen in the others.
+            place = torch.empty(0, dtype=state.dtype, device=state.device)
+            self.before[id(state)] = place.set_(copied, state.storage_offset(), state.shape, state.stride())

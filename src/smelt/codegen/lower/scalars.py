@@ -227,6 +227,9 @@ def _clamp(rw: _Rewriting, call: dict[str, Arg]) -> bool:
 
 def _hardtanh(rw: _Rewriting, call: dict[str, Arg]) -> bool:
     value, low, high = call["self"], call["min_val"], call["max_val"]
+    if isinstance(rw.node.result.type, TensorType) and rw.node.result.type.numel == 0:
+        # Of no elements only the strides are to be seen, and the operators below choose others.
+        return False
     if isinstance(value, Value) and _is_plus_zero(low) and high == 6:
         if lower_in_place(rw.ctx, rw.node, "aten.relu6_.default", ()):
             return True
@@ -295,7 +298,6 @@ def lower_with_numbers(ctx: Context, node: Node) -> bool:
     rewrite = REWRITES.get(node.op)
     if rewrite is None or "autocast" in node.mode or len(node.results) != 1:
         return False
-    if not isinstance(node.result.type, TensorType) or node.result.type.numel == 0:
-        # Of no elements only the strides are to be seen, and another operator may choose others.
+    if not isinstance(node.result.type, TensorType):
         return False
     return rewrite(_Rewriting(ctx, node), ctx.call_arguments(node))
