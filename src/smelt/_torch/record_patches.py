@@ -10,10 +10,12 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+# Under this name a wrapper that stands in a class while a run is recorded keeps the function it stands for.
+TRACKS: Final = "__smelt_tracks__"
 _MISSING = object()
 
 

@@ -25,8 +25,8 @@ from typing import Any, Final, Literal
 import torch
 
 from smelt._torch.exact import MISSING
+from smelt._torch.record_patches import TRACKS
 from smelt.capture.reads_effects import file_kind
-from smelt.capture.scopes import TRACKS
 
 Kind = Literal[
     "atom", "function", "method", "partial", "container", "class", "module", "iterator", "random", "array", "instance",

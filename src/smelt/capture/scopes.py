@@ -11,11 +11,11 @@ import functools
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from smelt._torch.record_patches import Patches
+from smelt._torch.record_patches import TRACKS, Patches
 
 
 class Scope:
@@ -25,10 +25,6 @@ class Scope:
         self.modules = modules
         self.path = ""
         self.module: Any = None
-
-
-# Set on a wrapper that stands in a class while a run is recorded: the function that stands there otherwise.
-TRACKS: Final = "__smelt_tracks__"
 
 
 class _Thread(threading.local):

@@ -212,28 +212,20 @@ class Program(torch.nn.Module):
         return unit.signature.rebuild(outputs, args, kwargs)
 
     def _state_is_as_captured(self, unit: Unit) -> bool:
-        for node in unit.graph.body:
-            if node.op in ("param", "buffer", "captured"):
-                tensor = unit.lookup(node.op, str(node.args[0]))
-                if type_of(tensor) != node.result.type:
-                    return False
-                if tensor is not unit.captured.state.lookup(node.op, str(node.args[0])):
-                    return False
+        for kind, path, type_ in unit.places:
+            tensor = unit.lookup(kind, path)
+            if type_of(tensor) != type_ or tensor is not unit.captured.state.lookup(kind, path):
+                return False
         return _ties_hold(unit, self._source)
 
     def _needs_grad(self, unit: Unit, inputs: Sequence[torch.Tensor]) -> bool:
         if not torch.is_grad_enabled():
             return False
-        state = (unit.lookup(n.op, str(n.args[0])) for n in unit.graph.body if n.op in ("param", "buffer", "captured"))
+        state = (unit.lookup(kind, path) for kind, path, _ in unit.places)
         return any(t.requires_grad for t in inputs) or any(t.requires_grad for t in state)
 
     def _named_state(self, unit: Unit) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = dict(unit.graph.constants)
-        for node in unit.graph.walk():
-            if node.op in ("param", "buffer", "captured"):
-                path = str(node.args[0])
-                found[path] = unit.lookup(node.op, path)
-        return found
+        return dict(unit.graph.constants) | {path: unit.lookup(kind, path) for kind, path, _ in unit.places}
 
 
 def _type(value: Value) -> TensorType:

@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from time import perf_counter
 from typing import Any
 
@@ -19,7 +19,7 @@ from smelt.codegen.lower.result import Same, StateName
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.diag import InternalError, Options, SmeltWarning
-from smelt.ir import Graph
+from smelt.ir import Graph, Type
 from smelt.ops.effects import effects
 from smelt.passes.manager import PassReport
 from smelt.runtime.cache import CodeCache
@@ -78,6 +78,12 @@ class Unit:
         """All tensors from outside the arguments that the program uses."""
         return tuple(entry.tensor for entry in self.captured.state.entries.values())
 
+    @cached_property
+    def places(self) -> tuple[tuple[str, str, Type], ...]:
+        """Kind, path and captured type of each tensor of the state that the graph reads."""
+        read = (n for n in self.graph.walk() if n.op in ("param", "buffer", "captured"))
+        return tuple((n.op, str(n.args[0]), n.result.type) for n in read)
+
     def optimize(self) -> Graph:
         """The graph that runs, after all passes."""
         if self.optimized is None:
@@ -106,7 +112,7 @@ class Unit:
             self.executable = self._ready = None
         self.finish()
 
-    @property
+    @cached_property
     def writes(self) -> bool:
         """Whether a call writes into memory that others see, so that it matters which inputs share some."""
         return any(node.op == "write" or effects(node).writes for node in self.graph.walk())

@@ -13,6 +13,7 @@ import torch
 from smelt.diag import InternalError, SmeltError
 from smelt.ir import Graph, verify
 from smelt.ops.check import check as check_node
+from smelt.ops.convert import strided_copy
 from smelt.ops.evaluate import Lookup, evaluate, no_state
 from smelt.passes.base import Pass, PassContext
 
@@ -172,13 +173,7 @@ def observe(graph: Graph, inputs: Sequence[Any], lookup: Lookup = no_state, *, s
 
 def _copied(item: Any) -> Any:
     """A copy with the same strides, stride 0 included."""
-    if not isinstance(item, torch.Tensor):
-        return item
-    if not item.numel():
-        return item.detach().clone()
-    extent = 1 + sum((size - 1) * step for size, step in zip(item.shape, item.stride(), strict=True))
-    memory = item.detach().as_strided((extent,), (1,)).clone()
-    return memory.as_strided(item.shape, item.stride(), 0)
+    return strided_copy(item.detach()) if isinstance(item, torch.Tensor) else item
 
 
 def _sharing(items: Sequence[Any]) -> list[tuple[int, int]]:

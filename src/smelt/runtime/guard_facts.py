@@ -27,11 +27,11 @@ from typing import Any
 import torch
 
 from smelt._torch.exact import MISSING, contents, same, same_contents
+from smelt._torch.record_patches import TRACKS
 from smelt.diag import Span
 from smelt.runtime.guard_versions import Identities, Namespace, Namespaces, class_namespace, lookup_path
 
 CALL_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
-WRAPPED_MARK = "__smelt_tracks__"  # under which a wrapper of Smelt's keeps what it wraps
 CALL_METHODS = ("forward", "_call_impl", "_compiled_call_impl")
 
 _TENSOR_TABLES = ("._parameters", "._buffers", ".__dict__")
@@ -105,7 +105,7 @@ class FactTest:
         if self.kind not in ("item", "absent", "content") or not isinstance(self.read.owner, dict):
             return False
         keys = self.read.value if self.kind == "content" else (self.read.key,)
-        return WRAPPED_MARK in self.read.owner and not {*keys} - {WRAPPED_MARK, "__wrapped__"}
+        return TRACKS in self.read.owner and not {*keys} - {TRACKS, "__wrapped__"}
 
     def now(self) -> Any:
         """What its place holds at this moment."""
