@@ -11,6 +11,7 @@ from typing import Any, Literal
 from smelt.diag.errors import SmeltError
 
 Numerics = Literal["default", "fast", "eager-library"]
+Products = Literal["default", "bf16"]
 _NAME_LISTS = ("skip", "enable")
 _COUNTS = ("stop_after", "cache_limit_mb")
 _ALLOWED = {
@@ -19,7 +20,9 @@ _ALLOWED = {
     "enable": "a list of names",
     "stop_after": "a number of passes, 0 or more, or None",
     "cache_limit_mb": "a number of megabytes, 0 or more",
+    "dtype": "one of default, bf16",
 }
+_WORDS = {"numerics": ("default", "fast", "eager-library"), "dtype": ("default", "bf16")}
 
 
 def _default_cache_dir() -> str:
@@ -49,6 +52,9 @@ class Options:
     verify: run the graph verifier after every pass.
     cache_dir, cache_limit_mb: where machine code is kept, and how much of it; "" keeps nothing on disk.
     measure: let kernels be chosen by timing them once at compile time.
+    dtype: "bf16" computes the large f32 products of a program in bf16, and keeps everything else, and the dtypes of all
+        results, as they are; "default" computes in the dtypes of the program.
+    release_originals: give back the memory of weights that a packed copy has replaced.
     """
 
     strict: bool = False
@@ -62,6 +68,8 @@ class Options:
     cache_dir: str = ""
     cache_limit_mb: int = 512
     measure: bool = True
+    dtype: Products = "default"
+    release_originals: bool = False
 
     @staticmethod
     def make(given: Mapping[str, Any] | Options | None = None) -> Options:
@@ -98,7 +106,7 @@ class Options:
             "strict": (bool,), "deterministic": (bool,), "numerics": (str,), "skip": (tuple,),
             "enable": (tuple,),
             "stop_after": (int, type(None)), "dump": (str,), "verify": (bool,), "cache_dir": (str,),
-            "cache_limit_mb": (int,), "measure": (bool,),
+            "cache_limit_mb": (int,), "measure": (bool,), "dtype": (str,), "release_originals": (bool,),
         }  # fmt: skip
         for name, types in expected.items():
             value = getattr(self, name)
@@ -107,7 +115,7 @@ class Options:
                 wrong = not all(isinstance(item, str) for item in value)
             elif name in _COUNTS and isinstance(value, int):
                 wrong = wrong or value < 0
-            if wrong or (name == "numerics" and value not in ("default", "fast", "eager-library")):
+            if wrong or (name in _WORDS and value not in _WORDS[name]):
                 allowed = _ALLOWED.get(name, types[0].__name__)
                 raise SmeltError(
                     f"option {name!r} cannot be {value!r}",
