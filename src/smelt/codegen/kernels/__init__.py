@@ -1,0 +1,1 @@
+"""Kernels before they are machine code: loop nests that a person can read."""
