@@ -70,7 +70,7 @@ def test_update_keeps_the_rows_that_are_not_measured_now(tmp_path: Path) -> None
         ("--models", "lerp200,nope", [m.name for m in MODELS]),
         ("--peers", "nope", [s.name for s in systems()]),
         ("--skip-cold", "nope", [s.name for s in systems()]),
-        ("--dtype", "f16", ["f32", "bf16"]),
+        ("--dtype", "f16", ["f32", "bf16", "mixed"]),
     ],
 )
 def test_an_unknown_name_lists_the_known_ones(option: str, value: str, known: list[str], tmp_path: Path) -> None:

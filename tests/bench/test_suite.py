@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 
 import smelt
 from smelt.bench import report
+from smelt.bench.competing import competing_process
 from smelt.bench.measure import Plan
-from smelt.bench.models import MODELS
+from smelt.bench.models import MODELS, Model
 from smelt.bench.rows import Row, as_json, merge, read, write
 from smelt.bench.startup import startup_pair
 from smelt.bench.suite import Suite, Watch, run
@@ -147,7 +149,7 @@ def test_rows_survive_a_file_and_merge_by_key(tmp_path: Path) -> None:
     back = read(path)
     assert [r.key for r in back] == [r.key for r in old]
     merged = merge(back, [Row("a", "x", median_ms=2.0), Row("a", "x", "bf16")])
-    assert (merged[0].key, merged[0].median_ms) == (("a", "f32", "x"), 2.0)
+    assert (merged[0].key, merged[0].median_ms) == (("a", "f32", "x", False), 2.0)
     assert len(merged) == 3
     assert '"nan"' in as_json(old)
     assert not list(path.parent.glob(".rows.json-*"))
@@ -158,3 +160,66 @@ def test_no_plot_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(report, "missing", lambda packages: "not installed: matplotlib")
     assert "matplotlib" in report.plot([Row("a", "x", ratio_to_eager=2.0)], tmp_path / "p.png")
     assert not (tmp_path / "p.png").exists()
+
+
+def test_rows_beside_a_competing_process_are_their_own() -> None:
+    rows = run_rows(competing=True)
+    assert all(r.competing for r in rows.values())
+    assert rows["eager"].median_ms is not None
+    assert "competing_core" in rows["eager"].settings
+    assert rows["eager"].label == "lerp200 (busy)"
+    alone = Row("lerp200", "eager")
+    assert len(merge([alone], [rows["eager"]])) == 2
+
+
+def test_the_competing_process_ends_with_the_block() -> None:
+    def spins(pid: int) -> bool:
+        return Path(f"/proc/{pid}").exists()
+
+    before = _children()
+    with pytest.raises(KeyError), competing_process() as core:
+        assert core is None or core in os.sched_getaffinity(0)
+        (pid,) = _children() - before
+        assert spins(pid)
+        raise KeyError
+    assert not spins(pid)
+
+
+def _children() -> set[int]:
+    return {int(p) for p in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def test_mixed_rows_have_their_own_systems_and_errors() -> None:
+    def prepares(target: Any, args: Any, context: Context) -> Ready:
+        assert context.dtype == "mixed"
+        return Ready(lambda *a: target(*(t.bfloat16() for t in a)).float(), args)
+
+    own = System("own", "", prepares, dtypes=frozenset({"mixed"}))
+    f32_only = System("f32-only", "", prepares)
+    rows = run_rows(own, f32_only, dtypes=("mixed",))
+    assert {"eager", "own"} <= rows.keys()
+    assert "f32-only" not in rows
+    assert rows["eager"].rms_ratio == 1.0
+    assert (rows["own"].rms_ratio or 0) > 100
+    assert {s.name for s in systems() if "mixed" in s.dtypes} == {"eager", "smelt", "autocast", "openvino"}
+
+
+@pytest.mark.parametrize("name", ["gpt2_decode", "llama_decode"])
+def test_one_token_grows_the_cache(name: str) -> None:
+    target, (token, position, *past) = model(name).build()
+    with torch.no_grad():
+        logits, *grown = target(token, position, *past)
+    assert logits.shape[:2] == (1, 1)
+    assert len(grown) == len(past)
+    for new, old in zip(grown, past, strict=True):
+        assert new.shape[-2] == old.shape[-2] + 1 == 129
+        assert torch.equal(new[:, :, :-1], old)
+
+
+def test_a_program_that_mostly_reads_weights_gets_a_read_floor() -> None:
+    tiny = Model("tiny", "", lambda: (torch.nn.Linear(64, 32), (torch.rand(1, 64),)))
+    suite = Suite((tiny,), (EAGER,), threads=1, plan=PLAN, one_thread=False)
+    (rows,) = run(suite)
+    (floor,) = [r for r in rows if r.system == "read-floor"]
+    assert floor.settings["bytes_read"] == 64 * 32 * 4
+    assert floor.median_ms is not None

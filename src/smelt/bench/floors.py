@@ -3,6 +3,8 @@
 gemm-library  the model's products alone, each a library call on weights packed beforehand (linear and 2-d convolution
               through oneDNN; batched products and attention's two products through torch.bmm), nothing between them
 fma-floor     the operations of those products at the peak rate of fused multiply-adds
+read-floor    for programs that read more bytes of weights than they do operations with them (one token at a time): one
+              pass over as many bytes
 copy-floor    for programs without products: a copy that moves as many bytes as the inputs and outputs together
 """
 
@@ -23,6 +25,7 @@ from smelt.bench.systems import Ready
 GEMM_LIBRARY = "gemm-library"
 FMA_FLOOR = "fma-floor"
 COPY_FLOOR = "copy-floor"
+READ_FLOOR = "read-floor"
 
 _Step = tuple[Callable[..., Any], tuple[Tensor, ...]]
 
@@ -122,6 +125,18 @@ def gemm_library(products: Sequence[Product], dtype: torch.dtype) -> Ready:
         "packed_convolution": packed_products.CONVOLUTION_AVAILABLE,
     }
     return Ready(run, (), settings, outputs=lambda _: ())
+
+
+def weight_nbytes(products: Sequence[Product], dtype: torch.dtype) -> int:
+    """Bytes of the distinct weights of all linears."""
+    sizes = {p.weight: math.prod(p.right) for p in products if p.kind == "linear"}
+    return sum(sizes.values()) * dtype.itemsize
+
+
+def read_of_same_bytes(nbytes: int) -> Ready:
+    """The largest of as many bytes as f32: one pass of reading, on all of torch's threads."""
+    source = torch.rand(max(1, nbytes // 4))
+    return Ready(source.amax, (), {"bytes_read": nbytes}, outputs=lambda _: ())
 
 
 def copy_of_same_bytes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Ready:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smelt.bench.decode import Decoder, decode_arguments
 from smelt.bench.programs import AttentionBlock, LstmLoop, Mlp, MlpSplitBias, box_iou, lerp
 
 Target = Callable[..., Any]
@@ -86,13 +87,25 @@ def _gpt2() -> Built:
     return Positional(model, "input_ids"), (_ids(config.vocab_size),)
 
 
+_LLAMA: Mapping[str, Any] = {
+    "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "num_key_value_heads": 4, "vocab_size": 32000,
+}  # fmt: skip
+
+
 def _llama() -> Built:
-    options = {
-        "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
-        "num_key_value_heads": 4, "vocab_size": 32000, "use_cache": False,
-    }  # fmt: skip
-    model, config = _transformer("LlamaConfig", "LlamaForCausalLM", options)
+    model, config = _transformer("LlamaConfig", "LlamaForCausalLM", {**_LLAMA, "use_cache": False})
     return Positional(model, "input_ids"), (_ids(config.vocab_size),)
+
+
+def _gpt2_decode() -> Built:
+    model, config = _transformer("GPT2Config", "GPT2LMHeadModel", {})
+    return Decoder(model), decode_arguments(config, config.num_attention_heads)
+
+
+def _llama_decode() -> Built:
+    model, config = _transformer("LlamaConfig", "LlamaForCausalLM", _LLAMA)
+    return Decoder(model), decode_arguments(config, config.num_key_value_heads)
 
 
 def _vit() -> Built:
@@ -132,6 +145,8 @@ MODELS: tuple[Model, ...] = (
     Model("bert", "BERT-base, b1, 128 tokens", _bert, _HF),
     Model("gpt2", "GPT-2 small with language head, b1, 128 tokens", _gpt2, _HF),
     Model("llama", "Llama-style 12 x 768, 12 heads on 4, b1, 128 tokens", _llama, _HF),
+    Model("gpt2_decode", "GPT-2 small, one token, 128 in the key/value cache", _gpt2_decode, _HF),
+    Model("llama_decode", "the Llama-style model, one token, 128 in the key/value cache", _llama_decode, _HF),
     Model("vit", "ViT-B/16 classifier, one 224x224 image", _vit, _HF),
     Model("resnet50", "ResNet-50 classifier, one 224x224 image", _resnet50, _HF),
     Model("mobilenetv2", "MobileNetV2 1.0 classifier, one 224x224 image", _mobilenetv2, _HF),

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
-from smelt.bench.floors import COPY_FLOOR, FMA_FLOOR, GEMM_LIBRARY
+from smelt.bench.floors import COPY_FLOOR, FMA_FLOOR, GEMM_LIBRARY, READ_FLOOR
 from smelt.bench.rows import Row
 from smelt.bench.systems import missing
 
-FLOORS = (GEMM_LIBRARY, FMA_FLOOR, COPY_FLOOR)
+FLOORS = (GEMM_LIBRARY, FMA_FLOOR, COPY_FLOOR, READ_FLOOR)
 _EMPTY = "-"
 
 
@@ -36,14 +36,13 @@ def table(rows: Sequence[Row]) -> Table:
     for name in ("median", "×", "1 thread", "cold s", "warm s", "peak MB", "max err", "rms/eager's", "faults"):
         out.add_column(name, justify="right", no_wrap=True)
     out.add_column("note", overflow="fold")
-    previous: tuple[str, str] | None = None
+    previous: str | None = None
     for row in rows:
-        group = (row.model, row.dtype)
+        group = row.label
         if previous is not None and group != previous:
             out.add_section()
-        label = row.model if row.dtype == "f32" else f"{row.model} {row.dtype}"
         out.add_row(
-            "" if group == previous else label, row.system, duration(row.median_ms),
+            "" if group == previous else group, row.system, duration(row.median_ms),
             _number(row.ratio_to_eager, ".2f"), duration(row.one_thread_ms), _number(row.cold_s, ".2f"),
             _number(row.warm_start_s, ".2f"), _number(row.peak_mb, ".0f"), _number(row.max_abs_err, ".1e"),
             _number(row.rms_ratio, ".2f"), _number(row.faults_per_call, ".0f"), (row.error or "")[:60],
@@ -65,7 +64,7 @@ def plot(rows: Sequence[Row], path: Path) -> str:
         return "no row has a time to plot"
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
-    labels = list(dict.fromkeys(_label(r) for r in shown))
+    labels = list(dict.fromkeys(r.label for r in shown))
     figure, axes = pyplot.subplots(figsize=(10, 1.6 + 0.5 * len(labels)), layout="constrained")
     try:
         _draw(axes, shown, labels)
@@ -74,10 +73,6 @@ def plot(rows: Sequence[Row], path: Path) -> str:
     finally:
         pyplot.close(figure)
     return ""
-
-
-def _label(row: Row) -> str:
-    return row.model if row.dtype == "f32" else f"{row.model} ({row.dtype})"
 
 
 _MARKERS = "oDs^vP*XdhH<>"
@@ -90,16 +85,16 @@ def _draw(axes: Any, rows: Sequence[Row], labels: Sequence[str]) -> None:
     top = -0.3 if len(systems) > 1 else 0.0
     for index, system in enumerate(systems):
         own = [r for r in rows if r.system == system]
-        heights = [labels.index(_label(r)) + top + index * step for r in own]
+        heights = [labels.index(r.label) + top + index * step for r in own]
         size = 110 if system == "smelt" else 45
         marker, colour = _MARKERS[index % len(_MARKERS)], f"C{index}"
         axes.scatter(
             [r.ratio_to_eager for r in own], heights, s=size, marker=marker, color=colour, label=system, zorder=3
         )
-    for floor, style in zip(FLOORS, ("-", "--", ":"), strict=True):
+    for floor, style in zip(FLOORS, ("-", "--", ":", ":"), strict=True):
         own = [r for r in rows if r.system == floor]
         if own:
-            places = [labels.index(_label(r)) for r in own]
+            places = [labels.index(r.label) for r in own]
             axes.vlines(
                 [r.ratio_to_eager for r in own], [y - 0.42 for y in places], [y + 0.42 for y in places],
                 colors="0.35", linestyles=style, linewidth=1.8, label=floor, zorder=2,

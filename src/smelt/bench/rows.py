@@ -28,6 +28,7 @@ class Row:
     faults_per_call, load_average: page faults of a call; runnable processes on the machine at the time.
     cold_s, warm_start_s, import_s, peak_mb, base_mb: see `smelt.bench.startup`; warm_start_s is `cold_s` of the
         process that starts after it.
+    competing: whether another process kept one core busy while the row's times were taken.
     rms_err, eager_rms_err, rms_ratio: root mean square error against float64, eager's own, their quotient.
     """
 
@@ -52,13 +53,20 @@ class Row:
     faults_per_call: float | None = None
     load_average: float | None = None
     gflop: float | None = None
+    competing: bool = False
     error: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> tuple[str, str, str, bool]:
         """What makes a row the same measurement as an earlier one."""
-        return (self.model, self.dtype, self.system)
+        return (self.model, self.dtype, self.system, self.competing)
+
+    @property
+    def label(self) -> str:
+        """The model, with the dtype where it is not f32, and whether a core was busy."""
+        notes = [*([] if self.dtype == "f32" else [self.dtype]), *(["busy"] if self.competing else [])]
+        return f"{self.model} ({', '.join(notes)})" if notes else self.model
 
     def note(self, problem: str) -> None:
         """Add a problem to those the row already names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import statistics
@@ -15,13 +16,14 @@ from torch import Tensor
 
 from smelt.bench import floors, measure
 from smelt.bench.accuracy import compare, reference
+from smelt.bench.competing import competing_process
 from smelt.bench.harvest import Product, harvest, total_flops
 from smelt.bench.measure import BudgetExceededError, Plan, Timing, deadline, describe_error
 from smelt.bench.models import Model, Target, flatten
 from smelt.bench.quiet import quiet
 from smelt.bench.rows import Row, machine
 from smelt.bench.startup import startup_pair
-from smelt.bench.systems import DTYPES, Context, Ready, System, missing
+from smelt.bench.systems import DTYPES, PRODUCTS, Context, Ready, System, missing
 from smelt.codegen.llvm.fma_peak import FmaPeak, measure_fma_peak
 
 EAGER = "eager"
@@ -33,7 +35,8 @@ _WARM_UP_CALLS = 3
 class Suite:
     """What to run. `cold` are the names of the systems whose start-up is measured; `one_thread` adds that column.
 
-    `prepare_budget_s` bounds each preparation and each start-up process.
+    `prepare_budget_s` bounds each preparation and each start-up process. `competing` keeps one core busy with another
+    process while systems are timed (with all threads; start-ups and one thread are measured undisturbed).
     """
 
     models: tuple[Model, ...]
@@ -44,6 +47,11 @@ class Suite:
     cold: frozenset[str] = frozenset()
     one_thread: bool = True
     prepare_budget_s: float = 300.0
+    competing: bool = False
+
+    def systems_for(self, dtype: str) -> tuple[System, ...]:
+        """The systems that take part in the rows of a dtype."""
+        return tuple(s for s in self.systems if dtype in s.dtypes)
 
     def steps_per_model(self) -> int:
         """At most so many times `Watch.step` is called for one model and dtype."""
@@ -110,8 +118,12 @@ class _ModelRun:
 
     def __init__(self, suite: Suite, model: Model, dtype: str, watch: Watch, peaks: _PeakMeter) -> None:
         self.suite, self.model, self.dtype, self.watch, self.peaks = suite, model, dtype, watch, peaks
-        self.table = {s.name: Row(model.name, s.name, dtype) for s in suite.systems}
-        self.floor_rows = {name: Row(model.name, name, dtype) for name in (floors.GEMM_LIBRARY, floors.FMA_FLOOR)}
+        self.systems = suite.systems_for(dtype)
+        self.table = {s.name: self._new_row(s.name) for s in self.systems}
+        self.floor_rows = {name: self._new_row(name) for name in (floors.GEMM_LIBRARY, floors.FMA_FLOOR)}
+
+    def _new_row(self, name: str) -> Row:
+        return Row(self.model.name, name, self.dtype, competing=self.suite.competing)
 
     def rows(self) -> list[Row]:
         """Measure everything, in the order start-ups, all threads, one thread."""
@@ -148,7 +160,7 @@ class _ModelRun:
         return rows
 
     def _startups(self, scratch: Path) -> None:
-        for system in self.suite.systems:
+        for system in self.systems:
             if system.name not in self.suite.cold:
                 continue
             self.watch.step(f"{self.model.name}: start-up of {system.name}")
@@ -195,7 +207,7 @@ class _ModelRun:
 
     def _all_threads(self, inputs: _Inputs, scratch: Path) -> dict[str, Ready]:
         """Interleaved times, errors and floors at the full thread count; the floors, to be timed again."""
-        ready = self._prepare_all(self.suite.systems, inputs, self.suite.threads, scratch)
+        ready = self._prepare_all(self.systems, inputs, self.suite.threads, scratch)
         self._check_outputs(ready, inputs)
         self.watch.step(f"{self.model.name}: floors")
         flops, floor_ready = self._floors(inputs)
@@ -203,11 +215,14 @@ class _ModelRun:
         inner = _inner(inputs, self.suite.plan)
         running = {**ready, **floor_ready}
         self.peaks.sample(self.suite.threads)
-        timings = measure.interleave(running, self.suite.plan, inner)
+        disturbance = competing_process() if self.suite.competing else contextlib.nullcontext()
+        with disturbance as core:
+            timings = measure.interleave(running, self.suite.plan, inner)
         for name, timing in timings.items():
             row = self._row(name)
             _fill(row, timing, timings.get(EAGER))
             row.settings |= {**running[name].settings, "inner_calls": inner}
+            row.settings |= {"competing_core": core} if self.suite.competing else {}
         if flops:
             self._fill_fma_floor(flops, timings.get(EAGER))
         self._forget()
@@ -238,16 +253,25 @@ class _ModelRun:
                 row.note(describe_error(error))
             return 0, {}
         if products:
-            return total_flops(products), self._library_floor(products)
+            flops = total_flops(products)
+            return flops, {**self._library_floor(products), **self._read_floor(products, flops)}
         for row in self.floor_rows.values():
             row.note("no matrix product or convolution: see copy-floor")
-        self.floor_rows[floors.COPY_FLOOR] = Row(self.model.name, floors.COPY_FLOOR, self.dtype)
+        self.floor_rows[floors.COPY_FLOOR] = self._new_row(floors.COPY_FLOOR)
         return 0, {floors.COPY_FLOOR: floors.copy_of_same_bytes(inputs.args, inputs.eager)}
+
+    def _read_floor(self, products: Sequence[Product], flops: int) -> dict[str, Ready]:
+        """A pass over the weights, where a run reads more bytes of them than it does operations."""
+        nbytes = floors.weight_nbytes(products, PRODUCTS[self.dtype])
+        if flops > nbytes:
+            return {}
+        self.floor_rows[floors.READ_FLOOR] = self._new_row(floors.READ_FLOOR)
+        return {floors.READ_FLOOR: floors.read_of_same_bytes(nbytes)}
 
     def _library_floor(self, products: Sequence[Product]) -> dict[str, Ready]:
         """The products as library calls; empty, with the reason in the row, where the library refuses one."""
         try:
-            library = floors.gemm_library(products, DTYPES[self.dtype])
+            library = floors.gemm_library(products, PRODUCTS[self.dtype])
             outputs_of(library)
         except Exception as error:
             self.floor_rows[floors.GEMM_LIBRARY].note(describe_error(error))
@@ -274,7 +298,7 @@ class _ModelRun:
 
     def _one_thread(self, inputs: _Inputs, floor_ready: dict[str, Ready], scratch: Path) -> None:
         """The same systems prepared anew for one thread, fewer rounds; only what worked before."""
-        working = [s for s in self.suite.systems if self.table[s.name].median_ms is not None]
+        working = [s for s in self.systems if self.table[s.name].median_ms is not None]
         repeats = min(_ONE_THREAD_REPEATS, self.suite.plan.repeats)
         plan = dataclasses.replace(self.suite.plan, repeats=repeats, blocks=False)
         ready = self._prepare_all(working, inputs, 1, scratch)
@@ -288,7 +312,7 @@ class _ModelRun:
 
     def _forget(self) -> None:
         """Drop what the systems hold in global state (code compiled for another thread count)."""
-        for system in self.suite.systems:
+        for system in self.systems:
             if system.forget is not None:
                 system.forget()
         gc.collect()

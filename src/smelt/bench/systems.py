@@ -23,8 +23,14 @@ import smelt
 from smelt._torch import inductor
 from smelt.bench.models import Target, as_module, flatten
 
-DTYPES: dict[str, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16, "mixed": torch.float32}
+"""The dtype of the program by the name of the rows. `mixed`: the f32 program, run by systems that may compute its
+products in bf16, each by its own switch; eager is f32 there."""
 
+PRODUCTS: dict[str, torch.dtype] = {**DTYPES, "mixed": torch.bfloat16}
+"""The dtype in which products may be computed, by the name of the rows."""
+
+_ALL_BUT_MIXED = frozenset(DTYPES) - {"mixed"}
 
 _COMPILE = "compile"
 """The name under which Smelt offers its compiler; a version without it benchmarks its peers only."""
@@ -56,7 +62,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """`packages` must be installed; `modules` are imported before any clock starts; `forget` drops global state."""
+    """`packages` must be installed; `modules` are imported before any clock starts; `forget` drops global state.
+
+    dtypes: the rows that it takes part in.
+    """
 
     name: str
     summary: str
@@ -64,6 +73,7 @@ class System:
     packages: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     forget: Callable[[], None] | None = None
+    dtypes: frozenset[str] = _ALL_BUT_MIXED
 
 
 def missing(packages: Sequence[str]) -> str:
@@ -79,6 +89,16 @@ def _versions(*packages: str) -> dict[str, str]:
 def prepare_eager(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
     """PyTorch as it is."""
     return Ready(target, args, {"grad": False})
+
+
+def prepare_autocast(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
+    """PyTorch's own way to bf16 products: `torch.autocast`."""
+
+    def call(*call_args: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return target(*call_args)
+
+    return Ready(call, args, {"grad": False, "autocast": "bf16"})
 
 
 def prepare_jit(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
@@ -180,6 +200,9 @@ def _openvino_model(target: Target, args: tuple[Tensor, ...]) -> tuple[Any, str]
                 raise first from None
 
 
+_OPENVINO_HINTS = {"f32": "f32", "bf16": "bf16", "mixed": "bf16"}
+
+
 def prepare_openvino(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
     """OpenVINO's CPU plugin, latency hint, precision pinned; kept as its IR and its own compiled-model cache."""
     ov = importlib.import_module("openvino")
@@ -191,7 +214,7 @@ def prepare_openvino(target: Target, args: tuple[Tensor, ...], context: Context)
     else:
         model, frontend = _openvino_model(target, args)
     properties = {
-        "INFERENCE_PRECISION_HINT": context.dtype, "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": _OPENVINO_HINTS[context.dtype], "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": context.threads, "NUM_STREAMS": 1, "CACHE_DIR": str(context.cache_dir / "blobs"),
     }  # fmt: skip
     request = core.compile_model(model, "CPU", properties).create_infer_request()
@@ -224,9 +247,13 @@ def _from_openvino(tensor: Any) -> Tensor:
 
 
 def prepare_smelt(target: Target, args: tuple[Tensor, ...], context: Context) -> Ready:
-    """`smelt.compile` with its defaults; its machine code is kept in the cache directory."""
-    options = {"cache_dir": str(context.cache_dir)}
-    return Ready(getattr(smelt, _COMPILE)(target, options=options), args, {"options": "defaults"})
+    """`smelt.compile` as a user calls it, in mixed rows with `dtype="bf16"`, else with its defaults.
+
+    What is timed is a call of the compiled object, guards and all; machine code is kept in the cache directory.
+    """
+    chosen = {"dtype": "bf16"} if context.dtype == "mixed" else {}
+    compiled = getattr(smelt, _COMPILE)(target, options={"cache_dir": str(context.cache_dir), **chosen})
+    return Ready(compiled, args, {"options": chosen or "defaults"})
 
 
 _FREEZING: dict[str, Any] = {"freezing": True}
@@ -245,10 +272,12 @@ def _inductor(name: str, summary: str, options: dict[str, Any]) -> System:
 
 def _registry() -> tuple[System, ...]:
     """All systems, eager first; Smelt itself as soon as this version of it can compile."""
-    ours = (System("smelt", "smelt.compile, defaults", prepare_smelt),) if hasattr(smelt, _COMPILE) else ()
+    every = frozenset(DTYPES)
+    ours = (System("smelt", "smelt.compile, defaults", prepare_smelt, dtypes=every),)
     return (
-        System("eager", "PyTorch as it is; every ratio is to it", prepare_eager),
-        *ours,
+        System("eager", "PyTorch as it is; every ratio is to it", prepare_eager, dtypes=every),
+        *(ours if hasattr(smelt, _COMPILE) else ()),
+        System("autocast", "torch.autocast to bf16 (mixed rows only)", prepare_autocast, dtypes=frozenset({"mixed"})),
         System("jit", "TorchScript: torch.jit.trace, frozen", prepare_jit),
         _inductor("inductor", "torch.compile, defaults", {}),
         _inductor("inductor-freezing", "torch.compile with frozen, pre-packed weights", _FREEZING),
@@ -266,6 +295,7 @@ def _registry() -> tuple[System, ...]:
             prepare_openvino,
             packages=("openvino",),
             modules=("openvino", "torch.export"),
+            dtypes=every,
         ),
     )
 

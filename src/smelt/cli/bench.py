@@ -52,7 +52,11 @@ def bench(
     json: Annotated[Path | None, typer.Option(help="Write the rows to this file, after every model.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a plot of the speed-ups to this PNG (or SVG, PDF).")] = None,
     dtype: Annotated[
-        str, typer.Option(help="f32, bf16, or both: f32,bf16. Rows of a dtype only meet their own.")
+        str,
+        typer.Option(
+            help="f32, bf16 (the program in bf16), mixed (the f32 program, products in bf16), or several: f32,mixed. "
+            "Rows of a dtype only meet their own."
+        ),
     ] = "f32",
     threads: Annotated[int, typer.Option(min=1, help="Threads that every system may use.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; in each, every system is timed once.")] = 30,
@@ -68,6 +72,9 @@ def bench(
     skip_cold: Annotated[str, typer.Option(help="Systems whose start-up is not measured, comma-separated.")] = "",
     one_thread: Annotated[bool, typer.Option(help="Also prepare and time every system with one thread.")] = True,
     blocks: Annotated[bool, typer.Option(help="Also time each system alone, as `blocks_ms` in the JSON.")] = True,
+    competing: Annotated[
+        bool, typer.Option(help="Time beside a process that keeps one core busy: rows of their own, no start-ups.")
+    ] = False,
     quick: Annotated[bool, typer.Option(help="Few short rounds, no start-ups, no one-thread column.")] = False,
     update: Annotated[
         bool, typer.Option(help="Keep the rows of an existing --json that are not measured now.")
@@ -85,9 +92,10 @@ def bench(
         dtypes=dtypes,
         threads=threads,
         plan=_QUICK_PLAN if quick else Plan(repeats=repeats, budget_s=budget, blocks=blocks),
-        cold=frozenset(chosen - warm_only if cold and not quick else ()),
-        one_thread=one_thread and not quick and threads > 1,
+        cold=frozenset(chosen - warm_only if cold and not quick and not competing else ()),
+        one_thread=one_thread and not quick and not competing and threads > 1,
         prepare_budget_s=prepare_budget,
+        competing=competing,
     )
     _run_and_report(suite, kept, json, plot)
 
@@ -105,7 +113,8 @@ gets a row that says why.
 Two more rows per model say how fast this machine could be: gemm-library,
 its matrix products and convolutions alone as library calls on packed
 weights, and fma-floor, their operations at the measured peak of fused
-multiply-adds. Programs without products get a copy-floor instead.
+multiply-adds. Programs without products get a copy-floor instead, those
+that mostly read their weights (one token at a time) a read-floor besides.
 
 \b
 Models:
@@ -125,6 +134,10 @@ Examples:
       everything (an hour or more)
   smelt bench --models mlp --dtype f32,bf16 --no-cold
       f32 and bf16 rows, kept apart
+  smelt bench --models bert,vit --dtype mixed --peers smelt,openvino
+      f32 models with bf16 products; errors are against float64
+  smelt bench --competing --json all.json --update
+      everything again while another process keeps one core busy
   smelt bench --models gpt2 --json all.json --update
       measure one model again and keep the other rows of the file
 """
