@@ -11,7 +11,7 @@ from smelt.diag.errors import (
     VerifyError,
 )
 from smelt.diag.frames import user_level
-from smelt.diag.options import Options
+from smelt.diag.options import Options, isa_limit
 from smelt.diag.span import Span
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "SmeltWarning",
     "Span",
     "VerifyError",
+    "isa_limit",
     "user_level",
 ]

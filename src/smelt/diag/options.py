@@ -32,6 +32,14 @@ def _default_cache_dir() -> str:
     return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smelt")
 
 
+def isa_limit() -> str:
+    """The most that own kernels may use of the CPU (SMELT_ISA: avx512, avx2, neon, baseline, none); "" for all of it.
+
+    Read at each call: it is for comparing and testing within a process, not part of a program's options.
+    """
+    return os.environ.get("SMELT_ISA", "").strip().lower()
+
+
 def _as_names(value: Any) -> Any:
     """A list of names as a tuple; anything else as it is, to be refused."""
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)) else value

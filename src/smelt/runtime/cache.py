@@ -19,6 +19,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from smelt.diag import SmeltWarning, user_level
@@ -147,6 +148,12 @@ class CodeCache:
             if leftover or (total > self._limit_nbytes and path.suffix == _SUFFIX and mtime < newest):
                 path.unlink(missing_ok=True)
                 total -= size
+
+
+@lru_cache(maxsize=8)
+def code_cache(folder: str, limit_mb: int = 512) -> CodeCache:
+    """The process's one cache over a folder ("": memory only)."""
+    return CodeCache(folder, limit_mb)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ memory.
 from __future__ import annotations
 
 from smelt.diag import InternalError
-from smelt.runtime.plan import ARENA_ALIGNMENT, Dispatch, Plan, Release, View, outs_of, uses_of
+from smelt.runtime.plan import ARENA_ALIGNMENT, Dispatch, Launch, Plan, Release, View, outs_of, uses_of
 from smelt.runtime.table import CALL_CLASSES, MAX_DOUBLES
 
 MAX_WORDS = CALL_CLASSES[-1][0]
@@ -30,6 +30,8 @@ def check_plan(plan: Plan) -> None:
                 raise _bad(f"{where} reads slot {slot}, which holds nothing there")
         if isinstance(instruction, Dispatch) and len(instruction.outs) != len(instruction.op._schema.returns):
             raise _bad(f"{where} has {len(instruction.outs)} outs, but {instruction.op} returns another number")
+        if isinstance(instruction, Launch):
+            _check_launch(where, instruction)
         if isinstance(instruction, Release):
             for slot in instruction.slots:
                 if slot not in alive:
@@ -51,6 +53,15 @@ def check_plan(plan: Plan) -> None:
             raise _bad(f"output slot {slot} is a view of slot {root}, which is an input, held or in the arena")
     if plan.origins and len(plan.origins) != len(plan.instructions):
         raise _bad(f"there are {len(plan.origins)} origins for {len(plan.instructions)} instructions")
+
+
+def _check_launch(where: str, launch: Launch) -> None:
+    if not 0 <= launch.items < 2**63 or launch.scratch_nbytes < 0 or not launch.item_ns >= 0:
+        raise _bad(f"{where} has {launch.items} items of {launch.item_ns} ns, {launch.scratch_nbytes} bytes of scratch")
+    if any(not 0 <= i < len(launch.buffers) for i in launch.writes):
+        raise _bad(f"{where} writes a buffer that it does not have")
+    if any(not -(2**63) <= word < 2**63 for word in launch.words):
+        raise _bad(f"{where} has a word that is no int64")
 
 
 def _lent_slots(plan: Plan) -> set[int]:

@@ -1,4 +1,7 @@
-"""What machine code depends on: the CPU's model and features, read without any compiler package."""
+"""What machine code depends on: the CPU's model and features, read without any compiler package.
+
+Source: the kernel's /proc/cpuinfo, which leaves out what the system does not save on a context switch.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,29 @@ _FIELDS = ("model name", "flags", "Features", "CPU implementer", "CPU part")
 def cpu_fingerprint() -> str:
     """Architecture, model and feature flags as one line of text; equal on machines that may share machine code."""
     parts = [sys.platform, platform.machine()]
+    seen = _cpuinfo()
+    if not seen:
+        return " ".join([*parts, platform.processor()])
+    return " ".join([*parts, *(f"{name}={seen[name]}" for name in _FIELDS if name in seen)])
+
+
+@lru_cache(maxsize=1)
+def cpu_flags() -> frozenset[str]:
+    """Names of the CPU's features as Linux spells them (`avx2`, `avx512f`, `asimd`); empty where they are not told."""
+    seen = _cpuinfo()
+    return frozenset((seen.get("flags") or seen.get("Features") or "").split())
+
+
+@lru_cache(maxsize=1)
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's entry; empty where there is none."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return " ".join([*parts, platform.processor()])
+        return {}
     seen: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if name.strip() in _FIELDS:
             seen.setdefault(name.strip(), value.strip())
-    return " ".join([*parts, *(f"{name}={seen[name]}" for name in _FIELDS if name in seen)])
+    return seen

@@ -110,6 +110,12 @@ def parse_object(data: bytes) -> ObjectFile:
     return ObjectFile(machine, sections, symbols, relocations)
 
 
+def external_names(parsed: ObjectFile) -> tuple[str, ...]:
+    """Names of the undefined symbols that the object's relocations refer to, sorted."""
+    symbols = (parsed.symbols[r.symbol] for r in parsed.relocations)
+    return tuple(sorted({s.name for s in symbols if s.section == 0}))
+
+
 def _sections(data: bytes, headers: list[tuple[int, ...]], names: bytes) -> list[Section]:
     found = []
     total = 0

@@ -1,7 +1,9 @@
 """A plan as the words and cells that the native executor walks (`table.py` has the encoding).
 
 Invariant: after `encode` the plan's instructions keep their order, and each record knows the instruction it came
-from. An instruction whose symbol is missing becomes a call of Python with the same meaning, counted as such.
+from. An instruction whose symbol is missing becomes a call of Python with the same meaning, counted as such. The
+arguments of launches stand in the frame, ready but for the addresses that only a run knows; those are filled in as soon
+as their tensors are there.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 
 from smelt._torch import shim, stable
 from smelt.runtime.check import fits_call
+from smelt.runtime.launches import Launches
 from smelt.runtime.plan import (
     Call,
     CheckLayout,
@@ -27,6 +30,7 @@ from smelt.runtime.plan import (
     Empty,
     Instruction,
     Ints,
+    Launch,
     OptionalDouble,
     OptionalInt,
     OptionalText,
@@ -51,8 +55,11 @@ from smelt.runtime.table import (
     HEADER_WORDS,
     MAX_DOUBLES,
     Cell,
+    Launched,
     Op,
 )
+
+_GET_DATA = "aoti_torch_get_data_ptr"
 
 
 class _Missing(Exception):
@@ -66,7 +73,8 @@ class Encoded:
     `addresses` are (cell, cell whose address in the frame it holds). `cell_of` gives a slot's cell, inputs first and in
     order. `starts[i]` is the word where record i begins, `owners[i]` its instruction. `keep` holds what addresses in
     the template point to. `grad_is_native`, `escape_is_native`: whether the executor itself switches gradients off,
-    and looks for outputs that share the arena's memory.
+    and looks for outputs that share the arena's memory. `arena_addresses` are (cell, bytes from the arena's start).
+    `elided` views have no handle. `scratch_nbytes` is what a thread must lend to kernels.
     """
 
     code: Any
@@ -76,12 +84,14 @@ class Encoded:
     starts: tuple[int, ...]
     owners: tuple[int, ...]
     steps: tuple[PyCall, ...]
-    callback_cell: int
     arena_cells: tuple[int, int]
     counts: Counts
     grad_is_native: bool
     escape_is_native: bool
     keep: tuple[Any, ...]
+    arena_addresses: tuple[tuple[int, int], ...] = ()
+    elided: Mapping[int, View] = field(default_factory=dict)
+    scratch_nbytes: int = 0
 
 
 @dataclass
@@ -149,8 +159,15 @@ class _Encoder:
         self.counts = Counts()
         self.current = 0
         self.cell_of = self._slot_cells()
-        self.callback_cell = self.frame.cell()
+        self.held = dict(plan.held)
+        self.arena_offsets = {planned.slot: planned.offset for planned in plan.arena}
         self.arena_cells = (self.frame.cell(), self.frame.cell())
+        self.launches = Launches.of(plan, is_possible=shim.has(_GET_DATA))
+        self.arena_addresses: list[tuple[int, int]] = []
+        # Cells that wait for the address of a slot's memory, with the bytes to add.
+        self.waiting: dict[int, list[tuple[int, int]]] = {}
+        self.scratch_nbytes = 0
+        self.descriptors = self._descriptors()
 
     def _slot_cells(self) -> list[int]:
         first = self.frame.block(self.plan.nslots)
@@ -160,6 +177,41 @@ class _Encoder:
         for i, slot in enumerate(order):
             cells[slot] = first + i
         return cells
+
+    def _descriptors(self) -> dict[int, int]:
+        """The descriptor of each native launch, with its arguments as far as they are known."""
+        found = {}
+        for index, code in self.launches.code.items():
+            launch = self.plan.instructions[index]
+            assert isinstance(launch, Launch)
+            if launch.items == 0:
+                continue
+            first = found[index] = self.frame.block(Launched.NCELLS)
+            args = self.frame.block(max(len(launch.buffers) + len(launch.words), 1))
+            self.frame.addresses[args] = first + Launched.ARGS
+            cells = self.frame.cells
+            cells[first + Launched.FUNCTION] = code.address(launch.kernel.symbol)
+            cells[first + Launched.ITEMS] = cells[first + Launched.CHUNK] = launch.items
+            cells[first + Launched.STEP] = len(self.steps)
+            self.steps.append(python_step(launch))
+            self.scratch_nbytes = max(self.scratch_nbytes, launch.scratch_nbytes)
+            for i, slot in enumerate(launch.buffers):
+                self._locate(slot, args + i)
+            for i, word in enumerate(launch.words, len(launch.buffers)):
+                cells[args + i] = word
+            self.frame.keep.append(code)
+        return found
+
+    def _locate(self, slot: int, cell: int) -> None:
+        """See to it that the cell holds the address of the slot's first element when its launch runs."""
+        spot = self.launches.spots[slot]
+        offset = self.arena_offsets.get(spot.root)
+        if offset is not None:
+            self.arena_addresses.append((cell, offset + spot.offset))
+        elif spot.root in self.plan.fixed:
+            self.frame.cells[cell] = self.held[spot.root].data_ptr() + spot.offset
+        else:
+            self.waiting.setdefault(spot.root, []).append((cell, spot.offset))
 
     # --- words
 
@@ -191,8 +243,22 @@ class _Encoder:
 
     # --- instructions
 
+    def prologue(self) -> None:
+        """Addresses of what is there before the first instruction."""
+        for slot in (*self.plan.inputs, *self.held):
+            self._addresses(slot)
+
+    def _addresses(self, slot: int) -> None:
+        """Fill in the address of a slot's memory where launches wait for it."""
+        pairs = self.waiting.pop(slot, None)
+        if pairs:
+            words = [word for cell, offset in pairs for word in (cell, self.frame.const(offset))]
+            self.emit(Op.DATA, self.cell_of[slot], len(pairs), *words)
+
     def instruction(self, index: int, instruction: Instruction) -> None:
         self.current = index
+        if isinstance(instruction, View) and instruction.dst in self.launches.elided:
+            return
         mark = (len(self.words), len(self.starts), len(self.cleanup), self.counts)
         try:
             self._native(instruction)
@@ -202,6 +268,7 @@ class _Encoder:
             self._python(python_step(instruction))
         for slot in outs_of(instruction):
             self.cleanup.append((self.cell_of[slot], Cell.DELETE))
+            self._addresses(slot)
 
     def _native(self, instruction: Instruction) -> None:
         frame = self.frame
@@ -213,7 +280,9 @@ class _Encoder:
             case Dispatch():
                 self._dispatch(instruction)
             case Release(slots=slots):
-                self.emit(Op.RELEASE, len(slots), *(self.cell_of[s] for s in slots))
+                made = [self.cell_of[s] for s in slots if s not in self.launches.elided]
+                if made:
+                    self.emit(Op.RELEASE, len(made), *made)
             case Copy(dst=dst, src=src):
                 self.call("aoti_torch_copy_", [self.cell_of[dst], self.cell_of[src], Cell.ZERO])
                 self.counts += Counts(library=1)
@@ -230,6 +299,15 @@ class _Encoder:
                 self.call("aoti_torch_empty_strided", words)
             case CheckLayout():
                 self._check(instruction)
+            case Launch():
+                self._launch(instruction)
+
+    def _launch(self, launch: Launch) -> None:
+        if self.current not in self.launches.code:
+            raise _Missing(launch.kernel.symbol)
+        if launch.items:
+            self.emit(Op.LAUNCH, self.descriptors[self.current], 1, 1)
+        self.counts += Counts(kernels=1)
 
     def _ints(self, values: tuple[int, ...]) -> int:
         return self.frame.const(self.frame.data(ctypes.c_int64, values))
@@ -310,7 +388,7 @@ class _Encoder:
         self.steps.append(step)
         index = self.frame.const(len(self.steps) - 1)
         # The address of its first cell is what names a frame.
-        self.call_cell(self.callback_cell, [self.frame.address_of(Cell.ZERO), index])
+        self.call_cell(Cell.CALLBACK, [self.frame.address_of(Cell.ZERO), index])
         self.counts += Counts(python=1)
 
     # --- the dispatcher
@@ -385,7 +463,7 @@ class _Encoder:
         if grad_is_native and not self.plan.keep_grad_mode:
             for cell, where in grad:
                 frame.cells[cell] = where
-        escape_is_native = shim.has("aoti_torch_get_data_ptr")
+        escape_is_native = shim.has(_GET_DATA)
         if self.plan.arena and escape_is_native:
             for slot in dict.fromkeys(self.plan.outputs):
                 self.emit(Op.ESCAPE, self.cell_of[slot], *self.arena_cells)
@@ -395,6 +473,7 @@ class _Encoder:
             (self.cell_of[slot], int(Cell.DELETE))
             for i in self.plan.instructions
             for slot in outs_of(i)
+            if slot not in self.launches.elided
             if slot not in released and slot not in self.plan.outputs
         ]
         lists = []
@@ -410,18 +489,21 @@ class _Encoder:
             starts=tuple(self.starts),
             owners=tuple(self.owners),
             steps=tuple(self.steps),
-            callback_cell=self.callback_cell,
             arena_cells=self.arena_cells,
             counts=self.counts,
             grad_is_native=grad_is_native,
             escape_is_native=escape_is_native,
             keep=tuple(frame.keep),
+            arena_addresses=tuple(self.arena_addresses),
+            elided=self.launches.elided,
+            scratch_nbytes=self.scratch_nbytes,
         )
 
 
 def encode(plan: Plan) -> Encoded:
     """The plan in the executor's form, with the symbols that exist here and now."""
     encoder = _Encoder(plan)
+    encoder.prologue()
     for index, instruction in enumerate(plan.instructions):
         encoder.instruction(index, instruction)
     return encoder.finish()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smelt.diag import InternalError, SmeltError
-from smelt.runtime.plan import Call, CheckLayout, Dispatch, Instruction, Plan, PyCall
+from smelt.runtime.plan import Call, CheckLayout, Dispatch, Instruction, Launch, Plan, PyCall
 from smelt.runtime.steps import LayoutMismatch
 
 
@@ -16,6 +16,8 @@ def describe(instruction: Instruction) -> str:
             return symbol
         case Dispatch(op=op):
             return str(op)
+        case Launch(kernel=kernel, label=label):
+            return label or kernel.symbol
         case PyCall(fn=fn):
             return f"Python function {getattr(fn, '__qualname__', fn)}"
         case _:
@@ -32,7 +34,8 @@ def step_failed(plan: Plan, index: int, error: BaseException) -> BaseException:
     instruction = plan.instructions[index]
     if isinstance(error, LayoutMismatch):
         return layout_differs(plan, index, str(error))
-    if isinstance(instruction, PyCall) or isinstance(error, SmeltError) or not isinstance(error, Exception):
+    # A kernel that refuses its data, or cannot run, leaves it to eager, whose error is the answer.
+    if isinstance(instruction, PyCall | Launch) or isinstance(error, SmeltError) or not isinstance(error, Exception):
         return error
     failure = call_failed(plan, index, str(error))
     failure.__cause__ = error

@@ -18,7 +18,7 @@ from smelt.runtime.table import Cell
 class Frame:
     """One run's slots. Its cells hold addresses of cells of the same frame, so it never moves."""
 
-    __slots__ = ("__weakref__", "address", "arena", "cells", "error", "inputs", "memory", "view")
+    __slots__ = ("__weakref__", "address", "arena", "cells", "error", "inputs", "memory", "scratch", "view")
 
     def __init__(self, encoded: Encoded, plan: Plan, bridge: handles.Bridge) -> None:
         self.cells = (ctypes.c_int64 * len(encoded.cells)).from_buffer_copy(encoded.cells)
@@ -31,6 +31,11 @@ class Frame:
             low, high = encoded.arena_cells
             self.view[low] = self.memory.data_ptr()
             self.view[high] = self.memory.data_ptr() + self.memory.numel()
+            for cell, offset in encoded.arena_addresses:
+                self.view[cell] = self.memory.data_ptr() + offset
+        self.scratch = _scratch(encoded.scratch_nbytes)
+        if self.scratch is not None:
+            self.view[Cell.SCRATCH] = self.scratch.data_ptr()
         owned: list[int] = []
         for planned, tensor in zip(plan.arena, self.arena, strict=True):
             self.view[encoded.cell_of[planned.slot]] = handle_of(bridge, tensor, owned)
@@ -54,16 +59,21 @@ class PythonSteps:
         self._steps, self._cell_of, self._bridge = encoded.steps, encoded.cell_of, bridge
         self._input = {slot: i for i, slot in enumerate(plan.inputs)}
         self._held = dict(plan.held)
+        self._elided = encoded.elided
         self._arena = {planned.slot: i for i, planned in enumerate(plan.arena)}
         self.frames: weakref.WeakValueDictionary[int, Frame] = weakref.WeakValueDictionary()
 
     def _tensor(self, frame: Frame, slot: int) -> torch.Tensor:
-        if slot in self._input:
+        if slot in self._input and frame.inputs:
             return frame.inputs[self._input[slot]]
         if slot in self._held:
             return self._held[slot]
         if slot in self._arena:
             return frame.arena[self._arena[slot]]
+        if slot in self._elided:
+            view = self._elided[slot]
+            source = self._tensor(frame, view.src)
+            return source.as_strided(view.sizes, view.strides, source.storage_offset() + view.offset)
         return self._bridge.peek(frame.view[self._cell_of[slot]])
 
     def __call__(self, address: int, index: int) -> int:
@@ -79,6 +89,14 @@ class PythonSteps:
             frame.error = error
             return 1
         return 0
+
+
+def _scratch(nbytes: int) -> torch.Tensor | None:
+    """Memory for kernels to work in; torch aligns a tensor's memory to 64 bytes."""
+    if not nbytes:
+        return None
+    with torch.inference_mode(False):
+        return torch.empty(nbytes, dtype=torch.uint8)
 
 
 def handle_of(bridge: handles.Bridge, tensor: torch.Tensor, owned: list[int]) -> int:

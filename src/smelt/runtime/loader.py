@@ -18,7 +18,15 @@ import sys
 from collections.abc import Mapping
 
 from smelt.diag import PackageError
-from smelt.runtime.elf import MACHINE_AARCH64, MACHINE_X86_64, ObjectFile, Relocation, Section, parse_object
+from smelt.runtime.elf import (
+    MACHINE_AARCH64,
+    MACHINE_X86_64,
+    ObjectFile,
+    Relocation,
+    Section,
+    external_names,
+    parse_object,
+)
 
 _HOSTS = {"x86_64": MACHINE_X86_64, "AMD64": MACHINE_X86_64, "aarch64": MACHINE_AARCH64}
 # A stub jumps to an absolute address anywhere: code, then the address at +8 (which also serves as its slot in a GOT).
@@ -48,6 +56,8 @@ def host_machine() -> int | None:
 class LoadedCode:
     """Machine code in memory; lives as long as this object does. `address(name)` finds its functions."""
 
+    __slots__ = ("__weakref__", "_memory", "_symbols")
+
     def __init__(self, memory: mmap.mmap, symbols: dict[str, int]) -> None:
         self._memory = memory
         self._symbols = symbols
@@ -69,7 +79,11 @@ def load_object(data: bytes, externals: Mapping[str, int] | None = None) -> Load
     Raises: PackageError (S0402) for garbled bytes, another CPU, an unknown relocation or a symbol without an address;
         OSError if the system grants no executable memory.
     """
-    parsed = parse_object(data)
+    return load_parsed(parse_object(data), externals)
+
+
+def load_parsed(parsed: ObjectFile, externals: Mapping[str, int] | None = None) -> LoadedCode:
+    """`load_object` for an object that has been read already. Raises: as `load_object`."""
     machine = host_machine()
     if machine is None or parsed.machine != machine:
         raise _bad(f"it is for ELF machine {parsed.machine}, this process runs {machine}")
@@ -113,11 +127,11 @@ def _place(sections: list[Section], at: int, offsets: dict[int, int]) -> int:
 
 
 def _external_addresses(parsed: ObjectFile, externals: Mapping[str, int]) -> dict[str, int]:
-    used = {parsed.symbols[r.symbol].name for r in parsed.relocations if parsed.symbols[r.symbol].section == 0}
-    missing = sorted(name for name in used if not externals.get(name))
+    used = external_names(parsed)
+    missing = [name for name in used if not externals.get(name)]
     if missing:
         raise _bad(f"no address is known for {', '.join(missing)}", "use a library that exports them, or other kernels")
-    return {name: externals[name] for name in sorted(used)}
+    return {name: externals[name] for name in used}
 
 
 class _Linker:

@@ -10,6 +10,7 @@ outputs, so nothing that a caller receives shares memory with an arena, an input
     Call("aoti_torch_cpu__linear_pointwise", (Use(0), Use(1), OptionalUse(2), Text("none"), ..., Out(3)), eager=...)
     CheckLayout(3, sizes=(16, 64), strides=(64, 1), dtype=torch.float32)
     Dispatch(torch.ops.aten.gelu.default, (Use(3),), outs=(4,))
+    Launch(kernel, buffers=(3, 5), words=(1024,), items=16, eager=..., writes=(1,))
     Release((3,))
 
 Every instruction has the same meaning in the native executor (`executable.py`) and in the Python interpreter
@@ -19,7 +20,7 @@ Every instruction has the same meaning in the native executor (`executable.py`) 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -153,13 +154,17 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Make an owned handle over the memory of `src`; `offset` counts elements from where `src` starts."""
+    """Make an owned handle over the memory of `src`; `offset` counts elements from where `src` starts.
+
+    itemsize: bytes of an element, 0 if it is not known; where it is, a view that only kernels use needs no handle.
+    """
 
     dst: int
     src: int
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int = 0
+    itemsize: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +228,45 @@ class Release:
     slots: tuple[int, ...]
 
 
-Instruction: TypeAlias = Call | Empty | View | CheckLayout | Dispatch | PyCall | Copy | Release
+@dataclass(frozen=True, slots=True)
+class KernelCode:
+    """Object code of one own kernel: an ELF object that defines `symbol`, empty where it could not be built.
+
+    The symbol is a digest of the kernel's text, so two of the same symbol are the same kernel.
+
+        i32 symbol(i64* args, i64 begin, i64 end, void* scratch)
+    """
+
+    symbol: str
+    object: bytes = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run an own kernel over all its work items, in ranges of any size, in any order, on any threads.
+
+    `args` of the kernel are the addresses of the first elements of `buffers`, then `words` (sizes, strides in elements,
+    doubles as their bits; int64). It writes into `buffers[i]` for `i` in `writes`; all slots exist before (an arena
+    slot, or `Empty`). With no items nothing runs. A kernel returns 0, or a positive number when it refuses the data (an
+    index out of range): then, and where no machine code runs, `eager` is called with the tensors of all buffers in
+    order. It does the same in torch, writes included, or raises eager's error.
+
+    item_ns: estimated time of one item, for the grain of threads; 0: one range. scratch_nbytes: memory that the running
+    thread lends, 64-byte aligned. label: what it computes, for profiles.
+    """
+
+    kernel: KernelCode
+    buffers: tuple[int, ...]
+    words: tuple[int, ...]
+    items: int
+    eager: Callable[..., Any]
+    writes: tuple[int, ...]
+    item_ns: float = 0.0
+    scratch_nbytes: int = 0
+    label: str = ""
+
+
+Instruction: TypeAlias = Call | Empty | View | CheckLayout | Dispatch | PyCall | Copy | Release | Launch
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
@@ -255,8 +298,10 @@ class Plan:
 
     `nslots`: slots are 0..nslots-1. `inputs[i]` is the slot of the i-th tensor given to `run`. `outputs` are owned
     slots; the same one may stand twice and then gives the same tensor twice. `arena_nbytes` is the size of the arena.
-    `keep_grad_mode`: leave the caller's grad mode as it is instead of switching gradients off around the run.
-    `origins[i]`, if given, says where instruction i comes from, for error messages.
+    `keep_grad_mode`: leave the caller's grad mode as it is instead of switching gradients off around the run. `fixed`
+    are held slots whose tensors keep their memory (the compiler's own: packed weights, folded constants); that of a
+    program's live state may be exchanged between runs. `origins[i]`, if given, says where instruction i comes from, for
+    error messages.
     """
 
     nslots: int
@@ -268,21 +313,24 @@ class Plan:
     arena_nbytes: int = 0
     keep_grad_mode: bool = False
     origins: tuple[str, ...] = field(default=())
+    fixed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many instructions go to the library directly, through the dispatcher, and through Python."""
+    """How many instructions go to the library directly, through the dispatcher, through Python, and to own kernels."""
 
     library: int = 0
     dispatcher: int = 0
     python: int = 0
+    kernels: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(self.library + other.library, self.dispatcher + other.dispatcher, self.python + other.python)
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Counts(*(a + b for a, b in pairs))
 
     def __mul__(self, times: int) -> Counts:
-        return Counts(self.library * times, self.dispatcher * times, self.python * times)
+        return Counts(*(count * times for count in astuple(self)))
 
 
 def uses_of(instruction: Instruction) -> tuple[int, ...]:
@@ -300,6 +348,8 @@ def uses_of(instruction: Instruction) -> tuple[int, ...]:
             return (dst, src)
         case Release(slots=slots):
             return slots
+        case Launch(buffers=buffers):
+            return buffers
         case Empty():
             return ()
 

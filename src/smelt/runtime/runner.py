@@ -68,7 +68,7 @@ class NativeRunner:
         if self._steps is not None:
             self._callback = _CALLBACK(self._steps)
             # Not `ctypes.cast`: it leaves the callback in a reference cycle, and with it the weights.
-            encoded.cells[encoded.callback_cell] = ctypes.c_void_p.from_buffer(self._callback).value or 0
+            encoded.cells[Cell.CALLBACK] = ctypes.c_void_p.from_buffer(self._callback).value or 0
 
     @staticmethod
     def make(plan: Plan, bridge: handles.Bridge, entry: NativeEntry) -> NativeRunner | None:
@@ -231,7 +231,7 @@ class NativeRunner:
         """The context's constant words, or None if this plan, interpreter or library cannot be entered natively."""
         encoded, bridge = self.encoded, self._bridge
         wrap = shim.address(handles.WRAP)
-        is_plain = self._steps is None and self._output_order is None and not self._looks_for_escapes
+        is_plain = encoded.counts.python == 0 and self._output_order is None and not self._looks_for_escapes
         if not is_plain or isinstance(self._call, _WithoutGrad) or bridge.lend_offset is None or wrap is None:
             return None
         if not _layout_is_known() or ctypes.sizeof(ctypes.c_void_p) != 8:

@@ -20,6 +20,7 @@ from smelt.runtime.plan import (
     Dispatch,
     Empty,
     Instruction,
+    Launch,
     OptionalUse,
     OptionalUses,
     Plan,
@@ -52,6 +53,8 @@ def python_step(instruction: Instruction) -> PyCall:
             return _dispatched(instruction)
         case Copy(dst=dst, src=src):
             return PyCall(lambda d, s: d.copy_(s), (dst, src), ())
+        case Launch():
+            return PyCall(_launched(instruction), instruction.buffers, ())
         case Release():
             raise InternalError("a release has no Python form")
 
@@ -129,6 +132,16 @@ def _regrouped(call: Call) -> Callable[..., Any]:
                 case _:
                     continue
         return eager(*grouped)
+
+    return run
+
+
+def _launched(launch: Launch) -> Callable[..., Any]:
+    eager = launch.eager
+
+    def run(*tensors: torch.Tensor) -> None:
+        if launch.items:
+            eager(*tensors)
 
     return run
 

@@ -20,11 +20,17 @@ hold an address inside the frame itself are filled once, when the frame is made.
     DISPATCH    fn, name, overload, stack, version, first, n, nouts (the last three numbers)
                 the n cells from `first` are the stack; consumed inputs become 0 whatever happens
     ESCAPE      slot, low, high              ends with ESCAPED if the tensor's data lies in [low, high)
+    DATA        slot, n (a number), n pairs (dst, offset)
+                frame[dst] = address of the tensor's first element + frame[offset]
+    LAUNCH      first, n, chunks (numbers)   run n independent kernels; their descriptors stand from cell `first` on
 
 On SysV x86-64 and AArch64, integer and floating-point arguments are assigned to registers independently, the caller
 removes stack arguments, and a narrower argument is the low part of its word; so one call with n words and four doubles
-serves every signature with at most that many. Own kernels (a function and a context pointer) are CALL_6 as it stands;
-jumps will be records whose operand is a word offset.
+serves every signature with at most that many.
+
+A descriptor is `Launched` cells: a kernel, its arguments and items. A kernel that returns anything but 0 leaves it in
+its descriptor; when all of the record are done, each such one's step (`eager` in Python) is called in order, through
+`CALLBACK`, and not zero from there ends the run with LIBRARY.
 """
 
 from __future__ import annotations
@@ -49,6 +55,8 @@ class Op(IntEnum):
     RELEASE = 11
     DISPATCH = 12
     ESCAPE = 13
+    DATA = 14
+    LAUNCH = 15
 
 
 # (most integer words, without doubles, with doubles), smallest first.
@@ -87,7 +95,25 @@ class Cell(IntEnum):
     TMP1 = 11
     NEXT = 12
     RUNS = 13
-    FIRST = 14
+    CALLBACK = 14
+    REFUSED = 15
+    SCRATCH = 16
+    FIRST = 17
+
+
+class Launched(IntEnum):
+    """Cells of a launch's descriptor: addresses of the function and its arguments, items in all and in one chunk, the
+    number of its first chunk in the record, its Python step, what the kernel refused with. `NCELLS` is their number.
+    """
+
+    FUNCTION = 0
+    ARGS = 1
+    ITEMS = 2
+    CHUNK = 3
+    FIRST_CHUNK = 4
+    STEP = 5
+    FAULT = 6
+    NCELLS = 7
 
 
 # The shim function whose address each cell holds; 0 where the symbol is missing (and then no record uses it).

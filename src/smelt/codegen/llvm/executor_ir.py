@@ -12,6 +12,7 @@ from smelt.runtime.table import (
     ENTRY_SYMBOL,
     MAX_DOUBLES,
     Cell,
+    Launched,
     Op,
     Status,
 )
@@ -196,6 +197,90 @@ def _escape(body: _Body) -> None:
     body.do(f"br i1 {bad}, label %escaped, label %next")
 
 
+def _data(body: _Body) -> None:
+    _query(body, Cell.GET_DATA, body.cell(body.word(2)), Cell.TMP0, "data_got")
+    data = body.cell(Cell.TMP0)
+    count = body.word(3)
+    first = body.word_address(4)
+    body.do("br label %data_loop")
+    body.label("data_loop")
+    body.do("%dti = phi i64 [0, %data_got], [%dtn, %data_one]")
+    done = body.let(f"icmp eq i64 %dti, {count}")
+    body.do(f"br i1 {done}, label %next, label %data_one")
+    body.label("data_one")
+    pair = body.let(f"getelementptr [2 x i32], ptr {first}, i64 %dti")
+    body.store(body.let(f"add i64 {data}, {body.cell(body.word(1, pair))}"), body.word(0, pair))
+    body.do("%dtn = add i64 %dti, 1")
+    body.do("br label %data_loop")
+
+
+def _descriptor(body: _Body, number: str, field: Launched, kind: str = "i64") -> str:
+    """A cell of descriptor `number` of the record at hand, whose descriptors begin at `%desc`."""
+    return body.let(f"load {kind}, ptr {_descriptor_address(body, number, field)}")
+
+
+def _descriptor_address(body: _Body, number: str, field: Launched) -> str:
+    row = body.let(f"getelementptr [{int(Launched.NCELLS)} x i64], ptr %desc, i64 {number}")
+    return body.let(f"getelementptr i64, ptr {row}, i64 {int(field)}")
+
+
+def _launch(body: _Body) -> None:
+    """Run the record's kernels one after the other, then let Python have the data that one of them refused."""
+    body.do(f"%desc = getelementptr i64, ptr %frame, i64 {body.word(2)}")
+    body.do(f"%launches = add i64 {body.word(3)}, 0")
+    scratch = body.cell(Cell.SCRATCH)
+    body.do("br label %launch_one")
+    body.label("launch_one")
+    body.do("%li = phi i64 [0, %op_launch], [%ln, %launch_step]")
+    function = _descriptor(body, "%li", Launched.FUNCTION, "ptr")
+    args = [f"i64 {_descriptor(body, '%li', Launched.ARGS)}", "i64 0"]
+    args += [f"i64 {_descriptor(body, '%li', Launched.ITEMS)}", f"i64 {scratch}"]
+    fault = body.let(f"call i32 {function}({', '.join(args)})")
+    fine = body.let(f"icmp eq i32 {fault}, 0")
+    body.do(f"br i1 {fine}, label %launch_step, label %launch_fault")
+    body.label("launch_fault")
+    body.do(f"store i64 1, ptr {_descriptor_address(body, '%li', Launched.FAULT)}")
+    body.store("1", Cell.REFUSED)
+    body.do("br label %launch_step")
+    body.label("launch_step")
+    body.do("%ln = add i64 %li, 1")
+    more = body.let("icmp slt i64 %ln, %launches")
+    body.do(f"br i1 {more}, label %launch_one, label %launched")
+    body.label("launched")
+    refused = body.let(f"icmp ne i64 {body.cell(Cell.REFUSED)}, 0")
+    body.do(f"br i1 {refused}, label %refused, label %next")
+    _refused(body)
+
+
+def _refused(body: _Body) -> None:
+    """Call the Python step of each launch with a fault; all faults are cleared, also when a step fails."""
+    body.label("refused")
+    body.store("0", Cell.REFUSED)
+    address = body.let("ptrtoint ptr %frame to i64")
+    body.do("br label %refused_one")
+    body.label("refused_one")
+    body.do("%fi = phi i64 [0, %refused], [%fn, %refused_step]")
+    body.do("%failing = phi i32 [0, %refused], [%failed_now, %refused_step]")
+    at = _descriptor_address(body, "%fi", Launched.FAULT)
+    has_fault = body.let(f"icmp ne i64 {body.let(f'load i64, ptr {at}')}, 0")
+    fine_yet = body.let("icmp eq i32 %failing, 0")
+    body.do(f"store i64 0, ptr {at}")
+    must = body.let(f"and i1 {has_fault}, {fine_yet}")
+    body.do(f"br i1 {must}, label %refused_call, label %refused_step")
+    body.label("refused_call")
+    step = _descriptor(body, "%fi", Launched.STEP)
+    rc = body.let(f"call i32 {body.function(Cell.CALLBACK)}(i64 {address}, i64 {step})")
+    body.do("br label %refused_step")
+    body.label("refused_step")
+    body.do(f"%failed_now = phi i32 [%failing, %refused_one], [{rc}, %refused_call]")
+    body.do("%fn = add i64 %fi, 1")
+    more = body.let("icmp slt i64 %fn, %launches")
+    body.do(f"br i1 {more}, label %refused_one, label %refused_end")
+    body.label("refused_end")
+    body.do("%eager_did = icmp eq i32 %failed_now, 0")
+    body.do("br i1 %eager_did, label %next, label %library")
+
+
 def _grad_mode(body: _Body, on: bool) -> None:
     """Before the run: switch gradients off if they are on. After it: switch them on if they were."""
     if not on:
@@ -213,6 +298,16 @@ def _grad_mode(body: _Body, on: bool) -> None:
     body.label("grad_on")
     body.do(f"call void {body.function(Cell.GRAD_SET)}(i64 1)")
     body.do("br label %done")
+
+
+_EMITTERS = (
+    (Op.CHECK, _check),
+    (Op.RELEASE, _release),
+    (Op.DISPATCH, _dispatch),
+    (Op.ESCAPE, _escape),
+    (Op.DATA, _data),
+    (Op.LAUNCH, _launch),
+)
 
 
 def executor_text() -> str:
@@ -247,7 +342,7 @@ def executor_text() -> str:
     body.label("op_poke")
     body.do(f"store i64 {body.cell(body.word(3))}, ptr {body.cell(body.word(2), 'ptr')}")
     body.do("br label %next")
-    for op, emit in ((Op.CHECK, _check), (Op.RELEASE, _release), (Op.DISPATCH, _dispatch), (Op.ESCAPE, _escape)):
+    for op, emit in _EMITTERS:
         body.label(f"op_{op.name.lower()}")
         emit(body)
     _endings(body)

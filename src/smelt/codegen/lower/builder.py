@@ -136,8 +136,13 @@ class PlanBuilder:
         slot = self.slot()
         self._storage_of[slot] = storage
         storage.handles[geometry] = slot
-        self.emit(View(slot, storage.slot, geometry.sizes, geometry.strides, geometry.offset))
+        itemsize = storage.dtype.itemsize
+        self.emit(View(slot, storage.slot, geometry.sizes, geometry.strides, geometry.offset, itemsize))
         return slot
+
+    def storage_of(self, slot: int) -> Storage:
+        """The storage that a slot of this plan lies in."""
+        return self._storage_of[slot]
 
     def another_handle(self, place: Place) -> int:
         """A slot with a tensor object of its own over a place that has one already."""
@@ -193,6 +198,7 @@ class PlanBuilder:
             arena=arena,
             arena_nbytes=arena_nbytes,
             origins=tuple(origins),
+            fixed=frozenset(s.slot for s in self._storages if s.kind == "held"),
         )
 
     def _slots_of(self, storage: Storage) -> Iterable[int]:

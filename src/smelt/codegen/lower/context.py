@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place, PlanBuilder, Storage
 from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
 from smelt.codegen.lower.report import ChoiceReport, How, NodeReport
@@ -65,6 +66,7 @@ class Context:
         self.spent_ms: dict[str, float] = {}
         self.choices: dict[str, ChoiceReport] = {}
         self.nodes: dict[Node, NodeReport] = {}
+        self.sources: dict[str, KernelSource] = {}
         self._places: dict[Value, Place] = {}
         self._origins: dict[Value, Place] = {}
         self._held: dict[int, tuple[torch.Tensor, Storage]] = {}

@@ -14,6 +14,7 @@ from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.convolution import Convolution, convolution_of, lower_convolution
 from smelt.codegen.lower.fuse import Epilogue, epilogue_of
 from smelt.codegen.lower.generic import dispatch
+from smelt.codegen.lower.kernels import with_code
 from smelt.codegen.lower.library import lower_gelu, lower_pad
 from smelt.codegen.lower.linear import Product, lower_product, product_of
 from smelt.codegen.lower.outputs import lower_outputs
@@ -104,6 +105,8 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
     slots, outputs = lower_outputs(ctx)
     plan = ctx.builder.finish(slots)
     stage("memory")
+    plan = with_code(ctx, plan)
+    stage("kernels")
     memory = MemoryReport(
         plan.arena_nbytes,
         ctx.builder.arena_naive_nbytes,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-How = Literal["library", "dispatcher", "python", "view", "static", "fused", "state", "copy", "unused"]
-"""Direct call of a C function, through the dispatcher, in Python, no work at run time (view, static, state), part of
-another node's call (fused), a copy (of a write), or not run because nothing uses it."""
+How = Literal["kernel", "library", "dispatcher", "python", "view", "static", "fused", "state", "copy", "unused"]
+"""An own kernel, direct call of a C function, through the dispatcher, in Python, no work at run time (view, static,
+state), part of another node's call (fused), a copy (of a write), or not run because nothing uses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """How one node runs. `target` is a symbol, an overload or the node it was fused into; `where` its source line."""
+    """How one node runs. `target` is a symbol (a kernel's too), an overload or the node it was fused into; `where` its
+    source line.
+    """
 
     value: str
     op: str

@@ -1,0 +1,86 @@
+"""Own kernels from LLVM text to object code, from the cache where they are already there.
+
+Invariant: a kernel is known by the digest of its text, so equal kernels are built once in a process and kept once on
+disk. A process that finds all its kernels in the cache imports no compiler package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+
+from smelt.codegen.llvm.isa import Isa
+from smelt.diag import InternalError
+from smelt.runtime.cache import CodeCache
+from smelt.runtime.plan import KernelCode
+
+PLACEHOLDER = "@KERNEL"
+# Raised whenever the meaning of a kernel's arguments changes, so that no object of another version is loaded.
+_VERSION = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A module of LLVM text that defines `symbol`, which stands for its content."""
+
+    symbol: str
+    text: str
+
+    @staticmethod
+    def of(text: str) -> KernelSource:
+        """The source of a text that calls its own function `@KERNEL`.
+
+        Raises: InternalError if it does not define it.
+        """
+        if PLACEHOLDER + "(" not in text:
+            raise InternalError(f"a kernel's text does not define {PLACEHOLDER}", notes=(text[:500],))
+        symbol = f"smelt_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+        return KernelSource(symbol, text.replace(PLACEHOLDER + "(", f"@{symbol}("))
+
+
+def compile_kernels(
+    sources: Iterable[KernelSource],
+    isa: Isa,
+    cache: CodeCache | None = None,
+    failed: Callable[[KernelSource, InternalError], None] | None = None,
+) -> dict[str, KernelCode]:
+    """Object code by symbol, built where the cache has none; a module each, so that one that fails harms no other.
+
+    A kernel that LLVM refuses is told to `failed` and left out. Raises: InternalError for the first such one if nobody
+    is told; ImportError if something must be built and there is no llvmlite.
+    """
+    found: dict[str, KernelCode] = {}
+    for source in {s.symbol: s for s in sources}.values():
+        key = _key(source, isa)
+        code = cache.get(key) if cache is not None else None
+        if code is None:
+            try:
+                code = _emit(source.text, isa)
+            except InternalError as error:
+                if failed is None:
+                    raise
+                failed(source, error)
+                continue
+            if cache is not None:
+                cache.put(key, code)
+        found[source.symbol] = KernelCode(source.symbol, code)
+    return found
+
+
+def _key(source: KernelSource, isa: Isa) -> str:
+    parts = ("kernel", _VERSION, _llvmlite_version(), isa.key, source.symbol)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _llvmlite_version() -> str:
+    return version("llvmlite")
+
+
+def _emit(text: str, isa: Isa) -> bytes:
+    emit = importlib.import_module("smelt.codegen.llvm.emit")
+    return bytes(emit.emit_object(text, isa.cpu, isa.features))

@@ -1,0 +1,86 @@
+"""Own kernels in a plan: launches are placed while the graph is lowered, all their kernels are built at its end.
+
+Invariant: after `with_code` every launch has object code, or none and then runs its `eager` in Python.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from smelt.codegen.llvm.isa import host_isa
+from smelt.codegen.llvm.objects import KernelSource, compile_kernels
+from smelt.codegen.lower.context import Context
+from smelt.diag import InternalError, SmeltWarning, user_level
+from smelt.runtime.cache import code_cache
+from smelt.runtime.plan import KernelCode, Launch, Plan
+
+
+def launch(
+    ctx: Context,
+    source: KernelSource,
+    buffers: Sequence[int],
+    words: Sequence[int] = (),
+    *,
+    items: int,
+    eager: Callable[..., Any],
+    writes: Sequence[int],
+    item_ns: float = 0.0,
+    scratch_nbytes: int = 0,
+    label: str = "",
+) -> None:
+    """Append a launch of a kernel whose code is made when the lowering ends; see `plan.Launch` for the arguments.
+
+    What a library made is checked first: a kernel believes the sizes and strides that it was told.
+    """
+    ctx.sources[source.symbol] = source
+    for slot in buffers:
+        ctx.builder.check(ctx.builder.storage_of(slot))
+    ctx.builder.emit(
+        Launch(
+            KernelCode(source.symbol, b""),
+            tuple(buffers),
+            tuple(words),
+            items,
+            eager,
+            tuple(writes),
+            item_ns,
+            scratch_nbytes,
+            label,
+        )
+    )
+
+
+def with_code(ctx: Context, plan: Plan) -> Plan:
+    """The plan with object code in its launches; what cannot be built runs in Python, with one warning for all.
+
+    Raises: InternalError in strict mode if a kernel cannot be built.
+    """
+    used = {i.kernel.symbol for i in plan.instructions if isinstance(i, Launch)}
+    isa = host_isa()
+    if not used or isa is None:
+        return plan
+    options = ctx.options
+    failures: list[InternalError] = []
+    codes: dict[str, KernelCode] = {}
+    try:
+        codes = compile_kernels(
+            [ctx.sources[symbol] for symbol in sorted(used)],
+            isa,
+            code_cache(options.cache_dir, options.cache_limit_mb),
+            None if options.strict else lambda source, error: failures.append(error),
+        )
+    except ImportError as error:
+        if options.strict:
+            raise
+        failures.append(InternalError("kernels cannot be built", why=str(error)))
+    if failures:
+        text = f"{len(used) - len(codes)} of {len(used)} kernels cannot be built, eager computes instead: {failures[0]}"
+        warnings.warn(text, SmeltWarning, stacklevel=user_level())
+    instructions = tuple(
+        replace(i, kernel=codes.get(i.kernel.symbol, i.kernel)) if isinstance(i, Launch) else i
+        for i in plan.instructions
+    )
+    return replace(plan, instructions=instructions)

@@ -1,0 +1,74 @@
+"""Where the buffers of a plan's launches lie, and which views need no handle because only kernels use them.
+
+Invariant: an address is settled as early as it is certain. The arena and held memory that cannot move are known when a
+frame is made; inputs, live state and results are asked for once a run, as soon as their tensor is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from smelt.runtime.kernels import kernels
+from smelt.runtime.loader import LoadedCode
+from smelt.runtime.plan import Launch, Plan, Release, View, uses_of
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """The first element of a slot's tensor: `offset` bytes from that of slot `root`."""
+
+    root: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What is known of a plan's launches before it is encoded.
+
+    code: the loaded kernel of each native launch, by instruction. spots: where slots lie, for all that launches use.
+    elided: views by slot that are made for no one but native launches. own: slots whose memory is nobody else's
+    (`Empty`'s and the arena's), so that two of them never overlap but as the arena's offsets say.
+    """
+
+    code: dict[int, LoadedCode] = field(default_factory=dict)
+    spots: dict[int, Spot] = field(default_factory=dict)
+    elided: dict[int, View] = field(default_factory=dict)
+
+    @staticmethod
+    def of(plan: Plan, is_possible: bool) -> Launches:
+        """Load the plan's kernels and settle where their buffers lie; nothing is native unless `is_possible`."""
+        if not is_possible or not any(isinstance(i, Launch) for i in plan.instructions):
+            return Launches()
+        code = {}
+        for index, instruction in enumerate(plan.instructions):
+            if isinstance(instruction, Launch) and _has_addresses(plan, instruction):
+                loaded = kernels().loaded(instruction.kernel)
+                if loaded is not None:
+                    code[index] = loaded
+        elided = _elided(plan, code)
+        spots = {slot: Spot(slot) for slot in range(plan.nslots)}
+        for slot, view in elided.items():
+            source = spots[view.src]
+            spots[slot] = Spot(source.root, source.offset + view.offset * view.itemsize)
+        return Launches(code, spots, elided)
+
+
+def _has_addresses(plan: Plan, launch: Launch) -> bool:
+    """Whether all buffers have ordinary memory: a packed weight's is the library's own."""
+    layouts = {slot: tensor.layout for slot, tensor in plan.held}
+    return all(layouts.get(slot, torch.strided) == torch.strided for slot in launch.buffers)
+
+
+def _elided(plan: Plan, code: dict[int, LoadedCode]) -> dict[int, View]:
+    """Views, sources first, that nothing but native launches, releases and other such views uses."""
+    needed = set(plan.outputs)
+    views = {i.dst: i for i in plan.instructions if isinstance(i, View) and i.itemsize}
+    for index, instruction in enumerate(plan.instructions):
+        if not isinstance(instruction, Release | View) and index not in code:
+            needed.update(uses_of(instruction))
+    for instruction in reversed(plan.instructions):
+        if isinstance(instruction, View) and (instruction.dst in needed or not instruction.itemsize):
+            needed.add(instruction.src)
+    return {slot: view for slot, view in views.items() if slot not in needed}

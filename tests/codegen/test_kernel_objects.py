@@ -1,0 +1,182 @@
+"""Targets, digests, the cache of kernels, and launches placed by a lowering."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from smelt.codegen.llvm.isa import AVX2, AVX512, AVX512_BF16, BASELINE_X86, NEON, Isa, best_isa, host_isa
+from smelt.codegen.llvm.objects import KernelSource, compile_kernels
+from smelt.codegen.lower.context import Context
+from smelt.codegen.lower.kernels import launch, with_code
+from smelt.diag import InternalError, Options, SmeltError, SmeltWarning
+from smelt.ir import parse
+from smelt.runtime.cache import CodeCache
+from smelt.runtime.elf import MACHINE_AARCH64, MACHINE_X86_64, parse_object
+from smelt.runtime.executable import Executable
+from smelt.runtime.loader import host_machine
+from smelt.runtime.plan import Launch
+from tests.codegen.harness import machine_code
+
+V3 = frozenset(["avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm", "sse2"])
+V4 = V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
+
+ADD_ONE = """
+define i32 @KERNEL(ptr noalias %args, i64 %begin, i64 %end, ptr noalias %scratch) nounwind {
+  %xa = getelementptr i64, ptr %args, i64 1
+  %out = load ptr, ptr %args
+  %x = load ptr, ptr %xa
+  %v = load <8 x float>, ptr %x, align 4
+  %y = fadd <8 x float> %v, <float 1.0, float 1.0, float 1.0, float 1.0, float 1.0, float 1.0, float 1.0, float 1.0>
+  store <8 x float> %y, ptr %out, align 4
+  ret i32 0
+}
+"""
+
+
+def host() -> Isa:
+    found = host_isa()
+    assert found is not None
+    return found
+
+
+def test_the_best_target_never_exceeds_the_cpu() -> None:
+    x86 = MACHINE_X86_64
+    assert best_isa(x86, V4 | {"avx512_bf16"}) == AVX512_BF16
+    assert best_isa(x86, V4) == AVX512
+    assert best_isa(x86, V4 - {"avx512vl"}) == AVX2
+    assert best_isa(x86, V3 - {"fma"}) == BASELINE_X86
+    assert best_isa(x86, V3, "avx512") == AVX2
+    assert best_isa(x86, V4, "avx2") == AVX2
+    assert best_isa(x86, V4, "baseline") == best_isa(x86, V4, "neon") == BASELINE_X86
+    assert best_isa(MACHINE_AARCH64, frozenset({"asimd"}), "avx2") == NEON
+    assert best_isa(x86, V4, "none") is None
+    assert best_isa(None, V4) is None
+
+
+def test_the_environment_narrows_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMELT_ISA", " None ")
+    assert host_isa() is None
+    monkeypatch.setenv("SMELT_ISA", "sse9")
+    with pytest.raises(SmeltError, match="SMELT_ISA") as raised:
+        host_isa()
+    assert raised.value.code == "S0301"
+
+
+@pytest.mark.parametrize("target", [BASELINE_X86, AVX2, AVX512, AVX512_BF16])
+def test_every_target_is_one_that_llvm_knows(target: Isa, capfd: pytest.CaptureFixture[str]) -> None:
+    """A name that LLVM does not know would be ignored with a remark on stderr."""
+    if host_machine() != MACHINE_X86_64:
+        pytest.skip("another CPU")
+    source = KernelSource.of(ADD_ONE)
+    assert parse_object(compile_kernels([source], target)[source.symbol].object).relocations
+    assert capfd.readouterr().err == ""
+
+
+def test_equal_texts_are_one_kernel() -> None:
+    a, b = KernelSource.of(ADD_ONE), KernelSource.of(str(ADD_ONE))
+    assert a == b and a != KernelSource.of(ADD_ONE.replace("1.0", "2.0"))
+    assert list(compile_kernels([a, b], host())) == [a.symbol]
+    with pytest.raises(InternalError, match="@KERNEL"):
+        KernelSource.of("define i32 @other() { ret i32 0 }")
+
+
+def test_one_bad_kernel_harms_no_other() -> None:
+    good, bad = KernelSource.of(ADD_ONE), KernelSource.of(ADD_ONE.replace("ret i32 0", "ret i64 0"))
+    told: list[str] = []
+    found = compile_kernels([bad, good], host(), failed=lambda source, error: told.append(source.symbol))
+    assert list(found) == [good.symbol] and told == [bad.symbol]
+    with pytest.raises(InternalError, match="not valid LLVM text"):
+        compile_kernels([bad], host())
+
+
+def test_entries_are_apart_by_target_and_rebuilt_when_corrupt(tmp_path: Path) -> None:
+    source = KernelSource.of(ADD_ONE)
+    folder = tmp_path / "code"
+    first = compile_kernels([source], host(), CodeCache(str(folder)))[source.symbol]
+    other = Isa("baseline", host().cpu, host().features, 4, 16)
+    compile_kernels([source], other, CodeCache(str(folder)))
+    entries = sorted(folder.iterdir())
+    assert len(entries) == 2
+    for path in entries:
+        path.write_bytes(path.read_bytes()[:-3])
+    again = compile_kernels([source], host(), CodeCache(str(folder)))[source.symbol]
+    assert again.object == first.object
+
+
+PROGRAM = """
+    import sys
+    from smelt.codegen.llvm.isa import host_isa
+    from smelt.codegen.llvm.objects import KernelSource, compile_kernels
+    from smelt.runtime.cache import CodeCache
+    source = KernelSource.of(sys.argv[2])
+    assert compile_kernels([source], host_isa(), CodeCache(sys.argv[1]))[source.symbol].object
+    print("llvmlite" in sys.modules)
+"""
+
+
+def test_a_warm_process_needs_no_compiler(tmp_path: Path) -> None:
+    def run() -> str:
+        command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "cache"), ADD_ONE]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert [run(), run()] == ["True", "False"]
+
+
+# --- placed by a lowering ---------------------------------------------------------------------------------------------
+
+
+def lowering(options: Options) -> tuple[Context, int, int]:
+    """A context over a graph of one input, with the slots of the input and of a result of the same type."""
+    graph = parse("graph g(%x: f32[8]) -> f32[8] {\n  %y: f32[8] = aten.add.Scalar(%x, 1)\n  return %y\n}")
+    ctx = Context(graph, lambda kind, path: torch.empty(0), options)
+    ctx.add_input(graph.inputs[0])
+    node = next(iter(graph.body))
+    return ctx, ctx.slot(graph.inputs[0]), ctx.buffer(node.result, (8,))
+
+
+def eager(out: torch.Tensor, x: torch.Tensor) -> None:
+    out.copy_(x + 1)
+
+
+def test_kernels_are_built_at_the_end_of_a_lowering() -> None:
+    ctx, x, out = lowering(Options())
+    for _ in range(2):
+        launch(ctx, KernelSource.of(ADD_ONE), (out, x), items=1, eager=eager, writes=(0,), label="x + 1")
+    plan = ctx.builder.finish((out,))
+    assert [i.kernel.object for i in plan.instructions if isinstance(i, Launch)] == [b"", b""]
+    executable = Executable(with_code(ctx, plan), machine_code())
+    assert executable.counts.kernels == 2 and executable.counts.python == 0
+    given = torch.randn(8)
+    assert torch.equal(executable.run([given])[0], given + 1)
+
+
+def test_without_a_target_eager_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMELT_ISA", "none")
+    ctx, x, out = lowering(Options(strict=True))
+    launch(ctx, KernelSource.of(ADD_ONE), (out, x), items=1, eager=eager, writes=(0,))
+    executable = Executable(with_code(ctx, ctx.builder.finish((out,))), machine_code())
+    given = torch.randn(8)
+    assert torch.equal(executable.run([given])[0], given + 1) and executable.counts.kernels == 0
+
+
+def test_a_kernel_that_cannot_be_built_runs_eager_with_a_warning_or_is_an_error() -> None:
+    bad = KernelSource.of(ADD_ONE.replace("ret i32 0", "ret i64 0"))
+    ctx, x, out = lowering(Options())
+    launch(ctx, bad, (out, x), items=1, eager=eager, writes=(0,))
+    with pytest.warns(SmeltWarning, match="1 of 1 kernels cannot be built"):
+        plan = with_code(ctx, ctx.builder.finish((out,)))
+    given = torch.randn(8)
+    assert torch.equal(Executable(plan, machine_code()).run([given])[0], given + 1)
+    ctx, x, out = lowering(Options(strict=True))
+    launch(ctx, bad, (out, x), items=1, eager=eager, writes=(0,))
+    with pytest.raises(InternalError, match="not valid LLVM text"):
+        with_code(ctx, ctx.builder.finish((out,)))
