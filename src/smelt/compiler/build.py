@@ -21,5 +21,6 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     captured = capture(fn, args, kwargs, name=fn.name, target=fn.target)
     recorded_ms = (perf_counter() - start) * 1000
     unit = Unit.of(captured, options)
+    unit.keep_sample(captured.signature.flatten(args, kwargs) if captured.signature is not None else ())
     unit.stages_ms = {"recorded run": round(recorded_ms, 3), **unit.stages_ms}
     return unit

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from smelt.codegen.lower.merging import merging_pays
+from smelt.codegen.lower.narrowing import narrowing_pays
 from smelt.diag import Options, SmeltError
 from smelt.ir import Graph
 from smelt.ops.evaluate import Lookup
@@ -24,6 +25,7 @@ from smelt.passes.fold_batch_norm import fold_batch_norm
 from smelt.passes.functionalize import functionalize
 from smelt.passes.fuse_bias import fuse_bias
 from smelt.passes.inline import inline
+from smelt.passes.lower_precision import lower_precision
 from smelt.passes.manager import Culprit, PassReport, bisect, run_passes
 from smelt.passes.merge_linears import merge_linears
 from smelt.passes.order import order
@@ -52,6 +54,8 @@ OPTIMIZED: tuple[Pass, ...] = (
     fuse_bias,
     fold_batch_norm,
     merge_linears,
+    # All products are spelled and merged; what it leaves between them is cleaned up below.
+    lower_precision,
     # The rewrites above leave views of views and copies behind.
     peephole,
     elide_copies,
@@ -63,6 +67,8 @@ OPTIMIZED: tuple[Pass, ...] = (
 
 # Runs only when named in `enable`: it gives 0 where eager gives NaN.
 _OPTIONAL = frozenset((attention_fast.name,))
+# Runs only with options={"dtype": "bf16"}.
+_NARROWING = frozenset((lower_precision.name,))
 
 
 def pass_names() -> tuple[str, ...]:
@@ -73,12 +79,18 @@ def pass_names() -> tuple[str, ...]:
 def chosen_passes(options: Options) -> tuple[Pass, ...]:
     """The passes behind `optimized_graph`, in order."""
     left_out = set(options.skip) | (_OPTIONAL - set(options.enable))
+    if options.dtype != "bf16":
+        left_out |= _NARROWING
     return tuple(p for p in OPTIMIZED if p.name not in left_out)[: options.stop_after]
 
 
 def first_wrong_pass(graph: Graph, inputs: Sequence[Any], options: Options, lookup: Lookup) -> Culprit | None:
-    """The first pass after which the reference evaluator's answer for these inputs differs; None if all keep it."""
-    return bisect(graph, chosen_passes(options), inputs, lookup)
+    """The first pass after which the reference evaluator's answer for these inputs differs; None if all keep it.
+
+    A pass that differs because it was asked to (`dtype`) is left out.
+    """
+    passes = [p for p in chosen_passes(options) if p.name not in _NARROWING]
+    return bisect(graph, passes, inputs, lookup)
 
 
 def functional_graph(
@@ -101,7 +113,11 @@ def optimized_graph(graph: Graph, options: Options, lookup: Lookup) -> tuple[Gra
     reports = run_passes(
         result,
         chosen_passes(options),
-        PassContext(lookup, merging_pays=partial(merging_pays, options=options)),
+        PassContext(
+            lookup,
+            merging_pays=partial(merging_pays, options=options),
+            narrowing_pays=partial(narrowing_pays, options=options),
+        ),
         check=options.verify,
         dump=f"{options.dump}/optimize" if options.dump else "",
     )

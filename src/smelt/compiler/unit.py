@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -16,13 +16,16 @@ from smelt.capture import Captured
 from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.result import Same, StateName
+from smelt.compiler.copies import copies_of
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
 from smelt.compiler.pipeline import functional_graph, optimized_graph
-from smelt.diag import InternalError, Options, SmeltWarning
+from smelt.compiler.precision import Precision, output_errors, why_not_repeatable
+from smelt.diag import InternalError, Options, SmeltError, SmeltWarning
 from smelt.ir import Graph, Type
 from smelt.ops.effects import effects
+from smelt.ops.evaluate import evaluate
 from smelt.passes.manager import PassReport
-from smelt.runtime.cache import CodeCache
+from smelt.runtime.cache import code_cache
 from smelt.runtime.executable import Executable
 
 Lookup = Callable[[str, str], torch.Tensor]
@@ -34,6 +37,7 @@ class Unit:
 
     lookup: (kind, path) -> the live tensor of a parameter, buffer or captured value.
     stages_ms: wall time of each stage of the compilation.
+    sample: copies of the inputs of the first call, kept where the program computes in another precision than written.
     """
 
     captured: Captured
@@ -45,6 +49,7 @@ class Unit:
     optimized: Graph | None = None
     lowered: Lowered | None = None
     executable: Executable | None = None
+    sample: list[torch.Tensor] | None = None
     _ready: _Ready | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -125,8 +130,33 @@ class Unit:
         ready = self._ready
         if ready is None:
             ready = self._make_ready(args, kwargs)
+            self.keep_sample(ready.extract(args, kwargs))
         inputs = ready.extract(args, kwargs)
         return ready.deliver(ready.executable.run(inputs), inputs, args, kwargs)
+
+    def keep_sample(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Remember the inputs of the first call where its errors may be asked for."""
+        if self.options.dtype != "default" and self.sample is None:
+            self.sample = copies_of(inputs)
+
+    def precision(self) -> Precision | None:
+        """The errors against the program as written, on the first call's inputs, measured now; None where nothing was
+        called yet or the program computes as written.
+        """
+        if self.sample is None or self.executable is None or self.lowered is None:
+            return None
+        why_not = why_not_repeatable(self.graph)
+        if why_not:
+            return Precision(why_not=why_not)
+        inputs = self.sample
+        try:
+            with torch.no_grad():
+                expected = evaluate(self.graph, inputs, self.lookup)
+                found = self.lowered.rebuild(self.executable.run(inputs), inputs, self.lookup)
+        except (SmeltError, RuntimeError) as error:  # what the data makes an operator raise
+            return Precision(why_not=f"running it again failed: {error}")
+        tensors = [(a, b) for a, b in zip(expected, found, strict=True) if isinstance(a, torch.Tensor)]
+        return Precision(output_errors(*zip(*tensors, strict=True)) if tensors else ())
 
     def _make_ready(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Ready:
         self.finish()
@@ -158,18 +188,13 @@ def _with_very_tensors(lowered: Lowered, captured: Captured) -> Lowered:
     return replace(lowered, outputs=tuple(outputs))
 
 
-@lru_cache(maxsize=8)
-def _cache(folder: str, limit_mb: int) -> CodeCache:
-    return CodeCache(folder, limit_mb)
-
-
 def _machine_code(options: Options) -> bytes | None:
     """The executor's object code; None, with a warning, where it cannot be built: plans then run in Python.
 
     Raises: the failure itself in strict mode.
     """
     try:
-        return executor_object(_cache(options.cache_dir, options.cache_limit_mb))
+        return executor_object(code_cache(options.cache_dir, options.cache_limit_mb))
     except Exception as error:  # whatever LLVM or its absence raises, the answer must still come
         if options.strict:
             raise

@@ -8,6 +8,8 @@ from typing import Any
 from smelt.compiler import Compiled, Program, Unit
 from smelt.diag import SmeltError
 from smelt.inspect.report import Report, Row
+from smelt.ir import DType, TensorType
+from smelt.passes.lower_precision import PRODUCT_OPS
 
 MB = 1 << 20
 
@@ -43,6 +45,7 @@ def _of_program(program: Program) -> Report:
         kernels=_kernels(units),
         timings=_timings(units),
         memory=_memory(units),
+        precision=_precision(units),
     )
 
 
@@ -68,6 +71,7 @@ def _of_compiled(compiled: Compiled) -> Report:
         fallbacks=[*fallbacks, *_python_nodes(units)],
         timings=_timings(units),
         memory=_memory(units),
+        precision=_precision(units),
     )
 
 
@@ -149,3 +153,32 @@ def _memory(units: Sequence[Unit]) -> list[Row]:
             found: Mapping[str, int] = unit.lowered.report.to_dict()["memory"]
             rows.extend({"entry": i, "what": what.removesuffix("_nbytes"), "MB": n / MB} for what, n in found.items())
     return rows
+
+
+def _precision(units: Sequence[Unit]) -> list[Row]:
+    """One row an output, where a unit was told to compute in another precision."""
+    rows: list[Row] = []
+    for i, unit in enumerate(units):
+        if unit.options.dtype == "default":
+            continue
+        found = unit.precision()
+        if found is None:
+            rows.append({"entry": i, "note": "not measured: nothing was called yet"})
+        elif found.why_not:
+            rows.append({"entry": i, "note": f"not measured: {found.why_not}"})
+        else:
+            rows.extend(
+                {"entry": i, "output": e.output, "dtype": e.dtype, "rms error": e.rms, "relative to rms": e.relative,
+                 "largest": e.largest, "NaN or inf elsewhere": e.nonfinite, "note": _narrowed(unit)}
+                for e in found.errors
+            )  # fmt: skip
+    return rows
+
+
+def _narrowed(unit: Unit) -> str:
+    """How many products of a unit run in bf16."""
+    if unit.optimized is None:
+        return ""
+    found = [n for n in unit.optimized.walk() if n.op in PRODUCT_OPS]
+    narrow = sum(isinstance(n.result.type, TensorType) and n.result.type.dtype is DType.BF16 for n in found)
+    return f"{narrow} of {len(found)} products in bf16"

@@ -14,14 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 Row = Mapping[str, Any]
-KEYS = ("graphs", "guards", "breaks", "recompiles", "passes", "kernels", "fallbacks", "timings", "memory")
+KEYS = ("graphs", "guards", "breaks", "recompiles", "passes", "kernels", "fallbacks", "timings", "memory", "precision")
 _TITLES = {
     "graphs": "Graphs", "guards": "Guards", "breaks": "Breaks", "recompiles": "Recompiles", "passes": "Passes",
     "kernels": "Kernels", "fallbacks": "Fallbacks", "timings": "Compile time by stage", "memory": "Memory",
+    "precision": "Error against the program as written, on the first call's inputs",
 }  # fmt: skip
 _EMPTY = {
     "graphs": "nothing has been compiled yet: call it, or use warmup(...)", "breaks": "none: each graph is whole",
-    "recompiles": "none", "fallbacks": "none",
+    "recompiles": "none", "fallbacks": "none", "precision": "computed in the dtypes of the program",
 }  # fmt: skip
 # A graph's text is long: in the summary it stands as its size, in HTML it unfolds.
 _LONG = ("captured", "optimized", "code")
@@ -38,6 +39,7 @@ class Report:
     passes: name, time, nodes before and after.  kernels: per node, how it runs and what was measured.
     fallbacks: what ran in eager or in Python, how often, why.  timings: compile time by stage, in milliseconds.
     memory: bytes of arena, packed weights, parameters.
+    precision: error of each output, where the program computes in another precision than written (`dtype`).
     """
 
     name: str
@@ -50,6 +52,7 @@ class Report:
     fallbacks: Sequence[Row] = field(default=())
     timings: Sequence[Row] = field(default=())
     memory: Sequence[Row] = field(default=())
+    precision: Sequence[Row] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
         """All of the report as plain data that `json.dumps` takes; the keys are `KEYS` and `name`."""
@@ -99,6 +102,8 @@ def _cell(key: str, value: Any) -> str:
     if key in _LONG:
         return f"{str(value).count(chr(10)) + 1} lines"
     if isinstance(value, float):
+        if 0 < abs(value) < 0.001:
+            return f"{value:.2e}"
         return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"

@@ -16,10 +16,16 @@ from smelt.rewrite import Rewriter
 from smelt.rewrite.rewriter import Listener
 
 MergingPays = Callable[[int, Sequence[int], int, DType], bool]
+NarrowingPays = Callable[[Node], bool]
 
 
 def always(rows: int, columns: Sequence[int], k: int, dtype: DType) -> bool:
     """The answer where nothing is known of the machine."""
+    return True
+
+
+def each(node: Node) -> bool:
+    """The answer of tests and searches that want all of them."""
     return True
 
 
@@ -32,6 +38,7 @@ class PassContext:
     entangled: names of the external values that lie in each other's memory, which no analysis of the graph can tell.
     merging_pays: given rows, each product's columns, their common depth and the element type, whether one product for
     all of them is faster on this machine.
+    narrowing_pays: whether an f32 product is faster in bf16 on this machine.
     """
 
     lookup: Lookup = no_state
@@ -39,6 +46,7 @@ class PassContext:
     asked: dict[tuple[str, str], Any] = field(default_factory=dict)
     entangled: frozenset[str] = frozenset()
     merging_pays: MergingPays = always
+    narrowing_pays: NarrowingPays = each
 
     def type(self, kind: str, path: str) -> TensorType:
         """The type of a parameter, buffer or captured tensor."""
