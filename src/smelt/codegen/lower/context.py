@@ -17,7 +17,7 @@ import torch
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place, PlanBuilder, Storage
 from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
-from smelt.codegen.lower.report import ChoiceReport, How, NodeReport
+from smelt.codegen.lower.report import ChoiceReport, How, KernelReport, NodeReport
 from smelt.codegen.lower.result import Lookup, StateName
 from smelt.codegen.lower.sharing import feared_sources, view_source
 from smelt.codegen.lower.statics import STATE_OPS, Statics, state_name
@@ -67,6 +67,7 @@ class Context:
         self.choices: dict[str, ChoiceReport] = {}
         self.nodes: dict[Node, NodeReport] = {}
         self.sources: dict[str, KernelSource] = {}
+        self.kernels: list[KernelReport] = []
         self._places: dict[Value, Place] = {}
         self._origins: dict[Value, Place] = {}
         self._held: dict[int, tuple[torch.Tensor, Storage]] = {}

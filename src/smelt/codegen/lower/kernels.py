@@ -7,15 +7,31 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
 from smelt.codegen.lower.context import Context
+from smelt.codegen.lower.report import KernelReport
 from smelt.diag import InternalError, SmeltWarning, user_level
+from smelt.ir import Node
 from smelt.runtime.cache import code_cache
 from smelt.runtime.plan import KernelCode, Launch, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a person sees of a launch.
+
+    listing: its loops as readable text. nodes: the operators it computes. nbytes: bytes that must be read and written
+    at least once. flops: floating-point operations (a multiply-add counts two).
+    """
+
+    listing: str = ""
+    nodes: Sequence[Node] = ()
+    nbytes: int = 0
+    flops: int = 0
 
 
 def launch(
@@ -30,12 +46,14 @@ def launch(
     item_ns: float = 0.0,
     scratch_nbytes: int = 0,
     label: str = "",
+    about: About | None = None,
 ) -> None:
     """Append a launch of a kernel whose code is made when the lowering ends; see `plan.Launch` for the arguments.
 
     What a library made is checked first: a kernel believes the sizes and strides that it was told.
     """
     ctx.sources[source.symbol] = source
+    ctx.kernels.append(_report(source.symbol, label, items, about or About()))
     for slot in buffers:
         ctx.builder.check(ctx.builder.storage_of(slot))
     ctx.builder.emit(
@@ -51,6 +69,12 @@ def launch(
             label,
         )
     )
+
+
+def _report(symbol: str, label: str, items: int, about: About) -> KernelReport:
+    lines = tuple(dict.fromkeys(str(node.span) for node in about.nodes if node.span is not None))
+    values = tuple(f"%{result.name} = {node.op}" for node in about.nodes for result in node.results[:1])
+    return KernelReport(symbol, label, about.listing, values, lines, items, about.nbytes, about.flops)
 
 
 def with_code(ctx: Context, plan: Plan) -> Plan:

@@ -11,13 +11,20 @@ from time import perf_counter
 
 from smelt.codegen.lower.attention import lower_attention
 from smelt.codegen.lower.context import Context, cannot_lower
-from smelt.codegen.lower.convolution import Convolution, convolution_of, lower_convolution
+from smelt.codegen.lower.convolution import (
+    Convolution,
+    convolution_of,
+    lower_convolution,
+    takes_library,
+    without_pad,
+)
 from smelt.codegen.lower.fuse import Epilogue, epilogue_of
 from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.kernels import with_code
 from smelt.codegen.lower.library import lower_gelu, lower_pad
 from smelt.codegen.lower.linear import Product, lower_product, product_of
 from smelt.codegen.lower.outputs import lower_outputs
+from smelt.codegen.lower.own_convolution import OwnConvolution, lower_own_convolution, own_convolution_of
 from smelt.codegen.lower.products import lower_addmm, lower_matmul, lower_mm
 from smelt.codegen.lower.report import MemoryReport, Report
 from smelt.codegen.lower.result import Lookup, Lowered
@@ -42,7 +49,7 @@ _RULES: dict[str, Callable[[Context, Node], bool]] = {
     "aten.constant_pad_nd.default": lower_pad,
 }
 
-_Main = Product | Convolution
+_Main = Product | Convolution | OwnConvolution
 
 
 class _Groups:
@@ -56,16 +63,26 @@ class _Groups:
         order = {node: i for i, node in enumerate(nodes)}
         writes = [order[node] for node in nodes if node.op == "write"]
         for node in nodes:
-            main: _Main | None = product_of(ctx, node) or convolution_of(ctx, node)
+            main: _Main | None = product_of(ctx, node)
+            conv = convolution_of(ctx, node) if main is None else None
+            if conv is not None:
+                pad = conv.pad
+                if pad is not None and any(order[pad] < w < order[node] for w in writes):
+                    conv, pad = without_pad(ctx, conv), None
+                main = own_convolution_of(ctx, conv, claimed) or (conv if takes_library(conv) else None)
+                if main is not None and pad is not None:
+                    self.waiting.add(pad)
             if main is None:
                 continue
-            is_conv = isinstance(main, Convolution)
-            if isinstance(main, Convolution) and main.pad is not None:
-                self.waiting.add(main.pad)
-            epilogue = epilogue_of(ctx, node, claimed, sum_then_post=is_conv)
+            if isinstance(main, OwnConvolution):
+                epilogue = Epilogue(main.nodes, main.result)
+            else:
+                epilogue = epilogue_of(ctx, node, claimed, sum_then_post=conv is not None)
             if epilogue.nodes and any(order[node] < w < order[epilogue.nodes[-1]] for w in writes):
                 # Waiting would carry the product past a write to what it reads.
                 epilogue = Epilogue((), node.result)
+                if isinstance(main, OwnConvolution):
+                    main = main.bare()
             claimed.update(epilogue.nodes)
             self.at[epilogue.nodes[-1] if epilogue.nodes else node] = (main, epilogue)
             self.waiting.update((node, *epilogue.nodes[:-1]) if epilogue.nodes else ())
@@ -115,7 +132,8 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
         ctx.builder.peak_nbytes,
     )
     nodes = tuple(ctx.nodes[node] for node in graph.body if node in ctx.nodes)
-    report = Report(nodes, tuple(ctx.choices.values()), memory, tuple(stages))
+    texts = {symbol: source.text for symbol, source in ctx.sources.items()}
+    report = Report(nodes, tuple(ctx.choices.values()), memory, tuple(stages), tuple(ctx.kernels), texts)
     return Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report)
 
 
@@ -128,10 +146,11 @@ def _lower_node(ctx: Context, node: Node, groups: _Groups) -> None:
         main, epilogue = group
         if isinstance(main, Product):
             is_done = lower_product(ctx, main, epilogue)
+        elif isinstance(main, OwnConvolution):
+            lower_own_convolution(ctx, main)
+            is_done = True
         else:
             is_done = lower_convolution(ctx, main, epilogue)
-            if not is_done and main.pad is not None:
-                _lower_single(ctx, main.pad)
             if not is_done:
                 _lower_single(ctx, main.node)
         if not is_done:

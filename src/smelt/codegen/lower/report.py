@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 How = Literal["kernel", "library", "dispatcher", "python", "view", "static", "fused", "state", "copy", "unused"]
@@ -22,6 +23,25 @@ class NodeReport:
     target: str = ""
     where: str = ""
     scope: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One launch of an own kernel, in the plan's order.
+
+    symbol: the digest of its text, equal for launches of one kernel. listing: its loops. nodes: the operators it
+    computes, `%value = op`; where: their source lines. nbytes: bytes read and written at least once. flops: a
+    multiply-add counts two.
+    """
+
+    symbol: str
+    label: str
+    listing: str
+    nodes: tuple[str, ...]
+    where: tuple[str, ...]
+    items: int
+    nbytes: int
+    flops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +78,17 @@ class MemoryReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of it; `stages_ms` are wall times of the lowering's stages (`lower: x` is part of `lower`)."""
+    """All of it; `stages_ms` are wall times of the lowering's stages (`lower: x` is part of `lower`).
+
+    kernels: the launches of own kernels, in the plan's order. texts: the LLVM text of each kernel by its symbol.
+    """
 
     nodes: tuple[NodeReport, ...] = ()
     choices: tuple[ChoiceReport, ...] = ()
     memory: MemoryReport = field(default_factory=MemoryReport)
     stages_ms: tuple[tuple[str, float], ...] = ()
+    kernels: tuple[KernelReport, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -79,5 +104,5 @@ class Report:
         return tuple(node for node in self.nodes if node.how == "python")
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON-able data."""
-        return {**asdict(self), "counts": self.counts}
+        """The report as JSON-able data, without the kernels' texts."""
+        return {**asdict(replace(self, texts={})), "counts": self.counts}
