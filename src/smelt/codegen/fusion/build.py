@@ -1,0 +1,86 @@
+"""From values to store to a nest: splits loops where needed, orders and merges them in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from smelt.codegen.fusion.index import Idx, NeedSplit, Unfusible
+from smelt.codegen.fusion.pull import Memory, Pull, Rule, Where
+from smelt.codegen.fusion.tidy import mapped_statement, tidy
+from smelt.codegen.kernels.nest import Expr, Index, Nest, Position, Statement
+from smelt.codegen.lower.geometry import Geometry
+from smelt.ir import TensorType, Value
+
+_ATTEMPTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A nest, and the memory of each of its buffers by the key that `Where` gave it."""
+
+    nest: Nest
+    keys: tuple[Hashable, ...]
+
+
+def build(
+    roots: Sequence[Value], inside: frozenset[Value], rules: Mapping[str, Rule], where: Where, into: Where
+) -> Built:
+    """The nest that computes and stores `roots`, of the values `inside` them; all others are loaded.
+
+    where, into: the memory of loaded, and of stored values. Raises: Unfusible.
+    """
+    for root in roots:
+        if not isinstance(root.type, TensorType) or root.type.numel == 0:
+            raise Unfusible("there are no elements")
+    splits: dict[int, tuple[int, ...]] = {}
+    for _ in range(_ATTEMPTS):
+        pull = Pull(inside, rules, where, splits)
+        try:
+            return _attempt(pull, roots, into)
+        except NeedSplit as need:
+            number, factors = pull.split(need)
+            splits[number] = factors
+    raise Unfusible("its loops would have to be split too often")
+
+
+def _attempt(pull: Pull, roots: Sequence[Value], into: Where) -> Built:
+    ordered = sorted(roots, key=lambda r: -_type(r).numel)
+    first = _type(ordered[0]).sizes
+    idx: Idx = tuple(pull.dimension(size) for size in first)
+    for root in ordered:
+        type_ = _type(root)
+        at = idx if root is ordered[0] else pull.index_of_root(type_.sizes, (first, idx))
+        expr = pull.element(root, at)
+        pull.store(into(root), type_.dtype, at, expr)
+    return Built(finished(pull), tuple(pull.buffers))
+
+
+def _type(value: Value) -> TensorType:
+    assert isinstance(value.type, TensorType)
+    return value.type
+
+
+def finished(pull: Pull) -> Nest:
+    """The nest of what was pulled, its loops outer first."""
+    order = (*pull.outer, *(pull.inner or ()))
+    to = {old: new for new, old in enumerate(order)}
+
+    def at(index: Index) -> Index:
+        strides = [0] * len(order)
+        for old, stride in enumerate(index.strides):
+            strides[to[old]] = stride
+        return Index(index.offset, tuple(strides), index.gathers)
+
+    def swap(expr: Expr) -> Expr | None:
+        return Position(to[expr.loop]) if isinstance(expr, Position) else None
+
+    body: tuple[Statement, ...] = tuple(mapped_statement(s, swap, at) for s in pull.statements)
+    outer = tuple(pull.sizes[loop] for loop in pull.outer)
+    inner = tuple(pull.sizes[loop] for loop in pull.inner or ())
+    return tidy(Nest(tuple(pull.kinds), outer, inner, body, pull.ordered))
+
+
+def eager_memory(value: Value) -> Memory:
+    """A value in a buffer of its own, in eager's layout: for trials and tests."""
+    return Memory(value, f"%{value.name}", Geometry.of(_type(value)))

@@ -1,0 +1,71 @@
+"""Tensors out of numbers and positions: full, arange, eye, triangles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from smelt.codegen.fusion.index import Idx, Unfusible
+from smelt.codegen.fusion.pointwise import result_dtype
+from smelt.codegen.fusion.promote import INTEGERS
+from smelt.codegen.fusion.pull import Pull, Rule
+from smelt.codegen.kernels.nest import Expr
+from smelt.ir import DType, Node
+
+
+def _full(name: str) -> Rule:
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        value = p.call(node)[name]
+        if not isinstance(value, (bool, int, float)):
+            raise Unfusible("its number is a tensor")
+        return p.const(value, result_dtype(node))
+
+    return rule
+
+
+def _constant(value: int) -> Rule:
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        return p.const(value, result_dtype(node))
+
+    return rule
+
+
+def _arange(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    call, out = p.call(node), result_dtype(node)
+    start, step = call.get("start", 0), call.get("step", 1)
+    if out not in INTEGERS or not isinstance(start, int) or not isinstance(step, int):
+        raise Unfusible("a range of floats")
+    return p.cast(p.position(idx[0].scaled(step, start)), out)
+
+
+def _eye(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    same = p.op("eq", DType.BOOL, p.position(idx[0]), p.position(idx[1]))
+    return p.cast(same, result_dtype(node))
+
+
+def _triangle(lower: bool) -> Rule:
+    """tril keeps column <= row + diagonal, triu column >= row + diagonal."""
+
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        call, out = p.call(node), result_dtype(node)
+        way = idx[-1].plus(idx[-2].scaled(-1)).scaled(1, -call["diagonal"])
+        far = 1 << 40
+        keep = p.between(way, -far, 1) if lower else p.between(way, 0, far)
+        return p.choose(keep, lambda: p.element(call["self"], idx), lambda: p.const(0, out))
+
+    return rule
+
+
+CREATION: Mapping[str, Rule] = {
+    "aten.full.default": _full("fill_value"),
+    "aten.full_like.default": _full("fill_value"),
+    "aten.new_full.default": _full("fill_value"),
+    "aten.fill.Scalar": _full("value"),
+    "aten.scalar_tensor.default": _full("s"),
+    **{f"aten.{n}.default": _constant(0) for n in ("zeros", "zeros_like", "new_zeros", "zero")},
+    **{f"aten.{n}.default": _constant(1) for n in ("ones", "ones_like", "new_ones")},
+    **{f"aten.arange.{o}": _arange for o in ("default", "start", "start_step")},
+    "aten.eye.default": _eye,
+    "aten.eye.m": _eye,
+    "aten.tril.default": _triangle(True),
+    "aten.triu.default": _triangle(False),
+}

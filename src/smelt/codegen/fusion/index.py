@@ -1,0 +1,163 @@
+"""Where an element of a tensor is read: for each dimension an affine function of the nest's loops.
+
+    x[i, j] of f32[4, 6] seen as f32[2, 2, 6]:   i = 2*l0 + l1,  j = l2
+
+Invariant: an index that is used to reach memory lies within its dimension wherever its mask holds. Loops are known by
+number while a nest is made; a loop of size 1 never is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from smelt.codegen.kernels.nest import Expr
+
+
+class Unfusible(Exception):
+    """The nodes cannot be computed by one nest; the message says why."""
+
+
+class NeedSplit(Exception):
+    """The nest can be made if loop `loop` is two loops, the inner one of size `inner`."""
+
+    def __init__(self, loop: int, inner: int) -> None:
+        super().__init__(f"loop {loop} in steps of {inner}")
+        self.loop, self.inner = loop, inner
+
+
+@dataclass(frozen=True, slots=True)
+class Indirect:
+    """A position read at run time (i64), times `coefficient`; see `nest.Gather` for `size` and `wraps`."""
+
+    position: Expr
+    coefficient: int
+    size: int
+    wraps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ix:
+    """`offset + sum(coefficient * loop) + sum(indirect)`; `terms` are (loop, coefficient) by ascending loop."""
+
+    offset: int = 0
+    terms: tuple[tuple[int, int], ...] = ()
+    indirect: tuple[Indirect, ...] = ()
+
+    def scaled(self, factor: int, plus: int = 0) -> Ix:
+        """`factor * self + plus`."""
+        if factor == 0:
+            return Ix(plus)
+        return Ix(
+            self.offset * factor + plus,
+            tuple((loop, c * factor) for loop, c in self.terms),
+            tuple(Indirect(g.position, g.coefficient * factor, g.size, g.wraps) for g in self.indirect),
+        )
+
+    def plus(self, other: Ix) -> Ix:
+        """The sum of two indices."""
+        found = dict(self.terms)
+        for loop, c in other.terms:
+            found[loop] = found.get(loop, 0) + c
+        terms = tuple(sorted((loop, c) for loop, c in found.items() if c))
+        return Ix(self.offset + other.offset, terms, self.indirect + other.indirect)
+
+    @property
+    def loops(self) -> frozenset[int]:
+        """The loops it runs with, those of indirect positions apart."""
+        return frozenset(loop for loop, _ in self.terms)
+
+
+Idx: TypeAlias = tuple[Ix, ...]
+"""One index for each dimension of a tensor."""
+
+ZERO = Ix()
+
+
+def bounds(ix: Ix, sizes: Mapping[int, int]) -> tuple[int, int]:
+    """The least and the greatest value of an index without indirect terms."""
+    low = high = ix.offset
+    for loop, c in ix.terms:
+        reach = c * (sizes[loop] - 1)
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return low, high
+
+
+def divided(ix: Ix, divisor: int, sizes: Mapping[int, int]) -> tuple[Ix, Ix]:
+    """(ix // divisor, ix % divisor), both affine. Raises: NeedSplit, Unfusible where they are not."""
+    if divisor == 1:
+        return ix, ZERO
+    if ix.indirect:
+        raise Unfusible("a position read at run time would have to be taken apart")
+    quotient = tuple((loop, c // divisor) for loop, c in ix.terms if c % divisor == 0)
+    rest = tuple((loop, c) for loop, c in ix.terms if c % divisor)
+    remainder = Ix(ix.offset % divisor, rest)
+    low, high = bounds(remainder, sizes)
+    if low >= 0 and high < divisor:
+        return Ix(ix.offset // divisor, quotient), remainder
+    for loop, c in rest:
+        if 0 < c < divisor and divisor % c == 0:
+            inner = divisor // c
+            if sizes[loop] > inner and sizes[loop] % inner == 0:
+                raise NeedSplit(loop, inner)
+    raise Unfusible("its dimensions are taken apart where no loop ends")
+
+
+def unravelled(ix: Ix, shape: Sequence[int], sizes: Mapping[int, int]) -> Idx:
+    """The index in a row-major tensor of `shape` of the element whose linear index is `ix`."""
+    found: list[Ix] = []
+    for size in reversed(shape[1:]):
+        ix, rest = divided(ix, size, sizes)
+        found.append(rest)
+    if shape:
+        found.append(ix)
+    return tuple(reversed(found))
+
+
+def linear(idx: Idx, shape: Sequence[int]) -> Ix:
+    """The row-major linear index."""
+    total, step = ZERO, 1
+    for ix, size in zip(reversed(idx), reversed(shape), strict=True):
+        if size != 1:
+            total = total.plus(ix.scaled(step))
+        step *= size
+    return total
+
+
+def reshaped(idx: Idx, shape: Sequence[int], into: Sequence[int], sizes: Mapping[int, int]) -> Idx:
+    """The index in `into` of the element at `idx` in `shape`, both row-major over the same elements.
+
+    Groups of dimensions that agree are mapped one by one, so that an indirect index passes where it may.
+    """
+    found: list[Ix] = []
+    a = b = 0
+    while a < len(shape) or b < len(into):
+        i, j = a + 1, b + 1
+        left = shape[a] if a < len(shape) else 1
+        right = into[b] if b < len(into) else 1
+        while left != right:
+            if left < right:
+                left *= shape[i]
+                i += 1
+            else:
+                right *= into[j]
+                j += 1
+        i, j = min(i, len(shape)), min(j, len(into))
+        found.extend(_regrouped(idx[a:i], shape[a:i], into[b:j], sizes))
+        a, b = i, j
+    return tuple(found)
+
+
+def _regrouped(idx: Idx, shape: Sequence[int], into: Sequence[int], sizes: Mapping[int, int]) -> Idx:
+    wide = [k for k, size in enumerate(into) if size != 1]
+    known = [ix for ix, size in zip(idx, shape, strict=True) if size != 1]
+    if len(wide) == len(known) and len(wide) <= 1:
+        return tuple(known[0] if k in wide else ZERO for k in range(len(into)))
+    return unravelled(linear(idx, shape), into, sizes)
+
+
+def broadcast(idx: Idx, shape: Sequence[int]) -> Idx:
+    """The index of the element that a tensor of `shape` gives at `idx` of a larger shape."""
+    tail = idx[len(idx) - len(shape) :] if shape else ()
+    return tuple(ZERO if size == 1 else ix for ix, size in zip(tail, shape, strict=True))

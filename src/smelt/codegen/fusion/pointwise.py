@@ -1,0 +1,534 @@
+"""Element by element: arithmetic, comparisons, bits, selection, casts, in torch's promotion and rounding.
+
+Inside one operator torch computes the half types in f32 and rounds once; so does each formula here. `fma` stands where
+torch's own kernel has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from smelt.codegen.fusion.index import Idx, Unfusible
+from smelt.codegen.fusion.promote import INTEGERS, common_dtype, is_float, math_dtype
+from smelt.codegen.fusion.pull import Pull, Rule
+from smelt.codegen.kernels.nest import Const, Expr
+from smelt.ir import Arg, DType, Node, TensorType, Value
+
+Formula = Callable[[Pull, DType, Expr], Expr]
+"""The result for an element, both in the dtype of the computation."""
+
+
+def result_dtype(node: Node, k: int = 0) -> DType:
+    """The dtype of a node's result."""
+    type_ = node.results[k].type
+    assert isinstance(type_, TensorType)
+    return type_.dtype
+
+
+def _require(condition: bool, why: str) -> None:
+    if not condition:
+        raise Unfusible(why)
+
+
+# --- one operand
+
+
+def unary(name: str, argument: str = "self") -> Rule:
+    """A function of `OPS` of a floating-point number; integers are converted first."""
+
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        out = result_dtype(node)
+        _require(is_float(out), f"{node.op} of {out}")
+        x = p.operand(p.call(node)[argument], idx, out)
+        m = math_dtype(out)
+        return p.cast(p.op(name, m, p.cast(x, m)), out)
+
+    return rule
+
+
+def formula(f: Formula, argument: str = "self") -> Rule:
+    """A formula in the dtype of the computation, of an operand in the result's dtype."""
+
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        out = result_dtype(node)
+        _require(is_float(out), f"{node.op} of {out}")
+        m = math_dtype(out)
+        return p.cast(f(p, m, p.cast(p.operand(p.call(node)[argument], idx, out), m)), out)
+
+    return rule
+
+
+def _rounding(name: str) -> Rule:
+    """floor and its like: integers stay."""
+
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        out = result_dtype(node)
+        x = p.operand(p.call(node)["self"], idx, out)
+        return x if not is_float(out) else p.cast(p.op(name, math_dtype(out), p.cast(x, math_dtype(out))), out)
+
+    return rule
+
+
+def _numeric(name: str) -> Rule:
+    """abs, neg, sign: of floats and integers."""
+
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        out = result_dtype(node)
+        _require(out is not DType.BOOL, f"{node.op} of bool")
+        x = p.operand(p.call(node)["self"], idx, out)
+        if out is DType.U8 and name in ("abs", "sign"):
+            return x if name == "abs" else p.cast(p.op("ne", DType.BOOL, x, Const(0, out)), out)
+        m = math_dtype(out)
+        return p.cast(p.op(name, m, p.cast(x, m)), out)
+
+    return rule
+
+
+def _test(name: str) -> Rule:
+    """isnan, isinf, isfinite: False or True of integers."""
+
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        x = _plain(p, p.call(node)["self"], idx)
+        if not is_float(x.dtype):
+            return Const(name == "isfinite", DType.BOOL)
+        x = p.cast(x, math_dtype(x.dtype))
+        if name != "isfinite":
+            return p.op(name, DType.BOOL, x)
+        either = p.op("or", DType.BOOL, p.op("isnan", DType.BOOL, x), p.op("isinf", DType.BOOL, x))
+        return p.op("not", DType.BOOL, either)
+
+    return rule
+
+
+def _plain(p: Pull, arg: Any, idx: Idx) -> Expr:
+    """An operand in its own dtype."""
+    assert isinstance(arg, Value) and isinstance(arg.type, TensorType)
+    return p.operand(arg, idx, arg.type.dtype)
+
+
+def _truth(p: Pull, arg: Any, idx: Idx) -> Expr:
+    x = _plain(p, arg, idx)
+    return x if x.dtype is DType.BOOL else p.op("ne", DType.BOOL, x, p.const(0, x.dtype))
+
+
+def _logical_not(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    return p.op("not", DType.BOOL, _truth(p, p.call(node)["self"], idx))
+
+
+def _bitwise_not(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    return p.op("not", result_dtype(node), _plain(p, p.call(node)["self"], idx))
+
+
+def _nan_to_num(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    call, out = p.call(node), result_dtype(node)
+    x = _plain(p, call["self"], idx)
+    if not is_float(out):
+        return x
+    m = math_dtype(out)
+    x, largest = p.cast(x, m), _LARGEST[out]
+    nan, high, low = (
+        p.cast(p.const(default if call[n] is None else call[n], out), m)
+        for n, default in (("nan", 0.0), ("posinf", largest), ("neginf", -largest))
+    )
+    is_high = p.op("eq", DType.BOOL, x, p.const(math.inf, m))
+    is_low = p.op("eq", DType.BOOL, x, p.const(-math.inf, m))
+    found = p.op("select", m, is_high, high, p.op("select", m, is_low, low, x))
+    return p.cast(p.op("select", m, p.op("isnan", DType.BOOL, x), nan, found), out)
+
+
+_LARGEST = {
+    DType.F16: 65504.0,
+    DType.BF16: 3.3895313892515355e38,
+    DType.F32: 3.4028234663852886e38,
+    DType.F64: 1.7976931348623157e308,
+}
+
+
+# --- two operands
+
+
+def _pair(p: Pull, node: Node, idx: Idx, names: tuple[str, str] = ("self", "other")) -> tuple[Arg, Arg]:
+    call = p.call(node)
+    return call[names[0]], call[names[1]]
+
+
+def _is_scalar(arg: Arg) -> bool:
+    """Whether torch's kernels for half types take an operand as a number of f32: a number or a 0-d tensor."""
+    return not isinstance(arg, Value) or (isinstance(arg.type, TensorType) and arg.type.rank == 0)
+
+
+def _in_math(p: Pull, arg: Arg, idx: Idx, out: DType, *, wide_number: bool = False) -> Expr:
+    """An operand rounded to the result's dtype, then widened to that of the computation.
+
+    wide_number: a number is not rounded to a half type first.
+    """
+    m = math_dtype(out)
+    if wide_number and _is_scalar(arg):
+        return p.operand(arg, idx, m)
+    return p.cast(p.operand(arg, idx, out), m)
+
+
+def _sum(sign: int, first: str = "self", second: str = "other") -> Rule:
+    """first + sign * alpha * second; for bools a disjunction."""
+
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        call, out = p.call(node), result_dtype(node)
+        alpha = call.get("alpha", 1)
+        _require(isinstance(alpha, (int, float)), "its alpha is no number")
+        if out is DType.BOOL:
+            _require(sign == 1 and alpha in (True, 1), "alpha beside bools")
+            return p.op("or", out, p.operand(call[first], idx, out), p.operand(call[second], idx, out))
+        m = math_dtype(out)
+        a, b = _in_math(p, call[first], idx, out), _in_math(p, call[second], idx, out)
+        if alpha == 1:
+            return p.cast(p.op("add" if sign == 1 else "sub", m, a, b), out)
+        if out in INTEGERS:
+            factor = p.const(int(alpha), out)
+            return p.op("add" if sign == 1 else "sub", out, a, p.op("mul", out, b, factor))
+        return p.cast(p.op("fma", m, b, p.const(sign * float(alpha), m), a), out)
+
+    return rule
+
+
+def _mul(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    a, b = _pair(p, node, idx)
+    out = result_dtype(node)
+    if out is DType.BOOL:
+        return p.op("and", out, p.operand(a, idx, out), p.operand(b, idx, out))
+    m = math_dtype(out)
+    wide = out is not m
+    left, right = (_in_math(p, x, idx, out, wide_number=wide) for x in (a, b))
+    return p.cast(p.op("mul", m, left, right), out)
+
+
+def _div(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    a, b = _pair(p, node, idx)
+    out = result_dtype(node)
+    _require(is_float(out), "a quotient of integers")
+    mode = p.call(node).get("rounding_mode")
+    m = math_dtype(out)
+    left, right = _in_math(p, a, idx, out), _in_math(p, b, idx, out, wide_number=True)
+    quotient = p.op("floordiv" if mode == "floor" else "div", m, left, right)
+    return p.cast(p.op("trunc", m, quotient) if mode == "trunc" else quotient, out)
+
+
+def _div_mode(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    mode, out = p.call(node).get("rounding_mode"), result_dtype(node)
+    return (
+        _integer_division(p, node, idx, "idiv" if mode == "trunc" else "floordiv")
+        if out in INTEGERS
+        else _div(p, node, idx, k)
+    )
+
+
+def _floor_divide(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    out = result_dtype(node)
+    if out in INTEGERS:
+        return _integer_division(p, node, idx, "floordiv")
+    a, b = _pair(p, node, idx)
+    m = math_dtype(out)
+    left, right = _in_math(p, a, idx, out), _in_math(p, b, idx, out, wide_number=True)
+    return p.cast(p.op("floordiv", m, left, right), out)
+
+
+def _integer_division(p: Pull, node: Node, idx: Idx, name: str) -> Expr:
+    """By a constant that is neither 0, at which torch raises, nor -1, at which the machine may trap."""
+    a, b = _pair(p, node, idx)
+    out = result_dtype(node)
+    _require(out in INTEGERS and isinstance(b, int) and not isinstance(b, bool) and b not in (0, -1), "its divisor")
+    return p.op(name, out, p.operand(a, idx, out), p.operand(b, idx, out))
+
+
+def _modulo(name: str) -> Rule:
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        out = result_dtype(node)
+        if out in INTEGERS:
+            return _integer_division(p, node, idx, name)
+        _require(is_float(out), f"{node.op} of {out}")
+        a, b = _pair(p, node, idx)
+        m = math_dtype(out)
+        return p.cast(p.op(name, m, _in_math(p, a, idx, out), _in_math(p, b, idx, out)), out)
+
+    return rule
+
+
+def _float_pair(name: str, names: tuple[str, str] = ("self", "other")) -> Rule:
+    """A function of `OPS` of two floats."""
+
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        out = result_dtype(node)
+        _require(is_float(out), f"{node.op} of {out}")
+        a, b = _pair(p, node, idx, names)
+        m = math_dtype(out)
+        return p.cast(p.op(name, m, _in_math(p, a, idx, out), _in_math(p, b, idx, out)), out)
+
+    return rule
+
+
+def _extreme(name: str) -> Rule:
+    """maximum, minimum, fmax, fmin, of floats, integers and (as or, and) bools."""
+
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        out = result_dtype(node)
+        a, b = _pair(p, node, idx)
+        if out is DType.BOOL:
+            both = "or" if name in ("max", "fmax") else "and"
+            return p.op(both, out, p.operand(a, idx, out), p.operand(b, idx, out))
+        m = math_dtype(out)
+        own = name.removeprefix("f") if out in INTEGERS else name
+        return p.cast(p.op(own, m, _in_math(p, a, idx, out), _in_math(p, b, idx, out)), out)
+
+    return rule
+
+
+def _comparison(name: str) -> Rule:
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        a, b = _pair(p, node, idx)
+        common = common_dtype((a, b))
+        return p.op(name, DType.BOOL, _in_math(p, a, idx, common), _in_math(p, b, idx, common))
+
+    return rule
+
+
+def _logical(name: str) -> Rule:
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        a, b = _pair(p, node, idx)
+        return p.op(name, DType.BOOL, _truth(p, a, idx), _truth(p, b, idx))
+
+    return rule
+
+
+def _bitwise(name: str) -> Rule:
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        a, b = _pair(p, node, idx)
+        out = result_dtype(node)
+        return p.op(name, out, p.operand(a, idx, out), p.operand(b, idx, out))
+
+    return rule
+
+
+def _power(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    """x ** number with torch's own shortcuts."""
+    call, out = p.call(node), result_dtype(node)
+    exponent = call["exponent"]
+    _require(isinstance(exponent, (int, float)), "its exponent is no number")
+    x = p.operand(call["self"], idx, out)
+    if out in INTEGERS:
+        _require(exponent in (1, 2, 3) and not isinstance(exponent, bool), "a power of integers")
+        found = x
+        for _ in range(int(exponent) - 1):
+            found = p.op("mul", out, found, x)
+        return found
+    m = math_dtype(out)
+    x = p.cast(x, m)
+    one = p.const(1.0, m)
+    match float(exponent):
+        case 1.0:
+            found = x
+        case 0.0:
+            found = one
+        case 2.0:
+            found = p.op("mul", m, x, x)
+        case 3.0:
+            found = p.op("mul", m, p.cast(p.cast(p.op("mul", m, x, x), out), m), x)
+        case 0.5:
+            found = p.op("sqrt", m, x)
+        case -0.5:
+            found = p.op("rsqrt", m, x)
+        case -1.0:
+            found = p.op("recip", m, x)
+        case -2.0:
+            found = p.op("recip", m, p.cast(p.cast(p.op("mul", m, x, x), out), m))
+        case _:
+            found = p.op("pow", m, x, p.cast(p.const(exponent, out), m))
+    return p.cast(found, out)
+
+
+# --- three operands
+
+
+def _addcmul(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    call, out = p.call(node), result_dtype(node)
+    m = math_dtype(out)
+    a, b, c = (_in_math(p, call[n], idx, out) for n in ("self", "tensor1", "tensor2"))
+    value = call["value"]
+    if out in INTEGERS:
+        scaled = b if value == 1 else p.op("mul", out, b, p.const(value, out))
+        return p.op("add", out, a, p.op("mul", out, scaled, c))
+    scaled = b if value == 1 else p.op("mul", m, p.const(value, m), b)
+    return p.cast(p.op("fma", m, scaled, c, a), out)
+
+
+def _addcdiv(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    call, out = p.call(node), result_dtype(node)
+    _require(is_float(out), "a quotient of integers")
+    m = math_dtype(out)
+    a, b, c = (_in_math(p, call[n], idx, out) for n in ("self", "tensor1", "tensor2"))
+    value = call["value"]
+    scaled = b if value == 1 else p.op("mul", m, p.const(value, m), b)
+    return p.cast(p.op("add", m, a, p.op("div", m, scaled, c)), out)
+
+
+def _lerp(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    """start + w (end - start), counted from the nearer end."""
+    call, out = p.call(node), result_dtype(node)
+    _require(is_float(out), f"{node.op} of {out}")
+    m = math_dtype(out)
+    start, end = _in_math(p, call["self"], idx, out), _in_math(p, call["end"], idx, out)
+    weight = call["weight"]
+    way = p.op("sub", m, end, start)
+    if not isinstance(weight, Value):
+        w = p.const(weight, m)
+        if abs(float(w.value)) < 0.5:
+            return p.cast(p.op("fma", m, w, way, start), out)
+        return p.cast(p.op("fma", m, p.op("sub", m, w, p.const(1.0, m)), way, end), out)
+    at = _in_math(p, weight, idx, out)
+    small = p.op("lt", DType.BOOL, p.op("abs", m, at), p.const(0.5, m))
+    rest = p.op("sub", m, at, p.const(1.0, m))
+    factor, base = p.op("select", m, small, at, rest), p.op("select", m, small, start, end)
+    return p.cast(p.op("fma", m, factor, way, base), out)
+
+
+def _where(yes: str, no: str) -> Rule:
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        call, out = p.call(node), result_dtype(node)
+        condition = _plain(p, call["condition"], idx)
+        _require(condition.dtype is DType.BOOL, "its condition is not bool")
+        return p.op("select", out, condition, p.operand(call[yes], idx, out), p.operand(call[no], idx, out))
+
+    return rule
+
+
+def _masked_fill(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    call, out = p.call(node), result_dtype(node)
+    mask = _plain(p, call["mask"], idx)
+    _require(mask.dtype is DType.BOOL, "its mask is not bool")
+    value = call["value"]
+    if isinstance(value, Value):
+        filler = p.operand(value, idx[:0], out)
+    else:
+        filler = p.const(value, out)
+    return p.op("select", out, mask, filler, p.operand(call["self"], idx, out))
+
+
+def clamped(p: Pull, m: DType, x: Expr, low: Expr | None, high: Expr | None) -> Expr:
+    """x between numbers that are no NaN; NaN stays, and where low > high it is high."""
+    if low is not None:
+        x = p.op("select", m, p.op("lt", DType.BOOL, x, low), low, x)
+    if high is not None:
+        x = p.op("select", m, p.op("gt", DType.BOOL, x, high), high, x)
+    return x
+
+
+def _clamp(low: str, high: str) -> Rule:
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        call, out = p.call(node), result_dtype(node)
+        m = math_dtype(out)
+        limits: list[Expr | None] = []
+        for name in (low, high):
+            limit = call[name] if name else None
+            _require(not isinstance(limit, float) or not math.isnan(limit), "a bound is NaN")
+            limits.append(None if limit is None else p.cast(p.const(limit, out), m))
+        return p.cast(clamped(p, m, _in_math(p, call["self"], idx, out), limits[0], limits[1]), out)
+
+    return rule
+
+
+def _clamp_tensor(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    call, out = p.call(node), result_dtype(node)
+    m = math_dtype(out)
+    x = _in_math(p, call["self"], idx, out)
+    if call["min"] is not None:
+        x = p.op("max", m, x, _in_math(p, call["min"], idx, out))
+    if call["max"] is not None:
+        x = p.op("min", m, x, _in_math(p, call["max"], idx, out))
+    return p.cast(x, out)
+
+
+# --- copies and casts
+
+
+def _same(argument: str = "self") -> Rule:
+    """The operand itself, in the result's dtype: copies, casts, detach."""
+
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        return p.operand(p.call(node)[argument], idx, result_dtype(node))
+
+    return rule
+
+
+def _mse(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    call, out = p.call(node), result_dtype(node)
+    _require(call["reduction"] == 0 and is_float(out), "its mean is taken")
+    m = math_dtype(out)
+    d = p.op("sub", m, _in_math(p, call["self"], idx, out), _in_math(p, call["target"], idx, out))
+    return p.cast(p.op("mul", m, d, d), out)
+
+
+_FLOAT_FUNCTIONS = (
+    "exp", "expm1", "exp2", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos",
+    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "lgamma",
+)  # fmt: skip
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def _table() -> dict[str, Rule]:
+    rules: dict[str, Rule] = {f"{n}.default": unary(n) for n in _FLOAT_FUNCTIONS}
+    rules |= {f"{n}.default": _rounding(n) for n in ("floor", "ceil", "round", "trunc")}
+    rules |= {f"{n}.default": _numeric(n) for n in ("abs", "neg", "sign")}
+    rules |= {f"{n}.default": _test(n) for n in ("isnan", "isinf", "isfinite")}
+    rules |= {f"{n}.{o}": _comparison(n) for n in _COMPARISONS for o in ("Tensor", "Scalar")}
+    rules |= {f"logical_{n}.default": _logical(n) for n in ("and", "or", "xor")}
+    rules |= {f"bitwise_{n}.{o}": _bitwise(n) for n in ("and", "or", "xor") for o in ("Tensor", "Scalar")}
+    rules |= {f"{n}.{o}": _sum(1) for n, o in (("add", "Tensor"), ("add", "Scalar"))}
+    rules |= {f"sub.{o}": _sum(-1) for o in ("Tensor", "Scalar")}
+    rules |= {f"rsub.{o}": _sum(-1, "other", "self") for o in ("Tensor", "Scalar")}
+    rules |= {f"mul.{o}": _mul for o in ("Tensor", "Scalar")}
+    rules |= {f"div.{o}": _div for o in ("Tensor", "Scalar")}
+    rules |= {f"div.{o}": _div_mode for o in ("Tensor_mode", "Scalar_mode")}
+    rules |= {f"floor_divide.{o}": _floor_divide for o in ("default", "Scalar")}
+    rules |= {f"remainder.{o}": _modulo("rem") for o in ("Tensor", "Scalar", "Scalar_Tensor")}
+    rules |= {f"fmod.{o}": _modulo("fmod") for o in ("Tensor", "Scalar")}
+    rules |= {
+        "frac.default": unary("frac"),
+        "reciprocal.default": unary("recip"),
+        "logical_not.default": _logical_not,
+        "bitwise_not.default": _bitwise_not,
+        "nan_to_num.default": _nan_to_num,
+        "atan2.default": _float_pair("atan2"),
+        "hypot.default": _float_pair("hypot"),
+        "copysign.Tensor": _float_pair("copysign"),
+        "pow.Tensor_Tensor": _float_pair("pow", ("self", "exponent")),
+        "pow.Scalar": _float_pair("pow", ("self", "exponent")),
+        "pow.Tensor_Scalar": _power,
+        "maximum.default": _extreme("max"),
+        "minimum.default": _extreme("min"),
+        "fmax.default": _extreme("fmax"),
+        "fmin.default": _extreme("fmin"),
+        "clamp.default": _clamp("min", "max"),
+        "clamp_min.default": _clamp("min", ""),
+        "clamp_max.default": _clamp("", "max"),
+        "hardtanh.default": _clamp("min_val", "max_val"),
+        "clamp.Tensor": _clamp_tensor,
+        "where.self": _where("self", "other"),
+        "where.ScalarOther": _where("self", "other"),
+        "where.ScalarSelf": _where("self", "other"),
+        "where.Scalar": _where("self", "other"),
+        "masked_fill.Scalar": _masked_fill,
+        "masked_fill.Tensor": _masked_fill,
+        "lerp.Scalar": _lerp,
+        "lerp.Tensor": _lerp,
+        "addcmul.default": _addcmul,
+        "addcdiv.default": _addcdiv,
+        "mse_loss.default": _mse,
+        "copy.default": _same("src"),
+    }
+    copies = ("clone.default", "contiguous.default", "to.dtype", "to.dtype_layout", "to.device", "to.other",
+              "_to_copy.default", "type_as.default", "positive.default", "alias.default", "detach.default",
+              "lift_fresh.default")  # fmt: skip
+    return rules | {name: _same() for name in copies}
+
+
+POINTWISE: Mapping[str, Rule] = {f"aten.{name}": rule for name, rule in _table().items()}

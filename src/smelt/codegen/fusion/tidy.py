@@ -1,0 +1,247 @@
+"""Statements of a pull as a nest: what nobody uses dropped, loops ordered and merged, names counted.
+
+    i0 < 128, i1 < 768;  y[768*i0 + i1] = relu(x[768*i0 + i1])     ==>     i0 < 98304;  y[i0] = relu(x[i0])
+
+Invariant: the same loads, operations and stores; the canonical text of equal computations is equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+
+from smelt.codegen.kernels.nest import (
+    Expr,
+    Gather,
+    Index,
+    Let,
+    Load,
+    Nest,
+    Op,
+    Position,
+    Reduce,
+    Ref,
+    Scan,
+    Statement,
+    Store,
+    expressions,
+    walk,
+)
+
+_INLINE_SIZE = 12
+"""Largest number of parts that a value used once may have to be written where it is used."""
+
+
+def tidy(nest: Nest) -> Nest:
+    """The canonical form of a nest."""
+    body = _live(nest.body)
+    body = _inlined(body, len(nest.outer))
+    nest = replace(nest, body=tuple(body))
+    nest = _merged(_sorted(nest))
+    return replace(nest, body=tuple(_renamed(nest.body)))
+
+
+# --- rebuilding ------------------------------------------------------------------------------------------------------
+
+
+def mapped(expr: Expr, f: Callable[[Expr], Expr | None], at: Callable[[Index], Index] | None = None) -> Expr:
+    """An expression with parts replaced: `f` gives the new one (None: keep), `at` a new index (of gathers too)."""
+    found = f(expr)
+    if found is not None:
+        return found
+    match expr:
+        case Op(op=op, args=args, dtype=dtype):
+            return Op(op, tuple(mapped(a, f, at) for a in args), dtype)
+        case Load(buffer=buffer, index=index, dtype=dtype, where=where, other=other):
+            return Load(
+                buffer,
+                mapped_index(index, f, at),
+                dtype,
+                None if where is None else mapped(where, f, at),
+                other,
+            )
+    return expr
+
+
+def mapped_index(index: Index, f: Callable[[Expr], Expr | None], at: Callable[[Index], Index] | None) -> Index:
+    """An index with the expressions in it replaced."""
+    gathers = tuple(Gather(mapped(g.position, f, at), g.stride, g.size, g.wraps) for g in index.gathers)
+    changed = Index(index.offset, index.strides, gathers)
+    return changed if at is None else at(changed)
+
+
+def mapped_statement(
+    statement: Statement, f: Callable[[Expr], Expr | None], at: Callable[[Index], Index] | None = None
+) -> Statement:
+    """A statement with parts replaced."""
+    match statement:
+        case Let(name=name, expr=expr):
+            return Let(name, mapped(expr, f, at))
+        case Reduce(name=name, kind=kind, expr=expr, dtype=dtype):
+            return Reduce(name, kind, mapped(expr, f, at), dtype)
+        case Scan(name=name, kind=scan, expr=expr, dtype=dtype):
+            return Scan(name, scan, mapped(expr, f, at), dtype)
+        case Store(buffer=buffer, index=index, expr=expr, where=where, mode=mode):
+            mask = None if where is None else mapped(where, f, at)
+            return Store(buffer, mapped_index(index, f, at), mapped(expr, f, at), mask, mode)
+
+
+def _names_in(statement: Statement) -> list[str]:
+    return [part.name for expr in expressions(statement) for part in walk(expr) if isinstance(part, Ref)]
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def _live(body: Sequence[Statement]) -> list[Statement]:
+    """The statements that a store needs."""
+    needed: set[str] = set()
+    kept: list[Statement] = []
+    for statement in reversed(body):
+        if isinstance(statement, Store) or statement.name in needed:
+            needed.update(_names_in(statement))
+            kept.append(statement)
+    return kept[::-1]
+
+
+def _inlined(body: Sequence[Statement], nouter: int) -> list[Statement]:
+    """Small values that are used once, by a statement of their own level, written where they are used."""
+    uses: dict[str, int] = {}
+    for statement in body:
+        for name in _names_in(statement):
+            uses[name] = uses.get(name, 0) + 1
+    inner = _inner(body, nouter)
+    held: dict[str, Expr] = {}
+    user_level = _user_levels(body, nouter, inner)
+    found: list[Statement] = []
+    for statement in body:
+        made = mapped_statement(statement, lambda e: held.pop(e.name, None) if isinstance(e, Ref) else None)
+        is_once = isinstance(made, Let) and uses[made.name] == 1 and user_level[made.name] == (made.name in inner)
+        if is_once and isinstance(made, Let) and sum(1 for _ in walk(made.expr)) <= _INLINE_SIZE:
+            held[made.name] = made.expr
+            continue
+        found.append(made)
+    return found
+
+
+def _inner(body: Sequence[Statement], nouter: int) -> set[str]:
+    names: set[str] = set()
+    for statement in body:
+        if isinstance(statement, Scan) or (
+            isinstance(statement, Let) and any(_varies(e, nouter, names) for e in walk(statement.expr))
+        ):
+            names.add(statement.name)
+    return names
+
+
+def _varies(expr: Expr, nouter: int, names: set[str]) -> bool:
+    match expr:
+        case Position(loop=loop):
+            return loop >= nouter
+        case Ref(name=name):
+            return name in names
+        case Load(index=index):
+            return any(index.strides[nouter:])
+    return False
+
+
+def _user_levels(body: Sequence[Statement], nouter: int, inner: set[str]) -> dict[str, bool]:
+    """For each name whether its last user is an inner statement."""
+    levels: dict[str, bool] = {}
+    for statement in body:
+        match statement:
+            case Let(name=name):
+                level = name in inner
+            case Store(index=index):
+                parts = (part for expr in expressions(statement) for part in walk(expr))
+                level = any(index.strides[nouter:]) or any(_varies(part, nouter, inner) for part in parts)
+            case _:
+                level = True
+        for name in _names_in(statement):
+            levels[name] = level
+    return levels
+
+
+def _sorted(nest: Nest) -> Nest:
+    """Outer loops in the order of the first stored buffer's memory."""
+    store = next((s for s in nest.body if isinstance(s, Store)), None)
+    if store is None or nest.ordered:
+        return nest
+    strides = store.index.strides
+    order = sorted(range(len(nest.outer)), key=lambda k: -abs(strides[k]))
+    return _permuted(nest, order)
+
+
+def _permuted(nest: Nest, order: Sequence[int]) -> Nest:
+    nouter = len(nest.outer)
+    whole = [*order, *range(nouter, len(nest.sizes))]
+    if whole == list(range(len(whole))):
+        return nest
+    to = {old: new for new, old in enumerate(whole)}
+
+    def at(index: Index) -> Index:
+        return Index(index.offset, tuple(index.strides[k] for k in whole), index.gathers)
+
+    def swap(expr: Expr) -> Expr | None:
+        return Position(to[expr.loop]) if isinstance(expr, Position) else None
+
+    body = tuple(mapped_statement(s, swap, at) for s in nest.body)
+    return replace(nest, outer=tuple(nest.outer[k] for k in order), body=body)
+
+
+def _merged(nest: Nest) -> Nest:
+    """Neighbouring loops that every index runs through as through one are one."""
+    fixed = {e.loop for s in nest.body for x in expressions(s) for e in walk(x) if isinstance(e, Position)}
+    indices = _indices(nest.body)
+    nouter, sizes = len(nest.outer), list(nest.sizes)
+    k = 0
+    groups = [[loop] for loop in range(len(sizes))]
+    while k + 1 < len(groups):
+        a, b = groups[k][-1], groups[k + 1][0]
+        joined = (a < nouter) == (b < nouter) and a not in fixed and b not in fixed
+        if joined and all(i.strides[a] == i.strides[b] * sizes[b] for i in indices):
+            groups[k] = groups[k] + groups.pop(k + 1)
+        else:
+            k += 1
+    if len(groups) == len(sizes):
+        return nest
+    to = {group[-1]: new for new, group in enumerate(groups)}
+
+    def at(index: Index) -> Index:
+        return Index(index.offset, tuple(index.strides[g[-1]] for g in groups), index.gathers)
+
+    def swap(expr: Expr) -> Expr | None:
+        return Position(to[expr.loop]) if isinstance(expr, Position) else None
+
+    body = tuple(mapped_statement(s, swap, at) for s in nest.body)
+    outer = tuple(prod(sizes[loop] for loop in g) for g in groups if g[0] < nouter)
+    inner = tuple(prod(sizes[loop] for loop in g) for g in groups if g[0] >= nouter)
+    return replace(nest, outer=outer, inner=inner, body=body)
+
+
+def _indices(body: Sequence[Statement]) -> list[Index]:
+    found = [s.index for s in body if isinstance(s, Store)]
+    for statement in body:
+        for expr in expressions(statement):
+            found.extend(e.index for e in walk(expr) if isinstance(e, Load))
+    return found
+
+
+def _renamed(body: Sequence[Statement]) -> list[Statement]:
+    """Names counted in order: v for values, r for what is reduced, s for scans."""
+    names: dict[str, str] = {}
+
+    def swap(expr: Expr) -> Expr | None:
+        return Ref(names.get(expr.name, expr.name), expr.dtype) if isinstance(expr, Ref) else None
+
+    found: list[Statement] = []
+    for statement in body:
+        made = mapped_statement(statement, swap)
+        if not isinstance(made, Store):
+            old = made.name
+            letter = "v" if isinstance(made, Let) else "r" if isinstance(made, Reduce) else "s"
+            names[old] = f"{letter}{len(names)}"
+            made = replace(made, name=names[old])
+        found.append(made)
+    return found

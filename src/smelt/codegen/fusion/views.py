@@ -1,0 +1,194 @@
+"""Views as index maps: the element of a view is an element of its operand at another index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from smelt.codegen.fusion.index import ZERO, Idx, Unfusible, broadcast, reshaped
+from smelt.codegen.fusion.pull import Pull, Rule
+from smelt.codegen.kernels.nest import Expr
+from smelt.ir import Node, TensorType, Value
+
+View = Callable[[Pull, dict[str, Any], tuple[int, ...], Idx], Idx]
+"""The operand's index for the result's: (pull, arguments, operand's sizes, index)."""
+
+
+def sizes_of(value: Any) -> tuple[int, ...]:
+    """The sizes of a tensor argument."""
+    assert isinstance(value, Value) and isinstance(value.type, TensorType)
+    return value.type.sizes
+
+
+def _view(at: View) -> Rule:
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        call = p.call(node)
+        return p.element(call["self"], at(p, call, sizes_of(call["self"]), idx))
+
+    return rule
+
+
+def _reshape(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    source = p.call(node)["self"]
+    return p.element(source, reshaped(idx, sizes_of(node.result), sizes_of(source), p.sizes))
+
+
+def _permuted(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+    rank = len(sizes)
+    found = [ZERO] * rank
+    for at, dim in enumerate(call["dims"]):
+        found[dim % rank] = idx[at]
+    return tuple(found)
+
+
+def _transposed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+    if not sizes:
+        return idx
+    a, b = call["dim0"] % len(sizes), call["dim1"] % len(sizes)
+    found = list(idx)
+    found[a], found[b] = found[b], found[a]
+    return tuple(found)
+
+
+def _turned(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+    return idx[::-1]
+
+
+def _matrix_turned(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+    return (*idx[:-2], *idx[:-3:-1])
+
+
+def _expanded(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+    return broadcast(idx, sizes)
+
+
+def _without(idx: Idx, dim: int) -> Idx:
+    return (*idx[:dim], *idx[dim + 1 :])
+
+
+def _unsqueezed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+    return _without(idx, call["dim"] % (len(sizes) + 1))
+
+
+def _squeezed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+    rank = len(sizes)
+    given = call.get("dim")
+    dims = range(rank) if given is None else [given] if isinstance(given, int) else given
+    gone = {d % rank for d in dims if rank and sizes[d % rank] == 1}
+    parts = iter(idx)
+    return tuple(ZERO if d in gone else next(parts) for d in range(rank))
+
+
+def slice_range(call: Mapping[str, Any], size: int) -> tuple[int, int, int]:
+    """(start, end, step) of a slice as torch clips them."""
+    start, end = (call["start"] or 0), call["end"]
+    end = size if end is None else end
+    start, end = (v + size if v < 0 else v for v in (start, end))
+    start = min(max(start, 0), size)
+    return start, min(max(end, start), size), call["step"]
+
+
+def _sliced(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+    dim = call["dim"] % len(sizes)
+    start, _, step = slice_range(call, sizes[dim])
+    return tuple(ix.scaled(step, start) if d == dim else ix for d, ix in enumerate(idx))
+
+
+def _narrowed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+    dim, start = call["dim"] % len(sizes), call["start"]
+    if not isinstance(start, int):
+        raise Unfusible("its start is a tensor")
+    start = start + sizes[dim] if start < 0 else start
+    return tuple(ix.scaled(1, start) if d == dim else ix for d, ix in enumerate(idx))
+
+
+def _selected(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+    dim = call["dim"] % len(sizes)
+    at = call["index"]
+    if not isinstance(at, int):
+        raise Unfusible("its index is a tensor")
+    return (*idx[:dim], ZERO.scaled(1, at % sizes[dim]), *idx[dim:])
+
+
+def _diagonal(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+    rank, offset = len(sizes), call["offset"]
+    a, b = call["dim1"] % rank, call["dim2"] % rank
+    along = idx[-1]
+    parts = iter(idx[:-1])
+    at = {a: along.scaled(1, max(-offset, 0)), b: along.scaled(1, max(offset, 0))}
+    return tuple(at[d] if d in at else next(parts) for d in range(rank))
+
+
+def _unfolded(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+    if not sizes:
+        raise Unfusible("it unfolds a 0-d tensor")
+    dim = call["dimension"] % len(sizes)
+    window = idx[-1]
+    return tuple(ix.scaled(call["step"]).plus(window) if d == dim else ix for d, ix in enumerate(idx[:-1]))
+
+
+def _unpacked(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    """An element of a list of views: split, chunk, unbind."""
+    (packed,) = node.operands()
+    maker = packed.node
+    if maker is None or maker.op not in _LISTS:
+        raise Unfusible("its list is made elsewhere")
+    call = p.call(maker)
+    source = call["self"]
+    return p.element(source, _LISTS[maker.op](call, sizes_of(source), idx, k))
+
+
+def _split_at(starts: Callable[[dict[str, Any], int], Sequence[int]]) -> Callable[..., Idx]:
+    def at(call: dict[str, Any], sizes: tuple[int, ...], idx: Idx, k: int) -> Idx:
+        dim = call["dim"] % len(sizes)
+        return tuple(ix.scaled(1, starts(call, sizes[dim])[k]) if d == dim else ix for d, ix in enumerate(idx))
+
+    return at
+
+
+def _running(sizes: Sequence[int]) -> list[int]:
+    return [sum(sizes[:i]) for i in range(len(sizes))]
+
+
+def _unbound(call: dict[str, Any], sizes: tuple[int, ...], idx: Idx, k: int) -> Idx:
+    dim = call["dim"] % len(sizes)
+    return (*idx[:dim], ZERO.scaled(1, k), *idx[dim:])
+
+
+_LISTS: Mapping[str, Callable[..., Idx]] = {
+    "aten.split.Tensor": _split_at(lambda c, n: list(range(0, max(n, 1), max(c["split_size"], 1)))),
+    "aten.chunk.default": _split_at(lambda c, n: list(range(0, max(n, 1), max(-(-n // c["chunks"]), 1)))),
+    "aten.split_with_sizes.default": _split_at(lambda c, n: _running(c["split_sizes"])),
+    "aten.split.sizes": _split_at(lambda c, n: _running(c["split_size"])),
+    "aten.unbind.int": _unbound,
+}
+
+VIEW_LISTS = frozenset(_LISTS)
+"""Operators that give a list of views of their operand."""
+
+VIEWS: Mapping[str, Rule] = {
+    **{
+        f"aten.{name}": _reshape
+        for name in (
+            "view.default", "_unsafe_view.default", "reshape.default", "flatten.using_ints", "unflatten.int",
+            "view_as.default", "reshape_as.default",
+        )
+    },
+    "aten.permute.default": _view(_permuted),
+    "aten.transpose.int": _view(_transposed),
+    "aten.t.default": _view(_turned),
+    "aten.numpy_T.default": _view(_turned),
+    "aten.mT.default": _view(_matrix_turned),
+    "aten.expand.default": _view(_expanded),
+    "aten.expand_as.default": _view(_expanded),
+    "aten.unsqueeze.default": _view(_unsqueezed),
+    "aten.squeeze.default": _view(_squeezed),
+    "aten.squeeze.dim": _view(_squeezed),
+    "aten.squeeze.dims": _view(_squeezed),
+    "aten.slice.Tensor": _view(_sliced),
+    "aten.narrow.default": _view(_narrowed),
+    "aten.select.int": _view(_selected),
+    "aten.diagonal.default": _view(_diagonal),
+    "aten.unfold.default": _view(_unfolded),
+    "unpack": _unpacked,
+}  # fmt: skip

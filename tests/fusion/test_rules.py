@@ -1,0 +1,51 @@
+"""Every rule over the catalogue's samples: one nest per call, beside eager."""
+
+from __future__ import annotations
+
+import pytest
+
+from smelt.codegen.fusion.index import Unfusible
+from smelt.codegen.fusion.rules import RULES
+from smelt.ops.catalogue import CATALOGUE
+from smelt.ops.evaluate import evaluate
+from smelt.ops.record import OpRecord
+from tests.differential.compare import bits_equal, tensor_difference
+from tests.fusion.harness import roots_of, run_nest, sample_graph
+
+# Their results go through exponentials and the like, or through sums whose order is free.
+_ROUNDED = frozenset(
+    f"aten.{name}"
+    for name in (
+        "gelu.default", "elu.default", "selu.default", "erf.default", "sum.default", "sum.dim_IntList", "mean.default",
+        "mean.dim", "prod.default", "logsumexp.default", "softmax.int", "_softmax.default", "log_softmax.int",
+        "layer_norm.default", "batch_norm.default", "instance_norm.default", "group_norm.default", "rms_norm.default",
+        "avg_pool2d.default", "adaptive_avg_pool2d.default", "adaptive_avg_pool1d.default", "lerp.Scalar",
+        "lerp.Tensor", "var.correction", "std.correction", "linalg_vector_norm.default", "cumsum.default",
+        "log_sigmoid.default", "softplus.default",
+    )
+)  # fmt: skip
+# Calls of the samples for which there is no nest, by what stands in the message.
+_REFUSALS = (
+    "there are no elements", "of bool", "its divisor", "does not fit", "taken apart", "its slice has gaps",
+    "a range of floats", "its windows differ in size", "its mean is taken", "no integer", "rolls the flat",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("record", [r for r in CATALOGUE if r.name in RULES], ids=lambda r: r.name)
+def test_samples_equal_eager(record: OpRecord) -> None:
+    for sample in record.samples():
+        graph, tensors = sample_graph(record.name, sample)
+        try:
+            run = run_nest(graph, tensors)
+        except Unfusible as error:
+            assert any(text in str(error) for text in _REFUSALS), error
+            continue
+        assert run.code == 0
+        outputs = dict(zip(graph.outputs, evaluate(graph, tensors), strict=True))
+        for root, found in zip(roots_of(graph), run.results, strict=True):
+            # An expanded result has no strides of its own to be stored with.
+            expected, found = outputs[root].contiguous(), found.contiguous()
+            if record.name in _ROUNDED:
+                assert tensor_difference(expected, found, is_exact=False) is None, (sample.args, sample.kwargs)
+            else:
+                assert bits_equal(expected, found), (sample.args, sample.kwargs)
