@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import stat
 import struct
 import subprocess
@@ -230,7 +231,7 @@ def test_cut_and_garbled_objects_are_refused_or_harmless(outside: dict[str, int]
 
 
 def test_objects_of_another_machine() -> None:
-    data = bytearray(emit_object(executor_text()))
+    data = bytearray(emit_object(executor_text(platform.machine())))
     struct.pack_into("<H", data, 18, 243)
     with pytest.raises(PackageError, match="machine 243"):
         load_object(bytes(data))
@@ -272,8 +273,9 @@ def test_relocations_of_aarch64(outside: dict[str, int], monkeypatch: pytest.Mon
 
 
 def test_the_executor_needs_no_relocation() -> None:
-    parsed = parse_object(emit_object(executor_text() + entry_text()))
-    assert parsed.relocations == () and all(s.is_code for s in parsed.sections)
+    for profile in (False, True):
+        parsed = parse_object(emit_object(executor_text(platform.machine(), profile=profile) + entry_text()))
+        assert parsed.relocations == () and all(s.is_code for s in parsed.sections)
 
 
 def test_text_that_is_not_llvm() -> None:

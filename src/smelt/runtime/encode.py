@@ -1,9 +1,9 @@
 """A plan as the words and cells that the native executor walks (`table.py` has the encoding).
 
-Invariant: after `encode` the plan's instructions keep their order, and each record knows the instruction it came
-from. An instruction whose symbol is missing becomes a call of Python with the same meaning, counted as such. The
-arguments of launches stand in the frame, ready but for the addresses that only a run knows; those are filled in as soon
-as their tensors are there.
+Invariant: after `encode` the plan's instructions keep their order (but for what `schedule` may move), and each record
+knows the instruction it came from. An instruction whose symbol is missing becomes a call of Python with the same
+meaning, counted as such. The arguments of launches stand in the frame, ready but for the addresses that only a run
+knows; those are filled in as soon as their tensors are there.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from smelt.runtime.plan import (
     View,
     outs_of,
 )
+from smelt.runtime.schedule import Enter, Group, Leave, Single, schedule
 from smelt.runtime.steps import compared_strides, python_step
 from smelt.runtime.table import (
     ANY_STRIDE,
@@ -54,10 +55,12 @@ from smelt.runtime.table import (
     GRAD_CELLS,
     HEADER_WORDS,
     MAX_DOUBLES,
+    PARALLEL,
     Cell,
     Launched,
     Op,
 )
+from smelt.runtime.threads import c_function, team_limit, threads_allowed
 
 _GET_DATA = "aoti_torch_get_data_ptr"
 
@@ -74,7 +77,8 @@ class Encoded:
     order. `starts[i]` is the word where record i begins, `owners[i]` its instruction. `keep` holds what addresses in
     the template point to. `grad_is_native`, `escape_is_native`: whether the executor itself switches gradients off,
     and looks for outputs that share the arena's memory. `arena_addresses` are (cell, bytes from the arena's start).
-    `elided` views have no handle. `scratch_nbytes` is what a thread must lend to kernels.
+    `elided` views have no handle. `scratch_nbytes` is what each of at most `team_limit` threads must lend to
+    kernels.
     """
 
     code: Any
@@ -92,6 +96,7 @@ class Encoded:
     arena_addresses: tuple[tuple[int, int], ...] = ()
     elided: Mapping[int, View] = field(default_factory=dict)
     scratch_nbytes: int = 0
+    team_limit: int = 1
 
 
 @dataclass
@@ -167,7 +172,7 @@ class _Encoder:
         # Cells that wait for the address of a slot's memory, with the bytes to add.
         self.waiting: dict[int, list[tuple[int, int]]] = {}
         self.scratch_nbytes = 0
-        self.descriptors = self._descriptors()
+        self.arguments = self._arguments()
 
     def _slot_cells(self) -> list[int]:
         first = self.frame.block(self.plan.nslots)
@@ -178,28 +183,43 @@ class _Encoder:
             cells[slot] = first + i
         return cells
 
-    def _descriptors(self) -> dict[int, int]:
-        """The descriptor of each native launch, with its arguments as far as they are known."""
+    def group(self, group: Group) -> None:
+        """Independent launches as one record; their descriptors stand side by side."""
+        self.current = group.indices[0]
+        first = self.frame.block(Launched.NCELLS * len(group.indices))
+        begin = 0
+        for i, index in enumerate(group.indices):
+            at = first + Launched.NCELLS * i
+            self._descriptor(index, at, group.chunk[i], begin)
+            begin += group.chunks[i]
+            self.counts += Counts(kernels=1)
+        self.emit(Op.LAUNCH, first, len(group.indices), group.total)
+
+    def _descriptor(self, index: int, at: int, chunk: int, begin: int) -> None:
+        """A launch's descriptor; its arguments stand ready since the start."""
+        launch, code = self.plan.instructions[index], self.launches.code[index]
+        assert isinstance(launch, Launch)
+        self.frame.addresses[self.arguments[index]] = at + Launched.ARGS
+        cells = self.frame.cells
+        cells[at + Launched.FUNCTION] = code.address(launch.kernel.symbol)
+        cells[at + Launched.ITEMS], cells[at + Launched.CHUNK] = launch.items, chunk
+        cells[at + Launched.FIRST_CHUNK] = begin
+        cells[at + Launched.STEP] = len(self.steps)
+        self.steps.append(python_step(launch))
+        self.frame.keep.append(code)
+
+    def _arguments(self) -> dict[int, int]:
+        """First cell of each native launch's arguments, those filled in that are known."""
         found = {}
-        for index, code in self.launches.code.items():
+        for index in self.launches.code:
             launch = self.plan.instructions[index]
             assert isinstance(launch, Launch)
-            if launch.items == 0:
-                continue
-            first = found[index] = self.frame.block(Launched.NCELLS)
-            args = self.frame.block(max(len(launch.buffers) + len(launch.words), 1))
-            self.frame.addresses[args] = first + Launched.ARGS
-            cells = self.frame.cells
-            cells[first + Launched.FUNCTION] = code.address(launch.kernel.symbol)
-            cells[first + Launched.ITEMS] = cells[first + Launched.CHUNK] = launch.items
-            cells[first + Launched.STEP] = len(self.steps)
-            self.steps.append(python_step(launch))
+            args = found[index] = self.frame.block(max(len(launch.buffers) + len(launch.words), 1))
             self.scratch_nbytes = max(self.scratch_nbytes, launch.scratch_nbytes)
-            for i, slot in enumerate(launch.buffers):
+            for i, slot in enumerate(launch.buffers if launch.items else ()):
                 self._locate(slot, args + i)
             for i, word in enumerate(launch.words, len(launch.buffers)):
-                cells[args + i] = word
-            self.frame.keep.append(code)
+                self.frame.cells[args + i] = word
         return found
 
     def _locate(self, slot: int, cell: int) -> None:
@@ -305,8 +325,7 @@ class _Encoder:
     def _launch(self, launch: Launch) -> None:
         if self.current not in self.launches.code:
             raise _Missing(launch.kernel.symbol)
-        if launch.items:
-            self.emit(Op.LAUNCH, self.descriptors[self.current], 1, 1)
+        # One with items is part of a group.
         self.counts += Counts(kernels=1)
 
     def _ints(self, values: tuple[int, ...]) -> int:
@@ -454,7 +473,14 @@ class _Encoder:
 
     # --- the whole
 
-    def finish(self) -> Encoded:
+    def has_threads(self) -> bool:
+        """Whether launches can be shared; what that takes is put into the frame."""
+        cells = self.frame.cells
+        cells[Cell.YIELD] = c_function("sched_yield") or 0
+        cells[Cell.ALLOWED] = ctypes.addressof(threads_allowed())
+        return bool(self.launches.code) and bool(cells[Cell.YIELD]) and shim.has(PARALLEL)
+
+    def finish(self, team_limit: int) -> Encoded:
         frame = self.frame
         for cell, symbol in FUNCTION_CELLS:
             frame.cells[cell] = shim.address(symbol) or 0
@@ -497,16 +523,26 @@ class _Encoder:
             arena_addresses=tuple(self.arena_addresses),
             elided=self.launches.elided,
             scratch_nbytes=self.scratch_nbytes,
+            team_limit=team_limit,
         )
 
 
-def encode(plan: Plan) -> Encoded:
-    """The plan in the executor's form, with the symbols that exist here and now."""
+def encode(plan: Plan, *, profile: bool = False) -> Encoded:
+    """The plan in the executor's form, with the symbols that exist here and now; `profile`: a record a launch."""
     encoder = _Encoder(plan)
     encoder.prologue()
-    for index, instruction in enumerate(plan.instructions):
-        encoder.instruction(index, instruction)
-    return encoder.finish()
+    limit = team_limit() if encoder.has_threads() else 1
+    for item in schedule(plan, encoder.launches, limit, apart=profile):
+        match item:
+            case Single(index=index):
+                encoder.instruction(index, plan.instructions[index])
+            case Group():
+                encoder.group(item)
+            case Enter(size=size):
+                encoder.emit(Op.REGION, size)
+            case Leave():
+                encoder.emit(Op.LEAVE)
+    return encoder.finish(limit)
 
 
 def _slot_of(value: Any) -> int | None:

@@ -12,7 +12,7 @@ from smelt._torch import handles
 from smelt.runtime.encode import Encoded
 from smelt.runtime.plan import Plan, PyCall
 from smelt.runtime.steps import make_arena, results_of
-from smelt.runtime.table import Cell
+from smelt.runtime.table import FRAME_ALIGNMENT, Cell
 
 
 class Frame:
@@ -21,9 +21,12 @@ class Frame:
     __slots__ = ("__weakref__", "address", "arena", "cells", "error", "inputs", "memory", "scratch", "view")
 
     def __init__(self, encoded: Encoded, plan: Plan, bridge: handles.Bridge) -> None:
-        self.cells = (ctypes.c_int64 * len(encoded.cells)).from_buffer_copy(encoded.cells)
-        self.view = memoryview(self.cells).cast("B").cast("q")
-        self.address = ctypes.addressof(self.cells)
+        ncells = len(encoded.cells)
+        self.cells = (ctypes.c_int64 * (ncells + FRAME_ALIGNMENT // 8))()
+        start = -ctypes.addressof(self.cells) % FRAME_ALIGNMENT
+        self.view = memoryview(self.cells).cast("B").cast("q")[start // 8 : start // 8 + ncells]
+        self.view[:] = memoryview(encoded.cells)
+        self.address = ctypes.addressof(self.cells) + start
         for holder, cell in encoded.addresses:
             self.view[holder] = self.address + 8 * cell
         self.memory, self.arena = make_arena(plan)
@@ -33,9 +36,10 @@ class Frame:
             self.view[high] = self.memory.data_ptr() + self.memory.numel()
             for cell, offset in encoded.arena_addresses:
                 self.view[cell] = self.memory.data_ptr() + offset
-        self.scratch = _scratch(encoded.scratch_nbytes)
+        stride = -(-encoded.scratch_nbytes // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
+        self.scratch = _scratch(stride * encoded.team_limit)
         if self.scratch is not None:
-            self.view[Cell.SCRATCH] = self.scratch.data_ptr()
+            self.view[Cell.SCRATCH], self.view[Cell.SCRATCH_STRIDE] = self.scratch.data_ptr(), stride
         owned: list[int] = []
         for planned, tensor in zip(plan.arena, self.arena, strict=True):
             self.view[encoded.cell_of[planned.slot]] = handle_of(bridge, tensor, owned)

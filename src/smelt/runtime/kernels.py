@@ -6,7 +6,6 @@ warning says so.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import warnings
 import weakref
@@ -17,6 +16,7 @@ from smelt.diag import SmeltError, SmeltWarning, user_level
 from smelt.runtime.elf import external_names, parse_object
 from smelt.runtime.loader import LoadedCode, host_machine, load_parsed
 from smelt.runtime.plan import KernelCode
+from smelt.runtime.threads import c_function
 
 # What LLVM itself makes of loops and of operations that the CPU does not have; everything else must be Sleef's.
 _LIBC = frozenset({"memcpy", "memmove", "memset", "memcmp"})
@@ -76,13 +76,5 @@ def _outside(name: str) -> int | None:
     if name.startswith(_SLEEF):
         return shim.address(name)
     if name in _LIBC or name in _LIBM:
-        return _c_function(name)
+        return c_function(name)
     return None
-
-
-@lru_cache(maxsize=64)
-def _c_function(name: str) -> int | None:
-    try:
-        return ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
-    except AttributeError:
-        return None

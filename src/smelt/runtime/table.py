@@ -23,6 +23,8 @@ hold an address inside the frame itself are filled once, when the frame is made.
     DATA        slot, n (a number), n pairs (dst, offset)
                 frame[dst] = address of the tensor's first element + frame[offset]
     LAUNCH      first, n, chunks (numbers)   run n independent kernels; their descriptors stand from cell `first` on
+    REGION      n (a number)                 the records up to LEAVE are run by the first of at most n threads, and
+                                             the chunks of launches among them by all
 
 On SysV x86-64 and AArch64, integer and floating-point arguments are assigned to registers independently, the caller
 removes stack arguments, and a narrower argument is the low part of its word; so one call with n words and four doubles
@@ -57,6 +59,8 @@ class Op(IntEnum):
     ESCAPE = 13
     DATA = 14
     LAUNCH = 15
+    REGION = 16
+    LEAVE = 17
 
 
 # (most integer words, without doubles, with doubles), smallest first.
@@ -98,7 +102,32 @@ class Cell(IntEnum):
     CALLBACK = 14
     REFUSED = 15
     SCRATCH = 16
-    FIRST = 17
+    SCRATCH_STRIDE = 17
+    PARALLEL = 18
+    YIELD = 19
+    ALLOWED = 20
+    CLOCK = 21
+    PROFILE = 22
+    TEAM = 23
+    TEAM_SIZE = 24
+    CODE = 25
+    AT = 26
+    STATUS = 27
+    # Written by all threads of a region, so in a cache line of their own (frames are aligned to `FRAME_ALIGNMENT`).
+    CLAIM = 32
+    DONE = 33
+    SHARED_FIRST = 34
+    SHARED_COUNT = 35
+    FIRST = 40
+
+
+FRAME_ALIGNMENT = 64
+# The claim word is (chunks << 32 | next chunk); this value ends a region.
+CLAIM_STOP = -1
+MAX_CHUNKS = 2**31 - 1
+# Of a row of the profile: least, total (nanoseconds), number. A row stands at the record's word.
+PROFILE_CELLS = 3
+CLOCK_MONOTONIC = 1
 
 
 class Launched(IntEnum):
@@ -116,6 +145,7 @@ class Launched(IntEnum):
     NCELLS = 7
 
 
+PARALLEL = "torch_parallel_for"
 # The shim function whose address each cell holds; 0 where the symbol is missing (and then no record uses it).
 FUNCTION_CELLS: tuple[tuple[Cell, str], ...] = (
     (Cell.DELETE, "aoti_torch_delete_tensor_object"),
@@ -124,6 +154,7 @@ FUNCTION_CELLS: tuple[tuple[Cell, str], ...] = (
     (Cell.GET_STRIDES, "aoti_torch_get_strides"),
     (Cell.GET_DTYPE, "aoti_torch_get_dtype"),
     (Cell.GET_DATA, "aoti_torch_get_data_ptr"),
+    (Cell.PARALLEL, PARALLEL),
 )
 GRAD_CELLS: tuple[tuple[Cell, str], ...] = (
     (Cell.GRAD_GET, "aoti_torch_grad_mode_is_enabled"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import platform
 from functools import lru_cache
 from importlib.metadata import version
 
@@ -18,7 +19,7 @@ from smelt.runtime.cpu import cpu_fingerprint
 
 @lru_cache(maxsize=1)
 def _text_and_key() -> tuple[str, str]:
-    text = executor_text() + entry_text()
+    text = executor_text(platform.machine()) + entry_text()
     parts = ("executor", version("llvmlite"), cpu_fingerprint(), text)
     return text, hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

@@ -1,69 +1,36 @@
-"""The LLVM text of the executor: one function that walks the table of `runtime.table`.
+"""The LLVM text of the executor: functions that walk the table of `runtime.table`.
 
-Invariant: the function refers to no symbol and has no constants outside its instructions, so its object code needs no
-relocation at all and one copy serves every plan of every process on this kind of CPU.
+Invariant: they refer to no symbol but each other and have no constants outside their instructions, so their object code
+needs no relocation at all and one copy serves every plan of every process on this kind of CPU.
+
+    smelt_run       switches gradients off, walks from the first record, deletes what is left
+    smelt_walk      runs records until the last one, the end of a region, or a failure
+    smelt_team      what a thread does in a region: the first one walks, the others help with chunks
+    smelt_help      claims and runs chunks of a launch while there are any
+    smelt_tick      (only with `profile`) adds the time since the last record to its row
 """
 
 from __future__ import annotations
 
+from smelt.codegen.llvm.executor_body import Body
+from smelt.codegen.llvm.executor_launch_ir import emit_launch, emit_region, team_text
 from smelt.runtime.table import (
     ANY_STRIDE,
     CALL_CLASSES,
+    CLOCK_MONOTONIC,
     ENTRY_SYMBOL,
     MAX_DOUBLES,
+    PROFILE_CELLS,
     Cell,
-    Launched,
     Op,
     Status,
 )
 
-
-class _Body:
-    """Lines of one function, with fresh names for its values."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._count = 0
-
-    def label(self, name: str) -> None:
-        self.lines.append(f"{name}:")
-
-    def do(self, text: str) -> None:
-        self.lines.append(f"  {text}")
-
-    def let(self, text: str) -> str:
-        self._count += 1
-        name = f"%v{self._count}"
-        self.lines.append(f"  {name} = {text}")
-        return name
-
-    def word(self, at: int, base: str = "%rec") -> str:
-        """The record's int32 word number `at`, widened."""
-        return self.let(f"sext i32 {self.let(f'load i32, ptr {self.word_address(at, base)}')} to i64")
-
-    def word_address(self, at: int, base: str = "%rec") -> str:
-        return self.let(f"getelementptr i32, ptr {base}, i64 {at}")
-
-    def cell_address(self, index: str | int) -> str:
-        return self.let(f"getelementptr i64, ptr %frame, i64 {int(index) if isinstance(index, int) else index}")
-
-    def cell(self, index: str | int, kind: str = "i64") -> str:
-        return self.let(f"load {kind}, ptr {self.cell_address(index)}")
-
-    def store(self, value: str, index: str | int) -> None:
-        self.do(f"store i64 {value}, ptr {self.cell_address(index)}")
-
-    def function(self, index: str | int) -> str:
-        return self.let(f"inttoptr i64 {self.cell(index)} to ptr")
-
-    def unless_zero(self, rc: str, status: str, then: str) -> None:
-        """Go to `then` when a return code is zero, else fail with `status`."""
-        ok = self.let(f"icmp eq i32 {rc}, 0")
-        self.do(f"br i1 {ok}, label %{then}, label %{status}")
-        self.label(then)
+_WALK = "smelt_walk"
+_TICK = "smelt_tick"
 
 
-def _call(body: _Body, nwords: int, ndoubles: int) -> None:
+def _call(body: Body, nwords: int, ndoubles: int) -> None:
     function = body.function(body.word(2))
     args = [f"i64 {body.cell(body.word(3 + i))}" for i in range(nwords)]
     args += [f"double {body.cell(body.word(3 + nwords + i), 'double')}" for i in range(ndoubles)]
@@ -72,7 +39,7 @@ def _call(body: _Body, nwords: int, ndoubles: int) -> None:
     body.do(f"br i1 {ok}, label %next, label %library")
 
 
-def _release_list(body: _Body, name: str, first: str, count: str, then: str) -> None:
+def _release_list(body: Body, name: str, first: str, count: str, then: str) -> None:
     """Delete what the (cell, deleter) pairs hold: for each pair, if frame[cell] is not null, call and set null."""
     pred = f"{name}_begin"
     body.do(f"br label %{pred}")
@@ -99,14 +66,14 @@ def _release_list(body: _Body, name: str, first: str, count: str, then: str) -> 
     body.do(f"br label %{name}")
 
 
-def _query(body: _Body, function: Cell, handle: str, into: Cell, then: str) -> None:
+def _query(body: Body, function: Cell, handle: str, into: Cell, then: str) -> None:
     """Call a getter `rc f(handle, result*)`; its result lands in cell `into`."""
     address = body.let(f"ptrtoint ptr {body.cell_address(into)} to i64")
     rc = body.let(f"call i32 {body.function(function)}(i64 {handle}, i64 {address})")
     body.unless_zero(rc, "library", then)
 
 
-def _check(body: _Body) -> None:
+def _check(body: Body) -> None:
     handle = body.cell(body.word(2))
     ndim = body.word(3)
     _query(body, Cell.GET_DIM, handle, Cell.TMP0, "check_dim")
@@ -146,7 +113,7 @@ def _check(body: _Body) -> None:
     body.do("br label %check_loop")
 
 
-def _release(body: _Body) -> None:
+def _release(body: Body) -> None:
     count = body.word(2)
     first = body.word_address(3)
     body.do("br label %rel_loop")
@@ -169,7 +136,7 @@ def _release(body: _Body) -> None:
     body.do("br label %rel_loop")
 
 
-def _dispatch(body: _Body) -> None:
+def _dispatch(body: Body) -> None:
     args = ", ".join(f"i64 {body.cell(body.word(3 + i))}" for i in range(4))
     rc = body.let(f"call i32 {body.function(body.word(2))}({args})")
     first, count, nouts = body.word(7), body.word(8), body.word(9)
@@ -188,7 +155,7 @@ def _dispatch(body: _Body) -> None:
     body.do(f"br i1 {ok}, label %next, label %library")
 
 
-def _escape(body: _Body) -> None:
+def _escape(body: Body) -> None:
     _query(body, Cell.GET_DATA, body.cell(body.word(2)), Cell.TMP0, "escape_got")
     data = body.cell(Cell.TMP0)
     inside = body.let(f"icmp uge i64 {data}, {body.cell(body.word(3))}")
@@ -197,7 +164,7 @@ def _escape(body: _Body) -> None:
     body.do(f"br i1 {bad}, label %escaped, label %next")
 
 
-def _data(body: _Body) -> None:
+def _data(body: Body) -> None:
     _query(body, Cell.GET_DATA, body.cell(body.word(2)), Cell.TMP0, "data_got")
     data = body.cell(Cell.TMP0)
     count = body.word(3)
@@ -214,74 +181,7 @@ def _data(body: _Body) -> None:
     body.do("br label %data_loop")
 
 
-def _descriptor(body: _Body, number: str, field: Launched, kind: str = "i64") -> str:
-    """A cell of descriptor `number` of the record at hand, whose descriptors begin at `%desc`."""
-    return body.let(f"load {kind}, ptr {_descriptor_address(body, number, field)}")
-
-
-def _descriptor_address(body: _Body, number: str, field: Launched) -> str:
-    row = body.let(f"getelementptr [{int(Launched.NCELLS)} x i64], ptr %desc, i64 {number}")
-    return body.let(f"getelementptr i64, ptr {row}, i64 {int(field)}")
-
-
-def _launch(body: _Body) -> None:
-    """Run the record's kernels one after the other, then let Python have the data that one of them refused."""
-    body.do(f"%desc = getelementptr i64, ptr %frame, i64 {body.word(2)}")
-    body.do(f"%launches = add i64 {body.word(3)}, 0")
-    scratch = body.cell(Cell.SCRATCH)
-    body.do("br label %launch_one")
-    body.label("launch_one")
-    body.do("%li = phi i64 [0, %op_launch], [%ln, %launch_step]")
-    function = _descriptor(body, "%li", Launched.FUNCTION, "ptr")
-    args = [f"i64 {_descriptor(body, '%li', Launched.ARGS)}", "i64 0"]
-    args += [f"i64 {_descriptor(body, '%li', Launched.ITEMS)}", f"i64 {scratch}"]
-    fault = body.let(f"call i32 {function}({', '.join(args)})")
-    fine = body.let(f"icmp eq i32 {fault}, 0")
-    body.do(f"br i1 {fine}, label %launch_step, label %launch_fault")
-    body.label("launch_fault")
-    body.do(f"store i64 1, ptr {_descriptor_address(body, '%li', Launched.FAULT)}")
-    body.store("1", Cell.REFUSED)
-    body.do("br label %launch_step")
-    body.label("launch_step")
-    body.do("%ln = add i64 %li, 1")
-    more = body.let("icmp slt i64 %ln, %launches")
-    body.do(f"br i1 {more}, label %launch_one, label %launched")
-    body.label("launched")
-    refused = body.let(f"icmp ne i64 {body.cell(Cell.REFUSED)}, 0")
-    body.do(f"br i1 {refused}, label %refused, label %next")
-    _refused(body)
-
-
-def _refused(body: _Body) -> None:
-    """Call the Python step of each launch with a fault; all faults are cleared, also when a step fails."""
-    body.label("refused")
-    body.store("0", Cell.REFUSED)
-    address = body.let("ptrtoint ptr %frame to i64")
-    body.do("br label %refused_one")
-    body.label("refused_one")
-    body.do("%fi = phi i64 [0, %refused], [%fn, %refused_step]")
-    body.do("%failing = phi i32 [0, %refused], [%failed_now, %refused_step]")
-    at = _descriptor_address(body, "%fi", Launched.FAULT)
-    has_fault = body.let(f"icmp ne i64 {body.let(f'load i64, ptr {at}')}, 0")
-    fine_yet = body.let("icmp eq i32 %failing, 0")
-    body.do(f"store i64 0, ptr {at}")
-    must = body.let(f"and i1 {has_fault}, {fine_yet}")
-    body.do(f"br i1 {must}, label %refused_call, label %refused_step")
-    body.label("refused_call")
-    step = _descriptor(body, "%fi", Launched.STEP)
-    rc = body.let(f"call i32 {body.function(Cell.CALLBACK)}(i64 {address}, i64 {step})")
-    body.do("br label %refused_step")
-    body.label("refused_step")
-    body.do(f"%failed_now = phi i32 [%failing, %refused_one], [{rc}, %refused_call]")
-    body.do("%fn = add i64 %fi, 1")
-    more = body.let("icmp slt i64 %fn, %launches")
-    body.do(f"br i1 {more}, label %refused_one, label %refused_end")
-    body.label("refused_end")
-    body.do("%eager_did = icmp eq i32 %failed_now, 0")
-    body.do("br i1 %eager_did, label %next, label %library")
-
-
-def _grad_mode(body: _Body, on: bool) -> None:
+def _grad_mode(body: Body, on: bool) -> None:
     """Before the run: switch gradients off if they are on. After it: switch them on if they were."""
     if not on:
         has = body.let(f"icmp ne i64 {body.cell(Cell.GRAD_SET)}, 0")
@@ -306,22 +206,57 @@ _EMITTERS = (
     (Op.DISPATCH, _dispatch),
     (Op.ESCAPE, _escape),
     (Op.DATA, _data),
-    (Op.LAUNCH, _launch),
+    (Op.LAUNCH, emit_launch),
+    (Op.REGION, emit_region),
 )
+# A jump table would be data next to the code, reached through a relocation.
+_ATTRIBUTES = 'attributes #0 = { "no-jump-tables"="true" }\n'
 
 
-def executor_text() -> str:
-    """LLVM IR of `i32 smelt_run(ptr code, ptr frame)`."""
-    body = _Body()
+def executor_text(machine: str, *, profile: bool = False) -> str:
+    """LLVM IR of `i32 smelt_run(ptr code, ptr frame)` for a machine as `platform.machine()` names it.
+
+    profile: measure each record's time (`Cell.PROFILE`).
+    """
+    tick = _tick_text() if profile else ""
+    return _run_text() + _walk_text(profile) + tick + team_text(machine, _WALK) + _ATTRIBUTES
+
+
+def _run_text() -> str:
+    body = Body()
     body.label("entry")
     _grad_mode(body, on=False)
     body.label("start")
     body.do("%restore = phi i1 [false, %entry], [false, %grad_ask], [true, %grad_off]")
     body.do(f"%first = sext i32 {body.let('load i32, ptr %code')} to i64")
+    body.do(f"%status = call i32 @{_WALK}(ptr %code, ptr %frame, i64 %first)")
+    fine = body.let("icmp eq i32 %status, 0")
+    body.do(f"br i1 {fine}, label %succeeded, label %failed")
+    body.label("failed")
+    count = body.word(2, "%code")
+    _release_list(body, "clean", body.word(1, "%code"), count, "finish")
+    body.label("succeeded")
+    count = body.word(4, "%code")
+    _release_list(body, "tidy", body.word(3, "%code"), count, "finish")
+    body.label("finish")
+    _grad_mode(body, on=True)
+    body.label("done")
+    body.do("ret i32 %status")
+    return body.function_text(f"define dso_local i32 @{ENTRY_SYMBOL}(ptr %code, ptr %frame) #0")
+
+
+def _walk_text(profile: bool) -> str:
+    body = Body()
+    body.label("entry")
+    if profile:
+        body.do("%tick = alloca [2 x i64], align 8")
+        body.do("store i64 -1, ptr %tick")
     body.do("br label %loop")
     body.label("loop")
-    body.do("%pc = phi i64 [%first, %start], [%after, %next]")
+    body.do("%pc = phi i64 [%begin, %entry], [%after, %next], [%region_after, %region_done]")
     body.do("%rec = getelementptr i32, ptr %code, i64 %pc")
+    if profile:
+        body.do(f"call void @{_TICK}(ptr %frame, ptr %tick, i64 %pc)")
     opcode = body.let("load i32, ptr %rec")
     cases = " ".join(f"i32 {int(op)}, label %op_{op.name.lower()}" for op in Op)
     body.do(f"switch i32 {opcode}, label %malformed [{cases}]")
@@ -346,13 +281,10 @@ def executor_text() -> str:
         body.label(f"op_{op.name.lower()}")
         emit(body)
     _endings(body)
-    text = "\n".join(body.lines)
-    head = f"define dso_local i32 @{ENTRY_SYMBOL}(ptr %code, ptr %frame) #0 {{"
-    # A jump table would be data next to the code, reached through a relocation.
-    return f'{head}\n{text}\n}}\nattributes #0 = {{ "no-jump-tables"="true" }}\n'
+    return body.function_text(f"define internal i32 @{_WALK}(ptr %code, ptr %frame, i64 %begin) #0")
 
 
-def _endings(body: _Body) -> None:
+def _endings(body: Body) -> None:
     failures = (Status.LIBRARY, Status.LAYOUT, Status.ESCAPED, Status.MALFORMED)
     for status in failures:
         body.label(status.name.lower())
@@ -361,17 +293,44 @@ def _endings(body: _Body) -> None:
     incoming = ", ".join(f"[{int(s)}, %{s.name.lower()}]" for s in failures)
     body.do(f"%status = phi i32 {incoming}")
     body.store("%pc", Cell.FAILED_AT)
-    count = body.word(2, "%code")
-    _release_list(body, "clean", body.word(1, "%code"), count, "finish_failed")
-    body.label("finish_failed")
-    body.do("br label %finish")
+    body.do("ret i32 %status")
+    body.label("region_failed")
+    # The record inside has said where.
+    body.do("ret i32 %region_status")
+    body.label("op_leave")
+    body.store(body.let(f"add i64 %pc, {body.word(1)}"), Cell.AT)
+    body.do("ret i32 0")
     body.label("op_end")
-    count = body.word(4, "%code")
-    _release_list(body, "tidy", body.word(3, "%code"), count, "finish_ok")
-    body.label("finish_ok")
-    body.do("br label %finish")
-    body.label("finish")
-    body.do("%answer = phi i32 [%status, %finish_failed], [0, %finish_ok]")
-    _grad_mode(body, on=True)
+    body.do("ret i32 0")
+
+
+def _tick_text() -> str:
+    """`void smelt_tick(ptr frame, ptr tick, i64 pc)`: tick holds the record before (-1: none) and when it began."""
+    body = Body()
+    body.label("entry")
+    body.do("%spec = alloca [2 x i64], align 8")
+    body.let(f"call i32 {body.function(Cell.CLOCK)}(i32 {CLOCK_MONOTONIC}, ptr %spec)")
+    seconds = body.let("load i64, ptr %spec")
+    rest = body.let(f"load i64, ptr {body.let('getelementptr i64, ptr %spec, i64 1')}")
+    now = body.let(f"add i64 {body.let(f'mul i64 {seconds}, 1000000000')}, {rest}")
+    body.do("%last = load i64, ptr %tick")
+    since_at = body.let("getelementptr i64, ptr %tick, i64 1")
+    spent = body.let(f"sub i64 {now}, {body.let(f'load i64, ptr {since_at}')}")
+    body.do("store i64 %pc, ptr %tick")
+    body.do(f"store i64 {now}, ptr {since_at}")
+    has_last = body.let("icmp sge i64 %last, 0")
+    body.do(f"br i1 {has_last}, label %add, label %done")
+    body.label("add")
+    row = body.let(f"getelementptr [{PROFILE_CELLS} x i64], ptr {body.cell(Cell.PROFILE, 'ptr')}, i64 %last")
+    least = body.let(f"load i64, ptr {row}")
+    body.do(f"store i64 {body.let(f'call i64 @llvm.smin.i64(i64 {least}, i64 {spent})')}, ptr {row}")
+    for place, more in ((1, spent), (2, "1")):
+        at = body.let(f"getelementptr i64, ptr {row}, i64 {place}")
+        before = body.let(f"load i64, ptr {at}")
+        body.do(f"store i64 {body.let(f'add i64 {before}, {more}')}, ptr {at}")
+    body.do("br label %done")
     body.label("done")
-    body.do("ret i32 %answer")
+    body.do("ret void")
+    return "declare i64 @llvm.smin.i64(i64, i64)\n" + body.function_text(
+        f"define internal void @{_TICK}(ptr %frame, ptr %tick, i64 %pc) #0"
+    )

@@ -1,0 +1,249 @@
+"""The LLVM text of launches and of the threads that share them.
+
+Invariant: a word of the frame says which chunk is next and how many there are; whoever adds one to it by compare and
+exchange owns that chunk. The first thread alone puts up a new launch, and only after every chunk of the last one is
+done, so what a thread reads after its exchange belongs to the chunk that it owns. A thread that comes late, or never,
+costs nothing but its help.
+
+    thread 0:   put up the launch    help    wait for chunks of others    next record ...    word = STOP
+    others:     until STOP:  help, or pause, and after a while yield
+"""
+
+from __future__ import annotations
+
+from smelt.codegen.llvm.executor_body import Body
+from smelt.runtime.table import CLAIM_STOP, Cell, Launched
+
+_TEAM = "smelt_team"
+_HELP = "smelt_help"
+_WAIT = "smelt_wait"
+# Pauses before a waiting thread lets others run: tens of microseconds, less than most launches take.
+_PATIENCE = 1000
+_PAUSES = {
+    "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
+    "AMD64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
+    "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
+}
+
+
+def _descriptor(body: Body, number: str, field: Launched, kind: str = "i64") -> str:
+    """A cell of descriptor `number` of the record at hand, whose descriptors begin at `%desc`."""
+    return body.let(f"load {kind}, ptr {_descriptor_address(body, number, field)}")
+
+
+def _descriptor_address(body: Body, number: str, field: Launched) -> str:
+    row = body.let(f"getelementptr [{int(Launched.NCELLS)} x i64], ptr %desc, i64 {number}")
+    return body.let(f"getelementptr i64, ptr {row}, i64 {int(field)}")
+
+
+def _run_kernel(body: Body, number: str, begin: str, end: str, scratch: str, then: str) -> None:
+    """Run descriptor `number` over [begin, end), note what it refuses, and go to `then`."""
+    function = _descriptor(body, number, Launched.FUNCTION, "ptr")
+    args = f"i64 {_descriptor(body, number, Launched.ARGS)}, i64 {begin}, i64 {end}, i64 {scratch}"
+    fault = body.let(f"call i32 {function}({args})")
+    fine = body.let(f"icmp eq i32 {fault}, 0")
+    body.do(f"br i1 {fine}, label %{then}, label %fault")
+    body.label("fault")
+    # Several threads may say so at once; that all is done orders these before anyone looks.
+    at = _descriptor_address(body, number, Launched.FAULT)
+    body.do(f"store atomic i64 1, ptr {at} monotonic, align 8")
+    body.do(f"store atomic i64 1, ptr {body.cell_address(Cell.REFUSED)} monotonic, align 8")
+    body.do(f"br label %{then}")
+
+
+def emit_launch(body: Body) -> None:
+    """LAUNCH: shared with the team where there is one and more than one chunk, else kernel after kernel."""
+    first, chunks = body.word(2), body.word(4)
+    body.do(f"%desc = getelementptr i64, ptr %frame, i64 {first}")
+    body.do(f"%launches = add i64 {body.word(3)}, 0")
+    has_team = body.let(f"icmp ne i64 {body.cell(Cell.TEAM)}, 0")
+    has_chunks = body.let(f"icmp sgt i64 {chunks}, 1")
+    body.do(f"br i1 {body.let(f'and i1 {has_team}, {has_chunks}')}, label %launch_shared, label %launch_alone")
+    body.label("launch_shared")
+    body.store(first, Cell.SHARED_FIRST)
+    body.store("%launches", Cell.SHARED_COUNT)
+    body.store("0", Cell.DONE)
+    claim = body.let(f"shl i64 {chunks}, 32")
+    body.do(f"store atomic i64 {claim}, ptr {body.cell_address(Cell.CLAIM)} release, align 8")
+    body.do(f"call void @{_HELP}(ptr %frame, i64 {body.cell(Cell.SCRATCH)})")
+    body.do(f"call void @{_WAIT}(ptr %frame, i64 {chunks})")
+    body.do("br label %launched")
+    body.label("launch_alone")
+    scratch = body.cell(Cell.SCRATCH)
+    body.do("br label %launch_one")
+    body.label("launch_one")
+    body.do("%li = phi i64 [0, %launch_alone], [%ln, %launch_step]")
+    _run_kernel(body, "%li", "0", _descriptor(body, "%li", Launched.ITEMS), scratch, "launch_step")
+    body.label("launch_step")
+    body.do("%ln = add i64 %li, 1")
+    more = body.let("icmp slt i64 %ln, %launches")
+    body.do(f"br i1 {more}, label %launch_one, label %launched")
+    body.label("launched")
+    refused = body.let(f"icmp ne i64 {body.cell(Cell.REFUSED)}, 0")
+    body.do(f"br i1 {refused}, label %refused, label %next")
+    _refused(body)
+
+
+def _refused(body: Body) -> None:
+    """Call the Python step of each launch with a fault until one fails; all faults are cleared."""
+    body.label("refused")
+    body.store("0", Cell.REFUSED)
+    address = body.let("ptrtoint ptr %frame to i64")
+    body.do("br label %refused_one")
+    body.label("refused_one")
+    body.do("%fi = phi i64 [0, %refused], [%fn, %refused_step]")
+    body.do("%failing = phi i32 [0, %refused], [%failed_now, %refused_step]")
+    at = _descriptor_address(body, "%fi", Launched.FAULT)
+    has_fault = body.let(f"icmp ne i64 {body.let(f'load i64, ptr {at}')}, 0")
+    fine_yet = body.let("icmp eq i32 %failing, 0")
+    body.do(f"store i64 0, ptr {at}")
+    must = body.let(f"and i1 {has_fault}, {fine_yet}")
+    body.do(f"br i1 {must}, label %refused_call, label %refused_step")
+    body.label("refused_call")
+    step = _descriptor(body, "%fi", Launched.STEP)
+    rc = body.let(f"call i32 {body.function(Cell.CALLBACK)}(i64 {address}, i64 {step})")
+    body.do("br label %refused_step")
+    body.label("refused_step")
+    body.do(f"%failed_now = phi i32 [%failing, %refused_one], [{rc}, %refused_call]")
+    body.do("%fn = add i64 %fi, 1")
+    more = body.let("icmp slt i64 %fn, %launches")
+    body.do(f"br i1 {more}, label %refused_one, label %refused_end")
+    body.label("refused_end")
+    body.do("%eager_did = icmp eq i32 %failed_now, 0")
+    body.do("br i1 %eager_did, label %next, label %library")
+
+
+def emit_region(body: Body) -> None:
+    """REGION: the records up to LEAVE, with the library's threads; one thread if the process may not have more."""
+    body.store(body.let(f"add i64 %pc, {body.word(1)}"), Cell.AT)
+    body.store(body.let("ptrtoint ptr %code to i64"), Cell.CODE)
+    body.store("0", Cell.CLAIM)
+    switch = body.cell(Cell.ALLOWED, "ptr")
+    allowed = body.let(f"icmp ne i64 {body.let(f'load i64, ptr {switch}')}, 0")
+    size = body.let(f"select i1 {allowed}, i64 {body.word(2)}, i64 1")
+    body.store(size, Cell.TEAM_SIZE)
+    args = f"i64 0, i64 {size}, i64 1, ptr @{_TEAM}, ptr %frame"
+    rc = body.let(f"call i32 {body.function(Cell.PARALLEL)}({args})")
+    body.store("0", Cell.TEAM)
+    body.unless_zero(rc, "library", "region_ran")
+    body.do(f"%region_status = load i32, ptr {body.cell_address(Cell.STATUS)}")
+    fine = body.let("icmp eq i32 %region_status, 0")
+    body.do(f"br i1 {fine}, label %region_done, label %region_failed")
+    body.label("region_done")
+    body.do(f"%region_after = load i64, ptr {body.cell_address(Cell.AT)}")
+    body.do("br label %loop")
+
+
+def team_text(machine: str, walk: str) -> str:
+    """LLVM IR of `smelt_team`, `smelt_help` and `smelt_wait`; `walk` is the function that runs records."""
+    declaration, pause = _PAUSES.get(machine, ("", ""))
+    return f"{declaration}\n{_team_function(walk, pause)}{_help_function()}{_wait_function(pause)}"
+
+
+def _team_function(walk: str, pause: str) -> str:
+    """`void smelt_team(i64 begin, i64 end, ptr frame)`: the library calls it with each thread's part of the team."""
+    body = Body()
+    body.label("entry")
+    is_first = body.let("icmp eq i64 %begin, 0")
+    body.do(f"br i1 {is_first}, label %lead, label %start")
+    body.label("lead")
+    is_team = body.let(f"icmp slt i64 %end, {body.cell(Cell.TEAM_SIZE)}")
+    body.store(body.let(f"zext i1 {is_team} to i64"), Cell.TEAM)
+    code, at = body.cell(Cell.CODE, "ptr"), body.cell(Cell.AT)
+    status = body.let(f"call i32 @{walk}(ptr {code}, ptr %frame, i64 {at})")
+    body.do(f"store i32 {status}, ptr {body.cell_address(Cell.STATUS)}")
+    body.do(f"store atomic i64 {CLAIM_STOP}, ptr {body.cell_address(Cell.CLAIM)} release, align 8")
+    body.do("ret void")
+    body.label("start")
+    offset = body.let(f"mul i64 %begin, {body.cell(Cell.SCRATCH_STRIDE)}")
+    scratch = body.let(f"add i64 {body.cell(Cell.SCRATCH)}, {offset}")
+    body.do("br label %look")
+    body.label("look")
+    body.do("%waited = phi i64 [0, %start], [0, %work], [%longer, %idle], [%longer, %yield]")
+    claim = body.let(f"load atomic i64, ptr {body.cell_address(Cell.CLAIM)} acquire, align 8")
+    stop = body.let(f"icmp eq i64 {claim}, {CLAIM_STOP}")
+    body.do(f"br i1 {stop}, label %done, label %try")
+    body.label("try")
+    has_more = body.let(f"icmp ult i64 {body.let(f'and i64 {claim}, 4294967295')}, {body.let(f'lshr i64 {claim}, 32')}")
+    body.do(f"br i1 {has_more}, label %work, label %idle")
+    body.label("work")
+    body.do(f"call void @{_HELP}(ptr %frame, i64 {scratch})")
+    body.do("br label %look")
+    _idle(body, pause)
+    body.label("done")
+    body.do("ret void")
+    return body.function_text(f"define internal void @{_TEAM}(i64 %begin, i64 %end, ptr %frame) #0")
+
+
+def _idle(body: Body, pause: str) -> None:
+    """One step of waiting, back to `look`: a pause, and when `%waited` is long a yield."""
+    body.label("idle")
+    if pause:
+        body.do(pause)
+    body.do("%longer = add i64 %waited, 1")
+    impatient = body.let(f"icmp sgt i64 %longer, {_PATIENCE}")
+    body.do(f"br i1 {impatient}, label %yield, label %look")
+    body.label("yield")
+    body.let(f"call i32 {body.function(Cell.YIELD)}()")
+    body.do("br label %look")
+
+
+def _wait_function(pause: str) -> str:
+    """`void smelt_wait(ptr frame, i64 chunks)`: until all chunks are done."""
+    body = Body()
+    body.label("entry")
+    body.do("br label %look")
+    body.label("look")
+    body.do("%waited = phi i64 [0, %entry], [%longer, %idle], [%longer, %yield]")
+    done = body.let(f"load atomic i64, ptr {body.cell_address(Cell.DONE)} acquire, align 8")
+    body.do(f"br i1 {body.let(f'icmp eq i64 {done}, %chunks')}, label %done, label %idle")
+    _idle(body, pause)
+    body.label("done")
+    body.do("ret void")
+    return body.function_text(f"define internal void @{_WAIT}(ptr %frame, i64 %chunks) #0")
+
+
+def _help_function() -> str:
+    """`void smelt_help(ptr frame, i64 scratch)`: claim and run chunks until none is left."""
+    body = Body()
+    body.label("entry")
+    body.do("br label %look")
+    body.label("look")
+    claim = body.let(f"load atomic i64, ptr {body.cell_address(Cell.CLAIM)} acquire, align 8")
+    body.do(f"%chunk = and i64 {claim}, 4294967295")
+    has_more = body.let(f"icmp ult i64 %chunk, {body.let(f'lshr i64 {claim}, 32')}")
+    body.do(f"br i1 {has_more}, label %claim, label %out")
+    body.label("out")
+    body.do("ret void")
+    body.label("claim")
+    after = body.let(f"add i64 {claim}, 1")
+    pair = body.let(f"cmpxchg ptr {body.cell_address(Cell.CLAIM)}, i64 {claim}, i64 {after} acq_rel acquire, align 8")
+    owns = body.let(f"extractvalue {{ i64, i1 }} {pair}, 1")
+    body.do(f"br i1 {owns}, label %own, label %look")
+    body.label("own")
+    body.do(f"%desc = getelementptr i64, ptr %frame, i64 {body.cell(Cell.SHARED_FIRST)}")
+    last = body.let(f"sub i64 {body.cell(Cell.SHARED_COUNT)}, 1")
+    body.do("br label %find")
+    body.label("find")
+    body.do("%number = phi i64 [0, %own], [%following, %later]")
+    is_last = body.let(f"icmp sge i64 %number, {last}")
+    body.do("%following = add i64 %number, 1")
+    body.do(f"br i1 {is_last}, label %found, label %compare")
+    body.label("compare")
+    begins = _descriptor(body, "%following", Launched.FIRST_CHUNK)
+    body.do(f"br i1 {body.let(f'icmp sge i64 %chunk, {begins}')}, label %later, label %found")
+    body.label("later")
+    body.do("br label %find")
+    body.label("found")
+    within = body.let(f"sub i64 %chunk, {_descriptor(body, '%number', Launched.FIRST_CHUNK)}")
+    size = _descriptor(body, "%number", Launched.CHUNK)
+    begin = body.let(f"mul i64 {within}, {size}")
+    items = _descriptor(body, "%number", Launched.ITEMS)
+    left = body.let(f"sub i64 {items}, {begin}")
+    is_whole = body.let(f"icmp sge i64 {left}, {size}")
+    end = body.let(f"add i64 {begin}, {body.let(f'select i1 {is_whole}, i64 {size}, i64 {left}')}")
+    _run_kernel(body, "%number", begin, end, "%scratch", "ran")
+    body.label("ran")
+    body.let(f"atomicrmw add ptr {body.cell_address(Cell.DONE)}, i64 1 acq_rel, align 8")
+    body.do("br label %look")
+    return body.function_text(f"define internal void @{_HELP}(ptr %frame, i64 %scratch) #0")

@@ -1,0 +1,201 @@
+"""Which launches run side by side, in how many chunks, and where threads come in.
+
+Invariant: an instruction moves only where nobody can tell: new tensors and views are made before a group of launches
+that stands ahead of them in the plan, releases wait until its end. Launches are in one group only if none writes what
+another reads or writes.
+
+    before:  launch a; empty 7; launch b; release 3; call f
+    after:   empty 7; group(a, b); release 3; call f            (if a and b are independent)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from smelt.runtime.launches import Launches
+from smelt.runtime.plan import Empty, Launch, Plan, Release, View
+from smelt.runtime.table import MAX_CHUNKS
+
+CHUNK_NS = 10_000.0
+"""The least work worth handing to a thread: a hundred times what claiming it costs."""
+REGION_NS = 20_000.0
+"""The least work that may be shared for which a region is entered: it costs one to two microseconds, and more to wake
+threads that sleep."""
+SERIAL_NS = 300_000.0
+"""Work of one thread, amid a region, for which the others are sent away instead of waiting."""
+CHUNKS_A_THREAD = 4
+"""So many, where there is enough work, that a thread which loses its core holds up little."""
+_MOST_IN_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """An instruction of the plan, by index."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Independent launches, by index, with the items of one chunk and the number of chunks of each."""
+
+    indices: tuple[int, ...]
+    chunk: tuple[int, ...]
+    chunks: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """Chunks of all of them."""
+        return sum(self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """A region begins, for at most `size` threads."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """It ends."""
+
+
+Item: TypeAlias = Single | Group | Enter | Leave
+
+
+def schedule(plan: Plan, launches: Launches, limit: int, *, apart: bool = False) -> list[Item]:
+    """The plan's instructions in the order in which they run; `limit` threads at most, each launch `apart` if so asked.
+
+    Launches that are not native, or have no items, are `Single`.
+    """
+    return _with_regions(plan, _grouped(plan, launches, limit, apart), limit)
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def _grouped(plan: Plan, launches: Launches, limit: int, apart: bool) -> list[Item]:
+    items: list[Item] = []
+    group: list[int] = []
+    after: list[Item] = []
+    conflicts = _Conflicts(plan, launches)
+
+    def flush() -> None:
+        if group:
+            items.append(_group_of(plan, group, limit))
+        items.extend(after)
+        group.clear()
+        after.clear()
+
+    for index, instruction in enumerate(plan.instructions):
+        match instruction:
+            case Launch(items=count) if index in launches.code and count:
+                if apart or len(group) == _MOST_IN_GROUP or conflicts.any(index, group):
+                    flush()
+                group.append(index)
+            case Empty() | View():
+                items.append(Single(index))
+            case Release() if group:
+                after.append(Single(index))
+            case _:
+                flush()
+                items.append(Single(index))
+    flush()
+    return items
+
+
+def _group_of(plan: Plan, indices: Iterable[int], limit: int) -> Group:
+    found = [plan.instructions[i] for i in indices]
+    sizes = [chunk_size(launch, limit) for launch in found if isinstance(launch, Launch)]
+    counts = [-(-launch.items // size) for launch, size in zip(found, sizes, strict=True) if isinstance(launch, Launch)]
+    return Group(tuple(indices), tuple(sizes), tuple(counts))
+
+
+def chunk_size(launch: Launch, limit: int) -> int:
+    """Items of one chunk for at most `limit` threads: all where the work is too little to share."""
+    work = launch.items * launch.item_ns
+    count = min(launch.items, MAX_CHUNKS, int(work / CHUNK_NS), CHUNKS_A_THREAD * limit)
+    return launch.items if count < 2 or limit < 2 else -(-launch.items // count)
+
+
+class _Conflicts:
+    """Whether launches may run side by side, by the memory that they use."""
+
+    def __init__(self, plan: Plan, launches: Launches) -> None:
+        self._plan, self._launches = plan, launches
+        self._arena = {t.slot: (t.offset, t.offset + t.nbytes) for t in plan.arena}
+        self._made = {i.dst for i in plan.instructions if isinstance(i, Empty)}
+
+    def any(self, index: int, group: Iterable[int]) -> bool:
+        """Whether the launch conflicts with one of a group."""
+        reads, writes = self._memory(index)
+        for other in group:
+            other_reads, other_writes = self._memory(other)
+            if self._meet(writes, other_reads | other_writes) or self._meet(other_writes, reads):
+                return True
+        return False
+
+    def _memory(self, index: int) -> tuple[set[int], set[int]]:
+        launch = self._plan.instructions[index]
+        assert isinstance(launch, Launch)
+        roots = [self._launches.spots[slot].root for slot in launch.buffers]
+        return set(roots), {roots[i] for i in launch.writes}
+
+    def _meet(self, some: set[int], others: set[int]) -> bool:
+        return any(self._overlap(a, b) for a in some for b in others)
+
+    def _overlap(self, a: int, b: int) -> bool:
+        if a == b:
+            return True
+        in_arena = self._arena.get(a), self._arena.get(b)
+        if in_arena[0] is not None and in_arena[1] is not None:
+            return in_arena[0][0] < in_arena[1][1] and in_arena[1][0] < in_arena[0][1]
+        # Inputs, live state and what libraries return may be views of each other; the rest is nobody else's.
+        return not any(slot in self._arena or slot in self._made or slot in self._plan.fixed for slot in (a, b))
+
+
+# --- regions ----------------------------------------------------------------------------------------------------------
+
+
+def _with_regions(plan: Plan, items: list[Item], limit: int) -> list[Item]:
+    """The items with regions around runs of launches, from the first group that is shared to the last."""
+    if limit < 2:
+        return items
+    found: list[Item] = []
+    run: list[Item] = []
+    for item in items:
+        if not _may_stand_inside(plan, item) or _serial_ns(plan, item) > SERIAL_NS:
+            found += [*_region(plan, run, limit), item]
+            run = []
+        else:
+            run.append(item)
+    return found + _region(plan, run, limit)
+
+
+def _may_stand_inside(plan: Plan, item: Item) -> bool:
+    if isinstance(item, Single):
+        instruction = plan.instructions[item.index]
+        return isinstance(instruction, Empty | View | Release)
+    return isinstance(item, Group)
+
+
+def _work(plan: Plan, group: Group) -> float:
+    found = (plan.instructions[i] for i in group.indices)
+    return sum(i.items * i.item_ns for i in found if isinstance(i, Launch))
+
+
+def _serial_ns(plan: Plan, item: Item) -> float:
+    return _work(plan, item) if isinstance(item, Group) and item.total == 1 else 0.0
+
+
+def _region(plan: Plan, run: list[Item], limit: int) -> list[Item]:
+    shared = [i for i, item in enumerate(run) if isinstance(item, Group) and item.total > 1]
+    groups = [item for i in shared if isinstance(item := run[i], Group)]
+    if sum(_work(plan, group) for group in groups) < REGION_NS:
+        return run
+    size = min(limit, max(group.total for group in groups))
+    first, last = shared[0], shared[-1] + 1
+    return [*run[:first], Enter(size), *run[first:last], Leave(), *run[last:]]

@@ -1,0 +1,44 @@
+"""What a region of threads needs from the process: how many may come, whether they may at all, and how one yields.
+
+Invariant: the number of threads is torch's own at each region, for it is torch's pool that runs it; here is only the
+most that memory is prepared for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import lru_cache
+
+import torch
+
+_MOST = 256
+
+
+def team_limit() -> int:
+    """The most threads that can help in a region of a frame made now."""
+    return max(1, min(_MOST, max(os.cpu_count() or 1, torch.get_num_threads())))
+
+
+@lru_cache(maxsize=1)
+def threads_allowed() -> ctypes.c_int64:
+    """A word that is 1 where threads may be started, 0 in the child of a fork.
+
+    The library's threads do not come along into a child, and entering a region there waits for them for ever.
+    """
+    word = ctypes.c_int64(1)
+
+    def in_child() -> None:
+        word.value = 0
+
+    os.register_at_fork(after_in_child=in_child)
+    return word
+
+
+@lru_cache(maxsize=128)
+def c_function(name: str) -> int | None:
+    """Address of a function of the C library that this process has loaded, or None."""
+    try:
+        return ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
+    except AttributeError:
+        return None
