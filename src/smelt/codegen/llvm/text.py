@@ -46,6 +46,7 @@ class FunctionText:
         self.lines: list[str] = []
         self.allocas: list[str] = []
         self.declarations: dict[str, None] = {}
+        self.helpers: dict[str, None] = {}
         self.block = "entry"
         self._count = 0
 
@@ -74,6 +75,10 @@ class FunctionText:
     def declare(self, text: str) -> None:
         """A declaration (an intrinsic's) that the module needs, kept once."""
         self.declarations[text] = None
+
+    def helper(self, text: str) -> None:
+        """A private function or constant (of a fixed name) that the module also has, kept once."""
+        self.helpers[text] = None
 
     def alloca(self, type_: str, count: int = 1, align: int = 64) -> str:
         """Stack memory, taken once at entry."""
@@ -178,7 +183,7 @@ class FunctionText:
         self.do(f"ret {answer}" if answer else "ret void")
         head = f"define {self.result} @{self.name}({self.parameters}) #0 {{"
         body = "\n".join(("entry:", *self.allocas, *self.lines))
-        declared = "".join(f"{line}\n" for line in sorted(self.declarations))
+        declared = "".join(f"{line}\n" for line in (*sorted(self.declarations), *sorted(self.helpers)))
         # Jump tables would be data reached through a relocation.
         return f'{declared}{head}\n{body}\n}}\nattributes #0 = {{ {self.attributes} "no-jump-tables"="true" }}\n'
 
