@@ -104,7 +104,7 @@ def _operands(op: str, dtype: DType) -> tuple[torch.Tensor, ...]:
         quotient = (a.double() / b.double()).abs()
         good = ~(quotient >= 2.0 ** (10 if dtype.itemsize == 2 else 20)) | torch.isinf(a)
         return a[good], b[good]
-    if op in ("min", "max"):
+    if op in ("min", "max", "fmin", "fmax"):
         good = ~((a == 0) & (b == 0))  # of two zeros eager gives either, by the position in its loop
         return a[good], b[good]
     return a, b
