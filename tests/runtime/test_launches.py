@@ -99,6 +99,25 @@ def test_results_of_libraries_and_views_without_a_known_size(runner: Runner) -> 
     torch.testing.assert_close(got, ((x * x)[1:] * 2 + 1).relu(), rtol=0, atol=0)
 
 
+def test_a_view_outlives_its_source(runner: Runner) -> None:
+    """Also a view of a view that needs no tensor of its own."""
+    instructions: tuple[Instruction, ...] = (
+        Empty(1, (64, 32), (32, 1), f32),
+        rows(1, 0, 32, 64),
+        View(2, 1, (32, 32), (32, 1), 1024, 4),
+        View(5, 2, (16, 32), (32, 1), 512, 4),
+        Release((1, 2)),
+        Empty(3, (64, 32), (32, 1), f32),
+        rows(3, 0, 32, 64, scale=0.0),
+        Empty(4, (16, 32), (32, 1), f32),
+        rows(4, 5, 32, 16),
+        Release((3, 5)),
+    )
+    x = torch.randn(64, 32)
+    got = runner(Plan(6, (0,), (4,), instructions)).run([x])[0]
+    torch.testing.assert_close(got, (x[48:] * 2 + 1) * 2 + 1, rtol=0, atol=0)
+
+
 def test_no_items(runner: Runner) -> None:
     plan = Plan(2, (0,), (1,), (Empty(1, (0, 5), (5, 1), f32), rows(1, 0, 5, 0)))
     assert runner(plan).run([torch.empty(0, 5)])[0].shape == (0, 5)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 
 from smelt._torch import shim, stable
 from smelt.runtime.check import fits_call
+from smelt.runtime.failures import describe
 from smelt.runtime.launches import Launches
 from smelt.runtime.plan import (
     Call,
@@ -46,6 +48,7 @@ from smelt.runtime.plan import (
     View,
     outs_of,
 )
+from smelt.runtime.profile import Profile, Record
 from smelt.runtime.schedule import Enter, Group, Leave, Single, schedule
 from smelt.runtime.steps import compared_strides, python_step
 from smelt.runtime.table import (
@@ -62,6 +65,7 @@ from smelt.runtime.table import (
 )
 from smelt.runtime.threads import c_function, team_limit, threads_allowed
 
+_RANGES = ("aoti_record_function_start", "aoti_record_function_end")
 _GET_DATA = "aoti_torch_get_data_ptr"
 
 
@@ -78,7 +82,7 @@ class Encoded:
     the template point to. `grad_is_native`, `escape_is_native`: whether the executor itself switches gradients off,
     and looks for outputs that share the arena's memory. `arena_addresses` are (cell, bytes from the arena's start).
     `elided` views have no handle. `scratch_nbytes` is what each of at most `team_limit` threads must lend to
-    kernels.
+    kernels. `profile` collects the times of a plan that asks for them.
     """
 
     code: Any
@@ -97,6 +101,7 @@ class Encoded:
     elided: Mapping[int, View] = field(default_factory=dict)
     scratch_nbytes: int = 0
     team_limit: int = 1
+    profile: Profile | None = None
 
 
 @dataclass
@@ -158,6 +163,7 @@ class _Encoder:
         self.frame = _Frame()
         self.words: list[int] = [0] * HEADER_WORDS
         self.starts: list[int] = []
+        self.uncounted: set[int] = set()
         self.owners: list[int] = []
         self.steps: list[PyCall] = []
         self.cleanup: list[tuple[int, int]] = []
@@ -193,7 +199,8 @@ class _Encoder:
             self._descriptor(index, at, group.chunk[i], begin)
             begin += group.chunks[i]
             self.counts += Counts(kernels=1)
-        self.emit(Op.LAUNCH, first, len(group.indices), group.total)
+        with self._range(self.plan.instructions[self.current]):
+            self.emit(Op.LAUNCH, first, len(group.indices), group.total)
 
     def _descriptor(self, index: int, at: int, chunk: int, begin: int) -> None:
         """A launch's descriptor; its arguments stand ready since the start."""
@@ -284,6 +291,7 @@ class _Encoder:
             self._native(instruction)
         except (_Missing, stable.Unsupported):
             nwords, nrecords, ncleanup, self.counts = mark
+            self.uncounted = {start for start in self.uncounted if start < nwords}
             del self.words[nwords:], self.starts[nrecords:], self.owners[nrecords:], self.cleanup[ncleanup:]
             self._python(python_step(instruction))
         for slot in outs_of(instruction):
@@ -356,7 +364,8 @@ class _Encoder:
                 words.append(self._word(arg, gathers))
         for dst, src in gathers:
             self.emit(Op.SET, dst, src)
-        self.call(call.symbol, words, doubles)
+        with self._range(call):
+            self.call(call.symbol, words, doubles)
         self.counts += Counts(library=1)
 
     def _word(self, arg: Any, gathers: list[tuple[int, int]]) -> int:
@@ -409,6 +418,30 @@ class _Encoder:
         # The address of its first cell is what names a frame.
         self.call_cell(Cell.CALLBACK, [self.frame.address_of(Cell.ZERO), index])
         self.counts += Counts(python=1)
+
+    @contextmanager
+    def _range(self, instruction: Instruction) -> Iterator[None]:
+        """In a profiled plan, a range of torch's profiler around the records made in the block."""
+        if not self.plan.profile or not all(shim.has(symbol) for symbol in _RANGES):
+            yield
+            return
+        frame, (start, end) = self.frame, _RANGES
+        cell = frame.cell()
+        name = frame.const(frame.text(describe(instruction)))
+        with self._apart():
+            self.call(start, [name, Cell.ZERO, Cell.ZERO, Cell.ZERO, frame.address_of(cell)])
+            self.cleanup.append((cell, frame.const(shim.address(end) or 0)))
+        yield
+        with self._apart():
+            self.call(end, [cell])
+            self.emit(Op.SET, cell, Cell.ZERO)
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Records made in the block do not count for their instruction's time."""
+        first = len(self.words)
+        yield
+        self.uncounted.update(start for start in self.starts if start >= first)
 
     # --- the dispatcher
 
@@ -507,6 +540,8 @@ class _Encoder:
             lists += [len(self.words), len(pairs)]
             self.words += [word for pair in pairs for word in pair]
         self.words[:HEADER_WORDS] = [HEADER_WORDS, *lists]
+        if self.plan.profile:
+            frame.cells[Cell.CLOCK] = c_function("clock_gettime") or 0
         return Encoded(
             code=(ctypes.c_int32 * len(self.words))(*self.words),
             cells=frame.cells,
@@ -524,15 +559,23 @@ class _Encoder:
             elided=self.launches.elided,
             scratch_nbytes=self.scratch_nbytes,
             team_limit=team_limit,
+            profile=self._profile(),
         )
 
+    def _profile(self) -> Profile | None:
+        if not self.plan.profile:
+            return None
+        owned = zip(self.starts, self.owners, strict=True)
+        records = [Record(at, Op(self.words[at]), owner, at not in self.uncounted) for at, owner in owned]
+        return Profile(self.plan, records, len(self.words))
 
-def encode(plan: Plan, *, profile: bool = False) -> Encoded:
-    """The plan in the executor's form, with the symbols that exist here and now; `profile`: a record a launch."""
+
+def encode(plan: Plan) -> Encoded:
+    """The plan in the executor's form, with the symbols that exist here and now."""
     encoder = _Encoder(plan)
     encoder.prologue()
     limit = team_limit() if encoder.has_threads() else 1
-    for item in schedule(plan, encoder.launches, limit, apart=profile):
+    for item in schedule(plan, encoder.launches, limit, apart=plan.profile):
         match item:
             case Single(index=index):
                 encoder.instruction(index, plan.instructions[index])

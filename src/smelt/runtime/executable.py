@@ -17,6 +17,7 @@ from smelt.runtime.check import check_plan
 from smelt.runtime.interpret import Interpreter
 from smelt.runtime.native import native_entry
 from smelt.runtime.plan import Counts, Plan
+from smelt.runtime.profile import ProfileRow
 from smelt.runtime.runner import NativeRunner, check_inputs
 
 
@@ -29,7 +30,8 @@ class Stats:
 
 
 class Executable:
-    """A plan with what it needs to run. `machine_code` is the executor's object code, None to run in Python.
+    """A plan with what it needs to run. `machine_code` is the executor's object code, None to run in Python; a plan
+    with `profile` set needs the executor that measures.
 
     `call(*inputs)` gives the plan's outputs as a list. The inputs are CPU tensors with the shapes, strides and dtypes
     that were planned for, without conjugate or negative bit: whoever calls has checked. Raises SmeltError (S0401: a
@@ -65,6 +67,11 @@ class Executable:
         runs = self._runner.runs if self._runner is not None else self._interpreted.runs
         return Stats(runs, self.counts * runs)
 
+    def profile(self) -> tuple[ProfileRow, ...]:
+        """What each instruction took over all calls so far; nothing unless the plan was made with `profile`."""
+        profile = self._runner.encoded.profile if self._runner is not None else self._interpreted.profile
+        return profile.rows() if profile is not None else ()
+
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The same as `call(*inputs)`."""
         return self.call(*inputs)
@@ -77,7 +84,7 @@ class _Interpreted:
         self._plan = plan
         self._interpreter = Interpreter(plan)
         self._lock = threading.Lock()
-        self.counts = self._interpreter.counts
+        self.counts, self.profile = self._interpreter.counts, self._interpreter.profile
         self.runs = 0
 
     def run(self, *inputs: torch.Tensor) -> list[torch.Tensor]:

@@ -40,6 +40,8 @@ class Frame:
         self.scratch = _scratch(stride * encoded.team_limit)
         if self.scratch is not None:
             self.view[Cell.SCRATCH], self.view[Cell.SCRATCH_STRIDE] = self.scratch.data_ptr(), stride
+        if encoded.profile is not None:
+            self.view[Cell.PROFILE] = encoded.profile.table()
         owned: list[int] = []
         for planned, tensor in zip(plan.arena, self.arena, strict=True):
             self.view[encoded.cell_of[planned.slot]] = handle_of(bridge, tensor, owned)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter_ns
 
 import torch
 
 from smelt.runtime.failures import escaped, step_failed
 from smelt.runtime.plan import Counts, Plan, Release
+from smelt.runtime.profile import Profile
 from smelt.runtime.steps import make_arena, python_step, results_of
 
 
@@ -21,6 +23,7 @@ class Interpreter:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._steps = [None if isinstance(i, Release) else python_step(i) for i in plan.instructions]
+        self.profile = Profile(plan) if plan.profile else None
         self.counts = Counts(python=sum(step is not None for step in self._steps))
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -40,6 +43,7 @@ class Interpreter:
                     for slot in instruction.slots:
                         del slots[slot]
                 elif step is not None:
+                    begin = perf_counter_ns()
                     try:
                         found = results_of(step, step.fn(*(slots[s] for s in step.args)))
                     except BaseException as error:
@@ -47,6 +51,8 @@ class Interpreter:
                         if failure is error:
                             raise
                         raise failure from error
+                    if self.profile is not None:
+                        self.profile.add(index, perf_counter_ns() - begin)
                     slots.update(zip(step.outs, found, strict=True))
         outputs = [slots[slot] for slot in plan.outputs]
         if memory is not None:

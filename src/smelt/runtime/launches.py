@@ -62,13 +62,29 @@ def _has_addresses(plan: Plan, launch: Launch) -> bool:
 
 
 def _elided(plan: Plan, code: dict[int, LoadedCode]) -> dict[int, View]:
-    """Views, sources first, that nothing but native launches, releases and other such views uses."""
+    """Views, sources first, that nothing but native launches, releases and other such views uses.
+
+    A tensor made for a view would keep its memory alive, so one whose source is released before its last use is made.
+    """
     needed = set(plan.outputs)
     views = {i.dst: i for i in plan.instructions if isinstance(i, View) and i.itemsize}
+    last: dict[int, int] = {}
+    ends: dict[int, int] = {}
     for index, instruction in enumerate(plan.instructions):
-        if not isinstance(instruction, Release | View) and index not in code:
+        if isinstance(instruction, Release):
+            ends.update((slot, index) for slot in instruction.slots)
+            continue
+        last.update((slot, index) for slot in uses_of(instruction))
+        if not isinstance(instruction, View) and index not in code:
             needed.update(uses_of(instruction))
     for instruction in reversed(plan.instructions):
-        if isinstance(instruction, View) and (instruction.dst in needed or not instruction.itemsize):
-            needed.add(instruction.src)
+        if not isinstance(instruction, View):
+            continue
+        dst, src = instruction.dst, instruction.src
+        if dst in last and last[dst] > ends.get(src, len(plan.instructions)):
+            needed.add(dst)
+        if dst in needed or dst not in views:
+            needed.add(src)
+        else:
+            last[src] = max(last.get(src, 0), last.get(dst, 0))
     return {slot: view for slot, view in views.items() if slot not in needed}

@@ -301,7 +301,7 @@ class Plan:
     `keep_grad_mode`: leave the caller's grad mode as it is instead of switching gradients off around the run. `fixed`
     are held slots whose tensors keep their memory (the compiler's own: packed weights, folded constants); that of a
     program's live state may be exchanged between runs. `origins[i]`, if given, says where instruction i comes from, for
-    error messages.
+    error messages. `profile`: measure every instruction.
     """
 
     nslots: int
@@ -314,6 +314,7 @@ class Plan:
     keep_grad_mode: bool = False
     origins: tuple[str, ...] = field(default=())
     fixed: frozenset[int] = frozenset()
+    profile: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,20 +17,20 @@ from smelt.runtime.cache import CodeCache
 from smelt.runtime.cpu import cpu_fingerprint
 
 
-@lru_cache(maxsize=1)
-def _text_and_key() -> tuple[str, str]:
-    text = executor_text(platform.machine()) + entry_text()
+@lru_cache(maxsize=2)
+def _text_and_key(profile: bool) -> tuple[str, str]:
+    text = executor_text(platform.machine(), profile=profile) + entry_text()
     parts = ("executor", version("llvmlite"), cpu_fingerprint(), text)
     return text, hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def executor_object(cache: CodeCache) -> bytes:
+def executor_object(cache: CodeCache, *, profile: bool = False) -> bytes:
     """Object code of `smelt_run` and `smelt_enter`; a pure function of the versions of llvmlite and Python, and this
-    CPU.
+    CPU. With `profile` it measures each record.
 
     Raises: InternalError if the emitted text is not valid.
     """
-    text, key = _text_and_key()
+    text, key = _text_and_key(profile)
     return cache.get_or_build(key, lambda: _build(text))
 
 

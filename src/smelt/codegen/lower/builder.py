@@ -62,7 +62,8 @@ class Place:
 class PlanBuilder:
     """Collects instructions; `finish` makes the plan."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, profile: bool = False) -> None:
+        self.profile = profile
         self.instructions: list[Instruction] = []
         self.origins: list[str] = []
         self.origin = ""
@@ -175,6 +176,10 @@ class PlanBuilder:
             for slot in (*uses_of(instruction), *outs_of(instruction)):
                 last[slot] = i
                 first.setdefault(slot, i)
+        for instruction in reversed(self.instructions):
+            if isinstance(instruction, View):
+                # A view that only launches use is no tensor of its own: its source must live as long.
+                last[instruction.src] = max(last[instruction.src], last[instruction.dst])
         owned = {slot for instruction in self.instructions for slot in outs_of(instruction)}
         dying: dict[int, list[int]] = {}
         for slot in sorted(owned - set(outputs)):
@@ -199,6 +204,7 @@ class PlanBuilder:
             arena_nbytes=arena_nbytes,
             origins=tuple(origins),
             fixed=frozenset(s.slot for s in self._storages if s.kind == "held"),
+            profile=self.profile,
         )
 
     def _slots_of(self, storage: Storage) -> Iterable[int]:

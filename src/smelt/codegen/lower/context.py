@@ -59,7 +59,7 @@ class Context:
         self.graph = graph
         self.options = options
         self.statics = Statics(graph, lookup)
-        self.builder = PlanBuilder()
+        self.builder = PlanBuilder(profile=options.profile)
         self.lists: dict[Value, list[Place]] = {}
         self.packed: dict[tuple[Any, ...], Storage] = {}
         self.packed_nbytes = 0
