@@ -194,7 +194,7 @@ def _machine_code(options: Options) -> bytes | None:
     Raises: the failure itself in strict mode.
     """
     try:
-        return executor_object(code_cache(options.cache_dir, options.cache_limit_mb))
+        return executor_object(code_cache(options.cache_dir, options.cache_limit_mb), profile=options.profile)
     except Exception as error:  # whatever LLVM or its absence raises, the answer must still come
         if options.strict:
             raise
