@@ -44,7 +44,9 @@ graph f(%x: f32[{batch}, 4, 6, 5]) -> f32[{sizes}] {{
 }}"""
     state = {"w": normal(*weight), "b": normal(c, seed=1)}
     plan = check(text, [normal(batch, 4, 6, 5)], state, options, exact=options is LIBRARY)
-    assert plan.report.counts.get("fused", 0) == (options is FAST)
+    # Groups of three channels are the library's, which turns NaN into a number and so takes relu in FAST only.
+    is_fused = options is FAST or (options is RULE and case != "grouped")
+    assert plan.report.counts.get("fused", 0) == is_fused
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
@@ -98,6 +100,15 @@ def test_no_reorder_inside_a_chain() -> None:
     text = RESIDUAL.partition("  %5:")[0].replace(", f32[1, 4], f32[1, 30, 4]{120, 1, 30}", "") + "  return %4\n}"
     plan = check(text, [normal(1, 4, 6, 5)], {"w": normal(4, 4, 3, 3) / 6}, exact=False)
     names = [type(i).__name__ for i in plan.plan.instructions if type(i).__name__ != "Release"]
+    # x is read as it lies; the sum and both activations are part of the launches; one copy of x as a summand, one out.
+    assert names == ["Launch", "Empty", "Copy", "Empty", "Launch", "Empty", "Copy"]
+
+
+def test_no_reorder_inside_a_chain_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMELT_ISA", "none")
+    text = RESIDUAL.partition("  %5:")[0].replace(", f32[1, 4], f32[1, 30, 4]{120, 1, 30}", "") + "  return %4\n}"
+    plan = check(text, [normal(1, 4, 6, 5)], {"w": normal(4, 4, 3, 3) / 6}, exact=False)
+    names = [type(i).__name__ for i in plan.plan.instructions if type(i).__name__ != "Release"]
     # One copy in, one out; the sum is part of the second convolution, both activations overwrite.
     assert names == ["Empty", "Copy", "Call", "Dispatch", "Call", "Dispatch", "CheckLayout", "Empty", "Copy"]
 
@@ -113,7 +124,7 @@ graph f(%x: f32[1, 4, 6, 5]) -> f32[1, 8, 6, 5], f32[1, 8, 5, 4] {
   return %1, %3
 }"""
     plan = check(text, [normal(1, 4, 6, 5)], {"w": normal(8, 4, 3, 3)}, exact=False)
-    assert plan.report.counts == {"state": 1, "fused": 1, "library": 3}
+    assert plan.report.counts == {"state": 1, "fused": 2, "kernel": 2}
 
 
 @pytest.mark.parametrize("act", ["relu.default", "relu6.default", "hardtanh.default", "hardswish.default"])

@@ -23,6 +23,10 @@ def _relu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(clamped(p, m, x, p.const(0, m), None), out)
 
 
+def _relu6(p: Pull, m: DType, x: Expr) -> Expr:
+    return clamped(p, m, x, p.const(0.0, m), p.const(6.0, m))
+
+
 def _sixth(p: Pull, m: DType, x: Expr) -> Expr:
     return clamped(p, m, p.op("add", m, x, p.const(3.0, m)), p.const(0.0, m), p.const(6.0, m))
 
@@ -99,6 +103,7 @@ def _gelu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
 
 ACTIVATIONS: Mapping[str, Rule] = {
     "aten.relu.default": _relu,
+    "aten.relu6.default": formula(_relu6),
     "aten.silu.default": unary("silu"),
     "aten.mish.default": unary("mish"),
     "aten.gelu.default": _gelu,

@@ -144,7 +144,7 @@ def _padding(
 
 def channels_last(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Channels-last strides of [n, c, h, w] or [n, c, w]."""
-    n, c, *axes = sizes
+    _, c, *axes = sizes
     inner = [c]
     for size in reversed(axes):
         inner.append(inner[-1] * size)

@@ -1,0 +1,146 @@
+"""Kernels of dense convolutions with few input channels, as a network's first layer: rows copied between zeros first.
+
+    for a block of rows of the result:
+      copy the input rows that it sees to scratch, zeros around them (planes apart if x is [n, c, h, w], else together)
+      for panels of channels, tiles of pixels, k:  acc[p] = fma(scratch[tile + offset[k] + p * step], w[k], acc[p])
+
+Invariant: offset[k] is a table of the shape, so any kernel, dilation and both layouts are one text; only the distance
+of two pixels is in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smelt.codegen.conv.epilogue import Epilogue
+from smelt.codegen.conv.finish import Target, store_tile
+from smelt.codegen.conv.micro import Micro, Tile
+from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.lanes import ExprEmitter
+from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+
+WORDS = (
+    "panels", "panel_blocks", "panel_step", "row_blocks", "row_step", "oh", "ow", "h", "top", "stride_h", "x_n",
+    "x_plane", "x_h", "planes", "plane_rows", "row", "lead", "run", "depth", "block", "out_pixel", "columns",
+    "panel_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class BorderedVariant:
+    """What the text depends on. step: elements of scratch between two neighbouring pixels of the result."""
+
+    tile: Tile
+    step: int
+    blocked: bool
+    masked: bool
+    epilogue: Epilogue
+
+
+def bordered_text(isa: Isa, variant: BorderedVariant) -> str:
+    """The kernel's module. Buffers: x, out, packed weight, offset table, epilogue operands; words as listed.
+
+    An item is a block of rows of one image and a block of panels; items run through the panels first.
+    """
+    return _Bordered(isa, variant).text()
+
+
+class _Bordered:
+    def __init__(self, isa: Isa, variant: BorderedVariant) -> None:
+        self.variant = variant
+        self.fn = fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
+        self.micro = Micro(fn, isa, variant.tile)
+        self.ops = ExprEmitter(fn, isa, variant.tile.lanes)
+        self.x, self.out, self.packed, self.table = (fn.address(i) for i in range(4))
+        count = len(variant.epilogue.operands)
+        self.operands = tuple(fn.address(4 + i) for i in range(count))
+        self.words = {name: fn.word(4 + count + i) for i, name in enumerate(WORDS)}
+        self.totals = self.micro.totals() if variant.blocked else ""
+
+    def text(self) -> str:
+        fn, w, tile = self.fn, self.words, self.variant.tile
+        with fn.loop("%begin", "%end") as item:
+            rows_number = fn.let(f"udiv i64 {item.index}, {w['panel_blocks']}")
+            panel = fn.mul(fn.let(f"urem i64 {item.index}, {w['panel_blocks']}"), w["panel_step"])
+            panel_end = self._least(fn.add(panel, w["panel_step"]), w["panels"])
+            image = fn.let(f"udiv i64 {rows_number}, {w['row_blocks']}")
+            row = fn.mul(fn.let(f"urem i64 {rows_number}, {w['row_blocks']}"), w["row_step"])
+            row_end = self._least(fn.add(row, w["row_step"]), w["oh"])
+            self._copy(image, row)
+            with fn.loop(panel, panel_end) as q:
+                packed = fn.gep("float", self.packed, fn.mul(q.index, w["panel_size"]))
+                column = fn.mul(q.index, tile.columns)
+                masks = None
+                if self.variant.masked:
+                    masks = self.micro.masks(fn.let(f"sub i64 {w['columns']}, {column}"))
+                with fn.loop(row, row_end) as r:
+                    below = fn.mul(fn.let(f"sub i64 {r.index}, {row}"), w["stride_h"])
+                    scratch = fn.gep("float", "%scratch", fn.mul(below, w["row"]))
+                    pixel = fn.mul(fn.add(fn.mul(image, w["oh"]), r.index), w["ow"])
+                    self._row(scratch, packed, pixel, column, masks)
+        return fn.finish()
+
+    def _least(self, a: str, b: str) -> str:
+        is_less = self.fn.let(f"icmp slt i64 {a}, {b}")
+        return self.fn.let(f"select i1 {is_less}, i64 {a}, i64 {b}")
+
+    def _copy(self, image: str, row: str) -> None:
+        """Fill scratch[planes][plane_rows][row] with the input rows that the result's rows from `row` on see."""
+        fn, w = self.fn, self.words
+        top = fn.let(f"sub i64 {fn.mul(row, w['stride_h'])}, {w['top']}")
+        base = fn.gep("float", self.x, fn.mul(image, w["x_n"]))
+        with fn.loop(0, w["planes"]) as plane, fn.loop(0, w["plane_rows"]) as line:
+            to = fn.gep("float", "%scratch", fn.mul(fn.add(fn.mul(plane.index, w["plane_rows"]), line.index), w["row"]))
+            y = fn.add(top, line.index)
+            is_inside = fn.let(f"icmp ult i64 {y}, {w['h']}")
+            # A row outside is all zeros: nothing is read, and the zeros "after" a run of 0 begin at once.
+            lead = fn.let(f"select i1 {is_inside}, i64 {w['lead']}, i64 0")
+            run = fn.let(f"select i1 {is_inside}, i64 {w['run']}, i64 0")
+            source = fn.gep("float", base, fn.add(fn.mul(plane.index, w["x_plane"]), fn.mul(y, w["x_h"])))
+            with fn.loop(0, lead) as i:
+                fn.store("float", "0.0", fn.gep("float", to, i.index), 4)
+            self._copy_run(source, fn.gep("float", to, lead), run)
+            with fn.loop(fn.add(lead, run), w["row"]) as i:
+                fn.store("float", "0.0", fn.gep("float", to, i.index), 4)
+
+    def _copy_run(self, source: str, to: str, count: str) -> None:
+        fn, lanes = self.fn, self.variant.tile.lanes
+        whole = fn.let(f"and i64 {count}, {-lanes}")
+        with fn.loop(0, whole, lanes) as i:
+            self.micro.store(self.micro.load(fn.gep("float", source, i.index)), fn.gep("float", to, i.index))
+        with fn.loop(whole, count) as i:
+            fn.store("float", fn.load("float", fn.gep("float", source, i.index), 4), fn.gep("float", to, i.index), 4)
+
+    def _row(self, scratch: str, packed: str, pixel: str, column: str, masks: list[str] | None) -> None:
+        """One row of the result in one panel."""
+        fn, w, tile = self.fn, self.words, self.variant.tile
+        last = fn.let(f"sub i64 {w['ow']}, {tile.pixels}")
+        with fn.loop(0, w["ow"], tile.pixels) as t:
+            # A tile that would reach past the row begins earlier and computes some pixels again, to the same bits.
+            at = self._least(t.index, last)
+            acc = self._sums(fn.gep("float", scratch, fn.mul(at, self.variant.step)), packed)
+            first = fn.add(pixel, at)
+            offsets = [fn.add(fn.mul(fn.add(first, p), w["out_pixel"]), column) for p in range(tile.pixels)]
+            target = Target(self.out, self.operands, column, tuple(offsets))
+            store_tile(self.micro, self.ops, self.variant.epilogue, acc, target, masks)
+
+    def _sums(self, corner: str, packed: str) -> list[str]:
+        fn, w, micro = self.fn, self.words, self.micro
+        if not self.variant.blocked:
+            return self._products(corner, self.table, w["depth"], packed)
+        micro.clear(self.totals)
+        with fn.loop(0, w["depth"], w["block"]) as k:
+            length = self._least(w["block"], fn.let(f"sub i64 {w['depth']}, {k.index}"))
+            weights = fn.gep("float", packed, fn.mul(k.index, micro.tile.columns))
+            micro.add_to(self.totals, self._products(corner, fn.gep("i64", self.table, k.index), length, weights))
+        return micro.read(self.totals)
+
+    def _products(self, corner: str, table: str, length: str, weights: str) -> list[str]:
+        fn, micro, step = self.fn, self.micro, self.variant.step
+        with fn.loop(0, length, 1, [(micro.type, v) for v in micro.zeros()]) as k:
+            at = fn.gep("float", corner, fn.load("i64", fn.gep("i64", table, k.index), 8))
+            row = fn.gep("float", weights, fn.mul(k.index, micro.tile.columns))
+            acc = micro.outer_product(row, lambda p: fn.gep("float", at, p * step), [c.now for c in k.carried])
+            for c, value in zip(k.carried, acc, strict=True):
+                c.next = value
+        return [c.last for c in k.carried]

@@ -1,0 +1,227 @@
+"""Which kernel a convolution gets, with its packed weight, tables and words.
+
+depthwise   one input channel a group, as many outputs      depthwise.py
+first       few input channels, a window: rows copied       bordered.py
+flat        1x1 over pixels at one stride                   dense.py
+window      everything else                                 dense.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from smelt.codegen.conv import bordered, dense, depthwise, pack
+from smelt.codegen.conv.epilogue import Epilogue
+from smelt.codegen.conv.micro import Tile
+from smelt.codegen.conv.shape import ConvShape
+from smelt.codegen.conv.tiles import MAX_PIXELS, dense_blocks, dense_tile, nanoseconds, tile_pixels
+from smelt.codegen.llvm.isa import Isa
+
+Strides = tuple[int, int, int, int]
+"""Of n, c, h, w in elements."""
+
+# Below this many input channels the lanes' broadcasts are few between two changes of place: copying rows is better.
+_FEW_CHANNELS = 8
+_ROWS_NBYTES = 48 << 10
+# Input columns that a depthwise tile may hold in registers and pointers.
+_MAX_COLUMNS = 10
+_MAX_WINDOW_COLUMNS = 24
+_DEPTHWISE_ITEM = 4096
+_UNROLL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ConvPlan:
+    """A choice of kernel that has not looked at the weight yet. `finite`: its weight must have no inf or nan.
+
+    A border is read as zeros, and zero times infinity is a number that eager does not have.
+    """
+
+    kind: str
+    text: str
+    words: tuple[int, ...]
+    items: int
+    item_ns: float
+    scratch_nbytes: int
+    finite: bool
+    pack: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+def is_planes(shape: ConvShape, strides: Strides) -> bool:
+    """Whether x lies as [n, c, h, w] with adjacent columns."""
+    return strides[3] == 1 or shape.w == 1
+
+
+def is_channels_last(shape: ConvShape, strides: Strides) -> bool:
+    """Whether the channels of a pixel are adjacent."""
+    return strides[1] == 1 or shape.cin == 1
+
+
+def _is_depthwise(shape: ConvShape) -> bool:
+    return shape.groups == shape.cin == shape.cout and shape.groups > 1
+
+
+def _is_first(shape: ConvShape) -> bool:
+    return shape.groups == 1 and shape.cin < _FEW_CHANNELS and (shape.kh > 1 or shape.kw > 1)
+
+
+def plan_kernel(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> ConvPlan | None:
+    """The kernel for a convolution whose input has these strides; None where it has none.
+
+    The result, and "element" operands of the epilogue, are dense channels-last.
+    """
+    if 0 in (shape.pixels, shape.cout, shape.depth) or shape.oh < 0 or shape.ow < 0:
+        return None
+    if _is_depthwise(shape):
+        return _depthwise(isa, shape, strides, epilogue) if is_channels_last(shape, strides) else None
+    if _is_first(shape) and (is_planes(shape, strides) or _is_packed_row(shape, strides)):
+        return _first(isa, shape, strides, epilogue)
+    return _dense(isa, shape, strides, epilogue) if is_channels_last(shape, strides) else None
+
+
+def _is_packed_row(shape: ConvShape, strides: Strides) -> bool:
+    return is_channels_last(shape, strides) and (shape.w == 1 or strides[3] == shape.cin)
+
+
+# --- dense
+
+
+def _pixel_stride(shape: ConvShape, strides: Strides) -> int | None:
+    """The distance in x of two pixels of a 1x1 window; None where there is more than one."""
+    at = shape.window
+    if (shape.kh, shape.kw) != (1, 1) or shape.has_border:
+        return None
+    steps = [
+        (size, step)
+        for size, step in (
+            (shape.n, strides[0]), (shape.oh, strides[2] * at.stride[0]), (shape.ow, strides[3] * at.stride[1]),
+        )
+        if size > 1
+    ]  # fmt: skip
+    for (_, outer), (size, inner) in pairwise(steps):
+        if outer != size * inner:
+            return None
+    return steps[-1][1] if steps else 0
+
+
+def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> ConvPlan:
+    stride = _pixel_stride(shape, strides)
+    flat = stride is not None
+    tile = dense_tile(isa, shape.group_out, shape.pixels)
+    if not flat and shape.has_border and shape.ow >= tile.pixels and shape.ow % tile.pixels:
+        # Tiles that end with the row skip the taps above the first row and below the last.
+        tile = Tile(tile.lanes, tile.vectors, tile_pixels(shape.ow, tile.pixels))
+    unroll = _UNROLL if shape.group_in % _UNROLL == 0 else 1
+    group_panels = -(-shape.group_out // tile.columns)
+    at = shape.window
+    seen = 1 if flat else min(at.stride[0], shape.kh) * min(at.stride[1], shape.kw)
+    blocks = dense_blocks(
+        tile, group_panels * shape.groups, shape.pixels, shape.depth * tile.columns * 4, shape.group_in * 4 * seen,
+        nanoseconds(isa, shape.depth * tile.columns * tile.pixels),
+    )  # fmt: skip
+    item_ns = nanoseconds(isa, shape.depth * tile.columns * blocks.panel_step * blocks.pixel_step)
+    table, nblocks, nsegments, longest = pack.segment_table(shape, unroll, (strides[2], strides[3]))
+    variant = dense.DenseVariant(
+        tile, flat, shape.depth > dense.BLOCK if flat else nblocks > 1, shape.group_out % tile.columns != 0, unroll,
+        epilogue,
+    )  # fmt: skip
+    words = (
+        *blocks.words, shape.depth, pack.even_block(shape.depth, unroll), stride or 0, shape.cout, shape.group_out,
+        group_panels, shape.group_in, shape.depth * tile.columns,
+    )  # fmt: skip
+    if not flat:
+        words = (
+            *words, shape.oh, shape.ow, shape.h, shape.w, *at.stride, *at.before, strides[0], strides[2], strides[3],
+            nblocks, nsegments,
+        )  # fmt: skip
+
+    def held(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        packed = pack.pack_dense(weight, shape.groups, tile.columns)
+        return (packed,) if flat else (packed, table, torch.zeros(longest))
+
+    text = dense.dense_text(isa, variant)
+    kind = "flat" if flat else "window"
+    return ConvPlan(kind, text, words, blocks.items, item_ns, 0, shape.has_border, held)
+
+
+# --- few input channels
+
+
+def _first(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> ConvPlan:
+    planes = is_planes(shape, strides) and (shape.cin == 1 or not _is_packed_row(shape, strides))
+    at = shape.window
+    unit = 1 if planes else shape.cin
+    row = ((shape.ow - 1) * at.stride[1] + (shape.kw - 1) * at.dilation[1] + 1) * unit
+    tile = dense_tile(isa, shape.cout, shape.ow)
+    copies = shape.cin if planes else 1
+
+    def height(rows: int) -> int:
+        return (rows - 1) * at.stride[0] + (shape.kh - 1) * at.dilation[0] + 1
+
+    rows = 1
+    while rows < min(4, shape.oh) and copies * height(rows + 1) * row * 4 <= _ROWS_NBYTES:
+        rows += 1
+    panels = -(-shape.cout // tile.columns)
+    panel_ns = nanoseconds(isa, shape.depth * tile.columns * rows * shape.ow)
+    panel_step = min(panels, max(1, int(200_000 / panel_ns)))
+    row_blocks, panel_blocks = -(-shape.oh // rows), -(-panels // panel_step)
+    lead = min(at.before[1] * unit, row)
+    words = (
+        panels, panel_blocks, panel_step, row_blocks, rows, shape.oh, shape.ow, shape.h, at.before[0], at.stride[0],
+        strides[0], strides[1], strides[2], copies, height(rows), row, lead, min(shape.w * unit, row - lead),
+        shape.depth, pack.even_block(shape.depth, 1), shape.cout, shape.cout, shape.depth * tile.columns,
+    )  # fmt: skip
+    variant = bordered.BorderedVariant(
+        tile, at.stride[1] * unit, shape.depth > dense.BLOCK, shape.cout % tile.columns != 0, epilogue
+    )
+
+    def held(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        table = pack.offset_table(shape, planes, height(rows), row)
+        return pack.pack_dense(weight, 1, tile.columns), table
+
+    return ConvPlan(
+        "first", bordered.bordered_text(isa, variant), words, shape.n * row_blocks * panel_blocks,
+        panel_ns * panel_step, copies * height(rows) * row * 4, shape.has_border, held,
+    )  # fmt: skip
+
+
+# --- depthwise
+
+
+def _depthwise(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> ConvPlan | None:
+    at = shape.window
+    lanes = isa.f32_lanes
+    while lanes > 4 and shape.cin <= lanes // 2:
+        lanes //= 2
+
+    def variant_of(pixels: int) -> depthwise.DepthwiseVariant:
+        return depthwise.DepthwiseVariant(
+            Tile(lanes, 1, pixels), shape.kw, at.stride[1], at.dilation[1], shape.cin % lanes != 0, epilogue
+        )
+
+    most = MAX_PIXELS
+    while most > 1 and len(variant_of(most).columns) > _MAX_COLUMNS:
+        most -= 1
+    if len(variant_of(most).columns) > _MAX_WINDOW_COLUMNS:
+        return None
+    variant = variant_of(tile_pixels(shape.ow, most))
+    channels = -(-shape.cin // lanes) * lanes
+    block = min(channels, max(lanes, _DEPTHWISE_ITEM // shape.ow // lanes * lanes))
+    blocks = -(-shape.cin // block)
+    words = (
+        shape.cin, shape.oh, shape.ow, shape.h, shape.w, shape.kh, at.stride[0], at.dilation[0], *at.before, strides[0],
+        strides[2], strides[3], shape.cout, blocks, block,
+    )  # fmt: skip
+
+    def held(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return pack.pack_depthwise(weight, lanes), torch.zeros(lanes)
+
+    item_ns = 2.0 * nanoseconds(isa, block * shape.ow * shape.kh * shape.kw)
+    return ConvPlan(
+        "depthwise", depthwise.depthwise_text(isa, variant), words, shape.n * shape.oh * blocks, item_ns, 0,
+        shape.has_border, held,
+    )  # fmt: skip

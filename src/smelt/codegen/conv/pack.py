@@ -1,0 +1,74 @@
+"""Weights as the kernels read them, and the tables that say which input a product takes."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import torch
+
+from smelt.codegen.conv.dense import BLOCK
+from smelt.codegen.conv.shape import ConvShape
+
+
+def pack_dense(weight: torch.Tensor, groups: int, columns: int) -> torch.Tensor:
+    """f32[cout, cin/g, kh, kw] -> [g * panels, kh * kw * cin/g, columns], channels beyond a group's last being 0."""
+    cout, cin, kh, kw = weight.shape
+    per_group, depth = cout // groups, cin * kh * kw
+    panels = -(-per_group // columns)
+    packed = weight.new_zeros(groups, depth, panels * columns)
+    # [g, out, in, kh, kw] -> [g, kh, kw, in, out]
+    packed[:, :, :per_group] = (
+        weight.reshape(groups, per_group, cin, kh, kw).permute(0, 3, 4, 2, 1).reshape(groups, depth, per_group)
+    )
+    return packed.view(groups, depth, panels, columns).permute(0, 2, 1, 3).contiguous().flatten(0, 1)
+
+
+def pack_depthwise(weight: torch.Tensor, lanes: int) -> torch.Tensor:
+    """f32[c, 1, kh, kw] -> [c / lanes, kh, kw, lanes], channels beyond the last being 0."""
+    c, _, kh, kw = weight.shape
+    vectors = -(-c // lanes)
+    packed = weight.new_zeros(vectors * lanes, kh, kw)
+    packed[:c] = weight[:, 0]
+    return packed.view(vectors, lanes, kh, kw).permute(0, 2, 3, 1).contiguous()
+
+
+def even_block(depth: int, unroll: int) -> int:
+    """The length of equal blocks of at most `BLOCK`, a multiple of `unroll`, that cover `depth`."""
+    count = ceil(depth / BLOCK)
+    return ceil(ceil(depth / count) / unroll) * unroll
+
+
+def segment_table(shape: ConvShape, unroll: int, strides: tuple[int, int]) -> tuple[torch.Tensor, int, int, int]:
+    """The table of a window kernel for input strides (row, column); its numbers of blocks and segments; the longest.
+
+    int64[blocks + 1] first segments, then int64[segments, 5]: dy, dx, offset in x, first k, length.
+    """
+    chunk = even_block(shape.group_in, unroll)
+    rows: list[list[int]] = []
+    starts = [0]
+    filled = depth = 0
+    for ky in range(shape.kh):
+        for kx in range(shape.kw):
+            dy, dx = ky * shape.window.dilation[0], kx * shape.window.dilation[1]
+            for first in range(0, shape.group_in, chunk):
+                length = min(chunk, shape.group_in - first)
+                if filled and filled + length > BLOCK:
+                    starts.append(len(rows))
+                    filled = 0
+                rows.append([dy, dx, dy * strides[0] + dx * strides[1] + first, depth, length])
+                filled, depth = filled + length, depth + length
+    starts.append(len(rows))
+    flat = starts + [number for row in rows for number in row]
+    return torch.tensor(flat, dtype=torch.int64), len(starts) - 1, len(rows), min(chunk, shape.group_in)
+
+
+def offset_table(shape: ConvShape, planes: bool, plane_rows: int, row: int) -> torch.Tensor:
+    """int64[depth]: where in scratch product k of a pixel lies, in the order of `pack_dense`.
+
+    planes: scratch is [cin, plane_rows, row]; else [plane_rows, row] with the channels of a pixel together.
+    """
+    ky = torch.arange(shape.kh).view(-1, 1, 1) * shape.window.dilation[0]
+    kx = torch.arange(shape.kw).view(1, -1, 1) * shape.window.dilation[1]
+    c = torch.arange(shape.cin).view(1, 1, -1)
+    at = c * (plane_rows * row) + ky * row + kx if planes else ky * row + kx * shape.cin + c
+    return at.reshape(-1).contiguous()

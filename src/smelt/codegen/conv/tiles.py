@@ -1,0 +1,124 @@
+"""How large a tile is, and how a convolution is cut into work items.
+
+Invariant: tiles and items change the speed alone; every element is summed in the same order whatever they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smelt.codegen.conv.micro import Tile
+from smelt.codegen.llvm.isa import Isa
+
+MAX_PIXELS = 8
+"""More pixels than this would need more pointers than there are integer registers."""
+
+_FEW_PIXELS = 2
+_NS_PER_MAC = 0.02
+# What of a block may lie in the second-level cache beside the rest.
+_CACHED_NBYTES = 256 << 10
+_MIN_ITEMS = 16
+_MIN_ITEM_NS = 3000.0
+
+
+def dense_tile(isa: Isa, columns: int, pixels: int) -> Tile:
+    """The tile for a product with `columns` channels (of a group) and so many pixels."""
+    lanes_options = [n for n in (16, 8, 4) if n <= isa.f32_lanes]
+    most = {16: 3, 8: 3 if isa.f32_lanes == 16 else 2, 4: 4 if isa.name == "neon" else 2}
+    best: tuple[float, Tile] | None = None
+    for lanes in lanes_options:
+        # With a pixel or two, vectors are what keeps the multipliers busy.
+        limit = 4 if pixels <= _FEW_PIXELS else most[lanes]
+        for vectors in range(limit, 0, -1):
+            width = lanes * vectors
+            padded = -(-columns // width) * width
+            # Narrow registers do as much a cycle where two run at once, but take twice the instructions.
+            cost = padded * (1.0 if lanes == isa.f32_lanes else 1.06 if 2 * lanes == isa.f32_lanes else 1.8)
+            cost *= 1.0 if vectors > 1 else 1.05
+            if best is None or cost < best[0]:
+                best = cost, Tile(lanes, vectors, 1)
+    assert best is not None
+    tile = best[1]
+    return Tile(tile.lanes, tile.vectors, tile_pixels(pixels, _most_pixels(isa, tile.vectors)))
+
+
+def _most_pixels(isa: Isa, vectors: int) -> int:
+    """Pixels whose sums fit the registers beside the weights and one broadcast (two where products are apart)."""
+    spare = 3 if isa.name == "baseline" else 2
+    return max(1, min(MAX_PIXELS, (isa.vector_registers - vectors - spare) // vectors))
+
+
+def tile_pixels(pixels: int, most: int) -> int:
+    """Pixels a tile, at most `most`, so that `pixels` are covered with little repeated."""
+    if pixels <= most:
+        return pixels
+    wasted = {p: -(-pixels // p) * p for p in (most, most - 1) if p > 0}
+    # A smaller tile must save what its lower ratio of products to loads costs.
+    return min(wasted, key=lambda p: (wasted[p] * (1.0 if p == most else 1.02), -p))
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Work items of panels x pixels: how many of each an item has, how many blocks there are, which runs fastest."""
+
+    panels: int
+    pixels: int
+    panel_step: int
+    pixel_step: int
+    pixels_first: bool
+
+    @property
+    def panel_blocks(self) -> int:
+        """Blocks of panels."""
+        return -(-self.panels // self.panel_step)
+
+    @property
+    def pixel_blocks(self) -> int:
+        """Blocks of pixels."""
+        return -(-self.pixels // self.pixel_step)
+
+    @property
+    def items(self) -> int:
+        """Work items."""
+        return self.panel_blocks * self.pixel_blocks
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """The kernel's words, in its order."""
+        every = (self.pixel_blocks, 1) if self.pixels_first else (1, self.panel_blocks)
+        return (
+            self.panels, self.pixels, self.panel_step, self.pixel_step, self.panel_blocks, self.pixel_blocks, *every,
+        )  # fmt: skip
+
+
+def dense_blocks(tile: Tile, panels: int, pixels: int, panel_nbytes: int, pixel_nbytes: int, panel_ns: float) -> Blocks:
+    """How a dense product is cut up.
+
+    panel_nbytes, pixel_nbytes: memory read for one panel, and for one pixel. panel_ns: time of one tile in one panel.
+    """
+    tiles = -(-pixels // tile.pixels)
+    tile_step = _fitting(tiles, _CACHED_NBYTES // max(pixel_nbytes * tile.pixels, 1))
+    panel_step = _fitting(panels, _CACHED_NBYTES // max(panel_nbytes, 1))
+    # Either the panels of an item stay in the cache while the pixels pass, or the other way round.
+    pixels_pass = pixels * pixel_nbytes * -(-panels // panel_step)
+    panels_pass = panels * panel_nbytes * -(-tiles // tile_step)
+    pixels_first = pixels_pass <= panels_pass
+    while -(-tiles // tile_step) * -(-panels // panel_step) < _MIN_ITEMS:
+        if tile_step * panel_step * panel_ns < 2 * _MIN_ITEM_NS or tile_step * panel_step == 1:
+            break
+        if tile_step > 1 and (not pixels_first or panel_step == 1 or panels == panel_step):
+            tile_step = -(-tile_step // 2)
+        else:
+            panel_step = -(-panel_step // 2)
+    return Blocks(panels, pixels, panel_step, tile_step * tile.pixels, pixels_first)
+
+
+def _fitting(count: int, limit: int) -> int:
+    """An even share of `count` that is at most `limit`, at least 1."""
+    limit = max(1, min(count, limit))
+    return -(-count // -(-count // limit))
+
+
+def nanoseconds(isa: Isa, macs: float) -> float:
+    """Estimated time of so many multiply-adds on one core."""
+    return macs * _NS_PER_MAC * (16 / isa.f32_lanes if isa.name != "avx2" else 1.0)
