@@ -20,6 +20,7 @@ from torch import Tensor
 
 from smelt.capture import capture
 from smelt.ir import Graph, parse, verify
+from smelt.ops.evaluate import evaluate
 from smelt.passes.attention import attention, attention_fast
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.dce import dce
@@ -607,6 +608,30 @@ def test_order_lowers_the_peak() -> None:
     graph = check(f, (randn(64),), order, tolerance=0.0)
     again = reorder(PassContext().rewriter(graph.clone()))
     assert again.before == again.after == 256 + 5 * 4
+
+
+def test_order_lowers_the_peak_of_branches_that_meet_late_and_says_so() -> None:
+    """Each branch makes something large and ends in something small; written side by side they are alive together."""
+
+    def f(x: Tensor, weights: Tensor) -> Tensor:
+        grown = [torch.outer(x, weights[i]) for i in range(6)]
+        bent = [torch.tanh(g) for g in grown]
+        means = [b.mean(dim=1) for b in bent]
+        return torch.stack(means).sum(0)
+
+    args = (randn(64), randn(6, 64))
+    with torch.no_grad():
+        captured = capture(f, args)
+    assert captured.graph is not None
+    graph = captured.graph.clone()
+    run_passes(graph, (functionalize,))
+    (report,) = run_passes(graph, (order,))
+    assert report.peak is not None and report.changed
+    large = 64 * 64 * 4
+    # All six at once before; one, and what is made of it, after.
+    assert report.peak.before >= 6 * large
+    assert 2 * large <= report.peak.after < 3 * large
+    torch.testing.assert_close(evaluate(graph, args)[0], f(*args), rtol=0, atol=0)
 
 
 def test_order_reports_and_is_stable() -> None:

@@ -32,3 +32,16 @@ def nbytes_spanned(tensor: torch.Tensor) -> int:
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int((last + 1) * tensor.element_size())
+
+
+def is_sole_owner(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor, array or buffer holds this tensor's storage; False where torch does not tell.
+
+    Adapter for `torch._C._storage_Use_Count`.
+    """
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    if count is None:
+        return False
+    storage = tensor.untyped_storage()
+    # The tensor's own reference, and the one of the object asked here.
+    return bool(count(storage._cdata) == 2)

@@ -8,6 +8,7 @@ from typing import Any
 
 from smelt.capture import capture
 from smelt.compiler.compiled_types import ObservedProgram
+from smelt.compiler.originals import move_originals
 from smelt.compiler.unit import Unit
 from smelt.diag import Options
 
@@ -17,10 +18,13 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
 
     Raises: CaptureError where the program cannot be captured (it has run to its end all the same).
     """
+    # Before anything is recorded: guards then see parameters where they stay.
+    moved = move_originals(fn.target, options)
     start = perf_counter()
     captured = capture(fn, args, kwargs, name=fn.name, target=fn.target)
     recorded_ms = (perf_counter() - start) * 1000
     unit = Unit.of(captured, options)
+    unit.moved = moved
     unit.keep_sample(captured.signature.flatten(args, kwargs) if captured.signature is not None else ())
     unit.stages_ms = {"recorded run": round(recorded_ms, 3), **unit.stages_ms}
     return unit

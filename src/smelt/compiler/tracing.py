@@ -15,6 +15,7 @@ from smelt.capture.reads_effects import LOGGING
 from smelt.compiler.agreement import disagreement
 from smelt.compiler.compiled import Compiled
 from smelt.compiler.copies import copies_of
+from smelt.compiler.originals import move_originals
 from smelt.compiler.pipeline import check_options
 from smelt.compiler.program import Program
 from smelt.compiler.unit import Unit
@@ -56,6 +57,7 @@ def trace(
     before = copies_of(tensors_of((given, named))) if check else []
     rng = torch.get_rng_state()
     observed = _Observed(target)
+    moved = move_originals(target, chosen)
     captured = capture(observed, given, named, keep_written=check, target=target)
     if captured.error is not None:
         raise captured.error
@@ -67,6 +69,7 @@ def trace(
             stacklevel=2,
         )
     program = Program(target, captured, chosen)
+    program.unit.moved = moved
     if check:
         _check(program.unit, tensors_of(captured.result, given, named), before, rng)
     for more in check_inputs or ():

@@ -18,6 +18,7 @@ from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.result import Same, StateName
 from smelt.compiler.copies import copies_of
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
+from smelt.compiler.originals import Moved, release
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.compiler.precision import Precision, output_errors, why_not_repeatable
 from smelt.diag import InternalError, Options, SmeltError, SmeltWarning
@@ -38,6 +39,7 @@ class Unit:
     lookup: (kind, path) -> the live tensor of a parameter, buffer or captured value.
     stages_ms: wall time of each stage of the compilation.
     sample: copies of the inputs of the first call, kept where the program computes in another precision than written.
+    moved, released_nbytes: what became of the originals of packed weights, where their release was asked for.
     """
 
     captured: Captured
@@ -50,6 +52,8 @@ class Unit:
     lowered: Lowered | None = None
     executable: Executable | None = None
     sample: list[torch.Tensor] | None = None
+    moved: Moved | None = None
+    released_nbytes: int = 0
     _ready: _Ready | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -77,6 +81,15 @@ class Unit:
         if self.lowered is None:
             return ()
         return tuple(self.lookup(name.kind, name.path) for name in self.lowered.constants)
+
+    @property
+    def originals(self) -> tuple[torch.Tensor, ...]:
+        """State tensors that were folded or packed and that no call reads; complete after lowering."""
+        if self.lowered is None:
+            return ()
+        read = {tensor.data_ptr() for _, tensor in self.lowered.plan.held if tensor.layout == torch.strided}
+        baked = [self.lookup(n.kind, n.path) for n in self.lowered.constants if n not in self.lowered.handles]
+        return tuple(tensor for tensor in baked if tensor.data_ptr() not in read)
 
     @property
     def state(self) -> tuple[torch.Tensor, ...]:
@@ -110,6 +123,8 @@ class Unit:
             start = perf_counter()
             self.executable = Executable(self.lowered.plan, _machine_code(self.options))
             self.stages_ms["load"] = _since(start)
+            if self.options.release_originals:
+                self.released_nbytes = release(self.originals)
 
     def refresh(self) -> None:
         """Fold and pack anew from the present contents of the state."""

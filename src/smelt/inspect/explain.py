@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from smelt._torch.storage import nbytes_spanned
 from smelt.compiler import Compiled, Program, Unit
 from smelt.diag import SmeltError
 from smelt.inspect.report import Report, Row
@@ -147,11 +148,23 @@ def _timings(units: Sequence[Unit]) -> list[Row]:
 
 
 def _memory(units: Sequence[Unit]) -> list[Row]:
+    """The plan's own memory, copies of weights and their originals, and what reordering gained."""
     rows: list[Row] = []
     for i, unit in enumerate(units):
-        if unit.lowered is not None:
-            found: Mapping[str, int] = unit.lowered.report.to_dict()["memory"]
-            rows.extend({"entry": i, "what": what.removesuffix("_nbytes"), "MB": n / MB} for what, n in found.items())
+        if unit.lowered is None:
+            continue
+        found: Mapping[str, int] = unit.lowered.report.to_dict()["memory"]
+        rows.extend({"entry": i, "what": what.removesuffix("_nbytes"), "MB": n / MB} for what, n in found.items())
+        peak = next((p.peak for p in reversed(unit.passes) if p.peak is not None), None)
+        if peak is not None:
+            rows.append({"entry": i, "what": "peak before order", "MB": peak.before / MB})
+            rows.append({"entry": i, "what": "peak after order", "MB": peak.after / MB})
+        originals = sum(nbytes_spanned(t) for t in unit.originals)
+        rows.append({"entry": i, "what": "originals of packed and folded", "MB": originals / MB})
+        if unit.options.release_originals:
+            given = {"entry": i, "what": "originals released", "MB": unit.released_nbytes / MB}
+            why_not = "" if unit.moved is None else unit.moved.why_not
+            rows.append({**given, "note": why_not} if why_not else given)
     return rows
 
 

@@ -24,6 +24,18 @@ def always(rows: int, columns: Sequence[int], k: int, dtype: DType) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Most bytes alive at once in a region, before and after reordering.
+
+    Counted are tensors made in the region itself from what a call brings: what follows from parameters and constants
+    alone is computed once, and kept.
+    """
+
+    before: int
+    after: int
+
+
 def each(node: Node) -> bool:
     """The answer of tests and searches that want all of them."""
     return True
@@ -39,6 +51,7 @@ class PassContext:
     merging_pays: given rows, each product's columns, their common depth and the element type, whether one product for
     all of them is faster on this machine.
     narrowing_pays: whether an f32 product is faster in bf16 on this machine.
+    peaks: the last peak of memory that a pass has found, for its report.
     """
 
     lookup: Lookup = no_state
@@ -47,6 +60,7 @@ class PassContext:
     entangled: frozenset[str] = frozenset()
     merging_pays: MergingPays = always
     narrowing_pays: NarrowingPays = each
+    peaks: list[Peak] = field(default_factory=list)
 
     def type(self, kind: str, path: str) -> TensorType:
         """The type of a parameter, buffer or captured tensor."""

@@ -15,18 +15,22 @@ from smelt.ir import Graph, verify
 from smelt.ops.check import check as check_node
 from smelt.ops.convert import strided_copy
 from smelt.ops.evaluate import Lookup, evaluate, no_state
-from smelt.passes.base import Pass, PassContext
+from smelt.passes.base import Pass, PassContext, Peak
 
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What one pass did: seconds it took, whether it changed the graph, nodes before and after."""
+    """What one pass did: seconds it took, whether it changed the graph, nodes before and after.
+
+    peak: the most memory alive at once, before and after, where the pass is about that.
+    """
 
     name: str
     seconds: float
     changed: bool
     nodes_before: int
     nodes_after: int
+    peak: Peak | None = None
 
 
 def run_passes(
@@ -57,7 +61,9 @@ def run_passes(
         started = time.perf_counter()
         changed = _run_one(graph, one, context, check)
         seconds = time.perf_counter() - started
-        reports.append(PassReport(one.name, seconds, changed, before, sum(1 for _ in graph.walk())))
+        after = sum(1 for _ in graph.walk())
+        peak = context.peaks.pop() if context.peaks else None
+        reports.append(PassReport(one.name, seconds, changed, before, after, peak))
         _dump(graph, dump, number, one.name)
     return tuple(reports)
 

@@ -9,32 +9,19 @@ touches memory that is written keeps its place relative to the write.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from smelt.analysis import Aliases, alias_analysis, dependence, is_static, nbytes, used_by
 from smelt.analysis.dependence import Dependence
 from smelt.ir import Graph, Node, Region, Value, values_in
 from smelt.ops.effects import effects
-from smelt.passes.base import Pass, PassContext
+from smelt.passes.base import Pass, PassContext, Peak
 from smelt.rewrite import Rewriter
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """Most bytes alive at once in a region, before and after reordering.
-
-    Counted are tensors made in the region itself from what a call brings: what follows from parameters and constants
-    alone is computed once, and kept.
-    """
-
-    before: int
-    after: int
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    reorder(rewriter)
+    context.peaks[:] = [reorder(rewriter)]
     return rewriter.edits > 0
 
 
