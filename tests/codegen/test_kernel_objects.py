@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from smelt.codegen.llvm import emit
 from smelt.codegen.llvm.isa import AVX2, AVX512, AVX512_BF16, BASELINE_X86, NEON, Isa, best_isa, host_isa
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
 from smelt.codegen.lower.context import Context
@@ -94,6 +95,20 @@ def test_one_bad_kernel_harms_no_other() -> None:
     assert list(found) == [good.symbol] and told == [bad.symbol]
     with pytest.raises(InternalError, match="not valid LLVM text"):
         compile_kernels([bad], host())
+
+
+@pytest.mark.parametrize("lock", [False, True])
+def test_many_at_once_are_as_one_by_one(monkeypatch: pytest.MonkeyPatch, lock: bool) -> None:
+    """By several threads past llvmlite's lock, and where that is not as expected; a bad one stays alone."""
+    if lock:
+        monkeypatch.setattr(emit, "_unlocked_emit", lambda: None)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    texts = [ADD_ONE.replace("@KERNEL", "@f").replace("float 1.0>", f"float {i}.0>") for i in range(20)]
+    texts[7] = texts[7].replace("ret i32 0", "ret i64 0")
+    found = emit.emit_objects(texts, host().cpu, host().features)
+    assert isinstance(found[7], InternalError)
+    for i, (text, code) in enumerate(zip(texts, found, strict=True)):
+        assert i == 7 or code == emit.emit_object(text, host().cpu, host().features)
 
 
 def test_entries_are_apart_by_target_and_rebuilt_when_corrupt(tmp_path: Path) -> None:

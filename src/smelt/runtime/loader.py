@@ -16,6 +16,8 @@ import platform
 import struct
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
 from smelt.diag import PackageError
 from smelt.runtime.elf import (
@@ -217,10 +219,15 @@ class _Linker:
         return False
 
 
-def _protect(address: int, nbytes: int, flags: int) -> None:
+@lru_cache(maxsize=1)
+def _mprotect() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    if libc.mprotect(address, nbytes, flags) != 0:
+    return libc.mprotect
+
+
+def _protect(address: int, nbytes: int, flags: int) -> None:
+    if _mprotect()(address, nbytes, flags) != 0:
         raise OSError(ctypes.get_errno(), "the system grants no executable memory")
 
 

@@ -2,10 +2,17 @@
 
 Invariant: text goes through code generation at level 2 and no other pass. Level 0 aborts the process on lane masks and
 the mid-end brings explicit-vector text nothing, so neither can be asked for.
+
+llvmlite lets one thread at a time into LLVM. Code generation of modules in contexts of their own needs no such order,
+so it alone is called past that lock, where the lock is the wrapper that is expected; else modules come one by one.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import string_at
 from functools import lru_cache
 from typing import Any
 
@@ -13,13 +20,8 @@ import llvmlite.binding as llvm
 
 from smelt.diag import InternalError
 
-
-@lru_cache(maxsize=8)
-def _target_machine(cpu: str, features: str) -> Any:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_triple(llvm.get_process_triple())
-    return target.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")
+_EMIT = "LLVMPY_TargetMachineEmitToMemory"
+_MOST_THREADS = 8
 
 
 def emit_object(text: str, cpu: str = "", features: str = "") -> bytes:
@@ -27,9 +29,75 @@ def emit_object(text: str, cpu: str = "", features: str = "") -> bytes:
 
     Raises: InternalError if LLVM does not accept the text.
     """
+    module = _module(text)
+    # Any number of threads may come here with this one machine: llvmlite's lock is what keeps them apart.
+    return bytes(_target_machine(cpu, features).emit_object(module))
+
+
+def emit_objects(texts: Sequence[str], cpu: str = "", features: str = "") -> list[bytes | InternalError]:
+    """`emit_object` of each text, by several threads; in the place of a text that LLVM refuses stands the error."""
+    nthreads = min(len(texts), os.cpu_count() or 1, _MOST_THREADS)
+    rest = iter(range(len(texts)))
+    found: list[bytes | InternalError] = [b""] * len(texts)
+
+    def work(machine: Any) -> None:
+        for i in rest:
+            try:
+                found[i] = _emit_apart(texts[i], machine)
+            except InternalError as error:
+                found[i] = error
+
+    machines = [_new_target_machine(cpu, features) for _ in range(nthreads)]
+    with ThreadPoolExecutor(nthreads) as pool:
+        list(pool.map(work, machines))
+    return found
+
+
+def _module(text: str) -> Any:
+    """The verified module of a text, in a context of its own. Raises: InternalError."""
     try:
-        module = llvm.parse_assembly(text)
+        module = llvm.parse_assembly(text, llvm.create_context())
         module.verify()
     except RuntimeError as error:
         raise InternalError("emitted code is not valid LLVM text", why=str(error), notes=(text[:2000],)) from error
-    return bytes(_target_machine(cpu, features).emit_object(module))
+    return module
+
+
+def _emit_apart(text: str, machine: Any) -> bytes:
+    """Object code by a machine that no other thread uses. Raises: InternalError."""
+    module = _module(text)
+    emit = _unlocked_emit()
+    if emit is None:
+        return bytes(machine.emit_object(module))
+    library = llvm.ffi.lib
+    with llvm.ffi.OutputString() as message:
+        buffer = emit(machine, module, 1, message)
+        if not buffer:
+            raise InternalError("LLVM cannot make object code", why=str(message), notes=(text[:2000],))
+    try:
+        return string_at(library.LLVMPY_GetBufferStart(buffer), library.LLVMPY_GetBufferSize(buffer))
+    finally:
+        library.LLVMPY_DisposeMemoryBuffer(buffer)
+
+
+@lru_cache(maxsize=1)
+def _unlocked_emit() -> Any:
+    """The C function itself, without the lock around it; None where llvmlite is built otherwise."""
+    wrapped = getattr(getattr(llvm.ffi, "lib", None), _EMIT, None)
+    function: Any = getattr(wrapped, "_cfn", None)
+    names = ("LLVMPY_GetBufferStart", "LLVMPY_GetBufferSize", "LLVMPY_DisposeMemoryBuffer")
+    if getattr(function, "argtypes", None) is None or len(function.argtypes) != 4:
+        return None
+    return function if all(hasattr(llvm.ffi.lib, name) for name in names) else None
+
+
+@lru_cache(maxsize=8)
+def _target_machine(cpu: str, features: str) -> Any:
+    return _new_target_machine(cpu, features)
+
+
+def _new_target_machine(cpu: str, features: str) -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    return target.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", codemodel="small")

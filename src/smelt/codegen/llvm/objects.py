@@ -54,20 +54,26 @@ def compile_kernels(
     is told; ImportError if something must be built and there is no llvmlite.
     """
     found: dict[str, KernelCode] = {}
+    missing: list[KernelSource] = []
     for source in {s.symbol: s for s in sources}.values():
-        key = _key(source, isa)
-        code = cache.get(key) if cache is not None else None
+        code = cache.get(_key(source, isa)) if cache is not None else None
         if code is None:
-            try:
-                code = _emit(source.text, isa)
-            except InternalError as error:
-                if failed is None:
-                    raise
-                failed(source, error)
-                continue
+            missing.append(source)
+        else:
+            found[source.symbol] = KernelCode(source.symbol, code)
+    if not missing:
+        return found
+    emit = importlib.import_module("smelt.codegen.llvm.emit")
+    built = emit.emit_objects([source.text for source in missing], isa.cpu, isa.features)
+    for source, code in zip(missing, built, strict=True):
+        if isinstance(code, bytes):
+            found[source.symbol] = KernelCode(source.symbol, code)
             if cache is not None:
-                cache.put(key, code)
-        found[source.symbol] = KernelCode(source.symbol, code)
+                cache.put(_key(source, isa), code)
+        elif failed is None:
+            raise code
+        else:
+            failed(source, code)
     return found
 
 
@@ -79,8 +85,3 @@ def _key(source: KernelSource, isa: Isa) -> str:
 @lru_cache(maxsize=1)
 def _llvmlite_version() -> str:
     return version("llvmlite")
-
-
-def _emit(text: str, isa: Isa) -> bytes:
-    emit = importlib.import_module("smelt.codegen.llvm.emit")
-    return bytes(emit.emit_object(text, isa.cpu, isa.features))
