@@ -25,6 +25,7 @@ from smelt.codegen.lower.library import lower_gelu, lower_pad
 from smelt.codegen.lower.linear import Product, lower_product, product_of
 from smelt.codegen.lower.outputs import lower_outputs
 from smelt.codegen.lower.own_convolution import OwnConvolution, lower_own_convolution, own_convolution_of
+from smelt.codegen.lower.own_products import OwnProduct, lower_own_product, own_product_of
 from smelt.codegen.lower.products import lower_addmm, lower_matmul, lower_mm
 from smelt.codegen.lower.report import MemoryReport, Report
 from smelt.codegen.lower.result import Lookup, Lowered
@@ -49,7 +50,7 @@ _RULES: dict[str, Callable[[Context, Node], bool]] = {
     "aten.constant_pad_nd.default": lower_pad,
 }
 
-_Main = Product | Convolution | OwnConvolution
+_Main = Product | OwnProduct | Convolution | OwnConvolution
 
 
 class _Groups:
@@ -63,7 +64,8 @@ class _Groups:
         order = {node: i for i, node in enumerate(nodes)}
         writes = [order[node] for node in nodes if node.op == "write"]
         for node in nodes:
-            main: _Main | None = product_of(ctx, node)
+            product = product_of(ctx, node)
+            main: _Main | None = None if product is None else own_product_of(ctx, product, claimed) or product
             conv = convolution_of(ctx, node) if main is None else None
             if conv is not None:
                 pad = conv.pad
@@ -74,14 +76,14 @@ class _Groups:
                     self.waiting.add(pad)
             if main is None:
                 continue
-            if isinstance(main, OwnConvolution):
+            if isinstance(main, OwnConvolution | OwnProduct):
                 epilogue = Epilogue(main.nodes, main.result)
             else:
                 epilogue = epilogue_of(ctx, node, claimed, sum_then_post=conv is not None)
             if epilogue.nodes and any(order[node] < w < order[epilogue.nodes[-1]] for w in writes):
                 # Waiting would carry the product past a write to what it reads.
                 epilogue = Epilogue((), node.result)
-                if isinstance(main, OwnConvolution):
+                if isinstance(main, OwnConvolution | OwnProduct):
                     main = main.bare()
             claimed.update(epilogue.nodes)
             self.at[epilogue.nodes[-1] if epilogue.nodes else node] = (main, epilogue)
@@ -146,6 +148,9 @@ def _lower_node(ctx: Context, node: Node, groups: _Groups) -> None:
         main, epilogue = group
         if isinstance(main, Product):
             is_done = lower_product(ctx, main, epilogue)
+        elif isinstance(main, OwnProduct):
+            lower_own_product(ctx, main)
+            is_done = True
         elif isinstance(main, OwnConvolution):
             lower_own_convolution(ctx, main)
             is_done = True

@@ -1,0 +1,51 @@
+"""What the kernels of products have in common: their arguments, where a batch begins, the end of an item."""
+
+from __future__ import annotations
+
+from smelt.codegen.contract.epilogue import Block, Epilogue, emit_epilogue
+from smelt.codegen.contract.integers import ceil_div, div_rem
+from smelt.codegen.contract.problem import WORDS
+from smelt.codegen.contract.tiling import Tiling
+from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+
+
+class Driver:
+    """A kernel's function under construction. Sums of the item at hand begin at %scratch, a row every panel."""
+
+    def __init__(self, tiling: Tiling, epilogue: Epilogue, isa: Isa) -> None:
+        self.tiling, self.epilogue, self.isa = tiling, epilogue, isa
+        self.fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
+        nbuffers = 3 + len(epilogue.buffers)
+        self.left, self.right, *self.extra, self.out = (self.fn.address(i) for i in range(nbuffers))
+        self.word = {name: self.fn.word(nbuffers + i) for i, name in enumerate(WORDS)}
+        self._first_epilogue_word = nbuffers + len(WORDS)
+
+    def nbytes(self, count: str) -> str:
+        """Bytes of so many elements of either matrix."""
+        return self.fn.mul(count, self.tiling.element_nbytes)
+
+    def split(self, number: str, size: str, part: str) -> tuple[str, str]:
+        """`number` as (how many times all parts of `size`, which part)."""
+        return self.div_rem(number, ceil_div(self.fn, size, part))
+
+    def div_rem(self, a: str, b: str) -> tuple[str, str]:
+        """Quotient and remainder."""
+        return div_rem(self.fn, a, b)
+
+    def start(self, name: str, outer: str, inner: str) -> str:
+        """Where `left`, `right` begins in a batch."""
+        base = {"left": self.left, "right": self.right}[name]
+        return self.fn.gep("i8", base, self.nbytes(self._batch(name, outer, inner)))
+
+    def _batch(self, name: str, outer: str, inner: str) -> str:
+        fn, word = self.fn, self.word
+        return fn.add(fn.mul(outer, word[f"{name}_outer"]), fn.mul(inner, word[f"{name}_inner"]))
+
+    def finish_block(self, outer: str, inner: str, row: str, column: str, rows: str, columns: str) -> None:
+        """Apply the epilogue to the sums of rows x columns at (row, column) of a batch, and store."""
+        fn, word = self.fn, self.word
+        at = fn.add(fn.add(self._batch("out", outer, inner), fn.mul(row, word["out_row"])), column)
+        out = fn.gep("i8", self.out, fn.mul(at, self.epilogue.out.itemsize))
+        block = Block("%scratch", rows, columns, out, word["out_row"], (outer, inner, row, column))
+        emit_epilogue(fn, self.isa, self.tiling, self.epilogue, block, self.extra, self._first_epilogue_word)

@@ -1,0 +1,205 @@
+"""Products with many rows: panels of columns, blocks of K, tiles of sums in registers, then the epilogue.
+
+    for item in (batch, panel, block of rows):                 # items are independent
+      sums[rows][panel] = 0
+      for block of K:                                          # tiling.BLOCK terms
+        b = the block of the panel: packed before the run, or packed into scratch here
+        for tile of rows:  sums[tile] += a[tile, block] @ b
+      out[rows, panel] = epilogue(sums)
+
+Invariant: what an item computes depends on no other item and on no thread, so any split gives the same bits. Sizes and
+strides are words (`Problem`), so one kernel serves all shapes with one epilogue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from smelt.codegen.contract.driver import Driver
+from smelt.codegen.contract.epilogue import Epilogue
+from smelt.codegen.contract.integers import minimum
+from smelt.codegen.contract.module import module_text
+from smelt.codegen.contract.panels import pack_call, pack_columns, pack_rows
+from smelt.codegen.contract.tile import tile_call, tile_function
+from smelt.codegen.contract.tiling import BLOCK, Tiling
+from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.objects import KernelSource
+from smelt.codegen.llvm.text import FunctionText
+
+Right = Literal["packed", "rows", "columns"]
+"""How the right matrix lies: in panels [panel][k][columns], with rows of unit stride, with columns of unit stride."""
+
+MAX_ROWS = 126
+"""Rows of one item at most: with the sums and the block of the right matrix they stay in the second-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """A kernel. Its buffers: left, right, those of the epilogue, out; its words: `Problem`, then the epilogue's."""
+
+    tiling: Tiling
+    right: Right
+    epilogue: Epilogue
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Sums of one item, and the block of the panel where it is packed here."""
+        block = 0 if self.right == "packed" else BLOCK // self.tiling.group * self.tiling.row_nbytes
+        return _SUM_ROWS * self.tiling.panel * self.tiling.sum_nbytes + block
+
+
+_SUM_ROWS = MAX_ROWS + 6  # The last tile of an item stores all its rows.
+
+
+@lru_cache(maxsize=256)
+def gemm_source(gemm: Gemm, isa: Isa) -> KernelSource:
+    """The text of a kernel."""
+    return KernelSource.of(_GemmDriver(gemm, isa).text())
+
+
+class _GemmDriver(Driver):
+    """The kernel's function under construction."""
+
+    def __init__(self, gemm: Gemm, isa: Isa) -> None:
+        super().__init__(gemm.tiling, gemm.epilogue, isa)
+        self.lies = gemm.right
+
+    def text(self) -> str:
+        """The whole module."""
+        widths = _widths(self.tiling)
+        helpers = [_strip(self.tiling, width) for width in widths]
+        for width in widths:
+            helpers.extend(tile_function(self.tiling, height, width) for height in _heights(self.tiling, width))
+        if self.lies == "rows":
+            helpers.append(pack_rows(self.tiling))
+        elif self.lies == "columns":
+            helpers.append(pack_columns(self.tiling))
+        with self.fn.loop("%begin", "%end") as item:
+            self._item(item.index)
+        return module_text(self.fn, helpers)
+
+    def _item(self, item: str) -> None:
+        fn, tiling, word = self.fn, self.tiling, self.word
+        rest, number = self.split(item, word["m"], word["block_rows"])
+        batch, panel = self.split(rest, word["n"], str(tiling.panel))
+        outer, inner = self.div_rem(batch, word["inner"])
+        row = fn.mul(number, word["block_rows"])
+        column = fn.mul(panel, tiling.panel)
+        rows = minimum(fn, word["block_rows"], fn.let(f"sub nsw i64 {word['m']}, {row}", "i"))
+        columns = minimum(fn, str(tiling.panel), fn.let(f"sub nsw i64 {word['n']}, {column}", "i"))
+        left = fn.gep("i8", self.start("left", outer, inner), self.nbytes(fn.mul(row, word["left_row"])))
+        right = fn.gep("i8", self.start("right", outer, inner), self.nbytes(fn.mul(panel, word["right_panel"])))
+        with fn.loop(0, fn.mul(rows, tiling.vectors)) as z:
+            to = fn.gep("i8", "%scratch", fn.mul(z.index, tiling.lanes * tiling.sum_nbytes))
+            fn.store(tiling.vector, "zeroinitializer", to, tiling.sum_nbytes)
+        with fn.loop(0, word["k"], BLOCK) as k:
+            self._block(k.index, left, right, rows, columns)
+        self.finish_block(outer, inner, row, column, rows, columns)
+
+    def _block(self, k: str, left: str, right: str, rows: str, columns: str) -> None:
+        fn, tiling, word = self.fn, self.tiling, self.word
+        count = minimum(fn, str(BLOCK), fn.let(f"sub nsw i64 {word['k']}, {k}", "i"))
+        a = fn.gep("i8", left, self.nbytes(fn.mul(k, word["left_k"])))
+        b, step = self._panel_block(k, count, right, columns)
+        groups = fn.let(f"lshr i64 {count}, 1", "i") if tiling.group == 2 else count
+        arguments = {"a_row": self.nbytes(word["left_row"]), "a_k": self.nbytes(fn.mul(word["left_k"], tiling.group)),
+                     "b_k": step, "sums": "%scratch", "height": rows}  # fmt: skip
+        self._strips(columns, a=a, b=b, k=groups, **arguments)
+        if tiling.group == 2:
+            with fn.when(fn.let(f"trunc i64 {count} to i1", "b")):
+                # The odd last column of the left matrix, each element with a zero beside it.
+                pairs = fn.alloca("i32", _SUM_ROWS)
+                at = fn.gep("i8", a, fn.mul(fn.mul(groups, 2), tiling.element_nbytes))
+                with fn.loop(0, rows) as i:
+                    element = fn.load("i16", fn.gep("i8", at, fn.mul(i.index, arguments["a_row"])), 2)
+                    fn.store("i32", fn.let(f"zext i16 {element} to i32"), fn.gep("i32", pairs, i.index))
+                last = fn.gep("i8", b, fn.mul(groups, step))
+                self._strips(columns, **{**arguments, "a": pairs, "a_row": "4", "a_k": "4", "b": last, "k": "1"})
+
+    def _panel_block(self, k: str, count: str, right: str, columns: str) -> tuple[str, str]:
+        """Where the block's rows of the panel lie, and the bytes between them (between groups in bf16)."""
+        fn, tiling, word = self.fn, self.tiling, self.word
+        step, nbytes = self.nbytes(word["right_step"]), str(tiling.row_nbytes)
+        if self.lies == "packed":
+            groups = fn.let(f"udiv i64 {k}, {tiling.group}", "i") if tiling.group > 1 else k
+            return fn.gep("i8", right, fn.mul(groups, nbytes)), nbytes
+        block = fn.gep("i8", "%scratch", _SUM_ROWS * tiling.panel * tiling.sum_nbytes)
+        if self.lies == "columns":
+            fn.do(pack_call(fn.gep("i8", right, self.nbytes(k)), step, count, columns, block))
+            return block, nbytes
+        at = fn.gep("i8", right, fn.mul(k, step))
+        if tiling.group > 1:
+            fn.do(pack_call(at, step, count, columns, block))
+            return block, nbytes
+        full = fn.let(f"icmp eq i64 {columns}, {tiling.panel}", "b")
+        wanted = fn.let(f"icmp ne i64 {word['direct']}, 0", "b")
+        direct = fn.let(f"and i1 {full}, {wanted}", "b")
+        with fn.when(fn.let(f"xor i1 {direct}, true", "b")):
+            fn.do(pack_call(at, step, count, columns, block))
+        return (
+            fn.let(f"select i1 {direct}, ptr {at}, ptr {block}"),
+            fn.let(f"select i1 {direct}, i64 {step}, i64 {nbytes}"),
+        )
+
+    def _strips(self, columns: str, **arguments: str) -> None:
+        """Call the strip of the narrowest width that holds the columns."""
+        fn, widths = self.fn, _widths(self.tiling)
+        done = fn.fresh("strip")
+        for narrow, width in zip((*widths[1:], 0), widths, strict=True):
+            here, further = fn.fresh("wide"), fn.fresh("narrower")
+            if narrow:
+                wide = fn.let(f"icmp sgt i64 {columns}, {narrow * self.tiling.lanes}", "b")
+                fn.do(f"br i1 {wide}, label %{here}, label %{further}")
+                fn.label(here)
+            fn.do(_strip_call(width, **arguments))
+            fn.do(f"br label %{done}")
+            if narrow:
+                fn.label(further)
+        fn.label(done)
+
+
+def _widths(tiling: Tiling) -> tuple[int, ...]:
+    """Registers across a panel that have tiles of their own, descending to 1."""
+    return tuple(width for width in (8, 4, 2, 1) if width <= tiling.vectors)
+
+
+def _heights(tiling: Tiling, width: int) -> tuple[int, ...]:
+    """Row counts with a tile: all in a full panel, two in a narrow one, which is rare."""
+    return tiling.heights if width == tiling.vectors else (tiling.heights[0], 1)
+
+
+_STRIP_PARAMETERS = "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %k, ptr %sums, i64 %height"
+
+
+def _strip_call(width: int, **a: str) -> str:
+    return (
+        f"call void @strip.{width}(ptr {a['a']}, i64 {a['a_row']}, i64 {a['a_k']}, ptr {a['b']}, "
+        f"i64 {a['b_k']}, i64 {a['k']}, ptr {a['sums']}, i64 {a['height']})"
+    )
+
+
+def _strip(tiling: Tiling, width: int) -> FunctionText:
+    """All rows of a panel: tiles of the greatest height, then the lowest that holds what is left."""
+    fn = FunctionText(f"strip.{width}", _STRIP_PARAMETERS, result="internal void")
+    heights = _heights(tiling, width)
+    names = {"a_row": "%a.row", "a_k": "%a.k", "b": "%b", "b_k": "%b.k", "k": "%k"}
+    nbytes = tiling.panel * tiling.sum_nbytes
+    with fn.loop(0, "%height", heights[0]) as row:
+        a = fn.gep("i8", "%a", fn.mul(row.index, "%a.row"))
+        sums = fn.gep("i8", "%sums", fn.mul(row.index, nbytes))
+        left = fn.let(f"sub nsw i64 %height, {row.index}", "i")
+        done = fn.fresh("tiled")
+        for lower, height in zip((*heights[1:], 0), heights, strict=True):
+            here, further = fn.fresh("high"), fn.fresh("lower")
+            if lower:
+                high = fn.let(f"icmp sgt i64 {left}, {lower}", "b")
+                fn.do(f"br i1 {high}, label %{here}, label %{further}")
+                fn.label(here)
+            fn.do(tile_call(height, width, a=a, sums=sums, height=left, **names))
+            fn.do(f"br label %{done}")
+            if lower:
+                fn.label(further)
+        fn.label(done)
+    return fn

@@ -1,0 +1,98 @@
+"""Which kernel computes a product, with which words: chosen by sizes and layout alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from smelt.codegen.contract.dots import HEIGHTS, Dots, dots_source
+from smelt.codegen.contract.epilogue import Bound
+from smelt.codegen.contract.gemm import MAX_ROWS, Gemm, Right, gemm_source
+from smelt.codegen.contract.problem import Problem
+from smelt.codegen.contract.tiling import Tiling, tiling_for, wide_tiling
+from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.objects import KernelSource
+from smelt.ir import DType
+
+# Estimates of one core, for the grain of threads: what a tile computes and memory delivers, and a chunk worth claiming.
+_FLOPS_PER_NS, _BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
+_CHUNKS = 16
+# Columns of an item of dot products.
+_DOT_COLUMNS = 32
+# Rows that the wide panels of `wide_tiling` serve.
+_WIDE_ROWS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPlan:
+    """A launch of a product: buffers are left, right, the epilogue's, out."""
+
+    source: KernelSource
+    words: tuple[int, ...]
+    items: int
+    item_ns: float
+    scratch_nbytes: int
+    kind: str
+
+
+def takes_dots(m: int, right: Right) -> bool:
+    """Whether the product is computed as dot products: few rows, columns of unit stride."""
+    return right == "columns" and m <= max(HEIGHTS)
+
+
+def plan_product(isa: Isa, dtype: DType, right: Right, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
+    """The plan of `batch` products of this dtype; `right_panel` and `block_rows` of the problem are filled in here,
+    but for packed panels, whose distance is the packing's.
+
+    Raises: ValueError if the instruction set has no product of that dtype.
+    """
+    tiling = tiling_for(isa, dtype)
+    wide = wide_tiling(isa, dtype)
+    if tiling is None or wide is None:
+        raise ValueError(f"no product of {dtype} for {isa.name}")
+    if takes_dots(problem.m, right):
+        return _dots(isa, tiling, problem, batch, bound)
+    if right == "rows" and problem.m <= _WIDE_ROWS and tiling.group == 1:
+        tiling = wide
+    return _gemm(isa, tiling, right, problem, batch, bound)
+
+
+def _dots(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
+    height = next(h for h in HEIGHTS if h >= problem.m)
+    dots = Dots(tiling, height, bound.epilogue)
+    columns = min(_DOT_COLUMNS, tiling.panel)
+    items = batch * _ceil(problem.n, columns)
+    nbytes = min(columns, problem.n) * problem.k * tiling.element_nbytes
+    item_ns = nbytes * max(1.0 / _BYTES_PER_NS, problem.m / (4 * _FLOPS_PER_NS))
+    words = (*replace(problem, block_rows=columns).words(), *bound.words)
+    return ProductPlan(dots_source(dots, isa), words, items, item_ns, dots.scratch_nbytes, "dots")
+
+
+def _gemm(isa: Isa, tiling: Tiling, right: Right, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
+    gemm = Gemm(tiling, right, bound.epilogue)
+    panels = batch * _ceil(problem.n, tiling.panel)
+    rows = _block_rows(tiling, problem, panels)
+    items = panels * _ceil(problem.m, rows)
+    columns = min(tiling.panel, _ceil(problem.n, tiling.lanes) * tiling.lanes)
+    work = 2.0 * min(rows, problem.m) * columns * problem.k / tiling.group / _FLOPS_PER_NS
+    read = columns * problem.k * tiling.element_nbytes / _BYTES_PER_NS
+    filled = replace(problem, block_rows=rows)
+    if right == "rows":
+        filled = replace(filled, right_panel=tiling.panel)
+    elif right == "columns":
+        filled = replace(filled, right_panel=tiling.panel * problem.right_step)
+    words = (*filled.words(), *bound.words)
+    return ProductPlan(gemm_source(gemm, isa), words, items, max(work, read), gemm.scratch_nbytes, right)
+
+
+def _block_rows(tiling: Tiling, problem: Problem, panels: int) -> int:
+    """Rows of an item: as many as stay in cache, fewer where there would be too few items to share."""
+    blocks = _ceil(problem.m, MAX_ROWS)
+    total_ns = 2.0 * problem.m * problem.k * panels * tiling.panel / tiling.group / _FLOPS_PER_NS
+    wanted = min(_CHUNKS, int(total_ns / _CHUNK_NS))
+    if panels * blocks < wanted:
+        blocks = min(_ceil(wanted, panels), max(problem.m // (2 * tiling.rows), blocks))
+    return _ceil(_ceil(problem.m, blocks), tiling.rows) * tiling.rows
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,96 @@
+"""How a product is cut for an instruction set: the tile of sums in registers, the panel of columns, blocks of K.
+
+Invariant: a sum over K is the sum of the sums of blocks of `BLOCK`, each begun at zero, on every instruction set, so
+that its error is that of the best libraries: one chain over K = 3072 has four times as much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from smelt.codegen.llvm.isa import Isa
+from smelt.ir import DType
+
+BLOCK = 192
+"""Terms of one chain of fused multiply-adds."""
+
+Kind = Literal["f32", "f64", "bf16"]
+"""What is multiplied. bf16 is summed in f32 by dot products of pairs."""
+
+_KINDS: dict[DType, Kind] = {DType.F32: "f32", DType.F64: "f64", DType.BF16: "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A tile of `rows` x `vectors` registers of `lanes` sums; a panel has `vectors * lanes` columns.
+
+    heights: row counts that have a tile, descending, 1 last. fused: whether the CPU has fused multiply-add.
+    """
+
+    kind: Kind
+    lanes: int
+    rows: int
+    vectors: int
+    heights: tuple[int, ...]
+    fused: bool
+
+    @property
+    def panel(self) -> int:
+        """Columns of a panel."""
+        return self.vectors * self.lanes
+
+    @property
+    def sum_type(self) -> str:
+        """LLVM's type of a sum."""
+        return "double" if self.kind == "f64" else "float"
+
+    @property
+    def vector(self) -> str:
+        """LLVM's type of a register of sums."""
+        return f"<{self.lanes} x {self.sum_type}>"
+
+    @property
+    def sum_nbytes(self) -> int:
+        """Bytes of a sum."""
+        return 8 if self.kind == "f64" else 4
+
+    @property
+    def element_nbytes(self) -> int:
+        """Bytes of an element of either matrix."""
+        return {"f32": 4, "f64": 8, "bf16": 2}[self.kind]
+
+    @property
+    def group(self) -> int:
+        """Elements along K that one multiply-add takes."""
+        return 2 if self.kind == "bf16" else 1
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a packed panel for one group of K, which is also those of a row of sums."""
+        return self.panel * self.element_nbytes * self.group
+
+
+def wide_tiling(isa: Isa, dtype: DType) -> Tiling | None:
+    """The tiling for one or two rows and a matrix with rows of unit stride that is read where it lies: wider panels,
+    so that more of each of its rows is read at once, at the speed of memory.
+    """
+    base = tiling_for(isa, dtype)
+    return None if base is None else replace(base, rows=2, vectors=2 * base.vectors, heights=(2, 1))
+
+
+def tiling_for(isa: Isa, dtype: DType) -> Tiling | None:
+    """The tiling of an instruction set; None where it has no good product of that dtype."""
+    kind = _KINDS.get(dtype)
+    if kind is None or (kind == "bf16" and not isa.has_bf16):
+        return None
+    lanes = isa.f32_lanes // (2 if kind == "f64" else 1)
+    match isa.name:
+        case "avx512":
+            return Tiling(kind, lanes, 6, 4, (6, 4, 2, 1), True)
+        case "avx2":
+            return Tiling(kind, lanes, 6, 2, (6, 4, 2, 1), True)
+        case "neon":
+            return Tiling(kind, lanes, 6, 4, (6, 4, 2, 1), True)
+        case _:
+            return Tiling(kind, lanes, 4, 2, (4, 2, 1), False)

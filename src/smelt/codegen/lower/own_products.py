@@ -1,0 +1,279 @@
+"""Products with a static weight by own kernels: what is fused behind one, which kernel it is, and the launch.
+
+    %1 = linear(%x, %w, %b); %2 = gelu(%1); %3 = add(%2, %r)      ==>      one launch: x, w packed, b, r -> %3
+
+Few rows read the live weight as it lies; more rows read it packed in panels, one packing for all row counts.
+Invariant: what is fused is eager's own formula with eager's roundings, so NaN, inf and signs of zero come out as from
+the operators one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.codegen.contract.dots import HEIGHTS
+from smelt.codegen.contract.epilogue import Bound, bound, is_emittable
+from smelt.codegen.contract.gemm import Right
+from smelt.codegen.contract.packing import Packing, packing_source
+from smelt.codegen.contract.planning import ProductPlan, plan_product
+from smelt.codegen.contract.problem import Problem
+from smelt.codegen.contract.tiling import Tiling, tiling_for
+from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes, in_eager_layout
+from smelt.codegen.fusion.index import NeedSplit, Unfusible
+from smelt.codegen.fusion.pull import Memory
+from smelt.codegen.fusion.tidy import mapped
+from smelt.codegen.kernels.nest import ACC, Expr, Index, Load, Op, Ref
+from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.lower.builder import Storage
+from smelt.codegen.lower.context import Context, tensor_type
+from smelt.codegen.lower.geometry import Geometry
+from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.linear import Product, as_matrix, choose, matrix_of, own_isa
+from smelt.codegen.lower.run_kernel import run_kernel
+from smelt.ir import Arg, DType, Node, Value
+from smelt.ops.convert import to_torch
+from smelt.ops.registry import overload
+
+
+@dataclass(frozen=True, slots=True)
+class OwnProduct:
+    """A product with the nodes fused behind it; `result` is what the last of them gives."""
+
+    product: Product
+    nodes: tuple[Node, ...]
+    result: Value
+
+    def bare(self) -> OwnProduct:
+        """The same with nothing behind it but the bias."""
+        return OwnProduct(self.product, (), self.product.node.result)
+
+
+def own_product_of(ctx: Context, product: Product, claimed: set[Node]) -> OwnProduct | None:
+    """The product and what can be fused behind it, if an own kernel computes it."""
+    isa = own_isa(ctx, tensor_type(product.x).dtype)
+    if choose(ctx, product) != "own" or isa is None:
+        return None
+    value = product.node.result
+    nodes = epilogue_nodes(value, lambda node: node not in claimed)
+    while nodes and not _is_fusible(isa, nodes, value):
+        nodes.pop()
+    return OwnProduct(product, tuple(nodes), nodes[-1].result if nodes else value)
+
+
+def _is_fusible(isa: Isa, nodes: Sequence[Node], product: Value) -> bool:
+    result = tensor_type(nodes[-1].result)
+    if result.dtype is not tensor_type(product).dtype or result.strides is not None:
+        return False
+    try:
+        found = epilogue_expr(nodes, product, in_eager_layout)
+    except (Unfusible, NeedSplit):
+        return False
+    made = bound(found.expr, result.dtype, [b.dtype for b in found.buffers])
+    return made is not None and is_emittable(made.epilogue.expr, isa)
+
+
+# --- lowering
+
+
+def lower_own_product(ctx: Context, own: OwnProduct) -> None:
+    """Place the launch of a product and its epilogue."""
+    product = own.product
+    dtype = tensor_type(product.x).dtype
+    isa = own_isa(ctx, dtype)
+    tiling = None if isa is None else tiling_for(isa, dtype)
+    assert isa is not None and tiling is not None
+    fused = Fused.of(ctx, own.nodes, product.node.result, product.bias)
+    right, weight, panel, step = _right(ctx, product, isa, tiling)
+    x, left_row, left_k = _left(ctx, product, tiling, right)
+    problem = Problem(product.rows, product.n, product.k, left_row, left_k, panel, step, product.n, 0)
+    plan = plan_product(isa, dtype, right, problem, 1, fused.bound)
+    out = ctx.buffer(own.result, (product.rows, product.n))
+    packing = Packing(tiling, product.n, product.k) if right == "packed" else None
+    about = About(
+        f"{product.shape} ({plan.kind})", (product.node, *own.nodes),
+        nbytes=(product.rows * (product.k + product.n) + product.n * product.k) * tiling.element_nbytes,
+        flops=2 * product.rows * product.n * product.k,
+    )  # fmt: skip
+    emit(ctx, plan, x, weight, out, fused, _multiply(product, packing), about)
+
+
+def emit(
+    ctx: Context, plan: ProductPlan, left: int, right: int, out: int, fused: Fused, multiply: Multiply,
+    about: About,
+) -> None:  # fmt: skip
+    """Append the launch of a product, and note how its nodes run; `about.nodes`: the product's, then those fused."""
+    main, *nodes = about.nodes
+    launch(
+        ctx, plan.source, (left, right, *fused.slots, out), plan.words, items=plan.items,
+        eager=fused.eager(multiply, nodes, main.result), writes=(2 + len(fused.slots),), item_ns=plan.item_ns,
+        scratch_nbytes=plan.scratch_nbytes, label=f"product {plan.kind}",
+        about=about,
+    )  # fmt: skip
+    ctx.note(main, "kernel", plan.source.symbol)
+    for node in nodes:
+        ctx.note(node, "fused", f"%{main.result.name}")
+
+
+def _right(ctx: Context, product: Product, isa: Isa, tiling: Tiling) -> tuple[Right, int, int, int]:
+    """How the weight is read: (its layout, slot, elements between panels, between steps)."""
+    geometry = ctx.place(product.weight).geometry
+    sizes, strides = geometry.sizes, geometry.strides
+    along_k, along_n = (strides[0], strides[1]) if product.is_transposed else (strides[1], strides[0])
+    k, n = (sizes[0], sizes[1]) if product.is_transposed else (sizes[1], sizes[0])
+    if product.rows <= max(HEIGHTS):
+        if along_k == 1 or k == 1:
+            return "columns", ctx.builder.handle(ctx.place(product.weight)), 0, along_n
+        if along_n == 1 or n == 1:
+            return "rows", ctx.builder.handle(ctx.place(product.weight)), 0, along_k
+    packing = Packing(tiling, product.n, product.k)
+    return "packed", packed(ctx, product, isa, packing).slot, packing.panel_nelements, tiling.panel * tiling.group
+
+
+def packed(ctx: Context, product: Product, isa: Isa, packing: Packing) -> Storage:
+    """The weight in panels, shared by all products with this weight."""
+    key = ("own", product.weight, product.is_transposed)
+    if key not in ctx.packed:
+        weight = matrix_of(ctx, product)  # [n, k]
+        with ctx.timed("pack"):
+            ctx.packed[key] = ctx.builder.held(_pack(ctx, weight, isa, packing))
+        ctx.packed_nbytes += packing.nelements * weight.element_size()
+    return ctx.packed[key]
+
+
+def _pack(ctx: Context, weight: torch.Tensor, isa: Isa, packing: Packing) -> torch.Tensor:
+    if 1 not in weight.stride():
+        weight = weight.contiguous()
+    along_columns = weight.stride(1) == 1
+    made = torch.empty(packing.nelements, dtype=weight.dtype)
+    step = weight.stride(0) if along_columns else weight.stride(1)
+    source = packing_source(packing.tiling, along_columns)
+    words = packing.words(step, along_columns)
+    if not run_kernel(source, isa, ctx.options, (weight, made), words, packing.panels):
+        made.copy_(packed_by_torch(weight, packing))
+    return made
+
+
+def packed_by_torch(weight: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """The same panels by tensor operations; weight [n, k] -> [panels * panel_nelements]."""
+    columns, group = packing.tiling.panel, packing.tiling.group
+    rows = packing.panel_nelements // columns
+    whole = torch.zeros(packing.panels * columns, rows, dtype=weight.dtype)
+    whole[: packing.n, : packing.k] = weight
+    return whole.view(packing.panels, columns, rows // group, group).transpose(1, 2).reshape(-1)
+
+
+def unpacked(made: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """The matrix [n, k] of packed panels."""
+    columns, group = packing.tiling.panel, packing.tiling.group
+    rows = packing.panel_nelements // columns
+    panels = made.view(packing.panels, rows // group, columns, group).transpose(1, 2)
+    return panels.reshape(packing.panels * columns, rows)[: packing.n, : packing.k]
+
+
+def _left(ctx: Context, product: Product, tiling: Tiling, right: Right) -> tuple[int, int, int]:
+    """The slot of x as a matrix, and its strides along rows and k."""
+    place = as_matrix(ctx, product)
+    row, k = place.geometry.strides
+    needs_unit = tiling.group > 1 or (right == "columns" and product.rows <= max(HEIGHTS))
+    if needs_unit and k != 1 and product.k > 1:
+        place = ctx.with_strides(place, (product.k, 1))
+        row, k = product.k, 1
+    return ctx.builder.handle(place), row, k
+
+
+# --- the epilogue
+
+Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(left, right as the kernel gets them, bias) -> the product, in torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """An epilogue bound to slots: `values` are the operands that the slots hold, a bias among them."""
+
+    bound: Bound
+    slots: tuple[int, ...]
+    values: tuple[Value, ...]
+    bias: Value | None
+
+    @staticmethod
+    def of(ctx: Context, nodes: Sequence[Node], product: Value, bias: Value | None) -> Fused:
+        """The epilogue of the nodes behind a product whose bias f[columns] is added first."""
+        values: list[Value] = []
+
+        def where(value: Value) -> Memory:
+            if value not in values:
+                values.append(value)
+            return Memory(value, f"%{value.name}", Geometry.of(tensor_type(value)))
+
+        found = epilogue_expr(nodes, product, where)
+        expr = found.expr
+        keys: list[Hashable] = list(found.keys)
+        dtypes = [b.dtype for b in found.buffers]
+        if bias is not None:
+            if bias not in keys:
+                keys.append(bias)
+                dtypes.append(tensor_type(bias).dtype)
+            expr = with_bias(expr, keys.index(bias), dtypes[keys.index(bias)])
+        made = bound(expr, tensor_type(nodes[-1].result if nodes else product).dtype, dtypes)
+        assert made is not None, "it was bound for the same nodes before"
+        operands = tuple(key for key in keys if isinstance(key, Value))
+        return Fused(made, tuple(ctx.slot(v) for v in operands), operands, bias)
+
+    def eager(self, multiply: Multiply, nodes: Sequence[Node], product: Value) -> Callable[..., Any]:
+        """The same in torch: (left, right, operands.., out) -> writes out."""
+        values, bias = self.values, self.bias
+
+        def run(*tensors: torch.Tensor) -> None:
+            left, right, *operands, out = tensors
+            known = dict(zip(values, operands, strict=True))
+            with torch.no_grad():
+                made = multiply(left, right, None if bias is None else known[bias])
+                known[product] = made.reshape(tensor_type(product).sizes)
+                for node in nodes:
+                    known[node.result] = _applied(node, known)
+                out.copy_(known[nodes[-1].result if nodes else product].reshape(out.shape))
+
+        return run
+
+
+def _applied(node: Node, known: dict[Value, torch.Tensor]) -> torch.Tensor:
+    op = overload(node.op)
+    assert op is not None
+
+    def value(arg: Arg) -> Any:
+        return known[arg] if isinstance(arg, Value) else to_torch(arg)
+
+    return op(*map(value, node.args), **{k: value(a) for k, a in node.kwargs.items()})
+
+
+def with_bias(expr: Expr, buffer: int, dtype: DType) -> Expr:
+    """The expression over the product's element plus a bias along columns."""
+
+    def plus(part: Expr) -> Expr | None:
+        if not isinstance(part, Ref) or part.name != ACC:
+            return None
+        load: Expr = Load(buffer, Index(0, (0, 1)), dtype)
+        if dtype is not part.dtype:
+            load = Op("cast", (load,), part.dtype)
+        return Op("add", (part, load), part.dtype)
+
+    return mapped(expr, plus)
+
+
+def _multiply(product: Product, packing: Packing | None) -> Multiply:
+    """The product in torch, from what the kernel is given."""
+    is_transposed = product.is_transposed
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if packing is not None:
+            weight = unpacked(weight, packing)
+        elif is_transposed:
+            weight = weight.t()
+        return torch.nn.functional.linear(x, weight, bias)
+
+    return run

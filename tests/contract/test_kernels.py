@@ -1,0 +1,131 @@
+"""Products by own kernels against float64: sizes with every remainder, strides, dtypes, instruction sets, splits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smelt.codegen.contract.gemm import Right
+from smelt.codegen.contract.packing import Packing, packing_source
+from smelt.codegen.contract.tiling import tiling_for
+from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.lower.own_products import packed_by_torch, unpacked
+from tests.contract.harness import DTYPES, isas, lying, normal, product, rms, run_items
+
+RIGHTS: tuple[Right, ...] = ("packed", "rows", "columns")
+# What one multiply-add may be off, relative to the sum of magnitudes.
+BOUND = {torch.float32: 1e-6, torch.float64: 2e-15, torch.bfloat16: 8e-3}
+SIZES = ((1, 1), (5, 3), (16, 16), (17, 33), (33, 64), (64, 65), (65, 192), (100, 193), (129, 400), (47, 7))
+
+
+def assert_close(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> None:
+    exact = x.double() @ w.double().mT
+    scale = x.double().abs() @ w.double().abs().mT + 1e-300
+    assert float(((out.double() - exact).abs() / scale).max()) < BOUND[x.dtype]
+
+
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("right", RIGHTS)
+def test_every_remainder(isa: Isa, dtype: torch.dtype, right: Right) -> None:
+    if tiling_for(isa, DTYPES[dtype]) is None:
+        assert dtype is torch.bfloat16
+        return
+    for m in (*range(1, 21), 127):
+        for n, k in SIZES:
+            x, w = normal(m, k, dtype=dtype), lying(normal(n, k, seed=1, dtype=dtype), right)
+            wide = torch.full((m, n + 3), 7.0, dtype=dtype)
+            out = wide[:, :n]
+            product(isa, right, x, w, out)
+            assert_close(out, x, w)
+            assert bool((wide[:, n:] == 7).all()), "columns beyond the result were written"
+
+
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("right", RIGHTS)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 768, 768), (4, 300, 768), (40, 200, 768), (12, 96, 3072)])
+def test_error_is_within_that_of_eager(isa: Isa, right: Right, m: int, n: int, k: int) -> None:
+    x, w = normal(m, k), lying(normal(n, k, seed=1), right)
+    out = torch.empty(m, n)
+    product(isa, right, x, w, out)
+    exact = x.double() @ w.double().t()
+    assert rms(out, exact) <= 1.5 * rms(x @ w.t(), exact)
+
+
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("right", RIGHTS)
+@pytest.mark.parametrize("m", [1, 2, 5, 31, 130, 260])
+def test_any_split_gives_the_same_bits(isa: Isa, right: Right, m: int) -> None:
+    x, w = normal(m, 210), lying(normal(150, 210, seed=1), right)
+    one = torch.empty(m, 150)
+    plan = product(isa, right, x, w, one)
+    for parts in (2, 3, plan.items):
+        many = torch.empty(m, 150)
+        product(isa, right, x, w, many, parts=parts)
+        assert torch.equal(one, many)
+
+
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("right", RIGHTS)
+@pytest.mark.parametrize("m", [1, 3, 9])
+def test_nothing_to_sum(isa: Isa, right: Right, m: int) -> None:
+    out = torch.full((m, 20), torch.nan)
+    product(isa, right, torch.empty(m, 0), lying(torch.empty(20, 0), right), out)
+    assert bool((out == 0).all())
+
+
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("right", RIGHTS)
+@pytest.mark.parametrize("m", [1, 2, 11])
+def test_special_numbers_stay_in_their_rows_and_columns(isa: Isa, right: Right, m: int) -> None:
+    x, w = normal(m, 37), normal(23, 37, seed=1)
+    x[m - 1, 36] = torch.inf
+    w[22, 0] = torch.nan
+    w[3, :] = 0.0
+    out = torch.empty(m, 23)
+    product(isa, right, x, lying(w, right), out)
+    expected = x @ w.t()
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert torch.equal(out.isnan(), expected.isnan())
+
+
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("right", ["packed", "rows"])
+def test_left_matrix_of_any_strides(isa: Isa, right: Right) -> None:
+    w = lying(normal(40, 50, seed=1), right)
+    for m in (1, 2, 7, 30):
+        for x in (normal(50, m).t(), normal(m, 100)[:, ::2], normal(m, 50)[:1].expand(m, 50), normal(m, 120)[:, 7:57]):
+            out = torch.empty(m, 40)
+            product(isa, right, x, w, out)
+            assert_close(out, x, w)
+
+
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("right", ["rows", "columns"])
+@pytest.mark.parametrize("m", [1, 4, 20])
+def test_batches_of_views(isa: Isa, right: Right, m: int) -> None:
+    x = normal(2, m, 3, 24).transpose(1, 2)  # [2, 3, m, 24], as heads of a sequence
+    w = normal(2, 3, 24, 18).mT if right == "rows" else normal(2, 18, 3, 24).transpose(1, 2)
+    out = torch.empty(2, m, 3, 18).transpose(1, 2)
+    product(isa, right, x, w, out)
+    assert_close(out, x, w)
+    product(isa, right, x, w[:1, :1].expand(2, 3, 18, 24), out)
+    assert_close(out, x, w[:1, :1].expand(2, 3, 18, 24))
+
+
+@pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("along_columns", [True, False])
+def test_packing(isa: Isa, dtype: torch.dtype, along_columns: bool) -> None:
+    tiling = tiling_for(isa, DTYPES[dtype])
+    if tiling is None:
+        return
+    for n, k in ((1, 1), (64, 64), (70, 33), (130, 201)):
+        packing = Packing(tiling, n, k)
+        w = lying(normal(n, k, dtype=dtype), "columns" if along_columns else "rows")
+        step = w.stride(0) if along_columns else w.stride(1)
+        made = torch.zeros(packing.nelements, dtype=dtype)
+        words = packing.words(step, along_columns)
+        run_items(packing_source(tiling, along_columns), isa, (w, made), words, 0, [(0, packing.panels)])
+        assert torch.equal(unpacked(made, packing), w)
+        assert torch.equal(unpacked(packed_by_torch(w, packing), packing), w)
