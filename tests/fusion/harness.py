@@ -9,13 +9,18 @@ from typing import Any
 import torch
 
 from smelt.codegen.fusion.build import Built, build, eager_memory
+from smelt.codegen.fusion.groups import Facts, Group
+from smelt.codegen.fusion.partition import Partition, partition
+from smelt.codegen.fusion.pull import Memory
 from smelt.codegen.fusion.rules import RULES
+from smelt.codegen.fusion.schedule import schedule
 from smelt.codegen.kernels.evaluate import evaluate_nest
-from smelt.ir import Builder, Graph, TensorType, Value, values_in
-from smelt.ops.convert import dummy_of, from_torch, type_of
+from smelt.codegen.lower.geometry import Geometry
+from smelt.ir import Builder, Graph, Node, TensorType, Value, values_in
+from smelt.ops.convert import bind, dummy_of, from_torch, type_of
 from smelt.ops.evaluate import constant
 from smelt.ops.record import Sample
-from smelt.ops.registry import normalize
+from smelt.ops.registry import normalize, overload
 from smelt.ops.typing import infer
 
 
@@ -77,3 +82,44 @@ def run_nest(graph: Graph, tensors: Sequence[torch.Tensor]) -> Run:
         memory[root] = dummy_of(root.type)
     code = evaluate_nest(built.nest, [memory[key] for key in built.keys])
     return Run(built, code, [memory[root] for root in roots])
+
+
+def run_partition(graph: Graph, tensors: Sequence[torch.Tensor]) -> tuple[Partition, list[Any]]:
+    """The graph's outputs, each group by its nest and every other node by torch."""
+    parts = partition(graph, lambda built: None)
+    at = {group.nodes[-1]: group for group in parts.groups}
+    covered = {node for group in parts.groups for node in group.nodes}
+    memory: dict[Value, Any] = dict(zip(graph.inputs, tensors, strict=True))
+    for node in schedule(graph, parts.facts, [group.nodes for group in parts.groups]):
+        if node in at:
+            _run_group(at[node], parts.facts, memory)
+        elif node not in covered:
+            _run_node(graph, node, memory)
+    return parts, [bind(arg, memory) for arg in graph.outputs]
+
+
+def _run_group(group: Group, facts: Facts, memory: dict[Value, Any]) -> None:
+    def where(value: Value) -> Memory:
+        tensor = memory[value]
+        return Memory(value, f"%{value.name}", Geometry(tuple(tensor.shape), tensor.stride()))
+
+    built = build(group.roots, facts.inside(group.nodes), RULES, where, eager_memory)
+    for root in group.roots:
+        assert isinstance(root.type, TensorType)
+        memory[root] = dummy_of(root.type)
+    assert evaluate_nest(built.nest, [memory[key] for key in built.keys]) == 0
+
+
+def _run_node(graph: Graph, node: Node, memory: dict[Value, Any]) -> None:
+    if node.op == "const":
+        memory[node.result] = constant(graph, node)
+        return
+    if not all(v in memory for v in node.operands()):
+        return  # A view within a group.
+    if node.op == "unpack":
+        memory.update(zip(node.results, memory[next(node.operands())], strict=True))
+        return
+    found = overload(node.op)
+    assert found is not None
+    made = found(*(bind(a, memory) for a in node.args), **{k: bind(a, memory) for k, a in node.kwargs.items()})
+    memory.update(zip(node.results, made if len(node.results) > 1 else [made], strict=True))

@@ -63,6 +63,7 @@ class Options:
     dtype: "bf16" computes the large f32 products of a program in bf16, and keeps everything else, and the dtypes of all
         results, as they are; "default" computes in the dtypes of the program.
     release_originals: give back the memory of weights that a packed copy has replaced.
+    own_kernels: everything but products in fused kernels of our own where they can; False keeps eager's operators.
     profile: measure every native instruction of every call (`profile()` of an executable), and show them as ranges in
         `torch.profiler`; launches then run one after the other. A program without it has none of this in its code.
     """
@@ -81,6 +82,7 @@ class Options:
     dtype: Products = "default"
     release_originals: bool = False
     profile: bool = False
+    own_kernels: bool = True
 
     @staticmethod
     def make(given: Mapping[str, Any] | Options | None = None) -> Options:
@@ -118,7 +120,7 @@ class Options:
             "enable": (tuple,),
             "stop_after": (int, type(None)), "dump": (str,), "verify": (bool,), "cache_dir": (str,),
             "cache_limit_mb": (int,), "measure": (bool,), "dtype": (str,), "release_originals": (bool,),
-            "profile": (bool,),
+            "profile": (bool,), "own_kernels": (bool,),
         }  # fmt: skip
         for name, types in expected.items():
             value = getattr(self, name)

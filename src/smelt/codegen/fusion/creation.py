@@ -29,6 +29,16 @@ def _constant(value: int) -> Rule:
     return rule
 
 
+def _literal(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    """A constant of one element, whose number stands in the graph."""
+    literal = node.args[0]
+    while isinstance(literal, tuple) and len(literal) == 1:
+        (literal,) = literal
+    if not isinstance(literal, (bool, int, float)):
+        raise Unfusible("a table")
+    return p.const(literal, result_dtype(node))
+
+
 def _arange(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     start, step = call.get("start", 0), call.get("step", 1)
@@ -56,6 +66,7 @@ def _triangle(lower: bool) -> Rule:
 
 
 CREATION: Mapping[str, Rule] = {
+    "const": _literal,
     "aten.full.default": _full("fill_value"),
     "aten.full_like.default": _full("fill_value"),
     "aten.new_full.default": _full("fill_value"),
@@ -69,3 +80,12 @@ CREATION: Mapping[str, Rule] = {
     "aten.tril.default": _triangle(True),
     "aten.triu.default": _triangle(False),
 }
+
+NUMBERS = frozenset(
+    (
+        "const", "aten.full.default", "aten.full_like.default", "aten.new_full.default", "aten.fill.Scalar",
+        "aten.scalar_tensor.default", "aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default",
+        "aten.ones.default", "aten.ones_like.default", "aten.new_ones.default",
+    )
+)  # fmt: skip
+"""Operators whose elements are one number, better written into a kernel than loaded by it."""

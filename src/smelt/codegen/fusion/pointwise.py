@@ -234,10 +234,13 @@ def _floor_divide(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
 
 
 def _integer_division(p: Pull, node: Node, idx: Idx, name: str) -> Expr:
-    """By a constant that is neither 0, at which torch raises, nor -1, at which the machine may trap."""
+    """A division that the kernel refuses where torch raises: by zero."""
     a, b = _pair(p, node, idx)
     out = result_dtype(node)
-    _require(out in INTEGERS and isinstance(b, int) and not isinstance(b, bool) and b not in (0, -1), "its divisor")
+    _require(out in INTEGERS, f"{node.op} of {out}")
+    _require(isinstance(b, Value) or (isinstance(b, (int, float)) and b != 0), "it divides by zero")
+    # Where nothing is loaded a zero stands, which must not be refused.
+    _require(not p.is_masked or not isinstance(b, Value), "its divisor is not there everywhere")
     return p.op(name, out, p.operand(a, idx, out), p.operand(b, idx, out))
 
 

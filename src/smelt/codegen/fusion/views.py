@@ -127,6 +127,14 @@ def _unfolded(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -
     return tuple(ix.scaled(call["step"]).plus(window) if d == dim else ix for d, ix in enumerate(idx[:-1]))
 
 
+def _idle(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    """Dropout outside training."""
+    call = p.call(node)
+    if call["train"] is not False:
+        raise Unfusible("it draws random numbers")
+    return p.element(call["input"], idx)
+
+
 def _unpacked(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     """An element of a list of views: split, chunk, unbind."""
     (packed,) = node.operands()
@@ -190,5 +198,6 @@ VIEWS: Mapping[str, Rule] = {
     "aten.select.int": _view(_selected),
     "aten.diagonal.default": _view(_diagonal),
     "aten.unfold.default": _view(_unfolded),
+    **{f"aten.{name}.default": _idle for name in ("dropout", "feature_dropout", "alpha_dropout")},
     "unpack": _unpacked,
 }  # fmt: skip

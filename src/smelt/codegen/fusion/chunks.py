@@ -1,0 +1,241 @@
+"""A reduction to few elements as two nests, so that threads can share it: partial results of chunks, then their sum.
+
+    s = sum over (j0 < 1000000) of x[j0]      ==>      i0 < 125: p[i0] = sum over (j0 < 8000) of x[8000*i0 + j0]
+                                                       s = sum over (j0 < 125) of p[j0]
+
+Invariant: the chunks depend on the sizes alone, so the result does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from smelt.codegen.fusion.tidy import mapped, mapped_index, mapped_statement, tidy
+from smelt.codegen.kernels.nest import (
+    Buffer,
+    Const,
+    Expr,
+    Index,
+    Let,
+    Load,
+    Nest,
+    Op,
+    Position,
+    Reduce,
+    ReduceKind,
+    Ref,
+    Statement,
+    Store,
+    expressions,
+    inner_names,
+    is_inner,
+    walk,
+)
+from smelt.ir import DType
+
+CHUNK = 16_384
+"""Elements of a chunk: some microseconds of work."""
+_FEW = 4
+"""Outer points below which threads would stand idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of the nests that a nest is run as.
+
+    buffers: for each of its buffers the number of the whole nest's buffer, or -1 - k for partial results number k.
+    partials: the sizes (elements) and dtypes of all partial results.
+    """
+
+    nest: Nest
+    buffers: tuple[int, ...]
+    partials: tuple[tuple[int, DType], ...] = ()
+
+
+def stages(nest: Nest) -> tuple[Stage, ...]:
+    """The nests to run one after another."""
+    whole = Stage(nest, tuple(range(len(nest.buffers))))
+    if not _can_be_split(nest):
+        return (whole,)
+    rest = prod(nest.inner[1:])
+    chunk = _chunk_of(nest.inner[0], max(1, CHUNK // rest))
+    count = -(-nest.inner[0] // chunk)
+    if count < 2:
+        return (whole,)
+    reduces = [s for s in nest.body if isinstance(s, Reduce)]
+    points = prod(nest.outer)
+    partials = tuple((points * count, r.dtype) for r in reduces)
+    nbuffers = len(nest.buffers)
+    more = tuple(Buffer(f"partial{k}", r.dtype) for k, r in enumerate(reduces))
+    first = Nest((*nest.buffers, *more), (*nest.outer, count), (chunk, *nest.inner[1:]), ())
+    body = tuple(_Chunked(nest, chunk, count).statements(nbuffers))
+    second = Nest((*nest.buffers, *more), nest.outer, (count,), tuple(_combined(nest, count, nbuffers)))
+    numbers = (*range(nbuffers), *(-1 - k for k in range(len(reduces))))
+    return tuple(
+        _only_used(tidy(n), numbers, partials) for n in (Nest(first.buffers, first.outer, first.inner, body), second)
+    )
+
+
+def _can_be_split(nest: Nest) -> bool:
+    if prod(nest.outer) >= _FEW or prod(nest.inner) < 2 * CHUNK or nest.ordered:
+        return False
+    names = inner_names(nest)
+    derived: set[str] = set()
+    for statement in nest.body:
+        parts = [e for x in expressions(statement) for e in walk(x)]
+        uses = {e.name for e in parts if isinstance(e, Ref)}
+        if any(isinstance(e, Load) and e.index.gathers for e in parts):
+            return False
+        match statement:
+            case Reduce(kind=kind, name=name):
+                if kind in ("argmax", "argmin") or uses & derived:
+                    return False
+                derived.add(name)
+            case Let(name=name):
+                if uses & derived:
+                    derived.add(name)
+            case Store(index=index):
+                nouter = len(nest.outer)
+                if any(index.strides[nouter:]) or any(is_inner(x, nouter, names) for x in expressions(statement)):
+                    return False
+            case _:
+                return False
+    return True
+
+
+def _chunk_of(size: int, wanted: int) -> int:
+    """The largest divisor not far below what is wanted, else what is wanted."""
+    if wanted >= size:
+        return size
+    for chunk in range(wanted, wanted // 2, -1):
+        if size % chunk == 0:
+            return chunk
+    return wanted
+
+
+class _Chunked:
+    """The first nest: the outer loops, the chunks, then what is reduced within one."""
+
+    def __init__(self, nest: Nest, chunk: int, count: int) -> None:
+        self.nest, self.chunk, self.count = nest, chunk, count
+        self.nouter = len(nest.outer)
+        self.is_exact = chunk * count == nest.inner[0]
+
+    def position(self) -> Expr:
+        """The counter of the loop that is split."""
+        whole = Op("mul", (Position(self.nouter), Const(self.chunk, DType.I64)), DType.I64)
+        return Op("add", (whole, Position(self.nouter + 1)), DType.I64)
+
+    def at(self, index: Index) -> Index:
+        outer, inner = index.strides[: self.nouter], index.strides[self.nouter :]
+        return Index(index.offset, (*outer, inner[0] * self.chunk, *inner), index.gathers)
+
+    def swap(self, expr: Expr) -> Expr | None:
+        match expr:
+            case Position(loop=loop) if loop == self.nouter:
+                return self.position()
+            case Position(loop=loop) if loop > self.nouter:
+                return Position(loop + 1)
+            case Load(buffer=buffer, index=index, dtype=dtype, where=where, other=other) if self._is_cut(index):
+                mask: Expr = Ref("within", DType.BOOL)
+                if where is not None:
+                    mask = Op("and", (mapped(where, self.swap, self.at), mask), DType.BOOL)
+                none = Const(False if dtype is DType.BOOL else 0, dtype)
+                return Load(buffer, mapped_index(index, self.swap, self.at), dtype, mask, other or none)
+        return None
+
+    def _is_cut(self, index: Index) -> bool:
+        return not self.is_exact and bool(index.strides[self.nouter])
+
+    def statements(self, first: int) -> Iterator[Statement]:
+        if not self.is_exact:
+            last = Const(self.nest.inner[0], DType.I64)
+            yield Let("within", Op("lt", (self.position(), last), DType.BOOL))
+        k = 0
+        for statement in self.nest.body:
+            match statement:
+                case Let():
+                    yield mapped_statement(statement, self.swap, self.at)
+                case Reduce(name=name, kind=kind, expr=expr, dtype=dtype):
+                    term = mapped(expr, self.swap, self.at)
+                    if not self.is_exact:
+                        neutral = Const(_neutral(kind, term.dtype), term.dtype)
+                        term = Op("select", (Ref("within", DType.BOOL), term, neutral), term.dtype)
+                    yield Reduce(name, kind, term, dtype)
+                    strides = (*_row_major(self.nest.outer, self.count), 1)
+                    index = Index(0, (*strides, *[0] * len(self.nest.inner)))
+                    yield Store(first + k, index, Ref(name, dtype))
+                    k += 1
+
+
+def _neutral(kind: ReduceKind, dtype: DType) -> float | int | bool:
+    """What changes nothing when it is reduced with others."""
+    match kind:
+        case "sum":
+            return 0
+        case "prod":
+            return 1
+        case "any":
+            return False
+        case "all":
+            return True
+    if dtype.is_floating:
+        return -math.inf if kind == "max" else math.inf
+    bits = dtype.itemsize * 8
+    low, high = (0, (1 << bits) - 1) if dtype.kind == "uint" else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    return low if kind == "max" else high
+
+
+def _row_major(outer: Sequence[int], unit: int) -> tuple[int, ...]:
+    strides = []
+    for size in reversed(outer):
+        strides.append(unit)
+        unit *= size
+    return tuple(reversed(strides))
+
+
+def _combined(nest: Nest, count: int, first: int) -> Iterator[Statement]:
+    """The second nest: partial results combined, then all that followed the reductions."""
+    nouter = len(nest.outer)
+
+    def at(index: Index) -> Index:
+        return Index(index.offset, (*index.strides[:nouter], 0), index.gathers)
+
+    names = inner_names(nest)
+    k = 0
+    for statement in nest.body:
+        match statement:
+            case Reduce(name=name, kind=kind, dtype=dtype):
+                index = Index(0, (*_row_major(nest.outer, count), 1))
+                yield Reduce(name, kind, Load(first + k, index, dtype), dtype)
+                k += 1
+            case Let(name=name) if name in names:
+                continue
+            case _:
+                yield mapped_statement(statement, lambda e: None, at)
+
+
+def _only_used(nest: Nest, numbers: Sequence[int], partials: tuple[tuple[int, DType], ...]) -> Stage:
+    """A stage with just the buffers that its nest touches."""
+    used = sorted(
+        {e.buffer for s in nest.body for x in expressions(s) for e in walk(x) if isinstance(e, Load)} | set(nest.writes)
+    )
+    to = {old: new for new, old in enumerate(used)}
+
+    def swap(expr: Expr) -> Expr | None:
+        if not isinstance(expr, Load):
+            return None
+        where = None if expr.where is None else mapped(expr.where, swap)
+        return Load(to[expr.buffer], mapped_index(expr.index, swap, None), expr.dtype, where, expr.other)
+
+    body = []
+    for statement in nest.body:
+        made = mapped_statement(statement, swap)
+        if isinstance(made, Store):
+            made = Store(to[made.buffer], made.index, made.expr, made.where, made.mode)
+        body.append(made)
+    slim = Nest(tuple(nest.buffers[b] for b in used), nest.outer, nest.inner, tuple(body), nest.ordered)
+    return Stage(slim, tuple(numbers[b] for b in used), partials)

@@ -1,0 +1,88 @@
+"""What a nest costs, in bytes: memory moved at least once, and operations in the bytes that could move meanwhile.
+
+An addition takes about as long as moving one byte from the caches; a launch as long as `LAUNCH_NBYTES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from smelt.codegen.kernels.nest import (
+    Index,
+    Load,
+    Nest,
+    Op,
+    Reduce,
+    Scan,
+    Statement,
+    Store,
+    expressions,
+    inner_names,
+    is_inner,
+    walk,
+)
+
+LAUNCH_NBYTES = 16_384
+"""Bytes that could be moved in the time that starting a kernel and meeting at its end takes (about a microsecond)."""
+
+_HEAVY = {
+    **dict.fromkeys(("div", "sqrt", "rsqrt", "recip", "idiv", "floordiv", "rem", "fmod"), 6),
+    **dict.fromkeys(("exp", "exp2", "sigmoid", "silu", "gelu", "gelu_tanh", "log", "log2", "tanh", "erf"), 12),
+    **dict.fromkeys(("expm1", "log10", "log1p", "sin", "cos", "softplus", "mish", "erfc", "pow", "tan"), 20),
+    **dict.fromkeys(
+        ("asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "hypot"), 25
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NestCost:
+    """Bytes read and written at least once, and weighted operations."""
+
+    nbytes: int
+    operations: int
+
+    @property
+    def total(self) -> int:
+        """The cost of the nest as one launch, in bytes."""
+        return self.nbytes + self.operations + LAUNCH_NBYTES
+
+
+def cost(nest: Nest) -> NestCost:
+    """The cost of a nest."""
+    sizes = nest.sizes
+    touched: dict[tuple[int, Index], int] = {}
+    operations = 0
+    names = inner_names(nest)
+    outer, whole = prod(nest.outer), prod(sizes)
+    for statement in nest.body:
+        points = whole if _is_inner(statement, len(nest.outer), names) else outer
+        if isinstance(statement, Store):
+            touched[statement.buffer, statement.index] = _reach(statement.index, sizes)
+        for expr in expressions(statement):
+            for part in walk(expr):
+                if isinstance(part, Load):
+                    touched[part.buffer, part.index] = _reach(part.index, sizes)
+                elif isinstance(part, Op):
+                    operations += points * _HEAVY.get(part.op, 1)
+        operations += points if isinstance(statement, (Reduce, Scan)) else 0
+    nbytes = sum(count * nest.buffers[buffer].dtype.itemsize for (buffer, _), count in touched.items())
+    return NestCost(nbytes, operations)
+
+
+def _is_inner(statement: Statement, nouter: int, names: frozenset[str]) -> bool:
+    if isinstance(statement, (Reduce, Scan)):
+        return True
+    return any(is_inner(expr, nouter, names) for expr in expressions(statement))
+
+
+def _reach(index: Index, sizes: Sequence[int]) -> int:
+    """Elements that an index touches: no more than its points, nor than lie between its first and last."""
+    points, extent = 1, 1
+    for stride, size in zip(index.strides, sizes, strict=True):
+        if stride:
+            points *= size
+            extent += abs(stride) * (size - 1)
+    return points if index.gathers else min(points, extent)

@@ -1,0 +1,223 @@
+"""The units of a graph that fusion works with: which nodes a nest may hold, what each needs, who needs it.
+
+    %1 = exp %x; %2 = view %1; %3 = add %2, %y        ==>        %3 needs %1 through the view, and %y
+
+Invariant: nodes of one group lie in one *segment*, between two writes; a group never waits for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from smelt.codegen.fusion.build import Built, build, eager_memory
+from smelt.codegen.fusion.cost import NestCost, cost
+from smelt.codegen.fusion.creation import NUMBERS
+from smelt.codegen.fusion.index import Unfusible
+from smelt.codegen.fusion.promote import DTYPES
+from smelt.codegen.fusion.rules import RULES
+from smelt.codegen.fusion.views import VIEW_LISTS
+from smelt.codegen.lower.sharing import view_source
+from smelt.ir import Graph, Node, TensorType, Value
+from smelt.ops.effects import effects
+from smelt.ops.meta import call_key
+
+Accepts = Callable[[Built], "str | None"]
+"""Why a nest cannot be emitted; None where it can."""
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Nodes that one nest computes, in program order."""
+
+    nodes: list[Node]
+    segment: int
+    nest_cost: NestCost
+    roots: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What building a nest for some nodes told: its cost, or why there is none."""
+
+    cost: NestCost | None
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What fusion knows of a graph's values.
+
+    order: each node's place. through: for a view, the value it is a view of, where a nest can follow. segment: how many
+    writes stand before a node.
+    """
+
+    graph: Graph
+    order: dict[Node, int] = field(default_factory=dict)
+    segment: dict[Node, int] = field(default_factory=dict)
+    through: dict[Value, Value] = field(default_factory=dict)
+    numbers: frozenset[Value] = frozenset()
+    _users: dict[Value, tuple[frozenset[Node], bool]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(graph: Graph) -> Facts:
+        """The facts of a graph without regions."""
+        facts = Facts(graph)
+        segment = 0
+        numbers: set[Value] = set()
+        for i, node in enumerate(graph.body):
+            facts.order[node] = i
+            if node.op == "write":
+                segment += 1
+            facts.segment[node] = segment
+            if node.op in NUMBERS and is_number(node):
+                numbers.update(node.results)
+            source = view_source(node) if node.op != "write" else None
+            if source is None or (node.op not in RULES and node.op not in VIEW_LISTS):
+                continue
+            for result in node.results:
+                if _keeps_dtype(result, source):
+                    facts.through[result] = source
+        facts.numbers = frozenset(numbers)
+        return facts
+
+    def source(self, value: Value) -> Value:
+        """What a value is a view of, views of views followed."""
+        while value in self.through:
+            value = self.through[value]
+        return value
+
+    def path(self, value: Value) -> list[Value]:
+        """The views from a value down to what it is a view of, the last not counted."""
+        found = []
+        while value in self.through:
+            found.append(value)
+            value = self.through[value]
+        return found
+
+    def users(self, value: Value) -> tuple[frozenset[Node], bool]:
+        """The nodes that need a value, views looked through, and whether something else does (an output, a write)."""
+        if value not in self._users:
+            self._users[value] = self._find_users(value)
+        return self._users[value]
+
+    def _find_users(self, value: Value) -> tuple[frozenset[Node], bool]:
+        nodes: set[Node] = set()
+        others = False
+        pending = [value]
+        while pending:
+            current = pending.pop()
+            for user in current.users:
+                if not isinstance(user, Node) or user.op == "write":
+                    others = True
+                    continue
+                seen = [r for r in user.results if r in self.through and self.through[r] is current]
+                if seen:
+                    pending.extend(seen)
+                    if len(seen) < len(user.results):
+                        nodes.add(user)
+                else:
+                    nodes.add(user)
+        return frozenset(nodes), others
+
+    def inside(self, nodes: Iterable[Node]) -> frozenset[Value]:
+        """All values that a nest of these nodes computes: their results, views between them, numbers."""
+        made = {r for node in nodes for r in node.results}
+        found = set(made)
+        for node in nodes:
+            for operand in node.operands():
+                if self.source(operand) in made or self.source(operand) in self.numbers:
+                    found.update(self.path(operand))
+        return frozenset(found | self.numbers)
+
+    def roots(self, nodes: Sequence[Node]) -> tuple[Value, ...]:
+        """The results that somebody besides these nodes needs."""
+        members = set(nodes)
+        found = []
+        for node in nodes:
+            for result in node.results:
+                users, others = self.users(result)
+                if others or not users <= members:
+                    found.append(result)
+        return tuple(found)
+
+
+def is_number(node: Node) -> bool:
+    """Whether a node's elements are one number that stands in the graph."""
+    if node.op != "const":
+        return not any(isinstance(v, Value) for v in node.args[1:])
+    type_ = node.result.type
+    return isinstance(type_, TensorType) and type_.numel == 1 and not isinstance(node.args[0], str)
+
+
+def _keeps_dtype(result: Value, source: Value) -> bool:
+    if isinstance(result.type, TensorType) and isinstance(source.type, TensorType):
+        return result.type.dtype is source.type.dtype
+    return True
+
+
+def is_fusible(node: Node) -> bool:
+    """Whether there is a rule for a node and it only computes."""
+    if node.op not in RULES or node.op == "const" or node.regions or "autocast" in node.mode or not node.results:
+        return False
+    types = [r.type for r in node.results]
+    if not all(isinstance(t, TensorType) and _is_plain(t) for t in types):
+        return False
+    operands = [v.type for v in node.operands()]
+    if not all(isinstance(t, TensorType) and _is_plain(t) for t in operands):
+        return False
+    return effects(node).is_pure and view_source(node) is None
+
+
+def _is_plain(type_: TensorType) -> bool:
+    return type_.is_static and type_.device == "cpu" and type_.layout == "strided" and type_.dtype in DTYPES
+
+
+class Trials:
+    """Nests built to see whether, and at what cost; equal groups of equal types are built once."""
+
+    def __init__(self, facts: Facts, accepts: Accepts) -> None:
+        self.facts = facts
+        self._accepts = accepts
+        self._known: dict[Hashable, Trial] = {}
+
+    def of(self, nodes: Sequence[Node], roots: Sequence[Value]) -> Trial:
+        """What a nest of these nodes (in program order) that stores these values would cost."""
+        key = self._key(nodes, roots)
+        if key not in self._known:
+            self._known[key] = self._build(nodes, roots)
+        return self._known[key]
+
+    def _build(self, nodes: Sequence[Node], roots: Sequence[Value]) -> Trial:
+        try:
+            built = build(roots, self.facts.inside(nodes), RULES, eager_memory, eager_memory)
+        except Unfusible as why:
+            return Trial(None, str(why))
+        refusal = self._accepts(built)
+        return Trial(None, refusal) if refusal is not None else Trial(cost(built.nest))
+
+    def _key(self, nodes: Sequence[Node], roots: Sequence[Value]) -> Hashable:
+        """The group with its values numbered in order of appearance, views between its nodes included."""
+        numbers: dict[Value, int] = {}
+        inside = {r for node in nodes for r in node.results}
+        parts: list[Hashable] = []
+
+        def number(value: Value) -> int:
+            if value not in numbers:
+                numbers[value] = len(numbers)
+                source = self.facts.through.get(value)
+                if source is not None and self.facts.source(value) in inside:
+                    node = value.node
+                    assert node is not None
+                    add(node)
+                elif value in self.facts.numbers and value.node is not None:
+                    parts.append(("number", value.node.op, repr(value.node.args), repr(value.node.kwargs)))
+            return numbers[value]
+
+        def add(node: Node) -> None:
+            key, values = call_key(node.args, node.kwargs)
+            parts.append((node.op, key, tuple(map(number, values)), tuple(map(number, node.results))))
+
+        for node in nodes:
+            add(node)
+        return (tuple(parts), tuple(map(number, roots)))

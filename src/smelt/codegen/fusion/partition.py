@@ -1,0 +1,322 @@
+"""Which nodes become one nest: consumers take in their producers, then neighbours that share loops and memory.
+
+    %1 = sub %x, %m; %2 = exp %1; %3 = sum %2; %4 = div %2, %3        ==>        one group {%1, %2, %3, %4}
+
+From the last node to the first, each joins the group that needs it: as an inner value where nobody else does, else as
+one more stored value, or is computed again in several groups where that moves less memory. Whether a nest can hold
+them, and its cost, is told by building it. Then groups without a path between them are merged where that is cheaper.
+
+Invariant: a group is *convex*: no path leaves it and comes back, through other groups taken whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from smelt.codegen.fusion.cost import NestCost
+from smelt.codegen.fusion.decisions import Decision
+from smelt.codegen.fusion.groups import Accepts, Facts, Group, Trials, is_fusible
+from smelt.ir import Graph, Node, Value
+
+MAX_NODES = 80
+"""Nodes that one nest may hold: beyond, registers spill and builds take long."""
+_NEIGHBOURS = 24
+"""How many groups back a neighbour to merge with is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The groups by their last nodes' place, and why they are what they are."""
+
+    groups: tuple[Group, ...]
+    facts: Facts
+    decisions: tuple[Decision, ...]
+
+
+def partition(
+    graph: Graph,
+    accepts: Accepts,
+    taken: Callable[[Node], bool] = lambda node: False,
+    units: Mapping[Node, Sequence[Node]] = MappingProxyType({}),
+    *,
+    fuse: bool = True,
+) -> Partition:
+    """Groups of a functional graph's nodes.
+
+    taken: nodes that others compute (a product with its epilogue) or that need no run (static).
+    units: for such nodes, those that run together with them. fuse: whether nodes may share a nest at all.
+    """
+    return _Partition(graph, accepts, taken, units).run(fuse)
+
+
+class _Partition:
+    def __init__(
+        self,
+        graph: Graph,
+        accepts: Accepts,
+        taken: Callable[[Node], bool],
+        units: Mapping[Node, Sequence[Node]],
+    ) -> None:
+        self.units = units
+        self.facts = Facts.of(graph)
+        self.trials = Trials(self.facts, accepts)
+        self.taken = taken
+        self.nodes = list(graph.body)
+        self.groups_of: dict[Node, list[Group]] = {}
+        self.groups: list[Group] = []
+        self.decisions: list[Decision] = []
+        self.alone: dict[Node, NestCost] = {}
+
+    def run(self, fuse: bool) -> Partition:
+        for node in reversed(self.nodes):
+            if self.taken(node) or not is_fusible(node) or not self._is_needed(node):
+                continue
+            trial = self.trials.of([node], self.facts.roots([node]))
+            if trial.cost is None:
+                self._note((node,), False, trial.why)
+                continue
+            self.alone[node] = trial.cost
+            if not fuse or not self._join(node):
+                self._found(node)
+        if fuse:
+            self._merge_neighbours()
+        for group in self.groups:
+            group.roots = self._roots(group)
+        ordered = sorted(self.groups, key=lambda g: self.facts.order[g.nodes[-1]])
+        return Partition(tuple(ordered), self.facts, tuple(self.decisions))
+
+    def _is_needed(self, node: Node) -> bool:
+        return any(users or others for users, others in map(self.facts.users, node.results))
+
+    def _found(self, node: Node) -> None:
+        group = Group([node], self.facts.segment[node], self.alone[node])
+        self.groups.append(group)
+        self.groups_of[node] = [group]
+
+    # --- producers into consumers
+
+    def _join(self, node: Node) -> bool:
+        """Let a node join the groups that need it."""
+        users: set[Node] = set()
+        others = False
+        for result in node.results:
+            found, more = self.facts.users(result)
+            users |= found
+            others |= more
+        others |= any(user not in self.groups_of for user in users)
+        wanted = list(dict.fromkeys(g for user in sorted(users, key=self.facts.order.__getitem__, reverse=True)
+                                    for g in self.groups_of.get(user, ())))  # fmt: skip
+        if not wanted:
+            return False
+        if len(wanted) > 1 and not others and self._is_cheap_again(node, wanted):
+            return self._copy(node, wanted)
+        return any(self._enter(node, group) for group in (wanted if len(wanted) == 1 else self._clusters(wanted)))
+
+    def _enter(self, node: Node, group: Group) -> bool:
+        """Let a node join one group, stored as well where others need it."""
+        nodes = self._ordered((node, *group.nodes))
+        why = self._obstacle(nodes, group.segment, self.facts.segment[node])
+        if why:
+            self._note((node, group.nodes[0]), False, why)
+            return False
+        trial = self.trials.of(nodes, self._roots_with(nodes, (group,)))
+        apart = self.alone[node].total + group.nest_cost.total
+        if trial.cost is None or trial.cost.total > apart:
+            why = trial.why or "together they would compute more than they save in memory"
+            self._note((node, group.nodes[0]), False, why, self._nbytes(node, group), _nbytes(trial.cost))
+            return False
+        before = self._nbytes(node, group)
+        self._set(group, nodes, trial.cost)
+        self._note((node, group.nodes[-1]), True, "it is used where it is made", before, trial.cost.nbytes)
+        return True
+
+    def _nbytes(self, node: Node, group: Group) -> int:
+        return self.alone[node].nbytes + group.nest_cost.nbytes
+
+    def _is_cheap_again(self, node: Node, groups: Sequence[Group]) -> bool:
+        """Whether computing a node in each group moves less than storing it once."""
+        total = 0
+        for group in groups:
+            nodes = self._ordered((node, *group.nodes))
+            if self._obstacle(nodes, group.segment, self.facts.segment[node]):
+                return False
+            trial = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=node))
+            if trial.cost is None:
+                return False
+            total += trial.cost.total
+        return total < self.alone[node].total + sum(group.nest_cost.total for group in groups)
+
+    def _copy(self, node: Node, groups: Sequence[Group]) -> bool:
+        for group in groups:
+            nodes = self._ordered((node, *group.nodes))
+            trial = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=node))
+            assert trial.cost is not None
+            before = self._nbytes(node, group)
+            self._set(group, nodes, trial.cost)
+            self._note((node, group.nodes[-1]), True, "computed again, which moves less", before, trial.cost.nbytes)
+        return True
+
+    def _set(self, group: Group, nodes: list[Node], nest_cost: NestCost) -> None:
+        for node in nodes:
+            homes = self.groups_of.setdefault(node, [])
+            if group not in homes:
+                homes.append(group)
+        group.nodes, group.nest_cost = nodes, nest_cost
+
+    # --- neighbours
+
+    def _clusters(self, groups: Sequence[Group]) -> list[Group]:
+        """Groups that need one value, merged where they may be."""
+        found: list[Group] = []
+        for group in groups:
+            for i, known in enumerate(found):
+                merged = self._merge(known, group)
+                if merged is not None:
+                    found[i] = merged
+                    break
+            else:
+                found.append(group)
+        return found
+
+    def _merge_neighbours(self) -> None:
+        """Merge groups that run over the same loops and read the same memory, or are too small to stand alone."""
+        self.groups.sort(key=lambda g: self.facts.order[g.nodes[-1]])
+        i = 0
+        while i < len(self.groups):
+            group = self.groups[i]
+            for other in self.groups[max(i - _NEIGHBOURS, 0) : i]:
+                if self._is_akin(group, other):
+                    merged = self._merge(other, group)
+                    if merged is not None:
+                        self.groups.sort(key=lambda g: self.facts.order[g.nodes[-1]])
+                        i = max(self.groups.index(merged) - 1, -1)
+                        break
+            i += 1
+
+    def _is_akin(self, a: Group, b: Group) -> bool:
+        """Whether one reads what the other does or makes, over equal loops."""
+        sizes = [max(_numel(r) for n in g.nodes for r in n.results) for g in (a, b)]
+        if a.segment != b.segment or sizes[0] != sizes[1]:
+            return False
+        made = {r for node in a.nodes for r in node.results}
+        needed = self._reads(b)
+        return bool(needed & made) or bool(needed & self._reads(a))
+
+    def _reads(self, group: Group) -> set[Value]:
+        made = {r for node in group.nodes for r in node.results}
+        return {self.facts.source(v) for node in group.nodes for v in node.operands()} - made - self.facts.numbers
+
+    def _merge(self, a: Group, b: Group) -> Group | None:
+        """One group of two, if a nest can hold them and costs no more."""
+        nodes = self._ordered((*a.nodes, *b.nodes))
+        why = self._obstacle(nodes, a.segment, b.segment)
+        if not why:
+            trial = self.trials.of(nodes, self._roots_with(nodes, (a, b)))
+            apart = a.nest_cost.total + b.nest_cost.total
+            if trial.cost is not None and trial.cost.total < apart:
+                before = a.nest_cost.nbytes + b.nest_cost.nbytes
+                for node in b.nodes:
+                    self.groups_of[node] = [g for g in self.groups_of[node] if g is not b]
+                self.groups.remove(b)
+                self._set(a, nodes, trial.cost)
+                self._note((a.nodes[0], b.nodes[-1]), True, "they share loops and memory", before, trial.cost.nbytes)
+                return a
+            why = trial.why or "together they would move no less memory"
+        self._note((a.nodes[-1], b.nodes[-1]), False, why, a.nest_cost.nbytes + b.nest_cost.nbytes)
+        return None
+
+    # --- what may be
+
+    def _ordered(self, nodes: Iterable[Node]) -> list[Node]:
+        return sorted(dict.fromkeys(nodes), key=self.facts.order.__getitem__)
+
+    def _obstacle(self, nodes: Sequence[Node], segment: int, other: int) -> str:
+        if segment != other:
+            return "a write stands between them"
+        if len(nodes) > MAX_NODES:
+            return "the nest would be too large"
+        return "another kernel stands between them" if self._has_way_back(nodes) else ""
+
+    def _has_way_back(self, nodes: Sequence[Node]) -> bool:
+        """Whether something outside needs one of these nodes and is needed by another."""
+        members = set(nodes)
+        last = self.facts.order[nodes[-1]]
+        seen: set[Node] = set()
+        pending = [user for node in nodes for user in self._users(node) if user not in members]
+        while pending:
+            node = pending.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            for partner in self._unit(node, members):
+                for user in self._users(partner):
+                    if user in members:
+                        return True
+                    if user not in seen and self._starts(user) <= last:
+                        pending.append(user)
+        return False
+
+    def _users(self, node: Node) -> set[Node]:
+        return {user for result in node.results for user in self.facts.users(result)[0]}
+
+    def _unit(self, node: Node, members: set[Node]) -> Iterable[Node]:
+        """The nodes that run when a node does: those of its groups."""
+        groups = self.groups_of.get(node)
+        if not groups:
+            return self.units.get(node, (node,))
+        return [n for g in groups for n in g.nodes if n not in members]
+
+    def _starts(self, node: Node) -> int:
+        return min(self.facts.order[n] for n in self._unit(node, set()))
+
+    # --- what is stored
+
+    def _roots_with(
+        self, nodes: Sequence[Node], groups: Sequence[Group], copied: Node | None = None
+    ) -> tuple[Value, ...]:
+        """The values that a group must store if it has these nodes; those copied into other groups are not."""
+        members = set(nodes)
+        return tuple(
+            result
+            for node in nodes
+            if node is not copied
+            for result in node.results
+            if self._is_stored(result, members, groups)
+        )
+
+    def _is_stored(self, result: Value, members: set[Node], groups: Sequence[Group]) -> bool:
+        users, others = self.facts.users(result)
+        if others:
+            return self._stores(result.node, groups)
+        outside = [user for user in users - members if not self._has_own(user, result.node, groups)]
+        return bool(outside) and self._stores(result.node, groups)
+
+    def _has_own(self, user: Node, node: Node | None, groups: Sequence[Group]) -> bool:
+        """Whether all other groups of a user compute the node themselves."""
+        homes = [g for g in self.groups_of.get(user, ()) if g not in groups]
+        return bool(homes) and node is not None and all(node in g.nodes for g in homes)
+
+    def _stores(self, node: Node | None, groups: Sequence[Group]) -> bool:
+        """Whether it is these groups' business to store a node's results: the first of its groups does."""
+        assert node is not None
+        homes = self.groups_of.get(node, [])
+        return not homes or homes[0] in groups
+
+    def _roots(self, group: Group) -> tuple[Value, ...]:
+        return self._roots_with(group.nodes, (group,))
+
+    def _note(
+        self, nodes: Sequence[Node], fused: bool, why: str, nbytes_before: int = 0, nbytes_after: int = 0
+    ) -> None:
+        names = tuple(f"%{n.results[0].name} = {n.op}" for n in nodes)
+        self.decisions.append(Decision(names, fused, why, nbytes_before, nbytes_after))
+
+
+def _numel(value: Value) -> int:
+    return getattr(value.type, "numel", 0)
+
+
+def _nbytes(found: NestCost | None) -> int:
+    return 0 if found is None else found.nbytes

@@ -1,0 +1,124 @@
+"""What a group computes, by the operators that eager runs: to raise eager's error, and where no kernel can be built.
+
+Invariant: holds no graph, so a plan that keeps a replay keeps little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.codegen.fusion.groups import Facts, Group
+from smelt.codegen.lower.geometry import Geometry
+from smelt.ir import Arg, Node, Value
+from smelt.ops.convert import to_torch
+from smelt.ops.registry import overload
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """A value by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outs: tuple[int, ...]
+    is_list: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A value that a group reads: the position of its buffer, and how it lies in there."""
+
+    position: int
+    geometry: Geometry
+
+
+def replay_of(
+    group: Group,
+    facts: Facts,
+    loaded: Callable[[Value], Loaded | torch.Tensor],
+    stored: Mapping[Value, Loaded],
+) -> Callable[..., None]:
+    """The group's computation as a function of the tensors of its buffers, which writes those that it stores.
+
+    loaded: where a value that the group does not compute lies, or the tensor itself.
+    """
+    numbers: dict[Value, int] = {}
+    steps: list[_Step] = []
+    sources: dict[int, Loaded | torch.Tensor] = {}
+    inside = facts.inside(group.nodes) - facts.numbers
+
+    def number(value: Value) -> int:
+        if value not in numbers:
+            numbers[value] = len(numbers)
+            node = value.node
+            if value not in inside:
+                if value in facts.through and facts.source(value) in inside | facts.numbers:
+                    assert node is not None
+                    add(node)
+                else:
+                    sources[numbers[value]] = loaded(value)
+            elif node is not None and value in facts.through:
+                add(node)
+        return numbers[value]
+
+    def fill(arg: Arg) -> Any:
+        if isinstance(arg, Value):
+            return _At(number(arg))
+        return tuple(fill(a) for a in arg) if isinstance(arg, tuple) else to_torch(arg)
+
+    def add(node: Node) -> None:
+        args = tuple(fill(a) for a in node.args)
+        kwargs = {k: fill(v) for k, v in node.kwargs.items()}
+        outs = tuple(numbers.setdefault(r, len(numbers)) for r in node.results)
+        op = _unpack if node.op == "unpack" else overload(node.op)
+        steps.append(_Step(op, args, kwargs, outs, len(outs) > 1 or node.op == "unpack"))
+
+    for node in group.nodes:
+        add(node)
+    results = [(numbers[root], at) for root, at in stored.items()]
+    return _Replay(tuple(steps), sources, tuple(results)).run
+
+
+def _unpack(parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    steps: tuple[_Step, ...]
+    sources: Mapping[int, Loaded | torch.Tensor]
+    results: tuple[tuple[int, Loaded], ...]
+
+    def run(self, *tensors: torch.Tensor) -> None:
+        """Compute from the buffers' tensors and write the results."""
+        known: dict[int, Any] = {
+            number: source if isinstance(source, torch.Tensor) else _seen(tensors, source)
+            for number, source in self.sources.items()
+        }
+
+        def fill(arg: Any) -> Any:
+            if isinstance(arg, _At):
+                return known[arg.number]
+            return [fill(a) for a in arg] if isinstance(arg, tuple) else arg
+
+        for step in self.steps:
+            made = step.op(*map(fill, step.args), **{k: fill(v) for k, v in step.kwargs.items()})
+            for number, result in zip(step.outs, made if step.is_list else (made,), strict=True):
+                known[number] = result
+        for number, at in self.results:
+            _seen(tensors, at).copy_(known[number])
+
+
+def _seen(tensors: Sequence[torch.Tensor], at: Loaded) -> torch.Tensor:
+    base, geometry = tensors[at.position], at.geometry
+    return base.as_strided(geometry.sizes, geometry.strides, base.storage_offset() + geometry.offset)

@@ -1,0 +1,84 @@
+"""An order of a graph's nodes in which each unit (a group, a product with its epilogue) stands together.
+
+Invariant: whatever a unit needs stands before it; nodes with effects keep their order, and nothing crosses a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+from smelt.codegen.fusion.groups import Facts
+from smelt.diag import InternalError
+from smelt.ir import Graph, Node
+from smelt.ops.effects import effects
+
+
+def schedule(graph: Graph, facts: Facts, units: Sequence[Sequence[Node]]) -> list[Node]:
+    """The graph's nodes, every unit in one piece, as near to the source's order as that allows.
+
+    A node in several units (computed again in each) stands with the first. Raises: InternalError for units that need
+    one another.
+    """
+    leader: dict[Node, Node] = {}
+    for unit in units:
+        for node in unit:
+            leader.setdefault(node, unit[-1])
+    pieces: dict[Node, list[Node]] = {}
+    for node in graph.body:
+        pieces.setdefault(leader.get(node, node), []).append(node)
+    before = _needs(pieces, leader, units, facts)
+    followers: dict[Node, list[Node]] = {head: [] for head in pieces}
+    for head, needed in before.items():
+        for one in needed:
+            followers[one].append(head)
+    missing = {head: len(needed) for head, needed in before.items()}
+    place = facts.order
+    heads = {place[head]: head for head in pieces}
+    ready = [place[head] for head in pieces if not missing[head]]
+    heapify(ready)
+    found: list[Node] = []
+    while ready:
+        head = heads[heappop(ready)]
+        found.extend(pieces[head])
+        for follower in followers[head]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                heappush(ready, place[follower])
+    if len(found) != len(facts.order):
+        raise InternalError("two kernels need one another's results", why="a group of nodes is not convex")
+    return found
+
+
+def _needs(
+    pieces: Mapping[Node, Sequence[Node]], leader: Mapping[Node, Node], units: Sequence[Sequence[Node]], facts: Facts
+) -> dict[Node, set[Node]]:
+    """For each unit the units that must stand before it."""
+    again: dict[Node, list[Node]] = {}
+    for unit in units:
+        again.setdefault(unit[-1], []).extend(n for n in unit if leader[n] is not unit[-1])
+    members = {unit[-1]: set(unit) for unit in units}
+    before: dict[Node, set[Node]] = {}
+    last_effect: Node | None = None
+    in_segment: list[Node] = []
+    last_write: Node | None = None
+    for node in facts.order:
+        head = leader.get(node, node)
+        needed = before.setdefault(head, set())
+        for one in (node, *(again.pop(head, ()) if node is head else ())):
+            made = (v.node for v in one.operands() if v.node is not None)
+            needed.update(leader.get(n, n) for n in made if n not in members.get(head, ()))
+        if node.op == "write":
+            needed.update(in_segment)
+            in_segment = []
+            last_write = head
+        else:
+            in_segment.append(head)
+            if last_write is not None:
+                needed.add(last_write)
+        if not effects(node).is_pure:
+            if last_effect is not None:
+                needed.add(last_effect)
+            last_effect = head
+        needed.discard(head)
+    return before
