@@ -1,4 +1,7 @@
-"""Every sample of the catalogue through a plan: the same bits as eager, natively and in Python."""
+"""Every sample of the catalogue through a plan: the same bits as eager, natively and in Python.
+
+But where own kernels sum in another order: those are held against float64 in their own tests.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from smelt.ops.record import OpRecord, Sample
 from smelt.ops.registry import normalize
 from smelt.ops.typing import infer
 from tests.codegen.harness import assert_same, call, executables, lowered
+
+OTHER_SUMS = frozenset({"aten.scaled_dot_product_attention.default"})
 
 
 def sample_graph(record: OpRecord, sample: Sample) -> tuple[Graph, list[torch.Tensor]]:
@@ -56,4 +61,4 @@ def test_samples_equal_eager(record: OpRecord) -> None:
         expected = evaluate(graph, tensors)
         for executable in executables(plan.plan):
             torch.manual_seed(3)
-            assert_same(call(plan, executable, tensors, {}), expected, exact=True)
+            assert_same(call(plan, executable, tensors, {}), expected, exact=record.name not in OTHER_SUMS)

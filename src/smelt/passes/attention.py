@@ -27,13 +27,13 @@ from smelt.ir import Arg, Device, DType, Graph, MemoryFormat, TensorType, Value
 from smelt.ops.convert import dummy_of
 from smelt.ops.effects import alias_of
 from smelt.ops.lowering import GraphEmitter
+from smelt.passes.attention_guard import ATTENTION, guard
 from smelt.passes.attention_match import Mask, Spelled, find
 from smelt.passes.base import Pass, PassContext, can_erase, emitter
 from smelt.passes.layouts import plan_layouts, set_layouts
 from smelt.passes.matching import Disturbances, static_tensor
 from smelt.rewrite import Match, Rewriter, Rule, apply_rules, op
 
-_ATTENTION = "aten.scaled_dot_product_attention.default"
 _RESHAPE = "aten.reshape.default"
 _DTYPES = (DType.F32, DType.F64, DType.BF16)
 
@@ -78,9 +78,9 @@ def _build(rewriter: Rewriter, spelled: Spelled, is_guarded: bool) -> Value | No
     mask = _additive(emit, spelled, lead, query)
     if not _is_one_kernel(query, key, value, mask, spelled.scale):
         return None
-    made = emit.call(_ATTENTION, query, key, value, mask, scale=spelled.scale)
+    made = emit.call(ATTENTION, query, key, value, mask, scale=spelled.scale)
     if is_guarded:
-        made = emit.call("aten.add.Tensor", made, _guard(emit, query, key, mask))
+        made = emit.call("aten.add.Tensor", made, guard(emit, query, key, mask))
     if static_tensor(made) != old and len(old.sizes) != 4:
         made = emit.call(_RESHAPE, made, old.sizes)
     return _in_place_of(rewriter, emit, spelled.root.result, made)
@@ -168,18 +168,6 @@ def _is_one_kernel(query: Value, key: Value, value: Value, mask: Value | None, s
     mask_type = static_tensor(mask)
     bias = None if mask_type is None else dummy_of(mask_type)
     return attention_is_flash(q, k, v, bias, is_causal=False, scale=scale, enable_gqa=False)
-
-
-def _guard(emit: GraphEmitter, query: Value, key: Value, mask: Value | None) -> Value:
-    """f32[batch, heads, queries, 1]: 0, and NaN where spelled-out attention gives NaN and the kernel may not."""
-    # 0 times anything finite is 0, times inf or NaN it is NaN.
-    per_query = emit.call("aten.sum.dim_IntList", emit.call("aten.mul.Tensor", query, 0.0), (-1,), True)
-    per_key = emit.call("aten.sum.dim_IntList", emit.call("aten.mul.Tensor", key, 0.0), (-1,), True)
-    guard = emit.call("aten.add.Tensor", per_query, emit.call("aten.nanmean.default", per_key, (-2,), True))
-    if mask is None:
-        return guard
-    largest = emit.call("aten.amax.default", mask, (-1,), True)
-    return emit.call("aten.add.Tensor", guard, emit.call("aten.mul.Tensor", largest, 0.0))
 
 
 def _in_place_of(rewriter: Rewriter, emit: GraphEmitter, old: Value, made: Value) -> Value | None:

@@ -144,25 +144,10 @@ def _finished(root: Node, product: Node, scores: Value, value: Value, walk: _Wal
     types = [static_tensor(v) for v in (query, key, value)]
     if any(t is None or t.dtype is not out.dtype or len(t.sizes) < 2 for t in types):
         return None
-    first, query, scale = _unscaled(product, query, walk.scale)
-    if not isfinite(scale) or scale <= 0:
+    if not isfinite(walk.scale) or walk.scale <= 0:
         return None
-    return Spelled(root, first, scores, query, key, value, scale, walk.masks)
-
-
-def _unscaled(product: Node, query: Value, scale: float) -> tuple[Node, Value, float]:
-    """Queries before they were multiplied by a number, where nothing else uses that, and the first node left out."""
-    node = query.node
-    if node is not None and node.mode == product.mode and is_used_once(query):
-        factor = _factor(node)
-        if factor is not None and _keeps_type(factor[0], query):
-            return node, factor[0], scale * factor[1]
-    return product, query, scale
-
-
-def _keeps_type(source: Value, result: Value) -> bool:
-    before, after = static_tensor(source), static_tensor(result)
-    return before is not None and after is not None and (before.dtype, before.sizes) == (after.dtype, after.sizes)
+    # Queries that were scaled stay so: scaled scores overflow where the scores of scaled queries do not.
+    return Spelled(root, product, scores, query, key, value, walk.scale, walk.masks)
 
 
 def _through(value: Value, belongs: Callable[[Value], bool]) -> Value:

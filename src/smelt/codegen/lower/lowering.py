@@ -24,7 +24,9 @@ from smelt.codegen.lower.kernels import with_code
 from smelt.codegen.lower.library import lower_gelu, lower_pad
 from smelt.codegen.lower.linear import Product, lower_product, product_of
 from smelt.codegen.lower.outputs import lower_outputs
+from smelt.codegen.lower.own_attention import OwnAttention, lower_own_attention, own_attention_of
 from smelt.codegen.lower.own_convolution import OwnConvolution, lower_own_convolution, own_convolution_of
+from smelt.codegen.lower.own_matmul import OwnMatmul, lower_own_matmul, own_matmul_of
 from smelt.codegen.lower.own_products import OwnProduct, lower_own_product, own_product_of
 from smelt.codegen.lower.products import lower_addmm, lower_matmul, lower_mm
 from smelt.codegen.lower.report import MemoryReport, Report
@@ -50,7 +52,7 @@ _RULES: dict[str, Callable[[Context, Node], bool]] = {
     "aten.constant_pad_nd.default": lower_pad,
 }
 
-_Main = Product | OwnProduct | Convolution | OwnConvolution
+_Main = Product | OwnProduct | OwnMatmul | Convolution | OwnConvolution | OwnAttention
 
 
 class _Groups:
@@ -65,7 +67,11 @@ class _Groups:
         writes = [order[node] for node in nodes if node.op == "write"]
         for node in nodes:
             product = product_of(ctx, node)
-            main: _Main | None = None if product is None else own_product_of(ctx, product, claimed) or product
+            main: _Main | None = (
+                own_matmul_of(ctx, node, claimed)
+                if product is None
+                else own_product_of(ctx, product, claimed) or product
+            )
             conv = convolution_of(ctx, node) if main is None else None
             if conv is not None:
                 pad = conv.pad
@@ -75,15 +81,17 @@ class _Groups:
                 if main is not None and pad is not None:
                     self.waiting.add(pad)
             if main is None:
+                main = own_attention_of(ctx, node, claimed)
+            if main is None:
                 continue
-            if isinstance(main, OwnConvolution | OwnProduct):
+            if isinstance(main, OwnConvolution | OwnProduct | OwnMatmul | OwnAttention):
                 epilogue = Epilogue(main.nodes, main.result)
             else:
                 epilogue = epilogue_of(ctx, node, claimed, sum_then_post=conv is not None)
             if epilogue.nodes and any(order[node] < w < order[epilogue.nodes[-1]] for w in writes):
                 # Waiting would carry the product past a write to what it reads.
                 epilogue = Epilogue((), node.result)
-                if isinstance(main, OwnConvolution | OwnProduct):
+                if isinstance(main, OwnConvolution | OwnProduct | OwnMatmul | OwnAttention):
                     main = main.bare()
             claimed.update(epilogue.nodes)
             self.at[epilogue.nodes[-1] if epilogue.nodes else node] = (main, epilogue)
@@ -148,11 +156,17 @@ def _lower_node(ctx: Context, node: Node, groups: _Groups) -> None:
         main, epilogue = group
         if isinstance(main, Product):
             is_done = lower_product(ctx, main, epilogue)
+        elif isinstance(main, OwnMatmul):
+            lower_own_matmul(ctx, main)
+            is_done = True
         elif isinstance(main, OwnProduct):
             lower_own_product(ctx, main)
             is_done = True
         elif isinstance(main, OwnConvolution):
             lower_own_convolution(ctx, main)
+            is_done = True
+        elif isinstance(main, OwnAttention):
+            lower_own_attention(ctx, main)
             is_done = True
         else:
             is_done = lower_convolution(ctx, main, epilogue)

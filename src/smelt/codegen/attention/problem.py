@@ -1,0 +1,197 @@
+"""An attention to compute: sizes, strides, semantics; which kernel does it, and the words of its launch."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from smelt.codegen.attention import few, tile
+from smelt.codegen.attention.few import MAX_KEYS, MAX_ROWS
+from smelt.codegen.attention.variant import BLOCK, WORDS, Tile, Variant
+from smelt.codegen.attention.vectors import lanes_of
+from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.objects import KernelSource
+from smelt.ir import DType
+
+_DTYPES = (DType.F32, DType.F64, DType.BF16, DType.F16)
+# Rows of an item where one head is divided among several: packing keys again for each must stay cheap beside them.
+_CHUNK = 128
+# Narrower vectors than these are slower than tiles of padded rows.
+_LEAST_LANES = 4
+# Items that let threads share the work evenly.
+_ITEMS = 16
+_LARGEST = {DType.F32: 3.4028234663852886e38, DType.F64: 1.7976931348623157e308}
+# f32 multiply-adds a nanosecond of one core, for the grain of threads only.
+_RATE = 40.0
+# Bytes a nanosecond, likewise.
+_BANDWIDTH = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor of four dimensions (batch, heads, rows, columns); strides in elements, 0 where it is broadcast."""
+
+    dtype: DType
+    sizes: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """softmax(scale * q @ k^T + mask) @ v over the last two dimensions.
+
+    q [b, h, s, d], k [b, h', t, d], v [b, h', t, e], mask [b, h, s, t], out [b, h, s, e]; h a multiple of h'.
+    The scores are (q * scale_before) @ k^T * scale_after. causal: query s sees keys 0 to s; values that are not finite
+    are then refused, since eager multiplies some that it hides by 0, and its kernels differ in which.
+    is_spelled: a query whose scores are all -inf gives NaN, as softmax does, and not 0; and the powers are divided
+    before they are multiplied with values, so that no product may be larger than a value.
+    """
+
+    q: Operand
+    k: Operand
+    v: Operand
+    out: Operand
+    mask: Operand | None = None
+    scale_before: float = 1.0
+    scale_after: float = 1.0
+    is_causal: bool = False
+    is_spelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A launch: the kernel, its words, and how it divides. Buffers are q, k, v, out and, if there is one, the mask."""
+
+    source: KernelSource
+    words: tuple[int, ...]
+    items: int
+    item_ns: float
+    scratch_nbytes: int
+    is_few: bool
+    listing: str
+
+
+def kernel_of(attention: Attention, isa: Isa) -> Work | None:
+    """The kernel of an attention and its launch; None where there is none for these dtypes or sizes."""
+    if not _is_fit(attention, isa):
+        return None
+    return _few(attention, isa) if _is_few(attention, isa) else _tiles(attention, isa)
+
+
+def _is_fit(a: Attention, isa: Isa) -> bool:
+    kinds = {t.dtype for t in (a.q, a.k, a.v, a.out)}
+    if len(kinds) != 1 or a.q.dtype not in _DTYPES or (a.q.dtype is DType.F16 and isa.name == "baseline"):
+        return False
+    if a.mask is not None and a.mask.dtype not in (a.q.dtype, DType.BOOL, DType.F32):
+        return False
+    (b, h, s, d), (_, heads, t, _) = a.q.sizes, a.k.sizes
+    return min(b, h, s, t, d, heads, a.v.sizes[3]) > 0 and h % heads == 0
+
+
+def _row_size(size: int) -> int:
+    """Room for a query: few different ones, so that few kernels exist."""
+    return BLOCK if size <= BLOCK else -(-size // 1024) * 1024
+
+
+def _rounded(count: int, to: int) -> int:
+    return -(-count // to) * to
+
+
+def _group(a: Attention) -> int:
+    """Query heads that share a head of keys and values."""
+    return a.q.sizes[1] // a.k.sizes[1]
+
+
+def _is_few(a: Attention, isa: Isa) -> bool:
+    rows, keys = _group(a) * a.q.sizes[2], a.k.sizes[2]
+    lanes = _few_lanes(a, isa)
+    is_dense = a.k.strides[3] == 1 and a.v.strides[3] == 1
+    return rows <= MAX_ROWS and lanes <= keys <= MAX_KEYS and lanes >= _LEAST_LANES and is_dense and not a.is_causal
+
+
+def _few_lanes(a: Attention, isa: Isa) -> int:
+    """The longest vectors that rows of keys and values consist of."""
+    lanes = lanes_of(isa, Variant(a.q.dtype, None).compute)
+    while any(size % lanes for size in (a.k.sizes[3], a.v.sizes[3])):
+        lanes //= 2
+    return lanes
+
+
+def _few(a: Attention, isa: Isa) -> Work:
+    (batches, _, queries, size), (_, heads, keys, _), value_size = a.q.sizes, a.k.sizes, a.v.sizes[3]
+    rows = _group(a) * queries
+    variant = Variant(a.q.dtype, None if a.mask is None else a.mask.dtype, rows, lanes=_few_lanes(a, isa))
+    numbers = few.scratch_numbers(variant, size=size, value_width=value_size, keys=keys)
+    sizes = {"value_width": value_size, "chunks": 1, "chunk": rows, "block": keys}
+    item_ns = keys * (size + value_size) * (a.q.dtype.itemsize / _BANDWIDTH + rows / _RATE)
+    nbytes = numbers * variant.compute.itemsize
+    return Work(
+        few.few_kernel(variant, isa), _words(a, sizes), batches * heads, item_ns, nbytes, True, few.__doc__ or ""
+    )
+
+
+def _tiles(a: Attention, isa: Isa) -> Work:
+    (batches, _, queries, size), (_, heads, keys, _), value_size = a.q.sizes, a.k.sizes, a.v.sizes[3]
+    variant = Variant(a.q.dtype, None if a.mask is None else a.mask.dtype, 0, _row_size(size))
+    lanes = lanes_of(isa, variant.compute)
+    rows, value_width = _group(a) * queries, _rounded(value_size, lanes)
+    chunks = max(1, min(-(-_ITEMS // (batches * heads)), rows // _CHUNK))
+    chunk = _rounded(-(-rows // chunks), Tile.of(isa).rows)
+    chunks = -(-rows // chunk)
+    block = _rounded(-(-keys // -(-keys // BLOCK)), 16)
+    numbers = tile.scratch_numbers(
+        variant, isa, size=size, value_width=value_width, block=block, chunk=chunk, lanes=lanes
+    )
+    sizes = {"value_width": value_width, "chunks": chunks, "chunk": chunk, "block": block}
+    item_ns = min(chunk, rows) * keys * (size + value_size) * (0.5 if a.is_causal else 1.0) / _RATE
+    nbytes = numbers * variant.compute.itemsize
+    return Work(
+        tile.tile_kernel(variant, isa),
+        _words(a, sizes),
+        batches * heads * chunks,
+        item_ns,
+        nbytes,
+        False,
+        tile.__doc__ or "",
+    )
+
+
+def _words(a: Attention, sizes: dict[str, int]) -> tuple[int, ...]:
+    """All words of a launch; `sizes` are those that the path chooses."""
+    (_, _, queries, size), (_, heads, keys, _) = a.q.sizes, a.k.sizes
+    values = {**_strides(a, _group(a)), **_semantics(a), **sizes, "heads": heads, "rows": _group(a) * queries}
+    values |= {"queries": queries, "keys": keys, "size": size, "value_size": a.v.sizes[3]}
+    return tuple(values[name] for name in WORDS)
+
+
+def _strides(a: Attention, group: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, operand in (("q", a.q), ("o", a.out), ("m", a.mask)):
+        batch, head, row, column = (0, 0, 0, 0) if operand is None else operand.strides
+        found |= {f"{name}_batch": batch, f"{name}_head": head * group, f"{name}_group": head}
+        found |= {f"{name}_row": row, f"{name}_column": column}
+    for name, operand in (("k", a.k), ("v", a.v)):
+        batch, head, row, column = operand.strides
+        found |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row, f"{name}_column": column}
+    return found
+
+
+def _semantics(a: Attention) -> dict[str, int]:
+    keys = a.k.sizes[2]
+    largest = _LARGEST[DType.F64 if a.q.dtype is DType.F64 else DType.F32]
+    # Spelled out, a mean of values is never larger than they are; here their sum must not overflow first.
+    bound = largest / (2 * keys) if a.is_spelled else largest
+    return {
+        "limit": 1 if a.is_causal else keys,
+        "limit_step": int(a.is_causal),
+        "checked": int(a.is_causal or a.is_spelled),
+        "bound": _bits(bound),
+        "scale_before": _bits(a.scale_before),
+        "scale_after": _bits(a.scale_after),
+        "empty": _bits(float("nan") if a.is_spelled else 0.0),
+    }
+
+
+def _bits(number: float) -> int:
+    found: int = struct.unpack("<q", struct.pack("<d", number))[0]
+    return found

@@ -1,0 +1,71 @@
+"""What differs in a kernel's text, and the words that all attention kernels take after their buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smelt.codegen.llvm.isa import Isa
+from smelt.ir import DType
+
+BLOCK = 256
+"""Keys that are packed and multiplied at a time; also the longest chain of additions."""
+
+AHEAD = 32
+"""Rows of keys or values that are fetched before they are needed, where they are read in place."""
+
+ROW_PADDING = 16
+"""Elements between rows of a tile, so that they do not fall on the same cache lines."""
+
+OPERANDS = ("q", "k", "v", "o", "m")
+"""Buffers in order; the mask stands last and only where there is one."""
+
+WORDS = (
+    "q_batch", "q_head", "q_group", "q_row", "q_column",
+    "k_batch", "k_head", "k_row", "k_column",
+    "v_batch", "v_head", "v_row", "v_column",
+    "o_batch", "o_head", "o_group", "o_row", "o_column",
+    "m_batch", "m_head", "m_group", "m_row", "m_column",
+    "heads", "rows", "queries", "keys", "size", "value_size", "value_width",
+    "chunks", "chunk", "block",
+    "limit", "limit_step", "checked", "bound", "scale_before", "scale_after", "empty",
+)  # fmt: skip
+"""Strides in elements (`head`: of key/value heads, `group`: of the query heads that share one), sizes, and numbers.
+
+heads: key/value heads. rows: queries of all heads of a group. value_width: value_size up to whole vectors. chunk: rows
+of an item, chunks of one head. block: keys at a time. Query s sees keys below min(keys, limit + limit_step * s). Where
+`checked`, a value that is larger than `bound` (f64 bits) or NaN is refused (few queries: not; they are divided before
+they meet the values). Scales are f64 bits; `empty` is put in the place of 1 / 0, f64 bits.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kernel text: dtypes of queries, keys, values and result, of the mask, and which path.
+
+    rows: queries that the path for few takes, 0 for tiles. row_size: room for a query in a tile. lanes: of its
+    vectors, 0 for full registers.
+    """
+
+    dtype: DType
+    mask: DType | None
+    rows: int = 0
+    row_size: int = BLOCK
+    lanes: int = 0
+
+    @property
+    def compute(self) -> DType:
+        """What is computed in."""
+        return DType.F64 if self.dtype is DType.F64 else DType.F32
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Queries x vectors of keys or columns held in registers."""
+
+    rows: int
+    vectors: int
+
+    @staticmethod
+    def of(isa: Isa) -> Tile:
+        """As many sums as hide the latency of two multiply-adds a cycle, within the registers there are."""
+        return Tile(8, 2) if isa.vector_registers >= 32 else Tile(6, 2)
