@@ -5,6 +5,7 @@ But where own kernels sum in another order: those are held against float64 in th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -61,4 +62,16 @@ def test_samples_equal_eager(record: OpRecord) -> None:
         expected = evaluate(graph, tensors)
         for executable in executables(plan.plan):
             torch.manual_seed(3)
-            assert_same(call(plan, executable, tensors, {}), expected, exact=record.name not in OTHER_SUMS)
+            found = call(plan, executable, tensors, {})
+            if record.name in OTHER_SUMS:
+                assert_near(found, expected)
+            else:
+                assert_same(found, expected, exact=True)
+
+
+def assert_near(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    """Equal within roundings of the results' scale: eager rounds on the way, too."""
+    for a, b in zip(found, expected, strict=True):
+        assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        scale = float(b.nan_to_num().abs().max()) if b.numel() else 0.0
+        torch.testing.assert_close(a, b, rtol=0, atol=8 * torch.finfo(b.dtype).eps * scale, equal_nan=True)
