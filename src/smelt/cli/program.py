@@ -16,8 +16,12 @@ from torch import Tensor
 
 import smelt
 from smelt.cli.target import HELP, Target, load_target, tensors_in
+from smelt.compiler import Unit
 from smelt.diag import SmeltError, VerifyError
+from smelt.inspect.kernels import Form, compiled_units, kernel_rows, listing
+from smelt.inspect.roofline import measure_ceilings, plot_roofline
 
+_PROFILED_CALLS = 20
 TargetArgument = Annotated[str, typer.Argument(help=HELP, show_default=False)]
 
 
@@ -25,6 +29,9 @@ def show(
     target: TargetArgument,
     optimized: Annotated[bool, typer.Option("--optimized", help="The graph that runs for these arguments.")] = False,
     code: Annotated[bool, typer.Option("--code", help="The captured graph as Python that runs.")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Its own kernels, as loops a person can read.")] = False,
+    llvm: Annotated[bool, typer.Option("--llvm", help="With --kernels: as LLVM text.")] = False,
+    assembly: Annotated[bool, typer.Option("--assembly", help="With --kernels: as this machine's assembly.")] = False,
 ) -> None:
     """Print a program's graph: every operation with its type and source line.
 
@@ -44,11 +51,21 @@ def show(
           after all passes, as it runs for these shapes
       smelt show my_package.model:mlp --code > captured.py
           as Python that imports only torch
+      smelt show model.py:mlp --kernels
+          the loops that were fused, each with its operations and source lines
+      smelt show model.py:mlp --kernels --assembly
+          what the processor runs
     """
-    if optimized and code:
-        raise typer.BadParameter("--optimized and --code exclude each other: --code is the captured graph")
+    if optimized + code + kernels > 1:
+        raise typer.BadParameter("--optimized, --code and --kernels exclude each other")
+    if (llvm and assembly) or ((llvm or assembly) and not kernels):
+        raise typer.BadParameter("--llvm and --assembly are two forms of --kernels")
     loaded = load_target(target)
     with torch.no_grad():
+        if kernels:
+            form: Form = "llvm" if llvm else "assembly" if assembly else "loops"
+            typer.echo("\n\n".join(listing(unit, form) for unit in _units(loaded)))
+            return
         program = smelt.trace(loaded.function, loaded.args, dict(loaded.kwargs))
         if optimized:
             typer.echo(program.graph_for(*loaded.args, **loaded.kwargs))
@@ -56,10 +73,27 @@ def show(
             typer.echo(program.code if code else program.graph)
 
 
+def _units(loaded: Target) -> list[Unit]:
+    """The compiled units of one call. Raises: SmeltError (S0106) if it was not compiled."""
+    compiled = smelt.compile(loaded.function)
+    compiled(*loaded.args, **loaded.kwargs)
+    units = compiled_units(compiled)
+    if not units:
+        raise SmeltError(
+            f"{loaded.name} was not compiled",
+            why="the original program ran instead",
+            fix="`smelt explain` says why",
+            code="S0106",
+        )
+    return units
+
+
 def explain(
     target: TargetArgument,
     html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of text.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Measure each kernel of 20 calls.")] = False,
+    roofline: Annotated[Path | None, typer.Option(help="Plot the kernels below the machine's ceilings.")] = None,
 ) -> None:
     """Compile a program, call it once, and say what became of it.
 
@@ -75,14 +109,22 @@ def explain(
           for a browser, the graphs included
       smelt explain model.py:mlp --json | jq .fallbacks
           for a program
+      smelt explain model.py:mlp --profile --roofline roofline.png
+          with each kernel's time, GB/s and GFLOP/s, and the plot of them
     """
-    if html is not None and not html.absolute().parent.is_dir():
-        raise _unwritable(html, "its folder does not exist")
+    for path in (html, roofline):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise _unwritable(path, "its folder does not exist")
     loaded = load_target(target)
-    compiled = smelt.compile(loaded.function)
+    measures = profile or roofline is not None
+    compiled = smelt.compile(loaded.function, options={"profile": measures})
     with torch.no_grad():
-        compiled(*loaded.args, **loaded.kwargs)
+        for _ in range(1 + _PROFILED_CALLS * measures):
+            compiled(*loaded.args, **loaded.kwargs)
     report = smelt.explain(compiled)
+    if roofline is not None:
+        why_not = plot_roofline(kernel_rows(compiled_units(compiled)), measure_ceilings(), roofline)
+        typer.echo(why_not or f"roofline: {roofline}", err=True)
     if html is not None:
         try:
             report.to_html(html)

@@ -8,6 +8,7 @@ from typing import Any
 from smelt._torch.storage import nbytes_spanned
 from smelt.compiler import Compiled, Program, Unit
 from smelt.diag import SmeltError
+from smelt.inspect.kernels import kernel_rows
 from smelt.inspect.report import Report, Row
 from smelt.ir import DType, TensorType
 from smelt.passes.lower_precision import PRODUCT_OPS
@@ -114,15 +115,17 @@ def _passes(units: Sequence[Unit]) -> list[Row]:
 
 
 def _kernels(units: Sequence[Unit]) -> list[Row]:
-    rows: list[Row] = []
+    """Own kernels, then the choices between them and libraries, then how each node runs."""
+    rows: list[Row] = kernel_rows(units)
     for i, unit in enumerate(units):
         if unit.lowered is None:
             continue
         report = unit.lowered.report
-        for choice in report.choices:
-            timed = {c.name: c.latency_us for c in choice.candidates}
-            rows.append({"entry": i, "node": f"{choice.nodes} x {choice.shape}", "how": "chosen",
-                         "target": choice.chosen, "why": choice.reason, "us": timed})  # fmt: skip
+        rows.extend(
+            {"entry": i, "choice": choice.shape, "nodes": choice.nodes, "chosen": choice.chosen, "why": choice.reason,
+             "us": {c.name: c.latency_us for c in choice.candidates}}
+            for choice in report.choices
+        )  # fmt: skip
         rows.extend(
             {"entry": i, "node": f"%{node.value} = {node.op}", "how": node.how, "target": node.target,
              "where": node.where, "scope": node.scope}

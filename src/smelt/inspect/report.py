@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,9 +70,13 @@ class Report:
             if not rows:
                 console.print(f"{_TITLES[key]}: {_empty(self, key)}", markup=False)
                 continue
-            console.print(_table(_TITLES[key], rows))
-            if len(rows) > _ROWS_SHOWN:
-                console.print(f"... and {len(rows) - _ROWS_SHOWN} more; to_dict() and to_html() have all", markup=False)
+            title = _TITLES[key]
+            for part in _alike(rows):
+                console.print(_table(title, part))
+                title = ""
+                if len(part) > _ROWS_SHOWN:
+                    more = len(part) - _ROWS_SHOWN
+                    console.print(f"... and {more} more; to_dict() and to_html() have all", markup=False)
         return out.getvalue()
 
     def to_html(self, path: str | Path) -> Path:
@@ -90,6 +95,15 @@ def _empty(report: Report, key: str) -> str:
     if report.breaks or report.fallbacks:
         return "no graph: see " + " and ".join(_TITLES[k] for k in ("breaks", "fallbacks") if getattr(report, k))
     return _EMPTY[key]
+
+
+def _subject(row: Row) -> tuple[str, ...]:
+    return tuple(row)[:2]
+
+
+def _alike(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows in a row about the same kind of thing, told by their first two columns: each such run is a table."""
+    return [list(run) for _, run in itertools.groupby(rows, key=_subject)]
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
@@ -146,7 +160,8 @@ def _page(report: Report) -> str:
     for key in KEYS:
         rows = getattr(report, key)
         parts.append(f"<h2 id={key}>{html.escape(_TITLES[key])}</h2>")
-        parts.append(_html_table(key, rows) if rows else f"<p class=none>{_empty(report, key)}</p>")
+        tables = [_html_table(key, part) for part in _alike(rows)]
+        parts.extend(tables or [f"<p class=none>{_empty(report, key)}</p>"])
     parts.append("</body></html>")
     return "\n".join(parts)
 

@@ -34,6 +34,11 @@ def emit_object(text: str, cpu: str = "", features: str = "") -> bytes:
     return bytes(_target_machine(cpu, features).emit_object(module))
 
 
+def emit_assembly(text: str, cpu: str = "", features: str = "") -> str:
+    """What `emit_object` makes, as assembly for people. Raises: InternalError if LLVM does not accept the text."""
+    return str(_target_machine(cpu, features).emit_assembly(_module(text)))
+
+
 def emit_objects(texts: Sequence[str], cpu: str = "", features: str = "") -> list[bytes | InternalError]:
     """`emit_object` of each text, by several threads; in the place of a text that LLVM refuses stands the error."""
     nthreads = min(len(texts), os.cpu_count() or 1, _MOST_THREADS)

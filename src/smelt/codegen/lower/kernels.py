@@ -74,7 +74,8 @@ def launch(
 def _report(symbol: str, label: str, items: int, about: About) -> KernelReport:
     lines = tuple(dict.fromkeys(str(node.span) for node in about.nodes if node.span is not None))
     values = tuple(f"%{result.name} = {node.op}" for node in about.nodes for result in node.results[:1])
-    return KernelReport(symbol, label, about.listing, values, lines, items, about.nbytes, about.flops)
+    scopes = tuple(dict.fromkeys(node.scope for node in about.nodes if node.scope))
+    return KernelReport(symbol, label, about.listing, values, lines, scopes, items, about.nbytes, about.flops)
 
 
 def with_code(ctx: Context, plan: Plan) -> Plan:

@@ -30,7 +30,7 @@ class KernelReport:
     """One launch of an own kernel, in the plan's order.
 
     symbol: the digest of its text, equal for launches of one kernel. listing: its loops. nodes: the operators it
-    computes, `%value = op`; where: their source lines. nbytes: bytes read and written at least once. flops: a
+    computes, `%value = op`; where: their source lines; scopes: the modules they belong to. nbytes: bytes read and written at least once. flops: a
     multiply-add counts two.
     """
 
@@ -39,6 +39,7 @@ class KernelReport:
     listing: str
     nodes: tuple[str, ...]
     where: tuple[str, ...]
+    scopes: tuple[str, ...]
     items: int
     nbytes: int
     flops: int
