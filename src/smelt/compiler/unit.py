@@ -28,6 +28,7 @@ from smelt.ops.evaluate import evaluate
 from smelt.passes.manager import PassReport
 from smelt.runtime.cache import code_cache
 from smelt.runtime.executable import Executable
+from smelt.runtime.plan import uses_of
 
 Lookup = Callable[[str, str], torch.Tensor]
 
@@ -87,8 +88,10 @@ class Unit:
         """State tensors that were folded or packed and that no call reads; complete after lowering."""
         if self.lowered is None:
             return ()
-        read = {tensor.data_ptr() for _, tensor in self.lowered.plan.held if tensor.layout == torch.strided}
-        baked = [self.lookup(n.kind, n.path) for n in self.lowered.constants if n not in self.lowered.handles]
+        plan = self.lowered.plan
+        used = {slot for instruction in plan.instructions for slot in uses_of(instruction)} | set(plan.outputs)
+        read = {t.data_ptr() for slot, t in plan.held if slot in used and t.layout == torch.strided}
+        baked = [self.lookup(name.kind, name.path) for name in self.lowered.constants]
         return tuple(tensor for tensor in baked if tensor.data_ptr() not in read)
 
     @property
