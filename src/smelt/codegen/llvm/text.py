@@ -47,6 +47,7 @@ class FunctionText:
         self.allocas: list[str] = []
         self.declarations: dict[str, None] = {}
         self.helpers: dict[str, None] = {}
+        self.prologue: list[str] = []
         self.block = "entry"
         self._count = 0
 
@@ -101,6 +102,12 @@ class FunctionText:
     def store(self, type_: str, value: str, at: str, align: int | None = None) -> None:
         """Write a value to an address."""
         self.do(f"store {type_} {value}, ptr {at}" + (f", align {align}" if align is not None else ""))
+
+    def at_entry(self, text: str, stem: str = "w") -> str:
+        """Put an instruction before all others of the function; the name of its value."""
+        name = f"%{self.fresh(stem)}"
+        self.prologue.append(f"  {name} = {text}")
+        return name
 
     def word(self, number: int) -> str:
         """Word `number` of the kernel's `%args`."""
@@ -182,7 +189,7 @@ class FunctionText:
         """The module's text: declarations and the function, which returns `answer` at the block at hand."""
         self.do(f"ret {answer}" if answer else "ret void")
         head = f"define {self.result} @{self.name}({self.parameters}) #0 {{"
-        body = "\n".join(("entry:", *self.allocas, *self.lines))
+        body = "\n".join(("entry:", *self.allocas, *self.prologue, *self.lines))
         declared = "".join(f"{line}\n" for line in (*sorted(self.declarations), *sorted(self.helpers)))
         # Jump tables would be data reached through a relocation.
         return f'{declared}{head}\n{body}\n}}\nattributes #0 = {{ {self.attributes} "no-jump-tables"="true" }}\n'

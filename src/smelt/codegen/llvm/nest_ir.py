@@ -1,0 +1,67 @@
+"""A loop nest as a kernel: LLVM text with its constant words, its work items and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smelt.codegen.kernels.nest import Nest, Op
+from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.lanes import DTYPES, is_supported
+from smelt.codegen.llvm.nest_frame import Frame
+from smelt.codegen.llvm.nest_graph import Graph, operand_dtype
+from smelt.codegen.llvm.nest_loops import Loops
+from smelt.codegen.llvm.nest_schedule import plan
+from smelt.codegen.llvm.nest_simplify import simplify_nest
+from smelt.codegen.llvm.nest_values import scratch_row
+from smelt.codegen.llvm.objects import KernelSource
+from smelt.diag import InternalError
+
+__all__ = ["EmittedKernel", "emit_nest", "simplify_nest", "unsupported"]
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedKernel:
+    """A nest's kernel: the text, the words after the buffers' addresses, and how it is to be launched.
+
+    `buffers` of the launch are the nest's, in order. `item_ns` estimates one work item on one thread.
+    """
+
+    source: KernelSource
+    words: tuple[int, ...]
+    items: int
+    item_ns: float
+    scratch_nbytes: int = 0
+    externals: tuple[str, ...] = ()
+
+
+def unsupported(nest: Nest, isa: Isa) -> str | None:
+    """Why a nest cannot be emitted for an instruction set; None if it can."""
+    for buffer in nest.buffers:
+        if buffer.dtype not in DTYPES:
+            return f"%{buffer.name} has elements of {buffer.dtype}"
+    if nest.inner and len(nest.inner) > 1 and any(type(s).__name__ == "Scan" for s in nest.body):
+        return "a scan runs along a single inner loop"
+    for value in Graph(nest).values:
+        if value.dtype not in DTYPES:
+            return f"there is no vector code for {value.dtype}"
+        if isinstance(value.source, Op) and not is_supported(value.source.op, operand_dtype(value), isa):
+            return f"there is no vector code for {value.source.op} of {operand_dtype(value)}"
+    return None
+
+
+def emit_nest(nest: Nest, isa: Isa) -> EmittedKernel:
+    """The kernel of a nest.
+
+    Raises: InternalError if the nest holds something that `unsupported` names.
+    """
+    reason = unsupported(nest, isa)
+    if reason is not None:
+        raise InternalError(f"a nest cannot be emitted: {reason}", notes=(str(nest),))
+    simple = simplify_nest(nest)
+    graph = Graph(simple)
+    schedule = plan(graph, isa)
+    frame = Frame(graph, schedule, isa)
+    Loops(frame).kernel()
+    scratch = sum(scratch_row(frame, value) for value in graph.kept)
+    source = KernelSource.of(frame.finish())
+    return EmittedKernel(source, tuple(frame.words), schedule.items, schedule.item_ns, scratch)

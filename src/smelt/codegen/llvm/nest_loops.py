@@ -1,0 +1,396 @@
+"""The loops of a nest: work items, points, vectors along the lanes with their remainder, passes over the inner loops.
+
+for item in begin..end:                     the outer loops before the blocked one, from the item's number
+  for block of the blocked loop:            and the loops after it
+    vectors along the lanes (if outer)      several at once, then one masked or shorter, then single elements
+      pass 0: for each inner point ...      reductions carried by the loops; vectors along the lanes (if inner)
+      pass 1: ...
+      stores of the point
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from smelt.codegen.kernels.nest import Reduce, Scan
+from smelt.codegen.llvm.lanes_types import vector_type
+from smelt.codegen.llvm.nest_frame import Frame, Span
+from smelt.codegen.llvm.nest_graph import Pass, Value, reach
+from smelt.codegen.llvm.nest_reduce import Accumulator
+from smelt.codegen.llvm.nest_schedule import sum_blocks
+from smelt.codegen.llvm.nest_tiles import emit_tiles
+from smelt.codegen.llvm.nest_values import Values
+
+Carry = list[tuple[str, str]]
+"""What a loop carries: (type, name) each."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """The part of what a pass carries that belongs to one reduction and one copy of its vectors."""
+
+    owner: Value
+    accumulator: Accumulator
+    lanes: int
+    copy: int
+    at: int  # where its state begins in what is carried
+
+    @property
+    def width(self) -> int:
+        """How many values its state is."""
+        return 2 if self.accumulator.is_arg else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One loop of a pass: `kind` is plain, blocks (of `size` turns) or lanes; `fresh`: sums inside start from zero."""
+
+    kind: str
+    loop: int
+    size: int = 1
+    fresh: bool = False
+
+
+class Loops:
+    """Emits a nest's loops into a frame."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame, self.fn = frame, frame.fn
+        self.schedule, self.graph = frame.schedule, frame.graph
+        self.values = Values(frame)
+        nest = frame.nest
+        self.inner = list(range(len(nest.outer), len(nest.sizes)))
+        self.lane_is_inner = self.schedule.lane is not None and self.schedule.lane >= len(nest.outer)
+        points = 1
+        for size in nest.inner:
+            points *= size
+        self.index_type = "i32" if points < 2**31 - 1 else "i64"
+
+    # --- items
+
+    def kernel(self) -> None:
+        """The whole kernel."""
+        self._prepare()
+        with self.fn.loop("%begin", "%end") as items, self.frame.scope():
+            self._item(items.index)
+
+    def _item(self, number: str) -> None:
+        schedule, frame = self.schedule, self.frame
+        if not schedule.order:
+            self._point()
+            return
+        spread = list(schedule.order[: schedule.block])
+        blocked = schedule.order[schedule.block]
+        size = frame.nest.sizes[blocked]
+        count = -(-size // schedule.block_size)
+        counters: dict[int, str] = {}
+        rest = number
+        for loop, turns in [(blocked, count), *((k, frame.nest.sizes[k]) for k in reversed(spread))]:
+            if turns == 1:
+                counters[loop] = "0"
+                continue
+            last = loop == (spread[0] if spread else blocked)
+            if last:
+                counters[loop] = rest
+                continue
+            by = frame.word(turns, ("turns", loop))
+            counters[loop] = self.fn.let(f"urem i64 {rest}, {by}", "i")
+            rest = self.fn.let(f"udiv i64 {rest}, {by}", "i")
+        self._spread(spread, counters, blocked, counters[blocked])
+
+    def _spread(self, loops: list[int], counters: dict[int, str], blocked: int, block: str) -> None:
+        if loops:
+            with self.frame.turn(loops[0], counters[loops[0]]):
+                self._prepare()
+                self._spread(loops[1:], counters, blocked, block)
+            return
+        size, length = self.frame.nest.sizes[blocked], self.schedule.block_size
+        if length >= size:
+            bounds = ("0", self.frame.size(blocked))
+        else:
+            start = self.fn.mul(block, self.frame.word(length, ("block", blocked)))
+            stop = self.fn.add(start, self.frame.word(length, ("block", blocked)))
+            bounds = (start, self._least(stop, self.frame.size(blocked)))
+        self._outer(self.schedule.block, bounds)
+
+    def _least(self, a: str, b: str) -> str:
+        less = self.fn.let(f"icmp slt i64 {a}, {b}", "b")
+        return self.fn.let(f"select i1 {less}, i64 {a}, i64 {b}", "i")
+
+    def _outer(self, at: int, bounds: tuple[str, str] | None = None) -> None:
+        """The outer loops from a position of the order on."""
+        order = self.schedule.order
+        if at == len(order):
+            self._point()
+            return
+        loop = order[at]
+        low, high = bounds or ("0", self.frame.size(loop))
+        if loop == self.schedule.tile:
+            emit_tiles(self.frame, self.values, (low, high), self._rows)
+        elif loop == self.schedule.lane:
+            self.along_lanes(loop, low, high, [], self._lane_point)
+        else:
+            self._rows(loop, low, high)
+
+    def _rows(self, loop: int, low: str, high: str) -> None:
+        """A loop of which each turn runs the loops after it."""
+        with self.fn.loop(low, high) as made, self.frame.turn(loop, made.index):
+            self._prepare()
+            self._outer(self.schedule.order.index(loop) + 1)
+
+    def _lane_point(self, carry: Carry) -> Carry:
+        self._prepare()
+        self._point()
+        return carry
+
+    # --- vectors along a loop
+
+    def along_lanes(self, loop: int, low: str, high: str, carry: Carry, body: Callable[[Carry], Carry]) -> Carry:
+        """Vectors from low to high of a loop: `copies` at once, what remains one by one.
+
+        `high - low` is a multiple of all vectors at once unless `high` is the loop's end.
+        """
+        fn, schedule = self.fn, self.schedule
+        lanes, size = schedule.lanes, self.frame.nest.sizes[loop]
+        step = lanes * schedule.copies
+        if size >= step:
+            stop = high if size % step == 0 else fn.add(high, 1 - step)
+            carry = self._vectors(loop, (low, stop), lanes, schedule.copies, carry, body)
+            low = self._after(low, high, step) if size % step else low
+        rest = size % step
+        if not rest:
+            return carry
+        if schedule.masked:
+            return self._vectors(loop, (low, high), lanes, 1, carry, body, masked=True)
+        if rest >= lanes and lanes > 1:
+            carry = self._vectors(loop, (low, fn.add(high, 1 - lanes)), lanes, 1, carry, body)
+            low = self._after(low, high, lanes)
+        if rest % lanes:
+            carry = self._vectors(loop, (low, high), 1, 1, carry, body)
+        return carry
+
+    def _after(self, low: str, high: str, step: int) -> str:
+        """Where the whole steps from low to high end."""
+        length = high if low == "0" else self.fn.let(f"sub i64 {high}, {low}", "i")
+        return self.fn.add(low, self.fn.let(f"and i64 {length}, {-step}", "i"))
+
+    def _vectors(
+        self, loop: int, bounds: tuple[str, str], lanes: int, copies: int, carry: Carry,
+        body: Callable[[Carry], Carry], *, masked: bool = False,
+    ) -> Carry:  # fmt: skip
+        fn = self.fn
+        with fn.loop(bounds[0], bounds[1], lanes * copies, carry) as made:
+            starts = [fn.add(made.index, k * lanes) for k in range(copies)]
+            masks = [self._tail_mask(made.index, bounds[1], lanes)] if masked else None
+            with self.frame.lanes(loop, Span(lanes, copies, starts, masks)):
+                result = body([(type_, c.now) for (type_, _), c in zip(carry, made.carried, strict=True)])
+            for value, (_, name) in zip(made.carried, result, strict=True):
+                value.next = name
+        return [(type_, c.last) for (type_, _), c in zip(carry, made.carried, strict=True)]
+
+    def _tail_mask(self, index: str, high: str, lanes: int) -> str:
+        left = self.fn.let(f"trunc i64 {self.fn.let(f'sub i64 {high}, {index}', 'i')} to i32", "left")
+        type_ = vector_type("i32", lanes)
+        one = self.fn.let(f"insertelement {type_} poison, i32 {left}, i64 0")
+        wide = self.fn.let(f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer")
+        return self.fn.let(f"icmp slt {type_} <{', '.join(f'i32 {k}' for k in range(lanes))}>, {wide}", "mask")
+
+    # --- a point of the outer loops
+
+    def _point(self) -> None:
+        stored: set[int] = set()
+        self.values.kept_ready = set()
+        for step in self.graph.passes:
+            self._pass(step, stored)
+        for copy in range(self.frame.span.copies):
+            self.frame.copy = copy
+            for store in self.graph.outer_stores:
+                self.values.store(store)
+        self.frame.copy = 0
+
+    def _prepare(self) -> None:
+        roots = [root for step in self.graph.passes for root in step.roots]
+        roots += [root for store in self.graph.outer_stores for root in store.roots]
+        self.values.prepare(roots, self.graph.stores)
+
+    def _pass(self, step: Pass, stored: set[int]) -> None:
+        """One walk over the inner loops; its reductions are known after it."""
+        slots, carry = self._slots(step)
+        needed = {v.number for v in reach(step.roots, self.graph.inner_bits)}
+        keeps = [v for v in self.graph.kept if v.number in needed and v.number not in stored]
+        stored |= {v.number for v in keeps}
+        self._prepare()
+
+        def body(state: Carry) -> Carry:
+            return self._inner_point(step, slots, keeps, state)
+
+        carry = self._level(self._levels(step), 0, {}, slots, carry, body)
+        self.values.kept_ready |= {v.number for v in keeps}
+        self._finish(slots, carry)
+
+    def _slots(self, step: Pass) -> tuple[list[Slot], Carry]:
+        span = self.frame.span
+        slots: list[Slot] = []
+        carry: Carry = []
+        for owner in (*step.scans, *step.reduces):
+            assert isinstance(owner.source, Reduce | Scan)
+            accumulator = Accumulator(owner.source, owner.args[0].dtype, self.frame.emitter, self.fn, self.index_type)
+            if self.lane_is_inner:
+                shapes = [(self.schedule.lanes, copy) for copy in range(self.schedule.copies)]
+                if not self.schedule.masked:
+                    shapes.append((1, 0))
+            elif self.values.is_vector(owner):
+                shapes = [(span.lanes, copy) for copy in range(span.copies)]
+            else:
+                shapes = [(1, 0)]
+            for lanes, copy in shapes:
+                slots.append(Slot(owner, accumulator, lanes, copy, len(carry)))
+                carry += list(zip(accumulator.types(lanes), accumulator.start(lanes), strict=True))
+        return slots, carry
+
+    # --- the inner loops
+
+    def _levels(self, step: Pass) -> list[Level]:
+        """The loops of a pass; those of long floating-point sums in blocks whose sums are added up."""
+        sizes = self.frame.nest.sizes
+        sums = any(
+            isinstance(r.source, Reduce) and r.source.kind == "sum" and r.dtype.is_floating for r in step.reduces
+        )
+        unit = self.schedule.lanes * self.schedule.copies if self.lane_is_inner else 1
+        total = 1
+        for loop in self.inner:
+            total *= sizes[loop]
+        long = sums and total // unit > 64
+        levels = []
+        for loop in self.inner:
+            is_lane = loop == self.schedule.lane
+            width = unit if is_lane else 1
+            if long:
+                blocks = sum_blocks(sizes[loop] // width)
+                levels += [Level("blocks", loop, length * width, fresh=True) for length in blocks]
+            last = loop == self.inner[-1]
+            levels.append(Level("lanes" if is_lane else "plain", loop, fresh=long and not last))
+        return levels
+
+    def _level(
+        self, levels: list[Level], at: int, bounds: dict[int, tuple[str, str]], slots: list[Slot], carry: Carry,
+        body: Callable[[Carry], Carry],
+    ) -> Carry:  # fmt: skip
+        if at == len(levels):
+            return body(carry)
+        level = levels[at]
+        low, high = bounds.get(level.loop) or ("0", self.frame.size(level.loop))
+        if level.kind == "lanes":
+            return self.along_lanes(level.loop, low, high, carry, body)
+        step: str | int = 1
+        if level.kind == "blocks":
+            step = self.frame.word(level.size, ("sum block", level.loop, at))
+        with self.fn.loop(low, high, step, carry) as made:
+            now = [(type_, c.now) for (type_, _), c in zip(carry, made.carried, strict=True)]
+            inside = self._fresh(slots, now) if level.fresh else now
+            if level.kind == "blocks":
+                stop = self._least(self.fn.add(made.index, step), high)
+                with self.frame.scope():
+                    found = self._level(levels, at + 1, {**bounds, level.loop: (made.index, stop)}, slots, inside, body)
+            else:
+                with self.frame.turn(level.loop, made.index):
+                    self._prepare()
+                    found = self._level(levels, at + 1, bounds, slots, inside, body)
+            found = self._added(slots, now, found) if level.fresh else found
+            for value, (_, name) in zip(made.carried, found, strict=True):
+                value.next = name
+        return [(type_, c.last) for (type_, _), c in zip(carry, made.carried, strict=True)]
+
+    def _fresh(self, slots: list[Slot], now: Carry) -> Carry:
+        """What is carried, with the floating-point sums at zero."""
+        fresh = list(now)
+        for slot in slots:
+            if slot.accumulator.is_float_sum and isinstance(slot.owner.source, Reduce):
+                fresh[slot.at] = (now[slot.at][0], slot.accumulator.start(slot.lanes)[0])
+        return fresh
+
+    def _added(self, slots: list[Slot], now: Carry, found: Carry) -> Carry:
+        """What is carried on: the sums of a block added to those before it."""
+        added = list(found)
+        for slot in slots:
+            if slot.accumulator.is_float_sum and isinstance(slot.owner.source, Reduce):
+                whole = slot.accumulator.merge([now[slot.at][1]], [found[slot.at][1]], slot.lanes)
+                added[slot.at] = (now[slot.at][0], whole[0])
+        return added
+
+    # --- an inner point
+
+    def _inner_point(self, step: Pass, slots: list[Slot], keeps: list[Value], carry: Carry) -> Carry:
+        frame, values = self.frame, self.values
+        state = list(carry)
+        with frame.scope():
+            for copy in range(frame.span.copies):
+                frame.copy = copy
+                for slot in slots:
+                    vector = self._slot_is_here(slot)
+                    if not vector or slot.copy != copy:
+                        continue
+                    self._update(slot, state)
+                for value in keeps:
+                    if copy == 0 or values.is_vector(value) or self.lane_is_inner:
+                        values.keep(value)
+                for store in step.stores:
+                    if copy == 0 or store.loops & values.memory.lane_bit():
+                        values.store(store)
+            frame.copy = 0
+        return state
+
+    def _slot_is_here(self, slot: Slot) -> bool:
+        """Whether the vectors at hand go into this slot."""
+        if self.lane_is_inner:
+            return slot.lanes == self.frame.span.lanes
+        return True
+
+    def _update(self, slot: Slot, state: Carry) -> None:
+        frame, values = self.frame, self.values
+        element = slot.owner.args[0]
+        names = [state[slot.at + k][1] for k in range(slot.width)]
+        value = values.wide(element, slot.lanes)
+        mask = frame.mask() if self.lane_is_inner and slot.lanes > 1 else None
+        index = values.linear() if slot.accumulator.is_arg else "0"
+        names = slot.accumulator.update(names, value, mask, slot.lanes, index, walks=self.lane_is_inner)
+        for k, name in enumerate(names):
+            state[slot.at + k] = (state[slot.at + k][0], name)
+        if isinstance(slot.owner.source, Scan):
+            values.remember(slot.owner, slot.accumulator.value(names, slot.lanes))
+
+    # --- the end of a pass
+
+    def _finish(self, slots: list[Slot], carry: Carry) -> None:
+        done: set[int] = set()
+        for slot in slots:
+            if not isinstance(slot.owner.source, Reduce) or slot.owner.number in done:
+                continue
+            mine = [s for s in slots if s.owner is slot.owner]
+            states = [[carry[s.at + k][1] for k in range(s.width)] for s in mine]
+            if self.lane_is_inner:
+                done.add(slot.owner.number)
+                self.values.remember(slot.owner, self._combined(mine, states))
+                continue
+            done.add(slot.owner.number)
+            for one, state in zip(mine, states, strict=True):
+                self.frame.copy = one.copy
+                self.values.remember(slot.owner, one.accumulator.value(state, one.lanes))
+            self.frame.copy = 0
+
+    def _combined(self, slots: list[Slot], states: list[list[str]]) -> str:
+        """All vectors of one reduction as a scalar: copies in pairs, then halves of the lanes, then the remainder."""
+        accumulator = slots[0].accumulator
+        vectors = [state for slot, state in zip(slots, states, strict=True) if slot.lanes > 1]
+        single = [state for slot, state in zip(slots, states, strict=True) if slot.lanes == 1]
+        while len(vectors) > 1:
+            vectors = [
+                accumulator.merge(a, b, slots[0].lanes) for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+        parts = [accumulator.across(vectors[0], slots[0].lanes)] if vectors else []
+        parts += single
+        total = parts[0]
+        for part in parts[1:]:
+            total = accumulator.merge(total, part, 1)
+        return accumulator.value(total, 1)

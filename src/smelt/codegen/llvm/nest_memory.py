@@ -1,0 +1,231 @@
+"""Loads and stores of a nest's vectors: contiguous, one place for all lanes, or a place for each.
+
+Invariant: memory is touched only at places that a lane in use names; a lane that is not in use, or whose load is masked
+off, reads the first element of its buffer at most (which exists: sizes are at least 1).
+"""
+
+from __future__ import annotations
+
+from smelt.codegen.kernels.nest import Const, Index, Load
+from smelt.codegen.llvm.lanes_types import type_suffix, vector_type
+from smelt.codegen.llvm.nest_frame import Frame
+from smelt.codegen.llvm.nest_graph import StoreValue, Value
+from smelt.ir import DType
+
+
+class Memory:
+    """Emits loads and stores in a frame; `at(value)` gives a value's vector or scalar."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.fn = frame.fn
+
+    # --- places
+
+    def lane_bit(self) -> int:
+        """The bit of the loop that vectors go along, while they do."""
+        lane = self.frame.schedule.lane
+        return 0 if lane is None or self.frame.span.lanes == 1 else 1 << lane
+
+    def steps(self, index: Index) -> int:
+        """How far apart the lanes' places are; 0 while there is one lane."""
+        lane = self.frame.schedule.lane
+        return 0 if lane is None or self.frame.span.lanes == 1 else index.strides[lane]
+
+    def scattered(self, index: Index, offset: str, positions: list[tuple[str, int, int]], lanes: int) -> str:
+        """The element of each lane: `offset`, lane steps, and gathers as (position, stride, lanes of it)."""
+        fn = self.fn
+        type_ = vector_type("i64", lanes)
+        emitter = self.frame.emitter(lanes)
+        total = emitter.splat(offset, DType.I64) if offset != "0" else "zeroinitializer"
+        step = self.steps(index)
+        if step:
+            iota = f"<{', '.join(f'i64 {k}' for k in range(lanes))}>"
+            if step == 1:
+                walked = iota
+            else:
+                word = self.frame.word(step, ("stride", index.strides, self.frame.schedule.lane))
+                walked = fn.let(f"mul {type_} {iota}, {emitter.splat(word, DType.I64)}")
+            total = fn.let(f"add {type_} {total}, {walked}")
+        for place, stride, width in positions:
+            part = place if width > 1 else emitter.splat(place, DType.I64)
+            if stride != 1:
+                word = self.frame.word(stride, ("gather", index.strides, stride))
+                part = fn.let(f"mul {type_} {part}, {emitter.splat(word, DType.I64)}")
+            total = fn.let(f"add {type_} {total}, {part}")
+        return total
+
+    def position(self, name: str, lanes: int, size: int, wraps: bool, where: str | None) -> str:
+        """A gather's position within its bounds, or the kernel refuses; 0 where the load is masked off."""
+        fn, emitter = self.frame.fn, self.frame.emitter(lanes)
+        type_ = vector_type("i64", lanes)
+        bound = emitter.splat(self.frame.word(size, ("extent", size)), DType.I64)
+        if wraps:
+            below = fn.let(f"icmp slt {type_} {name}, {emitter.const(0, DType.I64)}")
+            name = emitter.emit("select", DType.I64, [below, fn.let(f"add {type_} {name}, {bound}"), name])
+        wrong = fn.let(f"icmp uge {type_} {name}, {bound}")
+        if where is not None:
+            wrong = fn.let(f"and {vector_type('i1', lanes)} {wrong}, {where}")
+        self.frame.refuse(wrong, lanes)
+        if where is not None or (lanes > 1 and self.frame.mask() is not None):
+            name = emitter.emit("select", DType.I64, [wrong, emitter.const(0, DType.I64), name])
+        return name
+
+    # --- loads
+
+    def load(
+        self, value: Value, places: list[tuple[str, int, int]], moves: bool, where: str | None, where_lanes: int
+    ) -> str:
+        """The register form of a load. `moves`: whether its lanes have places of their own."""
+        source = value.source
+        assert isinstance(source, Load)
+        lanes = self.frame.span.lanes if value.loops & self.lane_bit() else 1
+        other = source.other or Const(0, source.dtype)
+        if lanes == 1:
+            return self._load_one(source, places, where, other)
+        bits = self.frame.bits(lanes)
+        element = bits.memory_element(source.dtype)
+        offset = self.frame.offset(source.index)
+        base = self.frame.base(source.buffer, source.index, element)
+        step = self.steps(source.index)
+        if where is not None and where_lanes == 1:
+            where = self.frame.emitter(lanes).splat(where, DType.BOOL)
+        mask = self._both(self.frame.mask(), where, lanes)
+        if not moves and step == 1:
+            offset = self._with_places(source.index, offset, places)
+            at = self.fn.gep(element, base, offset)
+            raw = self.contiguous(element, at, lanes, source.dtype.itemsize, mask)
+        elif not moves and step == 0:  # one place, but a mask of its own for each lane
+            one = self._load_one(Load(source.buffer, source.index, source.dtype), places, None, other)
+            return self._or_other(self.frame.emitter(lanes).splat(one, source.dtype), where, other, source.dtype, lanes)
+        else:
+            raw = self._gather(source, element, base, self.scattered(source.index, offset, places, lanes), mask, lanes)
+        return self._or_other(bits.from_memory(raw, source.dtype), where, other, source.dtype, lanes)
+
+    def _with_places(self, index: Index, offset: str, places: list[tuple[str, int, int]]) -> str:
+        for place, stride, _ in places:
+            step: str | int = 1 if stride == 1 else self.frame.word(stride, ("gather", index.strides, stride))
+            offset = self.fn.add(offset, self.fn.mul(place, step))
+        return offset
+
+    def _both(self, a: str | None, b: str | None, lanes: int) -> str | None:
+        if a is None or b is None:
+            return a if b is None else b
+        return self.fn.let(f"and {vector_type('i1', lanes)} {a}, {b}")
+
+    def _or_other(self, name: str, where: str | None, other: Const, dtype: DType, lanes: int) -> str:
+        if where is None:
+            return name
+        emitter = self.frame.emitter(lanes)
+        return emitter.emit("select", dtype, [where, name, emitter.const(other.value, dtype)])
+
+    def _load_one(self, source: Load, places: list[tuple[str, int, int]], where: str | None, other: Const) -> str:
+        bits = self.frame.bits(1)
+        element = bits.memory_element(source.dtype)
+        offset = self._with_places(source.index, self.frame.offset(source.index), places)
+        base = self.frame.base(source.buffer, source.index, element)
+        if where is not None:
+            offset = self.fn.let(f"select i1 {where}, i64 {offset}, i64 0", "i")
+            first = self.frame.bases[source.buffer]
+            base = self.fn.let(f"select i1 {where}, ptr {base}, ptr {first}", "p")
+        raw = self.fn.load(element, self.fn.gep(element, base, offset), source.dtype.itemsize)
+        return self._or_other(bits.from_memory(raw, source.dtype), where, other, source.dtype, 1)
+
+    def contiguous(self, element: str, at: str, lanes: int, align: int, mask: str | None) -> str:
+        """A vector of neighbours; lanes that the mask leaves out are zero and not read."""
+        type_ = vector_type(element, lanes)
+        if mask is None:
+            return self.fn.load(type_, at, align)
+        mask_type = vector_type("i1", lanes)
+        name = f"@llvm.masked.load.{type_suffix(element, lanes)}.p0"
+        self.fn.declare(f"declare {type_} {name}(ptr, i32, {mask_type}, {type_})")
+        return self.fn.let(f"call {type_} {name}(ptr {at}, i32 {align}, {mask_type} {mask}, {type_} zeroinitializer)")
+
+    def _gather(self, source: Load, element: str, base: str, places: str, mask: str | None, lanes: int) -> str:
+        fn, type_, wide = self.fn, vector_type(element, lanes), vector_type("i64", lanes)
+        align = source.dtype.itemsize
+        if self.frame.isa.name == "avx512" and align >= 4:
+            pointers = fn.let(f"getelementptr {element}, ptr {base}, {wide} {places}")
+            mask_type, pointer_type = vector_type("i1", lanes), vector_type("ptr", lanes)
+            name = f"@llvm.masked.gather.{type_suffix(element, lanes)}.v{lanes}p0"
+            fn.declare(f"declare {type_} {name}({pointer_type}, i32, {mask_type}, {type_})")
+            used = mask or "splat (i1 true)"
+            args = f"{pointer_type} {pointers}, i32 {align}, {mask_type} {used}, {type_} zeroinitializer"
+            return fn.let(f"call {type_} {name}({args})")
+        if mask is not None:
+            # Lanes out of use read the buffer's first element, which an offset may lie before.
+            back = fn.let(f"sub i64 0, {self._begin(source)}") if source.index.offset else "0"
+            safe = self.frame.emitter(lanes).splat(back, DType.I64) if back != "0" else "zeroinitializer"
+            places = fn.let(f"select {vector_type('i1', lanes)} {mask}, {wide} {places}, {wide} {safe}")
+        result = "poison"
+        for lane in range(lanes):
+            at = fn.gep(element, base, fn.let(f"extractelement {wide} {places}, i64 {lane}"))
+            result = fn.let(f"insertelement {type_} {result}, {element} {fn.load(element, at, align)}, i64 {lane}")
+        return result
+
+    def _begin(self, source: Load) -> str:
+        return self.frame.word(source.index.offset, ("begin", source.buffer, source.index.offset))
+
+    # --- stores
+
+    def store(
+        self, store: StoreValue, name: str, vector: bool, places: list[tuple[str, int, int]], where: str | None
+    ) -> None:
+        """Write a register value; `vector`: whether lanes have places of their own. `where` is as wide as that."""
+        source = store.source
+        dtype = self.frame.nest.buffers[source.buffer].dtype
+        lanes = self.frame.span.lanes if vector else 1
+        bits = self.frame.bits(lanes)
+        element = bits.memory_element(dtype)
+        base = self.frame.base(source.buffer, source.index, element)
+        offset = self.frame.offset(source.index)
+        if lanes == 1:
+            at = self.fn.gep(element, base, self._with_places(source.index, offset, places))
+            if where is None:
+                self._write_one(store, name, at, element, dtype)
+            else:
+                with self.fn.when(where):
+                    self._write_one(store, name, at, element, dtype)
+            return
+        mask = self._both(self.frame.mask(), where, lanes)
+        if self.steps(source.index) == 1:
+            at = self.fn.gep(element, base, self._with_places(source.index, offset, places))
+            if source.mode == "add":
+                old = bits.from_memory(self.contiguous(element, at, lanes, dtype.itemsize, mask), dtype)
+                name = self.frame.emitter(lanes).emit("add", dtype, [old, name])
+            self.write(bits.to_memory(name, dtype), element, at, lanes, dtype.itemsize, mask)
+            return
+        self._write_each(store, name, base, self.scattered(source.index, offset, places, lanes), mask)
+
+    def _write_one(self, store: StoreValue, name: str, at: str, element: str, dtype: DType) -> None:
+        bits = self.frame.bits(1)
+        if store.source.mode == "add":
+            old = bits.from_memory(self.fn.load(element, at, dtype.itemsize), dtype)
+            name = self.frame.emitter(1).emit("add", dtype, [old, name])
+        self.fn.store(element, bits.to_memory(name, dtype), at, dtype.itemsize)
+
+    def write(self, raw: str, element: str, at: str, lanes: int, align: int, mask: str | None) -> None:
+        """Store a vector of neighbours where the mask holds."""
+        type_ = vector_type(element, lanes)
+        if mask is None:
+            self.fn.store(type_, raw, at, align)
+            return
+        mask_type = vector_type("i1", lanes)
+        name = f"@llvm.masked.store.{type_suffix(element, lanes)}.p0"
+        self.fn.declare(f"declare void {name}({type_}, ptr, i32, {mask_type})")
+        self.fn.do(f"call void {name}({type_} {raw}, ptr {at}, i32 {align}, {mask_type} {mask})")
+
+    def _write_each(self, store: StoreValue, name: str, base: str, places: str, mask: str | None) -> None:
+        """One store a lane, in the order of the lanes."""
+        fn, lanes = self.fn, self.frame.span.lanes
+        dtype = self.frame.nest.buffers[store.source.buffer].dtype
+        element = self.frame.bits(1).memory_element(dtype)
+        register = self.frame.emitter(lanes).type(dtype)
+        for lane in range(lanes):
+            at = fn.gep(element, base, fn.let(f"extractelement {vector_type('i64', lanes)} {places}, i64 {lane}"))
+            one = fn.let(f"extractelement {register} {name}, i64 {lane}")
+            if mask is None:
+                self._write_one(store, one, at, element, dtype)
+                continue
+            with fn.when(fn.let(f"extractelement {vector_type('i1', lanes)} {mask}, i64 {lane}")):
+                self._write_one(store, one, at, element, dtype)
