@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
 import torch
 
 from smelt._torch import shim
-from smelt.runtime import encode, schedule, threads
+from smelt.runtime import encode, schedule
 from smelt.runtime.executable import Executable
 from smelt.runtime.plan import ArenaTensor, Dispatch, Empty, Instruction, Launch, Plan, PyCall, Release, Use, View
 from smelt.runtime.schedule import Enter, Group, Leave, Single
-from smelt.runtime.table import Op
+from smelt.runtime.table import Op, TeamWord
+from smelt.runtime.threads import team_words
 from tests.runtime.kernels import ROWS, bits, built, rows
 
 f32 = torch.float32
@@ -235,9 +237,32 @@ def test_after_fork(machine_code: bytes) -> None:
     assert torch.equal(executable.call(x)[0], want)
     child = os.fork()
     if child == 0:
-        os._exit(0 if threads.threads_allowed().value == 0 and torch.equal(executable.call(x)[0], want) else 1)
+        os._exit(0 if team_words()[TeamWord.ALLOWED] == 0 and torch.equal(executable.call(x)[0], want) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert threads.threads_allowed().value == 1 and torch.equal(executable.call(x)[0], want)
+    assert team_words()[TeamWord.ALLOWED] == 1 and torch.equal(executable.call(x)[0], want)
+
+
+def test_one_thread_does_all_while_waiting_for_others_would_cost_more(machine_code: bytes) -> None:
+    """The words are this process's; what they say changes how fast an answer comes, never the answer."""
+    torch.set_num_threads(2)
+    executable = Executable(chain(10), machine_code)
+    x = torch.randn(ITEMS, N)
+    want = chained(x, 10)
+    words = team_words()
+    words[TeamWord.REST_UNTIL] = words[TeamWord.WORK] = 0
+    words[TeamWord.STALL] = 10**12
+    before = time.monotonic_ns()
+    assert torch.equal(executable.call(x)[0], want)
+    assert before < words[TeamWord.REST_UNTIL] <= time.monotonic_ns() + 2 * 10**8
+    assert words[TeamWord.STALL] == words[TeamWord.WORK] == 0
+    words[TeamWord.REST_UNTIL] = 2**62
+    assert torch.equal(executable.call(x)[0], want)
+    assert words[TeamWord.STALL] == words[TeamWord.WORK] == 0  # nobody was waited for
+    words[TeamWord.REST_UNTIL] = 0
+    words[TeamWord.WORK] = 10**12  # halved, for it is more than is remembered
+    assert torch.equal(executable.call(x)[0], want)
+    assert words[TeamWord.REST_UNTIL] == 0 and 0 < words[TeamWord.WORK] < 10**12
+    words[TeamWord.WORK] = words[TeamWord.STALL] = 0
 
 
 # --- what runs side by side -------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ from smelt.runtime.table import (
     Launched,
     Op,
 )
-from smelt.runtime.threads import c_function, team_limit, threads_allowed
+from smelt.runtime.threads import c_function, team_limit, team_words
 
 _RANGES = ("aoti_record_function_start", "aoti_record_function_end")
 _GET_DATA = "aoti_torch_get_data_ptr"
@@ -510,8 +510,9 @@ class _Encoder:
         """Whether launches can be shared; what that takes is put into the frame."""
         cells = self.frame.cells
         cells[Cell.YIELD] = c_function("sched_yield") or 0
-        cells[Cell.ALLOWED] = ctypes.addressof(threads_allowed())
-        return bool(self.launches.code) and bool(cells[Cell.YIELD]) and shim.has(PARALLEL)
+        cells[Cell.CLOCK] = c_function("clock_gettime") or 0
+        cells[Cell.TEAM_WORDS] = ctypes.addressof(team_words())
+        return bool(self.launches.code and cells[Cell.YIELD] and cells[Cell.CLOCK]) and shim.has(PARALLEL)
 
     def finish(self, team_limit: int) -> Encoded:
         frame = self.frame
@@ -540,8 +541,6 @@ class _Encoder:
             lists += [len(self.words), len(pairs)]
             self.words += [word for pair in pairs for word in pair]
         self.words[:HEADER_WORDS] = [HEADER_WORDS, *lists]
-        if self.plan.profile:
-            frame.cells[Cell.CLOCK] = c_function("clock_gettime") or 0
         return Encoded(
             code=(ctypes.c_int32 * len(self.words))(*self.words),
             cells=frame.cells,
@@ -563,7 +562,7 @@ class _Encoder:
         )
 
     def _profile(self) -> Profile | None:
-        if not self.plan.profile:
+        if not self.plan.profile or not self.frame.cells[Cell.CLOCK]:
             return None
         owned = zip(self.starts, self.owners, strict=True)
         records = [Record(at, Op(self.words[at]), owner, at not in self.uncounted) for at, owner in owned]

@@ -105,7 +105,7 @@ class Cell(IntEnum):
     SCRATCH_STRIDE = 17
     PARALLEL = 18
     YIELD = 19
-    ALLOWED = 20
+    TEAM_WORDS = 20
     CLOCK = 21
     PROFILE = 22
     TEAM = 23
@@ -113,12 +113,26 @@ class Cell(IntEnum):
     CODE = 25
     AT = 26
     STATUS = 27
+    BEGAN = 28
+    ENDED = 29
+    STALL = 30
     # Written by all threads of a region, so in a cache line of their own (frames are aligned to `FRAME_ALIGNMENT`).
     CLAIM = 32
     DONE = 33
     SHARED_FIRST = 34
     SHARED_COUNT = 35
     FIRST = 40
+
+
+class TeamWord(IntEnum):
+    """Words of the process, for all regions: whether threads may be started, until when (nanoseconds of the clock) one
+    thread does all, and the recent time of regions in which work went on and in which it waited for a thread.
+    """
+
+    ALLOWED = 0
+    REST_UNTIL = 1
+    WORK = 2
+    STALL = 3
 
 
 FRAME_ALIGNMENT = 64

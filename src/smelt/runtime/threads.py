@@ -12,6 +12,8 @@ from functools import lru_cache
 
 import torch
 
+from smelt.runtime.table import TeamWord
+
 _MOST = 256
 
 
@@ -21,18 +23,19 @@ def team_limit() -> int:
 
 
 @lru_cache(maxsize=1)
-def threads_allowed() -> ctypes.c_int64:
-    """A word that is 1 where threads may be started, 0 in the child of a fork.
+def team_words() -> ctypes.Array[ctypes.c_int64]:
+    """The process's `TeamWord`s. Threads are not allowed in the child of a fork.
 
     The library's threads do not come along into a child, and entering a region there waits for them for ever.
     """
-    word = ctypes.c_int64(1)
+    words = (ctypes.c_int64 * len(TeamWord))()
+    words[TeamWord.ALLOWED] = 1
 
     def in_child() -> None:
-        word.value = 0
+        words[TeamWord.ALLOWED] = 0
 
     os.register_at_fork(after_in_child=in_child)
-    return word
+    return words
 
 
 @lru_cache(maxsize=128)

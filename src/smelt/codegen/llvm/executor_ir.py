@@ -7,17 +7,17 @@ needs no relocation at all and one copy serves every plan of every process on th
     smelt_walk      runs records until the last one, the end of a region, or a failure
     smelt_team      what a thread does in a region: the first one walks, the others help with chunks
     smelt_help      claims and runs chunks of a launch while there are any
+    smelt_judge     after a region: whether threads are worth waiting for, or one should do all for a while
     smelt_tick      (only with `profile`) adds the time since the last record to its row
 """
 
 from __future__ import annotations
 
 from smelt.codegen.llvm.executor_body import Body
-from smelt.codegen.llvm.executor_launch_ir import emit_launch, emit_region, team_text
+from smelt.codegen.llvm.executor_launch_ir import CLOCK, emit_launch, emit_region, team_text
 from smelt.runtime.table import (
     ANY_STRIDE,
     CALL_CLASSES,
-    CLOCK_MONOTONIC,
     ENTRY_SYMBOL,
     MAX_DOUBLES,
     PROFILE_CELLS,
@@ -308,15 +308,11 @@ def _tick_text() -> str:
     """`void smelt_tick(ptr frame, ptr tick, i64 pc)`: tick holds the record before (-1: none) and when it began."""
     body = Body()
     body.label("entry")
-    body.do("%spec = alloca [2 x i64], align 8")
-    # A frame without a clock is one whose plan does not ask for times.
-    has_clock = body.let(f"icmp ne i64 {body.cell(Cell.CLOCK)}, 0")
-    body.do(f"br i1 {has_clock}, label %read, label %done")
+    # A frame without a table is one whose plan does not ask for times.
+    has_table = body.let(f"icmp ne i64 {body.cell(Cell.PROFILE)}, 0")
+    body.do(f"br i1 {has_table}, label %read, label %done")
     body.label("read")
-    body.let(f"call i32 {body.function(Cell.CLOCK)}(i32 {CLOCK_MONOTONIC}, ptr %spec)")
-    seconds = body.let("load i64, ptr %spec")
-    rest = body.let(f"load i64, ptr {body.let('getelementptr i64, ptr %spec, i64 1')}")
-    now = body.let(f"add i64 {body.let(f'mul i64 {seconds}, 1000000000')}, {rest}")
+    now = body.let(f"call i64 @{CLOCK}(ptr %frame)")
     body.do("%last = load i64, ptr %tick")
     since_at = body.let("getelementptr i64, ptr %tick, i64 1")
     spent = body.let(f"sub i64 {now}, {body.let(f'load i64, ptr {since_at}')}")

@@ -7,18 +7,30 @@ costs nothing but its help.
 
     thread 0:   put up the launch    help    wait for chunks of others    next record ...    word = STOP
     others:     until STOP:  help, or pause, and after a while yield
+
+The library ends a region only when all its threads have come and gone. Where other processes have the cores, that is
+many times the work of a short region. So the time of regions is kept as work and stall, and where waiting costs more
+than the others' help saves, one thread does all for ten times as long as was waited.
 """
 
 from __future__ import annotations
 
 from smelt.codegen.llvm.executor_body import Body
-from smelt.runtime.table import CLAIM_STOP, Cell, Launched
+from smelt.runtime.table import CLAIM_STOP, CLOCK_MONOTONIC, Cell, Launched, TeamWord
 
+CLOCK = "smelt_clock"
+_JUDGE = "smelt_judge"
+_LINGER = "smelt_linger"
 _TEAM = "smelt_team"
 _HELP = "smelt_help"
 _WAIT = "smelt_wait"
 # Pauses before a waiting thread lets others run: tens of microseconds, less than most launches take.
 _PATIENCE = 1000
+# Nanoseconds: less stall than this says nothing; so much time of regions is remembered; the longest rest.
+_LEAST_STALL = 1_000_000
+_MEMORY = 50_000_000
+_LONGEST_REST = 200_000_000
+_REST_A_STALL = 10
 _PAUSES = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
     "AMD64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
@@ -118,13 +130,18 @@ def emit_region(body: Body) -> None:
     body.store(body.let(f"add i64 %pc, {body.word(1)}"), Cell.AT)
     body.store(body.let("ptrtoint ptr %code to i64"), Cell.CODE)
     body.store("0", Cell.CLAIM)
-    switch = body.cell(Cell.ALLOWED, "ptr")
-    allowed = body.let(f"icmp ne i64 {body.let(f'load i64, ptr {switch}')}, 0")
-    size = body.let(f"select i1 {allowed}, i64 {body.word(2)}, i64 1")
+    began = body.let(f"call i64 @{CLOCK}(ptr %frame)")
+    allowed = body.let(f"icmp ne i64 {_load_word(body, TeamWord.ALLOWED)}, 0")
+    rested = body.let(f"icmp sge i64 {began}, {_load_word(body, TeamWord.REST_UNTIL)}")
+    may = body.let(f"and i1 {allowed}, {rested}")
+    size = body.let(f"select i1 {may}, i64 {body.word(2)}, i64 1")
     body.store(size, Cell.TEAM_SIZE)
+    body.store("0", Cell.STALL)
     args = f"i64 0, i64 {size}, i64 1, ptr @{_TEAM}, ptr %frame"
     rc = body.let(f"call i32 {body.function(Cell.PARALLEL)}({args})")
+    helpers = body.cell(Cell.TEAM)
     body.store("0", Cell.TEAM)
+    body.do(f"call void @{_JUDGE}(ptr %frame, i64 {began}, i64 {helpers})")
     body.unless_zero(rc, "library", "region_ran")
     body.do(f"%region_status = load i32, ptr {body.cell_address(Cell.STATUS)}")
     fine = body.let("icmp eq i32 %region_status, 0")
@@ -134,10 +151,27 @@ def emit_region(body: Body) -> None:
     body.do("br label %loop")
 
 
+def _word_address(body: Body, word: TeamWord) -> str:
+    return body.let(f"getelementptr i64, ptr {body.cell(Cell.TEAM_WORDS, 'ptr')}, i64 {int(word)}")
+
+
+def _load_word(body: Body, word: TeamWord) -> str:
+    return body.let(f"load atomic i64, ptr {_word_address(body, word)} monotonic, align 8")
+
+
+def _store_word(body: Body, value: str, word: TeamWord) -> None:
+    # Callers at once may lose each other's sums, which are estimates anyway.
+    body.do(f"store atomic i64 {value}, ptr {_word_address(body, word)} monotonic, align 8")
+
+
 def team_text(machine: str, walk: str) -> str:
-    """LLVM IR of `smelt_team`, `smelt_help` and `smelt_wait`; `walk` is the function that runs records."""
+    """LLVM IR of the functions of a team; `walk` is the one that runs records."""
     declaration, pause = _PAUSES.get(machine, ("", ""))
-    return f"{declaration}\n{_team_function(walk, pause)}{_help_function()}{_wait_function(pause)}"
+    functions = (
+        _team_function(walk, pause), _help_function(), _wait_function(pause), _linger_function(), _judge_function(),
+        _clock_function(),
+    )  # fmt: skip
+    return f"{declaration}\n{''.join(functions)}"
 
 
 def _team_function(walk: str, pause: str) -> str:
@@ -147,12 +181,16 @@ def _team_function(walk: str, pause: str) -> str:
     is_first = body.let("icmp eq i64 %begin, 0")
     body.do(f"br i1 {is_first}, label %lead, label %start")
     body.label("lead")
-    is_team = body.let(f"icmp slt i64 %end, {body.cell(Cell.TEAM_SIZE)}")
-    body.store(body.let(f"zext i1 {is_team} to i64"), Cell.TEAM)
+    # The first part tells how many there are, for all but the last are as large.
+    whole = body.let(f"add i64 {body.cell(Cell.TEAM_SIZE)}, {body.let('sub i64 %end, 1')}")
+    parts = body.let(f"udiv i64 {whole}, %end")
+    body.store(body.let(f"sub i64 {parts}, 1"), Cell.TEAM)
+    body.store(body.let(f"call i64 @{CLOCK}(ptr %frame)"), Cell.BEGAN)
     code, at = body.cell(Cell.CODE, "ptr"), body.cell(Cell.AT)
     status = body.let(f"call i32 @{walk}(ptr {code}, ptr %frame, i64 {at})")
     body.do(f"store i32 {status}, ptr {body.cell_address(Cell.STATUS)}")
     body.do(f"store atomic i64 {CLAIM_STOP}, ptr {body.cell_address(Cell.CLAIM)} release, align 8")
+    body.store(body.let(f"call i64 @{CLOCK}(ptr %frame)"), Cell.ENDED)
     body.do("ret void")
     body.label("start")
     offset = body.let(f"mul i64 %begin, {body.cell(Cell.SCRATCH_STRIDE)}")
@@ -189,18 +227,95 @@ def _idle(body: Body, pause: str) -> None:
 
 
 def _wait_function(pause: str) -> str:
-    """`void smelt_wait(ptr frame, i64 chunks)`: until all chunks are done."""
+    """`void smelt_wait(ptr frame, i64 chunks)`: until all chunks are done; a long wait is a stall."""
     body = Body()
     body.label("entry")
     body.do("br label %look")
     body.label("look")
-    body.do("%waited = phi i64 [0, %entry], [%longer, %idle], [%longer, %yield]")
+    body.do("%waited = phi i64 [0, %entry], [%longer, %idle]")
     done = body.let(f"load atomic i64, ptr {body.cell_address(Cell.DONE)} acquire, align 8")
     body.do(f"br i1 {body.let(f'icmp eq i64 {done}, %chunks')}, label %done, label %idle")
-    _idle(body, pause)
+    body.label("idle")
+    if pause:
+        body.do(pause)
+    body.do("%longer = add i64 %waited, 1")
+    impatient = body.let(f"icmp sgt i64 %longer, {_PATIENCE}")
+    body.do(f"br i1 {impatient}, label %linger, label %look")
+    body.label("linger")
+    body.do(f"call void @{_LINGER}(ptr %frame, i64 %chunks)")
+    body.do("br label %done")
     body.label("done")
     body.do("ret void")
     return body.function_text(f"define internal void @{_WAIT}(ptr %frame, i64 %chunks) #0")
+
+
+def _linger_function() -> str:
+    """`void smelt_linger(ptr frame, i64 chunks)`: let others run until all chunks are done; adds to `Cell.STALL`."""
+    body = Body()
+    body.label("entry")
+    begin = body.let(f"call i64 @{CLOCK}(ptr %frame)")
+    body.do("br label %look")
+    body.label("look")
+    body.let(f"call i32 {body.function(Cell.YIELD)}()")
+    done = body.let(f"load atomic i64, ptr {body.cell_address(Cell.DONE)} acquire, align 8")
+    body.do(f"br i1 {body.let(f'icmp eq i64 {done}, %chunks')}, label %done, label %look")
+    body.label("done")
+    spent = body.let(f"sub i64 {body.let(f'call i64 @{CLOCK}(ptr %frame)')}, {begin}")
+    body.store(body.let(f"add i64 {body.cell(Cell.STALL)}, {spent}"), Cell.STALL)
+    body.do("ret void")
+    return body.function_text(f"define internal void @{_LINGER}(ptr %frame, i64 %chunks) #0")
+
+
+def _judge_function() -> str:
+    """`void smelt_judge(ptr frame, i64 began, i64 helpers)`: add a region's work and stall to the process's, and rest
+    where the stall is more than what the helpers saved.
+    """
+    body = Body()
+    body.label("entry")
+    alone = body.let("icmp eq i64 %helpers, 0")
+    body.do(f"br i1 {alone}, label %done, label %weigh")
+    body.label("weigh")
+    now = body.let(f"call i64 @{CLOCK}(ptr %frame)")
+    before = body.let(f"sub i64 {body.cell(Cell.BEGAN)}, %began")
+    after = body.let(f"sub i64 {now}, {body.cell(Cell.ENDED)}")
+    waits = body.let(f"add i64 {before}, {body.let(f'add i64 {after}, {body.cell(Cell.STALL)}')}")
+    useful = body.let(f"sub i64 {body.let(f'sub i64 {now}, %began')}, {waits}")
+    stall = body.let(f"add i64 {_load_word(body, TeamWord.STALL)}, {waits}")
+    work = body.let(f"add i64 {_load_word(body, TeamWord.WORK)}, {useful}")
+    matters = body.let(f"icmp sgt i64 {stall}, {_LEAST_STALL}")
+    saved = body.let(f"mul i64 {work}, %helpers")
+    loses = body.let(f"icmp sgt i64 {stall}, {saved}")
+    body.do(f"br i1 {body.let(f'and i1 {matters}, {loses}')}, label %rest, label %go_on")
+    body.label("rest")
+    length = body.let(f"mul i64 {stall}, {_REST_A_STALL}")
+    is_long = body.let(f"icmp sgt i64 {length}, {_LONGEST_REST}")
+    bounded = body.let(f"select i1 {is_long}, i64 {_LONGEST_REST}, i64 {length}")
+    _store_word(body, body.let(f"add i64 {now}, {bounded}"), TeamWord.REST_UNTIL)
+    _store_word(body, "0", TeamWord.STALL)
+    _store_word(body, "0", TeamWord.WORK)
+    body.do("br label %done")
+    body.label("go_on")
+    is_old = body.let(f"icmp sgt i64 {body.let(f'add i64 {stall}, {work}')}, {_MEMORY}")
+    halving = body.let(f"zext i1 {is_old} to i64")
+    _store_word(body, body.let(f"ashr i64 {stall}, {halving}"), TeamWord.STALL)
+    _store_word(body, body.let(f"ashr i64 {work}, {halving}"), TeamWord.WORK)
+    body.do("br label %done")
+    body.label("done")
+    body.do("ret void")
+    return body.function_text(f"define internal void @{_JUDGE}(ptr %frame, i64 %began, i64 %helpers) #0")
+
+
+def _clock_function() -> str:
+    """`i64 smelt_clock(ptr frame)`: nanoseconds of the monotonic clock."""
+    body = Body()
+    body.label("entry")
+    body.do("%spec = alloca [2 x i64], align 8")
+    body.let(f"call i32 {body.function(Cell.CLOCK)}(i32 {CLOCK_MONOTONIC}, ptr %spec)")
+    seconds = body.let("load i64, ptr %spec")
+    rest = body.let(f"load i64, ptr {body.let('getelementptr i64, ptr %spec, i64 1')}")
+    whole = body.let(f"mul i64 {seconds}, 1000000000")
+    body.do(f"ret i64 {body.let(f'add i64 {whole}, {rest}')}")
+    return body.function_text(f"define internal i64 @{CLOCK}(ptr %frame) #0")
 
 
 def _help_function() -> str:
