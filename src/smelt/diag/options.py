@@ -61,8 +61,9 @@ class Options:
     cache_dir, cache_limit_mb: where machine code is kept, and how much of it; "" keeps nothing on disk.
     measure: let kernels be chosen by timing them once at compile time.
     dtype: "bf16" computes the large f32 products of a program in bf16, and keeps everything else, and the dtypes of all
-        results, as they are; "default" computes in the dtypes of the program.
-    release_originals: give back the memory of weights that a packed copy has replaced.
+        results, as they are (docs/decisions, bf16); "default" computes in the dtypes of the program.
+    release_originals: give back the memory of weights that a packed copy has replaced; the parameters stay readable and
+        writable, from a file (docs/decisions, released originals).
     own_kernels: everything but products in fused kernels of our own where they can; False keeps eager's operators.
     profile: measure every native instruction of every call (`profile()` of an executable), and show them as ranges in
         `torch.profiler`; launches then run one after the other. A program without it has none of this in its code.
