@@ -34,6 +34,10 @@ def _loaded(text: str, isa: Isa) -> tuple[LoadedCode, str]:
     return load_object(compile_kernels([source], isa)[source.symbol].object), source.symbol
 
 
+class Refused(Exception):
+    """The kernel leaves the data to eager."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A convolution with its tensors; `x` may lie in any way that the kernels read."""
@@ -81,6 +85,7 @@ def run(
     aligned = (scratch.data_ptr() + 63) // 64 * 64
     kernel = _KERNEL(code.address(symbol))
     for begin in reversed(range(0, plan.items, min(chunk, plan.items))):
-        assert kernel(ctypes.addressof(args), begin, min(begin + chunk, plan.items), aligned) == 0
+        if kernel(ctypes.addressof(args), begin, min(begin + chunk, plan.items), aligned):
+            raise Refused
     assert bool((memory[:64] == -7).all()) and bool((memory[-64:] == -7).all())
     return out, plan

@@ -14,7 +14,7 @@ from smelt.codegen.kernels.nest import Const, Expr, Op
 from smelt.codegen.llvm.isa import AVX512
 from smelt.ir import DType
 from tests.codegen.harness import rms_ratio
-from tests.conv.machine import Case, isas, run
+from tests.conv.machine import Case, Refused, isas, run
 
 ISAS = isas()
 isa_names = pytest.mark.parametrize("name", list(ISAS))
@@ -77,6 +77,11 @@ SHAPES = {
     "depthwise, kernel larger": shape(1, 3, 2, 2, 3, (7, 6), 3, before=(3, 3), after=(3, 2)),
     "depthwise, mostly border": shape(1, 5, 1, 1, 5, (3, 3), 5, before=(6, 5), after=(6, 5)),
     "depthwise of one pixel": shape(1, 70, 1, 1, 70, (1, 1), 70),
+    "winograd": shape(1, 32, 6, 6, 32, (3, 3), before=(1, 1), after=(1, 1)),
+    "winograd of odd sizes": shape(2, 64, 7, 9, 96, (3, 3), before=(1, 1), after=(1, 1)),
+    "winograd, one row of tiles": shape(1, 32, 2, 30, 32, (3, 3), before=(1, 0), after=(1, 0)),
+    "winograd, wide border": shape(1, 32, 4, 4, 64, (3, 3), before=(2, 0), after=(0, 2)),
+    "winograd, split": shape(1, 96, 40, 38, 256, (3, 3)),
     "row": shape(2, 20, 1, 30, 24, (1, 5), before=(0, 2), after=(0, 2)),
 }  # fmt: skip
 
@@ -86,7 +91,7 @@ SHAPES = {
 def test_shapes(kind: str, name: str) -> None:
     case = make(SHAPES[kind], 0)
     used = check(case, name)
-    if kind.startswith(("first", "depthwise")):
+    if kind.startswith(("first", "depthwise")) or (kind.startswith("winograd") and name != "baseline"):
         assert used == kind.split()[0].rstrip(",")
     if used == "first":
         assert check(make(SHAPES[kind], 1, planes=True), name) == "first"
@@ -150,15 +155,21 @@ def test_text_holds_no_sizes() -> None:
     "sizes",
     [
         shape(1, 960, 7, 7, 64, (1, 1)),
-        shape(1, 128, 14, 14, 32, (3, 3), before=(1, 1), after=(1, 1)),
+        shape(1, 128, 14, 14, 32, (3, 3), stride=(2, 2), before=(1, 1), after=(1, 1)),
+        shape(1, 64, 28, 28, 64, (3, 3), before=(1, 1), after=(1, 1)),
+        shape(1, 256, 14, 14, 32, (3, 3), before=(1, 1), after=(1, 1)),
         shape(1, 96, 14, 14, 96, (3, 3), 96, before=(1, 1), after=(1, 1)),
         shape(1, 3, 56, 56, 32, (7, 7), stride=(2, 2), before=(3, 3), after=(3, 3)),
         shape(1, 3, 64, 64, 48, (16, 16), stride=(16, 16)),
     ],
-    ids=["1x1", "3x3", "depthwise", "first", "patches"],
+    ids=["1x1", "3x3", "winograd", "winograd deep", "depthwise", "first", "patches"],
 )
 def test_error_is_eagers(sizes: ConvShape) -> None:
     case = make(sizes, 0)
+    found, _ = run(case, ISAS[next(iter(ISAS))])
+    assert rms_ratio(found, case.reference(torch.float32), case.reference()) <= 1.5
+    # Behind a relu no two terms of a sum cancel.
+    case = Case(sizes, case.x.relu(), case.weight, case.bias)
     found, _ = run(case, ISAS[next(iter(ISAS))])
     assert rms_ratio(found, case.reference(torch.float32), case.reference()) <= 1.5
 
@@ -169,7 +180,7 @@ def relu(value: Expr) -> Expr:
 
 
 @isa_names
-@pytest.mark.parametrize("kind", ["1x1", "3x3 deep", "depthwise strided", "first", "grouped"])
+@pytest.mark.parametrize("kind", ["1x1", "3x3 deep", "depthwise strided", "first", "grouped", "winograd of odd sizes"])
 def test_epilogue(kind: str, name: str) -> None:
     case = make(SHAPES[kind], 3)
     residual = torch.randn(case.reference().permute(0, 2, 3, 1).shape, generator=torch.Generator().manual_seed(4))
@@ -192,3 +203,20 @@ def test_nan_and_inf(kind: str, name: str) -> None:
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.isinf(), expected.isinf())
     assert bool(((found - expected).abs() <= case.bound())[expected.isfinite()].all())
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, 3e38])
+def test_winograd_refuses_what_it_cannot_tell(number: float) -> None:
+    case = make(SHAPES["winograd"], 6)
+    case.x[0, 5, 3, 2] = number
+    with pytest.raises(Refused):
+        run(case, next(iter(ISAS.values())))
+
+
+def test_winograd_keeps_windows_apart() -> None:
+    """A result does not depend on what lies beside its window, however large."""
+    case = make(SHAPES["winograd"], 7)
+    plain, _ = run(case, next(iter(ISAS.values())))
+    case.x[0, :, 0, 0] = 1e20
+    found, _ = run(case, next(iter(ISAS.values())))
+    assert torch.equal(found[..., 2:, :], plain[..., 2:, :]) and torch.equal(found[..., 2:], plain[..., 2:])

@@ -220,3 +220,21 @@ graph f(%x: f32[1, 3, 16, 16]) -> f32[1, 24, 1, 1] {
     plan = check(text, [normal(1, 3, 16, 16)], state, exact=False)
     names = [type(i).__name__ for i in plan.plan.instructions if type(i).__name__ not in ("Release", "CheckLayout")]
     assert names[:3] == ["Launch", "Launch", "Launch"] and "Copy" not in names[3:-1]
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_data_that_the_kernel_refuses_goes_to_eager(number: float) -> None:
+    text = """\
+graph f(%x: f32[1, 32, 8, 8], %r: f32[1, 64, 8, 8]) -> f32[1, 64, 8, 8] {
+  %w: f32[64, 32, 3, 3] = param("w")
+  %b: f32[64] = param("b")
+  %0: f32[1, 64, 8, 8] = aten.conv2d.default(%x, %w, %b, [1, 1], [1, 1])
+  %1: f32[1, 64, 8, 8] = aten.add.Tensor(%r, %0)
+  %2: f32[1, 64, 8, 8] = aten.relu.default(%1)
+  return %2
+}"""
+    x = normal(1, 32, 8, 8)
+    x[0, 3, 4, 4] = x[0, 3, 4, 5] = number
+    state = {"w": normal(64, 32, 3, 3, seed=1) / 17, "b": normal(64, seed=2)}
+    plan = check(text, [x, normal(1, 64, 8, 8, seed=3)], state, exact=False)
+    assert kernels(plan) == 1

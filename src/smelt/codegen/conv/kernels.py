@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import torch
 
-from smelt.codegen.conv import bordered, dense, depthwise, pack
+from smelt.codegen.conv import bordered, dense, depthwise, pack, winograd
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.micro import Tile
 from smelt.codegen.conv.shape import ConvShape
@@ -32,6 +32,10 @@ _MAX_COLUMNS = 10
 _MAX_WINDOW_COLUMNS = 24
 _DEPTHWISE_ITEM = 4096
 _UNROLL = 4
+# Products that the 3x3 kernel must save to pay for its transforms, what it may keep of them, and how it is split.
+_MIN_SAVING = 1.5
+_WINOGRAD_NBYTES = 384 << 10
+_WINOGRAD_ITEMS, _WINOGRAD_COLUMNS = 4, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,9 @@ def plan_kernel(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue
         return _depthwise(isa, shape, strides, epilogue) if is_channels_last(shape, strides) else None
     if _is_first(shape) and (is_planes(shape, strides) or _is_packed_row(shape, strides)):
         return _first(isa, shape, strides, epilogue)
-    return _dense(isa, shape, strides, epilogue) if is_channels_last(shape, strides) else None
+    if not is_channels_last(shape, strides):
+        return None
+    return _winograd(isa, shape, strides, epilogue) or _dense(isa, shape, strides, epilogue)
 
 
 def _is_packed_row(shape: ConvShape, strides: Strides) -> bool:
@@ -146,6 +152,48 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     text = dense.dense_text(isa, variant)
     kind = "flat" if flat else "window"
     return ConvPlan(kind, text, words, blocks.items, item_ns, 0, shape.has_border, held)
+
+
+# --- 3x3
+
+
+def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> ConvPlan | None:
+    """The kernel with fewer products, where it saves enough of them; None elsewhere."""
+    at = shape.window
+    if (shape.kh, shape.kw, *at.stride, *at.dilation, shape.groups) != (3, 3, 1, 1, 1, 1, 1):
+        return None
+    columns = 2 * isa.f32_lanes
+    if isa.name == "baseline" or shape.cin % winograd.BLOCK or shape.cout % columns:
+        return None
+    th, tw = -(-shape.oh // 2), -(-shape.ow // 2)
+    tiles = shape.n * th * tw
+    if 9 * shape.pixels < _MIN_SAVING * winograd.POINTS * tiles:
+        return None
+    pixels = tile_pixels(tiles, MAX_PIXELS if isa.f32_lanes == 16 else 6)
+    tile = Tile(isa.f32_lanes, 2, pixels)
+    variant = winograd.WinogradVariant(tile, epilogue)
+    panels = shape.cout // columns
+    groups = -(-tiles // pixels)
+    step = max(1, min(groups, _WINOGRAD_NBYTES // (winograd.POINTS * shape.cin * 4 * pixels)))
+    step = -(-groups // -(-groups // step))
+    panel_step = panels
+    # Blocks of panels transform the same inputs again, so they are the last thing to split.
+    while -(-groups // step) * -(-panels // panel_step) < _WINOGRAD_ITEMS and panel_step * columns > _WINOGRAD_COLUMNS:
+        panel_step = -(-panel_step // 2)
+    tile_step = step * pixels
+    words = (
+        panels, -(-panels // panel_step), panel_step, tiles, tile_step, th, tw, shape.oh, shape.ow, shape.h, shape.w,
+        *at.before, strides[0], strides[2], strides[3], shape.cin, shape.cout, winograd.POINTS * shape.cin * columns,
+    )  # fmt: skip
+
+    def held(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return winograd.pack_winograd(weight, columns), torch.zeros(shape.cin)
+
+    return ConvPlan(
+        "winograd", winograd.winograd_text(isa, variant), words, -(-tiles // tile_step) * -(-panels // panel_step),
+        nanoseconds(isa, winograd.POINTS * tile_step * shape.cin * panel_step * columns * 1.15),
+        winograd.scratch_nbytes(variant, tile_step, shape.cin), True, held,
+    )  # fmt: skip
 
 
 # --- few input channels

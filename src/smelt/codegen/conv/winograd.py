@@ -1,0 +1,216 @@
+"""3x3 convolutions of stride 1 with 16 products where the definition has 36: F(2x2, 3x3).
+
+    a tile is 4x4 inputs d and 2x2 results:   Y = At [ (G g Gt) * (Bt d B) ] A     (* element by element, summed over c)
+
+    for a block of tiles and of channels of the result:
+      V[16][tile][c] = Bt d B;  for each panel:  M[16][tile][n] = V[16] @ U[16];  Y = At M A, epilogue, store
+
+Invariant: a sum over channels is made of blocks of `BLOCK` products, so that the error stays that of the direct
+kernels. Where an input or a sum is not finite, a whole tile would be: the kernel then refuses (eager computes it).
+Source: arXiv:1509.09308, section 4.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from smelt.codegen.conv.epilogue import Epilogue
+from smelt.codegen.conv.finish import Target, store_tile
+from smelt.codegen.conv.micro import Micro, Tile
+from smelt.codegen.kernels.nest import FAILED
+from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.llvm.lanes import ExprEmitter
+from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+
+BLOCK = 32
+POINTS = 16
+
+WORDS = (
+    "panels", "panel_blocks", "panel_step", "tiles", "tile_step", "th", "tw", "oh", "ow", "h", "w", "top", "left",
+    "x_n", "x_h", "x_w", "cin", "out_pixel", "panel_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WinogradVariant:
+    """What the text depends on: cin is a multiple of `BLOCK`, cout one of the tile's channels."""
+
+    tile: Tile
+    epilogue: Epilogue
+
+
+def scratch_nbytes(variant: WinogradVariant, tiles: int, cin: int) -> int:
+    """Memory of a thread for a block of so many tiles."""
+    return POINTS * tiles * (cin + variant.tile.columns) * 4
+
+
+def pack_winograd(weight: torch.Tensor, columns: int) -> torch.Tensor:
+    """f32[cout, cin, 3, 3] -> G g Gt as f32[cout / columns, 16, cin, columns]."""
+    cout, cin = weight.shape[:2]
+    g = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1.0]], dtype=torch.float64)
+    points = weight.detach().reshape(cout * cin, 9).double() @ torch.kron(g, g).T
+    return points.float().view(cout // columns, columns, cin, POINTS).permute(0, 3, 2, 1).contiguous()
+
+
+def winograd_text(isa: Isa, variant: WinogradVariant) -> str:
+    """The kernel's module. Buffers: x, out, packed weight, zeros (cin), epilogue operands; words as listed.
+
+    An item is a block of tiles and a block of panels; items run through the panels first.
+    """
+    return _Winograd(isa, variant).text()
+
+
+class _Winograd:
+    def __init__(self, isa: Isa, variant: WinogradVariant) -> None:
+        self.variant = variant
+        self.fn = fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
+        self.micro = Micro(fn, isa, variant.tile)
+        self.one = Micro(fn, isa, Tile(variant.tile.lanes, variant.tile.vectors, 1))
+        self.ops = ExprEmitter(fn, isa, variant.tile.lanes)
+        self.x, self.out, self.packed, self.zeros = (fn.address(i) for i in range(4))
+        count = len(variant.epilogue.operands)
+        self.operands = tuple(fn.address(4 + i) for i in range(count))
+        self.words = {name: fn.word(4 + count + i) for i, name in enumerate(WORDS)}
+        self.bad = fn.alloca(variant.tile.type)
+
+    def text(self) -> str:
+        fn, w = self.fn, self.words
+        fn.store(self.micro.type, "zeroinitializer", self.bad, 64)
+        with fn.loop("%begin", "%end") as item:
+            panel = fn.mul(fn.let(f"urem i64 {item.index}, {w['panel_blocks']}"), w["panel_step"])
+            panel_end = self._least(fn.add(panel, w["panel_step"]), w["panels"])
+            tile = fn.mul(fn.let(f"udiv i64 {item.index}, {w['panel_blocks']}"), w["tile_step"])
+            count = self._least(w["tile_step"], fn.let(f"sub i64 {w['tiles']}, {tile}"))
+            self._inputs(tile, count)
+            products = fn.gep("float", "%scratch", fn.mul(fn.mul(w["tile_step"], w["cin"]), POINTS))
+            with fn.loop(panel, panel_end) as q:
+                packed = fn.gep("float", self.packed, fn.mul(q.index, w["panel_size"]))
+                with fn.loop(0, POINTS) as point:
+                    self._point(packed, products, point.index, count)
+                self._results(products, fn.mul(q.index, self.variant.tile.columns), tile, count)
+        return fn.finish(f"i32 {self._code()}")
+
+    def _least(self, a: str, b: str) -> str:
+        is_less = self.fn.let(f"icmp slt i64 {a}, {b}")
+        return self.fn.let(f"select i1 {is_less}, i64 {a}, i64 {b}")
+
+    def _code(self) -> str:
+        """0, or `FAILED` if a sum was not finite: the sum of 0 * sum is then NaN."""
+        fn, lanes = self.fn, self.variant.tile.lanes
+        total = fn.load(self.micro.type, self.bad, 64)
+        is_nan = fn.let(f"fcmp uno {self.micro.type} {total}, zeroinitializer")
+        bits = fn.let(f"bitcast <{lanes} x i1> {is_nan} to i{lanes}")
+        return fn.let(f"select i1 {fn.let(f'icmp ne i{lanes} {bits}, 0')}, i32 {FAILED}, i32 0")
+
+    def _corner(self, number: str) -> tuple[str, str, str]:
+        """Image, and row and column of the first result, of a tile."""
+        fn, w = self.fn, self.words
+        area = fn.mul(w["th"], w["tw"])
+        image, inside = fn.let(f"udiv i64 {number}, {area}"), fn.let(f"urem i64 {number}, {area}")
+        row, col = fn.let(f"udiv i64 {inside}, {w['tw']}"), fn.let(f"urem i64 {inside}, {w['tw']}")
+        return image, fn.mul(row, 2), fn.mul(col, 2)
+
+    # --- V = Bt d B
+
+    def _inputs(self, first: str, count: str) -> None:
+        """Transform the inputs of `count` tiles from `first` on into scratch[16][tile_step][cin]."""
+        fn, w = self.fn, self.words
+        with fn.loop(0, count) as t:
+            image, row, col = self._corner(fn.add(first, t.index))
+            top, left = fn.let(f"sub i64 {row}, {w['top']}"), fn.let(f"sub i64 {col}, {w['left']}")
+            base = fn.gep("float", self.x, fn.mul(image, w["x_n"]))
+            places = [self._place(base, fn.add(top, i), fn.add(left, j)) for i in range(4) for j in range(4)]
+            to = fn.gep("float", "%scratch", fn.mul(t.index, w["cin"]))
+            step = fn.mul(w["tile_step"], w["cin"])
+            with fn.loop(0, w["cin"], self.variant.tile.lanes) as c:
+                d = [self.one.load(fn.gep("float", place, c.index)) for place in places]
+                rows = [self._forward([d[4 * i + j] for i in range(4)]) for j in range(4)]
+                for i in range(4):
+                    for j, value in enumerate(self._forward([rows[j][i] for j in range(4)])):
+                        at = fn.gep("float", fn.gep("float", to, fn.mul(step, 4 * i + j)), c.index)
+                        self.one.store(value, at)
+
+    def _place(self, base: str, y: str, x: str) -> str:
+        """The address of an input pixel, or of zeros where it lies outside."""
+        fn, w = self.fn, self.words
+        in_rows, in_cols = fn.let(f"icmp ult i64 {y}, {w['h']}"), fn.let(f"icmp ult i64 {x}, {w['w']}")
+        at = fn.gep("float", base, fn.add(fn.mul(y, w["x_h"]), fn.mul(x, w["x_w"])))
+        return fn.let(f"select i1 {fn.let(f'and i1 {in_rows}, {in_cols}')}, ptr {at}, ptr {self.zeros}")
+
+    def _forward(self, d: list[str]) -> list[str]:
+        """Bt d of a column: d0 - d2, d1 + d2, d2 - d1, d1 - d3."""
+        return [self._sub(d[0], d[2]), self._add(d[1], d[2]), self._sub(d[2], d[1]), self._sub(d[1], d[3])]
+
+    def _add(self, a: str, b: str) -> str:
+        return self.fn.let(f"fadd {self.micro.type} {a}, {b}")
+
+    def _sub(self, a: str, b: str) -> str:
+        return self.fn.let(f"fsub {self.micro.type} {a}, {b}")
+
+    # --- M = V U
+
+    def _point(self, packed: str, products: str, point: str, count: str) -> None:
+        """The products of one of the 16 points: M[point][tile][columns] of all tiles of the item."""
+        fn, w, tile = self.fn, self.words, self.variant.tile
+        weights = fn.gep("float", packed, fn.mul(fn.mul(point, w["cin"]), tile.columns))
+        values = fn.gep("float", "%scratch", fn.mul(fn.mul(point, w["tile_step"]), w["cin"]))
+        into = fn.gep("float", products, fn.mul(fn.mul(point, w["tile_step"]), tile.columns))
+        last = fn.let(f"sub i64 {count}, 1")
+        with fn.loop(0, count, tile.pixels) as t:
+            tiles = [t.index, *(self._least(fn.add(t.index, p), last) for p in range(1, tile.pixels))]
+            rows = [fn.gep("float", values, fn.mul(number, w["cin"])) for number in tiles]
+            for i, value in enumerate(self._sums(weights, rows)):
+                at = fn.gep("float", into, fn.mul(tiles[i // tile.vectors], tile.columns))
+                self.micro.store(value, fn.gep("float", at, i % tile.vectors * tile.lanes))
+
+    def _sums(self, weights: str, rows: list[str]) -> list[str]:
+        fn, w, micro = self.fn, self.words, self.micro
+        with fn.loop(0, w["cin"], BLOCK, [(micro.type, v) for v in micro.zeros()]) as k:
+            at = [fn.gep("float", row, k.index) for row in rows]
+            block = micro.sum_over(
+                str(BLOCK), fn.gep("float", weights, fn.mul(k.index, micro.tile.columns)), micro.zeros(), 4,
+                lambda i, u, p: fn.gep("float", fn.gep("float", at[p], i), u),
+            )  # fmt: skip
+            for c, value in zip(k.carried, block, strict=True):
+                c.next = self._add(c.now, value)
+        return [c.last for c in k.carried]
+
+    # --- Y = At M A
+
+    def _results(self, products: str, column: str, first: str, count: str) -> None:
+        """Transform the products of all tiles back, and store their results."""
+        fn, w, tile = self.fn, self.words, self.variant.tile
+        step = fn.mul(w["tile_step"], tile.columns)
+        with fn.loop(0, count) as t:
+            image, row, col = self._corner(fn.add(first, t.index))
+            at = fn.gep("float", products, fn.mul(t.index, tile.columns))
+            points = [fn.gep("float", at, fn.mul(step, i)) for i in range(POINTS)]
+            made: list[list[str]] = [[], [], [], []]
+            for j in range(tile.vectors):
+                m = [self.one.load(fn.gep("float", p, j * tile.lanes)) for p in points]
+                rows = [self._backward([m[4 * i + k] for i in range(4)]) for k in range(4)]
+                for i in range(2):
+                    for k, value in enumerate(self._backward([rows[c][i] for c in range(4)])):
+                        made[2 * i + k].append(value)
+            self._note_finite([value for values in made for value in values])
+            for number, values in enumerate(made):
+                y, x = fn.add(row, number // 2), fn.add(col, number % 2)
+                in_rows, in_cols = fn.let(f"icmp slt i64 {y}, {w['oh']}"), fn.let(f"icmp slt i64 {x}, {w['ow']}")
+                with fn.when(fn.let(f"and i1 {in_rows}, {in_cols}")):
+                    pixel = fn.add(fn.mul(fn.add(fn.mul(image, w["oh"]), y), w["ow"]), x)
+                    offset = fn.add(fn.mul(pixel, w["out_pixel"]), column)
+                    target = Target(self.out, self.operands, column, (offset,))
+                    store_tile(self.one, self.ops, self.variant.epilogue, values, target, None)
+
+    def _backward(self, m: list[str]) -> list[str]:
+        """At m of a column: m0 + m1 + m2, m1 - m2 - m3."""
+        return [self._add(self._add(m[0], m[1]), m[2]), self._sub(self._sub(m[1], m[2]), m[3])]
+
+    def _note_finite(self, values: list[str]) -> None:
+        total = self.fn.load(self.micro.type, self.bad, 64)
+        for value in values:
+            zero = self.fn.let(f"fmul {self.micro.type} {value}, zeroinitializer")
+            total = self._add(total, zero)
+        self.fn.store(self.micro.type, total, self.bad, 64)
