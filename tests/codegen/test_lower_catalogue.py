@@ -21,7 +21,10 @@ from smelt.ops.registry import normalize
 from smelt.ops.typing import infer
 from tests.codegen.harness import assert_same, call, executables, lowered
 
-OTHER_SUMS = frozenset({"aten.scaled_dot_product_attention.default"})
+OTHER_SUMS = frozenset(
+    f"aten.{name}.default"
+    for name in ("scaled_dot_product_attention", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm")
+)
 
 
 def sample_graph(record: OpRecord, sample: Sample) -> tuple[Graph, list[torch.Tensor]]:

@@ -93,7 +93,7 @@ graph f(%x: f32[4, 6]) -> f32[4, 4]{1, 4} {
   return %2
 }"""
     x = torch.randn(4, 6)
-    plan = check(text, [x])
+    plan = check(text, [x], exact=False)
     native = executables(plan.plan)[1]
     first, second = (call(plan, native, [x], {})[0] for _ in range(2))
     assert not shares(first, second)

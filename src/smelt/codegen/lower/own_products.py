@@ -9,7 +9,7 @@ the operators one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,12 +59,13 @@ def own_product_of(ctx: Context, product: Product, claimed: set[Node]) -> OwnPro
         return None
     value = product.node.result
     nodes = epilogue_nodes(value, lambda node: node not in claimed)
-    while nodes and not _is_fusible(isa, nodes, value):
+    while nodes and not is_fusible(isa, nodes, value):
         nodes.pop()
     return OwnProduct(product, tuple(nodes), nodes[-1].result if nodes else value)
 
 
-def _is_fusible(isa: Isa, nodes: Sequence[Node], product: Value) -> bool:
+def is_fusible(isa: Isa, nodes: Sequence[Node], product: Value) -> bool:
+    """Whether an own kernel can do the nodes behind a product."""
     result = tensor_type(nodes[-1].result)
     if result.dtype is not tensor_type(product).dtype or result.strides is not None:
         return False
@@ -86,7 +87,7 @@ def lower_own_product(ctx: Context, own: OwnProduct) -> None:
     isa = own_isa(ctx, dtype)
     tiling = None if isa is None else tiling_for(isa, dtype)
     assert isa is not None and tiling is not None
-    fused = Fused.of(ctx, own.nodes, product.node.result, product.bias)
+    fused = fused_behind(ctx, own.nodes, product.node.result, product.bias)
     right, weight, panel, step = _right(ctx, product, isa, tiling)
     x, left_row, left_k = _left(ctx, product, tiling, right)
     problem = Problem(product.rows, product.n, product.k, left_row, left_k, panel, step, product.n, 0)
@@ -98,18 +99,18 @@ def lower_own_product(ctx: Context, own: OwnProduct) -> None:
         nbytes=(product.rows * (product.k + product.n) + product.n * product.k) * tiling.element_nbytes,
         flops=2 * product.rows * product.n * product.k,
     )  # fmt: skip
-    emit(ctx, plan, x, weight, out, fused, _multiply(product, packing), about)
+    emit(ctx, plan, x, weight, out, fused, _eager(product, packing, own.nodes, fused.values), about)
 
 
 def emit(
-    ctx: Context, plan: ProductPlan, left: int, right: int, out: int, fused: Fused, multiply: Multiply,
+    ctx: Context, plan: ProductPlan, left: int, right: int, out: int, fused: Fused, eager: Callable[..., Any],
     about: About,
 ) -> None:  # fmt: skip
     """Append the launch of a product, and note how its nodes run; `about.nodes`: the product's, then those fused."""
     main, *nodes = about.nodes
     launch(
         ctx, plan.source, (left, right, *fused.slots, out), plan.words, items=plan.items,
-        eager=fused.eager(multiply, nodes, main.result), writes=(2 + len(fused.slots),), item_ns=plan.item_ns,
+        eager=eager, writes=(2 + len(fused.slots),), item_ns=plan.item_ns,
         scratch_nbytes=plan.scratch_nbytes, label=f"product {plan.kind}",
         about=about,
     )  # fmt: skip
@@ -187,61 +188,62 @@ def _left(ctx: Context, product: Product, tiling: Tiling, right: Right) -> tuple
 
 # --- the epilogue
 
-Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""(left, right as the kernel gets them, bias) -> the product, in torch."""
-
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """An epilogue bound to slots: `values` are the operands that the slots hold, a bias among them."""
+    """An epilogue bound to slots, which hold the tensors of `values`."""
 
     bound: Bound
     slots: tuple[int, ...]
     values: tuple[Value, ...]
-    bias: Value | None
-
-    @staticmethod
-    def of(ctx: Context, nodes: Sequence[Node], product: Value, bias: Value | None) -> Fused:
-        """The epilogue of the nodes behind a product whose bias f[columns] is added first."""
-        values: list[Value] = []
-
-        def where(value: Value) -> Memory:
-            if value not in values:
-                values.append(value)
-            return Memory(value, f"%{value.name}", Geometry.of(tensor_type(value)))
-
-        found = epilogue_expr(nodes, product, where)
-        expr = found.expr
-        keys: list[Hashable] = list(found.keys)
-        dtypes = [b.dtype for b in found.buffers]
-        if bias is not None:
-            if bias not in keys:
-                keys.append(bias)
-                dtypes.append(tensor_type(bias).dtype)
-            expr = with_bias(expr, keys.index(bias), dtypes[keys.index(bias)])
-        made = bound(expr, tensor_type(nodes[-1].result if nodes else product).dtype, dtypes)
-        assert made is not None, "it was bound for the same nodes before"
-        operands = tuple(key for key in keys if isinstance(key, Value))
-        return Fused(made, tuple(ctx.slot(v) for v in operands), operands, bias)
-
-    def eager(self, multiply: Multiply, nodes: Sequence[Node], product: Value) -> Callable[..., Any]:
-        """The same in torch: (left, right, operands.., out) -> writes out."""
-        values, bias = self.values, self.bias
-
-        def run(*tensors: torch.Tensor) -> None:
-            left, right, *operands, out = tensors
-            known = dict(zip(values, operands, strict=True))
-            with torch.no_grad():
-                made = multiply(left, right, None if bias is None else known[bias])
-                known[product] = made.reshape(tensor_type(product).sizes)
-                for node in nodes:
-                    known[node.result] = _applied(node, known)
-                out.copy_(known[nodes[-1].result if nodes else product].reshape(out.shape))
-
-        return run
 
 
-def _applied(node: Node, known: dict[Value, torch.Tensor]) -> torch.Tensor:
+def fused_behind(ctx: Context, nodes: Sequence[Node], product: Value, bias: Value | None) -> Fused:
+    """The epilogue of the nodes behind a product whose bias f[columns] is added first."""
+
+    def where(value: Value) -> Memory:
+        return Memory(value, f"%{value.name}", Geometry.of(tensor_type(value)))
+
+    found = epilogue_expr(nodes, product, where)
+    expr = found.expr
+    keys: list[Hashable] = list(found.keys)
+    dtypes = [b.dtype for b in found.buffers]
+    if bias is not None:
+        if bias not in keys:
+            keys.append(bias)
+            dtypes.append(tensor_type(bias).dtype)
+        expr = with_bias(expr, keys.index(bias), tensor_type(bias).dtype)
+    made = bound(expr, tensor_type(nodes[-1].result if nodes else product).dtype, dtypes)
+    assert made is not None, "it was bound for the same nodes before"
+    operands = tuple(key for key in keys if isinstance(key, Value))
+    return Fused(made, tuple(ctx.slot(v) for v in operands), operands)
+
+
+def _eager(
+    product: Product, packing: Packing | None, nodes: Sequence[Node], operands: Sequence[Value]
+) -> Callable[..., Any]:
+    """The same in torch: (x, weight as the kernel gets it, operands.., out) -> writes out."""
+    result, bias, is_transposed = product.node.result, product.bias, product.is_transposed
+
+    def run(*tensors: torch.Tensor) -> None:
+        x, weight, *others, out = tensors
+        known = dict(zip(operands, others, strict=True))
+        if packing is not None:
+            weight = unpacked(weight, packing)
+        elif is_transposed:
+            weight = weight.t()
+        with torch.no_grad():
+            made = torch.nn.functional.linear(x, weight, None if bias is None else known[bias])
+            known[result] = made.reshape(tensor_type(result).sizes)
+            for node in nodes:
+                known[node.result] = applied(node, known)
+            out.copy_(known[nodes[-1].result if nodes else result].reshape(out.shape))
+
+    return run
+
+
+def applied(node: Node, known: Mapping[Value, torch.Tensor]) -> torch.Tensor:
+    """A node's result in torch, its operands known."""
     op = overload(node.op)
     assert op is not None
 
@@ -263,17 +265,3 @@ def with_bias(expr: Expr, buffer: int, dtype: DType) -> Expr:
         return Op("add", (part, load), part.dtype)
 
     return mapped(expr, plus)
-
-
-def _multiply(product: Product, packing: Packing | None) -> Multiply:
-    """The product in torch, from what the kernel is given."""
-    is_transposed = product.is_transposed
-
-    def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if packing is not None:
-            weight = unpacked(weight, packing)
-        elif is_transposed:
-            weight = weight.t()
-        return torch.nn.functional.linear(x, weight, bias)
-
-    return run

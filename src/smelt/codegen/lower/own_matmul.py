@@ -1,0 +1,286 @@
+"""Products of two activations by own kernels: mm, bmm, addmm, baddbmm, matmul and linear, with what follows fused.
+
+    %1 = baddbmm(%c, %a, %b, beta=0.5); %2 = relu(%1)      ==>      one launch: a, b, c -> %2
+
+Operands are read as they lie wherever one of the right one's two strides is 1, transposed views and broadcast batches
+included; batches need two loops at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from smelt.codegen.contract.epilogue import bound
+from smelt.codegen.contract.gemm import Right
+from smelt.codegen.contract.planning import plan_product, takes_dots
+from smelt.codegen.contract.problem import Problem
+from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes
+from smelt.codegen.fusion.pull import Memory
+from smelt.codegen.fusion.tidy import mapped
+from smelt.codegen.kernels.nest import ACC, Const, Expr, Index, Load, Op, Ref
+from smelt.codegen.lower.builder import Place
+from smelt.codegen.lower.context import Context, row_major, tensor_type
+from smelt.codegen.lower.geometry import Geometry
+from smelt.codegen.lower.kernels import About
+from smelt.codegen.lower.linear import own_isa
+from smelt.codegen.lower.own_products import Fused, applied, emit, is_fusible
+from smelt.ir import DType, Node, TensorType, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The loops over the batches of a product: sizes, and strides of the left, right, added and resulting tensor."""
+
+    sizes: tuple[int, int]
+    left: tuple[int, int]
+    right: tuple[int, int]
+    added: tuple[int, int]
+    out: tuple[int, int]
+
+    @property
+    def count(self) -> int:
+        """Products in all."""
+        return self.sizes[0] * self.sizes[1]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMatmul:
+    """alpha * left @ right + beta * added, right read as its transpose where `is_transposed`, with the nodes behind."""
+
+    node: Node
+    left: Value
+    right: Value
+    added: Value | None
+    alpha: float
+    beta: float
+    is_transposed: bool
+    nodes: tuple[Node, ...]
+
+    @property
+    def result(self) -> Value:
+        """What the last node gives."""
+        return self.nodes[-1].result if self.nodes else self.node.result
+
+    def bare(self) -> OwnMatmul:
+        """The same with nothing behind it."""
+        return replace(self, nodes=())
+
+
+def own_matmul_of(ctx: Context, node: Node, claimed: set[Node]) -> OwnMatmul | None:
+    """The product with what can be fused behind it, if an own kernel computes it."""
+    found = _operands(ctx, node)
+    if found is None or not _is_plain(node, found):
+        return None
+    isa = own_isa(ctx, tensor_type(node.result).dtype)
+    eager = [Geometry.of(tensor_type(v)) for v in (found.left, found.right)]
+    if isa is None or _batches(found, *eager) is None:
+        return None
+    nodes = epilogue_nodes(node.result, lambda n: n not in claimed)
+    while nodes and not is_fusible(isa, nodes, node.result):
+        nodes.pop()
+    return replace(found, nodes=tuple(nodes))
+
+
+def _operands(ctx: Context, node: Node) -> OwnMatmul | None:
+    if node.op not in _OPS:
+        return None
+    call = ctx.call_arguments(node)
+    left, right, added = (call[name] if name else None for name in _OPS[node.op])
+    alpha, beta = call.get("alpha", 1), call.get("beta", 1)
+    if not isinstance(left, Value) or not isinstance(right, Value) or not (added is None or isinstance(added, Value)):
+        return None
+    # With a beta of 0 eager does not read what it would add.
+    if not isinstance(alpha, (int, float)) or not isinstance(beta, (int, float)) or beta == 0:
+        return None
+    is_transposed = node.op == "aten.linear.default"
+    return OwnMatmul(node, left, right, added, float(alpha), float(beta), is_transposed, ())
+
+
+_OPS: dict[str, tuple[str, str, str]] = {
+    "aten.mm.default": ("self", "mat2", ""),
+    "aten.bmm.default": ("self", "mat2", ""),
+    "aten.matmul.default": ("self", "other", ""),
+    "aten.addmm.default": ("mat1", "mat2", "self"),
+    "aten.baddbmm.default": ("batch1", "batch2", "self"),
+    "aten.linear.default": ("input", "weight", "bias"),
+}
+"""The names of the left, right and added operand."""
+
+
+def _is_plain(node: Node, found: OwnMatmul) -> bool:
+    """Whether all are non-empty tensors of one dtype with two dimensions or more, the result row-major."""
+    result = node.result.type
+    if not isinstance(result, TensorType) or result.strides is not None or "autocast" in node.mode:
+        return False
+    operands = [v for v in (found.left, found.right, found.added) if v is not None]
+    if not all(isinstance(v.type, TensorType) and v.type.dtype is result.dtype and v.type.numel for v in operands):
+        return False
+    return all(len(tensor_type(v).sizes) >= 2 for v in (found.left, found.right))
+
+
+# --- batches
+
+
+def _batches(own: OwnMatmul, left: Geometry, right: Geometry, added: Geometry | None = None) -> Batches | None:
+    """The loops over batches, neighbours that run on merged; None where more than two are left."""
+    sizes = tensor_type(own.node.result).sizes
+    if added is None:
+        added = Geometry((), ()) if own.added is None else Geometry.of(tensor_type(own.added))
+    operands = (left, right, added, row_major(sizes))
+    loops: list[tuple[int, tuple[int, ...]]] = []
+    for dim, size in enumerate(sizes[:-2]):
+        if size == 1:
+            continue
+        strides = tuple(_stride(g, dim - len(sizes)) for g in operands)
+        if loops and all(outer == inner * size for outer, inner in zip(loops[-1][1], strides, strict=True)):
+            loops[-1] = (loops[-1][0] * size, strides)
+        else:
+            loops.append((size, strides))
+    if len(loops) > 2:
+        return None
+    nothing = (1, (0,) * len(operands))
+    outer, inner = [nothing] * (2 - len(loops)) + loops
+    pairs = tuple(zip(outer[1], inner[1], strict=True))
+    return Batches((outer[0], inner[0]), *pairs)
+
+
+def _stride(geometry: Geometry, dim: int) -> int:
+    """The stride of a dimension counted from the end; 0 where it is broadcast."""
+    if len(geometry.sizes) < -dim or geometry.sizes[dim] == 1:
+        return 0
+    return geometry.strides[dim]
+
+
+# --- lowering
+
+
+def lower_own_matmul(ctx: Context, own: OwnMatmul) -> None:
+    """Place the launch of a product and its epilogue."""
+    dtype = tensor_type(own.node.result).dtype
+    isa = own_isa(ctx, dtype)
+    assert isa is not None
+    sizes = tensor_type(own.node.result).sizes
+    m, n, k = sizes[-2], sizes[-1], tensor_type(own.left).sizes[-1]
+    lies, right = _right(ctx, own, m)
+    left = _left(ctx, own, takes_dots(m, lies) or dtype is DType.BF16)
+    added = None if own.added is None else _added(ctx, own.added)
+    batches = _batches(own, left.geometry, right.geometry, None if added is None else added.geometry)
+    if batches is None:
+        left, right = (ctx.with_strides(p, row_major(p.geometry.sizes).strides) for p in (left, right))
+        lies = "columns" if own.is_transposed else "rows"
+        batches = _batches(own, left.geometry, right.geometry, None if added is None else added.geometry)
+        assert batches is not None, "it was found for dense operands before"
+    fused = _fused(ctx, own, added, batches, m)
+    step = _steps(right.geometry, own.is_transposed)[0 if lies == "rows" else 1]
+    row, along_k = left.geometry.strides[-2:]
+    problem = Problem(
+        m, n, k, row, along_k, 0, step, n, 0, batches.sizes[1], *batches.left, *batches.right, *batches.out
+    )
+    plan = plan_product(isa, dtype, lies, problem, batches.count, fused.bound)
+    slots = ctx.builder.handle(left), ctx.builder.handle(right)
+    out = ctx.buffer(own.result, sizes)
+    nbytes = (batches.count * m * (n + k) + k * n) * dtype.itemsize
+    about = About(
+        f"{dtype} {batches.count}x {m}x{n}x{k} ({plan.kind})", (own.node, *own.nodes), nbytes,
+        2 * batches.count * m * n * k,
+    )  # fmt: skip
+    emit(ctx, plan, *slots, out, fused, _eager(own, fused.values), about)
+
+
+def _steps(right: Geometry, is_transposed: bool) -> tuple[int, int]:
+    """Strides of the right matrix along k and along its columns."""
+    *_, first, second = right.strides
+    return (second, first) if is_transposed else (first, second)
+
+
+def _right(ctx: Context, own: OwnMatmul, m: int) -> tuple[Right, Place]:
+    """How the right matrix is read, and where; copied if neither of its strides is 1."""
+    place = ctx.place(own.right)
+    along_k, along_n = _steps(place.geometry, own.is_transposed)
+    *_, n = tensor_type(own.node.result).sizes
+    is_single = tensor_type(own.left).sizes[-1] == 1
+    if (along_k == 1 or is_single) and (along_n != 1 or takes_dots(m, "columns")):
+        return "columns", place
+    if along_n == 1 or n == 1:
+        return "rows", place
+    return "columns" if own.is_transposed else "rows", ctx.with_strides(place, row_major(place.geometry.sizes).strides)
+
+
+def _left(ctx: Context, own: OwnMatmul, needs_unit: bool) -> Place:
+    """Where the left matrix is read; copied if a stride of 1 along k is needed and it has another."""
+    place = ctx.place(own.left)
+    if needs_unit and place.geometry.strides[-1] != 1 and place.geometry.sizes[-1] > 1:
+        return ctx.with_strides(place, row_major(place.geometry.sizes).strides)
+    return place
+
+
+def _added(ctx: Context, value: Value) -> Place:
+    """Where the added tensor is read; copied if its columns are neither side by side nor one."""
+    place = ctx.place(value)
+    if place.geometry.sizes and place.geometry.strides[-1] != 1 and place.geometry.sizes[-1] > 1:
+        return ctx.with_strides(place, row_major(place.geometry.sizes).strides)
+    return place
+
+
+def _fused(ctx: Context, own: OwnMatmul, added: Place | None, batches: Batches, m: int) -> Fused:
+    """The epilogue over (outer, inner, row, column): the added tensor first, then the nodes."""
+    values: list[Value] = []
+
+    def where(value: Value) -> Memory:
+        if value not in values:
+            values.append(value)
+        return Memory(value, f"%{value.name}", Geometry.of(tensor_type(value)))
+
+    found = epilogue_expr(own.nodes, own.node.result, where)
+    operands = [key for key in found.keys if isinstance(key, Value)]
+    slots = [ctx.slot(v) for v in operands]
+    dtypes = [b.dtype for b in found.buffers]
+
+    def in_batches(index: Index) -> Index:
+        row, column = index.strides
+        return Index(index.offset, (row * m * batches.sizes[1], row * m, row, column))
+
+    def combined(part: Expr) -> Expr | None:
+        if not isinstance(part, Ref) or part.name != ACC:
+            return None
+        product: Expr = part
+        if own.alpha != 1:
+            product = Op("mul", (product, Const(own.alpha, part.dtype)), part.dtype)
+        if added is None or own.added is None:
+            return product
+        dtype = tensor_type(own.added).dtype
+        strides = (*batches.added, _stride(added.geometry, -2), _stride(added.geometry, -1))
+        load: Expr = Load(len(operands), Index(0, strides), dtype)
+        if dtype is not part.dtype:
+            load = Op("cast", (load,), part.dtype)
+        if own.beta != 1:
+            load = Op("mul", (load, Const(own.beta, part.dtype)), part.dtype)
+        return Op("add", (product, load), part.dtype)
+
+    # Loads of the nodes are spread over the batches before the added tensor's, whose index already is.
+    expr = mapped(mapped(found.expr, lambda part: None, in_batches), combined)
+    if added is not None and own.added is not None:
+        operands.append(own.added)
+        slots.append(ctx.builder.handle(added))
+        dtypes.append(tensor_type(own.added).dtype)
+    made = bound(expr, tensor_type(own.result).dtype, dtypes)
+    assert made is not None, "it was bound for the same nodes before"
+    return Fused(made, tuple(slots), tuple(operands))
+
+
+def _eager(own: OwnMatmul, operands: Sequence[Value]) -> Callable[..., Any]:
+    """The same in torch: (left, right, operands.., out) -> writes out."""
+
+    def run(*tensors: torch.Tensor) -> None:
+        left, right, *others, out = tensors
+        known = {own.left: left, own.right: right, **dict(zip(operands, others, strict=True))}
+        with torch.no_grad():
+            for node in (own.node, *own.nodes):
+                known[node.result] = applied(node, known)
+            out.copy_(known[own.result])
+
+    return run
