@@ -9,7 +9,6 @@ knows; those are filled in as soon as their tensors are there.
 from __future__ import annotations
 
 import ctypes
-import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import torch
 from smelt._torch import shim, stable
 from smelt.runtime.check import fits_call
 from smelt.runtime.failures import describe
+from smelt.runtime.frame_template import FrameTemplate
 from smelt.runtime.launches import Launches
 from smelt.runtime.plan import (
     Call,
@@ -104,63 +104,10 @@ class Encoded:
     profile: Profile | None = None
 
 
-@dataclass
-class _Frame:
-    """Cells and constant data under construction."""
-
-    cells: array[int] = field(default_factory=lambda: array("q", bytes(8 * Cell.FIRST)))
-    addresses: dict[int, int] = field(default_factory=dict)
-    keep: list[Any] = field(default_factory=list)
-    known: dict[Any, int] = field(default_factory=dict)
-
-    def cell(self, value: int = 0) -> int:
-        self.cells.append(value if value < 2**63 else value - 2**64)
-        return len(self.cells) - 1
-
-    def block(self, count: int) -> int:
-        first = len(self.cells)
-        self.cells.extend([0] * count)
-        return first
-
-    def const(self, value: int) -> int:
-        if value == 0:
-            return Cell.ZERO
-        key = ("const", value)
-        if key not in self.known:
-            self.known[key] = self.cell(value)
-        return self.known[key]
-
-    def double(self, value: float) -> int:
-        return self.const(struct.unpack("<q", struct.pack("<d", value))[0])
-
-    def address_of(self, cell: int) -> int:
-        """A cell that holds the address of another cell of the same frame."""
-        if cell not in self.addresses:
-            self.addresses[cell] = self.cell()
-        return self.addresses[cell]
-
-    def data(self, kind: Any, values: tuple[Any, ...]) -> int:
-        """Address of a constant array (never null, also when it is empty)."""
-        key = (kind.__name__, struct.pack(f"<{len(values)}d", *values) if kind is ctypes.c_double else values)
-        if key not in self.known:
-            held = (kind * max(len(values), 1))(*values)
-            self.keep.append(held)
-            self.known[key] = ctypes.addressof(held)
-        return self.known[key]
-
-    def text(self, value: str) -> int:
-        key = ("text", value)
-        if key not in self.known:
-            held = ctypes.create_string_buffer(value.encode())
-            self.keep.append(held)
-            self.known[key] = ctypes.addressof(held)
-        return self.known[key]
-
-
 class _Encoder:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.frame = _Frame()
+        self.frame = FrameTemplate()
         self.words: list[int] = [0] * HEADER_WORDS
         self.starts: list[int] = []
         self.uncounted: set[int] = set()

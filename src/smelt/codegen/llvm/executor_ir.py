@@ -1,7 +1,8 @@
 """The LLVM text of the executor: functions that walk the table of `runtime.table`.
 
 Invariant: they refer to no symbol but each other and have no constants outside their instructions, so their object code
-needs no relocation at all and one copy serves every plan of every process on this kind of CPU.
+needs no relocation on x86-64 (on AArch64 one, to itself), and one copy serves every plan of every process on this kind
+of CPU.
 
     smelt_run       switches gradients off, walks from the first record, deletes what is left
     smelt_walk      runs records until the last one, the end of a region, or a failure
