@@ -185,7 +185,13 @@ def test_a_kernel_that_cannot_be_loaded_warns_once(machine_code: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("change", "match"),
-    [({"items": -1}, "items"), ({"writes": (2,)}, "writes"), ({"words": (2**63,)}, "int64"), ({"item_ns": -1.0}, "ns")],
+    [
+        ({"items": -1}, "items"),
+        ({"writes": (2,)}, "writes"),
+        ({"words": (2**63,)}, "int64"),
+        ({"item_ns": -1.0}, "ns"),
+        ({"item_ns": float("inf")}, "ns"),
+    ],
 )
 def test_launches_that_break_the_rules(change: dict[str, object], match: str) -> None:
     given: dict[str, object] = {"kernel": KernelCode("k", b""), "buffers": (1, 0), "words": (), "items": 1}

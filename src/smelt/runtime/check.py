@@ -4,6 +4,8 @@ memory.
 
 from __future__ import annotations
 
+from math import inf
+
 from smelt.diag import InternalError
 from smelt.runtime.plan import ARENA_ALIGNMENT, Dispatch, Launch, Plan, Release, View, outs_of, uses_of
 from smelt.runtime.table import CALL_CLASSES, MAX_DOUBLES
@@ -56,7 +58,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_launch(where: str, launch: Launch) -> None:
-    if not 0 <= launch.items < 2**63 or launch.scratch_nbytes < 0 or not launch.item_ns >= 0:
+    if not 0 <= launch.items < 2**63 or launch.scratch_nbytes < 0 or not 0 <= launch.item_ns < inf:
         raise _bad(f"{where} has {launch.items} items of {launch.item_ns} ns, {launch.scratch_nbytes} bytes of scratch")
     if any(not 0 <= i < len(launch.buffers) for i in launch.writes):
         raise _bad(f"{where} writes a buffer that it does not have")
