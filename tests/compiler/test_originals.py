@@ -235,3 +235,13 @@ def test_off_by_default() -> None:
     compiled(x)
     assert not is_mapped(model.up.weight)
     assert "originals released" not in memory(compiled)
+
+
+def test_a_folded_weight_that_was_packed_is_not_held_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smelt.compiler.pipeline.narrowing_pays", lambda node, options: True)
+    model, x = net()
+    program = smelt.trace(model, x, options={"dtype": "bf16", "deterministic": True})
+    program(x)
+    assert program.unit.lowered is not None
+    held = [t for _, t in program.unit.lowered.plan.held if t.layout is torch.strided]
+    assert not [t for t in held if t.dtype is torch.bfloat16 and t.shape == (SIZE, SIZE)]

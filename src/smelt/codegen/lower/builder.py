@@ -194,16 +194,18 @@ class PlanBuilder:
             if i in dying:
                 instructions.append(Release(tuple(dying[i])))
                 origins.append(origin)
+        # A constant that no instruction uses (one that was packed since) would only take memory.
+        unused = {s.slot for s in self._storages if s.kind == "held"} - first.keys() - set(outputs)
         return Plan(
             nslots=self._nslots,
             inputs=tuple(self.inputs),
             outputs=outputs,
             instructions=tuple(instructions),
-            held=tuple(self._held),
+            held=tuple((slot, tensor) for slot, tensor in self._held if slot not in unused),
             arena=arena,
             arena_nbytes=arena_nbytes,
             origins=tuple(origins),
-            fixed=frozenset(s.slot for s in self._storages if s.kind == "held"),
+            fixed=frozenset(s.slot for s in self._storages if s.kind == "held") - unused,
             profile=self.profile,
         )
 
