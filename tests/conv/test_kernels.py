@@ -155,6 +155,7 @@ def test_text_holds_no_sizes() -> None:
     "sizes",
     [
         shape(1, 960, 7, 7, 64, (1, 1)),
+        shape(1, 192, 1, 1, 256, (1, 1)),
         shape(1, 128, 14, 14, 32, (3, 3), stride=(2, 2), before=(1, 1), after=(1, 1)),
         shape(1, 64, 28, 28, 64, (3, 3), before=(1, 1), after=(1, 1)),
         shape(1, 256, 14, 14, 32, (3, 3), before=(1, 1), after=(1, 1)),
@@ -162,7 +163,7 @@ def test_text_holds_no_sizes() -> None:
         shape(1, 3, 56, 56, 32, (7, 7), stride=(2, 2), before=(3, 3), after=(3, 3)),
         shape(1, 3, 64, 64, 48, (16, 16), stride=(16, 16)),
     ],
-    ids=["1x1", "3x3", "winograd", "winograd deep", "depthwise", "first", "patches"],
+    ids=["1x1", "1x1 of one pixel", "3x3", "winograd", "winograd deep", "depthwise", "first", "patches"],
 )
 def test_error_is_eagers(sizes: ConvShape) -> None:
     case = make(sizes, 0)

@@ -11,6 +11,7 @@ of two pixels is in it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.finish import Target, store_tile
@@ -37,6 +38,7 @@ class BorderedVariant:
     epilogue: Epilogue
 
 
+@lru_cache(maxsize=128)
 def bordered_text(isa: Isa, variant: BorderedVariant) -> str:
     """The kernel's module. Buffers: x, out, packed weight, offset table, epilogue operands; words as listed.
 

@@ -10,6 +10,7 @@ Invariant: sums are made of blocks of at most `BLOCK` products, each started at 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.finish import Target, store_tile
@@ -45,6 +46,7 @@ class DenseVariant:
     epilogue: Epilogue
 
 
+@lru_cache(maxsize=128)
 def dense_text(isa: Isa, variant: DenseVariant) -> str:
     """The kernel's module. Buffers: x, out, packed weight, (table, zeros,) epilogue operands; words as listed."""
     return _Dense(isa, variant).text()

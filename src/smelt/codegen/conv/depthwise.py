@@ -11,6 +11,7 @@ past the row begins earlier and computes some pixels again, to the same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.finish import Target, store_tile
@@ -43,6 +44,7 @@ class DepthwiseVariant:
         return tuple(sorted(seen))
 
 
+@lru_cache(maxsize=128)
 def depthwise_text(isa: Isa, variant: DepthwiseVariant) -> str:
     """The kernel's module. Buffers: x, out, packed weight, zeros, epilogue operands; words as listed.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -18,7 +19,7 @@ from smelt.codegen.conv import bordered, dense, depthwise, pack, winograd
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.micro import Tile
 from smelt.codegen.conv.shape import ConvShape
-from smelt.codegen.conv.tiles import MAX_PIXELS, dense_blocks, dense_tile, nanoseconds, tile_pixels
+from smelt.codegen.conv.tiles import MAX_PIXELS, dense_blocks, dense_tile, nanoseconds, tile_pixels, winograd_blocks
 from smelt.codegen.llvm.isa import Isa
 
 Strides = tuple[int, int, int, int]
@@ -32,10 +33,9 @@ _MAX_COLUMNS = 10
 _MAX_WINDOW_COLUMNS = 24
 _DEPTHWISE_ITEM = 4096
 _UNROLL = 4
-# Products that the 3x3 kernel must save to pay for its transforms, what it may keep of them, and how it is split.
+# Products that the 3x3 kernel must save to pay for its transforms, and channels that share one transform of the input.
 _MIN_SAVING = 1.5
-_WINOGRAD_NBYTES = 384 << 10
-_WINOGRAD_ITEMS, _WINOGRAD_COLUMNS = 4, 128
+_WINOGRAD_COLUMNS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,18 @@ class ConvPlan:
     """
 
     kind: str
-    text: str
+    emit: Callable[[], str]
     words: tuple[int, ...]
     items: int
     item_ns: float
     scratch_nbytes: int
     finite: bool
     pack: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+
+    @property
+    def text(self) -> str:
+        """The kernel's module."""
+        return self.emit()
 
 
 def is_planes(shape: ConvShape, strides: Strides) -> bool:
@@ -131,13 +136,14 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     )  # fmt: skip
     item_ns = nanoseconds(isa, shape.depth * tile.columns * blocks.panel_step * blocks.pixel_step)
     table, nblocks, nsegments, longest = pack.segment_table(shape, unroll, (strides[2], strides[3]))
+    limit = pack.block_limit(shape)
     variant = dense.DenseVariant(
-        tile, flat, shape.depth > dense.BLOCK if flat else nblocks > 1, shape.group_out % tile.columns != 0, unroll,
+        tile, flat, shape.depth > limit if flat else nblocks > 1, shape.group_out % tile.columns != 0, unroll,
         epilogue,
     )  # fmt: skip
     words = (
-        *blocks.words, shape.depth, pack.even_block(shape.depth, unroll), stride or 0, shape.cout, shape.group_out,
-        group_panels, shape.group_in, shape.depth * tile.columns,
+        *blocks.words, shape.depth, pack.even_block(shape.depth, unroll, limit), stride or 0, shape.cout,
+        shape.group_out, group_panels, shape.group_in, shape.depth * tile.columns,
     )  # fmt: skip
     if not flat:
         words = (
@@ -149,9 +155,10 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
         packed = pack.pack_dense(weight, shape.groups, tile.columns)
         return (packed,) if flat else (packed, table, torch.zeros(longest))
 
-    text = dense.dense_text(isa, variant)
-    kind = "flat" if flat else "window"
-    return ConvPlan(kind, text, words, blocks.items, item_ns, 0, shape.has_border, held)
+    return ConvPlan(
+        "flat" if flat else "window", partial(dense.dense_text, isa, variant), words, blocks.items, item_ns, 0,
+        shape.has_border, held,
+    )  # fmt: skip
 
 
 # --- 3x3
@@ -170,17 +177,11 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) 
     if 9 * shape.pixels < _MIN_SAVING * winograd.POINTS * tiles:
         return None
     pixels = tile_pixels(tiles, MAX_PIXELS if isa.f32_lanes == 16 else 6)
-    tile = Tile(isa.f32_lanes, 2, pixels)
-    variant = winograd.WinogradVariant(tile, epilogue)
+    variant = winograd.WinogradVariant(Tile(isa.f32_lanes, 2, pixels), epilogue)
     panels = shape.cout // columns
-    groups = -(-tiles // pixels)
-    step = max(1, min(groups, _WINOGRAD_NBYTES // (winograd.POINTS * shape.cin * 4 * pixels)))
-    step = -(-groups // -(-groups // step))
-    panel_step = panels
-    # Blocks of panels transform the same inputs again, so they are the last thing to split.
-    while -(-groups // step) * -(-panels // panel_step) < _WINOGRAD_ITEMS and panel_step * columns > _WINOGRAD_COLUMNS:
-        panel_step = -(-panel_step // 2)
-    tile_step = step * pixels
+    tile_step, panel_step = winograd_blocks(
+        tiles, pixels, panels, winograd.POINTS * shape.cin * 4, _WINOGRAD_COLUMNS // columns
+    )
     words = (
         panels, -(-panels // panel_step), panel_step, tiles, tile_step, th, tw, shape.oh, shape.ow, shape.h, shape.w,
         *at.before, strides[0], strides[2], strides[3], shape.cin, shape.cout, winograd.POINTS * shape.cin * columns,
@@ -190,7 +191,8 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) 
         return winograd.pack_winograd(weight, columns), torch.zeros(shape.cin)
 
     return ConvPlan(
-        "winograd", winograd.winograd_text(isa, variant), words, -(-tiles // tile_step) * -(-panels // panel_step),
+        "winograd", partial(winograd.winograd_text, isa, variant), words,
+        -(-tiles // tile_step) * -(-panels // panel_step),
         nanoseconds(isa, winograd.POINTS * tile_step * shape.cin * panel_step * columns * 1.15),
         winograd.scratch_nbytes(variant, tile_step, shape.cin), True, held,
     )  # fmt: skip
@@ -205,6 +207,7 @@ def _first(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     unit = 1 if planes else shape.cin
     row = ((shape.ow - 1) * at.stride[1] + (shape.kw - 1) * at.dilation[1] + 1) * unit
     tile = dense_tile(isa, shape.cout, shape.ow)
+    limit = pack.block_limit(shape)
     copies = shape.cin if planes else 1
 
     def height(rows: int) -> int:
@@ -221,10 +224,10 @@ def _first(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     words = (
         panels, panel_blocks, panel_step, row_blocks, rows, shape.oh, shape.ow, shape.h, at.before[0], at.stride[0],
         strides[0], strides[1], strides[2], copies, height(rows), row, lead, min(shape.w * unit, row - lead),
-        shape.depth, pack.even_block(shape.depth, 1), shape.cout, shape.cout, shape.depth * tile.columns,
+        shape.depth, pack.even_block(shape.depth, 1, limit), shape.cout, shape.cout, shape.depth * tile.columns,
     )  # fmt: skip
     variant = bordered.BorderedVariant(
-        tile, at.stride[1] * unit, shape.depth > dense.BLOCK, shape.cout % tile.columns != 0, epilogue
+        tile, at.stride[1] * unit, shape.depth > limit, shape.cout % tile.columns != 0, epilogue
     )
 
     def held(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -232,7 +235,7 @@ def _first(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
         return pack.pack_dense(weight, 1, tile.columns), table
 
     return ConvPlan(
-        "first", bordered.bordered_text(isa, variant), words, shape.n * row_blocks * panel_blocks,
+        "first", partial(bordered.bordered_text, isa, variant), words, shape.n * row_blocks * panel_blocks,
         panel_ns * panel_step, copies * height(rows) * row * 4, shape.has_border, held,
     )  # fmt: skip
 
@@ -270,6 +273,6 @@ def _depthwise(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue)
 
     item_ns = 2.0 * nanoseconds(isa, block * shape.ow * shape.kh * shape.kw)
     return ConvPlan(
-        "depthwise", depthwise.depthwise_text(isa, variant), words, shape.n * shape.oh * blocks, item_ns, 0,
+        "depthwise", partial(depthwise.depthwise_text, isa, variant), words, shape.n * shape.oh * blocks, item_ns, 0,
         shape.has_border, held,
     )  # fmt: skip

@@ -9,6 +9,9 @@ import torch
 from smelt.codegen.conv.dense import BLOCK
 from smelt.codegen.conv.shape import ConvShape
 
+# Up to this many pixels eager multiplies a matrix and a vector, whose sums it splits among lanes.
+_FEW_PIXELS, _SMALL_BLOCK = 8, 32
+
 
 def pack_dense(weight: torch.Tensor, groups: int, columns: int) -> torch.Tensor:
     """f32[cout, cin/g, kh, kw] -> [g * panels, kh * kw * cin/g, columns], channels beyond a group's last being 0."""
@@ -32,9 +35,14 @@ def pack_depthwise(weight: torch.Tensor, lanes: int) -> torch.Tensor:
     return packed.view(vectors, lanes, kh, kw).permute(0, 2, 3, 1).contiguous()
 
 
-def even_block(depth: int, unroll: int) -> int:
-    """The length of equal blocks of at most `BLOCK`, a multiple of `unroll`, that cover `depth`."""
-    count = ceil(depth / BLOCK)
+def block_limit(shape: ConvShape) -> int:
+    """The most products of one block of a sum: as the products that eager uses, which differ for few pixels."""
+    return _SMALL_BLOCK if shape.pixels <= _FEW_PIXELS else BLOCK
+
+
+def even_block(depth: int, unroll: int, limit: int) -> int:
+    """The length of equal blocks of at most `limit`, a multiple of `unroll`, that cover `depth`."""
+    count = ceil(depth / limit)
     return ceil(ceil(depth / count) / unroll) * unroll
 
 
@@ -43,7 +51,8 @@ def segment_table(shape: ConvShape, unroll: int, strides: tuple[int, int]) -> tu
 
     int64[blocks + 1] first segments, then int64[segments, 5]: dy, dx, offset in x, first k, length.
     """
-    chunk = even_block(shape.group_in, unroll)
+    limit = block_limit(shape)
+    chunk = even_block(shape.group_in, unroll, limit)
     rows: list[list[int]] = []
     starts = [0]
     filled = depth = 0
@@ -52,7 +61,7 @@ def segment_table(shape: ConvShape, unroll: int, strides: tuple[int, int]) -> tu
             dy, dx = ky * shape.window.dilation[0], kx * shape.window.dilation[1]
             for first in range(0, shape.group_in, chunk):
                 length = min(chunk, shape.group_in - first)
-                if filled and filled + length > BLOCK:
+                if filled and filled + length > limit:
                     starts.append(len(rows))
                     filled = 0
                 rows.append([dy, dx, dy * strides[0] + dx * strides[1] + first, depth, length])

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from smelt.codegen.conv.micro import Tile
 from smelt.codegen.llvm.isa import Isa
 
@@ -17,7 +19,8 @@ _FEW_PIXELS = 2
 _NS_PER_MAC = 0.02
 # What of a block may lie in the second-level cache beside the rest.
 _CACHED_NBYTES = 256 << 10
-_MIN_ITEMS = 16
+_MIN_ITEMS, _ITEMS_PER_THREAD = 16, 4
+_WINOGRAD_NBYTES, _MIN_WINOGRAD_ITEMS = 384 << 10, 4
 _MIN_ITEM_NS = 3000.0
 
 
@@ -103,7 +106,7 @@ def dense_blocks(tile: Tile, panels: int, pixels: int, panel_nbytes: int, pixel_
     pixels_pass = pixels * pixel_nbytes * -(-panels // panel_step)
     panels_pass = panels * panel_nbytes * -(-tiles // tile_step)
     pixels_first = pixels_pass <= panels_pass
-    while -(-tiles // tile_step) * -(-panels // panel_step) < _MIN_ITEMS:
+    while -(-tiles // tile_step) * -(-panels // panel_step) < wanted_items(_MIN_ITEMS):
         if tile_step * panel_step * panel_ns < 2 * _MIN_ITEM_NS or tile_step * panel_step == 1:
             break
         if tile_step > 1 and (not pixels_first or panel_step == 1 or panels == panel_step):
@@ -111,6 +114,30 @@ def dense_blocks(tile: Tile, panels: int, pixels: int, panel_nbytes: int, pixel_
         else:
             panel_step = -(-panel_step // 2)
     return Blocks(panels, pixels, panel_step, tile_step * tile.pixels, pixels_first)
+
+
+def winograd_blocks(tiles: int, pixels: int, panels: int, tile_nbytes: int, least: int) -> tuple[int, int]:
+    """Tiles and panels of an item; `pixels` tiles make one tile of sums, `tile_nbytes` are one tile's inputs.
+
+    Blocks of panels transform the same inputs again, so they are the last thing to split, and not below `least`.
+    """
+    groups = -(-tiles // pixels)
+    group_step = _fitting(groups, _WINOGRAD_NBYTES // (tile_nbytes * pixels))
+    panel_step = panels
+    while -(-groups // group_step) * -(-panels // panel_step) < wanted_items(_MIN_WINOGRAD_ITEMS):
+        if panel_step > least:
+            panel_step = -(-panel_step // 2)
+        elif group_step > 1 and wanted_items(0) > _MIN_WINOGRAD_ITEMS:
+            group_step = -(-group_step // 2)
+        else:
+            break
+    return group_step * pixels, panel_step
+
+
+def wanted_items(least: int) -> int:
+    """How many items keep all threads busy to the end, at least `least`. Results do not depend on it."""
+    threads = torch.get_num_threads()
+    return max(least, _ITEMS_PER_THREAD * threads if threads > 2 else 0)
 
 
 def _fitting(count: int, limit: int) -> int:

@@ -13,6 +13,7 @@ Source: arXiv:1509.09308, section 4.1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -54,6 +55,7 @@ def pack_winograd(weight: torch.Tensor, columns: int) -> torch.Tensor:
     return points.float().view(cout // columns, columns, cin, POINTS).permute(0, 3, 2, 1).contiguous()
 
 
+@lru_cache(maxsize=128)
 def winograd_text(isa: Isa, variant: WinogradVariant) -> str:
     """The kernel's module. Buffers: x, out, packed weight, zeros (cin), epilogue operands; words as listed.
 
