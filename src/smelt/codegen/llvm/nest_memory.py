@@ -13,6 +13,11 @@ from smelt.codegen.llvm.nest_graph import StoreValue, Value
 from smelt.ir import DType
 
 
+def is_short_step(step: int) -> bool:
+    """Whether lanes so far apart are picked from whole vectors rather than loaded one by one."""
+    return 2 <= step <= 4
+
+
 class Memory:
     """Emits loads and stores in a frame; `at(value)` gives a value's vector or scalar."""
 
@@ -96,10 +101,11 @@ class Memory:
             at = self.fn.gep(element, base, offset)
             raw = self.contiguous(element, at, lanes, source.dtype.itemsize, mask)
         elif not moves and step == 0:  # one place, but a mask of its own for each lane
-            one = self._load_one(Load(source.buffer, source.index, source.dtype), places, None, other)
+            used = mask and self._any(mask, lanes)
+            one = self._load_one(Load(source.buffer, source.index, source.dtype), places, used, other)
             return self._or_other(self.frame.emitter(lanes).splat(one, source.dtype), where, other, source.dtype, lanes)
         else:
-            raw = self._gather(source, element, base, self.scattered(source.index, offset, places, lanes), mask, lanes)
+            raw = self._apart(source, base, offset, places, mask, lanes, moves)
         return self._or_other(bits.from_memory(raw, source.dtype), where, other, source.dtype, lanes)
 
     def _with_places(self, index: Index, offset: str, places: list[tuple[str, int, int]]) -> str:
@@ -112,6 +118,11 @@ class Memory:
         if a is None or b is None:
             return a if b is None else b
         return self.fn.let(f"and {vector_type('i1', lanes)} {a}, {b}")
+
+    def _any(self, mask: str, lanes: int) -> str:
+        type_ = vector_type("i1", lanes)
+        self.fn.declare(f"declare i1 @llvm.vector.reduce.or.v{lanes}i1({type_})")
+        return self.fn.let(f"call i1 @llvm.vector.reduce.or.v{lanes}i1({type_} {mask})")
 
     def _or_other(self, name: str, where: str | None, other: Const, dtype: DType, lanes: int) -> str:
         if where is None:
@@ -140,6 +151,36 @@ class Memory:
         name = f"@llvm.masked.load.{type_suffix(element, lanes)}.p0"
         self.fn.declare(f"declare {type_} {name}(ptr, i32, {mask_type}, {type_})")
         return self.fn.let(f"call {type_} {name}(ptr {at}, i32 {align}, {mask_type} {mask}, {type_} zeroinitializer)")
+
+    def _apart(
+        self, source: Load, base: str, offset: str, places: list[tuple[str, int, int]], mask: str | None, lanes: int,
+        moves: bool,
+    ) -> str:  # fmt: skip
+        """A vector whose lanes are not neighbours."""
+        element = self.frame.bits(lanes).memory_element(source.dtype)
+        step = self.steps(source.index)
+        if not moves and mask is None and is_short_step(step):
+            at = self.fn.gep(element, base, self._with_places(source.index, offset, places))
+            return self._picked(element, at, step, lanes, source.dtype.itemsize)
+        return self._gather(source, element, base, self.scattered(source.index, offset, places, lanes), mask, lanes)
+
+    def _picked(self, element: str, at: str, step: int, lanes: int, align: int) -> str:
+        """Every `step`-th element from vectors of neighbours, none of which goes past the last one."""
+        fn, type_ = self.fn, vector_type(element, lanes)
+        begins = [k * lanes for k in range(step - 1)] + [(lanes - 1) * (step - 1)]
+        result = fn.load(type_, at, align)
+        for number, begin in enumerate(begins[1:], 1):
+            more = fn.load(type_, fn.gep(element, at, begin), align)
+            picks = []
+            for lane in range(lanes):
+                place = lane * step
+                if min(place // lanes, step - 1) == number:
+                    picks.append(lanes + place - begin)
+                else:
+                    picks.append(lane if number > 1 else min(place, lanes - 1))
+            text = ", ".join(f"i32 {p}" for p in picks)
+            result = fn.let(f"shufflevector {type_} {result}, {type_} {more}, <{lanes} x i32> <{text}>")
+        return result
 
     def _gather(self, source: Load, element: str, base: str, places: str, mask: str | None, lanes: int) -> str:
         fn, type_, wide = self.fn, vector_type(element, lanes), vector_type("i64", lanes)

@@ -14,8 +14,9 @@ from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.nest_graph import Graph, StoreValue, Value, op_cost, operand_dtype
 from smelt.ir import DType
 
-_SCATTERED = 7.0  # a lane's own place, against 1 for its share of a line (both in loads of one vector)
-_SCATTERED_STORE = 10.0
+# Loads of one vector whose lanes have places of their own, against 1 for neighbours: this much for each lane.
+_SCATTERED = 0.75
+_SCATTERED_STORE = 1.25
 _ROW_END = 12.0  # combining the lanes of a row's reduction
 _ITEM_NS = 1500.0  # work of one item
 _BLOCK_SHARE = 32  # additions in one chain of a sum, about
@@ -131,11 +132,13 @@ def _lane_cost(graph: Graph, loop: int, lanes: int) -> float | None:
                 return None
             if step == 0 and (not inner or owner.loops & bit):
                 return None
-            cost += 1.0 if step in (0, 1) else _SCATTERED_STORE
+            cost += 1.0 if step in (0, 1) else _SCATTERED_STORE * lanes
         elif step == 0 and not moves:
             cost += 0.2
+        elif 2 <= step <= 4 and not moves:
+            cost += 1.5 * step  # picked from vectors of neighbours
         else:
-            cost += 1.0 if step == 1 and not moves else _SCATTERED
+            cost += 1.0 if step == 1 and not moves else _SCATTERED * lanes
     size = nest.sizes[loop]
     used = size / (-(-size // lanes) * lanes)
     ends = _ROW_END * len(graph.reduces) * lanes / size if inner else 0.0
@@ -169,7 +172,7 @@ def is_transposed(value: Value, lane: int, along: int | None = None) -> bool:
     if not isinstance(source, Load) or source.index.gathers or source.where is not None:
         return False
     strides = source.index.strides
-    if strides[lane] in (0, 1) or 1 not in strides:
+    if 0 <= strides[lane] <= 4 or 1 not in strides:
         return False
     return along is None or strides.index(1) == along
 

@@ -62,7 +62,12 @@ def _turn(frame: Frame, values: Values, value: Value, corner: tuple[str, str], t
         rows.append(bits.from_memory(raw, source.dtype))
         at = fn.add(at, step)
     for k, row in enumerate(transposed(frame, rows, type_)):
-        fn.store(type_, row, fn.gep(type_, tile, k), 64)
+        fn.store(type_, row, fn.gep(type_, tile, k), row_align(value, lanes))
+
+
+def row_align(value: Value, lanes: int) -> int:
+    """Alignment of a square's rows on the stack: what a row's own size gives."""
+    return min(64, lanes * max(value.dtype.itemsize, 4 if value.dtype.is_floating else 1))
 
 
 def transposed(frame: Frame, rows: list[str], type_: str) -> list[str]:

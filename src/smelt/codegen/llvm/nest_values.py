@@ -146,7 +146,8 @@ class Values:
         type_ = vector_type(register_type(value.dtype), lanes)
         place = frame.fn.let(f"sub i64 {frame.counters[frame.schedule.tile]}, {self.tile_start}", "i")
         row = frame.fn.gep(type_, self.tiled[value.number], place)
-        return frame.fn.load(type_, row, 64)
+        width = lanes * max(value.dtype.itemsize, 4 if value.dtype.is_floating else 1)
+        return frame.fn.load(type_, row, min(64, width))
 
     def store(self, store: StoreValue) -> None:
         """Emit a store for the copy at hand."""
