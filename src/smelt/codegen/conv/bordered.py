@@ -138,11 +138,12 @@ class _Bordered:
         return micro.read(self.totals)
 
     def _products(self, corner: str, table: str, length: str, weights: str) -> list[str]:
-        fn, micro, step = self.fn, self.micro, self.variant.step
-        with fn.loop(0, length, 1, [(micro.type, v) for v in micro.zeros()]) as k:
-            at = fn.gep("float", corner, fn.load("i64", fn.gep("i64", table, k.index), 8))
-            row = fn.gep("float", weights, fn.mul(k.index, micro.tile.columns))
-            acc = micro.outer_product(row, lambda p: fn.gep("float", at, p * step), [c.now for c in k.carried])
-            for c, value in zip(k.carried, acc, strict=True):
-                c.next = value
-        return [c.last for c in k.carried]
+        fn, step = self.fn, self.variant.step
+        places: dict[str, str] = {}
+
+        def element(k: str, p: int) -> str:
+            if k not in places:
+                places[k] = fn.gep("float", corner, fn.load("i64", fn.gep("i64", table, k), 8))
+            return fn.gep("float", places[k], p * step)
+
+        return self.micro.sum_over(length, weights, self.micro.zeros(), element)

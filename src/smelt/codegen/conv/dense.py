@@ -42,7 +42,6 @@ class DenseVariant:
     flat: bool
     blocked: bool
     masked: bool
-    unroll: int
     epilogue: Epilogue
 
 
@@ -113,10 +112,7 @@ class _Dense:
         """acc after the products of `length` channels from `start` on."""
         fn = self.fn
         at = [fn.gep("float", row, start) for row in rows]
-        return self.micro.sum_over(
-            length, weights, acc, self.variant.unroll,
-            lambda k, u, p: fn.gep("float", fn.gep("float", at[p], k), u),
-        )  # fmt: skip
+        return self.micro.sum_over(length, weights, acc, lambda k, p: fn.gep("float", at[p], k))
 
     def _flat_sums(self, packed: str, rows: list[str]) -> list[str]:
         fn, w, micro = self.fn, self.words, self.micro

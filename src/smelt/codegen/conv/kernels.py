@@ -32,7 +32,6 @@ _ROWS_NBYTES = 48 << 10
 _MAX_COLUMNS = 10
 _MAX_WINDOW_COLUMNS = 24
 _DEPTHWISE_ITEM = 4096
-_UNROLL = 4
 # Products that the 3x3 kernel must save to pay for its transforms, and channels that share one transform of the input.
 _MIN_SAVING = 1.5
 _WINOGRAD_COLUMNS = 128
@@ -126,7 +125,6 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     if not flat and shape.has_border and shape.ow >= tile.pixels and shape.ow % tile.pixels:
         # Tiles that end with the row skip the taps above the first row and below the last.
         tile = Tile(tile.lanes, tile.vectors, tile_pixels(shape.ow, tile.pixels))
-    unroll = _UNROLL if shape.group_in % _UNROLL == 0 else 1
     group_panels = -(-shape.group_out // tile.columns)
     at = shape.window
     seen = 1 if flat else min(at.stride[0], shape.kh) * min(at.stride[1], shape.kw)
@@ -135,14 +133,13 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
         nanoseconds(isa, shape.depth * tile.columns * tile.pixels),
     )  # fmt: skip
     item_ns = nanoseconds(isa, shape.depth * tile.columns * blocks.panel_step * blocks.pixel_step)
-    table, nblocks, nsegments, longest = pack.segment_table(shape, unroll, (strides[2], strides[3]))
+    table, nblocks, nsegments, longest = pack.segment_table(shape, (strides[2], strides[3]))
     limit = pack.block_limit(shape)
     variant = dense.DenseVariant(
-        tile, flat, shape.depth > limit if flat else nblocks > 1, shape.group_out % tile.columns != 0, unroll,
-        epilogue,
+        tile, flat, shape.depth > limit if flat else nblocks > 1, shape.group_out % tile.columns != 0, epilogue,
     )  # fmt: skip
     words = (
-        *blocks.words, shape.depth, pack.even_block(shape.depth, unroll, limit), stride or 0, shape.cout,
+        *blocks.words, shape.depth, pack.even_block(shape.depth, limit), stride or 0, shape.cout,
         shape.group_out, group_panels, shape.group_in, shape.depth * tile.columns,
     )  # fmt: skip
     if not flat:
@@ -224,7 +221,7 @@ def _first(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     words = (
         panels, panel_blocks, panel_step, row_blocks, rows, shape.oh, shape.ow, shape.h, at.before[0], at.stride[0],
         strides[0], strides[1], strides[2], copies, height(rows), row, lead, min(shape.w * unit, row - lead),
-        shape.depth, pack.even_block(shape.depth, 1, limit), shape.cout, shape.cout, shape.depth * tile.columns,
+        shape.depth, pack.even_block(shape.depth, limit), shape.cout, shape.cout, shape.depth * tile.columns,
     )  # fmt: skip
     variant = bordered.BorderedVariant(
         tile, at.stride[1] * unit, shape.depth > limit, shape.cout % tile.columns != 0, epilogue

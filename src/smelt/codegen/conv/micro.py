@@ -106,23 +106,16 @@ class Micro:
             grown += [self.fma(a, w[j], acc[p * tile.vectors + j]) for j in range(tile.vectors)]
         return grown
 
-    def sum_over(
-        self, length: str, weights: str, acc: Sequence[str], unroll: int, element: Callable[[str, int, int], str]
-    ) -> list[str]:
-        """acc after `length` (a multiple of `unroll`) outer products.
+    def sum_over(self, length: str, weights: str, acc: Sequence[str], element: Callable[[str, int], str]) -> list[str]:
+        """acc after `length` outer products. Unrolling this loop was measured to bring nothing.
 
-        weights: where the first k's channels lie, the next follow. element(k, u, p): the address of pixel p's x at
-        k + u.
+        weights: where the first k's channels lie, the next follow. element(k, p): the address of pixel p's x at k.
         """
-        fn, n = self.fn, self.tile.columns
-        carried = [(self.type, value) for value in acc]
-        with fn.loop(0, length, unroll, carried) as loop:
-            now = [c.now for c in loop.carried]
-            row = fn.gep("float", weights, fn.mul(loop.index, n))
-            for u in range(unroll):
-                at = partial(element, loop.index, u)
-                now = self.outer_product(fn.gep("float", row, u * n), at, now)
-            for c, value in zip(loop.carried, now, strict=True):
+        fn = self.fn
+        with fn.loop(0, length, 1, [(self.type, value) for value in acc]) as loop:
+            row = fn.gep("float", weights, fn.mul(loop.index, self.tile.columns))
+            grown = self.outer_product(row, partial(element, loop.index), [c.now for c in loop.carried])
+            for c, value in zip(loop.carried, grown, strict=True):
                 c.next = value
         return [c.last for c in loop.carried]
 

@@ -40,19 +40,18 @@ def block_limit(shape: ConvShape) -> int:
     return _SMALL_BLOCK if shape.pixels <= _FEW_PIXELS else BLOCK
 
 
-def even_block(depth: int, unroll: int, limit: int) -> int:
-    """The length of equal blocks of at most `limit`, a multiple of `unroll`, that cover `depth`."""
-    count = ceil(depth / limit)
-    return ceil(ceil(depth / count) / unroll) * unroll
+def even_block(depth: int, limit: int) -> int:
+    """The length of equal blocks of at most `limit` that cover `depth`."""
+    return ceil(depth / ceil(depth / limit))
 
 
-def segment_table(shape: ConvShape, unroll: int, strides: tuple[int, int]) -> tuple[torch.Tensor, int, int, int]:
+def segment_table(shape: ConvShape, strides: tuple[int, int]) -> tuple[torch.Tensor, int, int, int]:
     """The table of a window kernel for input strides (row, column); its numbers of blocks and segments; the longest.
 
     int64[blocks + 1] first segments, then int64[segments, 5]: dy, dx, offset in x, first k, length.
     """
     limit = block_limit(shape)
-    chunk = even_block(shape.group_in, unroll, limit)
+    chunk = even_block(shape.group_in, limit)
     rows: list[list[int]] = []
     starts = [0]
     filled = depth = 0

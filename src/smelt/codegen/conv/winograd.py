@@ -51,8 +51,12 @@ def pack_winograd(weight: torch.Tensor, columns: int) -> torch.Tensor:
     """f32[cout, cin, 3, 3] -> G g Gt as f32[cout / columns, 16, cin, columns]."""
     cout, cin = weight.shape[:2]
     g = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1.0]], dtype=torch.float64)
-    points = weight.detach().reshape(cout * cin, 9).double() @ torch.kron(g, g).T
-    return points.float().view(cout // columns, columns, cin, POINTS).permute(0, 3, 2, 1).contiguous()
+    both = torch.kron(g, g).T
+    packed = torch.empty(cout // columns, POINTS, cin, columns)
+    for panel, part in zip(packed, weight.detach().split(columns), strict=True):
+        points = part.reshape(columns * cin, 9).double() @ both
+        panel.copy_(points.view(columns, cin, POINTS).permute(2, 1, 0))
+    return packed
 
 
 @lru_cache(maxsize=128)
@@ -69,7 +73,7 @@ class _Winograd:
         self.variant = variant
         self.fn = fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
         self.micro = Micro(fn, isa, variant.tile)
-        self.one = Micro(fn, isa, Tile(variant.tile.lanes, variant.tile.vectors, 1))
+        self.one = Micro(fn, isa, Tile(variant.tile.lanes, 1, 1))
         self.ops = ExprEmitter(fn, isa, variant.tile.lanes)
         self.x, self.out, self.packed, self.zeros = (fn.address(i) for i in range(4))
         count = len(variant.epilogue.operands)
@@ -171,10 +175,8 @@ class _Winograd:
         fn, w, micro = self.fn, self.words, self.micro
         with fn.loop(0, w["cin"], BLOCK, [(micro.type, v) for v in micro.zeros()]) as k:
             at = [fn.gep("float", row, k.index) for row in rows]
-            block = micro.sum_over(
-                str(BLOCK), fn.gep("float", weights, fn.mul(k.index, micro.tile.columns)), micro.zeros(), 4,
-                lambda i, u, p: fn.gep("float", fn.gep("float", at[p], i), u),
-            )  # fmt: skip
+            into = fn.gep("float", weights, fn.mul(k.index, micro.tile.columns))
+            block = micro.sum_over(str(BLOCK), into, micro.zeros(), lambda i, p: fn.gep("float", at[p], i))
             for c, value in zip(k.carried, block, strict=True):
                 c.next = self._add(c.now, value)
         return [c.last for c in k.carried]
@@ -188,23 +190,25 @@ class _Winograd:
         with fn.loop(0, count) as t:
             image, row, col = self._corner(fn.add(first, t.index))
             at = fn.gep("float", products, fn.mul(t.index, tile.columns))
-            points = [fn.gep("float", at, fn.mul(step, i)) for i in range(POINTS)]
-            made: list[list[str]] = [[], [], [], []]
-            for j in range(tile.vectors):
-                m = [self.one.load(fn.gep("float", p, j * tile.lanes)) for p in points]
+            with fn.loop(0, tile.columns, tile.lanes) as j:
+                m = [
+                    self.one.load(fn.gep("float", fn.gep("float", at, fn.mul(step, i)), j.index)) for i in range(POINTS)
+                ]
                 rows = [self._backward([m[4 * i + k] for i in range(4)]) for k in range(4)]
-                for i in range(2):
-                    for k, value in enumerate(self._backward([rows[c][i] for c in range(4)])):
-                        made[2 * i + k].append(value)
-            self._note_finite([value for values in made for value in values])
-            for number, values in enumerate(made):
-                y, x = fn.add(row, number // 2), fn.add(col, number % 2)
-                in_rows, in_cols = fn.let(f"icmp slt i64 {y}, {w['oh']}"), fn.let(f"icmp slt i64 {x}, {w['ow']}")
-                with fn.when(fn.let(f"and i1 {in_rows}, {in_cols}")):
-                    pixel = fn.add(fn.mul(fn.add(fn.mul(image, w["oh"]), y), w["ow"]), x)
-                    offset = fn.add(fn.mul(pixel, w["out_pixel"]), column)
-                    target = Target(self.out, self.operands, column, (offset,))
-                    store_tile(self.one, self.ops, self.variant.epilogue, values, target, None)
+                made = [value for i in range(2) for value in self._backward([rows[k][i] for k in range(4)])]
+                self._note_finite(made)
+                for number, value in enumerate(made):
+                    self._store(value, image, (row, col), number, fn.add(column, j.index))
+
+    def _store(self, value: str, image: str, corner: tuple[str, str], number: int, column: str) -> None:
+        """Store one of the four results of a tile where it lies inside the image."""
+        fn, w = self.fn, self.words
+        y, x = fn.add(corner[0], number // 2), fn.add(corner[1], number % 2)
+        in_rows, in_cols = fn.let(f"icmp slt i64 {y}, {w['oh']}"), fn.let(f"icmp slt i64 {x}, {w['ow']}")
+        with fn.when(fn.let(f"and i1 {in_rows}, {in_cols}")):
+            pixel = fn.add(fn.mul(fn.add(fn.mul(image, w["oh"]), y), w["ow"]), x)
+            target = Target(self.out, self.operands, column, (fn.add(fn.mul(pixel, w["out_pixel"]), column),))
+            store_tile(self.one, self.ops, self.variant.epilogue, [value], target, None)
 
     def _backward(self, m: list[str]) -> list[str]:
         """At m of a column: m0 + m1 + m2, m1 - m2 - m3."""
