@@ -210,7 +210,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], An
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to look at namespaces: by the interpreter's stamps, and by comparing every value."""
     if request.param == "portable":
-        monkeypatch.setattr(guard_versions, "_HAVE_STAMPS", False)
+        monkeypatch.setattr(guard_versions, "HAVE_STAMPS", False)
         monkeypatch.setattr(guard_versions, "_HAVE_POINTERS", False)
 
 

@@ -47,9 +47,11 @@ def test_no_python_between_entry_and_return(name: str) -> None:
     compiled = smelt.compile(made.model, options=RULE)
     for _ in range(3):
         assert_agrees(compiled(**made.inputs), expected)
-    executable = entry_of(compiled).executable
+    entry = entry_of(compiled)
+    executable = entry.executable
     assert isinstance(executable.call, type(len)) and executable.counts.python == 0
-    assert events_inside(executable.call, lambda: compiled(**made.inputs)) == []
+    inputs = entry.signature.flatten((), made.inputs)
+    assert events_inside(executable.call, lambda: executable.call(*inputs)) == []
     nodes = how_nodes_run(compiled)
     assert nodes and "python" not in nodes
     assert compiled.stats().fallbacks == {} and smelt.explain(compiled).fallbacks == []

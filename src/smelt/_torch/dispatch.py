@@ -23,6 +23,8 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from smelt._torch.busy import busy
+
 Level = Literal["entry", "below_autograd", "dispatch_mode"]
 Record = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 """Takes the overload, its arguments and keyword arguments; runs it and returns its result."""
@@ -117,7 +119,7 @@ def recording(record: Record, level: Level | None = None) -> Iterator[Level]:
     context = {"entry": _at_entry, "below_autograd": _below_autograd, "dispatch_mode": _in_dispatch_mode}[chosen]
     _thread.record = record
     try:
-        with context(record):
+        with busy(), context(record):
             _thread.is_live, _thread.at_entry = True, chosen == "entry"
             yield chosen
     finally:

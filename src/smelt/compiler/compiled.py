@@ -17,13 +17,17 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import torch
 
 from smelt.capture.reads_values import raw_lookup
-from smelt.compiler.compiled_dispatch import Dispatcher
+from smelt.compiler.compiled_dispatch import DISPATCHER, Dispatcher
 from smelt.compiler.compiled_types import Builder, Settings, Stats
 from smelt.diag import Options, SmeltError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_SLOT = "_smelt_dispatcher"
+
+
+def _attach(compiled: Any, dispatcher: Dispatcher) -> None:
+    object.__setattr__(compiled, DISPATCHER, dispatcher)
+    dispatcher.serve(compiled)
 
 
 class Compiled:
@@ -52,16 +56,22 @@ class Compiled:
 
 def dispatcher_of(compiled: Any) -> Dispatcher:
     """The dispatcher behind a compiled object."""
-    return cast(Dispatcher, object.__getattribute__(compiled, _SLOT))
+    return cast(Dispatcher, object.__getattribute__(compiled, DISPATCHER))
 
 
-class CompiledFunction(Compiled, Generic[P, R]):
+class _WithAttributes(Compiled, Generic[P, R]):
+    """Gives instances a `__dict__` and weak references, beside which a subclass keeps a slot."""
+
+
+class CompiledFunction(_WithAttributes[P, R]):
     """A function, or any callable, that runs compiled where it can; a descriptor, so it works as a method."""
+
+    __slots__ = (DISPATCHER,)
 
     def __init__(self, target: Callable[P, R], settings: Settings) -> None:
         functools.update_wrapper(self, target)
         name = getattr(target, "__qualname__", type(target).__name__)
-        object.__setattr__(self, _SLOT, Dispatcher(target, name, settings))
+        _attach(self, Dispatcher(target, name, settings))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return cast(R, dispatcher_of(self)(args, kwargs))
@@ -70,7 +80,7 @@ class CompiledFunction(Compiled, Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        if name in (_SLOT, "__wrapped__"):
+        if name in (DISPATCHER, "__wrapped__"):
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
@@ -138,7 +148,9 @@ def _subclass_of(cls: type) -> type:
     found = _subclasses.get(cls)
     if found is None:
         namespace: dict[str, Any] = {
-            "__slots__": (_SLOT,),
+            "__slots__": (DISPATCHER,),
+            # Its own, or a change of `nn.Module.__call__` (as while a program is recorded) would reset its native call.
+            "__call__": CompiledModule.__call__,
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,
             "__doc__": cls.__doc__,
@@ -157,7 +169,7 @@ def _compile_module(module: torch.nn.Module, settings: Settings) -> Any:
     cls = _subclass_of(type(module))
     compiled: Any = object.__new__(cls)
     object.__setattr__(compiled, "__dict__", module.__dict__)
-    object.__setattr__(compiled, _SLOT, Dispatcher(module, type(module).__name__, settings))
+    _attach(compiled, Dispatcher(module, type(module).__name__, settings))
     return compiled
 
 

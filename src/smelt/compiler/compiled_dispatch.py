@@ -17,16 +17,20 @@ from typing import Any, NoReturn
 
 import torch
 
+from smelt._torch.busy import busy
 from smelt._torch.state import foreign_context, is_grad_enabled
 from smelt.capture import is_capturing
 from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.reads_effects import file_kind
 from smelt.compiler.compiled_inputs import first_unsupported, grad_witness
+from smelt.compiler.compiled_native import native_entry, target_of
 from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, Settings, Stats
 from smelt.diag import CaptureError, SmeltError, SmeltWarning, user_level
+from smelt.runtime.entry import Counters, EntryCode, keeps_in_reach
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guards import GuardSet
 
+DISPATCHER = "_smelt_dispatcher"  # the slot of compiled objects
 ENTRY_LIMIT = 8  # entries kept; the least recently used one goes
 STORM_LIMIT = 16  # entries built, after which a value that changes at each call is left to the original
 EFFECT_ATTEMPTS = 2  # a first run often fills caches: only a program that does it again is given up
@@ -48,7 +52,14 @@ _building = _Building()
 
 
 class Dispatcher:
-    """Calls to one compiled object."""
+    """Calls to one compiled object.
+
+    table: where native code finds the rows that it can serve by itself (`runtime.entry`), the first ones of the table
+    here. It calls `__call__` for whatever it does not serve.
+    """
+
+    __slots__ = ("__dict__", "__weakref__", "table")
+    table: bytes
 
     def __init__(self, target: Callable[..., Any], name: str, settings: Settings) -> None:
         self.target, self.name, self.settings = target, name, settings
@@ -58,6 +69,15 @@ class Dispatcher:
         self._warned: set[str] = set()
         self._effects_seen = 0
         self._witness: torch.Tensor | None = None
+        self._counters = Counters()
+        self._publishing = threading.RLock()
+        self._native: EntryCode | None = None
+        self._native_type: type | None = None
+
+    def serve(self, compiled: Any) -> None:
+        """Take the calls of this object natively where native code can find its dispatcher."""
+        if keeps_in_reach(compiled, self):
+            self._native_type = type(compiled)
 
     # ---------------------------------------------------------------- a call
 
@@ -76,24 +96,36 @@ class Dispatcher:
             if row.guards.check(args, kwargs) is None:
                 if self._rows[0] is not row:
                     self._move_to_front(row)
+                if row.may_be_native and row.is_ready:
+                    self._make_native(row, args, kwargs)
                 return self._run(row, args, kwargs)
         return self._miss(args, kwargs)
 
+    def run_row(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call in Python from where this row's guards are known to hold."""
+        self._stats.calls += 1
+        return self._run(row, args, kwargs)
+
     def _run(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        row.hits += 1
+        row.hit(self._counters.tick())
         if row.entry is None or not row.is_ready:
             return self._original(row.reason or "still compiling in the background", args, kwargs, row.is_ready)
         try:
             return row.entry.run(args, kwargs)
         except SmeltError as error:
-            if self._is_strict:
-                raise
-            reason = f"the compiled program failed: {error.what}"
-            # Where it is the data's fault (an index out of range), the original raises here, and the entry stays.
-            result = self._original(reason, args, kwargs)
-            row.entry, row.reason = None, reason
-            self._warn(row.reason, f"{self.name} runs as it is from now on: {row.reason}")
-            return result
+            return self.recover(row, error, args, kwargs)
+
+    def recover(self, row: Row, error: SmeltError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The answer of a call whose compiled program failed: the original's. Raises: the error in strict mode."""
+        if self._is_strict:
+            raise error
+        reason = f"the compiled program failed: {error.what}"
+        # Where it is the data's fault (an index out of range), the original raises here, and the entry stays.
+        result = self._original(reason, args, kwargs)
+        row.entry, row.reason = None, reason
+        self._withdraw(row)
+        self._warn(row.reason, f"{self.name} runs as it is from now on: {row.reason}")
+        return result
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         reason = first_unsupported(args, kwargs)
@@ -102,6 +134,7 @@ class Dispatcher:
         witness = grad_witness(self.target, args, kwargs) if is_grad_enabled() else None
         if witness is not None:
             self._witness = witness[0] if witness[1] else None
+            self._publish()
             return self._with_gradients("a parameter" if witness[1] else "an argument", args, kwargs)
         if self._stats.builds >= STORM_LIMIT:
             return self._original("too many different calls were compiled already", args, kwargs)
@@ -109,7 +142,8 @@ class Dispatcher:
             return self._original("another thread is compiling it", args, kwargs, is_fault=False)
         _building.active = True
         try:
-            return self._build(args, kwargs)
+            with busy():
+                return self._build(args, kwargs)
         finally:
             _building.active = False
             self._lock.release()
@@ -268,7 +302,8 @@ class Dispatcher:
     # ---------------------------------------------------------------- the table
 
     def _add(self, row: Row) -> None:
-        rows = (row, *self._rows)
+        row.hit(self._counters.tick(), times=0)
+        rows = (row, *sorted(self._rows, key=lambda other: -other.used))
         if len(rows) > ENTRY_LIMIT:
             self._stats.evictions += 1
             self._warn(
@@ -277,17 +312,20 @@ class Dispatcher:
                 f"At most {ENTRY_LIMIT} entries are kept; after {STORM_LIMIT} the original runs instead.",
             )
         self._rows = rows[:ENTRY_LIMIT]
+        self._publish()
 
     def _drop(self, row: Row) -> None:
         """Take a row out of the table."""
         # A build in the foreground holds the lock already.
         with self._lock if self.settings.background else contextlib.nullcontext():
             self._rows = tuple(other for other in self._rows if other is not row)
+        self._publish()
 
     def _move_to_front(self, row: Row) -> None:
         if self._lock.acquire(blocking=False):
             try:
                 self._rows = (row, *(other for other in self._rows if other is not row))
+                self._publish()
             finally:
                 self._lock.release()
 
@@ -305,6 +343,40 @@ class Dispatcher:
             places.setdefault(text.split(" was ")[0], []).append(text)
         return max(places.values(), key=len)[-1] if places else ""
 
+    # ---------------------------------------------------------------- native rows
+
+    def _make_native(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let native code serve calls like this one, which has just passed the row's guards."""
+        row.may_be_native = False
+        if row.entry is None or self._native_type is None:
+            return
+        code = native_entry(Dispatcher, _slow, self.settings.options)
+        if code is None or not (code.is_installed(self._native_type) or code.install(self._native_type)):
+            return
+        self._native = code
+        row.native = code.row(row.guards, args, kwargs, target_of(self, row, args, kwargs), self._counters)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Give native code the rows up to the first that only Python can serve, so that the same one answers."""
+        with self._publishing:
+            rows = []
+            for row in self._rows:
+                # A parameter that requires gradients may be none of those that the row knows.
+                is_doubtful = self._witness is not None and row.guards.is_for_gradients
+                if row.native is None or row.entry is None or is_doubtful:
+                    break
+                rows.append(row.native)
+            if rows and self._native is not None:
+                self.table = self._native.table(rows)
+            elif hasattr(self, "table"):
+                del self.table
+
+    def _withdraw(self, row: Row) -> None:
+        """What native code knows of a row is no longer so."""
+        row.forget_native()
+        self._publish()
+
     # ---------------------------------------------------------------- what the user may ask
 
     def refresh(self) -> None:
@@ -312,13 +384,29 @@ class Dispatcher:
         with self._lock:
             for row in self._rows:
                 if row.entry is not None:
+                    self._withdraw(row)
                     row.entry.refresh()
                     row.guards.refresh()
+                    row.forget_native()  # another thread may have made it meanwhile
+            self._publish()
 
     def stats(self) -> Stats:
         """Counts and entries at this moment."""
         now = self._stats
-        return Stats(now.calls, now.builds, now.evictions, dict(now.misses), dict(now.fallbacks), self._rows)
+        return Stats(
+            now.calls + self._counters.calls,
+            now.builds,
+            now.evictions,
+            dict(now.misses),
+            dict(now.fallbacks),
+            self._rows,
+        )
+
+
+def _slow(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """A call that native code does not serve."""
+    dispatcher: Dispatcher = object.__getattribute__(compiled, DISPATCHER)
+    return dispatcher(args, dict(kwargs) if kwargs else {})
 
 
 def _sentence(failure: BaseException | None) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from smelt.capture.reads import ReadLog, record_reads
 from smelt.diag import Options
+from smelt.runtime.entry import NativeRow
 from smelt.runtime.guards import GuardSet
 
 
@@ -94,16 +95,41 @@ class ObservedProgram:
         return self.result
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Row:
-    """A line of the table: guards, and the entry to run when they hold; entry None: the original runs, for `reason`."""
+    """A line of the table: guards, and the entry to run when they hold; entry None: the original runs, for `reason`.
+
+    native: the same for native code, once a call has shown what it is made of; may_be_native: until that was tried.
+    """
 
     guards: GuardSet
     entry: Entry | None
     reason: str = ""
-    hits: int = 0
     build_s: float = 0.0
     is_ready: bool = True
+    native: NativeRow | None = None
+    may_be_native: bool = True
+    _hits: int = 0
+    _used: int = 0
+
+    @property
+    def hits(self) -> int:
+        """Calls for which the guards held."""
+        return self._hits + (self.native.hits if self.native is not None else 0)
+
+    @property
+    def used(self) -> int:
+        """When that was the case last, by the object's clock."""
+        return max(self._used, self.native.used if self.native is not None else 0)
+
+    def hit(self, now: int, times: int = 1) -> None:
+        """Count a call that was not counted natively."""
+        self._hits += times
+        self._used = now
+
+    def forget_native(self) -> None:
+        """Make the native row anew at the next chance: what it was made of has changed."""
+        self._hits, self._used, self.native, self.may_be_native = self.hits, self.used, None, True
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ import torch
 from smelt.capture import Signature
 from smelt.capture.tree import Container, TensorLeaf
 from smelt.codegen.lower import Lowered
+from smelt.runtime.entry_table import Kind
 
 Extract = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[torch.Tensor]]
 Deliver = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[Any], Mapping[str, Any]], Any]
@@ -34,6 +35,21 @@ def extractor(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, An
         except (AttributeError, LookupError, TypeError):
             pass  # a container that answers otherwise than its parts say: the signature knows how
     return signature.flatten
+
+
+def result_kind(signature: Signature, lowered: Lowered) -> Kind:
+    """How native code can make the program's result of all of a plan's results; Kind.DELIVER if it cannot."""
+    if not lowered.is_direct:
+        return Kind.DELIVER
+    count = len(lowered.plan.outputs)
+    match signature.result:
+        case TensorLeaf(index=0) if count == 1:
+            return Kind.SINGLE
+        case Container(kind="sequence", cls=cls, items=items, names=()) if cls is tuple or cls is list:
+            order = [item.index for item in items if isinstance(item, TensorLeaf)]
+            if len(order) == len(items) and order == list(range(count)):
+                return Kind.TUPLE if cls is tuple else Kind.LIST
+    return Kind.DELIVER
 
 
 def deliverer(signature: Signature, lowered: Lowered, lookup: Callable[[str, str], torch.Tensor]) -> Deliver:

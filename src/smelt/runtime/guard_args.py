@@ -17,8 +17,8 @@ import torch
 from smelt._torch.exact import same
 from smelt._torch.storage import nbytes_spanned
 
-_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_BY_VALUE = (complex, bytes, torch.device, torch.Size, slice, range, set, frozenset)
+TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+BY_VALUE = (complex, bytes, torch.device, torch.Size, slice, range, set, frozenset)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ArgumentTests:
 
     def _walk(self, value: Any, place: str, selector: str) -> None:
         cls = type(value)
-        if cls in _TENSORS:
+        if cls in TENSORS:
             self._tensor(value, place, self._variable(selector))
         elif value is None or cls is bool:
             self._each("value", place, selector, f"{{v}} is {value!r}", value)
@@ -96,7 +96,7 @@ class ArgumentTests:
             )
         elif cls is float:
             self._float(value, place, self._variable(selector))
-        elif cls in _BY_VALUE:
+        elif cls in BY_VALUE:
             self._each("value", place, selector, f"same({{v}}, {self._bind(value, 'V')})", value)
         elif isinstance(value, (list, tuple, dict)) or (dataclasses.is_dataclass(cls) and not isinstance(value, type)):
             self._container(value, place, selector)

@@ -62,7 +62,11 @@ def _by_type(views: Sequence[Sample]) -> list[list[Sample]]:
 
 
 class Constants:
-    """The tensors a program was built from, as they were then."""
+    """The tensors a program was built from, as they were then.
+
+    pointers: of each; versions: of those that are no inference tensors; groups: views of the sampled elements, those of
+    one dtype together; bits: of each group, what they held.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = tuple(tensors)
@@ -71,18 +75,18 @@ class Constants:
     def refresh(self) -> None:
         """Take the present contents as what the program holds."""
         self._versioned = [t for t in self.tensors if not t.is_inference()]
-        self._versions = [t._version for t in self._versioned]
-        self._pointers = [t.data_ptr() for t in self.tensors]
-        self._groups = _by_type([view for view in map(sample_view, self.tensors) if view is not None])
-        self._bits = [np.concatenate(group).tobytes() for group in self._groups]
+        self.versions = [t._version for t in self._versioned]
+        self.pointers = [t.data_ptr() for t in self.tensors]
+        self.groups = _by_type([view for view in map(sample_view, self.tensors) if view is not None])
+        self.bits = [np.concatenate(group).tobytes() for group in self.groups]
 
     def unchanged(self) -> bool:
         """Whether nothing that can be noticed has changed, about 0.25 us a tensor."""
-        if [t.data_ptr() for t in self.tensors] != self._pointers:
+        if [t.data_ptr() for t in self.tensors] != self.pointers:
             return False
-        if [t._version for t in self._versioned] != self._versions:
+        if [t._version for t in self._versioned] != self.versions:
             return False
-        return [np.concatenate(group).tobytes() for group in self._groups] == self._bits
+        return [np.concatenate(group).tobytes() for group in self.groups] == self.bits
 
     def first_changed(self) -> int | None:
         """The position of the first tensor that differs."""
@@ -90,11 +94,11 @@ class Constants:
 
     def changed(self) -> list[int]:
         """The positions of all tensors that differ."""
-        versions = iter(self._versions)
+        versions = iter(self.versions)
         bits = self._bits_by_tensor()
         found = []
         for i, tensor in enumerate(self.tensors):
-            moved = tensor.data_ptr() != self._pointers[i]
+            moved = tensor.data_ptr() != self.pointers[i]
             written = not tensor.is_inference() and tensor._version != next(versions)
             if moved or written or bits[i]:
                 found.append(i)
@@ -115,4 +119,4 @@ class Constants:
         return differs
 
     def _dtype_bits(self) -> dict[np.dtype[np.generic], bytes]:
-        return {group[0].dtype: bits for group, bits in zip(self._groups, self._bits, strict=True)}
+        return {group[0].dtype: bits for group, bits in zip(self.groups, self.bits, strict=True)}

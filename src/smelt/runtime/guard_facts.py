@@ -131,7 +131,7 @@ def _same_tables(now: tuple[Any, ...], seen: tuple[Any, ...]) -> bool:
 
 
 class Facts:
-    """All facts of a program, and their compact test."""
+    """All facts of a program, and their compact test: `namespaces`, `identities`, and the `single` others."""
 
     def __init__(self, reads: Iterable[Any]) -> None:
         self.tests = [FactTest(read) for read in reads if read.kind in _NOW and not _is_constant(read)]
@@ -139,10 +139,11 @@ class Facts:
         self._spaces: dict[int, _SpaceBuilder] = {}
         self._objects: list[Any] = []
         self._functions: list[Any] = []
-        self._single: list[FactTest] = []
+        self.single: list[FactTest] = []
         for test in self.tests:
             self._sort(test)
         self.namespaces = Namespaces([builder.build() for builder in self._spaces.values()])
+        self.identities = Identities(self._objects, self._functions)
 
     def first_failed(self) -> int | None:
         """The position of the first fact that no longer holds."""
@@ -174,9 +175,9 @@ class Facts:
             scope["namespaces_unchanged"] = self.namespaces.unchanged
             lines.append(f"if not namespaces_unchanged(): {fail}")
         if self._objects or self._functions:
-            scope["identities_unchanged"] = Identities(self._objects, self._functions).unchanged
+            scope["identities_unchanged"] = self.identities.unchanged
             lines.append(f"if not identities_unchanged(): {fail}")
-        conditions = [self._single_condition(i, test, scope) for i, test in enumerate(self._single)]
+        conditions = [self._single_condition(i, test, scope) for i, test in enumerate(self.single)]
         if conditions:
             lines.append(f"if not ({' and '.join(conditions)}): {fail}")
         return lines
@@ -219,7 +220,7 @@ class Facts:
         elif kind == "function":
             self._functions.append(read.owner)
         else:
-            self._single.append(test)
+            self.single.append(test)
 
     def _sort_static(self, test: FactTest) -> None:
         for base, found in lookup_path(test.read.owner, test.read.key):

@@ -13,6 +13,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any
@@ -28,6 +29,9 @@ _IDENTITY = frozenset({dict, OrderedDict, list, set, deque})
 _TYPE_OFFSET = 8  # PyObject: ob_type
 _DICT_OFFSET = -24  # the managed dict pointer, before the object
 _FUNCTION_OFFSETS = (48, 56, 64)  # PyFunctionObject: func_code, func_defaults, func_kwdefaults
+_SET_OFFSETS = (24, 32, 40)  # PySetObject: object header, fill, then used, mask, table
+_SET_ENTRY = 16  # key, hash
+_SET_LIMIT = 4096
 _FUNCTION_PARTS = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _DICT_OF = attrgetter("__dict__")
 Stamps = npt.NDArray[np.int64]
@@ -68,12 +72,12 @@ class Namespace:
 
 
 class Namespaces:
-    """All dicts that a program read, each once."""
+    """All dicts that a program read, each once; `ordered` are those among them whose stamps do not tell all."""
 
     def __init__(self, spaces: Sequence[Namespace]) -> None:
-        self._spaces = tuple(spaces)
+        self.spaces = tuple(spaces)
         ordered = (s for s in spaces if s.order is not None and len(s.order) > 1)
-        self._ordered = tuple(s for s in ordered if isinstance(s.entries, OrderedDict))
+        self.ordered = tuple(s for s in ordered if isinstance(s.entries, OrderedDict))
         empty = [not s.order and s.order is not None and not s.names for s in spaces]
         self._empty = tuple(s.entries for s, is_empty in zip(spaces, empty, strict=True) if is_empty)
         self._filled = tuple(s for s, is_empty in zip(spaces, empty, strict=True) if not is_empty)
@@ -88,11 +92,11 @@ class Namespaces:
         now = self._read()
         stamps = now.tobytes()
         if stamps != self._seen_bytes:
-            moved = self._spaces if self._seen is None else [self._spaces[i] for i in np.flatnonzero(now != self._seen)]
+            moved = self.spaces if self._seen is None else [self.spaces[i] for i in np.flatnonzero(now != self._seen)]
             if not all(space.holds() for space in moved):
                 return False
             self._seen, self._seen_bytes = now, stamps
-        return all(space.in_order() for space in self._ordered)  # moving a key to the end leaves the stamp alone
+        return all(space.in_order() for space in self.ordered)  # moving a key to the end leaves the stamp alone
 
 
 def class_namespace(cls: type) -> dict[str, Any] | None:
@@ -177,6 +181,32 @@ def has_dict_pointer(value: Any) -> bool:
     return id(value.__dict__) == _word(id(value) + _DICT_OFFSET)  # asking for the dict first: it may be made now
 
 
+def set_words(members: set[Any]) -> list[tuple[int, int]]:
+    """Addresses, each with the word there now, that stay as they are while nobody changes a set; none if unknown.
+
+    In this order: each is read only while those before it are as they were.
+    """
+    start = id(members)
+    used, mask, table = (_word(start + offset) for offset in _SET_OFFSETS)
+    if not _sets_work() or used != len(members) or mask >= _SET_LIMIT:
+        return []
+    found = [(start + offset, _word(start + offset)) for offset in _SET_OFFSETS]
+    entries = [(table + _SET_ENTRY * i, _word(table + _SET_ENTRY * i)) for i in range(mask + 1)]
+    keys = {word for _, word in entries}
+    return [*found, *entries] if {id(member) for member in members} <= keys else []
+
+
+@lru_cache(maxsize=1)
+def _sets_work() -> bool:
+    """Whether a set keeps its size, its table and the keys in it where `set_words` looks, as seen on a small one."""
+    members = {"a", "b", 3}
+    start = id(members)
+    used, mask, table = (_word(start + offset) for offset in _SET_OFFSETS)
+    if used != 3 or mask != 7 or not start < table <= start + set.__basicsize__ - 8 * _SET_ENTRY:
+        return False
+    return {id(member) for member in members} <= {_word(table + _SET_ENTRY * i) for i in range(8)}
+
+
 def _word(address: int) -> int:
     return ctypes.c_int64.from_address(address).value
 
@@ -185,7 +215,7 @@ def _stamp(entries: Mapping[str, Any]) -> int:
     return _word(id(entries) + _STAMP_OFFSET)
 
 
-_HAVE_STAMPS = stamps_work()
+HAVE_STAMPS = stamps_work()
 _HAVE_POINTERS = pointers_work()
 
 
@@ -199,7 +229,7 @@ def _reader(addresses: Sequence[int]) -> Callable[[], Stamps]:
 
 
 def _stamp_reader(dicts: Sequence[dict[Any, Any]]) -> Callable[[], Stamps] | None:
-    return _reader([id(entries) + _STAMP_OFFSET for entries in dicts]) if _HAVE_STAMPS else None
+    return _reader([id(entries) + _STAMP_OFFSET for entries in dicts]) if HAVE_STAMPS else None
 
 
 class Identities:
@@ -216,11 +246,21 @@ class Identities:
         # What the words point to is kept alive here, so a word names one object only.
         self._alive = [(value, type(value), value.__dict__) for value in fast]
         self._alive_parts = [(function, _FUNCTION_PARTS(function)) for function in functions]
-        addresses = [id(value) + offset for value in fast for offset in (_TYPE_OFFSET, _DICT_OFFSET)]
+        self._addresses = [id(value) + offset for value in fast for offset in (_TYPE_OFFSET, _DICT_OFFSET)]
         if _HAVE_POINTERS:
-            addresses += [id(function) + offset for function in functions for offset in _FUNCTION_OFFSETS]
-        self._read = _reader(addresses) if addresses else None
+            self._addresses += [id(function) + offset for function in functions for offset in _FUNCTION_OFFSETS]
+        self._read = _reader(self._addresses) if self._addresses else None
         self._seen = b"" if self._read is None else self._read().tobytes()
+
+    @property
+    def words(self) -> list[tuple[int, int]]:
+        """Addresses, each with the word that was seen there; valid while this object lives."""
+        return list(zip(self._addresses, np.frombuffer(self._seen, dtype=np.int64).tolist(), strict=True))
+
+    @property
+    def needs_python(self) -> bool:
+        """Whether something is not told by `words`."""
+        return bool(self._objects or self._functions)
 
     def unchanged(self) -> bool:
         """Whether all of them are what they were, about 2 us for 200 objects and 100 functions."""

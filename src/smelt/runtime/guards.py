@@ -80,7 +80,12 @@ _MISSING_ARGUMENT = "<no such argument>"
 
 
 class GuardSet:
-    """The guards of one recorded program."""
+    """The guards of one recorded program.
+
+    writes: whether it writes into memory that others may see. facts: what it reads; grads: whether each of the tensors
+    among them required gradients (empty where that did not matter); hooks: torch's tables of hooks for all modules,
+    hook_contents: what was in them.
+    """
 
     def __init__(
         self,
@@ -91,12 +96,13 @@ class GuardSet:
         constants: Sequence[torch.Tensor] = (),
         writes: bool = True,
     ) -> None:
-        self._facts = Facts(reads)
-        self._arguments = ArgumentTests(args, kwargs, self._facts.tensors, writes)
+        self.writes = writes
+        self.facts = Facts(reads)
+        self._arguments = ArgumentTests(args, kwargs, self.facts.tensors, writes)
         self._state = tuple((shown, read, read()) for shown, _, read in _STATE)
-        self._grads = [t.requires_grad for t in self._facts.tensors] if state.is_grad_enabled() else []
-        self._hooks = state.global_hooks()
-        self._hook_contents = tuple(dict(table) for table in self._hooks)
+        self.grads = [t.requires_grad for t in self.facts.tensors] if state.is_grad_enabled() else []
+        self.hooks = state.global_hooks()
+        self.hook_contents = tuple(dict(table) for table in self.hooks)
         self.watch(constants)
 
     def watch(self, constants: Sequence[torch.Tensor]) -> None:
@@ -110,7 +116,17 @@ class GuardSet:
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
         """The tensors that the program reads by itself: parameters, buffers, globals."""
-        return self._facts.tensors
+        return self.facts.tensors
+
+    @property
+    def is_for_gradients(self) -> bool:
+        """Whether these guards hold while gradients are recorded."""
+        return bool(self._state[0][1])
+
+    @property
+    def knows_aliases(self) -> bool:
+        """Whether it matters which arguments share memory, and with what."""
+        return any(test.kind == "aliasing" for test in self._arguments.tests)
 
     def refresh(self) -> None:
         """Take the constants' present contents as those the program holds (after it was packed anew)."""
@@ -121,10 +137,10 @@ class GuardSet:
         """Every guard, in the order of their indices: arguments, torch's settings, what the program read, constants."""
         made = [Guard(t.kind, t.place, t.seen) for t in self._arguments.tests]
         made += [Guard("state", shown, seen) for shown, _, seen in self._state]
-        made += [Guard("hooks", "torch.nn's global module hooks", [len(t) for t in self._hook_contents])]
-        made += [Guard("requires_grad", "the tensors that the program reads", any(self._grads))]
-        made += [Guard(t.kind, t.name, t.seen, t.span) for t in self._facts.tests]
-        names = self._facts.tensor_names()
+        made += [Guard("hooks", "torch.nn's global module hooks", [len(t) for t in self.hook_contents])]
+        made += [Guard("requires_grad", "the tensors that the program reads", any(self.grads))]
+        made += [Guard(t.kind, t.name, t.seen, t.span) for t in self.facts.tests]
+        names = self.facts.tensor_names()
         made += [
             Guard("constant", names.get(id(t), f"constant {i}"), tuple(t.shape))
             for i, t in enumerate(self.constants.tensors)
@@ -134,8 +150,8 @@ class GuardSet:
     @property
     def listed(self) -> tuple[Guard, ...]:
         """The guards that a user has something to do with: without those on the wrappers put around `forward`."""
-        first = len(self.guards) - len(self.constants.tensors) - len(self._facts.tests)
-        hidden = {first + i for i, test in enumerate(self._facts.tests) if test.is_internal}
+        first = len(self.guards) - len(self.constants.tensors) - len(self.facts.tests)
+        hidden = {first + i for i, test in enumerate(self.facts.tests) if test.is_internal}
         return tuple(guard for i, guard in enumerate(self.guards) if i not in hidden)
 
     def explain(self, failed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -160,8 +176,8 @@ class GuardSet:
             return self._state[index][1]()
         index -= len(self._state) + 2
         if index < 0:
-            return [len(table) for table in self._hooks] if index == -2 else "another pattern"
-        return self._facts.tests[index].now()
+            return [len(table) for table in self.hooks] if index == -2 else "another pattern"
+        return self.facts.tests[index].now()
 
     def first_failed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """Ask the guards one by one; None if all hold after all."""
@@ -178,22 +194,22 @@ class GuardSet:
             if read() != seen:
                 return index
             index += 1
-        for holds in (self._hooks == self._hook_contents, self._grads_unchanged()):
+        for holds in (self.hooks == self.hook_contents, self._grads_unchanged()):
             if not holds:
                 return index
             index += 1
-        failed = self._facts.first_failed()
+        failed = self.facts.first_failed()
         if failed is not None:
             return index + failed
         changed = None if self.constants.unchanged() else self.constants.first_changed()
-        return None if changed is None else index + len(self._facts.tests) + changed
+        return None if changed is None else index + len(self.facts.tests) + changed
 
     @cached_property
     def _compiled_tests(self) -> list[Any]:
         return [compile(test.code, "<smelt guard>", "eval") for test in self._arguments.tests]
 
     def _grads_unchanged(self) -> bool:
-        return not self._grads or list(map(_requires_grad, self._facts.tensors)) == self._grads
+        return not self.grads or list(map(_requires_grad, self.facts.tensors)) == self.grads
 
     def _generate(self) -> tuple[str, dict[str, Any]]:
         scope = dict(self._arguments.scope)
@@ -207,11 +223,11 @@ class GuardSet:
                 continue
             scope[f"read_{name}"], scope[f"seen_{name}"] = read, seen
             conditions.append(f"read_{name}() {'==' if name in ('autocast', 'precision') else 'is'} seen_{name}")
-        scope["hooks"], scope["hook_contents"] = self._hooks, self._hook_contents
-        conditions.append("hooks == hook_contents" if any(self._hook_contents) else "not any(hooks)")
+        scope["hooks"], scope["hook_contents"] = self.hooks, self.hook_contents
+        conditions.append("hooks == hook_contents" if any(self.hook_contents) else "not any(hooks)")
         body.append(f"if not ({' and '.join(conditions)}): return failed(args, kwargs)")
-        body += self._facts.emit(scope)
-        if self._grads:
+        body += self.facts.emit(scope)
+        if self.grads:
             scope["grads_unchanged"] = self._grads_unchanged
             body.append("if not grads_unchanged(): return failed(args, kwargs)")
         if self.constants.tensors:

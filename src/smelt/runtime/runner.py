@@ -12,6 +12,7 @@ import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from smelt.runtime.failures import call_failed, escaped, layout_differs, step_fa
 from smelt.runtime.frames import Frame, PythonSteps, delete_all, handle_of
 from smelt.runtime.interpret import Interpreter, check_escapes
 from smelt.runtime.native import NativeEntry
-from smelt.runtime.plan import Plan
+from smelt.runtime.plan import CheckLayout, Empty, Launch, Plan, Release, View
 from smelt.runtime.table import BYTES_OFFSET, TYPE_OFFSET, Cell, Field, Status
 
 _MAX_IDLE_FRAMES = 8
@@ -222,6 +223,7 @@ class NativeRunner:
             context[field] = value
         owner = _Context(address.to_bytes(8, "little"))
         owner.keeps = (self, context, cells, slow, fail)
+        owner.enter = EntryContext(address, _address(self._entry.run), fail, _is_short(self.plan))
         make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
             ("PyCFunction_NewEx", ctypes.pythonapi)
         )
@@ -261,14 +263,57 @@ _PYTHON = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class EntryContext:
+    """A plan as other native code enters it.
+
+    address: of the context's words (`table.Field`); run: of `smelt_run`. fail(frame, status) raises what a run in this
+    frame failed with. is_short: a run is over before another thread could make use of the GIL. Valid while the builtin
+    lives.
+    """
+
+    address: int
+    run: int
+    fail: Callable[[int, int], None]
+    is_short: bool
+
+
 class _Context(bytes):
     """The builtin's `self`: eight bytes with the context's address, and what must live as long as the builtin."""
 
     keeps: tuple[Any, ...]
+    enter: EntryContext
+
+
+def entry_context(call: Callable[..., Any]) -> EntryContext | None:
+    """The way into the plan behind a builtin of `NativeRunner.builtin`; None for any other callable."""
+    context = getattr(call, "__self__", None)
+    return context.enter if isinstance(context, _Context) else None
+
+
+_SHORT_NS = 10_000.0
+_QUICK = (Empty, View, CheckLayout, Release)
+
+
+def _is_short(plan: Plan) -> bool:
+    """Whether a run is known to take less than 10 us."""
+    total_ns = 0.0
+    for instruction in plan.instructions:
+        match instruction:
+            case Launch(items=items, item_ns=item_ns) if item_ns > 0 or items == 0:
+                total_ns += items * item_ns
+            case _ if not isinstance(instruction, _QUICK):
+                return False
+    return total_ns < _SHORT_NS
+
+
+def _address(function: Any) -> int:
+    # Not `ctypes.cast`: it leaves the function in a reference cycle.
+    return ctypes.c_void_p.from_buffer(function).value or 0
 
 
 def _python_address(name: str) -> int:
-    return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
+    return _address(getattr(ctypes.pythonapi, name))
 
 
 def _layout_is_known() -> bool:

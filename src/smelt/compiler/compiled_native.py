@@ -1,0 +1,115 @@
+"""What native code needs of a compiled object: its machine code, and for each row what runs when the guards hold.
+
+Invariant: only what native code does as Python would is given to it; all else is a row that calls Python, or no row.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from smelt.codegen.llvm.entry import entry_object
+from smelt.compiler.compiled_types import Row
+from smelt.compiler.entry_code import deliverer, extractor, result_kind
+from smelt.compiler.unit import Unit
+from smelt.diag import Options, SmeltError, SmeltWarning
+from smelt.runtime.cache import code_cache
+from smelt.runtime.entry import EntryCode, Target, is_hidden, load_entry
+from smelt.runtime.entry_table import Kind
+from smelt.runtime.runner import entry_context
+
+
+class Owner(Protocol):
+    """What a dispatcher offers to the native rows of its table; called with the call's arguments."""
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The whole call in Python."""
+
+    def run_row(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call in Python from where this row's guards are known to hold."""
+
+    def recover(self, row: Row, error: SmeltError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The answer of a call whose compiled program failed."""
+
+
+class _Process:
+    """The native entry of this process, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.made: dict[type, EntryCode | None] = {}
+
+
+_process = _Process()
+
+
+def native_entry(dispatcher: type, slow: Callable[..., Any], options: Options) -> EntryCode | None:
+    """The native entry for this class of dispatchers, or None where calls go through Python."""
+    if is_hidden():
+        return None
+    with _process.lock:
+        if dispatcher not in _process.made:
+            _process.made[dispatcher] = _load(dispatcher, slow, options)
+        return _process.made[dispatcher]
+
+
+def _load(dispatcher: type, slow: Callable[..., Any], options: Options) -> EntryCode | None:
+    try:
+        machine_code = entry_object(code_cache(options.cache_dir, options.cache_limit_mb))
+    except Exception as error:  # whatever LLVM or its absence raises: calls take the way through Python
+        if options.strict:
+            raise
+        warnings.warn(
+            f"native code for calls cannot be made here ({type(error).__name__}: {error}); calls go through Python",
+            SmeltWarning,
+            stacklevel=2,
+        )
+        return None
+    return load_entry(machine_code, dispatcher, slow)
+
+
+def target_of(owner: Owner, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Target:
+    """What native code does for a row of a dispatcher, neither of which it keeps alive, on calls like this one."""
+    get_owner, get_row = weakref.ref(owner), weakref.ref(row)
+
+    def python(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        found, dispatcher = get_row(), get_owner()
+        assert dispatcher is not None  # a method of it is running
+        if found is None:  # evicted by another thread
+            return dispatcher(args, dict(kwargs or {}))
+        return dispatcher.run_row(found, args, dict(kwargs or {}))
+
+    def recovered(error: SmeltError, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        found, dispatcher = get_row(), get_owner()
+        if found is None or dispatcher is None:
+            raise error
+        return dispatcher.recover(found, error, args, dict(kwargs or {}))
+
+    unit = row.entry
+    if not isinstance(unit, Unit) or unit.executable is None or unit.lowered is None:
+        return Target(python)
+    context = entry_context(unit.executable.call)
+    if context is None:
+        return Target(python)
+
+    def fail(frame: int, status: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        try:
+            return context.fail(frame, status)
+        except SmeltError as error:
+            return recovered(error, args, kwargs)
+
+    def deliver(results: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        try:
+            named = kwargs or {}
+            return make(results, pick(args, named), args, named)
+        except SmeltError as error:
+            return recovered(error, args, kwargs)
+
+    pick = extractor(unit.signature, args, kwargs)
+    make = deliverer(unit.signature, unit.lowered, unit.lookup)
+    kind = result_kind(unit.signature, unit.lowered)
+    inputs = tuple(unit.signature.inputs)
+    return Target(python, unit.executable.call, inputs, kind, deliver if kind is Kind.DELIVER else None, fail)
