@@ -68,7 +68,7 @@ class _GemmDriver(Driver):
 
     def text(self) -> str:
         """The whole module."""
-        widths = _widths(self.tiling)
+        widths = (self.tiling.vectors, 1)
         helpers = [_strip(self.tiling, width) for width in widths]
         for width in widths:
             helpers.extend(tile_function(self.tiling, height, width) for height in _heights(self.tiling, width))
@@ -144,30 +144,26 @@ class _GemmDriver(Driver):
         )
 
     def _strips(self, columns: str, **arguments: str) -> None:
-        """Call the strip of the narrowest width that holds the columns."""
-        fn, widths = self.fn, _widths(self.tiling)
-        done = fn.fresh("strip")
-        for narrow, width in zip((*widths[1:], 0), widths, strict=True):
-            here, further = fn.fresh("wide"), fn.fresh("narrower")
-            if narrow:
-                wide = fn.let(f"icmp sgt i64 {columns}, {narrow * self.tiling.lanes}", "b")
-                fn.do(f"br i1 {wide}, label %{here}, label %{further}")
-                fn.label(here)
-            fn.do(_strip_call(width, **arguments))
-            fn.do(f"br label %{done}")
-            if narrow:
-                fn.label(further)
+        """Sums of all rows: of the whole panel at once, or where half of it or less is used a register at a time."""
+        fn, tiling = self.fn, self.tiling
+        wide, narrow, done = fn.fresh("wide"), fn.fresh("narrow"), fn.fresh("summed")
+        many = fn.let(f"icmp sgt i64 {columns}, {tiling.vectors // 2 * tiling.lanes}", "b")
+        fn.do(f"br i1 {many}, label %{wide}, label %{narrow}")
+        fn.label(wide)
+        fn.do(_strip_call(tiling.vectors, **arguments))
+        fn.do(f"br label %{done}")
+        fn.label(narrow)
+        with fn.loop(0, columns, tiling.lanes) as column:
+            b = fn.gep("i8", arguments["b"], fn.mul(column.index, tiling.element_nbytes * tiling.group))
+            sums = fn.gep("i8", arguments["sums"], fn.mul(column.index, tiling.sum_nbytes))
+            fn.do(_strip_call(1, **{**arguments, "b": b, "sums": sums}))
+        fn.do(f"br label %{done}")
         fn.label(done)
 
 
-def _widths(tiling: Tiling) -> tuple[int, ...]:
-    """Registers across a panel that have tiles of their own, descending to 1."""
-    return tuple(width for width in (8, 4, 2, 1) if width <= tiling.vectors)
-
-
 def _heights(tiling: Tiling, width: int) -> tuple[int, ...]:
-    """Row counts with a tile: all in a full panel, two in a narrow one, which is rare."""
-    return tiling.heights if width == tiling.vectors else (tiling.heights[0], 1)
+    """Row counts with a tile: all in a full panel, one in a narrow one, which is rare."""
+    return tiling.heights if width == tiling.vectors else tiling.heights[:1]
 
 
 _STRIP_PARAMETERS = "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %k, ptr %sums, i64 %height"

@@ -18,6 +18,8 @@ _FLOPS_PER_NS, _BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
 _CHUNKS = 16
 # Columns of an item of dot products.
 _DOT_COLUMNS = 32
+# With fewer terms than this a result is mostly stored, which the library does with less ado unless it is small.
+_LEAST_TERMS, _SMALL = 8, 4096
 # Rows that the wide panels of `wide_tiling` serve.
 _WIDE_ROWS = 2
 
@@ -32,6 +34,11 @@ class ProductPlan:
     item_ns: float
     scratch_nbytes: int
     kind: str
+
+
+def is_worthwhile(m: int, n: int, k: int) -> bool:
+    """Whether own kernels suit the sizes: not a matrix times a vector of activations, not hardly anything to sum."""
+    return (n > 1 or m <= max(HEIGHTS)) and (k >= _LEAST_TERMS or m * n <= _SMALL)
 
 
 def takes_dots(m: int, right: Right) -> bool:
@@ -51,7 +58,7 @@ def plan_product(isa: Isa, dtype: DType, right: Right, problem: Problem, batch: 
         raise ValueError(f"no product of {dtype} for {isa.name}")
     if takes_dots(problem.m, right):
         return _dots(isa, tiling, problem, batch, bound)
-    if right == "rows" and problem.m <= _WIDE_ROWS and tiling.group == 1:
+    if right == "rows" and problem.m <= _WIDE_ROWS and problem.n >= 2 * wide.panel and tiling.group == 1:
         tiling = wide
     return _gemm(isa, tiling, right, problem, batch, bound)
 
@@ -91,7 +98,18 @@ def _block_rows(tiling: Tiling, problem: Problem, panels: int) -> int:
     wanted = min(_CHUNKS, int(total_ns / _CHUNK_NS))
     if panels * blocks < wanted:
         blocks = min(_ceil(wanted, panels), max(problem.m // (2 * tiling.rows), blocks))
-    return _ceil(_ceil(problem.m, blocks), tiling.rows) * tiling.rows
+    even = _ceil(problem.m, blocks)
+    whole = _ceil(even, tiling.rows) * tiling.rows
+    return min((whole, even), key=lambda rows: _tiled_rows(tiling, problem.m, rows))
+
+
+def _tiled_rows(tiling: Tiling, m: int, block: int) -> int:
+    """Rows that tiles compute for m rows in blocks: the last tile of a block may be higher than what is left."""
+    total = 0
+    for rows in (block,) * (m // block) + (m % block,):
+        rest = rows % tiling.rows
+        total += rows - rest + (min(h for h in tiling.heights if h >= rest) if rest else 0)
+    return total
 
 
 def _ceil(a: int, b: int) -> int:

@@ -87,10 +87,10 @@ def tiling_for(isa: Isa, dtype: DType) -> Tiling | None:
     lanes = isa.f32_lanes // (2 if kind == "f64" else 1)
     match isa.name:
         case "avx512":
-            return Tiling(kind, lanes, 6, 4, (6, 4, 2, 1), True)
+            return Tiling(kind, lanes, 6, 4, (6, 4, 1), True)
         case "avx2":
-            return Tiling(kind, lanes, 6, 2, (6, 4, 2, 1), True)
+            return Tiling(kind, lanes, 6, 2, (6, 4, 1), True)
         case "neon":
-            return Tiling(kind, lanes, 6, 4, (6, 4, 2, 1), True)
+            return Tiling(kind, lanes, 6, 4, (6, 4, 1), True)
         case _:
             return Tiling(kind, lanes, 4, 2, (4, 2, 1), False)

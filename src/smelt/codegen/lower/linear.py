@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from smelt._torch import mkldnn, products
+from smelt.codegen.contract.planning import is_worthwhile
 from smelt.codegen.contract.tiling import tiling_for
 from smelt.codegen.llvm.isa import Isa, host_isa
 from smelt.codegen.lower.builder import Place, Storage
@@ -21,6 +22,7 @@ from smelt.codegen.lower.fuse import Epilogue
 from smelt.codegen.lower.geometry import Geometry, dummy
 from smelt.codegen.lower.measure import CHOICES, Timing, time_candidates
 from smelt.codegen.lower.report import CandidateReport, ChoiceReport
+from smelt.diag import Options
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.runtime import calls
 
@@ -142,7 +144,8 @@ def _candidates(ctx: Context, product: Product) -> list[str]:
     if ctx.options.numerics == "eager-library":
         return ["plain"]
     dtype = tensor_type(product.x).dtype
-    names = ["own"] if own_isa(ctx, dtype) is not None else []
+    is_own = own_isa(ctx, dtype) is not None and is_worthwhile(product.rows, product.n, product.k)
+    names = ["own"] if is_own else []
     if dtype is DType.F64:
         return [*names, "plain"]
     if mkldnn.has_linear() and is_accurate(ctx, product):
@@ -155,8 +158,13 @@ def _candidates(ctx: Context, product: Product) -> list[str]:
 
 def own_isa(ctx: Context, dtype: DType) -> Isa | None:
     """The instruction set of own products of a dtype; None where the library's are used."""
+    return own_isa_of(ctx.options, dtype)
+
+
+def own_isa_of(options: Options, dtype: DType) -> Isa | None:
+    """The same for options alone: without wide vectors the library's kernels are better."""
     isa = host_isa()
-    if isa is None or isa.name == "baseline" or ctx.options.numerics == "eager-library":
+    if isa is None or isa.name == "baseline" or options.numerics == "eager-library":
         return None
     return isa if tiling_for(isa, dtype) is not None else None
 

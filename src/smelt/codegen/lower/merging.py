@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from smelt._torch import mkldnn, products
+from smelt.codegen.lower.linear import own_isa_of
 from smelt.codegen.lower.measure import CHOICES, Timing, time_candidates
 from smelt.diag import Options
 from smelt.ir import DType
@@ -17,6 +18,9 @@ _MARGIN = 0.95
 
 def merging_pays(rows: int, columns: Sequence[int], k: int, dtype: DType, options: Options) -> bool:
     """Whether linears f32[rows, k] x f32[k, n] for each n of `columns` run faster as one; False where not measured."""
+    if own_isa_of(options, dtype) is not None:
+        # An own kernel has no fixed cost that one call of three would save, and strided parts cost their users.
+        return False
     is_asked = options.measure and not options.deterministic and options.numerics != "eager-library"
     if not is_asked or dtype is not DType.F32 or not mkldnn.has_linear() or not rows or not k:
         return False

@@ -16,7 +16,7 @@ import torch
 
 from smelt.codegen.contract.epilogue import bound
 from smelt.codegen.contract.gemm import Right
-from smelt.codegen.contract.planning import plan_product, takes_dots
+from smelt.codegen.contract.planning import is_worthwhile, plan_product, takes_dots
 from smelt.codegen.contract.problem import Problem
 from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes
 from smelt.codegen.fusion.pull import Memory
@@ -77,7 +77,8 @@ def own_matmul_of(ctx: Context, node: Node, claimed: set[Node]) -> OwnMatmul | N
         return None
     isa = own_isa(ctx, tensor_type(node.result).dtype)
     eager = [Geometry.of(tensor_type(v)) for v in (found.left, found.right)]
-    if isa is None or _batches(found, *eager) is None:
+    *_, m, n = tensor_type(node.result).sizes
+    if isa is None or _batches(found, *eager) is None or not is_worthwhile(m, n, tensor_type(found.left).sizes[-1]):
         return None
     nodes = epilogue_nodes(node.result, lambda n: n not in claimed)
     while nodes and not is_fusible(isa, nodes, node.result):

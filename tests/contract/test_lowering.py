@@ -1,0 +1,162 @@
+"""Programs whose products run in own kernels, against float64 and eager, and what they are not taken for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from smelt.codegen.llvm.isa import host_isa
+from smelt.codegen.lower import Lowered
+from smelt.diag import Options
+from smelt.ir import parse
+from smelt.ops.evaluate import evaluate
+from tests.codegen.harness import RULE, State, check, executables, lookup_in, lowered, rms_ratio
+from tests.codegen.harness import call as run
+from tests.contract.harness import isas, normal
+
+pytestmark = pytest.mark.skipif(
+    not [isa for isa in isas() if isa.name != "baseline"], reason="own products need wide vectors"
+)
+
+
+@pytest.fixture(params=["", "avx2"])
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best instruction set, and a plainer one."""
+    if request.param:
+        monkeypatch.setenv("SMELT_ISA", request.param)
+    assert host_isa() is not None
+
+
+def check_near(text: str, inputs: Sequence[torch.Tensor], state: State | None = None) -> Lowered:
+    """Lower a graph of one result, run it everywhere, compare with the evaluator at the scale of the result."""
+    known = state or {}
+    plan = lowered(text, known)
+    (expected,) = evaluate(parse(text), list(inputs), lookup_in(known))
+    atol = 4 * torch.finfo(expected.dtype).eps * float(expected.abs().max())
+    for executable in executables(plan.plan):
+        for _ in range(2):
+            (found,) = run(plan, executable, inputs, known)
+            assert (found.dtype, found.shape, found.stride()) == (expected.dtype, expected.shape, expected.stride())
+            torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+    return plan
+
+
+FEED_FORWARD = """\
+graph f(%x: f32[{rows}, 64]) -> f32[{rows}, 64] {{
+  %w: f32[200, 64] = param("w")
+  %b: f32[200] = param("b")
+  %v: f32[200, 64] = param("v")
+  %0: f32[{rows}, 200] = aten.linear.default(%x, %w, %b)
+  %1: f32[{rows}, 200] = aten.gelu.default(%0)
+  %2: f32[{rows}, 64] = aten.mm.default(%1, %v)
+  %3: f32[{rows}, 64] = aten.add.Tensor(%x, %2)
+  return %3
+}}"""
+STATE = {"w": normal(200, 64) / 8, "b": normal(200, seed=1), "v": normal(200, 64, seed=2) / 14}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 50])
+def test_feed_forward(isa: None, rows: int) -> None:
+    plan = check_near(FEED_FORWARD.format(rows=rows), [normal(rows, 64, seed=3)], STATE)
+    assert plan.report.counts == {"state": 3, "kernel": 2, "fused": 2}
+    packed = 0 if rows <= 8 else (200 * 64 * 4) * 2
+    assert plan.report.memory.packed_nbytes >= packed and (packed or plan.report.memory.packed_nbytes == 0)
+
+
+@pytest.mark.parametrize("rows", [4, 40])
+def test_error(isa: None, rows: int) -> None:
+    text = """\
+graph f(%x: f32[ROWS, 1536]) -> f32[ROWS, 96] {
+  %w: f32[96, 1536] = param("w")
+  %0: f32[ROWS, 96] = aten.linear.default(%x, %w)
+  return %0
+}""".replace("ROWS", str(rows))
+    x, w = normal(rows, 1536), normal(96, 1536, seed=1)
+    plan = check_near(text, [x], {"w": w})
+    for executable in executables(plan.plan):
+        (found,) = run(plan, executable, [x], {"w": w})
+        assert rms_ratio(found, x @ w.t(), x.double() @ w.double().t()) <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "result", "op"),
+    [
+        ("[20, 30]", "[30, 40]", "[20, 40]", "mm.default(%a, %b)"),
+        ("[1, 30]", "[30, 400]", "[1, 400]", "mm.default(%a, %b)"),
+        ("[20, 30]{1, 20}", "[30, 40]", "[20, 40]", "mm.default(%a, %b)"),
+        ("[3, 30]", "[30, 40]{1, 30}", "[3, 40]", "mm.default(%a, %b)"),
+        ("[12, 30]", "[30, 40]{80, 2}", "[12, 40]", "mm.default(%a, %b)"),
+        ("[5, 20, 30]", "[5, 30, 40]", "[5, 20, 40]", "bmm.default(%a, %b)"),
+        ("[5, 20, 30]", "[5, 30, 40]{1200, 1, 30}", "[5, 20, 40]", "bmm.default(%a, %b)"),
+        ("[2, 3, 20, 30]{1800, 30, 90, 1}", "[2, 3, 30, 40]", "[2, 3, 20, 40]", "matmul.default(%a, %b)"),
+        ("[2, 3, 20, 30]", "[3, 30, 40]", "[2, 3, 20, 40]", "matmul.default(%a, %b)"),
+        ("[2, 3, 20, 30]", "[30, 40]", "[2, 3, 20, 40]", "matmul.default(%a, %b)"),
+        ("[2, 3, 4, 20, 30]", "[4, 30, 40]", "[2, 3, 4, 20, 40]", "matmul.default(%a, %b)"),
+        ("[2, 20, 30]", "[40, 30]", "[2, 20, 40]", "linear.default(%a, %b)"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+def test_products_of_activations(isa: None, left: str, right: str, result: str, op: str, dtype: str) -> None:
+    text = f"""\
+graph f(%a: {dtype}{left}, %b: {dtype}{right}) -> {dtype}{result} {{
+  %0: {dtype}{result} = aten.{op}
+  %1: {dtype}{result} = aten.mul.Tensor(%0, 0.5)
+  return %1
+}}"""
+    kinds = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
+    plan = check_near(text, [_laid(left, kinds[dtype], 0), _laid(right, kinds[dtype], 1)])
+    found = host_isa()
+    if dtype != "bf16" or (found is not None and found.has_bf16):
+        assert plan.report.counts == {"kernel": 1, "fused": 1}
+
+
+def _laid(text: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    sizes, _, strides = text.removesuffix("}").partition("{")
+    shape = [int(n) for n in sizes.strip("[]").split(",")]
+    dense = normal(*shape, seed=seed, dtype=dtype)
+    if not strides:
+        return dense
+    steps = [int(n) for n in strides.split(",")]
+    extent = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+    return torch.zeros(extent, dtype=dtype).as_strided(shape, steps).copy_(dense)
+
+
+@pytest.mark.parametrize("scalars", ["", ", beta=0.5", ", alpha=3", ", beta=2, alpha=0.25"])
+@pytest.mark.parametrize("added", ["[40]", "[1, 40]", "[20, 1]", "[20, 40]", "[20, 40]{1, 20}"])
+def test_added_tensors(isa: None, added: str, scalars: str) -> None:
+    text = f"""\
+graph f(%c: f32{added}, %a: f32[20, 30], %b: f32[30, 40]) -> f32[20, 40] {{
+  %0: f32[20, 40] = aten.addmm.default(%c, %a, %b{scalars})
+  %1: f32[20, 40] = aten.relu.default(%0)
+  return %1
+}}"""
+    plan = check_near(text, [_laid(added, torch.float32, 2), normal(20, 30), normal(30, 40, seed=1)])
+    assert plan.report.counts == {"kernel": 1, "fused": 1}
+
+
+def test_nothing_added_is_not_read(isa: None) -> None:
+    text = """\
+graph f(%c: f32[40], %a: f32[20, 30], %b: f32[30, 40]) -> f32[20, 40] {
+  %0: f32[20, 40] = aten.addmm.default(%c, %a, %b, beta=0)
+  return %0
+}"""
+    check_near(text, [torch.full((40,), torch.nan), normal(20, 30), normal(30, 40, seed=1)])
+
+
+def test_a_product_with_itself(isa: None) -> None:
+    text = """\
+graph f(%a: f32[30, 30]) -> f32[30, 30] {
+  %0: f32[30, 30] = aten.mm.default(%a, %a)
+  %1: f32[30, 30] = aten.add.Tensor(%0, %a)
+  return %1
+}"""
+    check_near(text, [normal(30, 30)])
+
+
+def test_eagers_library_is_kept_where_asked() -> None:
+    options = Options(deterministic=True, numerics="eager-library")
+    plan = check(FEED_FORWARD.format(rows=12), [normal(12, 64)], STATE, options, exact=False)
+    assert "own" not in {choice.chosen for choice in plan.report.choices}
+    assert RULE.numerics != options.numerics
