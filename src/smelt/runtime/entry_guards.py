@@ -171,7 +171,7 @@ def _namespaces(words: _Words, namespaces: Namespaces) -> None:
 
 
 def _spaces(words: _Words, spaces: Sequence[Namespace]) -> None:
-    records = []
+    records: list[int] = []
     for space in spaces:
         pairs = zip(space.names, space.values, strict=True)
         entries = [w for k, v in pairs for w in (words.keep(k), 0 if v is MISSING else words.keep(v))]
@@ -187,8 +187,11 @@ def _spaces(words: _Words, spaces: Sequence[Namespace]) -> None:
             Space.ORDER: words.array(words.keep(key) for key in order),
             Space.HOLDS: words.keep(space.holds),
         }
-        records.append(words.array(record[word] for word in Space))
-    words.emit(Guard.SPACES, len(records), *records)
+        records += (record[word] for word in Space)
+    # All in one block: what is looked at in each call should share cache lines.
+    start = words.array(records)
+    addresses = range(start, start + 8 * len(records), 8 * len(Space))
+    words.emit(Guard.SPACES, len(addresses), *addresses)
 
 
 def _identities(words: _Words, identities: Identities) -> None:
