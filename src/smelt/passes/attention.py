@@ -8,7 +8,9 @@
 
 The kernel answers 0 for a query whose scores are all -inf or NaN; spelled out, its softmax is NaN. So a term is added
 that is 0, and NaN where the query is not finite, where no key is, or where the mask's row is all -inf, or holds NaN or
-inf. Left out by `attention_fast`.
+inf. Left out by `attention_fast`. An own kernel computes both as one (`attention_guard.guard_nodes` finds the term).
+
+Heads of keys and values that were repeated for the query heads that share them are taken as they were before.
 
 Bounds: a score that is not finite though its query is, under a mask that replaces scores (`masked_fill`, `where`),
 gives NaN here; finite queries and keys whose products all overflow to -inf give 0 here. A mask that replaces scores
@@ -23,15 +25,16 @@ from math import prod
 import torch
 
 from smelt._torch.products import attention_is_flash
-from smelt.ir import Arg, Device, DType, Graph, MemoryFormat, TensorType, Value
+from smelt.ir import Arg, Device, DType, Graph, MemoryFormat, Node, TensorType, Value
 from smelt.ops.convert import dummy_of
 from smelt.ops.effects import alias_of
 from smelt.ops.lowering import GraphEmitter
 from smelt.passes.attention_guard import ATTENTION, guard
+from smelt.passes.attention_heads import shared_heads
 from smelt.passes.attention_match import Mask, Spelled, find
-from smelt.passes.base import Pass, PassContext, can_erase, emitter
+from smelt.passes.base import Pass, PassContext, call_of, can_erase, emitter
 from smelt.passes.layouts import plan_layouts, set_layouts
-from smelt.passes.matching import Disturbances, static_tensor
+from smelt.passes.matching import Disturbances, is_autocast, static_tensor
 from smelt.rewrite import Match, Rewriter, Rule, apply_rules, op
 
 _RESHAPE = "aten.reshape.default"
@@ -56,8 +59,12 @@ def _runner(is_guarded: bool) -> Callable[[Graph, PassContext], bool]:
             except _Unfit:
                 return None
 
+        def share(rewriter: Rewriter, match: Match) -> Arg:
+            return _shared(rewriter, match.root)
+
         root = op(("aten.matmul.default", "aten.bmm.default"), open_ended=True)
-        apply_rules(rewriter, (Rule("attention", root, build),), can_erase=can_erase)
+        rules = (Rule("attention", root, build), Rule("shared heads", op(ATTENTION, open_ended=True), share))
+        apply_rules(rewriter, rules, can_erase=can_erase)
         return rewriter.edits > 0
 
     return run
@@ -76,14 +83,47 @@ def _build(rewriter: Rewriter, spelled: Spelled, is_guarded: bool) -> Value | No
         _four(emit, v, scores.sizes[:-2], lead) for v in (spelled.query, spelled.key(emit), spelled.value)
     )
     mask = _additive(emit, spelled, lead, query)
+    bases = [shared_heads(v, lead[1]) for v in (key, value)]
+    is_shared = all(base is not None for base in bases) and _sizes(bases[0])[:2] == _sizes(bases[1])[:2]
+    if is_shared:
+        key, value = (base for base in bases if base is not None)
     if not _is_one_kernel(query, key, value, mask, spelled.scale):
         return None
-    made = emit.call(ATTENTION, query, key, value, mask, scale=spelled.scale)
+    made = emit.call(ATTENTION, query, key, value, mask, scale=spelled.scale, enable_gqa=is_shared)
     if is_guarded:
         made = emit.call("aten.add.Tensor", made, guard(emit, query, key, mask))
     if static_tensor(made) != old and len(old.sizes) != 4:
         made = emit.call(_RESHAPE, made, old.sizes)
     return _in_place_of(rewriter, emit, spelled.root.result, made)
+
+
+def _shared(rewriter: Rewriter, node: Node) -> Value | None:
+    """The attention with keys and values as they were before they were repeated, where eager would run one kernel."""
+    call = call_of(node)
+    query, key, value, mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
+    if not isinstance(query, Value) or not isinstance(key, Value) or not isinstance(value, Value):
+        return None
+    sizes, dropout, scale = _sizes(query), call["dropout_p"], call["scale"]
+    if len(sizes) != 4 or dropout != 0 or call["enable_gqa"] or is_autocast(node):
+        return None
+    if not (mask is None or isinstance(mask, Value)) or not (scale is None or isinstance(scale, float)):
+        return None
+    keys, values = shared_heads(key, sizes[1]), shared_heads(value, sizes[1])
+    if keys is None or values is None or _sizes(keys)[1] != _sizes(values)[1]:
+        return None
+    if not all(
+        _is_one_kernel(query, *pair, mask, scale, bool(call["is_causal"])) for pair in ((key, value), (keys, values))
+    ):
+        return None
+    made = emitter(rewriter).call(
+        ATTENTION, query, keys, values, mask, 0.0, call["is_causal"], scale=scale, enable_gqa=True
+    )
+    return made if made.type == node.result.type else None
+
+
+def _sizes(value: Value | None) -> tuple[int, ...]:
+    type_ = static_tensor(value)
+    return () if type_ is None else type_.sizes
 
 
 def _lead(sizes: tuple[int, ...]) -> tuple[int, int] | None:
@@ -154,20 +194,23 @@ def _as_added(emit: GraphEmitter, mask: Mask, kind: TensorType) -> Value:
     return emit.call("aten.where.ScalarOther", mask.value, zero, mask.fill)
 
 
-def _is_one_kernel(query: Value, key: Value, value: Value, mask: Value | None, scale: float) -> bool:
+def _is_one_kernel(
+    query: Value, key: Value, value: Value, mask: Value | None, scale: float | None, is_causal: bool = False
+) -> bool:
     types = [static_tensor(v) for v in (query, key, value)]
     kind = types[0]
     if kind is None or kind.dtype not in _DTYPES or kind.device != "cpu":
         return False
-    if any(t is None or t.dtype is not kind.dtype or t.sizes[:2] != kind.sizes[:2] for t in types):
+    if any(t is None or t.dtype is not kind.dtype or t.sizes[0] != kind.sizes[0] for t in types):
         return False
+    is_shared = _sizes(key)[1] < _sizes(query)[1]
     q, k, v = (dummy_of(t) for t in types if t is not None)
     if torch.empty_like(q, device="meta").stride(-1) != 1:
         # The kernel lays its result as the query lies, and writes rows: wrong where a query's elements share places.
         return False
     mask_type = static_tensor(mask)
     bias = None if mask_type is None else dummy_of(mask_type)
-    return attention_is_flash(q, k, v, bias, is_causal=False, scale=scale, enable_gqa=False)
+    return attention_is_flash(q, k, v, bias, is_causal=is_causal, scale=scale, enable_gqa=is_shared)
 
 
 def _in_place_of(rewriter: Rewriter, emit: GraphEmitter, old: Value, made: Value) -> Value | None:

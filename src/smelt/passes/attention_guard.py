@@ -1,6 +1,6 @@
 """The term that keeps NaN where spelled-out attention has it and the operator does not: built, and found again.
 
-    %1 = sum (mul %q, 0), -1;  %2 = nanmean (sum (mul %k, 0), -1), -2;  %3 = amax %mask, -1
+    %1 = sum (mul %q, 0), -1;  %2 = nanmean (sum (mul %k, 0), -1), -2;  %3 = amax %mask, -1       # (%2 for each q head)
     guard = add (add %1, %2), (mul %3, 0)                     # 0, or NaN
 
 Invariant: what `guard_nodes` finds is what `guard` builds, whatever else the passes did around it.
@@ -11,11 +11,11 @@ from __future__ import annotations
 from smelt.ir import Arg, Node, Value
 from smelt.ops.lowering import GraphEmitter
 from smelt.passes.base import call_of
-from smelt.passes.matching import scalar_of
+from smelt.passes.matching import scalar_of, static_tensor
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 _ADD, _MUL, _SUM = "aten.add.Tensor", "aten.mul.Tensor", "aten.sum.dim_IntList"
-_MEAN, _MAX = "aten.nanmean.default", "aten.amax.default"
+_MEAN, _MAX, _REPEAT = "aten.nanmean.default", "aten.amax.default", "aten.repeat_interleave.self_int"
 
 
 def guard(emit: GraphEmitter, query: Value, key: Value, mask: Value | None) -> Value:
@@ -23,11 +23,21 @@ def guard(emit: GraphEmitter, query: Value, key: Value, mask: Value | None) -> V
     # 0 times anything finite is 0, times inf or NaN it is NaN.
     per_query = emit.call(_SUM, emit.call(_MUL, query, 0.0), (-1,), True)
     per_key = emit.call(_SUM, emit.call(_MUL, key, 0.0), (-1,), True)
-    made = emit.call(_ADD, per_query, emit.call(_MEAN, per_key, (-2,), True))
+    mean = emit.call(_MEAN, per_key, (-2,), True)
+    heads, shared = (_heads(v) for v in (query, key))
+    if heads != shared:
+        mean = emit.call(_REPEAT, mean, heads // shared, 1)
+    made = emit.call(_ADD, per_query, mean)
     if mask is None:
         return made
     largest = emit.call(_MAX, mask, (-1,), True)
     return emit.call(_ADD, made, emit.call(_MUL, largest, 0.0))
+
+
+def _heads(value: Value) -> int:
+    type_ = static_tensor(value)
+    assert type_ is not None
+    return type_.sizes[1]
 
 
 def guard_nodes(attention: Node) -> tuple[Node, ...]:
@@ -58,7 +68,12 @@ def _is_guard(value: Arg, query: Arg, key: Arg, mask: Arg, found: list[Node]) ->
         total = _operands(total[0], _ADD, found)
     if total is None:
         return False
-    per_key = _of(total[1], _MEAN, found)
+    mean = total[1]
+    repeated = _made_by(mean, _REPEAT, found)
+    if repeated is not None:
+        # Heads that share keys: sizes leave one number of repetitions.
+        mean = call_of(repeated)["self"] if call_of(repeated)["dim"] == 1 else None
+    per_key = _of(mean, _MEAN, found)
     return (
         _scaled(_of(total[0], _SUM, found), found) is query
         and _scaled(_of(per_key, _SUM, found), found) is key

@@ -204,6 +204,8 @@ def _eager(call: dict[str, Any], is_spelled: bool) -> Callable[..., Any]:
         out.copy_(found)
 
     def spelled(q: Any, k: Any, v: Any, out: Any, mask: Any = None) -> None:
+        if is_gqa:
+            k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
         scores = torch.matmul(q, k.transpose(-1, -2)) * (q.shape[-1] ** -0.5 if scale is None else scale)
         if mask is not None:
             scores = scores + mask

@@ -41,7 +41,7 @@ def _attention_type(call: Call) -> tuple[Type, ...] | None:
     if query.device != "cpu" or any(not t.is_static for t in types) or query.rank != 4:
         return None
     choose = getattr(torch.ops.aten, "_fused_sdp_choice", None)
-    if choose is None or call["enable_gqa"] or not isinstance(call["dropout_p"], (int, float)):
+    if choose is None or not isinstance(call["dropout_p"], (int, float)):
         return None
     tensors = [dummy_of(t) for t in types]
     with torch.no_grad():
@@ -51,6 +51,7 @@ def _attention_type(call: Call) -> tuple[Type, ...] | None:
             call["dropout_p"],
             call["is_causal"],
             scale=call["scale"],
+            enable_gqa=call["enable_gqa"],
         )
     if choice != 1:
         return None
