@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from smelt.codegen.lower import Lowered
+from smelt.diag import Options
 from tests.codegen.harness import check, lowered
 
 
@@ -190,6 +191,11 @@ graph f(%x: f32[1, 4, 6, 5]) -> f32[1, 6, 4, 3], f32[1, 5, 8, 7] {
 }"""
     plan = check(text, [normal(1, 4, 6, 5)], {"w": normal(6, 2, 3, 3), "v": normal(4, 5, 3, 3)}, exact=False)
     assert kernels(plan) == 0
+
+
+def test_own_kernels_can_be_switched_off() -> None:
+    options = Options(deterministic=True, own_kernels=False)
+    assert kernels(lowered(PADDED, {"w": normal(8, 4, 3, 3)}, options)) == 0
 
 
 def test_wide_groups() -> None:
