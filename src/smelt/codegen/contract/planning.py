@@ -104,11 +104,13 @@ def _block_rows(tiling: Tiling, problem: Problem, panels: int) -> int:
 
 
 def _tiled_rows(tiling: Tiling, m: int, block: int) -> int:
-    """Rows that tiles compute for m rows in blocks: the last tile of a block may be higher than what is left."""
+    """Rows that tiles cost for m rows in blocks: the last tile of a block may be higher than what is left, and one of a
+    single row, too few sums to hide a multiply-add's latency, takes as long as two.
+    """
     total = 0
     for rows in (block,) * (m // block) + (m % block,):
         rest = rows % tiling.rows
-        total += rows - rest + (min(h for h in tiling.heights if h >= rest) if rest else 0)
+        total += rows - rest + (max(2, min(h for h in tiling.heights if h >= rest)) if rest else 0)
     return total
 
 
