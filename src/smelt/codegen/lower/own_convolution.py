@@ -57,7 +57,7 @@ class OwnConvolution:
 def own_convolution_of(ctx: Context, conv: Convolution, claimed: set[Node]) -> OwnConvolution | None:
     """The convolution with its epilogue if an own kernel computes it, else None."""
     isa = host_isa()
-    if isa is None or not ctx.options.own_kernels or tensor_type(conv.x).dtype is not DType.F32:
+    if isa is None or tensor_type(conv.x).dtype is not DType.F32:
         return None
     shape = conv_shape(conv)
     out = conv.node.result.type
