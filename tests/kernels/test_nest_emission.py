@@ -434,3 +434,10 @@ def test_text_is_legal_for_neon() -> None:
         code = machine.emit_object(module)
         assert code[:4] == b"\x7fELF"
         assert b"fmaf\0" not in code and b"expf\0" not in code
+
+
+@ISAS
+def test_rows_too_long_for_scratch_are_computed_again(isa: Isa) -> None:
+    check(softmax(2, 200_003), isa, [_drawn([2, 200_003])], torch.zeros(2, 200_003))
+    assert emit_nest(softmax(2, 200_003), isa).scratch_nbytes == 0
+    assert emit_nest(softmax(2, 2003), isa).scratch_nbytes > 0

@@ -26,13 +26,14 @@ FAIL_LABEL = "refused"
 class Span:
     """The vectors at hand along the lane loop: `copies` of `lanes`, each with the counter of its first lane.
 
-    masks: lanes in use, for each copy; None where all are.
+    masks: lanes in use, for each copy; None where all are. left: how many those are (an i32), if they are the first.
     """
 
     lanes: int
     copies: int
     starts: list[str]
     masks: list[str] | None = None
+    left: str = ""
 
 
 class Frame:

@@ -107,7 +107,8 @@ class Graph:
             self._add(statement)
         self.passes = self._passes()
         self.outer_stores = [s for s in self.stores if not s.loops & self.inner_bits]
-        self.kept = self._kept()
+        self.kept: list[Value] = []
+        self.keep(KEEP_COST)
 
     # --- building
 
@@ -214,8 +215,11 @@ class Graph:
             passes[store.stage].stores.append(store)
         return passes
 
-    def _kept(self) -> list[Value]:
-        """Inner values that a later pass reads from scratch instead of computing them again."""
+    def keep(self, cost: float) -> None:
+        """Choose `kept`: the inner values that a later pass reads from scratch as they are worth `cost` or more.
+
+        Scans, and loads of what is stored meanwhile, cannot be done again: they are always kept.
+        """
         kept: dict[int, Value] = {}
         made: set[int] = set()
         written = set(self.nest.writes)
@@ -230,12 +234,12 @@ class Graph:
                 again = value.number in made
                 # What a store has changed since cannot be loaded again.
                 spent = isinstance(value.source, Load) and value.source.buffer in written
-                if again and (value.cost >= KEEP_COST or spent):
+                if again and (value.cost >= cost or spent or isinstance(value.source, Scan)):
                     kept[value.number] = value
                 else:
                     stack += value.args
             made |= seen
-        return list(kept.values())
+        self.kept = list(kept.values())
 
 
 def operand_dtype(value: Value) -> DType:

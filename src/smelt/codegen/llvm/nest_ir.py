@@ -18,6 +18,10 @@ from smelt.diag import InternalError
 
 __all__ = ["EmittedKernel", "emit_nest", "simplify_nest", "unsupported"]
 
+# Rows of scratch beyond a core's own cache cost more than computing again.
+_SCRATCH_LIMIT = 512 * 1024
+_ONLY_WHAT_MUST = float("inf")
+
 
 @dataclass(frozen=True, slots=True)
 class EmittedKernel:
@@ -36,12 +40,16 @@ class EmittedKernel:
 
 def unsupported(nest: Nest, isa: Isa) -> str | None:
     """Why a nest cannot be emitted for an instruction set; None if it can."""
-    for buffer in nest.buffers:
+    return _obstacle(Graph(nest), isa)
+
+
+def _obstacle(graph: Graph, isa: Isa) -> str | None:
+    for buffer in graph.nest.buffers:
         if buffer.dtype not in DTYPES:
             return f"%{buffer.name} has elements of {buffer.dtype}"
-    if nest.inner and len(nest.inner) > 1 and any(type(s).__name__ == "Scan" for s in nest.body):
+    if graph.scans and len(graph.nest.inner) > 1:
         return "a scan runs along a single inner loop"
-    for value in Graph(nest).values:
+    for value in graph.values:
         if value.dtype not in DTYPES:
             return f"there is no vector code for {value.dtype}"
         if isinstance(value.source, Op) and not is_supported(value.source.op, operand_dtype(value), isa):
@@ -54,14 +62,18 @@ def emit_nest(nest: Nest, isa: Isa) -> EmittedKernel:
 
     Raises: InternalError if the nest holds something that `unsupported` names.
     """
-    reason = unsupported(nest, isa)
+    graph = Graph(simplify_nest(nest))
+    reason = _obstacle(graph, isa)
     if reason is not None:
         raise InternalError(f"a nest cannot be emitted: {reason}", notes=(str(nest),))
-    simple = simplify_nest(nest)
-    graph = Graph(simple)
     schedule = plan(graph, isa)
     frame = Frame(graph, schedule, isa)
+    if _scratch_nbytes(frame) > _SCRATCH_LIMIT:
+        graph.keep(_ONLY_WHAT_MUST)
     Loops(frame).kernel()
-    scratch = sum(scratch_row(frame, value) for value in graph.kept)
     source = KernelSource.of(frame.finish())
-    return EmittedKernel(source, tuple(frame.words), schedule.items, schedule.item_ns, scratch)
+    return EmittedKernel(source, tuple(frame.words), schedule.items, schedule.item_ns, _scratch_nbytes(frame))
+
+
+def _scratch_nbytes(frame: Frame) -> int:
+    return sum(scratch_row(frame, value) for value in frame.graph.kept)

@@ -182,15 +182,17 @@ class Loops:
         fn = self.fn
         with fn.loop(bounds[0], bounds[1], lanes * copies, carry) as made:
             starts = [fn.add(made.index, k * lanes) for k in range(copies)]
-            masks = [self._tail_mask(made.index, bounds[1], lanes)] if masked else None
-            with self.frame.lanes(loop, Span(lanes, copies, starts, masks)):
+            masks, left = None, ""
+            if masked:
+                left = fn.let(f"trunc i64 {fn.let(f'sub i64 {bounds[1]}, {made.index}', 'i')} to i32", "left")
+                masks = [self._tail_mask(left, lanes)]
+            with self.frame.lanes(loop, Span(lanes, copies, starts, masks, left)):
                 result = body([(type_, c.now) for (type_, _), c in zip(carry, made.carried, strict=True)])
             for value, (_, name) in zip(made.carried, result, strict=True):
                 value.next = name
         return [(type_, c.last) for (type_, _), c in zip(carry, made.carried, strict=True)]
 
-    def _tail_mask(self, index: str, high: str, lanes: int) -> str:
-        left = self.fn.let(f"trunc i64 {self.fn.let(f'sub i64 {high}, {index}', 'i')} to i32", "left")
+    def _tail_mask(self, left: str, lanes: int) -> str:
         type_ = vector_type("i32", lanes)
         one = self.fn.let(f"insertelement {type_} poison, i32 {left}, i64 0")
         wide = self.fn.let(f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer")

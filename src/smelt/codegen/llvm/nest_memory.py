@@ -159,18 +159,30 @@ class Memory:
         """A vector whose lanes are not neighbours."""
         element = self.frame.bits(lanes).memory_element(source.dtype)
         step = self.steps(source.index)
-        if not moves and mask is None and is_short_step(step):
+        if not moves and is_short_step(step) and (mask is None or mask == self.frame.mask()):
             at = self.fn.gep(element, base, self._with_places(source.index, offset, places))
-            return self._picked(element, at, step, lanes, source.dtype.itemsize)
+            return self._picked(element, at, step, lanes, source.dtype.itemsize, masked=mask is not None)
         return self._gather(source, element, base, self.scattered(source.index, offset, places, lanes), mask, lanes)
 
-    def _picked(self, element: str, at: str, step: int, lanes: int, align: int) -> str:
-        """Every `step`-th element from vectors of neighbours, none of which goes past the last one."""
-        fn, type_ = self.fn, vector_type(element, lanes)
+    def _picked(self, element: str, at: str, step: int, lanes: int, align: int, *, masked: bool) -> str:
+        """Every `step`-th element from vectors of neighbours, none of which goes past the last one in use."""
+        fn, type_, emitter = self.fn, vector_type(element, lanes), self.frame.emitter(lanes)
+        end = ""
+        if masked:
+            reach = fn.let(f"sub i32 {fn.let(f'mul i32 {self.frame.span.left}, {step}')}, {step - 1}")
+            end = emitter.splat(reach, DType.I32)
+
+        def neighbours(begin: int) -> str:
+            mask = None
+            if masked:
+                places = ", ".join(f"i32 {begin + k}" for k in range(lanes))
+                mask = fn.let(f"icmp slt {vector_type('i32', lanes)} <{places}>, {end}")
+            return self.contiguous(element, fn.gep(element, at, begin), lanes, align, mask)
+
         begins = [k * lanes for k in range(step - 1)] + [(lanes - 1) * (step - 1)]
-        result = fn.load(type_, at, align)
+        result = neighbours(0)
         for number, begin in enumerate(begins[1:], 1):
-            more = fn.load(type_, fn.gep(element, at, begin), align)
+            more = neighbours(begin)
             picks = []
             for lane in range(lanes):
                 place = lane * step

@@ -203,7 +203,7 @@ def _element_ns(graph: Graph, lane: int | None, lanes: int) -> float:
     for index, dtype, _ in accesses(graph):
         step = index.strides[lane] if lane is not None else 1
         touched += dtype.itemsize * (1.0 if step in (0, 1) else 4.0)
-    return 0.02 + 0.35 * work / lanes + touched / 40.0
+    return 0.01 + 0.22 * work / lanes + touched / 80.0
 
 
 def _blocks(
