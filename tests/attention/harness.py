@@ -88,6 +88,10 @@ class Case:
         assert found is not None
         return found
 
+    def load(self) -> None:
+        """Build the kernel, which is kept."""
+        _loaded(self.work(torch.empty_like(self.q)).source, self.isa)
+
     def _spread(self) -> torch.Tensor:
         assert self.mask is not None
         return self.mask.expand(*self.q.shape[:3], self.k.shape[2])
