@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -48,13 +48,16 @@ def one_thread(settings: None) -> None:
     torch.set_num_threads(1)
 
 
-def check(*samples: Callable[[], Sample]) -> None:
+LIBRARY = {**RULE, "own_kernels": False}
+
+
+def check(*samples: Callable[[], Sample], options: Mapping[str, Any] = RULE) -> None:
     """Compile and trace the samples (all by default) afresh and compare with eager."""
     for sample in samples or SAMPLES:
         made = sample()
         expected = made.model(**made.inputs)
         buffers = {name: b.clone() for name, b in made.model.named_buffers()}
-        compiled = smelt.compile(made.model, options=RULE)
+        compiled = smelt.compile(made.model, options=options)
         for _ in range(2):
             assert_agrees(compiled(**made.inputs), expected)
         assert_agrees(dict(made.model.named_buffers()), buffers)
@@ -69,7 +72,7 @@ def check_trace() -> None:
     assert program.native_failure is None
 
 
-def names_used(*samples: Callable[[], Sample]) -> list[str]:
+def names_used(*samples: Callable[[], Sample], options: Mapping[str, Any] = RULE) -> list[str]:
     """The names that samples ask the adapters for, and those that stand in for a hidden one."""
     asked: set[str] = set()
     with pytest.MonkeyPatch.context() as patch:
@@ -80,27 +83,32 @@ def names_used(*samples: Callable[[], Sample]) -> list[str]:
             return original(name)
 
         patch.setattr(shim, "is_hidden", spy)
-        check(*samples)
+        check(*samples, options=options)
     return sorted(asked | set(handles.NAMES))
 
 
+@pytest.mark.parametrize("options", [RULE, LIBRARY], ids=["kernels", "library"])
 @pytest.mark.parametrize("sample", SAMPLES, ids=["block", "images", "mixed"])
-def test_each_symbol_hidden_in_turn(sample: Callable[[], Sample]) -> None:
-    names = names_used(sample)
-    assert len(names) > 25 and {"torch_call_dispatcher", "aoti_torch_delete_tensor_object"} <= set(names)
+def test_each_symbol_hidden_in_turn(sample: Callable[[], Sample], options: Mapping[str, Any]) -> None:
+    names = names_used(sample, options=options)
+    assert len(names) > 25 and "aoti_torch_delete_tensor_object" in names
+    assert options is RULE or "torch_call_dispatcher" in names
     for name in names:
         with shim.hidden(name):
-            check(sample)
+            check(sample, options=options)
 
 
-def test_all_symbols_hidden_at_once() -> None:
-    with shim.hidden(*names_used()):
-        check()
+@pytest.mark.parametrize("options", [RULE, LIBRARY], ids=["kernels", "library"])
+def test_all_symbols_hidden_at_once(options: Mapping[str, Any]) -> None:
+    with shim.hidden(*names_used(options=options)):
+        check(options=options)
 
 
 def test_all_library_products_hidden_at_once() -> None:
-    with shim.hidden(*(n for n in names_used() if "aoti_torch_cpu" in n or "torch.ops" in n)):
-        check()
+    names = [n for n in names_used(options=LIBRARY) if "aoti_torch_cpu" in n or "torch.ops" in n]
+    assert names
+    with shim.hidden(*names):
+        check(options=LIBRARY)
 
 
 FALLBACKS: dict[str, tuple[Any, str, Any]] = {

@@ -181,8 +181,12 @@ def record_reads(
         after = torch_state()
         if after != state:
             log.mutations.append(Mutation("the thread's torch settings", state, after, None))
-        if drawn != _numpy_draws():
+        now = _numpy_draws()
+        if now != drawn and not (drawn is None and _is_unused(now)):
             log.effects.append(Effect("draws random numbers", "numpy.random", None))
+
+
+_WORD_NBYTES = 4  # of the Mersenne twister
 
 
 def _numpy_draws() -> Any:
@@ -192,6 +196,16 @@ def _numpy_draws() -> Any:
         return None
     kind, keys, position, has_gauss, cached = module.get_state()
     return kind, bytes(keys), position, has_gauss, cached
+
+
+def _is_unused(state: Any) -> bool:
+    """Whether NumPy's global generator is as importing its module leaves it: seeded by the system, nothing drawn.
+
+    NumPy then sets the position to the last word but one, which no number of draws after it comes back to before a
+    whole round. So it is when something imported the module during the run.
+    """
+    _, keys, position, has_gauss, _ = state
+    return bool(position == len(keys) // _WORD_NBYTES - 1 and not has_gauss)
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
