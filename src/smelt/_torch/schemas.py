@@ -7,7 +7,7 @@ the same object comes from `torch._C._get_schema`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -46,21 +46,20 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What an overload takes and gives."""
+    """What an overload takes and gives.
+
+    positional: the arguments that may be passed by position. is_mutable: whether any argument is written.
+    """
 
     name: str
     arguments: tuple[Argument, ...]
     returns: tuple[Argument, ...]
+    positional: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
+    is_mutable: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def positional(self) -> tuple[Argument, ...]:
-        """The arguments that may be passed by position."""
-        return tuple(a for a in self.arguments if not a.kwarg_only)
-
-    @property
-    def is_mutable(self) -> bool:
-        """Whether any argument is written."""
-        return any(a.is_write for a in self.arguments)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "positional", tuple(a for a in self.arguments if not a.kwarg_only))
+        object.__setattr__(self, "is_mutable", any(a.is_write for a in self.arguments))
 
 
 def _is_method(owner: Any, name: str) -> bool:
@@ -79,17 +78,26 @@ def _split(name: str) -> tuple[str, str, str] | None:
     return parts[0], parts[1], parts[2]
 
 
-def find_overload(name: str) -> Any | None:
-    """The `OpOverload` called `ns.name.overload` (`aten.add.Tensor`), or None where torch has none.
+# Operators of torch's own namespaces, which stay; a library's may come, go, and come again.
+_OWN = ("aten.", "prims.")
+_own_overloads: dict[str, Any] = {}
 
-    Asked of torch each time, because a library may come, go, and come again.
-    """
+
+def find_overload(name: str) -> Any | None:
+    """The `OpOverload` called `ns.name.overload` (`aten.add.Tensor`), or None where torch has none now."""
+    known = _own_overloads.get(name)
+    if known is not None:
+        return known
     parts = _split(name)
     if parts is None:
         return None
     packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
     found = getattr(packet, parts[2], None)
-    return found if isinstance(found, torch._ops.OpOverload) else None
+    if not isinstance(found, torch._ops.OpOverload):
+        return None
+    if name.startswith(_OWN):
+        _own_overloads[name] = found
+    return found
 
 
 def _schema_by_attribute(overload: Any) -> Any:

@@ -73,7 +73,13 @@ def _region_roots(region: Region, roots: dict[Value, frozenset[Value]]) -> None:
             _control_roots(node, roots)
             continue
         for result, shared in zip(node.results, node_aliases(node), strict=True):
-            roots[result] = _of(tuple(shared), roots) or frozenset((result,))
+            if not shared:
+                roots[result] = frozenset((result,))
+            elif len(shared) == 1:
+                (one,) = shared
+                roots[result] = roots.get(one) or frozenset((one,))
+            else:
+                roots[result] = _of(shared, roots)
 
 
 def _control_roots(node: Node, roots: dict[Value, frozenset[Value]]) -> None:

@@ -94,7 +94,7 @@ class Node:
     """
 
     __slots__ = (
-        "args", "kwargs", "mode", "next", "op", "parent", "prev", "regions", "results", "scope", "span",
+        "_operands", "args", "kwargs", "mode", "next", "op", "parent", "prev", "regions", "results", "scope", "span",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +109,7 @@ class Node:
         self.op = op
         self.args: tuple[Arg, ...] = ()
         self.kwargs: dict[str, Arg] = {}
+        self._operands: tuple[Value, ...] = ()
         self.results: list[Value] = []
         self.regions: list[Region] = []
         self.span = span
@@ -128,19 +129,23 @@ class Node:
 
     def operands(self) -> Iterator[Value]:
         """All values that the node's arguments hold, in order, repeats included (not those used in its regions)."""
-        for arg in self.args:
-            yield from values_in(arg)
-        for arg in self.kwargs.values():
-            yield from values_in(arg)
+        return iter(self._operands)
 
     def set_arguments(self, args: tuple[Arg, ...], kwargs: Mapping[str, Arg] | None = None) -> None:
         """Replace the arguments and keep the users of the old and new values in step."""
-        for value in self.operands():
+        for value in self._operands:
             _drop_user(value, self)
         self.args = args
         if kwargs is not None:
             self.kwargs = dict(kwargs)
-        for value in self.operands():
+        found: list[Value] = []
+        for arg in (*args, *self.kwargs.values()):
+            if isinstance(arg, Value):
+                found.append(arg)
+            elif isinstance(arg, tuple):
+                found.extend(values_in(arg))
+        self._operands = tuple(found)
+        for value in found:
             value.users[self] = value.users.get(self, 0) + 1
 
     def drop_arguments(self) -> None:

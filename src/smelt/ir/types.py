@@ -72,9 +72,10 @@ class TensorType:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes of a static type. Raises: TypeError where a size is symbolic or unknown."""
-        if self.shape is None or not is_static(self.shape):
+        shape = self.shape
+        if not is_static(shape):
             raise TypeError(f"{self} has no static sizes")
-        return tuple(d for d in self.shape if isinstance(d, int))
+        return shape
 
     @property
     def steps(self) -> tuple[int, ...]:

@@ -16,6 +16,8 @@ from smelt.ir.printer import print_node
 from smelt.ir.types import BOOL, INT, TensorType, Type
 
 NodeCheck = Callable[[Node], Iterable[str]]
+# Operators of the graph itself, whose form is known here.
+_STRUCTURAL = frozenset(("if", "for", "while", "write", "param", "buffer", "captured", "const", "unpack"))
 
 
 def verify(graph: Graph, check: NodeCheck | None = None) -> None:
@@ -34,21 +36,21 @@ def verify(graph: Graph, check: NodeCheck | None = None) -> None:
 
 def faults(graph: Graph, check: NodeCheck | None = None) -> Iterator[tuple[Node | None, str]]:
     """All faults with the node they are at."""
-    names = Counter(v.name for v in graph.values())
-    for name, count in names.items():
+    values = list(graph.values())
+    for name, count in Counter([v.name for v in values]).items():
         if count > 1:
             yield None, f"%{name} is defined {count} times"
-    uses: dict[Value, Counter[Node | Region]] = {v: Counter() for v in graph.values()}
+    uses: dict[Value, dict[Node | Region, int]] = {v: {} for v in values}
     yield from _region_faults(graph.body, set(), uses, check)
     for value, counted in uses.items():
-        if dict(counted) != value.users:
+        if counted != value.users:
             yield value.node, f"the users of %{value.name} are out of step with the arguments"
 
 
 def _region_faults(
     region: Region,
     visible: set[Value],
-    uses: dict[Value, Counter[Node | Region]],
+    uses: dict[Value, dict[Node | Region, int]],
     check: NodeCheck | None,
 ) -> Iterator[tuple[Node | None, str]]:
     visible = visible | set(region.params)
@@ -62,14 +64,19 @@ def _region_faults(
             yield node, "the node does not know its region"
             return
         for value in node.operands():
-            yield from _use(value, node, node, visible, uses)
+            fault = _use(value, node, visible, uses)
+            if fault:
+                yield node, fault
         for inner in node.regions:
             if inner.owner is not node:
                 yield node, "a region does not know its node"
             yield from _region_faults(inner, visible, uses, check)
-        yield from ((node, fault) for fault in _shape_faults(node))
+        if node.op in _STRUCTURAL:
+            for fault in _shape_faults(node):
+                yield node, fault
         if check is not None:
-            yield from ((node, fault) for fault in check(node))
+            for fault in check(node):
+                yield node, fault
         for result in node.results:
             if result.owner is not node:
                 yield node, f"%{result.name} does not know its node"
@@ -78,23 +85,23 @@ def _region_faults(
         yield None, f"a region says it holds {region.size} nodes, and holds {count}"
     for arg in region.yields:
         for value in values_in(arg):
-            owner = region.owner if isinstance(region.owner, Node) else None
-            yield from _use(value, owner, region, visible, uses)
+            fault = _use(value, region, visible, uses)
+            if fault:
+                yield region.owner if isinstance(region.owner, Node) else None, fault
 
 
 def _use(
     value: Value,
-    at: Node | None,
     user: Node | Region,
     visible: set[Value],
-    uses: dict[Value, Counter[Node | Region]],
-) -> Iterator[tuple[Node | None, str]]:
-    if value not in uses:
-        yield at, f"%{value.name} is not defined in this graph"
-    else:
-        uses[value][user] += 1
-        if value not in visible:
-            yield at, f"%{value.name} is used before it is defined"
+    uses: dict[Value, dict[Node | Region, int]],
+) -> str:
+    """Count a use; what is wrong with it, or ""."""
+    counted = uses.get(value)
+    if counted is None:
+        return f"%{value.name} is not defined in this graph"
+    counted[user] = counted.get(user, 0) + 1
+    return "" if value in visible else f"%{value.name} is used before it is defined"
 
 
 def _shape_faults(node: Node) -> Iterator[str]:

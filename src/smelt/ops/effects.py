@@ -6,14 +6,13 @@ Everything follows from the schema, torch's tags and the catalogue; nothing here
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from smelt.ir import Arg, Node, Region, TensorType, TupleType, Type, Value, values_in
 from smelt.ops.catalogue import record_of
 from smelt.ops.meta import CannotRun, meta_outcome, operand_values
 from smelt.ops.record import OpRecord, nothing_written
-from smelt.ops.registry import Argument, Schema, arguments_of, overload, read, schema_of, tags_of
+from smelt.ops.registry import Argument, Schema, arguments_of, by_overload, overload, read, schema_of, tags_of
 
 _KNOWN_NAMESPACES = ("aten", "prims")
 _STATE = ("param", "buffer", "captured", "const")
@@ -59,7 +58,7 @@ def effects(node: Node) -> Effects:
     found = overload(node.op)
     if found is None:
         return UNKNOWN
-    if _is_always_pure(found, node.op):
+    if _is_always_pure(found):
         return PURE
     return _operator_effects(node, read(found))
 
@@ -113,32 +112,35 @@ def _inner_roots(regions: list[Region]) -> dict[Value, set[Value]]:
     return roots
 
 
-@lru_cache(maxsize=4096)
-def _is_always_pure(found: Any, op: str) -> bool:
-    """Whether no call of an overload does anything but compute, whatever its arguments; by overload, for speed."""
-    schema, record = read(found), record_of(op)
+@by_overload
+def _is_always_pure(found: Any) -> bool:
+    """Whether no call of an overload does anything but compute, whatever its arguments."""
+    schema = read(found)
+    op, record = schema.name, record_of(schema.name)
     if schema.is_mutable or not schema.returns or schema.name.partition(".")[0] not in _KNOWN_NAMESPACES:
         return False
     if "nondeterministic_seeded" in tags_of(op) or any("Generator" in a.type for a in schema.arguments):
         return False
     if record is None:
-        return not _may_throw(found, op)
+        return not _may_throw(found)
     return record.writes is nothing_written and not record.may_throw and not record.uninitialised
 
 
-@lru_cache(maxsize=4096)
-def _may_throw(found: Any, op: str) -> bool:
+@by_overload
+def _may_throw(found: Any) -> bool:
     """Whether data may make an overload raise: as its record says; without one, unless it is pointwise or a view."""
-    record = record_of(op)
+    schema = read(found)
+    record = record_of(schema.name)
     if record is not None:
         return record.may_throw
-    return "pointwise" not in tags_of(op) and not any(a.alias and not a.is_write for a in read(found).arguments)
+    return "pointwise" not in tags_of(schema.name) and not any(a.alias and not a.is_write for a in schema.arguments)
 
 
-@lru_cache(maxsize=4096)
-def _is_always_fresh(found: Any, op: str) -> bool:
+@by_overload
+def _is_always_fresh(found: Any) -> bool:
     """Whether the results of an overload always have memory of their own: so the catalogue says, and the schema."""
-    schema, record = read(found), record_of(op)
+    schema = read(found)
+    record = record_of(schema.name)
     declared = any(r.alias for r in schema.returns) or any("*" in a.alias for a in schema.arguments)
     return record is not None and record.alias == "fresh" and not declared and not schema.is_mutable
 
@@ -170,7 +172,7 @@ def _operator_effects(node: Node, schema: Schema) -> Effects:
         tuple(dict.fromkeys(written)),
         rng,
         io,
-        not known or _may_throw(overload(node.op), node.op),
+        not known or _may_throw(overload(node.op)),
         record.uninitialised if record is not None else False,
     )
 
@@ -206,7 +208,7 @@ def aliases(node: Node) -> tuple[tuple[Value, ...], ...]:
     if found is None:
         everything = tuple(operand_values(node.args, node.kwargs))
         return tuple(everything for _ in node.results)
-    if _is_always_fresh(found, node.op):
+    if _is_always_fresh(found):
         return tuple(() for _ in node.results)
     return _operator_aliases(node, read(found))
 

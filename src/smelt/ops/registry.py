@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar
 
 from smelt._torch.schemas import Argument, Schema, find_overload, overload_names, read_schema, tag_names
 from smelt.ir import Arg, DType, Layout, MemoryFormat, Value
 
-__all__ = ["Argument", "Schema", "arguments_of", "normalize", "overload", "read", "schema_of", "siblings", "tags_of"]
+__all__ = [
+    "Argument", "Schema", "arguments_of", "by_overload", "normalize", "overload", "read", "schema_of", "siblings",
+    "tags_of",
+]  # fmt: skip
 
+T = TypeVar("T")
+
+# Overloads about which something is remembered at a time: more than torch has.
+_MOST_OVERLOADS = 8192
 _FORMAT_DEFAULTS = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
 
 
@@ -20,13 +27,29 @@ def overload(op_name: str) -> Any | None:
     return find_overload(op_name)
 
 
-@lru_cache(maxsize=4096)
+def by_overload(compute: Callable[[Any], T]) -> Callable[[Any], T]:
+    """A function of an overload that is computed once for each; by identity, since torch hashes them in Python."""
+    known: dict[int, tuple[Any, T]] = {}
+
+    @wraps(compute)
+    def ask(found: Any) -> T:
+        entry = known.get(id(found))
+        if entry is None:
+            if len(known) >= _MOST_OVERLOADS:
+                known.clear()
+            entry = known[id(found)] = (found, compute(found))
+        return entry[1]
+
+    return ask
+
+
+@by_overload
 def read(found: Any) -> Schema:
     """The schema of an overload that was found already."""
     return read_schema(found)
 
 
-@lru_cache(maxsize=4096)
+@by_overload
 def _tags(found: Any) -> frozenset[str]:
     return tag_names(found)
 
@@ -54,15 +77,21 @@ def arguments_of(schema: Schema, args: Sequence[Arg], kwargs: Mapping[str, Arg])
             raise TypeError(f"{schema.name} got {name!r} twice")
         given[name] = value
     found: dict[str, Arg] = {}
+    used = 0
     for argument in schema.arguments:
-        if argument.name in given:
-            found[argument.name] = given.pop(argument.name)
+        name = argument.name
+        if name in given:
+            found[name] = given[name]
+            used += 1
         elif argument.has_default:
-            found[argument.name] = _default(argument)
+            default = argument.default
+            # Only numbers and lists have another spelling in the graph.
+            plain = default is None or default is False or default is True
+            found[name] = default if plain else _default(argument)
         else:
-            raise TypeError(f"{schema.name} misses {argument.name!r}")
-    if given:
-        raise TypeError(f"{schema.name} has no argument {next(iter(given))!r}")
+            raise TypeError(f"{schema.name} misses {name!r}")
+    if used != len(given):
+        raise TypeError(f"{schema.name} has no argument {next(n for n in given if n not in found)!r}")
     return found
 
 

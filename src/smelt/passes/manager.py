@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import is_
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from smelt.diag import InternalError, SmeltError
-from smelt.ir import Graph, verify
+from smelt.ir import Graph, Node, verify
 from smelt.ops.check import check as check_node
 from smelt.ops.convert import strided_copy
 from smelt.ops.evaluate import Lookup, evaluate, no_state
@@ -54,12 +55,14 @@ def run_passes(
     _check_names(passes, skip)
     reports = []
     _dump(graph, dump, 0, "captured")
+    checked = _Checked() if check else None
+    after = sum(1 for _ in graph.walk())
     for number, one in enumerate(passes[:stop_after], 1):
         if one.name in skip:
             continue
-        before = sum(1 for _ in graph.walk())
+        before = after
         started = time.perf_counter()
-        changed = _run_one(graph, one, context, check)
+        changed = _run_one(graph, one, context, checked)
         seconds = time.perf_counter() - started
         after = sum(1 for _ in graph.walk())
         peak = context.peaks.pop() if context.peaks else None
@@ -80,11 +83,29 @@ def _check_names(passes: Sequence[Pass], skip: Sequence[str]) -> None:
             )
 
 
-def _run_one(graph: Graph, one: Pass, context: PassContext, check: bool) -> bool:
+class _Checked:
+    """`smelt.ops.check` for nodes that are not as they were when it last found no fault in them."""
+
+    def __init__(self) -> None:
+        self._known: dict[Node, tuple[Any, ...]] = {}
+
+    def __call__(self, node: Node) -> Sequence[str]:
+        # Arguments are replaced as a whole, so that the same objects are the same arguments.
+        now = (node.op, node.args, node.kwargs, *[result.type for result in node.results])
+        known = self._known.get(node)
+        if known is not None and len(known) == len(now) and all(map(is_, known, now)):
+            return ()
+        found = list(check_node(node))
+        if not found:
+            self._known[node] = now
+        return found
+
+
+def _run_one(graph: Graph, one: Pass, context: PassContext, checked: _Checked | None) -> bool:
     try:
         changed = one.run(graph, context)
-        if check:
-            verify(graph, check_node)
+        if checked is not None:
+            verify(graph, checked)
     except Exception as error:  # whatever a defect of a pass raises
         known = error if isinstance(error, SmeltError) else None
         what = known.what if known is not None else f"{type(error).__name__}: {error}"
