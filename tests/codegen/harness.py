@@ -18,7 +18,7 @@ from smelt.runtime.executable import Executable
 from smelt.runtime.plan import Plan
 
 State = Mapping[str, torch.Tensor]
-RULE = Options(deterministic=True)
+RULE = Options(deterministic=True, own_kernels=False)
 
 
 @lru_cache(maxsize=1)

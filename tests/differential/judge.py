@@ -11,7 +11,9 @@ import smelt
 from tests.differential.compare import Outcome, difference, observe, snapshot, tensor_difference
 from tests.differential.programs import Program, make_inputs, make_subject
 
-FAST = {"measure": False}
+# Eager's own operators, so that every bit can be asked for; own kernels have tests/fusion/test_random.py.
+FAST = {"measure": False, "own_kernels": False}
+OWN = {"measure": False}
 
 
 def judge(

@@ -25,7 +25,7 @@ graph f(%x: f32[2, 3, 4], %w: f32[5, 4], %b: f32[5], %r: f32[2, 3, 5]) -> f32[2,
   %3: f32[2, 3, 5] = aten.add.Tensor(%2, %r)
   return %3
 }""")
-    assert _text(graph) == "add(gelu(add(acc, %b[i1])), %r[5*i0 + i1])"
+    assert _text(graph) == ("add(fma(add(acc, %b[i1]), 0.0, gelu(add(acc, %b[i1]))), %r[5*i0 + i1])")
 
 
 def test_half_types_are_rounded_at_each_operator() -> None:

@@ -95,10 +95,20 @@ def _softplus(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
 
 
 def _gelu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
-    form = {"none": "gelu", "tanh": "gelu_tanh"}.get(p.call(node)["approximate"])
-    if form is None:
-        raise Unfusible("its approximation is unknown")
-    return unary(form)(p, node, idx, k)
+    out = result_dtype(node)
+    match p.call(node)["approximate"]:
+        case "tanh":
+            return unary("gelu_tanh")(p, node, idx, k)
+        case "none" if out in (DType.F64, DType.F16):
+            return unary("gelu")(p, node, idx, k)
+        case "none":
+            return formula(_gelu_of_infinity)(p, node, idx, k)
+    raise Unfusible("its approximation is unknown")
+
+
+def _gelu_of_infinity(p: Pull, m: DType, x: Expr) -> Expr:
+    """Eager's vectors multiply infinity by zero within the error function: NaN."""
+    return p.op("fma", m, x, p.const(0.0, m), p.op("gelu", m, x))
 
 
 ACTIVATIONS: Mapping[str, Rule] = {

@@ -35,6 +35,11 @@ class Group:
     nest_cost: NestCost
     roots: tuple[Value, ...] = ()
 
+    @property
+    def numel(self) -> int:
+        """Elements of its largest result."""
+        return max(r.type.numel for n in self.nodes for r in n.results if isinstance(r.type, TensorType))
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:

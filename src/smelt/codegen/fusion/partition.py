@@ -22,8 +22,10 @@ from smelt.ir import Graph, Node, Value
 
 MAX_NODES = 80
 """Nodes that one nest may hold: beyond, registers spill and builds take long."""
-_NEIGHBOURS = 24
+_NEIGHBOURS = 12
 """How many groups back a neighbour to merge with is looked for."""
+_NEIGHBOURS_OF_ONE = 6
+"""How many groups that need one value are tried as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,16 @@ class _Partition:
         self.units = units
         self.facts = Facts.of(graph)
         self.trials = Trials(self.facts, accepts)
+        order = self.facts.order
+        self.unit_spans = sorted({(order[unit[0]], order[unit[-1]]) for unit in units.values() if len(unit) > 1})
         self.taken = taken
         self.nodes = list(graph.body)
         self.groups_of: dict[Node, list[Group]] = {}
         self.groups: list[Group] = []
         self.decisions: list[Decision] = []
         self.alone: dict[Node, NestCost] = {}
+        self.starts: dict[Group, int] = {}
+        self.numel: dict[Group, int] = {}
 
     def run(self, fuse: bool) -> Partition:
         for node in reversed(self.nodes):
@@ -93,7 +99,7 @@ class _Partition:
     def _found(self, node: Node) -> None:
         group = Group([node], self.facts.segment[node], self.alone[node])
         self.groups.append(group)
-        self.groups_of[node] = [group]
+        self._set(group, group.nodes, group.nest_cost)
 
     # --- producers into consumers
 
@@ -164,11 +170,14 @@ class _Partition:
             if group not in homes:
                 homes.append(group)
         group.nodes, group.nest_cost = nodes, nest_cost
+        self.starts[group], self.numel[group] = self.facts.order[nodes[0]], group.numel
 
     # --- neighbours
 
     def _clusters(self, groups: Sequence[Group]) -> list[Group]:
-        """Groups that need one value, merged where they may be."""
+        """Groups that need one value, merged where they may be (unless they are many)."""
+        if len(groups) > _NEIGHBOURS_OF_ONE:
+            return list(groups)
         found: list[Group] = []
         for group in groups:
             for i, known in enumerate(found):
@@ -197,8 +206,7 @@ class _Partition:
 
     def _is_akin(self, a: Group, b: Group) -> bool:
         """Whether one reads what the other does or makes, over equal loops."""
-        sizes = [max(_numel(r) for n in g.nodes for r in n.results) for g in (a, b)]
-        if a.segment != b.segment or sizes[0] != sizes[1]:
+        if a.segment != b.segment or self.numel[a] != self.numel[b]:
             return False
         made = {r for node in a.nodes for r in node.results}
         needed = self._reads(b)
@@ -242,7 +250,7 @@ class _Partition:
     def _has_way_back(self, nodes: Sequence[Node]) -> bool:
         """Whether something outside needs one of these nodes and is needed by another."""
         members = set(nodes)
-        last = self.facts.order[nodes[-1]]
+        last = self._reach(self.facts.order[nodes[-1]])
         seen: set[Node] = set()
         pending = [user for node in nodes for user in self._users(node) if user not in members]
         while pending:
@@ -254,7 +262,7 @@ class _Partition:
                 for user in self._users(partner):
                     if user in members:
                         return True
-                    if user not in seen and self._starts(user) <= last:
+                    if user not in seen and self.facts.order[user] <= last:
                         pending.append(user)
         return False
 
@@ -268,8 +276,19 @@ class _Partition:
             return self.units.get(node, (node,))
         return [n for g in groups for n in g.nodes if n not in members]
 
-    def _starts(self, node: Node) -> int:
-        return min(self.facts.order[n] for n in self._unit(node, set()))
+    def _reach(self, last: int) -> int:
+        """The place behind which nothing can be needed before `last`, units being run whole."""
+        while True:
+            further = max((end for start, end in self._spans() if start <= last < end), default=last)
+            if further == last:
+                return last
+            last = further
+
+    def _spans(self) -> Iterable[tuple[int, int]]:
+        yield from self.unit_spans
+        for group in self.groups:
+            if len(group.nodes) > 1:
+                yield self.starts[group], self.facts.order[group.nodes[-1]]
 
     # --- what is stored
 
@@ -312,10 +331,6 @@ class _Partition:
     ) -> None:
         names = tuple(f"%{n.results[0].name} = {n.op}" for n in nodes)
         self.decisions.append(Decision(names, fused, why, nbytes_before, nbytes_after))
-
-
-def _numel(value: Value) -> int:
-    return getattr(value.type, "numel", 0)
 
 
 def _nbytes(found: NestCost | None) -> int:

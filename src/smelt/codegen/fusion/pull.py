@@ -441,6 +441,7 @@ class Pull:
             return Const(0, DType.I64) if kind in ("argmax", "argmin") else self.cast(expr, dtype)
         if not loops.intersection(self.inner):
             raise Unfusible("what it reduces is the same for all")
+        self._check_mask()
         key = ("reduce", kind, dtype, _key(expr))
         known = self._numbered.get(key)
         if known is None:
@@ -456,6 +457,7 @@ class Pull:
             return self.cast(expr, dtype)
         if len(self.inner) != 1:
             raise Unfusible("it runs along a dimension that is split")
+        self._check_mask()
         key = ("scan", kind, dtype, _key(expr))
         known = self._numbered.get(key)
         if known is None:
@@ -463,6 +465,11 @@ class Pull:
             self._loops_of[known.name] = self.loops_of(expr).union(self.inner)
             self.statements.append(Scan(known.name, kind, expr, dtype))
         return known
+
+    def _check_mask(self) -> None:
+        """Under a mask that changes along a row, part of the row would not be read."""
+        if self._mask is not None and self.loops_of(self._mask).intersection(self.inner or ()):
+            raise Unfusible("only part of its row is needed")
 
     # --- stored values
 

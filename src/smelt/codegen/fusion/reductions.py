@@ -122,7 +122,7 @@ def _truth(kind: ReduceKind) -> Rule:
     return rule
 
 
-def _variance(parts: Sequence[str]) -> Rule:
+def _variance(is_root: bool) -> Rule:
     """Two passes in f64: the mean, then the squares about it."""
 
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
@@ -133,15 +133,13 @@ def _variance(parts: Sequence[str]) -> Rule:
         m = DType.F64
         x = p.cast(x, m)
         mean = p.op("div", m, p.reduce("sum", m, x), p.const(float(count), m))
-        if parts[k] == "mean":
-            return p.cast(mean, out)
         correction = call.get("correction", 1)
         if "unbiased" in call:
             correction = 1 if call["unbiased"] else 0
         rest = max(count - (1 if correction is None else correction), 0)
         d = p.op("sub", m, x, mean)
         found = p.op("div", m, p.reduce("sum", m, p.op("mul", m, d, d)), p.const(float(rest), m))
-        return p.cast(p.op("sqrt", m, found) if parts[k] == "std" else found, out)
+        return p.cast(p.op("sqrt", m, found) if is_root else found, out)
 
     return rule
 
@@ -169,9 +167,7 @@ def _vector_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     order = float(p.call(node)["ord"])
     match order:
         case 2.0:
-            # Squares in f64 neither overflow nor vanish.
-            wide = p.cast(x, DType.F64)
-            found = p.cast(p.op("sqrt", DType.F64, p.reduce("sum", DType.F64, p.op("mul", DType.F64, wide, wide))), m)
+            found = p.op("sqrt", m, p.reduce("sum", m, p.op("mul", m, x, x)))
         case 1.0:
             found = p.reduce("sum", m, x)
         case math.inf:
@@ -268,10 +264,8 @@ _TABLE: dict[str, Rule] = {
     "argmin.default": _position("argmin"),
     **_dims(("any.default", "any.dim", "any.dims"), _truth("any")),
     **_dims(("all.default", "all.dim", "all.dims"), _truth("all")),
-    **_dims(("var.correction", "var.dim", "var.default"), _variance(("var",))),
-    **_dims(("std.correction", "std.dim", "std.default"), _variance(("std",))),
-    **_dims(("var_mean.correction", "var_mean.dim", "var_mean.default"), _variance(("var", "mean"))),
-    **_dims(("std_mean.correction", "std_mean.dim", "std_mean.default"), _variance(("std", "mean"))),
+    **_dims(("var.correction", "var.dim", "var.default"), _variance(False)),
+    **_dims(("std.correction", "std.dim", "std.default"), _variance(True)),
     "logsumexp.default": _logsumexp,
     "linalg_vector_norm.default": _vector_norm,
     **_dims(("count_nonzero.default", "count_nonzero.dim_IntList"), _count_nonzero),

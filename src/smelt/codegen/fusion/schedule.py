@@ -66,8 +66,10 @@ def _needs(
         head = leader.get(node, node)
         needed = before.setdefault(head, set())
         for one in (node, *(again.pop(head, ()) if node is head else ())):
-            made = (v.node for v in one.operands() if v.node is not None)
-            needed.update(leader.get(n, n) for n in made if n not in members.get(head, ()))
+            for v in one.operands():
+                # A view of what the unit makes itself is looked through there.
+                if v.node is not None and facts.source(v).node not in members.get(head, ()):
+                    needed.add(leader.get(v.node, v.node))
         if node.op == "write":
             needed.update(in_segment)
             in_segment = []

@@ -1,7 +1,6 @@
 """From a functional, optimized graph with static shapes to a plan of library calls.
 
-The graph's order is kept. A product is placed where the last operator of its epilogue stands, so that everything the
-fused call needs is made by then.
+Each product stands with its epilogue and each fused group in one piece, otherwise the graph's order is kept.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.kernels import with_code
 from smelt.codegen.lower.library import lower_gelu, lower_pad
 from smelt.codegen.lower.linear import Product, lower_product, product_of
+from smelt.codegen.lower.nests import Nests
 from smelt.codegen.lower.outputs import lower_outputs
 from smelt.codegen.lower.own_attention import OwnAttention, lower_own_attention, own_attention_of
 from smelt.codegen.lower.own_convolution import OwnConvolution, lower_own_convolution, own_convolution_of
@@ -61,6 +61,7 @@ class _Groups:
     def __init__(self, ctx: Context) -> None:
         self.at: dict[Node, tuple[_Main, Epilogue]] = {}
         self.waiting: set[Node] = set()
+        self.units: list[list[Node]] = []
         claimed: set[Node] = set()
         nodes = list(ctx.graph.body)
         order = {node: i for i, node in enumerate(nodes)}
@@ -73,6 +74,7 @@ class _Groups:
                 else own_product_of(ctx, product, claimed) or product
             )
             conv = convolution_of(ctx, node) if main is None else None
+            pad = None
             if conv is not None:
                 pad = conv.pad
                 if pad is not None and any(order[pad] < w < order[node] for w in writes):
@@ -96,6 +98,8 @@ class _Groups:
             claimed.update(epilogue.nodes)
             self.at[epilogue.nodes[-1] if epilogue.nodes else node] = (main, epilogue)
             self.waiting.update((node, *epilogue.nodes[:-1]) if epilogue.nodes else ())
+            unit = {node, *epilogue.nodes, *(() if pad is None else (pad,))}
+            self.units.append(sorted(unit, key=order.__getitem__))
 
 
 def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowered:
@@ -120,10 +124,11 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
         ctx.add_input(value)
     stage("analyse")
     groups = _Groups(ctx)
+    nests = Nests(ctx, groups.units)
     stage("fuse")
-    for node in graph.body:
+    for node in nests.order:
         try:
-            _lower_node(ctx, node, groups)
+            _lower_node(ctx, node, groups, nests)
         except (TypeError, ValueError, RuntimeError, KeyError, AssertionError) as error:
             raise _defect(node, error) from error
     stage("lower")
@@ -143,12 +148,16 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
     )
     nodes = tuple(ctx.nodes[node] for node in graph.body if node in ctx.nodes)
     texts = {symbol: source.text for symbol, source in ctx.sources.items()}
-    report = Report(nodes, tuple(ctx.choices.values()), memory, tuple(stages), tuple(ctx.kernels), texts)
+    choices = tuple(ctx.choices.values())
+    report = Report(nodes, choices, memory, tuple(stages), tuple(ctx.kernels), texts, nests.decisions)
     return Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report)
 
 
-def _lower_node(ctx: Context, node: Node, groups: _Groups) -> None:
-    if node in groups.waiting:
+def _lower_node(ctx: Context, node: Node, groups: _Groups, nests: Nests) -> None:
+    def single(ctx: Context, node: Node) -> None:
+        _lower_single(ctx, node, nests)
+
+    if node in groups.waiting or nests.lower(node, single):
         return
     ctx.enter(node)
     group = groups.at.get(node)
@@ -171,16 +180,16 @@ def _lower_node(ctx: Context, node: Node, groups: _Groups) -> None:
         else:
             is_done = lower_convolution(ctx, main, epilogue)
             if not is_done:
-                _lower_single(ctx, main.node)
+                single(ctx, main.node)
         if not is_done:
             for rest in epilogue.nodes:
                 ctx.enter(rest)
-                _lower_single(ctx, rest)
+                single(ctx, rest)
         return
-    _lower_single(ctx, node)
+    single(ctx, node)
 
 
-def _lower_single(ctx: Context, node: Node) -> None:
+def _lower_single(ctx: Context, node: Node, nests: Nests) -> None:
     if node.op in STATE_OPS:
         ctx.note(node, "state")
         if not ctx.statics.is_static(node.result):
@@ -201,6 +210,8 @@ def _lower_single(ctx: Context, node: Node) -> None:
     source = view_source(node)
     if source is not None:
         lower_view(ctx, node, source)
+        return
+    if nests.single(node):
         return
     rule = _RULES.get(node.op)
     if (rule is not None and rule(ctx, node)) or lower_with_numbers(ctx, node):

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from smelt.codegen.fusion.decisions import Decision
+
 How = Literal["kernel", "library", "dispatcher", "python", "view", "static", "fused", "state", "copy", "unused"]
 """An own kernel, direct call of a C function, through the dispatcher, in Python, no work at run time (view, static,
 state), part of another node's call (fused), a copy (of a write), or not run because nothing uses it."""
@@ -82,6 +84,7 @@ class Report:
     """All of it; `stages_ms` are wall times of the lowering's stages (`lower: x` is part of `lower`).
 
     kernels: the launches of own kernels, in the plan's order. texts: the LLVM text of each kernel by its symbol.
+    decisions: what was fused and what was not, and why.
     """
 
     nodes: tuple[NodeReport, ...] = ()
@@ -90,6 +93,7 @@ class Report:
     stages_ms: tuple[tuple[str, float], ...] = ()
     kernels: tuple[KernelReport, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    decisions: tuple[Decision, ...] = field(default=(), repr=False)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -1,0 +1,312 @@
+"""Own kernels for everything but products: groups of nodes as loop nests, launched where their last node stands.
+
+    %1 = sub %x, %m; %2 = exp %1; %3 = mul %2, %w        ==>        Launch(nest of %1 %2 %3, buffers x m w out)
+
+Operands are read where and as they lie; results are written in eager's strides, or in those that torch would give for
+operands that lie otherwise. Invariant: what a nest cannot do, or not here, runs as it did before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from smelt.codegen.fusion.build import Built, build
+from smelt.codegen.fusion.chunks import Stage, stages
+from smelt.codegen.fusion.cost import cost
+from smelt.codegen.fusion.decisions import Decision
+from smelt.codegen.fusion.groups import Group, is_fusible
+from smelt.codegen.fusion.index import Unfusible
+from smelt.codegen.fusion.partition import Partition, partition
+from smelt.codegen.fusion.pull import Memory
+from smelt.codegen.fusion.replay import Loaded, replay_of
+from smelt.codegen.fusion.rules import RULES
+from smelt.codegen.fusion.schedule import schedule
+from smelt.codegen.kernels.evaluate import evaluate_nest
+from smelt.codegen.kernels.nest import Nest, Op, expressions, walk
+from smelt.codegen.llvm.isa import Isa, host_isa
+from smelt.codegen.llvm.lanes import BOOL_RESULTS, is_supported
+from smelt.codegen.llvm.nest_ir import emit_nest
+from smelt.codegen.lower.builder import Place, Storage
+from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
+from smelt.codegen.lower.generic import ANY_LAYOUT
+from smelt.codegen.lower.geometry import Geometry, same_layout
+from smelt.codegen.lower.kernels import About, launch
+from smelt.diag import InternalError
+from smelt.ir import DType, Node, TensorType, Type, Value
+from smelt.ops.convert import dtype_to_torch
+from smelt.ops.meta import CannotRun, meta_outcome
+
+
+class Nests:
+    """The nests of one lowering, and the order of nodes in which each stands in one piece.
+
+    units: nodes that others lower together (a product with its epilogue).
+    """
+
+    def __init__(self, ctx: Context, units: Sequence[Sequence[Node]]) -> None:
+        self.ctx = ctx
+        self.order: list[Node] = list(ctx.graph.body)
+        self.decisions: tuple[Decision, ...] = ()
+        self._at: dict[Node, Group] = {}
+        self._waiting: set[Node] = set()
+        self._gone: set[Value] = set()
+        wanted = ctx.options.own_kernels and ctx.options.numerics != "eager-library"
+        self._isa = host_isa() if wanted else None
+        if self._isa is None:
+            return
+        with ctx.timed("fusion"):
+            self._plan(self._isa, units)
+
+    def _plan(self, isa: Isa, units: Sequence[Sequence[Node]]) -> None:
+        others = {node: unit for unit in units for node in unit}
+
+        def taken(node: Node) -> bool:
+            return node in others or all(self.ctx.statics.is_static(r) for r in node.results)
+
+        found = partition(self.ctx.graph, lambda built: refusal(built.nest, isa), taken, others)
+        try:
+            self.order = schedule(self.ctx.graph, found.facts, [*units, *(g.nodes for g in found.groups)])
+        except InternalError as error:
+            self.decisions = (Decision((), False, str(error)),)
+            return
+        self._accept(found)
+
+    def _accept(self, found: Partition) -> None:
+        self.facts = found.facts
+        self.decisions = found.decisions
+        for group in found.groups:
+            self._at[group.nodes[-1]] = group
+            self._waiting.update(group.nodes)
+
+    # --- in the main loop
+
+    def lower(self, node: Node, single: Callable[[Context, Node], None]) -> bool:
+        """Lower the group that ends here; whether the node is done, now or by a later one."""
+        group = self._at.get(node)
+        if group is None:
+            return node in self._waiting or self._is_gone(node)
+        self.ctx.enter(node)
+        if not self._lower_group(group):
+            self._one_by_one(group, single)
+        return True
+
+    def single(self, node: Node) -> bool:
+        """Lower one node as a nest of its own, if it may be one."""
+        if self._isa is None or not hasattr(self, "facts") or not is_fusible(node):
+            return False
+        roots = tuple(r for r in node.results if r.users)
+        if not roots:
+            return False
+        try:
+            built = build(roots, self.facts.inside([node]), RULES, self._eager, self._eager)
+        except Unfusible:
+            return False
+        if refusal(built.nest, self._isa) is not None:
+            return False
+        return self._lower_group(Group([node], 0, cost(built.nest), roots))
+
+    def _eager(self, value: Value) -> Memory:
+        return Memory(value, f"%{value.name}", Geometry.of(tensor_type(value)))
+
+    def _is_gone(self, node: Node) -> bool:
+        """Whether a node is a view of a value that only exists inside a kernel."""
+        source = next((v for v in node.operands() if v in self._gone), None)
+        if source is None:
+            return False
+        self._gone.update(node.results)
+        self.ctx.note(node, "fused", f"%{source.name}")
+        return True
+
+    def _one_by_one(self, group: Group, single: Callable[[Context, Node], None]) -> None:
+        for node in group.nodes:
+            for operand in node.operands():
+                for view in reversed(self.facts.path(operand)):
+                    if view.node is not None and not self.ctx.is_bound(view) and view not in self.ctx.lists:
+                        self.ctx.enter(view.node)
+                        single(self.ctx, view.node)
+            self.ctx.enter(node)
+            single(self.ctx, node)
+
+    # --- one group
+
+    def _lower_group(self, group: Group) -> bool:
+        """Launch a group's nest; False, with nothing done, where it cannot be."""
+        assert self._isa is not None
+        ctx = self.ctx
+        places: dict[Hashable, Storage] = {}
+
+        def where(value: Value) -> Memory:
+            place = ctx.place(value)
+            key = place.storage
+            places[key] = place.storage
+            return Memory(key, f"%{value.name}", place.geometry)
+
+        layouts = self._layouts(group)
+        if layouts is None:
+            return False
+        new: dict[Value, Hashable] = {root: ("new", root) for root in group.roots}
+
+        def into(value: Value) -> Memory:
+            return Memory(new[value], f"%{value.name}", Geometry(tensor_type(value).sizes, layouts[value]))
+
+        try:
+            built = build(group.roots, self.facts.inside(group.nodes), RULES, where, into)
+            emitted = [(stage, emit_nest(stage.nest, self._isa)) for stage in stages(built.nest)]
+        except (Unfusible, InternalError) as why:
+            self.decisions += (Decision(_names(group.nodes), False, str(why)),)
+            return False
+        for root in group.roots:
+            places[new[root]] = self._result(root, layouts[root])
+        slots = [places[key].slot for key in built.keys]
+        replay = self._replay(group, built, new, layouts)
+        spare: dict[int, int] = {}
+        for stage, kernel in emitted:
+            buffers = [self._slot(stage, n, slots, spare) for n in range(len(stage.nest.buffers))]
+            launch(
+                ctx,
+                kernel.source,
+                buffers,
+                kernel.words,
+                items=kernel.items,
+                eager=replay if len(emitted) == 1 else partial(_evaluated, stage.nest),
+                writes=stage.nest.writes,
+                item_ns=kernel.item_ns,
+                scratch_nbytes=kernel.scratch_nbytes,
+                label=" ".join(dict.fromkeys(n.op.split(".")[1] for n in group.nodes)),
+                about=About(str(stage.nest), group.nodes, cost(stage.nest).nbytes, cost(stage.nest).operations),
+            )
+        self._note(group, emitted[-1][1].source.symbol)
+        return True
+
+    def _slot(self, stage: Stage, n: int, slots: Sequence[int], spare: dict[int, int]) -> int:
+        """The slot of a stage's buffer: an operand's, a result's, or memory for partial results."""
+        number = stage.buffers[n]
+        if number >= 0:
+            return slots[number]
+        if number not in spare:
+            size, dtype = stage.partials[-1 - number]
+            spare[number] = self.ctx.builder.arena(Geometry((size,), (1,)), dtype_to_torch(dtype)).slot
+        return spare[number]
+
+    def _result(self, root: Value, strides: tuple[int, ...]) -> Storage:
+        """Memory for a result: the caller's own where it leaves the program, else the arena's."""
+        geometry = Geometry(tensor_type(root).sizes, strides)
+        make = self.ctx.builder.empty if self.ctx.escapes(root) else self.ctx.builder.arena
+        storage = make(geometry, torch_dtype(root))
+        self.ctx.bind(root, Place(storage, geometry))
+        return storage
+
+    def _replay(
+        self, group: Group, built: Built, new: Mapping[Value, Hashable], layouts: Mapping[Value, tuple[int, ...]]
+    ) -> Callable[..., None]:
+        position = {key: i for i, key in enumerate(built.keys)}
+
+        def loaded(value: Value) -> Loaded | torch.Tensor:
+            if self.ctx.statics.is_static(value) and value in self.facts.numbers:
+                return self.ctx.statics.tensor(value).detach()
+            place = self.ctx.place(value)
+            if place.storage not in position:
+                # Only its type matters: nothing is loaded from it.
+                return torch.empty_strided(
+                    place.geometry.sizes, place.geometry.strides, dtype=place.storage.dtype
+                ).zero_()
+            return Loaded(position[place.storage], place.geometry)
+
+        stored = {
+            root: Loaded(position[new[root]], Geometry(tensor_type(root).sizes, layouts[root])) for root in group.roots
+        }
+        return replay_of(group, self.facts, loaded, stored)
+
+    def _layouts(self, group: Group) -> dict[Value, tuple[int, ...]] | None:
+        """Strides of what is stored; None where torch would give strides that overlap or leave gaps.
+
+        What leaves the program has eager's. Other results lie as torch would lay them for operands that lie as they do.
+        """
+        ctx = self.ctx
+        lies: dict[Value, tuple[int, ...]] = {}
+
+        def as_it_lies(value: Value) -> Type:
+            if not isinstance(value.type, TensorType):
+                return value.type
+            if value in lies:
+                return replace(value.type, strides=lies[value])
+            if ctx.is_bound(value):
+                return replace(value.type, strides=ctx.place(value).geometry.strides)
+            return value.type
+
+        for node in group.nodes:
+            types = [as_it_lies(v) for v in node.operands()]
+            moved = any(
+                isinstance(t, TensorType) and isinstance(v.type, TensorType)
+                and not same_layout(v.type.sizes, t.steps, v.type.steps)
+                for t, v in zip(types, node.operands(), strict=True)
+            )  # fmt: skip
+            if not moved or node.op not in ANY_LAYOUT:
+                continue
+            try:
+                found = meta_outcome(node.op, node.args, node.kwargs, as_it_lies)[0].types
+            except CannotRun:
+                continue
+            for result, type_ in zip(node.results, found, strict=True):
+                if isinstance(type_, TensorType):
+                    lies[result] = type_.steps
+        chosen: dict[Value, tuple[int, ...]] = {}
+        for root in group.roots:
+            type_ = tensor_type(root)
+            chosen[root] = type_.steps if ctx.escapes(root) else lies.get(root, type_.steps)
+            if not _is_dense(type_.sizes, chosen[root]):
+                return None
+        return chosen
+
+    def _note(self, group: Group, symbol: str) -> None:
+        stored = {root.node for root in group.roots}
+        last = group.roots[-1].name
+        for node in group.nodes:
+            if node in stored:
+                self.ctx.note(node, "kernel", symbol)
+            elif node not in self.ctx.nodes:
+                self.ctx.note(node, "fused", f"%{last}")
+            self._gone.update(r for r in node.results if not self.ctx.is_bound(r))
+
+
+def _evaluated(nest: Nest, *tensors: torch.Tensor) -> None:
+    """One of several stages, in torch."""
+    if evaluate_nest(nest, tensors):
+        raise IndexError("index out of range in self")
+
+
+def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements fill their memory, each in a place of its own."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(strides, sizes, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _names(nodes: Sequence[Node]) -> tuple[str, ...]:
+    return tuple(f"%{node.results[0].name} = {node.op}" for node in nodes)
+
+
+def refusal(nest: Nest, isa: Isa) -> str | None:
+    """Why a nest cannot be emitted for an instruction set: the first operation that it lacks; None where it can."""
+    for statement in nest.body:
+        for expr in expressions(statement):
+            for part in walk(expr):
+                if isinstance(part, Op):
+                    operand = _deciding(part)
+                    if not is_supported(part.op, operand, isa):
+                        return f"{part.op} of {operand} has no kernel"
+    return None
+
+
+def _deciding(part: Op) -> DType:
+    """The dtype by which an operation is known: what it compares, casts from or chooses."""
+    if part.op in BOOL_RESULTS or part.op == "cast":
+        return part.args[0].dtype
+    return part.dtype
