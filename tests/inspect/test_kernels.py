@@ -90,6 +90,18 @@ def test_explain_has_own_kernels_first(profiled: smelt.Compiled) -> None:
     assert "GFLOP/s" in str(report)
 
 
+def test_explain_says_why_nodes_were_fused() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + 1).relu()
+
+    compiled = smelt.compile(f)
+    compiled(torch.randn(64, 64))
+    rows = [row for row in smelt.explain(compiled).kernels if "group" in row]
+    assert rows and all(row["why"] for row in rows)
+    fused = [row for row in rows if row["fused"]]
+    assert fused and fused[0]["bytes as one"] < fused[0]["bytes apart"]
+
+
 def test_the_roofline_is_drawn(profiled: smelt.Compiled, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = kernel_rows(compiled_units(profiled))

@@ -115,7 +115,7 @@ def _passes(units: Sequence[Unit]) -> list[Row]:
 
 
 def _kernels(units: Sequence[Unit]) -> list[Row]:
-    """Own kernels, then the choices between them and libraries, then how each node runs."""
+    """Own kernels, the choices between them and libraries, why nodes were fused or not, and how each node runs."""
     rows: list[Row] = kernel_rows(units)
     for i, unit in enumerate(units):
         if unit.lowered is None:
@@ -125,6 +125,11 @@ def _kernels(units: Sequence[Unit]) -> list[Row]:
             {"entry": i, "choice": choice.shape, "nodes": choice.nodes, "chosen": choice.chosen, "why": choice.reason,
              "us": {c.name: c.latency_us for c in choice.candidates}}
             for choice in report.choices
+        )  # fmt: skip
+        rows.extend(
+            {"entry": i, "group": " + ".join(decision.group), "fused": decision.fused, "why": decision.why,
+             "bytes apart": decision.nbytes_before, "bytes as one": decision.nbytes_after}
+            for decision in report.decisions
         )  # fmt: skip
         rows.extend(
             {"entry": i, "node": f"%{node.value} = {node.op}", "how": node.how, "target": node.target,

@@ -27,6 +27,9 @@ _EMPTY = {
 }  # fmt: skip
 # A graph's text is long: in the summary it stands as its size, in HTML it unfolds.
 _LONG = ("captured", "optimized", "code")
+# A kernel of many operators would fill a page: text shows the beginning of these, the other forms all.
+_CROPPED = ("nodes", "where")
+_CROPPED_TO = 72
 _ROWS_SHOWN = 40
 
 
@@ -133,8 +136,12 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
         numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows[:_ROWS_SHOWN]:
-        table.add_row(*(_escape(_cell(c, row.get(c))) for c in columns))
+        table.add_row(*(_escape(_cropped(c, _cell(c, row.get(c)))) for c in columns))
     return table
+
+
+def _cropped(key: str, text: str) -> str:
+    return text if key not in _CROPPED or len(text) <= _CROPPED_TO else f"{text[:_CROPPED_TO]}..."
 
 
 def _escape(text: str) -> str:
