@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from smelt.codegen.kernels.nest import Nest, Op
+from smelt.codegen.kernels.nest import Buffer, Nest, Op
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import DTYPES, is_supported
 from smelt.codegen.llvm.nest_frame import Frame
@@ -58,10 +59,25 @@ def _obstacle(graph: Graph, isa: Isa) -> str | None:
 
 
 def emit_nest(nest: Nest, isa: Isa) -> EmittedKernel:
-    """The kernel of a nest.
+    """The kernel of a nest; one that differs from an earlier nest in its buffers' names only is that one's.
 
     Raises: InternalError if the nest holds something that `unsupported` names.
     """
+    nameless = replace(nest, buffers=tuple(Buffer(f"b{i}", b.dtype) for i, b in enumerate(nest.buffers)))
+    return _emitted(_Asked(repr(nameless), nest), isa)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A nest as a key: by its text, since Python says 1 == 1.0 == True and 0.0 == -0.0."""
+
+    text: str
+    nest: Nest = field(compare=False)
+
+
+@lru_cache(maxsize=256)
+def _emitted(asked: _Asked, isa: Isa) -> EmittedKernel:
+    nest = asked.nest
     graph = Graph(simplify_nest(nest))
     reason = _obstacle(graph, isa)
     if reason is not None:
