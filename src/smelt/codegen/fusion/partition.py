@@ -307,15 +307,15 @@ class _Partition:
 
     def _is_stored(self, result: Value, members: set[Node], groups: Sequence[Group]) -> bool:
         users, others = self.facts.users(result)
-        if others:
-            return self._stores(result.node, groups)
-        outside = [user for user in users - members if not self._has_own(user, result.node, groups)]
-        return bool(outside) and self._stores(result.node, groups)
+        needed = others or any(self._needs_memory(user, result.node, members, groups) for user in users)
+        return needed and self._stores(result.node, groups)
 
-    def _has_own(self, user: Node, node: Node | None, groups: Sequence[Group]) -> bool:
-        """Whether all other groups of a user compute the node themselves."""
+    def _needs_memory(self, user: Node, node: Node | None, members: set[Node], groups: Sequence[Group]) -> bool:
+        """Whether a user's run outside these groups must load what a node makes, not computing it itself."""
         homes = [g for g in self.groups_of.get(user, ()) if g not in groups]
-        return bool(homes) and node is not None and all(node in g.nodes for g in homes)
+        if not homes:
+            return user not in members
+        return any(node not in g.nodes for g in homes)
 
     def _stores(self, node: Node | None, groups: Sequence[Group]) -> bool:
         """Whether it is these groups' business to store a node's results: the first of its groups does."""

@@ -1,0 +1,191 @@
+"""Which nodes become one nest, as text, and that the groups compute what the graph does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from smelt.codegen.fusion.build import build, eager_memory
+from smelt.codegen.fusion.partition import Partition, partition
+from smelt.codegen.fusion.rules import RULES
+from smelt.ir import Graph, parse
+from smelt.ops.evaluate import evaluate
+from tests.differential.compare import tensor_difference
+from tests.fusion.harness import run_partition
+
+
+def _texts(graph: Graph) -> list[str]:
+    parts = partition(graph, lambda built: None)
+    return [_text(parts, i) for i in range(len(parts.groups))]
+
+
+def _text(parts: Partition, i: int) -> str:
+    group = parts.groups[i]
+    return str(build(group.roots, parts.facts.inside(group.nodes), RULES, eager_memory, eager_memory).nest)
+
+
+IOU = "\n".join(
+    (
+        "graph f(%a: f32[4, 1000], %b: f32[4, 1000]) -> f32[1000] {",
+        *(f"  %{n}{i}: f32[1000] = aten.select.int(%{n}, 0, {i})" for n in "ab" for i in range(4)),
+        *(f"  %h{i}: f32[1000] = aten.minimum.default(%a{i + 2}, %b{i + 2})" for i in range(2)),
+        *(f"  %l{i}: f32[1000] = aten.maximum.default(%a{i}, %b{i})" for i in range(2)),
+        *(f"  %d{i}: f32[1000] = aten.sub.Tensor(%h{i}, %l{i})" for i in range(2)),
+        *(f"  %c{i}: f32[1000] = aten.clamp.default(%d{i}, 0)" for i in range(2)),
+        "  %s: f32[1000] = aten.mul.Tensor(%c0, %c1)",
+        *(f"  %{n}s{i}: f32[1000] = aten.sub.Tensor(%{n}{i + 2}, %{n}{i})" for n in "ab" for i in range(2)),
+        *(f"  %{n}m: f32[1000] = aten.mul.Tensor(%{n}s0, %{n}s1)" for n in "ab"),
+        "  %t: f32[1000] = aten.add.Tensor(%am, %bm)",
+        "  %u: f32[1000] = aten.sub.Tensor(%t, %s)",
+        "  %r: f32[1000] = aten.div.Tensor(%s, %u)",
+        "  return %r",
+        "}",
+    )
+)
+
+
+def test_iou_is_one_kernel_of_eight_loads_and_one_store() -> None:
+    (text,) = _texts(parse(IOU))
+    loads = {f"%{n}{i}[i0]" for n in "ab" for i in range(4)}
+    assert all(load in text for load in loads)
+    assert text.count("\n    %") == 1 and "%r[i0] = " in text
+
+
+def test_softmax() -> None:
+    graph = parse("""\
+graph f(%x: f32[16, 128], %m: f32[16, 128]) -> f32[16, 128] {
+  %0: f32[16, 128] = aten.add.Tensor(%x, %m)
+  %1: f32[16, 128] = aten.softmax.int(%0, -1)
+  return %1
+}""")
+    assert _texts(graph) == [
+        """\
+nest(%x: f32, %m: f32, %1: f32)
+  for i0 < 16:
+    v0 = add(%x[128*i0 + j0], %m[128*i0 + j0])    # for each j0 < 128
+    r1 = max f32 over (j0 < 128) of v0
+    v2 = exp(sub(v0, r1))    # for each j0 < 128
+    r3 = sum f32 over (j0 < 128) of v2
+    %1[128*i0 + j0] = div(v2, r3)"""
+    ]
+
+
+def test_residual_layer_norm_stores_the_sum_too() -> None:
+    graph = parse("""\
+graph f(%x: f32[4, 8], %y: f32[4, 8], %w: f32[8]) -> f32[4, 8], f32[4, 8] {
+  %0: f32[4, 8] = aten.add.Tensor(%x, %y)
+  %1: f32[4, 8] = aten.layer_norm.default(%0, [8], %w)
+  return %0, %1
+}""")
+    assert _texts(graph) == [
+        """\
+nest(%x: f32, %y: f32, %0: f32, %w: f32, %1: f32)
+  for i0 < 4:
+    v0 = add(%x[8*i0 + j0], %y[8*i0 + j0])    # for each j0 < 8
+    %0[8*i0 + j0] = v0
+    r1 = sum f32 over (j0 < 8) of v0
+    v2 = div(r1, 8.0)
+    v3 = sub(v0, v2)    # for each j0 < 8
+    r4 = sum f32 over (j0 < 8) of mul(v3, v3)
+    v5 = rsqrt(add(div(r4, 8.0), 9.999999747378752e-06))
+    %1[8*i0 + j0] = mul(mul(v3, v5), %w[j0])"""
+    ]
+
+
+def test_views_between_are_index_maps() -> None:
+    graph = parse("""\
+graph f(%x: f32[6, 4]) -> f32[3, 4, 2] {
+  %0: f32[6, 4] = aten.exp.default(%x)
+  %1: f32[2, 3, 4] = aten.view.default(%0, [2, 3, 4])
+  %2: f32[3, 4, 2]{4, 1, 12} = aten.permute.default(%1, [1, 2, 0])
+  %3: f32[3, 4, 2] = aten.clone.default(%2, memory_format=memory_format(contiguous_format))
+  return %3
+}""")
+    assert _texts(graph) == [
+        """\
+nest(%x: f32, %3: f32)
+  for i0 < 12, i1 < 2:
+    %3[2*i0 + i1] = exp(%x[i0 + 12*i1])"""
+    ]
+
+
+def test_nothing_is_fused_across_a_write() -> None:
+    graph = parse("""\
+graph f(%x: f32[8], %y: f32[8]) -> f32[8] {
+  %0: f32[8] = aten.mul.Tensor(%x, %y)
+  %1: f32[8] = write(%y, %x)
+  %2: f32[8] = aten.add.Tensor(%0, %1)
+  return %2
+}""")
+    parts = partition(graph, lambda built: None)
+    assert [[n.op for n in g.nodes] for g in parts.groups] == [["aten.mul.Tensor"], ["aten.add.Tensor"]]
+    assert [d.why for d in parts.decisions if not d.fused] == ["a write stands between them"]
+
+
+def test_a_library_call_between_keeps_groups_apart() -> None:
+    graph = parse("""\
+graph f(%x: f32[8, 8], %w: f32[8, 8]) -> f32[8, 8] {
+  %0: f32[8, 8] = aten.exp.default(%x)
+  %1: f32[8, 8] = aten.mm.default(%0, %w)
+  %2: f32[8, 8] = aten.add.Tensor(%0, %1)
+  return %2
+}""")
+    parts = partition(graph, lambda built: None)
+    assert len(parts.groups) == 2
+    refused = [d for d in parts.decisions if not d.fused]
+    assert "another kernel stands between them" in {d.why for d in refused}
+
+
+_UNARY = ("neg", "abs", "relu", "exp", "sigmoid", "square", "floor")
+_BINARY = ("add.Tensor", "sub.Tensor", "mul.Tensor", "maximum.default", "minimum.default")
+
+
+def _random_graph(seed: int) -> tuple[Graph, list[torch.Tensor]]:
+    """Pointwise nodes, reductions, views and softmaxes over a few sizes, several of them given out."""
+    rng = random.Random(seed)
+    shape = rng.choice(((4, 6), (2, 3, 4), (3, 8), (5, 1, 4)))
+    last = len(shape) - 1
+    text = ", ".join(map(str, shape))
+    full, narrow = f"f32[{text}]", f"f32[{', '.join(map(str, (*shape[:-1], 1)))}]"
+    values = [("x", full), ("y", full)]
+    lines = []
+    for i in range(rng.randrange(3, 14)):
+        name, kind = rng.choice(values[-4:])
+        form = rng.random()
+        if form < 0.35:
+            op = rng.choice(_UNARY)
+            lines.append(f"  %v{i}: {kind} = aten.{op}.default(%{name})")
+            values.append((f"v{i}", kind))
+        elif form < 0.7:
+            other, other_kind = rng.choice(values)
+            result = full if full in (kind, other_kind) else narrow
+            lines.append(f"  %v{i}: {result} = aten.{rng.choice(_BINARY)}(%{name}, %{other})")
+            values.append((f"v{i}", result))
+        elif form < 0.8 and kind == full:
+            lines.append(f"  %v{i}: {narrow} = aten.{rng.choice(('sum.dim_IntList', 'amax.default', 'mean.dim'))}"
+                         f"(%{name}, [{last}], True)")  # fmt: skip
+            values.append((f"v{i}", narrow))
+        elif form < 0.9 and kind == full:
+            lines.append(f"  %v{i}: {full} = aten.softmax.int(%{name}, {rng.randrange(len(shape))})")
+            values.append((f"v{i}", full))
+        elif kind == full:
+            lines.append(f"  %v{i}: {full} = aten.flip.default(%{name}, [{rng.randrange(len(shape))}])")
+            values.append((f"v{i}", full))
+    outputs = list(dict.fromkeys([values[-1], *rng.sample(values[2:] or values, min(2, len(values[2:]) or 1))]))
+    names = ", ".join(f"%{n}" for n, _ in outputs)
+    body = "\n".join(lines)
+    head = f"graph f(%x: {full}, %y: {full}) -> {', '.join(k for _, k in outputs)} {{"
+    generator = torch.Generator().manual_seed(seed)
+    tensors = [torch.randn(shape, generator=generator) for _ in range(2)]
+    return parse(f"{head}\n{body}\n  return {names}\n}}"), tensors
+
+
+@pytest.mark.parametrize("batch", range(8))
+def test_random_graphs(batch: int) -> None:
+    for seed in range(batch * 25, batch * 25 + 25):
+        graph, tensors = _random_graph(seed)
+        _, found = run_partition(graph, tensors)
+        for a, b in zip(evaluate(graph, tensors), found, strict=True):
+            assert tensor_difference(a, b, is_exact=False) is None, f"{seed}\n{graph}"
