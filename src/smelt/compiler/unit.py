@@ -15,6 +15,7 @@ import torch
 from smelt.capture import Captured
 from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
+from smelt.codegen.lower.packs import packs
 from smelt.codegen.lower.result import Same, StateName
 from smelt.compiler.copies import copies_of
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
@@ -133,6 +134,7 @@ class Unit:
         """Fold and pack anew from the present contents of the state."""
         with self._lock:
             self.executable = self._ready = None
+            packs().forget(self.state)
         self.finish()
 
     @cached_property

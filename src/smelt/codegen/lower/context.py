@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.storage import same_storage
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place, PlanBuilder, Storage
 from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
@@ -200,6 +201,13 @@ class Context:
             self.add_state(root)
             base = self._origins[root]
         return None if base is None else self.view_from_root(value, base)
+
+    def lies_in_state(self, value: Value, tensor: torch.Tensor) -> bool:
+        """Whether a static value's tensor is memory of the program's own parameters or buffers."""
+        root = self.root(value)
+        if root.node is None or root.node.op not in STATE_OPS:
+            return False
+        return same_storage(self.statics.tensor(root), tensor)
 
     def constant(self, tensor: torch.Tensor) -> Storage:
         """A baked tensor as a held slot, the same one for the same tensor."""

@@ -33,6 +33,7 @@ from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.kernels import About, launch
 from smelt.codegen.lower.linear import Product, as_matrix, choose, matrix_of, own_isa
+from smelt.codegen.lower.packs import packs
 from smelt.codegen.lower.run_kernel import run_kernel
 from smelt.ir import Arg, DType, Node, Value
 from smelt.ops.convert import to_torch
@@ -135,12 +136,16 @@ def _right(ctx: Context, product: Product, isa: Isa, tiling: Tiling) -> tuple[Ri
 
 
 def packed(ctx: Context, product: Product, isa: Isa, packing: Packing) -> Storage:
-    """The weight in panels, shared by all products with this weight."""
+    """The weight in panels, shared by all products with this weight, in other plans too."""
     key = ("own", product.weight, product.is_transposed)
     if key not in ctx.packed:
         weight = matrix_of(ctx, product)  # [n, k]
         with ctx.timed("pack"):
-            ctx.packed[key] = ctx.builder.held(_pack(ctx, weight, isa, packing))
+            if ctx.lies_in_state(product.weight, weight):
+                made = packs().get_or_pack(weight, packing, lambda: _pack(ctx, weight, isa, packing))
+            else:
+                made = _pack(ctx, weight, isa, packing)
+            ctx.packed[key] = ctx.builder.held(made)
         ctx.packed_nbytes += packing.nelements * weight.element_size()
     return ctx.packed[key]
 
