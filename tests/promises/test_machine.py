@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,20 @@ def test_a_corrupt_entry_is_built_again(tmp_path: Path, damage: Callable[[bytes]
     # The code of calls is loaded once a process, so only the plans' own is needed again.
     rebuilt = {path for path in good if path.exists() and path.read_bytes() == good[path]}
     assert rebuilt and all(path.read_bytes() == damage(good[path]) for path in good if path not in rebuilt)
+
+
+def test_several_processes_on_one_empty_cache(tmp_path: Path) -> None:
+    """All start at once; each gets its answers from native code, and leaves whole entries to the next."""
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(lambda _: in_a_process(tmp_path), range(4)))
+    for report in reports:
+        assert report["native"] == [True, True]
+        assert report["warnings"] == []
+    names = [file.name for file in tmp_path.iterdir()]
+    assert names and all(name.endswith(".obj") for name in names), "a writer left a file behind"
+    after = in_a_process(tmp_path)
+    assert after["llvm"] is False, "what they left was built again"
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(names)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ _HEADER = struct.Struct("<8sI32sQ")
 _SUFFIX = ".obj"
 _ASIDE = ".writing-"
 _LEFTOVER_AGE_S = 3600.0
+# Of the room that was left, the part that a process fills before it looks again: so many may write at once.
+_SHARE_UNSEEN = 16
 
 
 class CodeCache:
@@ -41,6 +43,8 @@ class CodeCache:
         self._memory: dict[str, bytes] = {}
         self._lock = threading.Lock()
         self._prepared = False
+        # How much may still be written before the folder has to be looked through again; other processes write, too.
+        self._unseen_nbytes = 0
 
     def get_or_build(self, key: str, build: Callable[[], bytes]) -> bytes:
         """The entry of this key, built and kept if there is none. Two threads may build at once; both get an answer."""
@@ -89,7 +93,9 @@ class CodeCache:
             except BaseException:
                 os.unlink(aside)
                 raise
-            self._evict()
+            self._unseen_nbytes -= len(header) + len(payload)
+            if self._unseen_nbytes < 0:
+                self._unseen_nbytes = self._evict() // _SHARE_UNSEEN
         except OSError as error:
             self._give_up(error)
 
@@ -129,8 +135,11 @@ class CodeCache:
         except OSError as error:
             self._give_up(error)
 
-    def _evict(self) -> None:
-        """Remove the entries used longest ago until the folder fits, and what a killed writer left behind."""
+    def _evict(self) -> int:
+        """Remove the entries used longest ago until the folder fits, and what a killed writer left behind.
+
+        Returns the bytes that are still free.
+        """
         assert self._folder is not None
         entries: list[tuple[float, int, Path]] = []
         newest = 0.0
@@ -148,6 +157,7 @@ class CodeCache:
             if leftover or (total > self._limit_nbytes and path.suffix == _SUFFIX and mtime < newest):
                 path.unlink(missing_ok=True)
                 total -= size
+        return max(self._limit_nbytes - total, 0)
 
 
 @lru_cache(maxsize=8)
