@@ -64,6 +64,7 @@ def test_write_through_a_view_is_seen_by_the_base_and_other_views() -> None:
         ("aten.t.default(%b)", "f32[4, 3]{1, 4}"),
         ("aten.transpose.int(%b, 0, -1)", "f32[4, 3]{1, 4}"),
         ("aten.permute.default(%b, [1, 0])", "f32[4, 3]{1, 4}"),
+        ("aten.permute.default(%c, [2, 0, 1])", "f32[2, 3, 2]{1, 4, 2}"),
         ("aten.select.int(%b, 1, -2)", "f32[3]{4}"),
         ("aten.slice.Tensor(%b, 1, 0, 9223372036854775807, 2)", "f32[3, 2]{4, 2}"),
         ("aten.slice.Tensor(%b, 0, -2)", "f32[2, 4]"),
@@ -84,6 +85,7 @@ def test_each_view_can_be_written_through(view: str, type_: str, local: bool) ->
     check(
         f"""graph f(%x: f32[3, 4]) -> f32[3, 4], {type_}, f32[3, 4] {{
           %b: f32[3, 4] = {source}
+          %c: f32[3, 2, 2] = aten.view.default(%b, [3, 2, 2])
           %v: {type_} = {view}
           %m: {type_} = aten.add_.Tensor(%v, 0.5)
           %n: {type_} = aten.mul_.Tensor(%v, %m)
@@ -113,6 +115,19 @@ def test_elements_of_a_split() -> None:
           %a: f32[3, 2]{4, 1}, %b: f32[3, 2]{4, 1} = unpack(%l)
           %m: f32[3, 2]{4, 1} = aten.copy_.default(%b, %a)
           %n: f32[3, 2]{4, 1} = aten.neg_.default(%a)
+          return %x, %b
+        }""",
+        T,
+    )
+
+
+def test_the_short_last_part_of_a_split() -> None:
+    check(
+        """graph f(%x: f32[3, 4]) -> f32[3, 4], f32[3, 1]{4, 1} {
+          %l: (f32[3, 3]{4, 1}, f32[3, 1]{4, 1}) = aten.split.Tensor(%x, 3, 1)
+          %a: f32[3, 3]{4, 1}, %b: f32[3, 1]{4, 1} = unpack(%l)
+          %m: f32[3, 1]{4, 1} = aten.add_.Tensor(%b, 1)
+          %n: f32[3, 3]{4, 1} = aten.mul_.Tensor(%a, %b)
           return %x, %b
         }""",
         T,

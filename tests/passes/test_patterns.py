@@ -300,6 +300,21 @@ def test_what_is_no_attention(name: str) -> None:
     assert ops(graph)[SDPA] == 0
 
 
+KEYS_TURNED: dict[str, Callable[[Tensor], Tensor]] = {
+    "heads and rows": lambda k: k.transpose(1, 2),
+    "batch and rows": lambda k: k.transpose(0, -2),
+    "all but the last two": lambda k: k.permute(1, 0, 2, 3),
+    "all": lambda k: k.permute(1, 0, 3, 2),
+}
+
+
+@pytest.mark.parametrize("name", KEYS_TURNED)
+def test_keys_turned_otherwise(name: str) -> None:
+    """Square in all dimensions, so that every transposition fits."""
+    q, k, v = (randn(4, 4, 4, 4, seed=i) for i in range(3))
+    check(lambda q, k, v: softmax_of(q @ KEYS_TURNED[name](k), v), (q, k, v), attention)
+
+
 def test_active_dropout_is_no_attention() -> None:
     def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.dropout(torch.softmax(q @ k.mT, -1), 0.5, True) @ v
@@ -496,6 +511,16 @@ def test_gated_layers_are_merged() -> None:
     assert ops(graph)[LINEAR] == 1
 
 
+def test_linears_of_unequal_widths_are_merged() -> None:
+    """As queries with fewer heads of keys and values."""
+    q, k, v = (torch.nn.Parameter(randn(n, 4, seed=n)) for n in (6, 2, 3))
+
+    def f(x: Tensor) -> Tensor:
+        return torch.cat([F.linear(x, q).sin(), F.linear(x, k).cos(), F.linear(x, v).exp()], -1)
+
+    assert ops(check(f, (randn(3, 4),), merge_linears))[LINEAR] == 1
+
+
 OTHER, LONG = torch.nn.Parameter(randn(6, 4, seed=3)), torch.nn.Parameter(randn(6, 4, seed=4))
 
 UNMERGED: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -671,6 +696,25 @@ graph f(%x: f32[64]) -> f32[64], f32[], f32[], f32[] {
     found = observe(graph, [x])
     compare(found, expected, 0.0)
     assert torch.equal(found.inputs[0], expected.inputs[0])
+
+
+def test_order_keeps_reads_before_a_write() -> None:
+    """The write makes nothing, so it would come first; what stands before it reads the old content."""
+    text = """
+graph f(%x: f32[64]) -> f32[], f32[] {
+  %0: f32[64] = aten.cos.default(%x)
+  %1: f32[64] = aten.add_.Tensor(%x, 1)
+  %2: f32[64] = aten.exp.default(%x)
+  %3: f32[] = aten.sum.default(%2)
+  %4: f32[] = aten.sum.default(%0)
+  return %3, %4
+}"""
+    graph = parse(text)
+    x = randn(64)
+    expected = observe(graph, [x])
+    assert order.run(graph, PassContext())
+    verify(graph)
+    compare(observe(graph, [x]), expected, 0.0)
 
 
 def test_order_inside_a_region() -> None:
