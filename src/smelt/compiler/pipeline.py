@@ -20,10 +20,12 @@ from smelt.passes.cse import cse
 from smelt.passes.dce import dce
 from smelt.passes.decompose import decompose
 from smelt.passes.elide_copies import elide_copies
+from smelt.passes.expand_layers import expand_layers
 from smelt.passes.fold import fold
 from smelt.passes.fold_batch_norm import fold_batch_norm
 from smelt.passes.functionalize import functionalize
 from smelt.passes.fuse_bias import fuse_bias
+from smelt.passes.hoist_products import hoist_products
 from smelt.passes.inline import inline
 from smelt.passes.lower_precision import lower_precision
 from smelt.passes.manager import Culprit, PassReport, bisect, run_passes
@@ -40,6 +42,8 @@ FUNCTIONAL: tuple[Pass, ...] = (
 )
 
 OPTIMIZED: tuple[Pass, ...] = (
+    # Before dead code, for of a layer seldom all results are used.
+    expand_layers,
     dce,
     # Whole operators are matched before anything takes them apart.
     decompose,
@@ -53,6 +57,8 @@ OPTIMIZED: tuple[Pass, ...] = (
     spell_linear,
     fuse_bias,
     fold_batch_norm,
+    # Before merging, so that the whole tensors' products are merged where pieces' were.
+    hoist_products,
     merge_linears,
     # All products are spelled and merged; what it leaves between them is cleaned up below.
     lower_precision,
@@ -69,6 +75,8 @@ OPTIMIZED: tuple[Pass, ...] = (
 _OPTIONAL = frozenset((attention_fast.name,))
 # Runs only with options={"dtype": "bf16"}.
 _NARROWING = frozenset((lower_precision.name,))
+# Does not run with options={"numerics": "eager-library"}.
+_RESPELLING = frozenset((expand_layers.name,))
 
 
 def pass_names() -> tuple[str, ...]:
@@ -81,6 +89,10 @@ def chosen_passes(options: Options) -> tuple[Pass, ...]:
     left_out = set(options.skip) | (_OPTIONAL - set(options.enable))
     if options.dtype != "bf16":
         left_out |= _NARROWING
+    if options.numerics == "eager-library":
+        left_out.add(hoist_products.name)
+    if options.numerics == "eager-library":
+        left_out |= _RESPELLING
     return tuple(p for p in OPTIMIZED if p.name not in left_out)[: options.stop_after]
 
 

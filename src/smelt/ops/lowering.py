@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from smelt.diag import InternalError
-from smelt.ir import Arg, Builder, Node, TupleType, Value
+from smelt.ir import NONE, Arg, Builder, Node, TupleType, Value
 from smelt.ops.catalogue import record_of
 from smelt.ops.registry import arguments_of, normalize, schema_of
 from smelt.ops.typing import infer
@@ -63,7 +63,7 @@ def _check(node: Node, parts: tuple[Arg, ...]) -> None:
     expected = [r.type for r in node.results]
     if len(expected) == 1 and isinstance(expected[0], TupleType):
         expected = list(expected[0].elements)
-    found = [p.type if isinstance(p, Value) else None for p in parts]
+    found = [p.type if isinstance(p, Value) else NONE for p in parts]
     if [_without_strides(t) for t in found] != [_without_strides(t) for t in expected]:
         raise InternalError(
             f"the lowering of {node.op} gives {', '.join(map(str, found))} for {', '.join(map(str, expected))}",

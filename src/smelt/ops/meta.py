@@ -22,6 +22,7 @@ from smelt.ir import (
     COMPLEX,
     FLOAT,
     INT,
+    NONE,
     STR,
     Arg,
     Device,
@@ -265,6 +266,8 @@ def _type(result: Any, home: str) -> Type:
     if isinstance(result, torch.Tensor):
         found = type_of(result)
         return TensorType(found.dtype, found.shape, found.strides, home, found.layout)
+    if result is None:
+        return NONE
     if isinstance(result, (list, tuple)):
         return TupleType(tuple(_type(r, home) for r in result))
     for kind, type_ in ((bool, BOOL), (int, INT), (float, FLOAT), (complex, COMPLEX), (str, STR)):

@@ -6,7 +6,7 @@ convolutions and the like stay whole, for backends have better ways. Second name
 
 from __future__ import annotations
 
-from smelt.ir import Arg, Graph, Node, TensorType, TupleType, Value
+from smelt.ir import NONE, Arg, Graph, Node, TensorType, TupleType, Value
 from smelt.ops.catalogue import record_of
 from smelt.ops.lowering import lower
 from smelt.passes.base import Pass, PassContext, emitter
@@ -19,22 +19,27 @@ def _run(graph: Graph, context: PassContext) -> bool:
     while pending:
         found: list[Node] = []
         for node in pending:
-            found.extend(_lower(rewriter, node))
+            found.extend(lower_node(rewriter, node))
         pending = found
     return rewriter.edits > 0
 
 
-def _lower(rewriter: Rewriter, node: Node) -> list[Node]:
-    """Lower one node; the nodes that took its place."""
+def lower_node(rewriter: Rewriter, node: Node, *, exact: bool = True) -> list[Node]:
+    """Put the catalogue's lowering in a node's place; its nodes, none where it does not fit.
+
+    exact: only a lowering that computes bit for bit what the node computes.
+    """
     record = record_of(node.op)
-    if record is None or record.lower is None or not record.exact or node.parent is None or "autocast" in node.mode:
+    if record is None or record.lower is None or (exact and not record.exact):
+        return []
+    if node.parent is None or "autocast" in node.mode:
         # Under autocast an operator's result type depends on its name.
         return []
     if not all(_is_static(v) for v in (*node.operands(), *node.results)):
         return []
     before, edits = node.prev, rewriter.edits
     with rewriter.builder.at(node):
-        parts = lower(node, emitter(rewriter), exact=True)
+        parts = lower(node, emitter(rewriter), exact=exact)
     added = _added(node, before)
     if parts is None or not _fits(node, parts):
         for one in reversed(added):
@@ -64,7 +69,7 @@ def _fits(node: Node, parts: tuple[Arg, ...]) -> bool:
     types = [r.type for r in node.results]
     if len(types) == 1 and isinstance(types[0], TupleType):
         types = list(types[0].elements)
-    return [p.type if isinstance(p, Value) else None for p in parts] == types
+    return [p.type if isinstance(p, Value) else NONE for p in parts] == types
 
 
 def _replace(rewriter: Rewriter, node: Node, parts: tuple[Arg, ...]) -> None:

@@ -16,7 +16,7 @@ from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.sharing import feared_sources
-from smelt.ir import Arg, Node, TensorType, TupleType, Type, Value
+from smelt.ir import NONE, Arg, Node, TensorType, TupleType, Type, Value
 from smelt.ops.convert import dtype_to_torch, to_torch
 from smelt.ops.meta import CannotRun, meta_outcome
 from smelt.ops.modes import entered
@@ -116,7 +116,7 @@ def _emit_python(ctx: Context, node: Node, op: Any, args: Sequence[Any], strides
             outs.append(ctx.result(value, strides))
         elif isinstance(value.type, TupleType) and all(isinstance(t, TensorType) for t in value.type.elements):
             outs.extend(_element_slots(ctx, value, value.type))
-        else:
+        elif value.type != NONE:
             raise cannot_lower(node, f"its result is {value.type}, and only tensors can be in a plan")
     ctx.builder.emit(PyCall(_python_call(op, tuple(args), slots, node.mode), slots, tuple(outs)))
     ctx.note(node, "python", str(op))
@@ -166,7 +166,9 @@ def _python_call(op: Any, args: tuple[Any, ...], slots: tuple[int, ...], mode: s
 def _flat(result: Any) -> Any:
     if isinstance(result, torch.Tensor) or result is None:
         return result
-    return [t for item in result for t in (_flat(item) if isinstance(item, (list, tuple)) else (item,))]
+    flat = (t for item in result for t in (_flat(item) if isinstance(item, (list, tuple)) else (item,)))
+    # What an operator leaves out has no slot.
+    return [t for t in flat if t is not None]
 
 
 def lower_in_place(ctx: Context, node: Node, name: str = "", rest: tuple[Any, ...] | None = None) -> bool:

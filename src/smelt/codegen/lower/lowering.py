@@ -37,7 +37,7 @@ from smelt.codegen.lower.statics import STATE_OPS
 from smelt.codegen.lower.views import lower_unpack, lower_view
 from smelt.codegen.lower.writes import lower_write, mutations
 from smelt.diag import InternalError, Options, SmeltError
-from smelt.ir import Graph, Node, TensorType, TupleType, print_node
+from smelt.ir import NONE, Graph, Node, TensorType, TupleType, print_node
 from smelt.ops.effects import effects
 
 _RULES: dict[str, Callable[[Context, Node], bool]] = {
@@ -237,6 +237,9 @@ def _check(graph: Graph) -> None:
         if node.op != "write" and effects(node).writes and not is_idle_dropout(node):
             raise cannot_lower(node, "it writes to an operand, and the graph must be functional here")
         for value in node.results:
+            if value.type == NONE and not value.users:
+                # A tensor that an operator leaves out.
+                continue
             types = value.type.elements if isinstance(value.type, TupleType) else (value.type,)
             for type_ in types:
                 if not isinstance(type_, TensorType):

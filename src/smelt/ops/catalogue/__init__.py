@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from smelt.ops.catalogue.creation import CREATION
 from smelt.ops.catalogue.indexing import INDEXING
+from smelt.ops.catalogue.layers import LAYERS
 from smelt.ops.catalogue.nn import NN
 from smelt.ops.catalogue.pointwise import POINTWISE
 from smelt.ops.catalogue.products import PRODUCTS
@@ -25,6 +26,7 @@ CATALOGUE: tuple[OpRecord, ...] = (
     *CREATION,
     *PRODUCTS,
     *NN,
+    *LAYERS,
     *SYNONYMS,
 )
 _BY_NAME = MappingProxyType({record.name: record for record in CATALOGUE})

@@ -1,0 +1,29 @@
+"""Whole layers as products, attention and norms.   %1 = _transformer_encoder_layer_fwd %x, ...   ==>   %1 = linear ...
+
+`torch.nn` runs a layer of a transformer as one operator in evaluation mode; spelled out, each part gets the kernels
+and the fusion that it would get anywhere else. Left out where eager's own libraries are asked for.
+"""
+
+from __future__ import annotations
+
+from smelt.ir import Graph
+from smelt.ops.catalogue.layers import LAYERS
+from smelt.passes.base import Pass, PassContext
+from smelt.passes.decompose import lower_node
+
+_OPS = frozenset(record.name for record in LAYERS)
+
+
+def _run(graph: Graph, context: PassContext) -> bool:
+    rewriter = context.rewriter(graph)
+    for node in [n for n in graph.walk() if n.op in _OPS]:
+        lower_node(rewriter, node, exact=False)
+    return rewriter.edits > 0
+
+
+expand_layers = Pass(
+    "expand-layers",
+    "%1 = _transformer_encoder_layer_fwd %x, ...   ==>   %2 = linear %x, %w; ...; %1 = layer_norm ...",
+    _run,
+    rounding=True,
+)
