@@ -1,0 +1,36 @@
+"""Every block of Python in docs/ runs, those of one page in order and in one namespace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if _BLOCK.search(page.read_text(encoding="utf-8"))]
+
+
+def test_pages_have_code() -> None:
+    assert {"kernels", "profiling"} <= {page.stem for page in PAGES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "cache"))
+    names: dict[str, Any] = {"__name__": f"docs_{page.stem}"}
+    text = page.read_text(encoding="utf-8")
+    for block in _BLOCK.finditer(text):
+        # As many empty lines before the code as the page has, so that tracebacks name the page's lines; from a file
+        # of the test's own, because what is compiled is read for its source.
+        path = tmp_path / f"{page.stem}_{block.start()}.py"
+        path.write_text("\n" * text[: block.start(1)].count("\n") + block.group(1), encoding="utf-8")
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), names)
+
+
+@pytest.mark.parametrize("page", [*sorted(DOCS.rglob("*.md")), *DOCS.parent.glob("*.md")], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
