@@ -32,6 +32,8 @@ TORCH_DTYPE = {
     DType.F64: torch.float64,
 }
 SMELT_DTYPE = {t: d for d, t in TORCH_DTYPE.items()}
+# Bytes behind the scratch memory that are looked at.
+_BEYOND = 1 << 16
 
 
 def machine_isas() -> list[Isa]:
@@ -54,16 +56,18 @@ def call(
     ranges: Sequence[tuple[int, int]],
     scratch_nbytes: int = 0,
 ) -> int:
-    """Run a kernel over ranges of its work items; the first code that is not 0."""
+    """Run a kernel over ranges of its items, which must keep to its scratch memory; the first code that is not 0."""
     address = load(source.text, isa).address(source.symbol)
     function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(
         address
     )
     args = (ctypes.c_int64 * (len(tensors) + len(words)))(*(t.data_ptr() for t in tensors), *words)
-    memory = torch.full((scratch_nbytes + 64,), 0xA5, dtype=torch.uint8)
-    scratch = (memory.data_ptr() + 63) // 64 * 64 if scratch_nbytes else None
+    memory = torch.full((scratch_nbytes + 64 + _BEYOND,), 0xA5, dtype=torch.uint8)
+    scratch = (memory.data_ptr() + 63) // 64 * 64 if scratch_nbytes else 0
+    beyond = memory[scratch - memory.data_ptr() + scratch_nbytes :] if scratch else memory
     for begin, end in ranges:
-        code = function(ctypes.addressof(args), begin, end, scratch)
+        code = function(ctypes.addressof(args), begin, end, scratch or None)
+        assert bool((beyond == 0xA5).all()), "the kernel wrote past its scratch memory"
         if code:
             return int(code)
     return 0

@@ -91,6 +91,16 @@ def test_strides_and_offsets(isa: Isa) -> None:
 
 
 @ISAS
+def test_one_buffer_at_several_offsets(isa: Isa) -> None:
+    """As columns of boxes: each load begins at an element of its own."""
+    n = 75
+    parts = [load(0, 1, offset=k * n) for k in range(4)]
+    expr = op("sub", op("mul", parts[1], parts[2]), op("add", parts[0], parts[3]))
+    made = nest([F32, F32], (n,), (), [Store(1, at(1), expr), Store(1, at(1, offset=n), parts[3])])
+    check(made, isa, [_drawn([4, n])], torch.zeros(2, n))
+
+
+@ISAS
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("shape", [(16, 16), (33, 70), (8, 100), (100, 8), (1, 5), (128, 64)], ids=str)
 def test_transpose(shape: tuple[int, int], dtype: DType, isa: Isa) -> None:
@@ -316,6 +326,20 @@ def test_softmax_and_layer_norm(sizes: tuple[int, int], isa: Isa) -> None:
     x, w = _drawn(sizes), _drawn([sizes[1]], seed=1)
     check(softmax(*sizes), isa, [x], torch.zeros(sizes))
     check(layer_norm(*sizes), isa, [x, w], torch.zeros(sizes), tolerance=2e-5)
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", [F32, DType.F64], ids=str)
+@pytest.mark.parametrize("n", [5, 64, 1000])
+def test_rows_of_scratch_lie_apart(n: int, dtype: DType, isa: Isa) -> None:
+    """Two rows of values that later passes read again."""
+    e, t = op("exp", load(0, n, 1, dtype=dtype)), op("tanh", load(1, n, 1, dtype=dtype))
+    total = [op("div", part, Ref(name, dtype)) for part, name in ((e, "r"), (t, "s"))]
+    body = [Let("e", e), Let("t", t), Reduce("r", "sum", e, dtype), Reduce("s", "max", t, dtype)]
+    made = nest([dtype] * 3, (3,), (n,), [*body, Store(2, at(n, 1), op("sub", *total))])
+    x, y = _drawn([3, n], dtype), _drawn([3, n], dtype, 1)
+    check(made, isa, [x, y], torch.zeros(3, n, dtype=x.dtype))
+    assert emit_nest(made, isa).scratch_nbytes >= 2 * n * dtype.itemsize
 
 
 @ISAS

@@ -1,0 +1,52 @@
+"""In which dtype nests meet operands and where they round, beside eager to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smelt.ir import parse
+from smelt.ops.convert import type_of
+from smelt.ops.evaluate import evaluate
+from tests.fusion.harness import run_nest
+
+_HALF = (torch.bfloat16, torch.float16)
+# (of four elements, 0-d): their values are told apart in the wider dtype and not in the other, or the other way round.
+_MIXED = {
+    "f32 and f64": (torch.tensor([0.1, 0.2, -0.1, 0.3]), torch.tensor(0.1, dtype=torch.float64)),
+    "bf16 and f32": (torch.tensor([0.1, 0.2, -0.1, 0.3]).bfloat16(), torch.tensor(0.1)),
+    "i8 and i64": (torch.tensor([44, 45, -1, 0], dtype=torch.int8), torch.tensor(300)),
+    "i32 and f32": (torch.tensor([1, 2, 3, 4], dtype=torch.int32), torch.tensor(2.5)),
+    "u8 and bool": (torch.tensor([1, 0, 2, 255], dtype=torch.uint8), torch.tensor(True)),
+    "f32 and i64": (torch.tensor([16777216.0, 1.0, 0.0, -1.0]), torch.tensor(16777217)),
+}
+
+
+@pytest.mark.parametrize("op", ["eq", "lt", "ge"])
+@pytest.mark.parametrize("name", _MIXED)
+@pytest.mark.parametrize("turned", [False, True])
+def test_comparisons_meet_in_torchs_dtype(name: str, op: str, turned: bool) -> None:
+    x, y = _MIXED[name]
+    operands = "%y, %x" if turned else "%x, %y"
+    graph = parse(f"""\
+graph f(%x: {type_of(x)}, %y: {type_of(y)}) -> bool[4] {{
+  %0: bool[4] = aten.{op}.Tensor({operands})
+  return %0
+}}""")
+    (expected,) = evaluate(graph, [x, y])
+    assert torch.equal(run_nest(graph, [x, y]).results[0], expected)
+
+
+@pytest.mark.parametrize("dtype", _HALF, ids=str)
+@pytest.mark.parametrize("op", ["mean.dim(%x, [1])", "sum.dim_IntList(%x, [1])", "amax.default(%x, [1])"])
+def test_reductions_of_half_types_round_once(op: str, dtype: torch.dtype) -> None:
+    """Of whole numbers, whose sum is exact in f32 and none of the half type's."""
+    x = ((torch.arange(3 * 301) * 7) % 13).view(3, 301).to(dtype)
+    kind = str(type_of(x)).partition("[")[0]
+    graph = parse(f"""\
+graph f(%x: {type_of(x)}) -> {kind}[3] {{
+  %0: {kind}[3] = aten.{op}
+  return %0
+}}""")
+    (expected,) = evaluate(graph, [x])
+    assert torch.equal(run_nest(graph, [x]).results[0], expected)
