@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.smelt-installed
 
-.PHONY: run test lint types layers unit nightly bench clean
+.PHONY: run test lint types layers unit nightly mutants bench clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,6 +34,11 @@ unit: $(STAMP)
 
 nightly: $(STAMP)
 	$(BIN)/pytest -n 2 -m nightly
+	$(MAKE) mutants
+
+# Bugs seeded one by one into a copy of the sources: the tests must catch each.
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants.run
 
 bench: $(STAMP)
 	$(BIN)/smelt bench --json bench/results/latest.json --plot bench/results/latest.png

@@ -89,6 +89,13 @@ def test_masks(sizes: tuple[int, ...], is_bool: bool, queries: int, isa: Isa) ->
         check(case)
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 600), (1, 4, 12, 600), (2, 1, 12, 600), (1, 1, 12, 1)], ids=str)
+@pytest.mark.parametrize("is_bool", [False, True])
+def test_masks_over_several_blocks_of_keys(sizes: tuple[int, ...], is_bool: bool) -> None:
+    mask = normal(*sizes, seed=9)
+    check(Case(*operands(2, 4, 2, 12, 600, 16), mask=mask > -1.0 if is_bool else 3 * mask))
+
+
 def test_masks_in_other_layouts() -> None:
     q, k, v = operands(1, 2, 2, 12, 37, 16)
     mask = normal(37, 12, seed=4).t()

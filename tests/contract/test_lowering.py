@@ -112,6 +112,25 @@ graph f(%a: {dtype}{left}, %b: {dtype}{right}) -> {dtype}{result} {{
         assert plan.report.counts == {"kernel": 1, "fused": 1}
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "result"),
+    [
+        ("[5, 20, 30]", "[5, 30, 40]", "[5, 20, 40]"),
+        ("[2, 3, 20, 30]", "[3, 30, 40]", "[2, 3, 20, 40]"),
+        ("[2, 3, 4, 30]{360, 30, 90, 1}", "[2, 3, 30, 40]", "[2, 3, 4, 40]"),
+    ],
+)
+def test_every_batch_has_its_own_residual(isa: None, left: str, right: str, result: str) -> None:
+    text = f"""\
+graph f(%a: f32{left}, %b: f32{right}, %r: f32{result}) -> f32{result} {{
+  %0: f32{result} = aten.matmul.default(%a, %b)
+  %1: f32{result} = aten.add.Tensor(%0, %r)
+  return %1
+}}"""
+    inputs = [_laid(kind, torch.float32, seed) for seed, kind in enumerate((left, right, result))]
+    assert check_near(text, inputs).report.counts == {"kernel": 1, "fused": 1}
+
+
 def _laid(text: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
     sizes, _, strides = text.removesuffix("}").partition("{")
     shape = [int(n) for n in sizes.strip("[]").split(",")]
