@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from smelt._torch import shim, stable
-from smelt.runtime.check import fits_call
+from smelt.runtime.encode_records import Missing, Records
 from smelt.runtime.failures import describe
 from smelt.runtime.frame_template import FrameTemplate
 from smelt.runtime.launches import Launches
@@ -28,23 +26,12 @@ from smelt.runtime.plan import (
     Copy,
     Counts,
     Dispatch,
-    DoublePointers,
     Empty,
     Instruction,
-    Ints,
     Launch,
-    OptionalDouble,
-    OptionalInt,
-    OptionalText,
-    OptionalUse,
-    OptionalUses,
-    Out,
     Plan,
     PyCall,
     Release,
-    Text,
-    Use,
-    Uses,
     View,
     outs_of,
 )
@@ -53,11 +40,9 @@ from smelt.runtime.schedule import Enter, Group, Leave, Single, schedule
 from smelt.runtime.steps import compared_strides, python_step
 from smelt.runtime.table import (
     ANY_STRIDE,
-    CALL_CLASSES,
     FUNCTION_CELLS,
     GRAD_CELLS,
     HEADER_WORDS,
-    MAX_DOUBLES,
     PARALLEL,
     Cell,
     Launched,
@@ -67,10 +52,6 @@ from smelt.runtime.threads import c_function, team_limit, team_words
 
 _RANGES = ("aoti_record_function_start", "aoti_record_function_end")
 _GET_DATA = "aoti_torch_get_data_ptr"
-
-
-class _Missing(Exception):
-    """This instruction needs a symbol, an enum value or a call shape that is not there."""
 
 
 @dataclass(frozen=True)
@@ -104,19 +85,14 @@ class Encoded:
     profile: Profile | None = None
 
 
-class _Encoder:
+class _Encoder(Records):
     def __init__(self, plan: Plan) -> None:
+        frame = FrameTemplate()
+        super().__init__(frame, _slot_cells(plan, frame))
         self.plan = plan
-        self.frame = FrameTemplate()
-        self.words: list[int] = [0] * HEADER_WORDS
-        self.starts: list[int] = []
         self.uncounted: set[int] = set()
-        self.owners: list[int] = []
         self.steps: list[PyCall] = []
-        self.cleanup: list[tuple[int, int]] = []
         self.counts = Counts()
-        self.current = 0
-        self.cell_of = self._slot_cells()
         self.held = dict(plan.held)
         self.arena_offsets = {planned.slot: planned.offset for planned in plan.arena}
         self.arena_cells = (self.frame.cell(), self.frame.cell())
@@ -126,15 +102,6 @@ class _Encoder:
         self.waiting: dict[int, list[tuple[int, int]]] = {}
         self.scratch_nbytes = 0
         self.arguments = self._arguments()
-
-    def _slot_cells(self) -> list[int]:
-        first = self.frame.block(self.plan.nslots)
-        inputs = set(self.plan.inputs)
-        order = [*self.plan.inputs, *(s for s in range(self.plan.nslots) if s not in inputs)]
-        cells = [0] * self.plan.nslots
-        for i, slot in enumerate(order):
-            cells[slot] = first + i
-        return cells
 
     def group(self, group: Group) -> None:
         """Independent launches as one record; their descriptors stand side by side."""
@@ -187,34 +154,6 @@ class _Encoder:
         else:
             self.waiting.setdefault(spot.root, []).append((cell, spot.offset))
 
-    # --- words
-
-    def emit(self, op: Op, *operands: int) -> None:
-        self.starts.append(len(self.words))
-        self.owners.append(self.current)
-        self.words += [op, 2 + len(operands), *operands]
-
-    def call(self, symbol: str, words: Sequence[int], doubles: Sequence[int] = ()) -> None:
-        where = shim.address(symbol)
-        if where is None or not fits_call(len(words), len(doubles)):
-            raise _Missing(symbol)
-        self.call_cell(self.frame.const(where), words, doubles)
-
-    def call_cell(self, function: int, words: Sequence[int], doubles: Sequence[int] = ()) -> None:
-        for limit, plain, with_doubles in CALL_CLASSES:
-            if len(words) <= limit:
-                padded = [*words, *([Cell.ZERO] * (limit - len(words)))]
-                if doubles:
-                    padded += [*doubles, *([Cell.ZERO] * (MAX_DOUBLES - len(doubles)))]
-                self.emit(with_doubles if doubles else plain, function, *padded)
-                return
-
-    def code_of(self, dtype: torch.dtype) -> int:
-        code = shim.dtype_code(dtype)
-        if code is None:
-            raise _Missing(f"dtype {dtype}")
-        return self.frame.const(code)
-
     # --- instructions
 
     def prologue(self) -> None:
@@ -236,7 +175,7 @@ class _Encoder:
         mark = (len(self.words), len(self.starts), len(self.cleanup), self.counts)
         try:
             self._native(instruction)
-        except (_Missing, stable.Unsupported):
+        except (Missing, stable.Unsupported):
             nwords, nrecords, ncleanup, self.counts = mark
             self.uncounted = {start for start in self.uncounted if start < nwords}
             del self.words[nwords:], self.starts[nrecords:], self.owners[nrecords:], self.cleanup[ncleanup:]
@@ -253,7 +192,8 @@ class _Encoder:
             case PyCall():
                 self._python(instruction)
             case Dispatch():
-                self._dispatch(instruction)
+                self.dispatch(instruction)
+                self.counts += Counts(dispatcher=1)
             case Release(slots=slots):
                 made = [self.cell_of[s] for s in slots if s not in self.launches.elided]
                 if made:
@@ -262,14 +202,14 @@ class _Encoder:
                 self.call("aoti_torch_copy_", [self.cell_of[dst], self.cell_of[src], Cell.ZERO])
                 self.counts += Counts(library=1)
             case View(dst=dst, src=src, sizes=sizes, strides=strides, offset=offset):
-                words = [self.cell_of[src], frame.const(len(sizes)), self._ints(sizes), self._ints(strides)]
+                words = [self.cell_of[src], frame.const(len(sizes)), self.ints(sizes), self.ints(strides)]
                 words += [frame.const(offset), frame.address_of(self.cell_of[dst])]
                 self.call("aoti_torch__reinterpret_tensor", words)
             case Empty(dst=dst, sizes=sizes, strides=strides, dtype=dtype):
                 device = shim.device_type_code("cpu")
                 if device is None:
-                    raise _Missing("cpu")
-                words = [frame.const(len(sizes)), self._ints(sizes), self._ints(strides), self.code_of(dtype)]
+                    raise Missing("cpu")
+                words = [frame.const(len(sizes)), self.ints(sizes), self.ints(strides), self.code_of(dtype)]
                 words += [frame.const(device), Cell.ZERO, frame.address_of(self.cell_of[dst])]
                 self.call("aoti_torch_empty_strided", words)
             case CheckLayout():
@@ -279,26 +219,18 @@ class _Encoder:
 
     def _launch(self, launch: Launch) -> None:
         if self.current not in self.launches.code:
-            raise _Missing(launch.kernel.symbol)
+            raise Missing(launch.kernel.symbol)
         # One with items is part of a group.
         self.counts += Counts(kernels=1)
-
-    def _ints(self, values: tuple[int, ...]) -> int:
-        return self.frame.const(self.frame.data(ctypes.c_int64, values))
 
     def _check(self, planned: CheckLayout) -> None:
         getters = ("dim", "sizes", "strides", *(("dtype",) if planned.dtype is not None else ()))
         if any(not shim.has(f"aoti_torch_get_{what}") for what in getters):
-            raise _Missing("getters")
+            raise Missing("getters")
         strides = tuple(ANY_STRIDE if s is None else s for s in compared_strides(planned))
         dtype = Cell.ZERO if planned.dtype is None else self.code_of_cell(planned.dtype)
         ndim = len(planned.sizes)
-        self.emit(Op.CHECK, self.cell_of[planned.slot], ndim, self._ints(planned.sizes), self._ints(strides), dtype)
-
-    def code_of_cell(self, dtype: torch.dtype) -> int:
-        """Like `code_of`, in a cell of its own where the code is 0: cell 0 means that any dtype will do."""
-        cell = self.code_of(dtype)
-        return self.frame.cell(0) if cell == Cell.ZERO else cell
+        self.emit(Op.CHECK, self.cell_of[planned.slot], ndim, self.ints(planned.sizes), self.ints(strides), dtype)
 
     def _call(self, call: Call) -> None:
         words: list[int] = []
@@ -308,56 +240,12 @@ class _Encoder:
             if isinstance(arg, float):
                 doubles.append(self.frame.double(arg))
             else:
-                words.append(self._word(arg, gathers))
+                words.append(self.word(arg, gathers))
         for dst, src in gathers:
             self.emit(Op.SET, dst, src)
         with self._range(call):
             self.call(call.symbol, words, doubles)
         self.counts += Counts(library=1)
-
-    def _word(self, arg: Any, gathers: list[tuple[int, int]]) -> int:
-        frame = self.frame
-        match arg:
-            case None | OptionalUse(slot=None) | OptionalInt(None) | OptionalDouble(None) | OptionalText(None):
-                return Cell.ZERO
-            case Use(slot=slot):
-                return self.cell_of[slot]
-            case Out(slot=slot) | OptionalUse(slot=int(slot)):
-                return frame.address_of(self.cell_of[slot])
-            case Uses(slots=slots):
-                first = frame.block(max(len(slots), 1))
-                gathers += [(first + i, self.cell_of[s]) for i, s in enumerate(slots)]
-                return frame.address_of(first)
-            case OptionalUses(slots=optional):
-                sources = [Cell.ZERO if s is None else frame.address_of(self.cell_of[s]) for s in optional]
-                first = frame.block(max(len(optional), 1))
-                gathers += [(first + i, source) for i, source in enumerate(sources)]
-                return frame.address_of(first)
-            case Ints(values=values):
-                return self._ints(values)
-            case OptionalInt(value=int(value)):
-                return self._ints((value,))
-            case _:
-                return self._constant_word(arg)
-
-    def _constant_word(self, arg: Any) -> int:
-        frame = self.frame
-        match arg:
-            case OptionalDouble(value=value):
-                return frame.const(frame.data(ctypes.c_double, (value,)))
-            case DoublePointers(values=values):
-                pointers = tuple(0 if v is None else frame.data(ctypes.c_double, (v,)) for v in values)
-                return self._ints(pointers)
-            case Text(value=text):
-                return frame.const(frame.text(text))
-            case OptionalText(value=str(text)):
-                return self._ints((frame.text(text),))
-            case torch.dtype():
-                return self.code_of(arg)
-            case int():
-                return frame.const(int(arg))
-            case _:
-                raise _Missing(f"{arg!r}")
 
     def _python(self, step: PyCall) -> None:
         self.steps.append(step)
@@ -389,67 +277,6 @@ class _Encoder:
         first = len(self.words)
         yield
         self.uncounted.update(start for start in self.starts if start >= first)
-
-    # --- the dispatcher
-
-    def _dispatch(self, instruction: Dispatch) -> None:
-        words = stable.words_of(instruction.op, instruction.args, _slot_of)
-        version = shim.abi_version()
-        target = shim.address(stable.CALL)
-        if target is None or version is None or not shim.has(stable.NEW_HANDLE):
-            raise _Missing(stable.CALL)
-        nouts = len(instruction.op._schema.returns)
-        ntemps = sum(_temporaries(w) for w in words)
-        nstack = max(len(words), nouts)
-        first = self.frame.block(nstack + ntemps)
-        temps = iter(range(first + nstack, first + nstack + ntemps))
-        for i, word in enumerate(words):
-            self._build(word, first + i, temps)
-        frame = self.frame
-        schema = instruction.op._schema
-        name, overload = str(schema.name), str(schema.overload_name)
-        call = [frame.const(frame.text(name)), frame.const(frame.text(overload)), frame.address_of(first)]
-        self.emit(Op.DISPATCH, frame.const(target), *call, frame.const(version), first, nstack, nouts)
-        for i, slot in enumerate(instruction.outs):
-            if slot is None:
-                spare = frame.cell()
-                self.emit(Op.MOVE, spare, first + i)
-                self.emit(Op.RELEASE, 1, spare)
-            else:
-                self.emit(Op.MOVE, self.cell_of[slot], first + i)
-        self.counts += Counts(dispatcher=1)
-
-    def _build(self, word: stable.Word, into: int, temps: Any) -> None:
-        """Put a word of the dispatcher's stack into a cell; what it owns there is deleted if the building stops."""
-        frame = self.frame
-        at = frame.address_of(into)
-        match word:
-            case stable.Bits(value=value):
-                self.emit(Op.SET, into, frame.const(value))
-            case stable.Handle(slot=slot):
-                self.call(stable.NEW_HANDLE, [self.cell_of[slot], at])
-                self._cleans(into, stable.NEW_HANDLE)
-            case stable.Cell(word=inner):
-                temp = next(temps)
-                self._build(inner, temp, temps)
-                self.call(stable.NEW_CELL, [at])
-                self._cleans(into, stable.NEW_CELL)
-                self.emit(Op.POKE, into, temp)
-                self.emit(Op.SET, temp, Cell.ZERO)
-            case stable.List(words=words):
-                self.call(stable.NEW_LIST, [frame.const(len(words)), at])
-                self._cleans(into, stable.NEW_LIST)
-                for item in words:
-                    temp = next(temps)
-                    self._build(item, temp, temps)
-                    self.call(stable.PUSH, [into, temp])
-                    self.emit(Op.SET, temp, Cell.ZERO)
-
-    def _cleans(self, cell: int, maker: str) -> None:
-        deleter = shim.address(stable.DELETERS[maker])
-        if deleter is None:
-            raise _Missing(stable.DELETERS[maker])
-        self.cleanup.append((cell, self.frame.const(deleter)))
 
     # --- the whole
 
@@ -534,15 +361,12 @@ def encode(plan: Plan) -> Encoded:
     return encoder.finish(limit)
 
 
-def _slot_of(value: Any) -> int | None:
-    return value.slot if isinstance(value, Use) else None
-
-
-def _temporaries(word: stable.Word) -> int:
-    match word:
-        case stable.Cell(word=inner):
-            return 1 + _temporaries(inner)
-        case stable.List(words=words):
-            return sum(1 + _temporaries(w) for w in words)
-        case _:
-            return 0
+def _slot_cells(plan: Plan, frame: FrameTemplate) -> list[int]:
+    """A cell for each slot: inputs first and in order."""
+    first = frame.block(plan.nslots)
+    inputs = set(plan.inputs)
+    order = [*plan.inputs, *(s for s in range(plan.nslots) if s not in inputs)]
+    cells = [0] * plan.nslots
+    for i, slot in enumerate(order):
+        cells[slot] = first + i
+    return cells
