@@ -27,6 +27,7 @@ from smelt.passes.dce import dce
 from smelt.passes.fold_batch_norm import fold_batch_norm
 from smelt.passes.functionalize import functionalize
 from smelt.passes.fuse_bias import fuse_bias
+from smelt.passes.hoist_products import hoist_products
 from smelt.passes.manager import Observation, observe, run_passes
 from smelt.passes.manager import compare as difference
 from smelt.passes.merge_linears import merge_linears
@@ -35,7 +36,18 @@ from smelt.passes.spell_linear import spell_linear
 
 HERE = Path(__file__).parent
 PASSES: dict[str, Pass] = {
-    p.name: p for p in (attention, attention_fast, fold_batch_norm, fuse_bias, merge_linears, spell_linear, order, dce)
+    p.name: p
+    for p in (
+        attention,
+        attention_fast,
+        fold_batch_norm,
+        fuse_bias,
+        hoist_products,
+        merge_linears,
+        spell_linear,
+        order,
+        dce,
+    )
 }
 SDPA = "aten.scaled_dot_product_attention.default"
 LINEAR = "aten.linear.default"

@@ -76,7 +76,7 @@ _OPTIONAL = frozenset((attention_fast.name,))
 # Runs only with options={"dtype": "bf16"}.
 _NARROWING = frozenset((lower_precision.name,))
 # Does not run with options={"numerics": "eager-library"}.
-_RESPELLING = frozenset((expand_layers.name,))
+_RESPELLING = frozenset((expand_layers.name, hoist_products.name))
 
 
 def pass_names() -> tuple[str, ...]:
@@ -89,8 +89,6 @@ def chosen_passes(options: Options) -> tuple[Pass, ...]:
     left_out = set(options.skip) | (_OPTIONAL - set(options.enable))
     if options.dtype != "bf16":
         left_out |= _NARROWING
-    if options.numerics == "eager-library":
-        left_out.add(hoist_products.name)
     if options.numerics == "eager-library":
         left_out |= _RESPELLING
     return tuple(p for p in OPTIMIZED if p.name not in left_out)[: options.stop_after]

@@ -111,12 +111,12 @@ def _types_with(node: Node, types: Mapping[Value, Type]) -> tuple[Type, ...] | N
         return None
     copy.results = [Value(r.name, t, copy) for r, t in zip(node.results, found, strict=True)]
     for old, now, result in zip(aliases(node), aliases(copy), node.results, strict=True):
-        if bool(old) != bool(now) and _escapes(result):
+        if bool(old) != bool(now) and escapes(result):
             return None
     return found
 
 
-def _escapes(value: Value) -> bool:
+def escapes(value: Value) -> bool:
     """Whether the memory of a value may be yielded by a region or written."""
     for user in value.users:
         if isinstance(user, Region):
@@ -124,6 +124,6 @@ def _escapes(value: Value) -> bool:
         if user.regions or value in effects(user).writes:
             return True
         for result, shared in zip(user.results, aliases(user), strict=True):
-            if value in shared and _escapes(result):
+            if value in shared and escapes(result):
                 return True
     return False
