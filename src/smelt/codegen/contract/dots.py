@@ -10,6 +10,7 @@ Invariant: as for `gemm`; a chain of a lane has k / lanes terms, which rounds le
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,18 +23,21 @@ from smelt.codegen.contract.tiling import Tiling
 from smelt.codegen.contract.vectors import lane_mask, masked_load, shuffled
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
+from smelt.codegen.llvm.text import Carried
 
 HEIGHTS = (1, 2, 4, 8)
 """Row counts with a kernel of their own; a kernel serves fewer rows, too."""
 
-_AHEAD_NBYTES = 4096
+_SHAPES = {1: (8, 2), 2: (4, 2), 4: (4, 1), 8: (2, 1)}
+_FEW_REGISTERS = {1: (4, 2), 2: (2, 2), 4: (2, 1), 8: (1, 1)}
 _LINE_NBYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Dots:
     """A kernel for up to `height` rows. Its buffers and words are those of `gemm.Gemm`, with "columns" for the right
-    matrix; `block_rows` is the number of columns of an item, at most `tiling.panel`.
+    matrix; `block_rows` is the number of columns of an item, at most `tiling.panel`; `direct`: whether the
+    matrix is asked for ahead of its use.
     """
 
     tiling: Tiling
@@ -58,10 +62,10 @@ class _DotsDriver(Driver):
     def __init__(self, dots: Dots, isa: Isa) -> None:
         super().__init__(dots.tiling, dots.epilogue, isa)
         self.height = dots.height
-        # Registers of sums: enough to hide the latency of a multiply-add, few enough to stay in registers.
-        self.chains = 2 if dots.height == max(HEIGHTS) else 4
-        if dots.height * self.chains > isa.vector_registers // 2:
-            self.chains = 1
+        # Lines at once, and registers of sums for each with each row: enough to hide the latency of a multiply-add, few
+        # enough to stay in registers. Many lines share loads of the left matrix and the work of summing up lanes.
+        lines, self.chains = (_SHAPES if isa.vector_registers >= 32 else _FEW_REGISTERS)[dots.height]
+        self.lines = min(lines, dots.tiling.lanes)
 
     def text(self) -> str:
         """The whole module."""
@@ -79,11 +83,17 @@ class _DotsDriver(Driver):
         right = fn.gep("i8", self.start("right", outer, inner), self.nbytes(fn.mul(column, word["right_step"])))
         rows = [fn.gep("i8", left, self.nbytes(fn.mul(self._clamped(i, word["m"]), word["left_row"])))
                 for i in range(self.height)]  # fmt: skip
-        with fn.loop(0, columns) as c:
-            line = fn.gep("i8", right, self.nbytes(fn.mul(c.index, word["right_step"])))
-            for i, total in enumerate(self._dots(rows, line)):
-                at = fn.gep("i8", "%scratch", fn.mul(fn.add(c.index, i * self.tiling.panel), self.tiling.sum_nbytes))
-                fn.store(self.tiling.sum_type, self._folded(total), at)
+        step = self.nbytes(word["right_step"])
+        last = fn.let(f"sub nsw i64 {columns}, 1", "i")
+        ahead = fn.mul(step, self.lines)
+        self.far = fn.let(f"icmp ne i64 {word['direct']}, 0", "b")
+        with fn.loop(0, columns, self.lines) as c:
+            # Lines beyond the last are the last again; their sums lie behind what is stored.
+            at = [minimum(fn, fn.add(c.index, i), last) if i else c.index for i in range(self.lines)]
+            lines = [fn.gep("i8", right, fn.mul(i, step)) for i in at]
+            for i, totals in enumerate(self._dots(rows, lines, ahead)):
+                to = fn.gep("i8", "%scratch", fn.mul(fn.add(c.index, i * self.tiling.panel), self.tiling.sum_nbytes))
+                self._store(self._folded(totals), to)
         self.finish_block(outer, inner, "0", column, word["m"], columns)
 
     def _clamped(self, number: int, count: str) -> str:
@@ -94,43 +104,51 @@ class _DotsDriver(Driver):
         inside = fn.let(f"icmp slt i64 {number}, {count}", "b")
         return fn.let(f"select i1 {inside}, i64 {number}, i64 {fn.let(f'sub nsw i64 {count}, 1', 'i')}", "i")
 
-    def _dots(self, rows: list[str], line: str) -> list[str]:
-        """For each row a register of partial sums with a row of the right matrix."""
+    def _dots(self, rows: list[str], lines: list[str], ahead: str) -> list[list[str]]:
+        """For each row and each line of the right matrix a register of partial sums."""
         fn, tiling, k = self.fn, self.tiling, self.word["k"]
         step = tiling.lanes * tiling.group
         stride = step * self.chains
         whole = fn.mul(fn.let(f"udiv i64 {k}, {stride}", "i"), stride)
-        zeros = [(tiling.vector, "zeroinitializer")] * (len(rows) * self.chains)
+        places = [(i, j) for i in range(len(rows)) for j in range(len(lines))]
+        zeros = [(tiling.vector, "zeroinitializer")] * (len(places) * self.chains)
         with fn.loop(0, whole, stride, zeros) as loop:
             at = fn.mul(loop.index, tiling.element_nbytes)
-            self._prefetch(line, at)
             for chain in range(self.chains):
                 there = fn.add(at, chain * step * tiling.element_nbytes)
-                right = self._load(line, there, None)
-                for row, carried in zip(rows, loop.carried[chain :: self.chains], strict=True):
-                    carried.next = multiply_add(fn, tiling, self._load(row, there, None), right, carried.now)
+                self._prefetch(lines, there, ahead)
+                self._multiply(rows, lines, there, None, loop.carried[chain :: self.chains])
         firsts = []
-        for i in range(len(rows)):
+        for i in range(len(places)):
             first, *others = (c.last for c in loop.carried[i * self.chains : (i + 1) * self.chains])
             for other in others:
                 first = fn.let(f"fadd {tiling.vector} {first}, {other}")
             firsts.append(first)
         with fn.loop(whole, k, step, [(tiling.vector, first) for first in firsts]) as tail:
             mask = lane_mask(fn, step, fn.let(f"sub nsw i64 {k}, {tail.index}", "i"))
-            at = fn.mul(tail.index, tiling.element_nbytes)
-            right = self._load(line, at, mask)
-            for row, carried in zip(rows, tail.carried, strict=True):
-                carried.next = multiply_add(fn, tiling, self._load(row, at, mask), right, carried.now)
-        return [c.last for c in tail.carried]
+            self._multiply(rows, lines, fn.mul(tail.index, tiling.element_nbytes), mask, tail.carried)
+        sums = [c.last for c in tail.carried]
+        return [sums[i * len(lines) : (i + 1) * len(lines)] for i in range(len(rows))]
 
-    def _prefetch(self, line: str, at: str) -> None:
-        """Ask for memory further ahead than the hardware's own prefetching, which stops at pages, looks."""
+    def _multiply(
+        self, rows: list[str], lines: list[str], offset: str, mask: str | None, sums: Sequence[Carried]
+    ) -> None:
+        """Add one register of products of each row with each line."""
+        left = [self._load(row, offset, mask) for row in rows]
+        right = [self._load(line, offset, mask) for line in lines]
+        for n, carried in enumerate(sums):
+            row, line = divmod(n, len(lines))
+            carried.next = multiply_add(self.fn, self.tiling, left[row], right[line], carried.now)
+
+    def _prefetch(self, lines: list[str], at: str, ahead: str) -> None:
+        """Ask for the same place of the next lines, if they are far: the hardware's own prefetching stops at pages."""
         fn, tiling = self.fn, self.tiling
         fn.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        taken = self.chains * tiling.lanes * tiling.group * tiling.element_nbytes
-        for offset in range(0, taken, _LINE_NBYTES):
-            ahead = fn.gep("i8", line, fn.add(at, _AHEAD_NBYTES + offset))
-            fn.do(f"call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 2, i32 1)")
+        with fn.when(self.far):
+            for line in lines:
+                for offset in range(0, tiling.lanes * tiling.group * tiling.element_nbytes, _LINE_NBYTES):
+                    there = fn.gep("i8", fn.gep("i8", line, fn.add(at, offset)), ahead)
+                    fn.do(f"call void @llvm.prefetch.p0(ptr {there}, i32 0, i32 2, i32 1)")
 
     def _load(self, line: str, offset: str, mask: str | None) -> str:
         fn, tiling = self.fn, self.tiling
@@ -145,12 +163,30 @@ class _DotsDriver(Driver):
         value = masked_load(fn, f"<{many} x i16>", at, mask, 2)
         return fn.let(f"bitcast <{many} x i16> {value} to <{many} x bfloat>")
 
-    def _folded(self, total: str) -> str:
-        """The sum of a register's lanes, by halves."""
+    def _store(self, total: str, at: str) -> None:
+        """Write the first lanes of a register, one for each line."""
         fn, tiling = self.fn, self.tiling
-        width = tiling.lanes
+        if self.lines == 1:
+            fn.store(tiling.sum_type, fn.let(f"extractelement {tiling.vector} {total}, i64 0"), at)
+            return
+        some = f"<{self.lines} x {tiling.sum_type}>"
+        fn.store(some, shuffled(fn, tiling.vector, total, total, range(self.lines)), at, tiling.sum_nbytes)
+
+    def _folded(self, totals: list[str]) -> str:
+        """A register whose first lanes are the sums of the lanes of each of `totals`.
+
+        Two registers are added by halves into one as long as there are two, so that each addition serves all lanes.
+        """
+        width = self.tiling.lanes
         while width > 1:
             width //= 2
-            lanes = [i % width + width * (i < width) for i in range(tiling.lanes)]
-            total = fn.let(f"fadd {tiling.vector} {total}, {shuffled(fn, tiling.vector, total, total, lanes)}")
-        return fn.let(f"extractelement {tiling.vector} {total}, i64 0")
+            others = totals[1::2] or totals
+            totals = [self._halved(a, b, width) for a, b in zip(totals[::2], others, strict=True)]
+        return totals[0]
+
+    def _halved(self, a: str, b: str, width: int) -> str:
+        """Sums of both halves of each run of 2 * width lanes: those of `a`, then those of `b`."""
+        fn, vector, lanes = self.fn, self.tiling.vector, self.tiling.lanes
+        low = [i for i in range(2 * lanes) if i % (2 * width) < width]
+        high = [i + width for i in low]
+        return fn.let(f"fadd {vector} {shuffled(fn, vector, a, b, low)}, {shuffled(fn, vector, a, b, high)}")

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from smelt.codegen.contract.dots import HEIGHTS, Dots, dots_source
 from smelt.codegen.contract.epilogue import Bound
 from smelt.codegen.contract.gemm import MAX_ROWS, Gemm, Right, gemm_source
+from smelt.codegen.contract.lines import HEIGHTS as LINE_HEIGHTS
+from smelt.codegen.contract.lines import MAX_COLUMNS, Lines, lines_source
 from smelt.codegen.contract.problem import Problem
-from smelt.codegen.contract.tiling import Tiling, tiling_for, wide_tiling
+from smelt.codegen.contract.tiling import Tiling, tiling_for
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.ir import DType
@@ -16,12 +18,14 @@ from smelt.ir import DType
 # Estimates of one core, for the grain of threads: what a tile computes and memory delivers, and a chunk worth claiming.
 _FLOPS_PER_NS, _BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
 _CHUNKS = 16
+# A matrix of so many bytes may still be in a core's own cache from its last use.
+_NEAR_NBYTES = 512 * 1024
 # Columns of an item of dot products.
 _DOT_COLUMNS = 32
 # With fewer terms than this a result is mostly stored, which the library does with less ado unless it is small.
 _LEAST_TERMS, _SMALL = 8, 4096
-# Rows that the wide panels of `wide_tiling` serve.
-_WIDE_ROWS = 2
+# Items that share the columns of a matrix read line by line, where each still reads pieces of `_LEAST_COLUMNS`.
+_LINE_ITEMS, _LEAST_COLUMNS = 8, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,12 @@ def plan_product(isa: Isa, dtype: DType, right: Right, problem: Problem, batch: 
     Raises: ValueError if the instruction set has no product of that dtype.
     """
     tiling = tiling_for(isa, dtype)
-    wide = wide_tiling(isa, dtype)
-    if tiling is None or wide is None:
+    if tiling is None:
         raise ValueError(f"no product of {dtype} for {isa.name}")
     if takes_dots(problem.m, right):
         return _dots(isa, tiling, problem, batch, bound)
-    if right == "rows" and problem.m <= _WIDE_ROWS and problem.n >= 2 * wide.panel and tiling.group == 1:
-        tiling = wide
+    if right == "rows" and problem.m <= max(LINE_HEIGHTS) and tiling.group == 1:
+        return _lines(isa, tiling, problem, batch, bound)
     return _gemm(isa, tiling, right, problem, batch, bound)
 
 
@@ -70,8 +73,19 @@ def _dots(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) 
     items = batch * _ceil(problem.n, columns)
     nbytes = min(columns, problem.n) * problem.k * tiling.element_nbytes
     item_ns = nbytes * max(1.0 / _BYTES_PER_NS, problem.m / (4 * _FLOPS_PER_NS))
-    words = (*replace(problem, block_rows=columns).words(), *bound.words)
+    far = int(problem.n * problem.k * tiling.element_nbytes > _NEAR_NBYTES)
+    words = (*replace(problem, block_rows=columns, direct=far).words(), *bound.words)
     return ProductPlan(dots_source(dots, isa), words, items, item_ns, dots.scratch_nbytes, "dots")
+
+
+def _lines(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
+    lines = Lines(tiling, problem.m, bound.epilogue)
+    share = _ceil(_ceil(problem.n, _LINE_ITEMS), tiling.lanes) * tiling.lanes
+    columns = min(max(share, _LEAST_COLUMNS), MAX_COLUMNS)
+    items = batch * _ceil(problem.n, columns)
+    item_ns = min(columns, problem.n) * problem.k * tiling.element_nbytes / _BYTES_PER_NS
+    words = (*replace(problem, block_rows=columns).words(), *bound.words)
+    return ProductPlan(lines_source(lines, isa), words, items, item_ns, lines.scratch_nbytes, "lines")
 
 
 def _gemm(isa: Isa, tiling: Tiling, right: Right, problem: Problem, batch: int, bound: Bound) -> ProductPlan:

@@ -6,7 +6,7 @@ that its error is that of the best libraries: one chain over K = 3072 has four t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from smelt.codegen.llvm.isa import Isa
@@ -69,14 +69,6 @@ class Tiling:
     def row_nbytes(self) -> int:
         """Bytes of a packed panel for one group of K, which is also those of a row of sums."""
         return self.panel * self.element_nbytes * self.group
-
-
-def wide_tiling(isa: Isa, dtype: DType) -> Tiling | None:
-    """The tiling for one or two rows and a matrix with rows of unit stride that is read where it lies: wider panels,
-    so that more of each of its rows is read at once, at the speed of memory.
-    """
-    base = tiling_for(isa, dtype)
-    return None if base is None else replace(base, rows=2, vectors=2 * base.vectors, heights=(2, 1))
 
 
 def tiling_for(isa: Isa, dtype: DType) -> Tiling | None:
