@@ -14,6 +14,7 @@ import torch
 
 from smelt._torch import handles
 from smelt.runtime.check import check_plan
+from smelt.runtime.heap import keep_freed_memory
 from smelt.runtime.interpret import Interpreter
 from smelt.runtime.native import native_entry
 from smelt.runtime.plan import Counts, Plan
@@ -45,6 +46,7 @@ class Executable:
 
     def __init__(self, plan: Plan, machine_code: bytes | None) -> None:
         check_plan(plan)
+        keep_freed_memory()
         self.plan = plan
         bridge = handles.bridge()
         entry = native_entry(machine_code) if machine_code is not None and bridge is not None else None
