@@ -97,7 +97,9 @@ class ArgumentTests:
         elif cls is float:
             self._float(value, place, self._variable(selector))
         elif cls in BY_VALUE:
-            self._each("value", place, selector, f"same({{v}}, {self._bind(value, 'V')})", value)
+            # A set may change in place, so a copy is what later ones are compared with.
+            seen = set(value) if cls is set else value
+            self._each("value", place, selector, f"same({{v}}, {self._bind(seen, 'V')})", seen)
         elif isinstance(value, (list, tuple, dict)) or (dataclasses.is_dataclass(cls) and not isinstance(value, type)):
             self._container(value, place, selector)
         else:
