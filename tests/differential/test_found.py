@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.differential.judge import judge
+from tests.differential.judge import OWN, judge
 from tests.differential.programs import Program
 
 F32, I64 = "torch.float32", "torch.int64"
@@ -79,7 +79,39 @@ FOUND = {
     "attention over shared places": Program(
         (T(1, (2, 2, 3, 3), F32, "overlapping"),), (), "torch.softmax(x0 @ x0.mT, -1) @ x0", is_exact=False
     ),
+    # The functional operator chooses other strides than the one that writes its statistics.
+    "batch norm of a permuted tensor": Program(
+        (T(0, (6, 4, 5), F32, "transposed"), T(1, (4,)), T(2, (4,))),
+        ("v = F.batch_norm(x0, x1, x2, None, None, True, 0.5, 0.6)",), "(v + 1, x1, x2)", is_exact=False
+    ),
 }  # fmt: skip
+
+# The same through own kernels.
+FOUND_IN_KERNELS = {
+    # Of f16 eager takes no square roots for them: -inf and -0.0 to a half are inf and 0.0.
+    "halves as exponents of f16": Program(
+        ("torch.tensor([-float('inf'), -0.0, 4.0, 2.0] * 9, dtype=torch.float16)",), (),
+        "(x0 ** 0.5, x0 ** -0.5, torch.pow(x0, torch.tensor(0.5)))", is_exact=False
+    ),
+    "halves as exponents in a tensor": Program(
+        ("torch.tensor([-float('inf'), -0.0, 4.0, 1e20, -1e20] * 9)",), (),
+        "(torch.pow(x0, torch.tensor(0.5)), torch.pow(x0, torch.tensor(-0.5)), torch.pow(x0, torch.tensor(-2.0)))",
+        is_exact=False,
+    ),
+    # Eager rounds within them, in vectors otherwise than one by one.
+    "whole quotients of bf16": Program(
+        ("torch.tensor([65536.0, 127.5] * 32, dtype=torch.bfloat16)",
+         "torch.tensor([127.5, 9.125] * 32, dtype=torch.bfloat16)"), (),
+        "(x0 // x1, torch.div(x0, x1, rounding_mode='trunc'), torch.div(x0, x1, rounding_mode='floor'))",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND_IN_KERNELS)
+def test_found_in_kernels(name: str) -> None:
+    program = FOUND_IN_KERNELS[name]
+    difference = judge(program, options=OWN)
+    assert difference is None, f"{difference}\n{program.source()}"
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -201,6 +201,16 @@ def _identity(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
     return new
 
 
+def _laid_out(b: GraphEmitter, new: Value, old: Value) -> Value:
+    """`new` in the layout of a result that goes: the functional operator may have chosen other strides."""
+    if new.type == old.type:
+        return new
+    if not isinstance(old.type, TensorType):
+        raise _lost(old)
+    room = b.call("aten.new_empty_strided.default", new, old.type.sizes, old.type.steps)
+    return fitted(b, new, room)
+
+
 # --- doing it
 
 
@@ -332,7 +342,7 @@ class _Functionalizer:
         for result, source in zip(node.results, mutation.results, strict=True):
             if not isinstance(source, int):
                 continue
-            value = fitted(self.emit, results[source], result)
+            value = _laid_out(self.emit, results[source], result)
             if result in self.content:
                 # Written later on: its uses are replaced one by one, by what it holds there.
                 self.content[result] = value

@@ -203,12 +203,16 @@ def _mul(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(p.op("mul", m, left, right), out)
 
 
+_WITHIN = "eager rounds narrow floats within it, in vectors otherwise than one by one"
+
+
 def _div(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     a, b = _pair(p, node, idx)
     out = result_dtype(node)
     _require(is_float(out), "a quotient of integers")
     mode = p.call(node).get("rounding_mode")
     m = math_dtype(out)
+    _require(mode is None or out is m, _WITHIN)
     left, right = _in_math(p, a, idx, out), _in_math(p, b, idx, out, wide_number=True)
     quotient = p.op("floordiv" if mode == "floor" else "div", m, left, right)
     return p.cast(p.op("trunc", m, quotient) if mode == "trunc" else quotient, out)
@@ -229,6 +233,7 @@ def _floor_divide(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         return _integer_division(p, node, idx, "floordiv")
     a, b = _pair(p, node, idx)
     m = math_dtype(out)
+    _require(out is m, _WITHIN)
     left, right = _in_math(p, a, idx, out), _in_math(p, b, idx, out, wide_number=True)
     return p.cast(p.op("floordiv", m, left, right), out)
 
@@ -336,9 +341,9 @@ def _power(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
             found = p.op("mul", m, x, x)
         case 3.0:
             found = p.op("mul", m, p.cast(p.cast(p.op("mul", m, x, x), out), m), x)
-        case 0.5:
+        case 0.5 if out is not DType.F16:
             found = p.op("sqrt", m, x)
-        case -0.5:
+        case -0.5 if out is not DType.F16:
             found = p.op("rsqrt", m, x)
         case -1.0:
             found = p.op("recip", m, x)

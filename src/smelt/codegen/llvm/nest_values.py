@@ -12,8 +12,8 @@ from smelt.codegen.llvm.nest_memory import Memory
 from smelt.diag import InternalError
 from smelt.ir import DType
 
-# Exponents for which eager multiplies instead.
-_POWERS = frozenset({0.5, 2.0, 3.0, -0.5, -1.0, -2.0})
+# Products are these powers for every value; roots are not at -inf and -0.0, reciprocals not where the square overflows.
+_POWERS = frozenset({2.0, 3.0})
 
 
 class Values:
@@ -87,18 +87,15 @@ class Values:
     def _operation(self, op: str, dtype: DType, value: Value, lanes: int) -> str:
         emitter = self.frame.emitter(lanes)
         if op == "pow" and isinstance(value.args[1].source, Const) and value.args[1].source.value in _POWERS:
-            return self._power(float(value.args[1].source.value), self.wide(value.args[0], lanes), dtype, lanes)
+            return self._power(int(value.args[1].source.value), self.wide(value.args[0], lanes), dtype, lanes)
         args = [self.wide(a, lanes) for a in value.args]
         return emitter.emit(op, dtype, args, operand_dtype(value))
 
-    def _power(self, exponent: float, x: str, dtype: DType, lanes: int) -> str:
-        emitter = self.frame.emitter(lanes)
-        if abs(exponent) == 0.5:
-            return emitter.emit("sqrt" if exponent > 0 else "rsqrt", dtype, [x])
+    def _power(self, exponent: int, x: str, dtype: DType, lanes: int) -> str:
         result = x
-        for _ in range(int(abs(exponent)) - 1):
-            result = emitter.emit("mul", dtype, [result, x])
-        return result if exponent > 0 else emitter.emit("recip", dtype, [result])
+        for _ in range(exponent - 1):
+            result = self.frame.emitter(lanes).emit("mul", dtype, [result, x])
+        return result
 
     # --- memory
 
