@@ -65,7 +65,7 @@ def test_quick_demo_shows_the_table_and_writes_the_files(
     assert result.output.count("barn owl") == 2  # once a system
     out = tmp_path / "new" / "folder"
     assert {p.name for p in out.iterdir()} >= {
-        "captured.txt", "optimized.txt", "explain.txt", "explain.html", "figures.json"
+        "captured.txt", "optimized.txt", "kernels.txt", "explain.txt", "explain.html", "figures.json"
     }  # fmt: skip
     if importlib.util.find_spec("matplotlib"):
         assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
@@ -214,4 +214,5 @@ def test_quick_demo_with_the_real_compiler(tmp_path: Path, quick: Callable[..., 
     assert [str(v.type) for v in optimized.inputs] == ["i64[8, 24]", "i64[8, 24]"]
     explained = (tmp_path / "explain.txt").read_text()
     assert "Breaks: none" in explained
+    assert "aten.layer_norm.default" in (tmp_path / "kernels.txt").read_text()
     assert json.loads((tmp_path / "figures.json").read_text())["neighbours_equal"] is True

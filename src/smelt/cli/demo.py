@@ -32,7 +32,8 @@ from smelt.cli.demo_model import (
 )
 from smelt.cli.demo_probe import Reading, Request, System, build, read_in_fresh_process
 from smelt.cli.demo_report import Outcome, Starts
-from smelt.diag import VerifyError
+from smelt.diag import SmeltError, VerifyError
+from smelt.inspect.kernels import compiled_units, listing
 
 QUERIES = (
     "How do plants live on sunlight?",
@@ -96,6 +97,7 @@ def demo(
     Files in --out:
       captured.txt    the graph as recorded, with the source lines
       optimized.txt   the graph that runs
+      kernels.txt     the kernels made for it, as loops
       explain.txt     passes, kernels, guards, times
       explain.html    the same for a browser
       demo.png        time of every batch
@@ -156,7 +158,7 @@ def run_demo(settings: Settings, out: Path, cache_dir: str) -> Outcome:
     outcome = Outcome(count, settings.shape.rows, pair, starts, tuple(answers))
     _show(console, settings, outcome, sentences)
     _write_files(settings, outcome, model, compiled, batches[0], out, cache_dir)
-    console.print(f"graphs, report, plot and figures: {out}", highlight=False)
+    console.print(f"graphs, kernels, report, plot and figures: {out}", highlight=False)
     _check(outcome)
     return outcome
 
@@ -222,6 +224,7 @@ def _write_files(
         program = smelt.trace(model, (batch.ids, batch.mask), options={"cache_dir": cache_dir})
         (out / "captured.txt").write_text(f"{program.graph}\n", encoding="utf-8")
         (out / "optimized.txt").write_text(f"{program.graph_for(batch.ids, batch.mask)}\n", encoding="utf-8")
+    (out / "kernels.txt").write_text(_kernels(compiled), encoding="utf-8")
     report = smelt.explain(compiled)
     (out / "explain.txt").write_text(f"{report}\n", encoding="utf-8")
     report.to_html(out / "explain.html")
@@ -238,6 +241,14 @@ def _write_files(
     problem = demo_report.plot(outcome, out / "demo.png")
     if problem:
         typer.echo(f"no plot: {problem}", err=True)
+
+
+def _kernels(compiled: Any) -> str:
+    """The kernels of the compiled model, or why there are none (a machine without them, too)."""
+    try:
+        return "\n\n".join(listing(unit) for unit in compiled_units(compiled)) + "\n"
+    except SmeltError as none:
+        return f"{none}\n"
 
 
 def _check(outcome: Outcome) -> None:
