@@ -266,7 +266,7 @@ FUSION = (
         "elif _category(dtype) > _category(found):",
         "elif _category(dtype) >= _category(found):",
         "a 0-d f64 tensor makes f32 ones f64",
-        (_FUSED_DTYPES,),
+        (f"{_FUSED_DTYPES}::test_comparisons_meet_in_torchs_dtype",),
     ),
     Mutant(
         "fusion: alpha of a difference",
@@ -314,7 +314,7 @@ FUSION = (
         'total = p.reduce("sum", m, p.cast(x, m))',
         'total = p.reduce("sum", m, p.cast(x, m))\n    total = p.cast(p.cast(total, out), m)',
         "the sum of a bf16 mean is rounded before it is divided",
-        (_FUSED_DTYPES,),
+        (f"{_FUSED_DTYPES}::test_reductions_of_half_types_round_once",),
     ),
     Mutant(
         "fusion: cycles",
@@ -330,7 +330,7 @@ FUSION = (
         "any(self._needs_memory(user, result.node, members, groups) for user in users)",
         "any(self._needs_memory(user, result.node, members, groups) for user in users - members)",
         "a value is stored by none that a node computed again in another group needs",
-        (_GROUPS, _PARTITION),
+        (f"{_GROUPS}::test_what_is_computed_again_finds_its_operands",),
     ),
     Mutant(
         "fusion: across a write",
@@ -338,7 +338,7 @@ FUSION = (
         "                segment += 1\n",
         "                pass\n",
         "a node before a write and one after it become one kernel",
-        (_GROUPS, _PARTITION),
+        (f"{_GROUPS}::test_a_read_stays_before_the_write",),
     ),
     Mutant(
         "fusion: merged loops",
@@ -354,7 +354,7 @@ FUSION = (
         '        case "prod":\n            return 1',
         '        case "prod":\n            return 0',
         "the last, cut chunk of a product over all elements gives 0",
-        ("tests/fusion/test_chunks.py",),
+        ("tests/fusion/test_chunks.py::test_two_stages_equal_one",),
     ),
     Mutant(
         "fusion: bias of an epilogue",
@@ -374,7 +374,7 @@ EMISSION = (
         "return self.fn.let(f\"icmp slt {type_} <{', '.join(f'i32 {k}' for k in range(lanes))}>, {wide}\", \"mask\")",
         "return self.fn.let(f\"icmp sle {type_} <{', '.join(f'i32 {k}' for k in range(lanes))}>, {wide}\", \"mask\")",
         "the last vector writes one element too many",
-        (_EMISSION,),
+        (f"{_EMISSION}::test_every_length",),
     ),
     Mutant(
         "nest: a last whole vector",
@@ -390,7 +390,7 @@ EMISSION = (
         "bounds = (start, self._least(stop, self.frame.size(blocked)))",
         "bounds = (start, stop)",
         "the last item goes on past the end of the loop",
-        (_EMISSION, _FUZZ),
+        (f"{_EMISSION}::test_every_length",),
     ),
     Mutant(
         "nest: sums in one chain",
@@ -530,7 +530,7 @@ CONTRACT = (
         'return fn.add(fn.mul(outer, word[f"{name}_outer"]), fn.mul(inner, word[f"{name}_inner"]))',
         'return fn.mul(fn.add(outer, inner), word[f"{name}_outer"])',
         "batches numbered by two loops take the outer one's stride for both",
-        (_PRODUCTS,),
+        (f"{_PRODUCTS}::test_batches_of_views",),
     ),
     Mutant(
         "product: mask of the last columns",
@@ -590,7 +590,7 @@ ATTENTION = (
         "fn.store(self.kind, self.lanes.fma_one(fn.load(self.kind, sum_at), fade, total), sum_at)",
         'fn.store(self.kind, fn.let(f"fadd {self.kind} {fn.load(self.kind, sum_at)}, {total}"), sum_at)',
         "the sum so far is not scaled when a larger score is met",
-        (_ATTENTION,),
+        (f"{_ATTENTION}::test_shapes",),
     ),
     Mutant(
         "attention kernel: keys past the limit",
@@ -598,7 +598,7 @@ ATTENTION = (
         "x = lanes.select(seen, scaled(last.index), none)",
         "x = scaled(last.index)",
         "keys that fill up the last vector count in the softmax",
-        (_ATTENTION,),
+        (f"{_ATTENTION}::test_shapes",),
     ),
     Mutant(
         "attention kernel: a row without keys",
@@ -606,7 +606,7 @@ ATTENTION = (
         '"empty": _bits(float("nan") if a.is_spelled else 0.0),',
         '"empty": _bits(0.0),',
         "a spelled-out softmax over nothing but -inf gives 0 instead of NaN",
-        (_ATTENTION,),
+        (f"{_ATTENTION}::test_special_values_of_masks",),
     ),
     Mutant(
         "attention kernel: hidden values",
@@ -614,7 +614,7 @@ ATTENTION = (
         '"checked": int(a.is_causal or a.is_spelled),',
         '"checked": int(a.is_spelled),',
         "values that are not finite are not refused where a causal mask hides them",
-        (_ATTENTION,),
+        (f"{_ATTENTION}::test_values_that_are_not_finite_are_refused_under_a_causal_mask",),
     ),
 )
 
@@ -626,7 +626,7 @@ CONVOLUTION = (
         "in_cols = fn.let(f\"icmp ult i64 {fn.add(iw, dx)}, {w['w']}\")",
         "in_cols = fn.let(f\"icmp ule i64 {fn.add(iw, dx)}, {w['w']}\")",
         "the first column of the next row stands in the right border",
-        (_CONV,),
+        (f"{_CONV}::test_shapes",),
     ),
     Mutant(
         "convolution: stride of the columns",
@@ -634,7 +634,7 @@ CONVOLUTION = (
         "iw = fn.let(f\"sub i64 {fn.mul(col, w['stride_w'])}, {w['left']}\")",
         "iw = fn.let(f\"sub i64 {fn.mul(col, w['stride_h'])}, {w['left']}\")",
         "columns move by the stride of the rows",
-        (_CONV,),
+        (f"{_CONV}::test_shapes",),
     ),
     Mutant(
         "convolution: channels of a group",
@@ -642,7 +642,7 @@ CONVOLUTION = (
         'x = fn.gep("float", self.at["x"], fn.mul(group, w["group_in"]))',
         'x = fn.gep("float", self.at["x"], 0)',
         "every group reads the channels of the first",
-        (_CONV,),
+        (f"{_CONV}::test_shapes",),
     ),
     Mutant(
         "convolution: the next image",
@@ -650,7 +650,7 @@ CONVOLUTION = (
         "image = fn.add(image, carry)",
         "image = fn.add(image, 0)",
         "a tile of pixels that reaches into the next image reads the last one",
-        (_CONV,),
+        (f"{_CONV}::test_shapes",),
     ),
     Mutant(
         "convolution: tail of depthwise channels",
@@ -658,7 +658,7 @@ CONVOLUTION = (
         "masks = self.micro.masks(fn.let(f\"sub i64 {w['channels']}, {c.index}\"))",
         "masks = self.micro.masks(w['channels'])",
         "the last vector of channels writes into the next pixel",
-        (_CONV,),
+        (f"{_CONV}::test_shapes",),
     ),
     Mutant(
         "convolution: dilated border",
@@ -666,7 +666,7 @@ CONVOLUTION = (
         "rounded = fn.add(above, fn.let(f\"sub i64 {w['dilation_h']}, 1\"))",
         "rounded = fn.add(above, 0)",
         "of a dilated kernel a row above the image is read",
-        (_CONV,),
+        (f"{_CONV}::test_shapes",),
     ),
     Mutant(
         "convolution: edge of a winograd tile",
@@ -674,7 +674,7 @@ CONVOLUTION = (
         "fn.let(f\"icmp slt i64 {x}, {w['ow']}\")",
         "fn.let(f\"icmp sle i64 {x}, {w['ow']}\")",
         "a tile half outside an odd result writes into the next row",
-        (_CONV,),
+        (f"{_CONV}::test_shapes",),
     ),
     Mutant(
         "convolution: winograd of infinities",
@@ -682,7 +682,7 @@ CONVOLUTION = (
         "                self._note_finite(made)\n",
         "",
         "a single inf makes its whole tile NaN",
-        (_CONV,),
+        (f"{_CONV}::test_winograd_refuses_what_it_cannot_tell",),
     ),
     Mutant(
         "convolution: zeros before a row",
@@ -690,7 +690,7 @@ CONVOLUTION = (
         "lead = fn.let(f\"select i1 {is_inside}, i64 {w['lead']}, i64 0\")",
         'lead = "0"',
         "the border left of a first layer's rows is not filled",
-        (_CONV,),
+        (f"{_CONV}::test_shapes",),
     ),
 )
 
@@ -702,7 +702,7 @@ RUNTIME = (
         "end = body.let(f\"add i64 {begin}, {body.let(f'select i1 {is_whole}, i64 {size}, i64 {left}')}\")",
         'end = body.let(f"add i64 {begin}, {size}")',
         "the last chunk of a launch runs items that there are not",
-        (_THREADS,),
+        (f"{_THREADS}::test_a_last_chunk_that_is_not_whole",),
     ),
     Mutant(
         "threads: number of chunks",
@@ -710,7 +710,7 @@ RUNTIME = (
         "counts = [-(-launch.items // size)",
         "counts = [launch.items // size",
         "the items past the last whole chunk never run",
-        (_THREADS,),
+        (f"{_THREADS}::test_a_last_chunk_that_is_not_whole",),
     ),
     Mutant(
         "threads: stop",
@@ -718,7 +718,7 @@ RUNTIME = (
         'body.do(f"store atomic i64 {CLAIM_STOP}, ptr {body.cell_address(Cell.CLAIM)} release, align 8")',
         'body.do(f"store atomic i64 0, ptr {body.cell_address(Cell.CLAIM)} release, align 8")',
         "helping threads are never told that the region is over",
-        (_THREADS,),
+        (f"{_THREADS}::test_threads_of_any_number_give_the_same_bits",),
         hangs=True,
     ),
     Mutant(
@@ -727,7 +727,7 @@ RUNTIME = (
         'offset = body.let(f"mul i64 %begin, {body.cell(Cell.SCRATCH_STRIDE)}")',
         'offset = body.let("mul i64 %begin, 0")',
         "all threads use the first one's scratch memory",
-        (_THREADS,),
+        (f"{_THREADS}::test_scratch_of_threads_at_once_lies_apart",),
     ),
     Mutant(
         "threads: independence",
@@ -735,7 +735,7 @@ RUNTIME = (
         "if self._meet(writes, other_reads | other_writes) or self._meet(other_writes, reads):",
         "if self._meet(writes, other_reads | other_writes):",
         "a launch runs beside the one whose result it reads",
-        (_THREADS,),
+        (f"{_THREADS}::test_threads_of_any_number_give_the_same_bits",),
     ),
     Mutant(
         "launches: life of a view's source",
@@ -746,20 +746,12 @@ RUNTIME = (
         ("tests/runtime/test_launches.py",),
     ),
     Mutant(
-        "plan: lives of views",
-        "codegen/lower/builder.py",
-        "last[instruction.src] = max(last[instruction.src], last[instruction.dst])",
-        "pass",
-        "memory is released while a view of it is still to be read by a kernel",
-        ("tests/codegen/test_lower_views.py", "tests/codegen/test_arena.py"),
-    ),
-    Mutant(
         "arena: lives that touch",
         "codegen/lower/arena.py",
         "if blocks[j].first <= block.last and block.first <= blocks[j].last",
         "if blocks[j].first < block.last and block.first < blocks[j].last",
         "a result lies over the operand that the same instruction still reads",
-        ("tests/codegen/test_arena.py",),
+        ("tests/codegen/test_arena.py::test_living_blocks_do_not_overlap",),
     ),
     Mutant(
         "plan: release twice",
@@ -767,7 +759,7 @@ RUNTIME = (
         "                alive.discard(slot)\n",
         "",
         "a plan that gives a tensor back twice is not refused",
-        ("tests/runtime/test_instructions.py",),
+        ("tests/runtime/test_instructions.py::test_plans_that_break_the_rules",),
     ),
     Mutant(
         "cache: checksum",
@@ -775,7 +767,7 @@ RUNTIME = (
         "return payload if hashlib.sha256(payload).digest() == digest else None",
         "return payload",
         "code that was damaged on disk is executed",
-        (_CACHE,),
+        (f"{_CACHE}::test_corrupt_entries_are_built_again",),
     ),
     Mutant(
         "cache: which entries go",
@@ -783,7 +775,7 @@ RUNTIME = (
         "for mtime, size, path in sorted(entries):",
         "for mtime, size, path in sorted(entries, key=lambda entry: entry[1]):",
         "a full cache drops its smallest entries instead of those used longest ago",
-        (_CACHE,),
+        (f"{_CACHE}::test_the_least_recently_used_go_first",),
     ),
     Mutant(
         "cache: another user's folder",
@@ -791,7 +783,7 @@ RUNTIME = (
         "if info.st_uid != os.getuid():",
         "if info.st_uid == 0:",
         "code from a folder of another user is executed",
-        (_CACHE,),
+        (f"{_CACHE}::test_what_was_put_comes_back",),
     ),
     Mutant(
         "guards: strides at the native entry",
@@ -799,7 +791,7 @@ RUNTIME = (
         "        g.need(g.equal(g.element(strides, loop.index), g.element(want, g.add(ndim, loop.index))))\n",
         "",
         "a transposed argument passes for a contiguous one",
-        (_ENTRY,),
+        (f"{_ENTRY}::test_random_arguments_are_judged_as_python_judges_them",),
     ),
     Mutant(
         "guards: dtype at the native entry",
@@ -807,7 +799,7 @@ RUNTIME = (
         "    g.need(g.equal(dtype, g.operand(4)))\n",
         "",
         "an argument of another dtype of the same sizes passes",
-        (_ENTRY,),
+        (f"{_ENTRY}::test_random_arguments_are_judged_as_python_judges_them",),
     ),
     Mutant(
         "guards: overlapping arguments",
@@ -815,7 +807,7 @@ RUNTIME = (
         "g.need_not(g.let(f\"and i1 {overlap}, {g.let(f'icmp ult i64 {other_start}, {end}')}\"))",
         "g.need_not(g.equal(start, other_start))",
         "arguments that share part of their memory pass as separate ones",
-        (_ENTRY,),
+        (f"{_ENTRY}::test_aliasing_is_seen",),
     ),
     Mutant(
         "guards: strides in Python",
@@ -823,7 +815,7 @@ RUNTIME = (
         'f"{{v}}.stride() == {value.stride()!r}"',
         'f"len({{v}}.stride()) == {value.dim()}"',
         "a transposed argument passes for a contiguous one where the native entry is not used",
-        (_COMPILED,),
+        (f"{_COMPILED}::test_arguments_are_told_apart",),
     ),
     Mutant(
         "guards: signs of zero",
@@ -831,7 +823,7 @@ RUNTIME = (
         "elif value == 0.0:",
         "elif False:",
         "a program captured for 0.0 answers for -0.0",
-        (_COMPILED,),
+        (f"{_COMPILED}::test_arguments_are_told_apart",),
     ),
     Mutant(
         "guards: dict versions",
@@ -839,7 +831,7 @@ RUNTIME = (
         "moved = g.let(f\"icmp ne i64 {stamp}, {g.load('i64', stamp_at)}\")",
         "moved = g.let(f\"icmp ult i64 {stamp}, {g.load('i64', stamp_at)}\")",
         "an attribute or global that changed since the last call is not looked at",
-        (_ENTRY, "tests/guards/test_mutation.py"),
+        (f"{_ENTRY}::test_states_are_seen_whatever_symbols_there_are",),
     ),
 )
 
@@ -851,7 +843,7 @@ CHOICES = (
         "sorted(best.items(), key=lambda item: item[1])",
         "sorted(best.items(), key=lambda item: -item[1])",
         "the slowest of the measured candidates is taken",
-        (_CHOICES,),
+        (f"{_CHOICES}::test_the_fastest_comes_first_by_its_best_run",),
     ),
     Mutant(
         "choices: within the noise",
@@ -859,7 +851,7 @@ CHOICES = (
         "return expected if expected in close else timings[0].name",
         "return timings[0].name",
         "two processes choose differently between candidates that are equally fast",
-        (_CHOICES,),
+        (f"{_CHOICES}::test_within_the_noise_the_rule_decides",),
     ),
     Mutant(
         "choices: a key without the dtype",
@@ -867,7 +859,7 @@ CHOICES = (
         'return f"{tensor_type(self.x).dtype} {self.rows}x{self.n}x{self.k}',
         'return f"{self.rows}x{self.n}x{self.k}',
         "what was chosen for f32 is taken for bf16",
-        (_CHOICES,),
+        (f"{_CHOICES}::test_a_choice_is_one_dtypes",),
     ),
     Mutant(
         "choices: long chains",
@@ -875,7 +867,7 @@ CHOICES = (
         'or product.k <= _MAX_CHAIN or ctx.options.numerics == "fast"',
         "or product.k > 0",
         "oneDNN's one chain over a long K is a candidate, whose error is twice eager's",
-        (_CHOICES,),
+        (f"{_CHOICES}::test_one_long_chain_is_no_candidate",),
     ),
     Mutant(
         "choices: eager's library",
@@ -883,7 +875,7 @@ CHOICES = (
         '    if ctx.options.numerics == "eager-library":\n        return ["plain"]\n',
         "",
         "products are packed though eager's own library was asked for",
-        (_CHOICES,),
+        (f"{_CHOICES}::test_eagers_library_leaves_no_choice",),
     ),
 )
 

@@ -19,6 +19,7 @@ from smelt.runtime.plan import (
     Launch,
     Out,
     Plan,
+    PyCall,
     Release,
     Use,
     View,
@@ -116,6 +117,28 @@ def test_a_view_outlives_its_source(runner: Runner) -> None:
     x = torch.randn(64, 32)
     got = runner(Plan(6, (0,), (4,), instructions)).run([x])[0]
     torch.testing.assert_close(got, (x[48:] * 2 + 1) * 2 + 1, rtol=0, atol=0)
+
+
+def test_a_view_outlives_its_source_when_others_take_its_memory(runner: Runner) -> None:
+    kept: list[torch.Tensor] = []
+
+    def take(x: torch.Tensor) -> None:
+        """Tensors of the released one's size, until one of them lies where it did."""
+        kept.extend(torch.full((64, 32), 9.0) for _ in range(64))
+
+    instructions: tuple[Instruction, ...] = (
+        Empty(1, (64, 32), (32, 1), f32),
+        rows(1, 0, 32, 64),
+        View(2, 1, (32, 32), (32, 1), 1024, 4),
+        Release((1,)),
+        PyCall(take, (0,)),
+        Empty(3, (32, 32), (32, 1), f32),
+        rows(3, 2, 32, 32),
+        Release((2,)),
+    )
+    x = torch.randn(64, 32)
+    got = runner(Plan(4, (0,), (3,), instructions)).run([x])[0]
+    torch.testing.assert_close(got, (x[32:] * 2 + 1) * 2 + 1, rtol=0, atol=0)
 
 
 def test_no_items(runner: Runner) -> None:

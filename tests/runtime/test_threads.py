@@ -62,6 +62,21 @@ def test_threads_of_any_number_give_the_same_bits(machine_code: bytes) -> None:
             assert torch.equal(executable.call(x)[0], want)
 
 
+@pytest.mark.parametrize("items", [251, 3, 17])
+def test_a_last_chunk_that_is_not_whole(machine_code: bytes, items: int) -> None:
+    """Every item runs, and none behind the last."""
+    sink, x = torch.empty(items + 64, N), torch.randn(items + 64, N)
+    steps = (rows(2, 0, N, items, item_ns=LONG * ITEMS / items), Empty(1, (1, N), (N, 1), f32), rows(1, 2, N, 1))
+    executable = Executable(Plan(3, (0,), (1,), steps, held=((2, sink),)), machine_code)
+    for count in (1, 2, 4):
+        torch.set_num_threads(count)
+        for _ in range(5):
+            sink.fill_(7.0)
+            executable.call(x)
+            assert torch.equal(sink[:items], x[:items] * 2 + 1)
+            assert bool((sink[items:] == 7).all())
+
+
 def test_many_launches_in_one_region(machine_code: bytes) -> None:
     plan = chain(1000)
     assert records(plan).count(Op.REGION) == 1
@@ -226,6 +241,64 @@ bad:
         torch.set_num_threads(count)
         for _ in range(50):
             assert torch.equal(executable.call(x)[0], x)
+
+
+# out[item] = address of the scratch memory, out[2 + item] = whether the other item ran at the same time, for which
+# it waits a while; the counter of items that began is the second buffer.
+_MEET = """
+define i32 @KERNEL(ptr noalias %args, i64 %begin, i64 %end, ptr noalias %scratch) nounwind {
+entry:
+  %ca = getelementptr i64, ptr %args, i64 1
+  %out = load ptr, ptr %args
+  %counter = load ptr, ptr %ca
+  %address = ptrtoint ptr %scratch to i64
+  br label %item
+item:
+  %i = phi i64 [ %begin, %entry ], [ %in, %met ]
+  %any = icmp slt i64 %i, %end
+  br i1 %any, label %start, label %done
+start:
+  %old = atomicrmw add ptr %counter, i64 1 seq_cst
+  br label %wait
+wait:
+  %turn = phi i64 [ 0, %start ], [ %next, %wait ]
+  %next = add i64 %turn, 1
+  %now = load atomic i64, ptr %counter seq_cst, align 8
+  %both = icmp sge i64 %now, 2
+  %late = icmp sge i64 %turn, 200000000
+  %leave = or i1 %both, %late
+  br i1 %leave, label %met, label %wait
+met:
+  %at = getelementptr i64, ptr %out, i64 %i
+  store i64 %address, ptr %at
+  %other = getelementptr i64, ptr %at, i64 2
+  %flag = zext i1 %both to i64
+  store i64 %flag, ptr %other
+  %in = add i64 %i, 1
+  br label %item
+done:
+  ret i32 0
+}
+"""
+
+
+def test_scratch_of_threads_at_once_lies_apart(machine_code: bytes) -> None:
+    def refused(out: torch.Tensor, counter: torch.Tensor) -> None:
+        raise AssertionError("the kernel takes everything")
+
+    counter = torch.zeros(1, dtype=torch.int64)
+    launch = Launch(built(_MEET), (1, 0), (), 2, refused, (0, 1), 1e6, scratch_nbytes=1000)
+    executable = Executable(Plan(2, (0,), (1,), (Empty(1, (4,), (1,), torch.int64), launch)), machine_code)
+    torch.set_num_threads(2)
+    for _ in range(100):
+        counter.zero_()
+        first, second, *met = executable.call(counter)[0].tolist()
+        if met == [1, 1]:
+            assert abs(first - second) >= 1000
+            return
+        # The process may be resting from threads that came late.
+        time.sleep(0.05)
+    pytest.fail("two threads never met")
 
 
 def test_after_fork(machine_code: bytes) -> None:
