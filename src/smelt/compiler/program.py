@@ -18,6 +18,7 @@ from smelt.capture.sharing import entangled
 from smelt.codegen.python import python_source
 from smelt.compiler.code import Code, write_code
 from smelt.compiler.pipeline import first_wrong_pass
+from smelt.compiler.program_calls import KnownCall
 from smelt.compiler.program_copy import SavedCapture, load, save
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning
@@ -55,6 +56,7 @@ class Program(torch.nn.Module):
         self._options = options
         self._units: dict[Key, Unit] = {}
         self._held: dict[int, Constants] = {}
+        self._known: KnownCall | None = None
         self.native_failure: str | None = None
         self._add(captured)
 
@@ -95,12 +97,15 @@ class Program(torch.nn.Module):
         """The program's answer. Raises: CaptureError (S0107) where the arguments do not fit the capture."""
         if is_capturing():
             return self._inlined(args, kwargs)
-        inputs = self._flatten(args, kwargs)
-        unit = self._units.get(self._key(inputs))
-        if unit is None or not self._state_is_as_captured(unit):
-            return self._capture(args, kwargs).captured.result
-        if self._needs_grad(unit, inputs) or self.native_failure is not None or _overlap(unit, inputs):
-            return self._by_op(unit, inputs, args, kwargs)
+        unit = self._known_unit(args, kwargs)
+        if unit is None:
+            inputs = self._flatten(args, kwargs)
+            unit = self._units.get(self._key(inputs))
+            if unit is None or not self._state_is_as_captured(unit):
+                return self._capture(args, kwargs).captured.result
+            if self._needs_grad(unit, inputs) or self.native_failure is not None or _overlap(unit, inputs):
+                return self._by_op(unit, inputs, args, kwargs)
+            self._known = KnownCall.of(unit, self._training_flags(), args, kwargs)
         try:
             self._freshen(unit)
             return unit.run(args, kwargs)
@@ -109,10 +114,19 @@ class Program(torch.nn.Module):
                 raise
             failure = error.what
         # Where it is the data's fault (an index out of range), this raises as eager does, and the next call is native.
-        result = self._by_op(unit, inputs, args, kwargs)
+        result = self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
         self.native_failure = failure
         _warn(f"{unit.captured.name} runs operation by operation: {failure}")
         return result
+
+    def _known_unit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Unit | None:
+        """The unit of the last native call, if this one is like it and runs natively, too."""
+        known = self._known
+        if known is None or self.native_failure is not None:
+            return None
+        if not known.fits(self._training_flags(), args, kwargs) or not self._state_is_as_captured(known.unit):
+            return None
+        return None if self._needs_grad(known.unit, ()) else known.unit
 
     def train(self, mode: bool = True) -> Program:
         """As of any module; the source's own flag follows."""
@@ -134,6 +148,7 @@ class Program(torch.nn.Module):
 
     def _add(self, captured: Captured) -> Unit:
         unit = Unit.of(captured, self._options, captured.state.current)
+        self._known = None
         key = (self._training_flags(), tuple(_type(value) for value in unit.graph.inputs))
         if key not in self._units and len(self._units) >= CAPTURE_LIMIT:
             self._held.pop(id(self._units.pop(next(iter(self._units)))), None)
@@ -194,7 +209,7 @@ class Program(torch.nn.Module):
             del self._held[id(unit)]  # written while it was packed: packed again at the next call
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own = {"_source", "_options", "_units", "_held", "native_failure", "training", *_SHARED}
+        own = {"_source", "_options", "_units", "_held", "_known", "native_failure", "training", *_SHARED}
         extra = {name: value for name, value in self.__dict__.items() if name not in own}
         saved = save(self._source, {flags: unit.captured for flags, unit in self._units.items()})
         return (_restore, (self._source, self._options, saved, extra))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,17 @@ class ArgumentTests:
             self._walk(value, f"kwargs[{name!r}]", f"kwargs[{name!r}]")
         self._aliasing(rooted, writes)
         self._flush()
+
+    def compiled(self) -> Callable[[tuple[Any, ...], Mapping[str, Any]], bool]:
+        """A function that tells whether all tests hold for a call; it keeps none of the tested arguments alive."""
+        body = "".join(f"        {line}\n" for line in self.lines)
+        text = (
+            f"def holds(args, kwargs):\n    try:\n{body}    except Exception:\n        return False\n    return True\n"
+        )
+        scope = {**self.scope, "failed": _never}
+        exec(compile(text, "<smelt arguments>", "exec"), scope)
+        holds: Callable[[tuple[Any, ...], Mapping[str, Any]], bool] = scope["holds"]
+        return holds
 
     def _test(self, kind: str, place: str, code: str, seen: Any, inline: str | None = None) -> None:
         self.tests.append(ArgumentTest(kind, place, code, seen))
@@ -191,6 +202,10 @@ class ArgumentTests:
                     continue
                 code = f"{name}.touched({{v}}.data_ptr(), {extent}) == {touched}"
                 self._each("aliasing", place, variable, code, touched or "memory of its own")
+
+
+def _never(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return False
 
 
 def members(value: Any) -> list[tuple[str | tuple[Any], Any]]:

@@ -1,0 +1,45 @@
+"""What a program remembers of its last native call, so that one just like it need not be examined anew.
+
+Invariant: a call that `holds` takes the same way through `Program.forward` as the remembered one did, as far as its
+arguments and modes decide; what the state decides is asked at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.compiler.unit import Unit
+from smelt.runtime.guard_args import TENSORS, ArgumentTests
+
+# Values that are compared as a whole: objects with members may have changed inside.
+_PLAIN = (*TENSORS, type(None), bool, int, float, str)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCall:
+    """A call that ran natively: its unit, `training` flags and grad mode, and a function that knows its like."""
+
+    unit: Unit
+    flags: tuple[bool, ...]
+    with_grad: bool
+    holds: Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
+
+    @staticmethod
+    def of(unit: Unit, flags: tuple[bool, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> KnownCall | None:
+        """None where calls must be examined each time: structured arguments, memory shared with what is written."""
+        if unit.writes or not _is_plain((*args, *kwargs.values())):
+            return None
+        tests = ArgumentTests(args, kwargs, writes=False)
+        return KnownCall(unit, flags, torch.is_grad_enabled(), tests.compiled())
+
+    def fits(self, flags: tuple[bool, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether this call is like the remembered one."""
+        return self.with_grad == torch.is_grad_enabled() and flags == self.flags and self.holds(args, kwargs)
+
+
+def _is_plain(values: Sequence[Any]) -> bool:
+    return all(type(value) in _PLAIN for value in values)
