@@ -14,7 +14,8 @@ let the GIL go. Whatever is not understood goes to the block's SLOW with the sam
 
 from __future__ import annotations
 
-from smelt.codegen.llvm.entry_guards_ir import EntryText, guards_function
+from smelt.codegen.llvm.entry_guards_ir import guards_function
+from smelt.codegen.llvm.entry_text import EntryText
 from smelt.runtime.entry_table import (
     BASICSIZE_AT,
     BLOCK_SYMBOL,

@@ -163,30 +163,31 @@ def _lower_node(ctx: Context, node: Node, groups: _Groups, nests: Nests) -> None
     group = groups.at.get(node)
     if group is not None:
         main, epilogue = group
-        if isinstance(main, Product):
-            is_done = lower_product(ctx, main, epilogue)
-        elif isinstance(main, OwnMatmul):
-            lower_own_matmul(ctx, main)
-            is_done = True
-        elif isinstance(main, OwnProduct):
-            lower_own_product(ctx, main)
-            is_done = True
-        elif isinstance(main, OwnConvolution):
-            lower_own_convolution(ctx, main)
-            is_done = True
-        elif isinstance(main, OwnAttention):
-            lower_own_attention(ctx, main)
-            is_done = True
-        else:
-            is_done = lower_convolution(ctx, main, epilogue)
-            if not is_done:
-                single(ctx, main.node)
-        if not is_done:
-            for rest in epilogue.nodes:
-                ctx.enter(rest)
-                single(ctx, rest)
+        if not _lower_main(ctx, main, epilogue):
+            rest = (main.node, *epilogue.nodes) if isinstance(main, Convolution) else epilogue.nodes
+            for each in rest:
+                ctx.enter(each)
+                single(ctx, each)
         return
     single(ctx, node)
+
+
+def _lower_main(ctx: Context, main: _Main, epilogue: Epilogue) -> bool:
+    """Lower a product or its like with what is fused behind it; False where that is left to be lowered."""
+    match main:
+        case Product():
+            return lower_product(ctx, main, epilogue)
+        case Convolution():
+            return lower_convolution(ctx, main, epilogue)
+        case OwnMatmul():
+            lower_own_matmul(ctx, main)
+        case OwnProduct():
+            lower_own_product(ctx, main)
+        case OwnConvolution():
+            lower_own_convolution(ctx, main)
+        case OwnAttention():
+            lower_own_attention(ctx, main)
+    return True
 
 
 def _lower_single(ctx: Context, node: Node, nests: Nests) -> None:

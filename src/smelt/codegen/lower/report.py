@@ -32,8 +32,8 @@ class KernelReport:
     """One launch of an own kernel, in the plan's order.
 
     symbol: the digest of its text, equal for launches of one kernel. listing: its loops. nodes: the operators it
-    computes, `%value = op`; where: their source lines; scopes: the modules they belong to. nbytes: bytes read and written at least once. flops: a
-    multiply-add counts two.
+    computes, `%value = op`; where: their source lines; scopes: the modules they belong to. nbytes: bytes read and
+    written at least once. flops: a multiply-add counts two.
     """
 
     symbol: str
