@@ -49,8 +49,10 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    code: int | None  # None: it did not end in time
+class Run:
+    """The end of a run of pytest. `code` is None where it did not come in time."""
+
+    code: int | None
     output: str
 
 
@@ -68,7 +70,7 @@ def attempt(mutant: Mutant, root: Path = ROOT) -> Outcome:
         for compiled in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
             compiled.unlink()
         run = _pytest(Path(folder), mutant.tests, HANG_S if mutant.hangs else TIMEOUT_S)
-    status, by = _judged(mutant, run)
+    status, by = judged(mutant, run)
     return Outcome(mutant, status, by, perf_counter() - begin)
 
 
@@ -91,7 +93,7 @@ def _copied(root: Path, folder: Path) -> Path:
     return folder / "src" / "smelt"
 
 
-def _pytest(folder: Path, tests: Sequence[str], timeout_s: float | None) -> _Run:
+def _pytest(folder: Path, tests: Sequence[str], timeout_s: float | None) -> Run:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_"))}
     env |= {"PYTHONPATH": str(folder / "src"), TREE: str(folder), "SMELT_CACHE_DIR": str(folder / "cache")}
     command = [
@@ -115,11 +117,12 @@ def _pytest(folder: Path, tests: Sequence[str], timeout_s: float | None) -> _Run
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         output, _ = process.communicate()
-        return _Run(None, output)
-    return _Run(process.returncode, output)
+        return Run(None, output)
+    return Run(process.returncode, output)
 
 
-def _judged(mutant: Mutant, run: _Run) -> tuple[str, str]:
+def judged(mutant: Mutant, run: Run) -> tuple[str, str]:
+    """What a run says of a mutant, and by which test. An error before the tests begin catches nothing."""
     match run.code:
         case 0:
             return "survived", ""
@@ -132,7 +135,7 @@ def _judged(mutant: Mutant, run: _Run) -> tuple[str, str]:
     return "broken", _first_failure(run)
 
 
-def _first_failure(run: _Run) -> str:
+def _first_failure(run: Run) -> str:
     found = _FAILED.search(run.output)
     if found is not None:
         return found[1]
