@@ -252,6 +252,8 @@ def cases(draw: st.DrawFn) -> Case:
     group, kv = draw(st.sampled_from([(1, 1), (1, 3), (2, 2), (3, 1)]))
     b, s, t = draw(st.integers(1, 2)), draw(st.integers(1, 45)), draw(st.integers(1, 90))
     d = draw(st.sampled_from([1, 4, 8, 15, 16, 32, 33, 64, 100]))
+    # The bound is one of rms errors: over a handful of scores, eager's may be next to none by chance.
+    b = max(b, min(-(-2048 // (group * kv * s * t)), 256))
     dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.float32, torch.float64, torch.bfloat16]))
     sizes = ((b, group * kv, s, d), (b, kv, t, d), (b, kv, t, d))
     q, k, v = (
