@@ -163,12 +163,12 @@ class Values:
         element, at = self._scratch_place(value)
         name = self.frame.bits(lanes).to_memory(self.at(value), DType.BOOL) if element == "i8b" else self.at(value)
         kind = "i8" if element == "i8b" else element
-        self.frame.fn.store(vector_type(kind, lanes), name, at, 1 if kind == "i8" else None)
+        self.frame.fn.store(vector_type(kind, lanes), name, at, _ALIGN[kind])
 
     def _from_scratch(self, value: Value, lanes: int) -> str:
         element, at = self._scratch_place(value)
         kind = "i8" if element == "i8b" else element
-        raw = self.frame.fn.load(vector_type(kind, lanes), at, _align(kind))
+        raw = self.frame.fn.load(vector_type(kind, lanes), at, _ALIGN[kind])
         return self.frame.bits(lanes).from_memory(raw, DType.BOOL) if element == "i8b" else raw
 
     def _scratch_place(self, value: Value) -> tuple[str, str]:
@@ -239,8 +239,8 @@ class Values:
         return found
 
 
-def _align(kind: str) -> int | None:
-    return 1 if kind == "i8" else None
+# A vector in scratch is aligned as its elements are: rows of several loops need not be whole vectors long.
+_ALIGN = {"i8": 1, "i16": 2, "float": 4, "i32": 4, "double": 8, "i64": 8}
 
 
 def scratch_begin(frame: Frame, value: Value) -> int:
