@@ -45,6 +45,17 @@ def _drawn(sizes: Sequence[int], dtype: DType = F32, seed: int = 0) -> torch.Ten
     return (made * 20).to(torch.int64).remainder(100).to(TORCH_DTYPE[dtype])
 
 
+_FENCE = 0xA5
+
+
+def _fenced(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A copy of the same layout, and the bytes behind it, which nobody may touch."""
+    nbytes = t.untyped_storage().nbytes()
+    memory = torch.full((nbytes + 4096,), _FENCE, dtype=torch.uint8)
+    copy = memory[:nbytes].view(t.dtype).as_strided(t.shape, t.stride(), t.storage_offset())
+    return copy.copy_(t), memory[nbytes:]
+
+
 def check(
     made: Nest, isa: Isa, inputs: Sequence[torch.Tensor], *outputs: torch.Tensor, tolerance: float = 2e-6
 ) -> None:
@@ -52,8 +63,9 @@ def check(
     want = [t.clone() for t in outputs]
     assert evaluate_nest(made, [*inputs, *want]) == 0
     kernel = emit_nest(made, isa)
-    whole = [t.clone() for t in outputs]
+    whole, beyond = zip(*map(_fenced, outputs), strict=True)
     assert run(kernel, isa, [*inputs, *whole]) == 0
+    assert all(bool((fence == _FENCE).all()) for fence in beyond), "the kernel wrote past its result"
     for got, exact in zip(whole, want, strict=True):
         if got.dtype.is_floating_point:
             torch.testing.assert_close(got, exact, rtol=tolerance, atol=tolerance, equal_nan=True)
