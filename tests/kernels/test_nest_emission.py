@@ -83,7 +83,7 @@ def check(
 
 
 @ISAS
-@pytest.mark.parametrize("n", [*range(1, 70, 3), 127, 128, 1000, 4097])
+@pytest.mark.parametrize("n", [*range(1, 70, 3), 127, 128, 1000, 4097, 100_003])
 def test_every_length(n: int, isa: Isa) -> None:
     check(pointwise([F32, F32], (n,), op("mul", load(0, 1), const(2.5))), isa, [_drawn([n])], torch.zeros(n))
 
