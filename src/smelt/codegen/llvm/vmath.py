@@ -259,18 +259,17 @@ class VectorMath:
         return m.div(x, m.add(self.exp(m.neg(x)), 1.0))
 
     def gelu(self, x: str) -> str:
-        """x / 2 * (1 + erf(x / sqrt(2)))."""
+        """x / 2 * (1 + erf(x / sqrt(2))); as in eager's vectors, f32 overflows where x * 2 does."""
         m = self.m
         if self.bits == 64:
-            e = self.erf(m.mul(x, math.sqrt(0.5)))
-        else:
-            reach = tables.GELU_REACH
-            bounded = m.at_least(m.at_most(x, reach), -reach)
-            z = m.mul(bounded, bounded)
-            top, bottom = m.poly(z, tables.GELU_TOP_F32), m.poly(z, tables.GELU_BOTTOM_F32)
-            e = m.div(m.mul(bounded, top), bottom)
-            e = m.select(m.cmp("oge", m.abs(x), reach), m.copysign(1.0, x), e)
-        return m.mul(m.mul(x, 0.5), m.add(e, 1.0))
+            return m.mul(m.mul(x, 0.5), m.add(self.erf(m.mul(x, math.sqrt(0.5))), 1.0))
+        reach = tables.GELU_REACH
+        bounded = m.at_least(m.at_most(x, reach), -reach)
+        z = m.mul(bounded, bounded)
+        top, bottom = m.poly(z, tables.GELU_TOP_F32), m.poly(z, tables.GELU_BOTTOM_F32)
+        e = m.div(m.mul(bounded, top), bottom)
+        e = m.select(m.cmp("oge", m.abs(x), reach), m.copysign(1.0, x), e)
+        return m.mul(m.mul(x, m.add(e, 1.0)), 0.5)
 
     def gelu_tanh(self, x: str) -> str:
         """x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as x * sigmoid of twice the argument."""
