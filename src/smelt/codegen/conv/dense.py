@@ -1,8 +1,13 @@
 """Kernels of dense convolutions over channels-last tensors, straight from the input: no copy of it is made.
 
     1x1:      out[m, n] = sum_k x[m * pixel stride + k] * w[k, n]
-    window:   for each segment (one tap, up to 192 channels): every pixel of the tile points at its input position, or
-              at zeros where that lies outside; then the same products
+    window:   for each segment (one tap, up to `BLOCK` channels): every pixel of the tile points at its input position,
+              or at zeros where that lies outside; then the same products
+
+    for panels of an item:
+      for blocks of k:            a block of weights stays in the first-level cache, the next one is prefetched
+        for tiles of pixels:      totals[tile] += sums of the block
+      for tiles of pixels:        epilogue, store
 
 Invariant: sums are made of blocks of at most `BLOCK` products, each started at zero (DESIGN, numerics: two levels).
 """
@@ -14,12 +19,12 @@ from functools import lru_cache
 
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.finish import Target, store_tile
-from smelt.codegen.conv.micro import Micro, Tile
+from smelt.codegen.conv.micro import Ahead, Micro, Tile
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import ExprEmitter
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 
-BLOCK = 192
+BLOCK = 128
 
 _ITEM_WORDS = ("panels", "pixels", "panel_step", "pixel_step", "panel_blocks", "pixel_blocks", "panel_every",
                "pixel_every")  # fmt: skip
@@ -27,7 +32,16 @@ FLAT_WORDS = (*_ITEM_WORDS, "depth", "block", "x_pixel", "out_pixel", "columns",
               "panel_size")  # fmt: skip
 WINDOW_WORDS = (
     *FLAT_WORDS, "oh", "ow", "h", "w", "stride_h", "stride_w", "top", "left", "x_n", "x_h", "x_w", "blocks", "segments",
+    "places",
 )  # fmt: skip
+_PLACE = 3
+"""Words of a pixel's place: input row and column of the window's corner, and its offset in x."""
+
+
+def scratch_nbytes(variant: DenseVariant, pixels: int) -> tuple[int, int]:
+    """A thread's memory for an item of so many pixels (whole tiles): all of it, and where the places begin."""
+    places = pixels * variant.tile.columns * 4 if variant.blocked else 0
+    return places + (0 if variant.flat else pixels * _PLACE * 8), places
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,27 @@ class DenseVariant:
     blocked: bool
     masked: bool
     epilogue: Epilogue
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """A panel of channels of one item: addresses of x and weights, first channel, lanes to store, range of pixels."""
+
+    x: str
+    packed: str
+    column: str
+    masks: list[str] | None
+    pixel: str
+    pixel_end: str
+    tiles: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block of a sum: a range of k where pixels lie at one stride, else of segments."""
+
+    first: str
+    after: str
 
 
 @lru_cache(maxsize=128)
@@ -63,13 +98,16 @@ class _Dense:
         first = len(names) + len(self.operands)
         words = FLAT_WORDS if variant.flat else WINDOW_WORDS
         self.words = {name: fn.word(first + i) for i, name in enumerate(words)}
-        self.totals = self.micro.totals() if variant.blocked else ""
+        self.places = "" if variant.flat else fn.gep("i8", "%scratch", self.words["places"])
 
     def text(self) -> str:
-        fn, w = self.fn, self.words
+        fn, w, pixels = self.fn, self.words, self.variant.tile.pixels
         with fn.loop("%begin", "%end") as item:
             panel, panel_end = self._range(item.index, "panel")
             pixel, pixel_end = self._range(item.index, "pixel")
+            tiles = fn.let(f"udiv i64 {fn.add(fn.let(f'sub i64 {pixel_end}, {pixel}'), pixels - 1)}, {pixels}")
+            if not self.variant.flat:
+                self._note_places(pixel, pixel_end, tiles)
             with fn.loop(panel, panel_end) as q:
                 packed = fn.gep("float", self.at["packed"], fn.mul(q.index, w["panel_size"]))
                 group = fn.let(f"udiv i64 {q.index}, {w['group_panels']}")
@@ -79,8 +117,7 @@ class _Dense:
                 masks = None
                 if self.variant.masked:
                     masks = self.micro.masks(fn.let(f"sub i64 {w['columns']}, {inside}"))
-                with fn.loop(pixel, pixel_end, self.variant.tile.pixels) as m:
-                    self._tile(x, packed, column, m.index, pixel_end, masks)
+                self._panel(_Panel(x, packed, column, masks, pixel, pixel_end, tiles))
         return fn.finish()
 
     def _range(self, item: str, what: str) -> tuple[str, str]:
@@ -95,103 +132,140 @@ class _Dense:
         is_less = self.fn.let(f"icmp slt i64 {a}, {b}")
         return self.fn.let(f"select i1 {is_less}, i64 {a}, i64 {b}")
 
-    def _tile(self, x: str, packed: str, column: str, m: str, end: str, masks: list[str] | None) -> None:
+    # --- a panel
+
+    def _panel(self, panel: _Panel) -> None:
+        """Sums, epilogue and results of an item's pixels in one panel."""
         fn, w = self.fn, self.words
-        last = fn.let(f"sub i64 {end}, 1")
-        # A tile that reaches past the item's pixels repeats the last one: equal values to the same place.
-        pixels = [m, *(self._least(fn.add(m, p), last) for p in range(1, self.variant.tile.pixels))]
+        if not self.variant.blocked:
+            whole = _Block("0", w["depth"]) if self.variant.flat else _Block("0", w["segments"])
+            with fn.loop(0, panel.tiles) as t:
+                self._store(panel, t.index, self._sums(panel, whole, t.index, None))
+            return
+        with fn.loop(0, panel.tiles) as t:
+            self.micro.clear(self._totals(t.index))
         if self.variant.flat:
-            acc = self._flat_sums(packed, [fn.gep("float", x, fn.mul(p, w["x_pixel"])) for p in pixels])
+            with fn.loop(0, w["depth"], w["block"]) as k:
+                end = self._least(fn.add(k.index, w["block"]), w["depth"])
+                self._block(panel, _Block(k.index, end), k.index)
         else:
-            acc = self._window_sums(packed, x, m, last)
-        offsets = tuple(fn.add(fn.mul(p, w["out_pixel"]), column) for p in pixels)
-        target = Target(self.at["out"], self.operands, column, offsets)
-        store_tile(self.micro, self.ops, self.variant.epilogue, acc, target, masks)
+            with fn.loop(0, w["blocks"]) as number:
+                at = fn.gep("i64", self.at["table"], number.index)
+                first, after = (fn.load("i64", fn.gep("i64", at, i), 8) for i in range(2))
+                self._block(panel, _Block(first, after), fn.load("i64", fn.gep("i64", self._segment(first), 3), 8))
+        with fn.loop(0, panel.tiles) as t:
+            self._store(panel, t.index, self.micro.read(self._totals(t.index)))
 
-    def _products(self, rows: list[str], start: str | int, length: str, weights: str, acc: list[str]) -> list[str]:
-        """acc after the products of `length` channels from `start` on."""
-        fn = self.fn
-        at = [fn.gep("float", row, start) for row in rows]
-        return self.micro.sum_over(length, weights, acc, lambda k, p: fn.gep("float", at[p], k))
+    def _block(self, panel: _Panel, block: _Block, start: str) -> None:
+        """Add one block's products, the first at k = `start`, to the totals of all tiles.
 
-    def _flat_sums(self, packed: str, rows: list[str]) -> list[str]:
+        Each tile prefetches its share of the weights that follow, which may be the next panel's: one line for each k
+        covers them once all tiles are done.
+        """
+        fn, w, nbytes = self.fn, self.words, self.variant.tile.columns * 4
+        step = fn.let(f"udiv i64 {fn.add(panel.tiles, nbytes - 1)}, {panel.tiles}")
+        share = fn.mul(w["block"], step)
+        with fn.loop(0, panel.tiles) as t:
+            skipped = fn.let(f"sub i64 {fn.mul(t.index, share)}, {fn.mul(start, step)}")
+            at = fn.add(fn.mul(fn.add(start, w["block"]), nbytes), skipped)
+            acc = self._sums(panel, block, t.index, Ahead(fn.gep("i8", panel.packed, at), step))
+            self.micro.add_to(self._totals(t.index), acc)
+
+    def _totals(self, tile: str) -> str:
+        return self.fn.gep(self.micro.type, "%scratch", self.fn.mul(tile, self.micro.registers))
+
+    def _pixels(self, panel: _Panel, tile: str) -> list[str]:
+        """The pixels of a tile. Past the item's pixels the last one is repeated: equal values to the same place."""
+        fn, pixels = self.fn, self.variant.tile.pixels
+        m = fn.add(panel.pixel, fn.mul(tile, pixels))
+        last = fn.let(f"sub i64 {panel.pixel_end}, 1")
+        return [m, *(self._least(fn.add(m, p), last) for p in range(1, pixels))]
+
+    def _store(self, panel: _Panel, tile: str, acc: list[str]) -> None:
+        fn, w = self.fn, self.words
+        offsets = [fn.add(fn.mul(p, w["out_pixel"]), panel.column) for p in self._pixels(panel, tile)]
+        target = Target(self.at["out"], self.operands, panel.column, tuple(offsets))
+        store_tile(self.micro, self.ops, self.variant.epilogue, acc, target, panel.masks)
+
+    # --- sums
+
+    def _sums(self, panel: _Panel, block: _Block, tile: str, ahead: Ahead | None) -> list[str]:
+        """The sums of one block of a tile; `ahead` is where k = 0 would prefetch."""
         fn, w, micro = self.fn, self.words, self.micro
-        if not self.variant.blocked:
-            return self._products(rows, 0, w["depth"], packed, micro.zeros())
-        micro.clear(self.totals)
-        with fn.loop(0, w["depth"], w["block"]) as k:
-            length = self._least(w["block"], fn.let(f"sub i64 {w['depth']}, {k.index}"))
-            weights = fn.gep("float", packed, fn.mul(k.index, micro.tile.columns))
-            micro.add_to(self.totals, self._products(rows, k.index, length, weights, micro.zeros()))
-        return micro.read(self.totals)
-
-    def _window_sums(self, packed: str, x: str, m: str, last: str) -> list[str]:
-        fn, w, micro = self.fn, self.words, self.micro
-        places = self._places(m, last)
-        rows = fn.gep("i64", self.at["table"], fn.add(w["blocks"], 1))
-        if not self.variant.blocked:
-            return self._segments(packed, x, places, rows, "0", w["segments"])
-        micro.clear(self.totals)
-        with fn.loop(0, w["blocks"]) as block:
-            first = fn.load("i64", fn.gep("i64", self.at["table"], block.index), 8)
-            after = fn.load("i64", fn.gep("i64", self.at["table"], fn.add(block.index, 1)), 8)
-            micro.add_to(self.totals, self._segments(packed, x, places, rows, first, after))
-        return micro.read(self.totals)
-
-    def _segments(
-        self, packed: str, x: str, places: list[tuple[str, str, str]], rows: str, first: str, after: str
-    ) -> list[str]:
-        """The sums over the segments first..after-1 of the table at `rows`."""
-        fn, micro = self.fn, self.micro
-        with fn.loop(first, after, 1, [(micro.type, v) for v in micro.zeros()]) as segment:
-            entry = fn.gep("i64", rows, fn.mul(segment.index, 5))
-            acc = self._segment(packed, x, places, entry, [c.now for c in segment.carried])
+        if self.variant.flat:
+            rows = [fn.gep("float", panel.x, fn.mul(p, w["x_pixel"])) for p in self._pixels(panel, tile)]
+            rows = [fn.gep("float", row, block.first) for row in rows]
+            length = fn.let(f"sub i64 {block.after}, {block.first}")
+            return self._products(rows, block.first, length, panel.packed, micro.zeros(), ahead)
+        places = fn.gep("i64", self.places, fn.mul(tile, self.variant.tile.pixels * _PLACE))
+        with fn.loop(block.first, block.after, 1, [(micro.type, v) for v in micro.zeros()]) as segment:
+            acc = self._segment_sums(panel, places, segment.index, [c.now for c in segment.carried], ahead)
             for c, value in zip(segment.carried, acc, strict=True):
                 c.next = value
         return [c.last for c in segment.carried]
 
-    def _places(self, m: str, last: str) -> list[tuple[str, str, str]]:
-        """For each pixel of the tile: input row and column of the window's corner, and its offset in x."""
+    def _products(
+        self, rows: list[str], start: str, length: str, packed: str, acc: list[str], ahead: Ahead | None
+    ) -> list[str]:
+        """acc after the products of k from `start` on, of the channels at `rows`."""
+        fn = self.fn
+        weights = fn.gep("float", packed, fn.mul(start, self.micro.tile.columns))
+        if ahead is not None:
+            ahead = Ahead(fn.gep("i8", ahead.first, fn.mul(start, ahead.step)), ahead.step)
+        return self.micro.sum_over(length, weights, acc, lambda k, p: fn.gep("float", rows[p], k), ahead)
+
+    def _segment(self, number: str) -> str:
+        """A row of the table: dy, dx, offset in x, first k, length."""
+        rows = self.fn.gep("i64", self.at["table"], self.fn.add(self.words["blocks"], 1))
+        return self.fn.gep("i64", rows, self.fn.mul(number, 5))
+
+    def _segment_sums(
+        self, panel: _Panel, places: str, number: str, acc: list[str], ahead: Ahead | None
+    ) -> list[str]:
+        """acc after one segment."""
+        fn, w = self.fn, self.words
+        entry = self._segment(number)
+        dy, dx, offset, first, length = (fn.load("i64", fn.gep("i64", entry, i), 8) for i in range(5))
+        rows = []
+        is_some = "false"
+        for p in range(self.variant.tile.pixels):
+            ih, iw, base = (fn.load("i64", fn.gep("i64", places, _PLACE * p + i), 8) for i in range(_PLACE))
+            in_rows = fn.let(f"icmp ult i64 {fn.add(ih, dy)}, {w['h']}")
+            in_cols = fn.let(f"icmp ult i64 {fn.add(iw, dx)}, {w['w']}")
+            at = fn.gep("float", panel.x, fn.add(base, offset))
+            is_inside = fn.let(f"and i1 {in_rows}, {in_cols}")
+            is_some = fn.let(f"or i1 {is_some}, {is_inside}")
+            rows.append(fn.let(f"select i1 {is_inside}, ptr {at}, ptr {self.at['zeros']}"))
+        # A tap that no pixel of the tile has inside (above the first row) adds nothing.
+        length = fn.let(f"select i1 {is_some}, i64 {length}, i64 0")
+        return self._products(rows, first, length, panel.packed, acc, ahead)
+
+    # --- places
+
+    def _note_places(self, pixel: str, end: str, tiles: str) -> None:
+        """Write the places of the pixels of whole tiles from `pixel` on, the last one repeated past the item's end."""
         fn, w = self.fn, self.words
         area = fn.mul(w["oh"], w["ow"])
-        image, inside = fn.let(f"udiv i64 {m}, {area}"), fn.let(f"urem i64 {m}, {area}")
+        image, inside = fn.let(f"udiv i64 {pixel}, {area}"), fn.let(f"urem i64 {pixel}, {area}")
         row, col = fn.let(f"udiv i64 {inside}, {w['ow']}"), fn.let(f"urem i64 {inside}, {w['ow']}")
-        places = []
-        for p in range(self.variant.tile.pixels):
-            if p:
-                goes_on = fn.let(f"icmp sle i64 {fn.add(m, p)}, {last}")
-                one = fn.let(f"zext i1 {goes_on} to i64")
-                col = fn.add(col, one)
-                col, carry = self._wrap(col, w["ow"])
-                row, carry = self._wrap(fn.add(row, carry), w["oh"])
-                image = fn.add(image, carry)
+        slots = fn.mul(tiles, self.variant.tile.pixels)
+        last = fn.let(f"sub i64 {fn.let(f'sub i64 {end}, {pixel}')}, 1")
+        with fn.loop(0, slots, 1, [("i64", image), ("i64", row), ("i64", col)]) as slot:
+            image, row, col = (c.now for c in slot.carried)
             ih = fn.let(f"sub i64 {fn.mul(row, w['stride_h'])}, {w['top']}")
             iw = fn.let(f"sub i64 {fn.mul(col, w['stride_w'])}, {w['left']}")
             offset = fn.add(fn.add(fn.mul(image, w["x_n"]), fn.mul(ih, w["x_h"])), fn.mul(iw, w["x_w"]))
-            places.append((ih, iw, offset))
-        return places
+            to = fn.gep("i64", self.places, fn.mul(slot.index, _PLACE))
+            for i, value in enumerate((ih, iw, offset)):
+                fn.store("i64", value, fn.gep("i64", to, i), 8)
+            goes_on = fn.let(f"icmp slt i64 {slot.index}, {last}")
+            col, carry = self._wrap(fn.add(col, fn.let(f"zext i1 {goes_on} to i64")), w["ow"])
+            row, carry = self._wrap(fn.add(row, carry), w["oh"])
+            for c, value in zip(slot.carried, (fn.add(image, carry), row, col), strict=True):
+                c.next = value
 
     def _wrap(self, value: str, size: str) -> tuple[str, str]:
         """(0, 1) where value is size, else (value, 0)."""
         fn = self.fn
         is_over = fn.let(f"icmp eq i64 {value}, {size}")
         return fn.let(f"select i1 {is_over}, i64 0, i64 {value}"), fn.let(f"zext i1 {is_over} to i64")
-
-    def _segment(
-        self, packed: str, x: str, places: list[tuple[str, str, str]], entry: str, acc: list[str]
-    ) -> list[str]:
-        """acc after one segment; `entry` is its row of the table: dy, dx, offset in x, first k, length."""
-        fn, w = self.fn, self.words
-        dy, dx, offset, first, length = (fn.load("i64", fn.gep("i64", entry, i), 8) for i in range(5))
-        rows = []
-        is_some = "false"
-        for ih, iw, base in places:
-            in_rows = fn.let(f"icmp ult i64 {fn.add(ih, dy)}, {w['h']}")
-            in_cols = fn.let(f"icmp ult i64 {fn.add(iw, dx)}, {w['w']}")
-            at = fn.gep("float", x, fn.add(base, offset))
-            is_inside = fn.let(f"and i1 {in_rows}, {in_cols}")
-            is_some = fn.let(f"or i1 {is_some}, {is_inside}")
-            rows.append(fn.let(f"select i1 {is_inside}, ptr {at}, ptr {self.at['zeros']}"))
-        # A tap that no pixel of the tile has inside (above the first row) adds nothing.
-        length = fn.let(f"select i1 {is_some}, i64 {length}, i64 0")
-        return self._products(rows, 0, length, fn.gep("float", packed, fn.mul(first, self.micro.tile.columns)), acc)

@@ -128,16 +128,18 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     group_panels = -(-shape.group_out // tile.columns)
     at = shape.window
     seen = 1 if flat else min(at.stride[0], shape.kh) * min(at.stride[1], shape.kw)
-    blocks = dense_blocks(
-        tile, group_panels * shape.groups, shape.pixels, shape.depth * tile.columns * 4, shape.group_in * 4 * seen,
-        nanoseconds(isa, shape.depth * tile.columns * tile.pixels),
-    )  # fmt: skip
-    item_ns = nanoseconds(isa, shape.depth * tile.columns * blocks.panel_step * blocks.pixel_step)
     table, nblocks, nsegments, longest = pack.segment_table(shape, (strides[2], strides[3]))
     limit = pack.block_limit(shape)
     variant = dense.DenseVariant(
         tile, flat, shape.depth > limit if flat else nblocks > 1, shape.group_out % tile.columns != 0, epilogue,
     )  # fmt: skip
+    pixel_nbytes = shape.group_in * 4 * seen + dense.scratch_nbytes(variant, 1)[0]
+    blocks = dense_blocks(
+        tile, group_panels * shape.groups, shape.pixels, shape.depth * tile.columns * 4, pixel_nbytes,
+        nanoseconds(isa, shape.depth * tile.columns * tile.pixels),
+    )  # fmt: skip
+    item_ns = nanoseconds(isa, shape.depth * tile.columns * blocks.panel_step * blocks.pixel_step)
+    scratch_nbytes, places = dense.scratch_nbytes(variant, blocks.pixel_step)
     words = (
         *blocks.words, shape.depth, pack.even_block(shape.depth, limit), stride or 0, shape.cout,
         shape.group_out, group_panels, shape.group_in, shape.depth * tile.columns,
@@ -145,7 +147,7 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     if not flat:
         words = (
             *words, shape.oh, shape.ow, shape.h, shape.w, *at.stride, *at.before, strides[0], strides[2], strides[3],
-            nblocks, nsegments,
+            nblocks, nsegments, places,
         )  # fmt: skip
 
     def held(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -153,8 +155,8 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
         return (packed,) if flat else (packed, table, torch.zeros(longest))
 
     return ConvPlan(
-        "flat" if flat else "window", partial(dense.dense_text, isa, variant), words, blocks.items, item_ns, 0,
-        shape.has_border, held,
+        "flat" if flat else "window", partial(dense.dense_text, isa, variant), words, blocks.items, item_ns,
+        scratch_nbytes, shape.has_border, held,
     )  # fmt: skip
 
 

@@ -35,6 +35,14 @@ class Tile:
         return f"<{self.lanes} x float>"
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Memory to prefetch while sums are made: where to begin, and how many bytes further for each k."""
+
+    first: str
+    step: str
+
+
 class Micro:
     """Vector instructions of one tile in one function."""
 
@@ -106,37 +114,56 @@ class Micro:
             grown += [self.fma(a, w[j], acc[p * tile.vectors + j]) for j in range(tile.vectors)]
         return grown
 
-    def sum_over(self, length: str, weights: str, acc: Sequence[str], element: Callable[[str, int], str]) -> list[str]:
+    def sum_over(
+        self,
+        length: str,
+        weights: str,
+        acc: Sequence[str],
+        element: Callable[[str, int], str],
+        ahead: Ahead | None = None,
+    ) -> list[str]:
         """acc after `length` outer products. Unrolling this loop was measured to bring nothing.
 
         weights: where the first k's channels lie, the next follow. element(k, p): the address of pixel p's x at k.
+        ahead: what to bring to the second-level cache meanwhile.
         """
         fn = self.fn
-        with fn.loop(0, length, 1, [(self.type, value) for value in acc]) as loop:
+        carried = [(self.type, value) for value in acc]
+        with fn.loop(0, length, 1, carried if ahead is None else [*carried, ("ptr", ahead.first)]) as loop:
+            if ahead is not None:
+                at = loop.carried[-1]
+                fn.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+                fn.do(f"call void @llvm.prefetch.p0(ptr {at.now}, i32 0, i32 2, i32 1)")
+                at.next = fn.gep("i8", at.now, ahead.step)
             row = fn.gep("float", weights, fn.mul(loop.index, self.tile.columns))
-            grown = self.outer_product(row, partial(element, loop.index), [c.now for c in loop.carried])
-            for c, value in zip(loop.carried, grown, strict=True):
+            sums = loop.carried[: len(carried)]
+            grown = self.outer_product(row, partial(element, loop.index), [c.now for c in sums])
+            for c, value in zip(sums, grown, strict=True):
                 c.next = value
-        return [c.last for c in loop.carried]
+        return [c.last for c in sums]
 
     # --- sums of blocks
 
+    @property
+    def registers(self) -> int:
+        """How many sums a tile has."""
+        return self.tile.pixels * self.tile.vectors
+
     def totals(self) -> str:
         """Stack memory for the sums of the blocks before."""
-        return self.fn.alloca(self.type, self.tile.pixels * self.tile.vectors)
+        return self.fn.alloca(self.type, self.registers)
 
     def clear(self, totals: str) -> None:
         """Set the totals to zero."""
-        for i in range(self.tile.pixels * self.tile.vectors):
-            self.fn.store(self.type, "zeroinitializer", self.fn.gep(self.type, totals, i), 64)
+        for i in range(self.registers):
+            self.fn.store(self.type, "zeroinitializer", self.fn.gep(self.type, totals, i), 4)
 
     def add_to(self, totals: str, acc: Sequence[str]) -> None:
         """Add a block's sums to the totals."""
         for at, sum_ in ((self.fn.gep(self.type, totals, i), value) for i, value in enumerate(acc)):
-            whole = self.fn.let(f"fadd {self.type} {self.fn.load(self.type, at, 64)}, {sum_}")
-            self.fn.store(self.type, whole, at, 64)
+            whole = self.fn.let(f"fadd {self.type} {self.fn.load(self.type, at, 4)}, {sum_}")
+            self.fn.store(self.type, whole, at, 4)
 
     def read(self, totals: str) -> list[str]:
         """The totals as accumulators."""
-        count = self.tile.pixels * self.tile.vectors
-        return [self.fn.load(self.type, self.fn.gep(self.type, totals, i), 64) for i in range(count)]
+        return [self.fn.load(self.type, self.fn.gep(self.type, totals, i), 4) for i in range(self.registers)]
