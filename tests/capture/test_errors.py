@@ -13,7 +13,7 @@ from torch import tensor as make_tensor
 
 from smelt._torch.dispatch import Level, is_recording, levels
 from smelt.capture import capture, is_capturing
-from smelt.diag import CaptureError
+from smelt.diag import CaptureError, Miss
 from smelt.ops.evaluate import evaluate
 
 A = torch.tensor([1.0, 2.0, -3.0])
@@ -322,8 +322,11 @@ def test_a_check_keeps_what_was_read_before_a_later_write() -> None:
 
     captured = capture(fn, (A,), specialize=True)
     assert captured.error is None
-    assert [(c.kind, c.value) for c in captured.checks] == [("bool", True), ("item", 2.0)]
-    outputs = evaluate(captured.graph, [A])
-    assert all(c.holds(outputs[c.output]) for c in captured.checks)
-    outputs = evaluate(captured.graph, [-A])
-    assert not captured.checks[0].holds(outputs[captured.checks[0].output])
+    assert [(c.what, c.value, c.is_checked) for c in captured.conversions] == [
+        ("is_nonzero", True, True), ("item", 2.0, True),
+    ]  # fmt: skip
+    assert [node.args[1] for node in captured.graph.walk() if node.op == "expect"] == [True, 2.0]
+    for found, expected in zip(evaluate(captured.graph, [A]), fn(A), strict=True):
+        assert torch.equal(found, expected)
+    with pytest.raises(Miss, match="expected True, found False"):
+        evaluate(captured.graph, [-A])

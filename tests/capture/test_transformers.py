@@ -11,6 +11,7 @@ import torch
 
 from smelt._torch.dispatch import Level, levels
 from smelt.capture import capture
+from smelt.diag import Miss
 from smelt.ops.evaluate import evaluate
 
 from .replay import check
@@ -117,14 +118,13 @@ def test_a_mask_that_the_model_looks_at_is_an_error_or_a_check() -> None:
         assert capture(model, (), kwargs).error.code == "S0101"
         captured = capture(model, (), kwargs, specialize=True)
         assert captured.error is None
-        assert [(check.kind, check.value) for check in captured.checks] == [("bool", False)]
-        for mask, holds in ((kwargs["attention_mask"], True), (torch.ones_like(kwargs["attention_mask"]), False)):
-            now = {**kwargs, "attention_mask": mask}
-            outputs = evaluate(captured.graph, captured.signature.flatten((), now), captured.state.lookup)
-            assert all(check.holds(outputs[check.output]) for check in captured.checks) is holds
-            if holds:
-                found = captured.signature.rebuild(outputs, (), now)
-                assert torch.equal(found.last_hidden_state, model(**now).last_hidden_state)
+        assert [(c.what, c.value) for c in captured.conversions] == [("is_nonzero", False)]
+        inputs = captured.signature.flatten((), kwargs)
+        found = captured.signature.rebuild(evaluate(captured.graph, inputs, captured.state.lookup), (), kwargs)
+        assert torch.equal(found.last_hidden_state, model(**kwargs).last_hidden_state)
+        now = {**kwargs, "attention_mask": torch.ones_like(kwargs["attention_mask"])}
+        with pytest.raises(Miss, match="expected False, found True"):
+            evaluate(captured.graph, captured.signature.flatten((), now), captured.state.lookup)
 
 
 def test_tied_weights_are_one_parameter() -> None:

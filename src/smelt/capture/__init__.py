@@ -1,14 +1,13 @@
 """Run a program once, record it, and know what it read."""
 
 from smelt._torch.dispatch import is_recording as is_capturing
-from smelt.capture.captured import Captured, Check, State, capture
+from smelt.capture.captured import Captured, State, capture
 from smelt.capture.recorder import Conversion
 from smelt.capture.roots import StateTensor
 from smelt.capture.signature import Signature, tensors_of
 
 __all__ = [
     "Captured",
-    "Check",
     "Conversion",
     "Signature",
     "State",

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from smelt._torch.record_modes import Modes
+from smelt.capture.expects import ExpectEmitter
 from smelt.capture.recorder import Record, Recorder, Slot, StateSlot, slot_type
 from smelt.capture.spans import Site
 from smelt.diag import CaptureError, Span
 from smelt.ir import NONE, Arg, Builder, Graph, Node, TensorType, TupleType, Type, Value
-from smelt.ops.convert import constant_of, dtype_from_torch, from_torch
+from smelt.ops.convert import constant_of, dtype_from_torch, from_torch, type_of
 from smelt.ops.registry import normalize
 
 
@@ -71,6 +72,9 @@ class GraphBuilder:
         if mode is None:
             mode = self.modes[record.modes] = mode_text(record.modes, self.caller)
         builder.mode = mode
+        if record.info.name.startswith("expect:"):
+            self._expect(record)
+            return
         first = record.args[0] if record.args else None
         if isinstance(first, Slot) and first.kind == "constant" and record.info.short.startswith("lift"):
             result = record.results[0]
@@ -81,6 +85,29 @@ class GraphBuilder:
         args, kwargs = normalize(record.info.name, args, kwargs)
         node = builder.add(record.info.name, args, [_type(r) for r in record.results], kwargs)
         self._results(node, record)
+
+    def _expect(self, record: Record) -> None:
+        """What Python read, as comparisons of 0-d tensors with what it was."""
+        args = tuple(self._arg(a, record) for a in record.args)
+        wanted = record.kwargs["value"]
+        named = {k: self._arg(v, record) for k, v in record.kwargs.items() if k != "value"}
+        emit = ExpectEmitter(self.builder)
+        match record.info.short:
+            case "bool":
+                emit.truth(args[0], wanted)
+            case "item":
+                emit.number(args[0], wanted)
+            case "equal":
+                emit.equality(args[0], args[1], wanted)
+            case "allclose":
+                emit.all_of(emit.call("aten.isclose.default", *args, **named), wanted)
+            case "sizes":
+                emit.sizes(args[0], wanted)
+            case "elements":
+                data, large = constant_of(wanted)
+                if large is not None:
+                    self.builder.graph.constants[large[0]] = large[1]
+                emit.elements(args[0], self.builder.add("const", data, [type_of(wanted)]).result)
 
     def _is_construction(self, record: Record) -> bool:
         """Whether a record only made room for Python data, which its `const` will hold or holds."""

@@ -28,9 +28,9 @@ from smelt.capture.roots import Roots, StateTensor, reachable
 from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
-from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_lazy, same_constant
+from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_lazy
 from smelt.capture.written import Record, Written
-from smelt.diag import CaptureError, SmeltError, Span
+from smelt.diag import CaptureError, SmeltError
 from smelt.ir import Graph
 
 
@@ -49,30 +49,13 @@ class State:
         return self.entries[kind, path].current()
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What Python read of a tensor in the recorded run; the graph holds only for calls in which it reads the same.
-
-    output: which of the graph's outputs the tensor is (behind those of the result). kind: "bool" or "item".
-    """
-
-    output: int
-    kind: str
-    value: int | float | bool | complex
-    span: Span | None
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether Python would read the same value from a tensor."""
-        return same_constant(bool(tensor) if self.kind == "bool" else tensor.item(), self.value)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
     """What one run of a program left.
 
     graph, signature: None where `error` is set before they could be made. result: the program's own answer.
-    checks: with `specialize`, what must hold at the end of each run of the graph; empty otherwise.
-    conversions: every place where data reached Python, in order. level: how the run was recorded. caller: the modes
+    conversions: every place where data reached Python, in order; with `specialize`, those that can be compared are
+        `expect` nodes of the graph. level: how the run was recorded. caller: the modes
         that the program was called under, to which the nodes' modes are relative. roots: what it could reach.
     written: by id of a state tensor, what it held before the run first wrote to it (with `keep_written`).
     entangled: names of the inputs and state values that lay in each other's memory; writes to them must stay in order.
@@ -85,7 +68,6 @@ class Captured:
     signature: Signature | None
     state: State
     error: SmeltError | None
-    checks: tuple[Check, ...]
     conversions: tuple[Conversion, ...]
     warnings: tuple[str, ...]
     level: Level
@@ -115,9 +97,8 @@ def capture(
     """Call `fn(*args, **kwargs)` once and record it. Whatever the program raises is raised unchanged.
 
     target: the program that `fn` stands for, where `fn` wraps it; names and state are the target's.
-    specialize: let Python read numbers and truth values that depend on data; the graph then has them as outputs
-        behind those of the result, and holds for calls in which `Captured.checks` hold. They can be judged only after
-        the graph ran, so that a graph with checks and lasting effects needs its effects held back until then.
+    specialize: let Python read what depends on data; where it can be compared, the graph expects it (`expect`) where
+        it was read, and holds for runs in which nothing else is found there.
     keep_written: keep what state held before it was written, in `Captured.written`.
     level: force one of `smelt._torch.dispatch.levels()`; the best by default.
     Raises: CaptureError (S0104) where this thread is being recorded already; other capture errors are in the result.
@@ -138,7 +119,7 @@ def capture(
         arguments = flatten_arguments(args, given)
     except CaptureError as error:
         return Captured(
-            title, fn(*args, **given), None, None, State(), error, (), (), (), chosen, caller, Roots({}, {})
+            title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {})
         )
     roots = reachable(program, {path: v for path, v in arguments.constants() if callable(v)})
     recorder = Recorder(roots, Scope(roots.modules), at_entry=chosen == "entry", specialize=specialize)
@@ -153,19 +134,14 @@ def capture(
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
         try:
             names = _input_names(program, arguments.paths)
-            kept = [slot for slot, *_ in recorder.checks]
-            graph = GraphBuilder(title, recorder, caller).build(names, [*outputs, *kept])
+            graph = GraphBuilder(title, recorder, caller).build(names, outputs)
         except CaptureError as error:
             recorder.error = error
-    checks = tuple(
-        Check(len(outputs) + i, kind, value, site.span if site else None)
-        for i, (_, kind, value, site) in enumerate(recorder.checks)
-    )
     state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
     shared = frozenset() if graph is None else entangled(graph, arguments.tensors, state.lookup)
     return Captured(
         title, result, graph, signature, state, recorder.error,
-        checks, tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
+        tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
         _returned(tensors, arguments.tensors, state),
     )  # fmt: skip
 
@@ -199,6 +175,13 @@ def _take_apart(
                 "return a list",
                 "S0104",
             )
+        elif recorder.lent and not is_inert(value):
+            recorder.fail(
+                f"{path} is a {type(value).__qualname__}, and a tensor's memory was given to NumPy",
+                "it may be that memory, which is another one at each call",
+                "return tensors",
+                "S0104",
+            )
         elif not isinstance(value, torch.Tensor):
             for tensor in hidden_tensors(value):
                 if id(tensor) not in recorder.roots.entries:
@@ -209,6 +192,7 @@ def _take_apart(
                         "S0104",
                     )
 
+    recorder.check_lent()
     flattener = Flattener(check, same=arguments.containers)
     tree = flattener.flatten(result, "result")
     slots = [recorder.slot_of(tensor) for tensor in flattener.tensors]

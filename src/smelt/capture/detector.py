@@ -46,12 +46,8 @@ def _reader(name: str) -> Callable[[Any], Any]:
             recorder = _active()
             if recorder is None:
                 return original(self, *args, **kwargs)
-            slot = recorder.slot_of(self)
-            if slot.kind == "unknown":
-                recorder.unknown(slot)
-            elif slot.family.tainted:
-                recorder.converted(slot, name)
             with suspended():
+                recorder.read(self, name)
                 return original(self, *args, **kwargs)
 
         return read
@@ -165,9 +161,8 @@ class _NestedTensors(TorchFunctionMode):
     ) -> Any:
         if is_live() and func in self.watched:
             for tensor in _in_lists((*args, *(kwargs or {}).values())):
-                slot = self.recorder.slot_of(tensor)
-                if slot.family.tainted:
-                    self.recorder.converted(slot, getattr(func, "__name__", "torch.tensor"))
+                with suspended():
+                    self.recorder.read(tensor, getattr(func, "__name__", "torch.tensor"))
         return func(*args, **(kwargs or {}))
 
 

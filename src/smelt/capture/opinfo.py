@@ -72,6 +72,11 @@ class OpInfo:
         return self.writes if self.undeclared is None else (*self.writes, *self.undeclared(args, kwargs))
 
 
+def expectation(kind: str) -> OpInfo:
+    """What stands in a record for the fact that Python read something: `expect:` and the kind of reading."""
+    return OpInfo(f"expect:{kind}", kind, True, 0, False, True, False, (), None, -1, False, None)
+
+
 @lru_cache(maxsize=8192)
 def op_info(overload: Any) -> OpInfo:
     """What the recorder needs to know of an overload."""

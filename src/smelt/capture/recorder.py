@@ -18,7 +18,7 @@ import torch
 from smelt._torch.record_modes import Modes, modes
 from smelt._torch.record_patches import is_plain_tensor_type, is_transform_wrapper
 from smelt._torch.state import is_any_autocast, is_grad_enabled, is_inference
-from smelt.capture.opinfo import OpInfo, op_info
+from smelt.capture.opinfo import OpInfo, expectation, op_info
 from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
 from smelt.capture.spans import Site, SiteFinder
@@ -95,18 +95,35 @@ class Record(NamedTuple):
 
 
 class Conversion(NamedTuple):
-    """A place where data reached Python: `what` was done (`bool`, `item`, a data-dependent size, ...) and where."""
+    """A place where data reached Python: `what` was done (`bool`, `item`, a data-dependent size, ...) and where.
+
+    value: what Python got, where it is a number or sizes. is_checked: the graph has it as an `expect`.
+    """
 
     code: str
     what: str
     type: str
     origin: str
     site: Site | None
+    value: Any = None
+    is_checked: bool = False
 
 
 _STRIDED = torch.strided
 _TENSOR, _LIST, _OTHER = 1, 2, 0
-_SCALAR_READS = frozenset(("is_nonzero", "item", "_local_scalar_dense"))
+# Operators that give Python a value which follows from data, and what the graph compares instead.
+_EXPECTED = {
+    "is_nonzero": "bool", "item": "item", "_local_scalar_dense": "item", "equal": "equal", "allclose": "allclose",
+}  # fmt: skip
+_EXPECT = {kind: expectation(kind) for kind in ("bool", "item", "equal", "allclose", "sizes", "elements")}
+# What reads elements past the dispatcher and can be compared; some give Python the very memory.
+_ELEMENT_READS = frozenset(("tolist", "numpy", "__array__", "__repr__", "tensor", "as_tensor", "new_tensor"))
+_LENDING = frozenset(("numpy", "__array__"))
+_BITS = {
+    torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16,
+}  # fmt: skip
+_COMPARED = 4096  # elements
+_SHOWN = 16
 _CONSTANT_MAKERS = frozenset(("lift_fresh", "lift", "lift_fresh_copy"))
 _BLANK_MAKERS = frozenset(("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"))
 
@@ -115,20 +132,20 @@ _BLANK_MAKERS = frozenset(("empty", "empty_strided", "empty_like", "new_empty", 
 class Recorder:
     """Records one run. `record` is what the dispatcher's hook calls; the rest is read afterwards.
 
-    specialize: a number or truth value that Python read is noted in `checks` instead of being an error.
+    specialize: what Python read of data is recorded as an expectation, where it can be compared, and is no error.
     """
 
     roots: Roots
     scope: Scope
     at_entry: bool = True
     specialize: bool = False
-    checks: list[tuple[Slot, str, Any, Site | None]] = field(default_factory=list)
     records: list[tuple[Any, ...]] = field(default_factory=list)
     inputs: list[Slot] = field(default_factory=list)
     states: list[StateSlot] = field(default_factory=list)
     constants: dict[Slot, torch.Tensor] = field(default_factory=dict)
     conversions: list[Conversion] = field(default_factory=list)
     error: SmeltError | None = None
+    lent: list[tuple[torch.Tensor, torch.Tensor, str]] = field(default_factory=list)
     _modes: dict[tuple[bool, bool], Modes] = field(default_factory=dict)
     _slots: dict[int, Slot] = field(default_factory=dict)
     _kinds: dict[type, int] = field(
@@ -170,15 +187,20 @@ class Recorder:
         named = {k: self._encode(v, operands) for k, v in kwargs.items()} if kwargs else kwargs
         tainted = info.is_random
         for slot in operands:
+            if slot.family.is_foreign and self.lent:
+                self.check_lent()
             if slot.family.tainted:
                 tainted = True
             elif slot.kind == "unknown" and info.short not in _CONSTANT_MAKERS:
                 self.unknown(slot)
         if not info.returns_tensors:
-            self._python_result(info, operands, tainted, result)
+            self._python_result(info, operands, noted, named, tainted, result)
             return
+        deciding = None
         if info.sized_by is not None and tainted:
-            self._sized_result(info, info.sized_by(args, kwargs))
+            deciding = self._deciding(info.sized_by(args, kwargs))
+            if deciding is not None and not self.specialize:
+                self.converted(deciding, info.name, "S0102")
         for name, position in info.written(args, kwargs):
             self._write(noted, named, name, position, tainted, info)
         if info.short in _CONSTANT_MAKERS:
@@ -193,6 +215,8 @@ class Recorder:
         if info.is_kept:
             # A plain tuple costs a third of a Record.
             self.records.append((info, noted, named, results, self._find_site(2), self.scope.path, self._modes_now()))
+        if deciding is not None and self.specialize:
+            self._expect_sizes(info, results, deciding)
 
     def _modes_now(self) -> Modes:
         if self.at_entry and is_any_autocast():
@@ -349,7 +373,15 @@ class Recorder:
             origin,
         )
 
-    def _python_result(self, info: OpInfo, operands: list[Slot], tainted: bool, result: Any) -> None:
+    def _python_result(
+        self,
+        info: OpInfo,
+        operands: list[Slot],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        tainted: bool,
+        result: Any,
+    ) -> None:
         if info.short == "_has_compatible_shallow_copy_type":
             self.fail(
                 "the data of a tensor were replaced (`tensor.data = other`)",
@@ -357,26 +389,69 @@ class Recorder:
                 "copy into it: tensor.copy_(other)",
                 "S0104",
             )
-        elif info.is_conversion and tainted and self.specialize and info.short in _SCALAR_READS:
-            self._check(operands[0], "bool" if info.short == "is_nonzero" else "item", result)
         elif info.is_conversion and tainted:
-            self.converted(next((s for s in operands if s.family.tainted), operands[0]), info.short)
+            slot = next((s for s in operands if s.family.tainted), operands[0])
+            kind = _EXPECTED.get(info.short) if self.specialize else None
+            if kind is None:
+                self.converted(slot, info.short)
+            else:
+                self._expect(kind, args, kwargs, result)
+                self._note_conversion("S0101", slot, info.short, result)
 
-    def _check(self, slot: Slot, kind: str, value: Any) -> None:
-        """Note what Python read, and keep the tensor as it is now: it may be written later."""
-        tensor = slot.ref()
-        if tensor is None:
-            raise RuntimeError("an operand died during its own operator")
-        kept, site = Slot(tensor, Family(True), "result"), self._find_site(2)
-        clone = op_info(torch.ops.aten.clone.default)
-        self.records.append((clone, [slot], {}, (kept,), site, self.scope.path, self._modes_now()))
-        self.checks.append((kept, kind, value, site))
+    def _expect(self, kind: str, args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> None:
+        """Record that Python read this value here; the tensor may be written later."""
+        info, named = _EXPECT[kind], {**kwargs, "value": value}
+        self.records.append((info, args, named, (), self._find_site(2), self.scope.path, self._modes_now()))
 
-    def _sized_result(self, info: OpInfo, deciding: Sequence[Any]) -> None:
-        for tensor in deciding:
-            if isinstance(tensor, torch.Tensor) and self.slot_of(tensor).family.tainted:
-                self.converted(self.slot_of(tensor), info.name, "S0102")
-                return
+    def _deciding(self, tensors: Sequence[Any]) -> Slot | None:
+        """The first tensor whose data decide the size of a result."""
+        slots = (self.slot_of(t) for t in tensors if isinstance(t, torch.Tensor))
+        return next((slot for slot in slots if slot.family.tainted), None)
+
+    def _expect_sizes(self, info: OpInfo, results: Sequence[Any], slot: Slot) -> None:
+        found = [r for one in results for r in (one if isinstance(one, list) else (one,)) if isinstance(r, Slot)]
+        if not all(isinstance(r.type, tuple) for r in found):
+            self.converted(slot, info.name, "S0102")
+            return
+        sizes = [tuple(r.type[1]) for r in found]
+        for one, size in zip(found, sizes, strict=True):
+            if size:
+                self._expect("sizes", [one], {}, size)
+        self._note_conversion("S0102", slot, info.name, sizes[0] if len(sizes) == 1 else tuple(sizes))
+
+    def read(self, tensor: torch.Tensor, what: str) -> None:
+        """Note that Python reads all elements of a tensor where no operator tells of it."""
+        slot = self.slot_of(tensor)
+        if slot.kind == "unknown":
+            self.unknown(slot)
+            return
+        if not slot.family.tainted:
+            return
+        if not (self.specialize and what in _ELEMENT_READS and _is_comparable(tensor)):
+            self.converted(slot, what)
+            return
+        with torch.no_grad():
+            copy = strided_copy(tensor.detach())
+        if what in _LENDING:
+            slot.family.is_foreign = True
+            self.lent.append((tensor, copy, what))
+        self._expect("elements", [slot], {}, copy)
+        self._note_conversion("S0101", slot, what, copy.tolist() if copy.numel() <= _SHOWN else None)
+
+    def check_lent(self) -> None:
+        """Fail where memory that was lent to NumPy was written by Python."""
+        for tensor, copy, what in self.lent:
+            if not same_bits(tensor, copy):
+                self.fail(
+                    f"memory that Python got by {what} was written afterwards",
+                    "what Python writes there is not seen",
+                    "work on a copy: tensor.clone().numpy()",
+                    "S0104",
+                )
+
+    def _note_conversion(self, code: str, slot: Slot, what: str, value: Any) -> None:
+        kind, origin = self.type_text(slot), self.origin_text(slot)
+        self.conversions.append(Conversion(code, what, kind, origin, self._find_site(2), value, True))
 
     def converted(self, slot: Slot, what: str, code: str = "S0101") -> None:
         """Note that data reached Python, or decided a size."""
@@ -414,6 +489,28 @@ class Recorder:
                 where = f", {record.site.span}" if record.site else ""
                 return f"result of {record.info.name}{where}"
         return "made outside torch's operators"
+
+
+def _is_comparable(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is _STRIDED
+        and tensor.numel() <= _COMPARED
+        and not tensor.is_quantized
+        and is_plain_tensor_type(type(tensor))
+        and (tensor.dtype in _BITS or tensor.dtype.is_complex or not tensor.dtype.is_floating_point)
+    )
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype and size hold the same, NaN included."""
+    with torch.no_grad():
+        left, right = (
+            torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (a.detach(), b.detach())
+        )
+        bits = _BITS.get(left.dtype)
+        if bits is not None:
+            left, right = left.resolve_neg().view(bits), right.view(bits)
+        return torch.equal(left, right)
 
 
 @lru_cache(maxsize=8192)

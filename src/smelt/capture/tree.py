@@ -79,6 +79,11 @@ _INERT = (
 _SEARCH_LIMIT = 4096
 
 
+def is_inert(value: Any) -> bool:
+    """Whether a value has no parts that could be memory of a tensor: a tensor itself, a number, a text, a type."""
+    return isinstance(value, (torch.Tensor, *_INERT))
+
+
 def hidden_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Tensors inside a leaf, where no structure leads to them: in closures, sets, dict views, iterators."""
     stack, seen = [value], {id(value)}

@@ -39,6 +39,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code("S0401", "a native call failed"),
     Code("S0402", "machine code cannot be loaded"),
     Code("S0403", "a result has another layout than planned"),
+    Code("S0404", "a number of a native run is beyond 64 bits"),
     Code("S0501", "something that a command needs is not there"),
     Code("S0502", "a process that measures failed"),
     Code("S0503", "the compiled program answers differently than eager"),
@@ -102,6 +103,17 @@ class PackageError(SmeltError):
 
 class InternalError(SmeltError):
     """A defect of Smelt itself; carries what is needed to reproduce it."""
+
+
+class Miss(Exception):
+    """A run met another value than the only one that its graph holds for (`expect`); nothing visible has happened.
+
+    where: the line that read the value; no error of the program's, and nobody sees it but who tries the next graph.
+    """
+
+    def __init__(self, expected: object, found: object = None, where: Span | None = None) -> None:
+        super().__init__(f"expected {expected!r}, found {found!r}" + (f" at {where}" if where is not None else ""))
+        self.expected, self.found, self.where = expected, found, where
 
 
 class SmeltWarning(UserWarning):

@@ -17,7 +17,7 @@ from smelt.ir.types import BOOL, INT, TensorType, Type
 
 NodeCheck = Callable[[Node], Iterable[str]]
 # Operators of the graph itself, whose form is known here.
-_STRUCTURAL = frozenset(("if", "for", "while", "write", "param", "buffer", "captured", "const", "unpack"))
+_STRUCTURAL = frozenset(("if", "for", "while", "write", "param", "buffer", "captured", "const", "unpack", "expect"))
 
 
 def verify(graph: Graph, check: NodeCheck | None = None) -> None:
@@ -114,6 +114,11 @@ def _shape_faults(node: Node) -> Iterator[str]:
             yield from _while_faults(node)
         case "write":
             yield from _write_faults(node)
+        case "expect":
+            if len(node.args) != 2 or not isinstance(node.args[0], Value) or node.results:
+                yield "expect takes a value and what it must be, and has no result"
+            elif not isinstance(node.args[1], bool | int | float | complex | str | None):
+                yield "expect compares with a plain number, a text or None"
         case "param" | "buffer" | "captured":
             if len(node.args) != 1 or not isinstance(node.args[0], str) or len(node.results) != 1:
                 yield f"{node.op} takes one name and has one result"

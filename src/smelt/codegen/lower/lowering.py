@@ -17,6 +17,7 @@ from smelt.codegen.lower.convolution import (
     takes_library,
     without_pad,
 )
+from smelt.codegen.lower.expects import lower_expect
 from smelt.codegen.lower.fuse import Epilogue, epilogue_of
 from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.kernels import with_code
@@ -201,6 +202,9 @@ def _lower_single(ctx: Context, node: Node, nests: Nests) -> None:
         return
     if node.op == "write":
         lower_write(ctx, node)
+        return
+    if node.op == "expect":
+        lower_expect(ctx, node)
         return
     if not any(r.users for r in node.results) and effects(node).is_pure and not effects(node).may_throw:
         ctx.note(node, "unused")

@@ -142,6 +142,9 @@ class _Writer:
                 return self.arg(value)
             case "write", (target, value):
                 return f"{self.arg(target)}.copy_({self.arg(value)})"
+            case "expect", (value, literal):
+                # As text, in which NaN is NaN, and 0 neither -0.0 nor False.
+                return f"assert repr({self.arg(value)}.item()) == {repr(literal)!r}"
         parts = [self.arg(a) for a in node.args]
         parts += [f"{k}={self.arg(v)}" for k, v in node.kwargs.items()]
         return f"{node.op}({', '.join(parts)})"
