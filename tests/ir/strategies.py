@@ -28,6 +28,8 @@ from smelt.ir import (
     TupleType,
     Type,
     Value,
+    arg_fits,
+    fits,
 )
 
 names = st.text(string.ascii_letters + "_", min_size=1, max_size=4)
@@ -71,9 +73,12 @@ def _args(draw: st.DrawFn, visible: list[Value], depth: int = 2) -> Arg:
     return draw(st.sampled_from(visible)) if kind and visible else draw(literals)
 
 
-def _one(draw: st.DrawFn, visible: list[Value], type_: Type) -> Arg:
-    fitting = [v for v in visible if v.type == type_]
-    return draw(st.sampled_from(fitting)) if fitting else draw(st.integers())
+def _one(draw: st.DrawFn, b: Builder, visible: list[Value], type_: Type) -> Arg:
+    """Something of a type, or of a narrower one; made where there is none."""
+    fitting: list[Arg] = [v for v in visible if fits(v.type, type_)]
+    literal = draw(literals)
+    fitting += [literal] * arg_fits(literal, type_)
+    return draw(st.sampled_from(fitting)) if fitting else b.add("my.make.one", (), [type_]).result
 
 
 def _node(draw: st.DrawFn, b: Builder, visible: list[Value], depth: int) -> None:
@@ -89,14 +94,14 @@ def _node(draw: st.DrawFn, b: Builder, visible: list[Value], depth: int) -> None
         kwargs = {k: _args(draw, visible) for k in draw(st.lists(odd_names, max_size=2, unique=True))}
         node = b.add(draw(st.sampled_from(["aten.add.Tensor", "my.op.default", "odd op"])), args, results, kwargs)
     elif kind == "if":
-        node = b.add("if", (_one(draw, visible, BOOL),), results)
+        node = b.add("if", (_one(draw, b, visible, BOOL),), results)
         for _ in range(2):
             _region(draw, b, node, [], results, visible, depth)
     else:
-        inits = [_one(draw, visible, t) for t in results]
+        inits = [_one(draw, b, visible, t) for t in results]
         carried = [("c", t) for t in results]
         if kind == "for":
-            bounds = [_one(draw, visible, INT) for _ in range(3)]
+            bounds = [_one(draw, b, visible, INT) for _ in range(3)]
             node = b.add("for", (*bounds, *inits), results)
             _region(draw, b, node, [("i", INT), *carried], results, visible, depth)
         else:
@@ -112,7 +117,7 @@ def _region(draw, b, node, params, yields, visible, depth) -> None:  # type: ign
     with b.inside(region):
         for _ in range(draw(st.integers(0, 2))):
             _node(draw, b, inner, depth - 1)
-        b.finish([_one(draw, inner, t) for t in yields])
+        b.finish([_one(draw, b, inner, t) for t in yields])
 
 
 @st.composite

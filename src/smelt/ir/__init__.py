@@ -19,6 +19,7 @@ from smelt.ir.nodes import (
     values_in,
 )
 from smelt.ir.printer import arg_text, print_graph, print_node
+from smelt.ir.type_order import arg_fits, fits, join, join_all, known_steps, may_hold_tensor, type_of_arg
 from smelt.ir.types import (
     ANY,
     BOOL,
@@ -69,14 +70,21 @@ __all__ = [
     "Type",
     "UnknownDim",
     "Value",
+    "arg_fits",
     "arg_text",
     "clone_node",
     "clone_region",
     "contiguous_strides",
+    "fits",
+    "join",
+    "join_all",
+    "known_steps",
     "map_values",
+    "may_hold_tensor",
     "parse",
     "print_graph",
     "print_node",
+    "type_of_arg",
     "values_in",
     "verify",
 ]

@@ -1,7 +1,8 @@
 """Is a graph well formed? Names, definitions before uses, users in step, regions that fit their node.
 
 `verify(graph)` raises one VerifyError that shows the first fault on the graph's own text. What an op's arguments must
-be is not known here: pass `check` (see `smelt.ops.check`) for that.
+be is not known here: pass `check` (see `smelt.ops.check`) for that. What a region yields, and what a loop starts with,
+may be of a narrower type than the result (f32[8] where f32[_] is carried, int where optional[int] is).
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from smelt.diag import VerifyError
 from smelt.ir.graph import Graph
 from smelt.ir.nodes import Arg, Node, Region, Value, values_in
-from smelt.ir.printer import print_node
-from smelt.ir.types import BOOL, INT, TensorType, Type
+from smelt.ir.printer import arg_text, print_node
+from smelt.ir.type_order import arg_fits, type_of_arg
+from smelt.ir.types import ANY, BOOL, INT, TensorType, Type
 
 NodeCheck = Callable[[Node], Iterable[str]]
 # Operators of the graph itself, whose form is known here.
@@ -53,7 +55,8 @@ def _region_faults(
     uses: dict[Value, dict[Node | Region, int]],
     check: NodeCheck | None,
 ) -> Iterator[tuple[Node | None, str]]:
-    visible = visible | set(region.params)
+    mine = list(region.params)
+    visible.update(mine)
     for param in region.params:
         if param.owner is not region:
             yield None, f"%{param.name} does not belong to the region whose parameter it is"
@@ -62,6 +65,7 @@ def _region_faults(
         count += 1
         if node.parent is not region:
             yield node, "the node does not know its region"
+            visible.difference_update(mine)
             return
         for value in node.operands():
             fault = _use(value, node, visible, uses)
@@ -81,6 +85,7 @@ def _region_faults(
             if result.owner is not node:
                 yield node, f"%{result.name} does not know its node"
             visible.add(result)
+            mine.append(result)
     if count != region.size:
         yield None, f"a region says it holds {region.size} nodes, and holds {count}"
     for arg in region.yields:
@@ -88,6 +93,8 @@ def _region_faults(
             fault = _use(value, region, visible, uses)
             if fault:
                 yield region.owner if isinstance(region.owner, Node) else None, fault
+    # Nothing of a region is seen outside it.
+    visible.difference_update(mine)
 
 
 def _use(
@@ -177,7 +184,7 @@ def _write_faults(node: Node) -> Iterator[str]:
 
 
 def _is_condition(type_: Type) -> bool:
-    return type_ == BOOL or (isinstance(type_, TensorType) and (not type_.is_static or type_.numel == 1))
+    return type_ in (BOOL, ANY) or (isinstance(type_, TensorType) and (not type_.is_static or type_.numel == 1))
 
 
 def _carried_faults(params: list[Value], inits: tuple[Arg, ...], types: list[Type]) -> Iterator[str]:
@@ -187,8 +194,8 @@ def _carried_faults(params: list[Value], inits: tuple[Arg, ...], types: list[Typ
     for param, init, type_ in zip(params, inits, types, strict=True):
         if param.type != type_:
             yield f"%{param.name} is {param.type}, but the loop's result is {type_}"
-        if isinstance(init, Value) and init.type != type_:
-            yield f"%{init.name} is {init.type}, but the loop carries {type_}"
+        if not arg_fits(init, type_):
+            yield f"{arg_text(init)} is {type_of_arg(init)}, but the loop carries {type_}"
 
 
 def _yield_faults(yields: tuple[Arg, ...], types: list[Type], what: str) -> Iterator[str]:
@@ -196,5 +203,5 @@ def _yield_faults(yields: tuple[Arg, ...], types: list[Type], what: str) -> Iter
         yield f"{what} yields {len(yields)} values for {len(types)} results"
         return
     for arg, type_ in zip(yields, types, strict=True):
-        if isinstance(arg, Value) and arg.type != type_:
-            yield f"{what} yields %{arg.name}: {arg.type} where the result is {type_}"
+        if not arg_fits(arg, type_):
+            yield f"{what} yields {arg_text(arg)}: {type_of_arg(arg)} where the result is {type_}"

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from smelt.ir import Arg, Node, Region, TensorType, TupleType, Type, Value, values_in
+from smelt.ir import Arg, Node, Region, TensorType, TupleType, Type, Value, may_hold_tensor, values_in
 from smelt.ops.catalogue import record_of
 from smelt.ops.meta import CannotRun, meta_outcome, operand_values
+from smelt.ops.python_ops import python_op
 from smelt.ops.record import OpRecord, nothing_written
 from smelt.ops.registry import Argument, Schema, arguments_of, by_overload, overload, read, schema_of, tags_of
+from smelt.ops.scalar_reads import scalar_read
 
 _KNOWN_NAMESPACES = ("aten", "prims")
 _STATE = ("param", "buffer", "captured", "const")
@@ -24,6 +26,7 @@ class Effects:
     """writes: operands whose memory changes. rng: draws random numbers. io: acts on something we do not see.
 
     may_throw: the data may make it raise. arbitrary: the result's content is not determined (`empty`).
+    stops: it may end the run as a miss, of which nothing may be visible (`expect`).
     """
 
     writes: tuple[Value, ...] = ()
@@ -31,11 +34,12 @@ class Effects:
     io: bool = False
     may_throw: bool = False
     arbitrary: bool = False
+    stops: bool = False
 
     @property
     def is_pure(self) -> bool:
         """Whether dropping the node, or running it elsewhere, changes nothing but its own results."""
-        return not (self.writes or self.rng or self.io)
+        return not (self.writes or self.rng or self.io or self.stops)
 
     @property
     def is_reproducible(self) -> bool:
@@ -45,6 +49,8 @@ class Effects:
 
 PURE = Effects()
 UNKNOWN = Effects(io=True, may_throw=True)
+STOP = Effects(stops=True, may_throw=True)
+"""Of `expect`, which ends the run where its value is another."""
 
 
 def effects(node: Node) -> Effects:
@@ -53,14 +59,26 @@ def effects(node: Node) -> Effects:
         return PURE
     if node.op == "write":
         return Effects(writes=tuple(values_in(node.args[0])))
+    if node.op == "expect":
+        return STOP
     if node.op in _CONTROL:
         return _control_effects(node)
     found = overload(node.op)
     if found is None:
-        return UNKNOWN
+        return _python_effects(node)
     if _is_always_pure(found):
         return PURE
+    scalar = scalar_read(node.op)
+    if scalar is not None:
+        return Effects(may_throw=scalar.throws(node.args))
     return _operator_effects(node, read(found))
+
+
+def _python_effects(node: Node) -> Effects:
+    python = python_op(node.op)
+    if python is None:
+        return UNKNOWN
+    return Effects(io=python.io, may_throw=python.throws(node.args))
 
 
 def is_pure(node: Node) -> bool:
@@ -89,7 +107,7 @@ def _control_effects(node: Node) -> Effects:
     # A region's parameter may be the very tensor that the loop was started with.
     params = {p for region in node.regions for p in region.params}
     if any(roots.get(v, {v}) & params for e in found for v in e.writes):
-        writes |= {v for v in node.operands() if isinstance(v.type, TensorType)}
+        writes |= {v for v in node.operands() if may_hold_tensor(v.type)}
     return Effects(
         tuple(writes),
         any(e.rng for e in found),
@@ -97,6 +115,7 @@ def _control_effects(node: Node) -> Effects:
         any(e.io for e in found) or node.op == "while",
         any(e.may_throw for e in found),
         any(e.arbitrary for e in found),
+        any(e.stops for e in found),
     )
 
 
@@ -201,14 +220,14 @@ def aliases(node: Node) -> tuple[tuple[Value, ...], ...]:
     if node.op == "unpack":
         return tuple(tuple(values_in(node.args[0])) for _ in node.results)
     if node.op in _CONTROL:
-        outside = tuple(v for v in node.operands() if isinstance(v.type, (TensorType, TupleType)))
-        yielded = tuple(v for r in node.regions for arg in r.yields for v in values_in(arg))
-        return tuple(outside + yielded for _ in node.results)
+        outside = tuple(v for v in node.operands() if may_hold_tensor(v.type))
+        yielded = tuple(v for r in node.regions for arg in r.yields for v in values_in(arg) if may_hold_tensor(v.type))
+        return tuple(outside + yielded if may_hold_tensor(r.type) else () for r in node.results)
     found = overload(node.op)
     if found is None:
-        everything = tuple(operand_values(node.args, node.kwargs))
-        return tuple(everything for _ in node.results)
-    if _is_always_fresh(found):
+        holders = tuple(v for v in operand_values(node.args, node.kwargs) if may_hold_tensor(v.type))
+        return tuple(holders if may_hold_tensor(r.type) else () for r in node.results)
+    if _is_always_fresh(found) or scalar_read(node.op) is not None:
         return tuple(() for _ in node.results)
     return _operator_aliases(node, read(found))
 

@@ -6,6 +6,7 @@ aliasing views, functional ones with `write`, and regions all run as they stand.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,10 +14,11 @@ from typing import Any
 
 import torch
 
-from smelt.diag import InternalError, SmeltError
+from smelt.diag import InternalError, Miss, SmeltError
 from smelt.ir import Graph, Node, Region, TensorType, Value, print_node, values_in
 from smelt.ops.convert import bind, strided_copy, tensor_of_literal
 from smelt.ops.modes import entered
+from smelt.ops.python_ops import python_op
 from smelt.ops.registry import overload
 
 Lookup = Callable[[str, str], Any]
@@ -36,7 +38,8 @@ def evaluate(
     """The outputs of a graph for inputs given in order; inputs and state are mutated where the graph says so.
 
     observe: called after each node with its results.
-    Raises: SmeltError (S0107 wrong number of inputs, S0203 missing constant or state), and what torch raises.
+    Raises: SmeltError (S0107 wrong number of inputs, S0203 missing constant or state), Miss where an `expect` fails,
+    and what torch raises.
     """
     if len(inputs) != len(graph.inputs):
         raise SmeltError(
@@ -45,6 +48,17 @@ def evaluate(
             code="S0107",
         )
     return list(_Run(graph, lookup, observe).region(graph.body, inputs))
+
+
+def same_number(a: Any, b: Any) -> bool:
+    """Whether two plain values are the same: type by type, floats bit by bit except that NaN is NaN."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return a != a if b != b else (a == b and math.copysign(1.0, a) == math.copysign(1.0, b))
+    if isinstance(a, complex):
+        return same_number(a.real, b.real) and same_number(a.imag, b.imag)
+    return bool(a == b)
 
 
 def constant(graph: Graph, node: Node) -> torch.Tensor:
@@ -104,7 +118,10 @@ class _Run:
         run = _STRUCTURAL.get(node.op)
         if run is not None:
             return run(self, node)
-        found = overload(node.op)
+        found: Any = overload(node.op)
+        if found is None:
+            python = python_op(node.op)
+            found = None if python is None else python.run
         if found is None:
             raise SmeltError(
                 f"there is no operator {node.op}",
@@ -146,6 +163,14 @@ class _Run:
             target.copy_(value)
         return (target,)
 
+    def expect(self, node: Node) -> Sequence[Any]:
+        found = bind(node.args[0], self.values)
+        if isinstance(found, torch.Tensor):
+            found = found.item()
+        if not same_number(found, node.args[1]):
+            raise Miss(node.args[1], found, node.span)
+        return ()
+
     def branch(self, node: Node) -> Sequence[Any]:
         then, other = node.regions
         return self.region(then if bool(bind(node.args[0], self.values)) else other, ())
@@ -172,6 +197,7 @@ _STRUCTURAL: dict[str, Callable[[_Run, Node], Sequence[Any]]] = {
     "const": _Run.const,
     "unpack": _Run.unpack,
     "write": _Run.write,
+    "expect": _Run.expect,
     "if": _Run.branch,
     "for": _Run.counted,
     "while": _Run.repeated,

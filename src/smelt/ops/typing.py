@@ -11,7 +11,9 @@ from smelt.diag import InternalError
 from smelt.ir import Arg, Type
 from smelt.ops.catalogue import record_of
 from smelt.ops.meta import CannotRun, dummy_outcome, fake_outcome, meta_outcome
+from smelt.ops.python_ops import infer_python
 from smelt.ops.registry import arguments_of, schema_of
+from smelt.ops.scalar_reads import scalar_read
 
 
 def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None) -> tuple[Type, ...]:
@@ -19,6 +21,11 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
 
     Raises: InternalError (S0902) where no way to tell works; it lists what each said.
     """
+    if op.startswith("py."):
+        return infer_python(op, args)
+    scalar = scalar_read(op)
+    if scalar is not None:
+        return (scalar.result(args),)
     named = kwargs or {}
     ruled = _by_rule(op, args, named)
     if ruled is not None:

@@ -1,0 +1,108 @@
+"""The functions that `py.call` may name: pure ones of Python's own; and the exceptions that `py.raise` may.
+
+What would give an iterator or a view gives a list, because the graph's containers are values.
+"""
+
+from __future__ import annotations
+
+import cmath
+import importlib
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from smelt.diag import SmeltError
+
+_SCALAR_METHODS = (
+    "int.bit_length", "int.bit_count", "float.is_integer", "float.hex", "float.as_integer_ratio", "complex.conjugate",
+)  # fmt: skip
+_STR_METHODS = (
+    "capitalize", "casefold", "center", "count", "endswith", "expandtabs", "find", "format", "index", "isalnum",
+    "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace",
+    "istitle", "isupper", "join", "ljust", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace",
+    "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip",
+    "swapcase", "title", "upper", "zfill",
+)  # fmt: skip
+_CONTAINER_METHODS = ("list.count", "list.index", "tuple.count", "tuple.index", "dict.get")
+_BUILTINS = (
+    "all", "any", "ascii", "bin", "chr", "dict", "divmod", "hex", "list", "oct", "ord", "pow", "repr", "sorted",
+    "tuple",
+)  # fmt: skip
+_AS_LISTS: dict[str, Callable[..., Any]] = {
+    "builtins.range": range, "builtins.zip": zip, "builtins.enumerate": enumerate, "builtins.reversed": reversed,
+    "dict.keys": dict.keys, "dict.values": dict.values, "dict.items": dict.items,
+}  # fmt: skip
+
+
+def _builtin(name: str) -> Any:
+    owner, _, method = name.partition(".")
+    found = __builtins__[owner] if isinstance(__builtins__, dict) else getattr(__builtins__, owner)
+    return getattr(found, method) if method else found
+
+
+def _listed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> list[Any]:
+        return list(function(*args, **kwargs))
+
+    return run
+
+
+FUNCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
+    {
+        **{f"{m.__name__}.{n}": f for m in (math, cmath) for n, f in vars(m).items() if callable(f) and n[0] != "_"},
+        **{f"builtins.{n}": _builtin(n) for n in _BUILTINS},
+        **{n: _builtin(n) for n in (*_SCALAR_METHODS, *_CONTAINER_METHODS)},
+        **{f"str.{n}": getattr(str, n) for n in _STR_METHODS},
+        **{n: _listed(f) for n, f in _AS_LISTS.items()},
+    }
+)
+"""By the names that `py.call` takes: math.*, cmath.*, builtins.*, and methods as `str.upper`, `dict.items`."""
+
+
+def is_callable_by_name(name: object) -> bool:
+    """Whether `py.call` takes a name."""
+    return isinstance(name, str) and name in FUNCTIONS
+
+
+def call(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of the list. Raises: SmeltError (S0202) for any other."""
+    found = FUNCTIONS.get(name)
+    if found is None:
+        raise SmeltError(
+            f"py.call cannot call {name!r}",
+            why="only pure functions of Python's own may stand in a graph",
+            fix="docs/graph.md lists them",
+            code="S0202",
+        )
+    return found(*args, **kwargs)
+
+
+@lru_cache(maxsize=256)
+def exception_of(name: str) -> type[BaseException]:
+    """The class of exceptions of a dotted name. Raises: SmeltError (S0202) where the name is no such class."""
+    module, _, rest = name.partition(".")
+    found: Any = None
+    while rest and not isinstance(found, type):
+        found = _attribute(module, rest)
+        head, _, rest = rest.partition(".")
+        module = f"{module}.{head}"
+    if not (isinstance(found, type) and issubclass(found, BaseException)):
+        raise SmeltError(
+            f"{name!r} names no class of exceptions",
+            why="py.raise takes a dotted name, such as builtins.ValueError",
+            fix="import the module that defines it under this name",
+            code="S0202",
+        )
+    return found
+
+
+def _attribute(module: str, path: str) -> Any:
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError:
+        return None
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found

@@ -1,0 +1,207 @@
+"""Python's own scalars and containers in the graph: the operators `py.*`, and `expect`.
+
+Invariants: an explicit table; what an operator computes is what CPython computes. Containers are values: `py.append`
+gives another list, and nothing here changes an operand. Tensors in containers are the very tensors that went in.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from smelt.diag import SmeltError
+from smelt.ir import Arg, Type
+from smelt.ops import python_throws as throws
+from smelt.ops import python_types as types
+from smelt.ops.python_calls import call, exception_of
+
+Run = Callable[..., Any]
+Rule = Callable[[Sequence[Arg]], tuple[Type, ...]]
+Throws = Callable[[Sequence[Arg]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class PyOp:
+    """One operator. least, most: how many positional arguments it takes (most None: any number).
+
+    run: what it computes. result: the types of its results as far as its operands tell. throws: whether these operands
+    may make it raise. io: whether it acts on the world. keywords: the keyword arguments it takes.
+    """
+
+    name: str
+    run: Run
+    result: Rule
+    throws: Throws
+    least: int
+    most: int | None
+    io: bool = False
+    keywords: frozenset[str] = frozenset()
+    results: int = 1
+
+
+def _setitem(container: Any, index: Any, value: Any) -> Any:
+    copy = container.copy()
+    copy[index] = value
+    return copy
+
+
+def _delitem(container: Any, index: Any) -> Any:
+    copy = container.copy()
+    del copy[index]
+    return copy
+
+
+def _insert(items: list[Any], index: int, value: Any) -> list[Any]:
+    copy = items.copy()
+    copy.insert(index, value)
+    return copy
+
+
+def _pop(container: Any, index: Any = -1) -> tuple[Any, Any]:
+    copy = container.copy()
+    return copy, copy.pop(index)
+
+
+def _dict(*items: Any) -> dict[Any, Any]:
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+def _slice(container: Any, start: Any = None, stop: Any = None, step: Any = None) -> Any:
+    return container[start:stop:step]
+
+
+def _append(items: list[Any], value: Any) -> list[Any]:
+    return [*items, value]
+
+
+def _in(item: Any, container: Any) -> bool:
+    return item in container
+
+
+def _format(value: Any, spec: str = "", conversion: str | None = None) -> str:
+    convert = {None: None, "s": str, "r": repr, "a": ascii}[conversion]
+    return format(value if convert is None else convert(value), spec)
+
+
+def _join(*parts: str) -> str:
+    return "".join(parts)
+
+
+def _print(
+    *args: Any, sep: str | None = " ", end: str | None = "\n", stream: str = "stdout", flush: bool = False
+) -> None:
+    print(*args, sep=sep, end=end, file=getattr(sys, stream), flush=flush)
+
+
+def _raise(name: str, *args: Any, cause: str | None = None, cause_args: Sequence[Any] = ()) -> None:
+    error = exception_of(name)(*args)
+    if cause is None:
+        raise error
+    raise error from (None if cause == "None" else exception_of(cause)(*cause_args))
+
+
+def _assert(condition: Any, *message: Any) -> None:
+    if not condition:
+        raise AssertionError(*message)
+
+
+def _list(*items: Any) -> list[Any]:
+    return list(items)
+
+
+def _tuple(*items: Any) -> tuple[Any, ...]:
+    return items
+
+
+def _binary(name: str, run: Run, rule: Rule, may_throw: Throws) -> PyOp:
+    return PyOp(f"py.{name}", run, rule, may_throw, 2, 2)
+
+
+_NEVER, _ALWAYS = throws.never, throws.always
+
+PYTHON_OPS: tuple[PyOp, ...] = (
+    _binary("add", operator.add, types.add, throws.sum_),
+    _binary("sub", operator.sub, types.arithmetic, throws.arithmetic),
+    _binary("mul", operator.mul, types.mul, throws.arithmetic),
+    _binary("truediv", operator.truediv, types.truediv, throws.division),
+    _binary("floordiv", operator.floordiv, types.floordiv, throws.division),
+    _binary("mod", operator.mod, types.mod, throws.division),
+    _binary("pow", operator.pow, types.power, throws.power),
+    _binary("lshift", operator.lshift, types.shift, throws.shift),
+    _binary("rshift", operator.rshift, types.shift, throws.shift),
+    _binary("and_", operator.and_, types.bitwise, throws.bitwise),
+    _binary("or_", operator.or_, types.bitwise, throws.bitwise),
+    _binary("xor", operator.xor, types.bitwise, throws.bitwise),
+    PyOp("py.neg", operator.neg, types.signed, throws.signed, 1, 1),
+    PyOp("py.pos", operator.pos, types.signed, throws.signed, 1, 1),
+    PyOp("py.abs", abs, types.magnitude, throws.signed, 1, 1),
+    PyOp("py.invert", operator.invert, types.shift, throws.bitwise, 1, 1),
+    _binary("eq", operator.eq, types.comparison, throws.equality),
+    _binary("ne", operator.ne, types.comparison, throws.equality),
+    _binary("lt", operator.lt, types.comparison, throws.ordering),
+    _binary("le", operator.le, types.comparison, throws.ordering),
+    _binary("gt", operator.gt, types.comparison, throws.ordering),
+    _binary("ge", operator.ge, types.comparison, throws.ordering),
+    PyOp("py.not_", operator.not_, types.always_bool, throws.truth, 1, 1),
+    PyOp("py.is_none", lambda value: value is None, types.always_bool, _NEVER, 1, 1),
+    _binary("in_", _in, types.always_bool, throws.membership),
+    PyOp("py.int", int, types.always_int, throws.to_int, 1, 2),
+    PyOp("py.float", float, types.always_float, throws.to_float, 1, 1),
+    PyOp("py.bool", bool, types.always_bool, throws.truth, 1, 1),
+    PyOp("py.complex", complex, types.always_complex, throws.to_complex, 1, 2),
+    PyOp("py.str", str, types.always_str, throws.to_str, 1, 1),
+    PyOp("py.round", round, types.rounded, throws.rounded, 1, 2),
+    PyOp("py.min", min, types.extreme, throws.extreme, 1, None),
+    PyOp("py.max", max, types.extreme, throws.extreme, 1, None),
+    PyOp("py.sum", sum, types.total, _ALWAYS, 1, 2),
+    PyOp("py.call", call, types.called, throws.called, 1, None),
+    PyOp("py.list", _list, types.list_, _NEVER, 0, None),
+    PyOp("py.tuple", _tuple, types.tuple_, _NEVER, 0, None),
+    PyOp("py.dict", _dict, types.dict_, throws.dict_, 0, None),
+    PyOp("py.len", len, types.always_int, throws.length, 1, 1),
+    PyOp("py.getitem", operator.getitem, types.getitem, throws.getitem, 2, 2),
+    PyOp("py.slice", _slice, types.slice_, throws.slice_, 1, 4),
+    _binary("concat", operator.add, types.add, throws.concat),
+    _binary("append", _append, types.append, throws.append),
+    PyOp("py.setitem", _setitem, types.setitem, _ALWAYS, 3, 3),
+    PyOp("py.delitem", _delitem, types.same, _ALWAYS, 2, 2),
+    PyOp("py.insert", _insert, types.insert, throws.append, 3, 3),
+    PyOp("py.pop", _pop, types.pop, _ALWAYS, 1, 2, results=2),
+    PyOp("py.format", _format, types.always_str, throws.format_, 1, 3),
+    PyOp("py.join", _join, types.always_str, throws.join, 0, None),
+    PyOp(
+        "py.print", _print, types.nothing, _ALWAYS, 0, None, io=True, results=0,
+        keywords=frozenset(("sep", "end", "stream", "flush")),
+    ),
+    PyOp(
+        "py.raise", _raise, types.nothing, _ALWAYS, 1, None, results=0, keywords=frozenset(("cause", "cause_args")),
+    ),
+    PyOp("py.assert", _assert, types.nothing, _ALWAYS, 1, 2, results=0),
+)  # fmt: skip
+_BY_NAME: Mapping[str, PyOp] = MappingProxyType({op.name: op for op in PYTHON_OPS})
+
+
+def python_op(name: str) -> PyOp | None:
+    """The operator of a name, None for any that is not Python's."""
+    return _BY_NAME.get(name)
+
+
+def infer_python(name: str, args: Sequence[Arg]) -> tuple[Type, ...]:
+    """The types of an operator's results. Raises: SmeltError (S0202) for a call that the operator does not take."""
+    found = _BY_NAME.get(name)
+    fault = f"there is no operator {name}" if found is None else arity_fault(found, len(args))
+    if fault or found is None:
+        raise SmeltError(fault, fix="docs/graph.md lists the operators", code="S0202")
+    return found.result(args)
+
+
+def arity_fault(op: PyOp, count: int) -> str:
+    """What is wrong with a number of positional arguments, or ""."""
+    if count >= op.least and (op.most is None or count <= op.most):
+        return ""
+    most = "or more" if op.most is None else f"to {op.most}"
+    return f"{op.name} takes {op.least if op.most == op.least else f'{op.least} {most}'} arguments, not {count}"
