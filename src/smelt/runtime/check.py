@@ -4,10 +4,27 @@ memory.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 
 from smelt.diag import InternalError
-from smelt.runtime.plan import ARENA_ALIGNMENT, Dispatch, Launch, Plan, Release, View, outs_of, uses_of
+from smelt.runtime.control import blocks_of
+from smelt.runtime.plan import (
+    ARENA_ALIGNMENT,
+    Branch,
+    Dispatch,
+    End,
+    Exit,
+    Instruction,
+    Launch,
+    Loop,
+    Otherwise,
+    Plan,
+    Release,
+    View,
+    outs_of,
+    uses_of,
+)
 from smelt.runtime.table import CALL_CLASSES, MAX_DOUBLES
 
 MAX_WORDS = CALL_CLASSES[-1][0]
@@ -23,30 +40,22 @@ def check_plan(plan: Plan) -> None:
     Raises: InternalError that names the instruction.
     """
     lent = _lent_slots(plan)
-    alive: set[int] = set()
-    ever = set(lent)
+    blocks_of(plan.instructions)
+    known = _Known(plan, lent)
     for index, instruction in enumerate(plan.instructions):
         where = f"instruction {index} ({type(instruction).__name__})"
         for slot in uses_of(instruction):
-            if slot not in lent and slot not in alive:
+            if slot not in lent and slot not in known.alive and slot not in known.given:
                 raise _bad(f"{where} reads slot {slot}, which holds nothing there")
         if isinstance(instruction, Dispatch) and len(instruction.outs) != len(instruction.op._schema.returns):
             raise _bad(f"{where} has {len(instruction.outs)} outs, but {instruction.op} returns another number")
         if isinstance(instruction, Launch):
             _check_launch(where, instruction)
-        if isinstance(instruction, Release):
-            for slot in instruction.slots:
-                if slot not in alive:
-                    raise _bad(f"{where} releases slot {slot}, which it does not own or releases twice")
-                alive.discard(slot)
-        for slot in outs_of(instruction):
-            if not 0 <= slot < plan.nslots or slot in ever:
-                raise _bad(f"{where} fills slot {slot}, which is out of range or filled already")
-            alive.add(slot)
-            ever.add(slot)
+        known.enter(where, instruction)
+    alive = known.alive | known.given
     roots = {i.dst: i.src for i in plan.instructions if isinstance(i, View)}
     for slot in plan.outputs:
-        if slot not in alive:
+        if slot not in alive or plan.kinds.get(slot, "object") != "object":
             raise _bad(f"output slot {slot} is not an owned result")
         root = slot
         while root in roots:
@@ -55,6 +64,69 @@ def check_plan(plan: Plan) -> None:
             raise _bad(f"output slot {slot} is a view of slot {root}, which is an input, held or in the arena")
     if plan.origins and len(plan.origins) != len(plan.instructions):
         raise _bad(f"there are {len(plan.origins)} origins for {len(plan.instructions)} instructions")
+
+
+@dataclass(slots=True)
+class _Open:
+    """A block that has begun: tensors and numbers that were there, and the numbers that are there where it is left."""
+
+    alive: set[int]
+    given: set[int]
+    is_loop: bool
+    left: set[int] | None = None
+
+
+class _Known:
+    """What slots hold at a point of the plan: owned tensors, and numbers and objects that were given."""
+
+    def __init__(self, plan: Plan, lent: set[int]) -> None:
+        self.plan = plan
+        self.alive: set[int] = set()
+        self.given: set[int] = set()
+        self._ever = set(lent)
+        self._open: list[_Open] = []
+
+    def enter(self, where: str, instruction: Instruction) -> None:
+        """Note what an instruction does. Raises: InternalError."""
+        match instruction:
+            case Release(slots=slots):
+                for slot in slots:
+                    if slot not in self.alive:
+                        raise _bad(f"{where} releases slot {slot}, which it does not own or releases twice")
+                    self.alive.discard(slot)
+            case Branch() | Loop():
+                self._open.append(_Open(set(self.alive), set(self.given), isinstance(instruction, Loop)))
+            case Otherwise() | Exit() | End():
+                self._leave(where, instruction)
+            case _:
+                self._fill(where, instruction)
+
+    def _leave(self, where: str, instruction: Otherwise | Exit | End) -> None:
+        block = self._open[-1]
+        if block.alive != self.alive:
+            raise _bad(f"{where} ends a part that leaves tensors of its own, or takes those of others")
+        left = block.left
+        match instruction:
+            case Exit():
+                block.left = set(self.given) if left is None else left & self.given
+            case Otherwise():
+                block.left, self.given = self.given, set(block.given)
+            case End():
+                self._open.pop()
+                if block.is_loop:
+                    self.given = left or block.given
+                else:
+                    self.given = block.given if left is None else left & self.given
+
+    def _fill(self, where: str, instruction: Instruction) -> None:
+        for slot in outs_of(instruction):
+            if slot in self.plan.kinds:
+                self.given.add(slot)
+            elif not 0 <= slot < self.plan.nslots or slot in self._ever:
+                raise _bad(f"{where} fills slot {slot}, which is out of range or filled already")
+            else:
+                self.alive.add(slot)
+                self._ever.add(slot)
 
 
 def _check_launch(where: str, launch: Launch) -> None:

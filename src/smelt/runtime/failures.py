@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smelt.diag import InternalError, SmeltError
-from smelt.runtime.plan import Call, CheckLayout, Dispatch, Instruction, Launch, Plan, PyCall
+from smelt.runtime.plan import Call, CheckLayout, Dispatch, Expect, Instruction, Launch, Plan, PyCall, Scalar
 from smelt.runtime.steps import LayoutMismatch
 
 
@@ -18,6 +18,8 @@ def describe(instruction: Instruction) -> str:
             return str(op)
         case Launch(kernel=kernel, label=label):
             return label or kernel.symbol
+        case Scalar(operation=operation):
+            return operation.name.lower()
         case PyCall(fn=fn):
             return f"Python function {getattr(fn, '__qualname__', fn)}"
         case _:
@@ -35,7 +37,12 @@ def step_failed(plan: Plan, index: int, error: BaseException) -> BaseException:
     if isinstance(error, LayoutMismatch):
         return layout_differs(plan, index, str(error))
     # A kernel that refuses its data, or cannot run, leaves it to eager, whose error is the answer.
-    if isinstance(instruction, PyCall | Launch) or isinstance(error, SmeltError) or not isinstance(error, Exception):
+    # The same holds for numbers, and a miss is no failure.
+    if (
+        isinstance(instruction, PyCall | Launch | Scalar | Expect)
+        or isinstance(error, SmeltError)
+        or not isinstance(error, Exception)
+    ):
         return error
     failure = call_failed(plan, index, str(error))
     failure.__cause__ = error

@@ -5,20 +5,21 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from smelt._torch import handles
 from smelt.runtime.encode import Encoded
 from smelt.runtime.plan import Plan, PyCall
-from smelt.runtime.steps import make_arena, results_of
+from smelt.runtime.steps import as_tensor, make_arena, number_bits, number_of, results_of
 from smelt.runtime.table import FRAME_ALIGNMENT, Cell
 
 
 class Frame:
     """One run's slots. Its cells hold addresses of cells of the same frame, so it never moves."""
 
-    __slots__ = ("__weakref__", "address", "arena", "cells", "error", "inputs", "memory", "scratch", "view")
+    __slots__ = ("__weakref__", "address", "arena", "cells", "error", "inputs", "memory", "objects", "scratch", "view")
 
     def __init__(self, encoded: Encoded, plan: Plan, bridge: handles.Bridge) -> None:
         ncells = len(encoded.cells)
@@ -48,6 +49,8 @@ class Frame:
         weakref.finalize(self, delete_all, bridge, owned).atexit = False
         self.inputs: Sequence[torch.Tensor] = ()
         self.error: BaseException | None = None
+        # What slots of kind "object" hold, for the time of a run.
+        self.objects: dict[int, Any] = {}
 
     @property
     def runs(self) -> int:
@@ -63,8 +66,10 @@ class PythonSteps:
 
     def __init__(self, plan: Plan, encoded: Encoded, bridge: handles.Bridge) -> None:
         self._steps, self._cell_of, self._bridge = encoded.steps, encoded.cell_of, bridge
+        self._is_launch = encoded.step_is_launch
         self._input = {slot: i for i, slot in enumerate(plan.inputs)}
         self._held = dict(plan.held)
+        self._kinds = plan.kinds
         self._elided = encoded.elided
         self._arena = {planned.slot: i for i, planned in enumerate(plan.arena)}
         self.frames: weakref.WeakValueDictionary[int, Frame] = weakref.WeakValueDictionary()
@@ -88,13 +93,37 @@ class PythonSteps:
             return 1
         try:
             step: PyCall = self._steps[index]
-            found = results_of(step, step.fn(*[self._tensor(frame, slot) for slot in step.args]))
+            if self._kinds:
+                self._run_mixed(frame, step, self._is_launch[index])
+                return 0
+            found = results_of(step, step.fn(*[self._tensor(frame, slot) for slot in step.args]), self._kinds)
             for slot, tensor in zip(step.outs, found, strict=True):
                 frame.view[self._cell_of[slot]] = 0 if tensor is None else self._bridge.own(tensor)
         except BaseException as error:
             frame.error = error
             return 1
         return 0
+
+    def _run_mixed(self, frame: Frame, step: PyCall, is_launch: bool) -> None:
+        """A step of a plan that has numbers or objects."""
+        values = [self._value(frame, slot) for slot in step.args]
+        if is_launch:
+            values = [as_tensor(v, self._kinds.get(slot)) for v, slot in zip(values, step.args, strict=True)]
+        found = results_of(step, step.fn(*values), self._kinds)
+        for slot, value in zip(step.outs, found, strict=True):
+            kind = self._kinds.get(slot)
+            if kind == "object":
+                frame.objects[slot] = value
+            elif kind is not None:
+                frame.view[self._cell_of[slot]] = number_bits(kind, value)
+            else:
+                frame.view[self._cell_of[slot]] = 0 if value is None else self._bridge.own(value)
+
+    def _value(self, frame: Frame, slot: int) -> Any:
+        kind = self._kinds.get(slot)
+        if kind is None:
+            return self._tensor(frame, slot)
+        return frame.objects[slot] if kind == "object" else number_of(kind, frame.view[self._cell_of[slot]])
 
 
 def _scratch(nbytes: int) -> torch.Tensor | None:

@@ -6,13 +6,17 @@ frame is made; inputs, live state and results are asked for once a run, as soon 
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 import torch
 
 from smelt.runtime.kernels import kernels
 from smelt.runtime.loader import LoadedCode
-from smelt.runtime.plan import Launch, Plan, Release, View, uses_of
+from smelt.runtime.plan import Blit, Expect, Launch, Load, Plan, Release, View, uses_of
+
+ADDRESSED = (Load, Blit, Expect)
+"""Instructions that, like launches, need to know where tensors lie, and no handles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Launches:
     @staticmethod
     def of(plan: Plan, is_possible: bool) -> Launches:
         """Load the plan's kernels and settle where their buffers lie; nothing is native unless `is_possible`."""
-        if not is_possible or not any(isinstance(i, Launch) for i in plan.instructions):
+        if not is_possible or not any(isinstance(i, (Launch, *ADDRESSED)) for i in plan.instructions):
             return Launches()
         code = {}
         for index, instruction in enumerate(plan.instructions):
@@ -47,7 +51,7 @@ class Launches:
                 loaded = kernels().loaded(instruction.kernel)
                 if loaded is not None:
                     code[index] = loaded
-        elided = _elided(plan, code)
+        elided = _elided(plan, {*code, *(i for i, one in enumerate(plan.instructions) if isinstance(one, ADDRESSED))})
         spots = {slot: Spot(slot) for slot in range(plan.nslots)}
         for slot, view in elided.items():
             source = spots[view.src]
@@ -61,8 +65,8 @@ def _has_addresses(plan: Plan, launch: Launch) -> bool:
     return all(layouts.get(slot, torch.strided) == torch.strided for slot in launch.buffers)
 
 
-def _elided(plan: Plan, code: dict[int, LoadedCode]) -> dict[int, View]:
-    """Views, sources first, that nothing but native launches, releases and other such views uses.
+def _elided(plan: Plan, code: Set[int]) -> dict[int, View]:
+    """Views, sources first, that nothing but instructions of `code`, releases and other such views uses.
 
     A tensor made for a view would keep its memory alive, so one whose source is released before its last use is made.
     """

@@ -1,6 +1,7 @@
-"""A plan: the whole graph as a straight list of library calls over numbered slots.
+"""A plan: the whole graph as one list of instructions over numbered slots, with blocks for branches and loops.
 
-Invariant: a plan is frozen data; `check_plan` holds for it before anything runs it. A slot holds one tensor handle.
+Invariant: a plan is frozen data; `check_plan` holds for it before anything runs it. A slot holds one tensor handle, or
+what `Plan.kinds` says: a Python number, which native code keeps as eight bytes, or any Python object.
 It is an *input* (lent by the caller for the run), *held* (a parameter, a packed weight or a constant that the plan
 keeps alive), an *arena* tensor (memory planned at compile time, one arena per concurrent run) or *owned* (made by one
 instruction, deleted by `Release`, at the latest when the run ends, also when it fails). Only owned slots can be
@@ -12,6 +13,8 @@ outputs, so nothing that a caller receives shares memory with an arena, an input
     Dispatch(torch.ops.aten.gelu.default, (Use(3),), outs=(4,))
     Launch(kernel, buffers=(3, 5), words=(1024,), items=16, eager=..., writes=(1,))
     Release((3,))
+    Loop();  Load(6, 5);  Exit(6);  ...;  End()        while slot 5 is not zero
+    Branch(6);  ...;  Otherwise();  ...;  End()
 
 Every instruction has the same meaning in the native executor (`executable.py`) and in the Python interpreter
 (`interpret.py`). Builders of the usual calls, with the equal torch expression, stand in `calls.py`.
@@ -19,11 +22,13 @@ Every instruction has the same meaning in the native executor (`executable.py`) 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
+
+from smelt.runtime.table import Arith
 
 # --- arguments of a C shim call ---------------------------------------------------------------------------------------
 
@@ -205,7 +210,8 @@ class Dispatch:
 class PyCall:
     """Call Python with the GIL: `fn(*tensors)` returns a tensor or a sequence of tensors for `outs` (None: ignored).
 
-    Gradients are off inside unless the plan keeps them. An exception ends the run and is raised from it.
+    Gradients are off inside unless the plan keeps them. An exception ends the run and is raised from it. Slots that are
+    no tensors give and take numbers and objects.
     """
 
     fn: Callable[..., Any]
@@ -266,7 +272,97 @@ class Launch:
     label: str = ""
 
 
-Instruction: TypeAlias = Call | Empty | View | CheckLayout | Dispatch | PyCall | Copy | Release | Launch
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """Compute a number of numbers: `operation` is a `table.Arith`, `args` are slots or literals of its operand types.
+
+    Where it cannot be done in 64 bits or must raise, `eager` is called with the numbers, as it is where no machine code
+    runs: Python's own meaning.
+    """
+
+    operation: Arith
+    dst: int
+    args: tuple[Use | int | float | bool, ...]
+    eager: Callable[..., Any]
+
+    @property
+    def uses(self) -> tuple[int, ...]:
+        """Slots this instruction reads, in argument order."""
+        return tuple(a.slot for a in self.args if isinstance(a, Use))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The only element of a tensor as a Python number: a float, an int or a bool, by the tensor's dtype."""
+
+    dst: int
+    src: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Blit:
+    """Copy the `nbytes` bytes of `src` over those of `dst`; both lie densely, in one order.
+
+    row: `dst` has one dimension more in front; write at this index of it (a number's slot), within its size.
+    A number as `src` is copied into a 0-d tensor.
+    """
+
+    dst: int
+    src: int
+    nbytes: int
+    row: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """End the run as a miss unless a number, or the element of a tensor of one, is the literal: bit for bit, but any nan
+    is any other. Stands before all writes.
+    """
+
+    slot: int
+    literal: int | float | bool
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What follows, up to `Otherwise` or `End`, runs if the bool in a slot is true."""
+
+    test: int
+
+
+@dataclass(frozen=True, slots=True)
+class Otherwise:
+    """What follows, up to `End`, runs if the branch's bool is false."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What follows, up to `End`, runs again and again, until an `Exit` of its own is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Leave the loop at hand if the bool in a slot is false."""
+
+    test: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a branch or a loop."""
+
+
+Control: TypeAlias = Branch | Otherwise | Loop | Exit | End
+CONTROL = (Branch, Otherwise, Loop, Exit, End)
+Instruction: TypeAlias = (
+    Call | Empty | View | CheckLayout | Dispatch | PyCall | Copy | Release | Launch | Scalar | Load | Blit | Expect
+    | Control
+)  # fmt: skip
+Kind: TypeAlias = Literal["int", "float", "bool", "object"]
+NUMBER_DTYPES: dict[Kind, torch.dtype] = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
+"""What the memory of a number's slot holds."""
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
@@ -301,7 +397,8 @@ class Plan:
     `keep_grad_mode`: leave the caller's grad mode as it is instead of switching gradients off around the run. `fixed`
     are held slots whose tensors keep their memory (the compiler's own: packed weights, folded constants); that of a
     program's live state may be exchanged between runs. `origins[i]`, if given, says where instruction i comes from, for
-    error messages. `profile`: measure every instruction.
+    error messages. `profile`: measure every instruction. `kinds`: the slots that hold no tensors; these may be filled
+    again and again.
     """
 
     nslots: int
@@ -315,6 +412,7 @@ class Plan:
     origins: tuple[str, ...] = field(default=())
     fixed: frozenset[int] = frozenset()
     profile: bool = False
+    kinds: Mapping[int, Kind] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,12 +449,20 @@ def uses_of(instruction: Instruction) -> tuple[int, ...]:
             return slots
         case Launch(buffers=buffers):
             return buffers
-        case Empty():
+        case Scalar():
+            return instruction.uses
+        case Load(src=src):
+            return (src,)
+        case Blit(dst=dst, src=src, row=row):
+            return (dst, src) if row is None else (dst, src, row)
+        case Expect(slot=slot) | Branch(test=slot) | Exit(test=slot):
+            return (slot,)
+        case Empty() | Otherwise() | Loop() | End():
             return ()
 
 
 def outs_of(instruction: Instruction) -> tuple[int, ...]:
-    """Owned slots that an instruction fills."""
+    """Slots that an instruction fills: owned tensors, numbers and objects."""
     match instruction:
         case Call():
             return instruction.outs
@@ -366,6 +472,8 @@ def outs_of(instruction: Instruction) -> tuple[int, ...]:
             return tuple(slot for slot in outs if slot is not None)
         case PyCall(outs=outs):
             return outs
+        case Scalar(dst=dst) | Load(dst=dst):
+            return (dst,)
         case _:
             return ()
 

@@ -24,7 +24,23 @@ from smelt.runtime.failures import call_failed, escaped, layout_differs, step_fa
 from smelt.runtime.frames import Frame, PythonSteps, delete_all, handle_of
 from smelt.runtime.interpret import Interpreter, check_escapes
 from smelt.runtime.native import NativeEntry
-from smelt.runtime.plan import CheckLayout, Empty, Launch, Plan, Release, View
+from smelt.runtime.plan import (
+    Blit,
+    Branch,
+    CheckLayout,
+    Empty,
+    End,
+    Expect,
+    Launch,
+    Load,
+    Otherwise,
+    Plan,
+    Release,
+    Scalar,
+    View,
+)
+from smelt.runtime.signals import fetched_error
+from smelt.runtime.steps import Missed
 from smelt.runtime.table import BYTES_OFFSET, TYPE_OFFSET, Cell, Field, Status
 
 _MAX_IDLE_FRAMES = 8
@@ -51,6 +67,7 @@ class NativeRunner:
         self._code = ctypes.addressof(encoded.code)
         self._input_cells = [encoded.cell_of[slot] for slot in plan.inputs]
         order = list(dict.fromkeys(plan.outputs))
+        self._output_slots = order
         self._output_cells = [encoded.cell_of[slot] for slot in order]
         self._output_order = None if len(order) == len(plan.outputs) else [order.index(s) for s in plan.outputs]
         is_done_natively = encoded.grad_is_native or plan.keep_grad_mode
@@ -128,11 +145,15 @@ class NativeRunner:
             finally:
                 delete_all(bridge, owned)
         frame.inputs = ()
+        objects, frame.objects = frame.objects, {}
         if status:
             raise self._failure(frame, status)
         take = bridge.take
-        outputs = []
-        for cell in self._output_cells:
+        outputs: list[Any] = []
+        for slot, cell in zip(self._output_slots, self._output_cells, strict=True):
+            if slot in self.plan.kinds:
+                outputs.append(objects[slot])
+                continue
             handle = view[cell]
             view[cell] = 0
             outputs.append(take(handle))
@@ -159,8 +180,9 @@ class NativeRunner:
 
     def _abandon(self, frame: Frame) -> None:
         """Let a frame of a failed run go with whatever results were not handed out (an interrupt can fall anywhere)."""
-        for cell in self._output_cells:
-            handle = frame.view[cell]
+        frame.objects = {}
+        for slot, cell in zip(self._output_slots, self._output_cells, strict=True):
+            handle = 0 if slot in self.plan.kinds else frame.view[cell]
             frame.view[cell] = 0
             if handle:
                 self._bridge.delete(handle)
@@ -180,6 +202,10 @@ class NativeRunner:
             return layout_differs(self.plan, index)
         if status == Status.ESCAPED:
             return escaped(self.plan)
+        if status == Status.MISS:
+            return Missed()
+        if status == Status.INTERRUPTED:
+            return fetched_error(frame.view)
         return InternalError(f"the executor ended with status {status}", notes=(f"instruction {index}",))
 
     # --- the builtin
@@ -292,7 +318,7 @@ def entry_context(call: Callable[..., Any]) -> EntryContext | None:
 
 
 _SHORT_NS = 10_000.0
-_QUICK = (Empty, View, CheckLayout, Release)
+_QUICK = (Empty, View, CheckLayout, Release, Scalar, Load, Blit, Expect, Branch, Otherwise, End)
 
 
 def _is_short(plan: Plan) -> bool:

@@ -6,26 +6,33 @@ Invariant: `python_step(i)` computes what `i` means natively; the only module th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from smelt.diag import InternalError
+from smelt.diag import InternalError, SmeltError
 from smelt.runtime.plan import (
+    NUMBER_DTYPES,
     ArenaTensor,
+    Blit,
     Call,
     CheckLayout,
     Copy,
     Dispatch,
     Empty,
+    Expect,
     Instruction,
+    Kind,
     Launch,
+    Load,
     OptionalUse,
     OptionalUses,
     Plan,
     PyCall,
-    Release,
+    Scalar,
     Use,
     Uses,
     View,
@@ -36,8 +43,14 @@ class LayoutMismatch(Exception):
     """A tensor has another size, stride or dtype than planned."""
 
 
+class Missed(Exception):
+    """The run ended before any write, because a value is not what the plan expects."""
+
+
 def python_step(instruction: Instruction) -> PyCall:
-    """The same instruction as a call of Python. `Release` has none: whoever runs Python drops references itself."""
+    """The same instruction as a call of Python. `Release` and the ends of blocks have none: whoever runs Python drops
+    references, and jumps, itself.
+    """
     match instruction:
         case PyCall():
             return instruction
@@ -55,25 +68,114 @@ def python_step(instruction: Instruction) -> PyCall:
             return PyCall(lambda d, s: d.copy_(s), (dst, src), ())
         case Launch():
             return PyCall(_launched(instruction), instruction.buffers, ())
-        case Release():
-            raise InternalError("a release has no Python form")
+        case Scalar():
+            return PyCall(_computed(instruction), instruction.uses, (instruction.dst,))
+        case Load(dst=dst, src=src):
+            return PyCall(lambda t: (t.item(),), (src,), (dst,))
+        case Blit():
+            return _blitted(instruction)
+        case Expect(slot=slot):
+            return PyCall(_expected(instruction), (slot,), ())
+        case _:
+            raise InternalError(f"{type(instruction).__name__} has no Python form")
 
 
-def results_of(step: PyCall, result: Any) -> Sequence[Any]:
+def results_of(step: PyCall, result: Any, kinds: Mapping[int, Kind]) -> Sequence[Any]:
     """What a step returned, as one value for each of its `outs`.
 
-    Raises: InternalError if it is not that many tensors.
+    Raises: InternalError if it is not that many values, or of other types; SmeltError (S0404) for a number that no slot
+    can hold.
     """
     if not step.outs:
         return ()
     found = (result,) if isinstance(result, torch.Tensor) else result
     if not isinstance(found, list | tuple) or len(found) != len(step.outs):
         raise InternalError(f"a Python step returned {type(result).__name__} for {len(step.outs)} tensors")
-    for value in found:
+    for slot, value in zip(step.outs, found, strict=True):
+        kind = kinds.get(slot) if kinds else None
+        if kind is not None:
+            _check_kind(kind, value)
         # None is an undefined tensor, as some operators return in the place of a result they did not make.
-        if value is not None and not isinstance(value, torch.Tensor):
+        elif value is not None and not isinstance(value, torch.Tensor):
             raise InternalError(f"a Python step returned {type(value).__name__} in the place of a tensor")
     return found
+
+
+_TYPES: dict[Kind, type] = {"int": int, "float": float, "bool": bool}
+
+
+def _check_kind(kind: Kind, value: Any) -> None:
+    if kind == "object":
+        return
+    if type(value) is not _TYPES[kind]:
+        raise InternalError(f"a Python step returned {type(value).__name__} in the place of a {kind}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise SmeltError(
+            f"the number {value} is beyond 64 bits",
+            why="native code keeps numbers in 64 bits",
+            fix="nothing needs to be done: the program runs eagerly for such numbers",
+            code="S0404",
+        )
+
+
+def number_bits(kind: Kind, value: float) -> int:
+    """A number as the signed 64-bit word of its slot."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0]) if kind == "float" else int(value)
+
+
+def number_of(kind: Kind, bits: int) -> int | float | bool:
+    """The number whose slot holds this word."""
+    if kind == "float":
+        return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+    return bool(bits) if kind == "bool" else bits
+
+
+def as_tensor(value: Any, kind: Kind | None) -> Any:
+    """A number as the 0-d tensor that kernels take it for; anything else as it is."""
+    return value if kind is None or kind == "object" else torch.tensor(value, dtype=NUMBER_DTYPES[kind])
+
+
+def _computed(instruction: Scalar) -> Callable[..., Any]:
+    eager, args = instruction.eager, instruction.args
+
+    def run(*numbers: Any) -> Any:
+        rest = iter(numbers)
+        return (eager(*(next(rest) if isinstance(a, Use) else a for a in args)),)
+
+    return run
+
+
+def _blitted(instruction: Blit) -> PyCall:
+    if instruction.row is not None:
+        return PyCall(lambda d, s, i: d[i].copy_(s), (instruction.dst, instruction.src, instruction.row), ())
+
+    def run(target: torch.Tensor, source: Any) -> None:
+        if isinstance(source, torch.Tensor):
+            target.copy_(source)
+        else:
+            target.fill_(source)
+
+    return PyCall(run, (instruction.dst, instruction.src), ())
+
+
+def _expected(instruction: Expect) -> Callable[..., Any]:
+    literal = instruction.literal
+
+    def run(value: Any) -> None:
+        found = value.item() if isinstance(value, torch.Tensor) else value
+        if not is_same_number(found, literal):
+            raise Missed
+
+    return run
+
+
+def is_same_number(a: Any, b: Any) -> bool:
+    """Whether two numbers are of one type and equal bit for bit, or both nan."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1.0, a) == math.copysign(1.0, b))
+    return bool(a == b)
 
 
 def check_layout(planned: CheckLayout, tensor: torch.Tensor) -> None:

@@ -25,6 +25,17 @@ hold an address inside the frame itself are filled once, when the frame is made.
     LAUNCH      first, n, chunks (numbers)   run n independent kernels; their descriptors stand from cell `first` on
     REGION      n (a number)                 the records up to LEAVE are run by the first of at most n threads, and
                                              the chunks of launches among them by all
+    JUMP        word                         go on at this word of the code
+    UNLESS      cell, word                   the same if frame[cell] is 0
+    AGAIN       word                         the same, back to a loop's begin; looks for signals now and then
+    ARM         -                            signals were looked for just now
+    ARITH       operation (an `Arith`), dst, a, b, step
+                frame[dst] = operation(frame[a], frame[b]), or the Python step's answer where that is none
+    LOAD        dst, address, element (an `Element`)     frame[dst] = the element at frame[address], as a number
+    BLIT        dst, src, nbytes, row        copy frame[nbytes] bytes from frame[src] to
+                                             frame[dst] + frame[row] * frame[nbytes]
+    EXPECT      address, size (1, 2, 4, 8), mask, low, high     ends with MISS unless
+                                             low <= (element & frame[mask]) <= high, unsigned (low, high are cells too)
 
 On SysV x86-64 and AArch64, integer and floating-point arguments are assigned to registers independently, the caller
 removes stack arguments, and a narrower argument is the low part of its word; so one call with n words and four doubles
@@ -61,6 +72,75 @@ class Op(IntEnum):
     LAUNCH = 15
     REGION = 16
     LEAVE = 17
+    JUMP = 18
+    UNLESS = 19
+    AGAIN = 20
+    ARM = 21
+    ARITH = 22
+    LOAD = 23
+    BLIT = 24
+    EXPECT = 25
+
+
+class Arith(IntEnum):
+    """Operations on numbers: i are ints (64 bits), f floats, b bools. What stands in the comment is left to Python."""
+
+    COPY = 0
+    I_ADD = 1  # beyond 64 bits; so are the next five
+    I_SUB = 2
+    I_MUL = 3
+    I_NEG = 4
+    I_ABS = 5
+    I_FLOORDIV = 6  # by 0
+    I_MOD = 7  # by 0
+    I_TRUEDIV = 8  # by 0; operands beyond 2 ** 53
+    I_AND = 9
+    I_OR = 10
+    I_XOR = 11
+    I_INVERT = 12
+    I_EQ = 13
+    I_NE = 14
+    I_LT = 15
+    I_LE = 16
+    I_GT = 17
+    I_GE = 18
+    I_MIN = 19
+    I_MAX = 20
+    I_FLOAT = 21
+    I_EXACT = 22  # to a float, beyond 2 ** 53
+    I_BOOL = 23
+    F_ADD = 24
+    F_SUB = 25
+    F_MUL = 26
+    F_DIV = 27  # by 0
+    F_NEG = 28
+    F_ABS = 29
+    F_EQ = 30
+    F_NE = 31
+    F_LT = 32
+    F_LE = 33
+    F_GT = 34
+    F_GE = 35
+    F_MIN = 36
+    F_MAX = 37
+    F_INT = 38  # nan, and beyond 64 bits
+    F_BOOL = 39
+    F_SQRT = 40  # of what is less than 0
+    B_NOT = 41
+
+
+class Element(IntEnum):
+    """Elements that LOAD turns into numbers."""
+
+    F64 = 0
+    F32 = 1
+    BF16 = 2
+    I64 = 3
+    I32 = 4
+    I16 = 5
+    I8 = 6
+    U8 = 7
+    BOOL = 8
 
 
 # (most integer words, without doubles, with doubles), smallest first.
@@ -80,6 +160,8 @@ class Status(IntEnum):
     LAYOUT = 2
     ESCAPED = 3
     MALFORMED = 4
+    MISS = 5
+    INTERRUPTED = 6
 
 
 class Cell(IntEnum):
@@ -121,7 +203,18 @@ class Cell(IntEnum):
     DONE = 33
     SHARED_FIRST = 34
     SHARED_COUNT = 35
-    FIRST = 40
+    # Looking for signals: functions of Python, and what they found.
+    GIL_TAKE = 40
+    GIL_GIVE = 41
+    CHECK_SIGNALS = 42
+    FETCH_ERROR = 43
+    ERROR = 44  # and two more: type, value, traceback
+    POLLS = 47
+    POLLS_SKIPPED = 48
+    POLLED_AT = 49
+    POLL_CLOCK = 50
+    MEMCPY = 51
+    FIRST = 56
 
 
 class TeamWord(IntEnum):
@@ -169,6 +262,12 @@ FUNCTION_CELLS: tuple[tuple[Cell, str], ...] = (
     (Cell.GET_DTYPE, "aoti_torch_get_dtype"),
     (Cell.GET_DATA, "aoti_torch_get_data_ptr"),
     (Cell.PARALLEL, PARALLEL),
+)
+SIGNAL_CELLS: tuple[tuple[Cell, str], ...] = (
+    (Cell.GIL_TAKE, "PyGILState_Ensure"),
+    (Cell.GIL_GIVE, "PyGILState_Release"),
+    (Cell.CHECK_SIGNALS, "PyErr_CheckSignals"),
+    (Cell.FETCH_ERROR, "PyErr_Fetch"),
 )
 GRAD_CELLS: tuple[tuple[Cell, str], ...] = (
     (Cell.GRAD_GET, "aoti_torch_grad_mode_is_enabled"),

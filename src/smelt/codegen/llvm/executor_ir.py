@@ -9,12 +9,14 @@ of CPU.
     smelt_team      what a thread does in a region: the first one walks, the others help with chunks
     smelt_help      claims and runs chunks of a launch while there are any
     smelt_judge     after a region: whether threads are worth waiting for, or one should do all for a while
+    smelt_poll      looks for signals now and then while a loop runs
     smelt_tick      (only with `profile`) adds the time since the last record to its row
 """
 
 from __future__ import annotations
 
 from smelt.codegen.llvm.executor_body import Body
+from smelt.codegen.llvm.executor_control_ir import CONTROL_EMITTERS, control_text, emit_jumped
 from smelt.codegen.llvm.executor_launch_ir import CLOCK, emit_launch, emit_region, team_text
 from smelt.runtime.table import (
     ANY_STRIDE,
@@ -209,6 +211,7 @@ _EMITTERS = (
     (Op.DATA, _data),
     (Op.LAUNCH, emit_launch),
     (Op.REGION, emit_region),
+    *CONTROL_EMITTERS,
 )
 # A jump table would be data next to the code, reached through a relocation.
 _ATTRIBUTES = 'attributes #0 = { "no-jump-tables"="true" }\n'
@@ -220,7 +223,8 @@ def executor_text(machine: str, *, profile: bool = False) -> str:
     profile: measure each record's time (`Cell.PROFILE`).
     """
     tick = _tick_text() if profile else ""
-    return _run_text() + _walk_text(profile) + tick + team_text(machine, _WALK) + _ATTRIBUTES
+    functions = _run_text() + _walk_text(profile) + tick + control_text() + team_text(machine, _WALK)
+    return "declare i64 @llvm.smin.i64(i64, i64)\n" + functions + _ATTRIBUTES
 
 
 def _run_text() -> str:
@@ -254,7 +258,7 @@ def _walk_text(profile: bool) -> str:
         body.do("store i64 -1, ptr %tick")
     body.do("br label %loop")
     body.label("loop")
-    body.do("%pc = phi i64 [%begin, %entry], [%after, %next], [%region_after, %region_done]")
+    body.do("%pc = phi i64 [%begin, %entry], [%after, %next], [%region_after, %region_done], [%jumped_to, %jumped]")
     body.do("%rec = getelementptr i32, ptr %code, i64 %pc")
     if profile:
         body.do(f"call void @{_TICK}(ptr %frame, ptr %tick, i64 %pc)")
@@ -281,12 +285,13 @@ def _walk_text(profile: bool) -> str:
     for op, emit in _EMITTERS:
         body.label(f"op_{op.name.lower()}")
         emit(body)
+    emit_jumped(body)
     _endings(body)
     return body.function_text(f"define internal i32 @{_WALK}(ptr %code, ptr %frame, i64 %begin) #0")
 
 
 def _endings(body: Body) -> None:
-    failures = (Status.LIBRARY, Status.LAYOUT, Status.ESCAPED, Status.MALFORMED)
+    failures = (Status.LIBRARY, Status.LAYOUT, Status.ESCAPED, Status.MALFORMED, Status.MISS, Status.INTERRUPTED)
     for status in failures:
         body.label(status.name.lower())
         body.do("br label %failed")
@@ -332,6 +337,4 @@ def _tick_text() -> str:
     body.do("br label %done")
     body.label("done")
     body.do("ret void")
-    return "declare i64 @llvm.smin.i64(i64, i64)\n" + body.function_text(
-        f"define internal void @{_TICK}(ptr %frame, ptr %tick, i64 %pc) #0"
-    )
+    return body.function_text(f"define internal void @{_TICK}(ptr %frame, ptr %tick, i64 %pc) #0")
