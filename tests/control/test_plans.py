@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from smelt.codegen.llvm.executor import executor_object
-from smelt.diag import InternalError, SmeltError
+from smelt.diag import InternalError, Miss, SmeltError
 from smelt.runtime.cache import CodeCache
 from smelt.runtime.executable import Executable
 from smelt.runtime.plan import (
@@ -37,7 +37,6 @@ from smelt.runtime.plan import (
     Scalar,
     Use,
 )
-from smelt.runtime.steps import Missed
 from smelt.runtime.table import Arith
 
 CODE = executor_object(CodeCache(""))
@@ -187,7 +186,7 @@ def test_expect_is_exact(code: bytes | None, dtype: torch.dtype, values: list[An
             if repr(value) == repr(literal):
                 run.call(given)
             else:
-                with pytest.raises(Missed):
+                with pytest.raises(Miss):
                     run.call(given)
 
 
@@ -195,7 +194,7 @@ def test_expect_is_exact(code: bytes | None, dtype: torch.dtype, values: list[An
 def test_expect_of_another_type_misses(code: bytes | None) -> None:
     for dtype, value, literal in ((torch.float32, 1.0, 1), (torch.int64, 1, True), (torch.float32, 0.1, 0.1)):
         made = Plan(2, (0,), (1,), (Expect(0, literal, dtype), Empty(1, (), (), torch.float32)))
-        with pytest.raises(Missed):
+        with pytest.raises(Miss):
             Executable(made, code).call(torch.tensor(value, dtype=dtype))
 
 
@@ -314,7 +313,7 @@ def test_loops_leave_the_interpreter_to_others() -> None:
 def test_plans_that_do_not_nest(instructions: tuple[Instruction, ...]) -> None:
     start = Scalar(Arith.COPY, 1, (True,), bool)
     made = plan(start, *instructions, kinds={1: "bool", 3: "int", 4: "int"}, nslots=6, outputs=())
-    with pytest.raises(InternalError, match="rules|nest"):
+    with pytest.raises(InternalError, match=r"rules|nest"):
         Executable(made, None)
 
 

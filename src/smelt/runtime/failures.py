@@ -38,11 +38,8 @@ def step_failed(plan: Plan, index: int, error: BaseException) -> BaseException:
         return layout_differs(plan, index, str(error))
     # A kernel that refuses its data, or cannot run, leaves it to eager, whose error is the answer.
     # The same holds for numbers, and a miss is no failure.
-    if (
-        isinstance(instruction, PyCall | Launch | Scalar | Expect)
-        or isinstance(error, SmeltError)
-        or not isinstance(error, Exception)
-    ):
+    is_its_own = isinstance(instruction, PyCall | Launch | Scalar | Expect)
+    if is_its_own or isinstance(error, SmeltError) or not isinstance(error, Exception):
         return error
     failure = call_failed(plan, index, str(error))
     failure.__cause__ = error

@@ -32,7 +32,7 @@ class Interpreter:
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The plan's outputs for these inputs.
 
-        Raises: SmeltError (S0401, S0403, S0404), Missed, or whatever a `PyCall` of the plan raises.
+        Raises: SmeltError (S0401, S0403, S0404), Miss, or whatever a `PyCall` of the plan raises.
         """
         plan = self._plan
         memory, arena = make_arena(plan)

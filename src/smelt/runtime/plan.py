@@ -316,8 +316,8 @@ class Blit:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """End the run as a miss unless a number, or the element of a tensor of one, is the literal: bit for bit, but any nan
-    is any other. Stands before all writes.
+    """End the run as a miss unless a number, or the element of a tensor of one, is the literal: bit for bit, but any
+    nan is any other. Stands before all writes.
     """
 
     slot: int

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from smelt._torch import handles, shim
-from smelt.diag import InternalError
+from smelt.diag import InternalError, Miss
 from smelt.runtime.encode import Encoded, encode
 from smelt.runtime.failures import call_failed, escaped, layout_differs, step_failed
 from smelt.runtime.frames import Frame, PythonSteps, delete_all, handle_of
@@ -40,7 +40,6 @@ from smelt.runtime.plan import (
     View,
 )
 from smelt.runtime.signals import fetched_error
-from smelt.runtime.steps import Missed
 from smelt.runtime.table import BYTES_OFFSET, TYPE_OFFSET, Cell, Field, Status
 
 _MAX_IDLE_FRAMES = 8
@@ -203,7 +202,8 @@ class NativeRunner:
         if status == Status.ESCAPED:
             return escaped(self.plan)
         if status == Status.MISS:
-            return Missed()
+            expected = self.plan.instructions[index]
+            return Miss(expected.literal if isinstance(expected, Expect) else None)
         if status == Status.INTERRUPTED:
             return fetched_error(frame.view)
         return InternalError(f"the executor ended with status {status}", notes=(f"instruction {index}",))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smelt.diag import InternalError, SmeltError
+from smelt.diag import InternalError, Miss, SmeltError
 from smelt.runtime.plan import (
     NUMBER_DTYPES,
     ArenaTensor,
@@ -41,10 +41,6 @@ from smelt.runtime.plan import (
 
 class LayoutMismatch(Exception):
     """A tensor has another size, stride or dtype than planned."""
-
-
-class Missed(Exception):
-    """The run ended before any write, because a value is not what the plan expects."""
 
 
 def python_step(instruction: Instruction) -> PyCall:
@@ -164,7 +160,7 @@ def _expected(instruction: Expect) -> Callable[..., Any]:
     def run(value: Any) -> None:
         found = value.item() if isinstance(value, torch.Tensor) else value
         if not is_same_number(found, literal):
-            raise Missed
+            raise Miss(literal, found)
 
     return run
 
