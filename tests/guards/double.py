@@ -37,6 +37,7 @@ class ReplayEntry:
         self.finished = False
         self.refreshed = 0
         self.writes = True
+        self.outcomes: tuple[Any, ...] = ()
 
     def finish(self) -> None:
         self.finished = True

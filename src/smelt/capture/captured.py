@@ -118,9 +118,7 @@ def capture(
     try:
         arguments = flatten_arguments(args, given)
     except CaptureError as error:
-        return Captured(
-            title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {})
-        )
+        return Captured(title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {}))
     roots = reachable(program, {path: v for path, v in arguments.constants() if callable(v)})
     recorder = Recorder(roots, Scope(roots.modules), at_entry=chosen == "entry", specialize=specialize)
     for tensor in arguments.tensors:

@@ -504,9 +504,7 @@ def _is_comparable(tensor: torch.Tensor) -> bool:
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one dtype and size hold the same, NaN included."""
     with torch.no_grad():
-        left, right = (
-            torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (a.detach(), b.detach())
-        )
+        left, right = (torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in (a.detach(), b.detach()))
         bits = _BITS.get(left.dtype)
         if bits is not None:
             left, right = left.resolve_neg().view(bits), right.view(bits)

@@ -21,7 +21,7 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     # Before anything is recorded: guards then see parameters where they stay.
     moved = move_originals(fn.target, options)
     start = perf_counter()
-    captured = capture(fn, args, kwargs, name=fn.name, target=fn.target)
+    captured = capture(fn, args, kwargs, name=fn.name, target=fn.target, specialize=True)
     recorded_ms = (perf_counter() - start) * 1000
     unit = Unit.of(captured, options)
     unit.moved = moved

@@ -25,7 +25,8 @@ from smelt.capture.reads_effects import file_kind
 from smelt.compiler.compiled_inputs import first_unsupported, grad_witness
 from smelt.compiler.compiled_native import native_entry, target_of
 from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, Settings, Stats
-from smelt.diag import CaptureError, SmeltError, SmeltWarning, user_level
+from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
+from smelt.diag import CaptureError, Miss, SmeltError, SmeltWarning, user_level
 from smelt.runtime.entry import Counters, EntryCode, keeps_in_reach
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guards import GuardSet
@@ -68,6 +69,7 @@ class Dispatcher:
         self._stats = Stats()
         self._warned: set[str] = set()
         self._effects_seen = 0
+        self._guarded_builds = 0  # those that no path asked for
         self._witness: torch.Tensor | None = None
         self._counters = Counters()
         self._publishing = threading.RLock()
@@ -92,19 +94,46 @@ class Dispatcher:
             return self._original(foreign, args, kwargs)
         if self._witness is not None and is_grad_enabled() and self._witness.requires_grad:
             return self._with_gradients("a parameter", args, kwargs)
+        return self._serve(args, kwargs, ())
+
+    def _serve(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
+        """The answer by the first row that fits, apart from those that missed already."""
         for row in self._rows:
-            if row.guards.check(args, kwargs) is None:
-                if self._rows[0] is not row:
-                    self._move_to_front(row)
-                if row.may_be_native and row.is_ready:
-                    self._make_native(row, args, kwargs)
-                return self._run(row, args, kwargs)
-        return self._miss(args, kwargs)
+            if row in missed or row.guards.check(args, kwargs) is not None:
+                continue
+            if row.paths is not None:
+                try:
+                    result = self._run(row, args, kwargs)
+                except Miss:
+                    row.missed()
+                    missed = (*missed, row)
+                    continue
+                self._prefer(row, args, kwargs)
+                return result
+            self._prefer(row, args, kwargs)
+            return self._run(row, args, kwargs)
+        return self._miss(args, kwargs, missed)
+
+    def _prefer(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._rows[0] is not row and not row.is_last:
+            self._move_to_front(row)
+        if row.may_be_native and row.is_ready:
+            self._make_native(row, args, kwargs)
 
     def run_row(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in Python from where this row's guards are known to hold."""
         self._stats.calls += 1
-        return self._run(row, args, kwargs)
+        if row.paths is None:
+            return self._run(row, args, kwargs)
+        try:
+            return self._run(row, args, kwargs)
+        except Miss:
+            return self.try_others(row, args, kwargs)
+
+    def try_others(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The answer of a call that took another path than this row's."""
+        row.missed()
+        return self._serve(args, kwargs, (row,))
 
     def _run(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         row.hit(self._counters.tick())
@@ -127,7 +156,7 @@ class Dispatcher:
         self._warn(row.reason, f"{self.name} runs as it is from now on: {row.reason}")
         return result
 
-    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         reason = first_unsupported(args, kwargs)
         if reason is not None:
             return self._original(reason, args, kwargs)
@@ -136,14 +165,14 @@ class Dispatcher:
             self._witness = witness[0] if witness[1] else None
             self._publish()
             return self._with_gradients("a parameter" if witness[1] else "an argument", args, kwargs)
-        if self._stats.builds >= STORM_LIMIT:
+        if not missed and self._guarded_builds >= STORM_LIMIT:
             return self._original("too many different calls were compiled already", args, kwargs)
         if not self._lock.acquire(blocking=False):
             return self._original("another thread is compiling it", args, kwargs, is_fault=False)
         _building.active = True
         try:
             with busy():
-                return self._build(args, kwargs)
+                return self._build(args, kwargs, missed)
         finally:
             _building.active = False
             self._lock.release()
@@ -187,9 +216,9 @@ class Dispatcher:
 
     # ---------------------------------------------------------------- a build
 
-    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         self._note_misses(args, kwargs)
-        self._stats.builds += 1
+        self._count_build(missed, 1)
         program = ObservedProgram(self.target, self.name, self.settings)
         started = time.perf_counter()
         failure: Exception | None = None
@@ -197,18 +226,25 @@ class Dispatcher:
         try:
             entry = self.settings.builder(program, args, kwargs, self.settings.options)
         except RecorderBusy:
-            self._stats.builds -= 1
+            self._count_build(missed, -1)
             return self._original("another thread is recording a program", args, kwargs, is_fault=False)
         except Exception as error:
             failure = error
         if program.error is not None and not isinstance(program.error, (SmeltError, RecorderBusy)):
+            if missed:
+                self._count_build(missed, -1)  # this way through the program ends in an error: there is no path to keep
             _reraise(program.error)
         if failure is None and not program.was_called:
             failure = CaptureError(f"the builder did not run {self.name}", code="S0104")
         if not program.has_result:
             return self._interrupted(program, failure, args, kwargs)
-        self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs)
+        self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs, missed)
         return program.result
+
+    def _count_build(self, missed: tuple[Row, ...], times: int) -> None:
+        self._stats.builds += times
+        if not missed:
+            self._guarded_builds += times
 
     def _interrupted(
         self, program: ObservedProgram, failure: Exception | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -237,11 +273,12 @@ class Dispatcher:
         build_s: float,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        missed: tuple[Row, ...] = (),
     ) -> None:
-        """Put the outcome of a build into the table."""
+        """Put the outcome of a build into the table; missed: rows whose guards held, but not what they expect."""
         log = program.log or ReadLog()
         if not log.is_replayable:
-            self._settle_effects(log, args, kwargs)
+            self._settle_effects(log, args, kwargs, missed)
             return
         if failure is not None or entry is None:
             if self._is_strict or self.settings.fullgraph:
@@ -258,6 +295,11 @@ class Dispatcher:
             self._warn("gradients", _GRAD_ADVICE.format(name=self.name, what="a tensor that it reads"))
             return
         row = Row(guards, entry, build_s=build_s, is_ready=False)
+        if entry.outcomes:
+            hopeless = self._join_paths(row, entry.outcomes, missed)
+            if hopeless:
+                self._give_up_paths(row, hopeless, args, kwargs)
+                return
         self._add(row)
         # Taken before anything is folded or packed: what changes meanwhile may be in the entry or not.
         before = Constants(entry.state)
@@ -266,7 +308,34 @@ class Dispatcher:
         else:
             self._finish(row, before)
 
-    def _settle_effects(self, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _join_paths(self, row: Row, outcomes: tuple[Outcome, ...], missed: tuple[Row, ...]) -> str:
+        """Make a row one of the paths under its guards; why there should be none, or nothing."""
+        row.paths = next((other.paths for other in missed if other.paths is not None), None) or Paths()
+        row.paths.note(outcomes)
+        for other in missed:
+            if other.entry is not None:
+                self._count_miss(difference(other.entry.outcomes, outcomes))
+        alike = [other for other in self._rows if other.paths is row.paths]
+        if any(other in missed and other.entry is not None and other.entry.outcomes == outcomes for other in alike):
+            return f"compiled, it does not come to the values that Python reads: {row.paths.storming()}"
+        if len(alike) >= PATH_LIMIT:
+            oldest = min(alike, key=lambda other: other.used)
+            row.paths.evicted += 1
+            self._rows = tuple(other for other in self._rows if other is not oldest)
+        return row.paths.why_hopeless(sum(other.hits for other in alike))
+
+    def _give_up_paths(self, row: Row, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_strict or self.settings.fullgraph:
+            self._refuse(why)
+        self._rows = tuple(other for other in self._rows if other.paths is not row.paths)
+        # What it reads may differ from path to path, so only the arguments say when this holds again.
+        self._add(Row(GuardSet((), args, kwargs), None, why))
+        self._count(why)
+        self._warn("paths", f"{self.name} runs as it is from now on, not compiled: {why}")
+
+    def _settle_effects(
+        self, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]
+    ) -> None:
         self._effects_seen += 1
         reason = f"it has effects that a compiled program would not repeat: {log.why_not()}"
         if self._is_strict or self.settings.fullgraph:
@@ -274,7 +343,7 @@ class Dispatcher:
         self._count(reason)
         if self._effects_seen >= EFFECT_ATTEMPTS:
             # What it reads may be what it changes, so only the arguments say when this holds again.
-            self._add(Row(GuardSet((), args, kwargs), None, reason))
+            self._add(Row(GuardSet((), args, kwargs), None, reason, is_last=bool(missed)))
             self._warn("effects", f"{self.name} runs as it is, not compiled: {reason}")
 
     def _finish(self, row: Row, before: Constants) -> None:
@@ -303,15 +372,17 @@ class Dispatcher:
 
     def _add(self, row: Row) -> None:
         row.hit(self._counters.tick(), times=0)
-        rows = (row, *sorted(self._rows, key=lambda other: -other.used))
-        if len(rows) > ENTRY_LIMIT:
+        rows = sorted((row, *self._rows), key=lambda other: (other.is_last, -other.used))
+        kinds = list(dict.fromkeys(other.paths or other for other in rows))  # the paths of one set of guards are one
+        if len(kinds) > ENTRY_LIMIT:
             self._stats.evictions += 1
             self._warn(
                 "storm",
                 f"{self.name} is compiled again and again: {self._storming() or 'its arguments differ at each call'}. "
                 f"At most {ENTRY_LIMIT} entries are kept; after {STORM_LIMIT} the original runs instead.",
             )
-        self._rows = rows[:ENTRY_LIMIT]
+        kept = set(kinds[:ENTRY_LIMIT])
+        self._rows = tuple(other for other in rows if (other.paths or other) in kept)
         self._publish()
 
     def _drop(self, row: Row) -> None:
@@ -333,8 +404,10 @@ class Dispatcher:
         for row in self._rows:
             failed = row.guards.check(args, kwargs)
             if failed is not None:
-                text = row.guards.explain(failed, args, kwargs)
-                self._stats.misses[text] = self._stats.misses.get(text, 0) + 1
+                self._count_miss(row.guards.explain(failed, args, kwargs))
+
+    def _count_miss(self, text: str) -> None:
+        self._stats.misses[text] = self._stats.misses.get(text, 0) + 1
 
     def _storming(self) -> str:
         """The guard that failed most often, by its place rather than by its values."""

@@ -15,7 +15,7 @@ from smelt.codegen.llvm.entry import entry_object
 from smelt.compiler.compiled_types import Row
 from smelt.compiler.entry_code import deliverer, extractor, result_kind
 from smelt.compiler.unit import Unit
-from smelt.diag import Options, SmeltError, SmeltWarning
+from smelt.diag import Miss, Options, SmeltError, SmeltWarning
 from smelt.runtime.cache import code_cache
 from smelt.runtime.entry import EntryCode, Target, is_hidden, load_entry
 from smelt.runtime.entry_table import Kind
@@ -30,6 +30,9 @@ class Owner(Protocol):
 
     def run_row(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in Python from where this row's guards are known to hold."""
+
+    def try_others(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The answer of a call that took another path than this row's."""
 
     def recover(self, row: Row, error: SmeltError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer of a call whose compiled program failed."""
@@ -88,9 +91,17 @@ def target_of(owner: Owner, row: Row, args: tuple[Any, ...], kwargs: dict[str, A
             raise error
         return dispatcher.recover(found, error, args, dict(kwargs or {}))
 
+    def missed(error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        found, dispatcher = get_row(), get_owner()
+        if found is None or dispatcher is None:
+            raise error
+        return dispatcher.try_others(found, args, dict(kwargs or {}))
+
     unit = row.entry
     if not isinstance(unit, Unit) or unit.executable is None or unit.lowered is None:
         return Target(python)
+    if unit.is_path and unit.draws:
+        return Target(python)  # which puts the random generator back after a miss
     context = entry_context(unit.executable.call)
     if context is None:
         return Target(python)
@@ -98,7 +109,9 @@ def target_of(owner: Owner, row: Row, args: tuple[Any, ...], kwargs: dict[str, A
     def fail(frame: int, status: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         try:
             return context.fail(frame, status)
-        except SmeltError as error:
+        except (Miss, SmeltError) as error:
+            if is_path or isinstance(error, Miss):
+                return missed(error, args, kwargs)
             return recovered(error, args, kwargs)
 
     def deliver(results: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
@@ -108,6 +121,7 @@ def target_of(owner: Owner, row: Row, args: tuple[Any, ...], kwargs: dict[str, A
         except SmeltError as error:
             return recovered(error, args, kwargs)
 
+    is_path = unit.is_path
     pick = extractor(unit.signature, args, kwargs)
     make = deliverer(unit.signature, unit.lowered, unit.lookup)
     kind = result_kind(unit.signature, unit.lowered)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from smelt.capture.reads import ReadLog, record_reads
+from smelt.compiler.paths import Outcome, Paths
 from smelt.diag import Options
 from smelt.runtime.entry import NativeRow
 from smelt.runtime.guards import GuardSet
@@ -33,8 +34,15 @@ class Entry(Protocol):
     def writes(self) -> bool:
         """Whether a call writes into arguments or state: then it matters which of them share memory."""
 
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What Python read of data on the recorded path; empty where nothing was, and the guards decide alone."""
+
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The program's answer for arguments that pass the guards. Raises: SmeltError if it cannot be computed."""
+        """The program's answer for arguments that pass the guards.
+
+        Raises: SmeltError if it cannot be computed; Miss where other `outcomes` are found: nothing has happened.
+        """
 
     def finish(self) -> None:
         """Do what is left of the compilation; called once before the first `run`, maybe in another thread."""
@@ -95,11 +103,13 @@ class ObservedProgram:
         return self.result
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Row:
     """A line of the table: guards, and the entry to run when they hold; entry None: the original runs, for `reason`.
 
     native: the same for native code, once a call has shown what it is made of; may_be_native: until that was tried.
+    paths: for an entry that holds for some outcomes only, what it shares with the others under the same guards.
+    is_last: it fits whatever others fit, too, and stands behind them.
     """
 
     guards: GuardSet
@@ -109,6 +119,8 @@ class Row:
     is_ready: bool = True
     native: NativeRow | None = None
     may_be_native: bool = True
+    paths: Paths | None = None
+    is_last: bool = False
     _hits: int = 0
     _used: int = 0
 
@@ -126,6 +138,12 @@ class Row:
         """Count a call that was not counted natively."""
         self._hits += times
         self._used = now
+
+    def missed(self) -> None:
+        """Take the last hit back: the guards held, and the call took another path."""
+        self._hits -= 1
+        if self.paths is not None:
+            self.paths.misses += 1
 
     def forget_native(self) -> None:
         """Make the native row anew at the next chance: what it was made of has changed."""

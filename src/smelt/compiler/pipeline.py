@@ -19,6 +19,7 @@ from smelt.passes.base import Pass, PassContext
 from smelt.passes.cse import cse
 from smelt.passes.dce import dce
 from smelt.passes.decompose import decompose
+from smelt.passes.early_expects import early_expects
 from smelt.passes.elide_copies import elide_copies
 from smelt.passes.expand_layers import expand_layers
 from smelt.passes.fold import fold
@@ -67,8 +68,9 @@ OPTIMIZED: tuple[Pass, ...] = (
     elide_copies,
     cse,
     dce,
-    # Last: it decides nothing but when things happen.
+    # Last: they decide nothing but when things happen.
     order,
+    early_expects,
 )
 
 # Runs only when named in `enable`: it gives 0 where eager gives NaN.

@@ -20,9 +20,10 @@ from smelt.codegen.lower.result import Same, StateName
 from smelt.compiler.copies import copies_of
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
 from smelt.compiler.originals import Moved, release
+from smelt.compiler.paths import Outcome, RandomState, check_path, draws, is_path, outcomes
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.compiler.precision import Precision, output_errors, why_not_repeatable
-from smelt.diag import InternalError, Options, SmeltError, SmeltWarning
+from smelt.diag import InternalError, Miss, Options, SmeltError, SmeltWarning
 from smelt.ir import Graph, Type
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
@@ -68,6 +69,7 @@ class Unit:
             raise InternalError(f"the capture of {captured.name} has neither a graph nor an error")
         start = perf_counter()
         graph, records = functional_graph(captured.graph, options, captured.entangled)
+        check_path(graph)
         unit = Unit(captured, options, lookup or captured.state.lookup, graph, list(records))
         unit.stages_ms["functionalize"] = _since(start)
         return unit
@@ -142,11 +144,41 @@ class Unit:
         """Whether a call writes into memory that others see, so that it matters which inputs share some."""
         return any(node.op == "write" or effects(node).writes for node in self.graph.walk())
 
+    @cached_property
+    def is_path(self) -> bool:
+        """Whether it holds only for what Python read of data in the recorded run."""
+        return is_path(self.graph)
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether a call draws random numbers."""
+        return draws(self.graph)
+
+    @cached_property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What Python read of data in the recorded run, in order."""
+        return outcomes(self.captured) if self.is_path else ()
+
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The program's answer for arguments that fit.
 
-        Raises: SmeltError (S0401, S0403) where a native call fails.
+        Raises: SmeltError (S0401, S0403) where a native call fails; Miss where this is a path and the call takes
+            another one: then nothing has happened.
         """
+        if not self.is_path:
+            return self._run(args, kwargs)
+        before = RandomState() if self.draws else None
+        try:
+            return self._run(args, kwargs)
+        except Exception as error:
+            # On data of another path an operator may fail before it is known that the path does not fit.
+            if before is not None:
+                before.restore()
+            if isinstance(error, Miss):
+                raise
+            raise Miss("a run to its end", f"{type(error).__name__}: {error}") from error
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         ready = self._ready
         if ready is None:
             ready = self._make_ready(args, kwargs)

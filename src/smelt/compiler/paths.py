@@ -1,0 +1,146 @@
+"""The path tree: a program whose way depends on data, as the paths that calls took.
+
+Each path is an entry of its own, told apart by what Python read (`expect` in its graph); those under the same guards
+are tried in turn, the last one that fitted first. Invariant: a path that does not fit leaves nothing behind; when none
+does, the program itself runs, and is recorded as the next path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.capture import Captured, Conversion
+from smelt.diag import CaptureError, Span
+from smelt.ir import Graph
+from smelt.ops.effects import effects
+from smelt.passes.early_expects import expects_first
+
+PATH_LIMIT = 64  # paths kept under one set of guards; the least recently used one goes
+PATIENCE = 8  # paths recorded before it is asked whether they are used
+
+
+def is_path(graph: Graph) -> bool:
+    """Whether a graph holds only for what it expects of data."""
+    return any(node.op == "expect" for node in graph.body)
+
+
+def check_path(graph: Graph) -> None:
+    """A path may end as a miss until its last expectation, so that nothing may be seen of it before.
+
+    Raises: CaptureError (S0104) that names what cannot be held back.
+    """
+    nodes = expects_first(graph)
+    last = max((i for i, node in enumerate(nodes) if node.op == "expect"), default=0)
+    for node in nodes[:last]:
+        found = effects(node)
+        if node.op != "expect" and (found.writes or found.io):
+            raise CaptureError(
+                f"{node.op} acts outside before Python reads what it reads of data",
+                node.span,
+                why="whether the recorded path holds is known only then, and this cannot be undone",
+                fix="read the data first, or stay in tensors (torch.where, masks)",
+                code="S0104",
+            )
+
+
+def draws(graph: Graph) -> bool:
+    """Whether a run advances the random generator, which a miss has to put back."""
+    return any(effects(node).rng for node in graph.walk())
+
+
+class RandomState:
+    """The default generator as it stood."""
+
+    def __init__(self) -> None:
+        self._state = torch.get_rng_state()
+
+    def restore(self) -> None:
+        """Put it back."""
+        torch.set_rng_state(self._state)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What Python read at one place of a path."""
+
+    where: Span | None
+    what: str
+    value: Any
+
+    def __str__(self) -> str:
+        at = f" at {self.where}" if self.where is not None else ""
+        return f"{reading(self.what)} was {_short(self.value)}{at}"
+
+
+def reading(what: str) -> str:
+    """What was read, as words."""
+    if what in ("is_nonzero", "item", "_local_scalar_dense"):
+        return "the truth value of a tensor" if what == "is_nonzero" else "the value of a tensor"
+    return f"the size of the result of {what}" if "." in what else f"the result of {what}"
+
+
+def outcomes(captured: Captured) -> tuple[Outcome, ...]:
+    """What Python read of data on a path, in order."""
+    return tuple(_outcome(c) for c in captured.conversions)
+
+
+def _outcome(conversion: Conversion) -> Outcome:
+    site = conversion.site
+    return Outcome(site.span if site is not None else None, conversion.what, conversion.value)
+
+
+def difference(before: Sequence[Outcome], now: Sequence[Outcome]) -> str:
+    """The first thing that Python read otherwise on one path than on another, as a sentence."""
+    for one, other in zip(before, now, strict=False):
+        if (one.where, one.what) != (other.where, other.what):
+            break
+        if repr(one.value) != repr(other.value):
+            at = f" (read at {one.where})" if one.where is not None else ""
+            return f"{reading(one.what)} was {_short(one.value)}, now {_short(other.value)}{at}"
+    return "the recorded path was left, at what Python reads of a tensor"
+
+
+def _short(value: Any, limit: int = 60) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+@dataclass(slots=True, eq=False)
+class Paths:
+    """What all paths under one set of guards share.
+
+    recorded: how many were made; misses: runs of a path that did not fit; seen: values read, by place.
+    """
+
+    recorded: int = 0
+    misses: int = 0
+    evicted: int = 0
+    seen: dict[tuple[Span | None, str], dict[str, None]] = field(default_factory=dict)
+
+    def note(self, path: tuple[Outcome, ...]) -> None:
+        """Count a path."""
+        self.recorded += 1
+        for outcome in path:
+            self.seen.setdefault((outcome.where, outcome.what), {})[repr(outcome.value)] = None
+
+    def why_hopeless(self, hits: int) -> str:
+        """Why the original is faster than path after path, given how often one fitted; empty while it may pay."""
+        if self.evicted:
+            return f"more than {PATH_LIMIT} ways through it were seen: {self.storming()}"
+        if self.recorded >= PATIENCE and hits < 2 * self.recorded:
+            return f"its way differs at nearly each call: {self.storming()}"
+        return ""
+
+    def storming(self) -> str:
+        """The place whose value changed most often, with some of the values."""
+        if not self.seen:
+            return "what Python reads of tensors"
+        (where, what), values = max(self.seen.items(), key=lambda item: len(item[1]))
+        shown = ", ".join(v if len(v) <= 24 else v[:21] + "..." for v in list(values)[:4])
+        more = ", ..." if len(values) > 4 else ""
+        at = f" at {where}" if where is not None else ""
+        return f"{reading(what)}{at} was {shown}{more}"
