@@ -98,10 +98,13 @@ class _Dense:
         first = len(names) + len(self.operands)
         words = FLAT_WORDS if variant.flat else WINDOW_WORDS
         self.words = {name: fn.word(first + i) for i, name in enumerate(words)}
+        self.nothing = self.micro.totals() if variant.blocked else ""
         self.places = "" if variant.flat else fn.gep("i8", "%scratch", self.words["places"])
 
     def text(self) -> str:
         fn, w, pixels = self.fn, self.words, self.variant.tile.pixels
+        if self.variant.blocked:
+            self.micro.clear(self.nothing)
         with fn.loop("%begin", "%end") as item:
             panel, panel_end = self._range(item.index, "panel")
             pixel, pixel_end = self._range(item.index, "pixel")
@@ -142,8 +145,6 @@ class _Dense:
             with fn.loop(0, panel.tiles) as t:
                 self._store(panel, t.index, self._sums(panel, whole, t.index, None))
             return
-        with fn.loop(0, panel.tiles) as t:
-            self.micro.clear(self._totals(t.index))
         if self.variant.flat:
             with fn.loop(0, w["depth"], w["block"]) as k:
                 end = self._least(fn.add(k.index, w["block"]), w["depth"])
@@ -165,11 +166,13 @@ class _Dense:
         fn, w, nbytes = self.fn, self.words, self.variant.tile.columns * 4
         step = fn.let(f"udiv i64 {fn.add(panel.tiles, nbytes - 1)}, {panel.tiles}")
         share = fn.mul(w["block"], step)
+        is_first = fn.let(f"icmp eq i64 {start}, 0")
         with fn.loop(0, panel.tiles) as t:
             skipped = fn.let(f"sub i64 {fn.mul(t.index, share)}, {fn.mul(start, step)}")
             at = fn.add(fn.mul(fn.add(start, w["block"]), nbytes), skipped)
             acc = self._sums(panel, block, t.index, Ahead(fn.gep("i8", panel.packed, at), step))
-            self.micro.add_to(self._totals(t.index), acc)
+            totals = self._totals(t.index)
+            self.micro.add_to(totals, acc, fn.let(f"select i1 {is_first}, ptr {self.nothing}, ptr {totals}"))
 
     def _totals(self, tile: str) -> str:
         return self.fn.gep(self.micro.type, "%scratch", self.fn.mul(tile, self.micro.registers))
@@ -219,9 +222,7 @@ class _Dense:
         rows = self.fn.gep("i64", self.at["table"], self.fn.add(self.words["blocks"], 1))
         return self.fn.gep("i64", rows, self.fn.mul(number, 5))
 
-    def _segment_sums(
-        self, panel: _Panel, places: str, number: str, acc: list[str], ahead: Ahead | None
-    ) -> list[str]:
+    def _segment_sums(self, panel: _Panel, places: str, number: str, acc: list[str], ahead: Ahead | None) -> list[str]:
         """acc after one segment."""
         fn, w = self.fn, self.words
         entry = self._segment(number)

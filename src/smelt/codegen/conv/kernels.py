@@ -19,7 +19,9 @@ from smelt.codegen.conv import bordered, dense, depthwise, pack, winograd
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.micro import Tile
 from smelt.codegen.conv.shape import ConvShape
-from smelt.codegen.conv.tiles import MAX_PIXELS, dense_blocks, dense_tile, nanoseconds, tile_pixels, winograd_blocks
+from smelt.codegen.conv.tiles import (
+    MAX_PIXELS, dense_blocks, dense_tile, least_winograd_tiles, nanoseconds, tile_pixels, winograd_blocks,
+)  # fmt: skip
 from smelt.codegen.llvm.isa import Isa
 
 Strides = tuple[int, int, int, int]
@@ -122,9 +124,10 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     stride = _pixel_stride(shape, strides)
     flat = stride is not None
     tile = dense_tile(isa, shape.group_out, shape.pixels)
-    if not flat and shape.has_border and shape.ow >= tile.pixels and shape.ow % tile.pixels:
+    row_pixels = tile_pixels(shape.ow, tile.pixels)
+    if not flat and shape.has_border and shape.ow % row_pixels == 0:
         # Tiles that end with the row skip the taps above the first row and below the last.
-        tile = Tile(tile.lanes, tile.vectors, tile_pixels(shape.ow, tile.pixels))
+        tile = Tile(tile.lanes, tile.vectors, row_pixels)
     group_panels = -(-shape.group_out // tile.columns)
     at = shape.window
     seen = 1 if flat else min(at.stride[0], shape.kh) * min(at.stride[1], shape.kw)
@@ -168,15 +171,18 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) 
     at = shape.window
     if (shape.kh, shape.kw, *at.stride, *at.dilation, shape.groups) != (3, 3, 1, 1, 1, 1, 1):
         return None
-    columns = 2 * isa.f32_lanes
+    vectors = 4 if isa.f32_lanes == 16 and shape.cout % 64 == 0 else 2
+    columns = vectors * isa.f32_lanes
     if isa.name == "baseline" or shape.cin % winograd.BLOCK or shape.cout % columns:
         return None
     th, tw = -(-shape.oh // 2), -(-shape.ow // 2)
     tiles = shape.n * th * tw
     if 9 * shape.pixels < _MIN_SAVING * winograd.POINTS * tiles:
         return None
-    pixels = tile_pixels(tiles, MAX_PIXELS if isa.f32_lanes == 16 else 6)
-    variant = winograd.WinogradVariant(Tile(isa.f32_lanes, 2, pixels), epilogue)
+    if tiles < least_winograd_tiles(isa, winograd.POINTS * shape.cin * shape.cout * 4):
+        return None
+    pixels = tile_pixels(tiles, MAX_PIXELS if isa.f32_lanes == 16 and vectors == 2 else 6)
+    variant = winograd.WinogradVariant(Tile(isa.f32_lanes, vectors, pixels), epilogue)
     panels = shape.cout // columns
     tile_step, panel_step = winograd_blocks(
         tiles, pixels, panels, winograd.POINTS * shape.cin * 4, _WINOGRAD_COLUMNS // columns

@@ -158,11 +158,12 @@ class Micro:
         for i in range(self.registers):
             self.fn.store(self.type, "zeroinitializer", self.fn.gep(self.type, totals, i), 4)
 
-    def add_to(self, totals: str, acc: Sequence[str]) -> None:
-        """Add a block's sums to the totals."""
-        for at, sum_ in ((self.fn.gep(self.type, totals, i), value) for i, value in enumerate(acc)):
-            whole = self.fn.let(f"fadd {self.type} {self.fn.load(self.type, at, 4)}, {sum_}")
-            self.fn.store(self.type, whole, at, 4)
+    def add_to(self, totals: str, acc: Sequence[str], before: str | None = None) -> None:
+        """Make the totals those `before` (the same memory where none is given) plus a block's sums."""
+        old = self.read(totals if before is None else before)
+        for i, (total, sum_) in enumerate(zip(old, acc, strict=True)):
+            whole = self.fn.let(f"fadd {self.type} {total}, {sum_}")
+            self.fn.store(self.type, whole, self.fn.gep(self.type, totals, i), 4)
 
     def read(self, totals: str) -> list[str]:
         """The totals as accumulators."""

@@ -11,6 +11,7 @@ import torch
 
 from smelt.codegen.conv.micro import Tile
 from smelt.codegen.llvm.isa import Isa
+from smelt.runtime.cpu import data_cache_nbytes
 
 MAX_PIXELS = 8
 """More pixels than this would need more pointers than there are integer registers."""
@@ -22,27 +23,32 @@ _CACHED_NBYTES = 256 << 10
 _MIN_ITEMS, _ITEMS_PER_THREAD = 16, 4
 _WINOGRAD_NBYTES, _MIN_WINOGRAD_ITEMS = 384 << 10, 4
 _MIN_ITEM_NS = 3000.0
+_LARGE_L1_NBYTES = 48 << 10
 
 
 def dense_tile(isa: Isa, columns: int, pixels: int) -> Tile:
     """The tile for a product with `columns` channels (of a group) and so many pixels."""
-    lanes_options = [n for n in (16, 8, 4) if n <= isa.f32_lanes]
-    most = {16: 3, 8: 3 if isa.f32_lanes == 16 else 2, 4: 4 if isa.name == "neon" else 2}
-    best: tuple[float, Tile] | None = None
-    for lanes in lanes_options:
-        # With a pixel or two, vectors are what keeps the multipliers busy.
-        limit = 4 if pixels <= _FEW_PIXELS else most[lanes]
-        for vectors in range(limit, 0, -1):
-            width = lanes * vectors
-            padded = -(-columns // width) * width
-            # Narrow registers do as much a cycle where two run at once, but take twice the instructions.
-            cost = padded * (1.0 if lanes == isa.f32_lanes else 1.06 if 2 * lanes == isa.f32_lanes else 1.8)
-            cost *= 1.0 if vectors > 1 else 1.05
-            if best is None or cost < best[0]:
-                best = cost, Tile(lanes, vectors, 1)
-    assert best is not None
-    tile = best[1]
-    return Tile(tile.lanes, tile.vectors, tile_pixels(pixels, _most_pixels(isa, tile.vectors)))
+    wide = isa.f32_lanes
+    # With a pixel or two, vectors are what keeps the multipliers busy.
+    most = 4 if wide == 16 or isa.name == "neon" or pixels <= _FEW_PIXELS else 2
+    choices = [
+        Tile(lanes, vectors, tile_pixels(pixels, _most_pixels(isa, vectors)))
+        for lanes in (16, 8, 4)
+        if lanes <= wide
+        for vectors in range(most, 0, -1)
+    ]
+    return min(choices, key=lambda tile: _tile_cost(isa, tile, columns, pixels))
+
+
+def _tile_cost(isa: Isa, tile: Tile, columns: int, pixels: int) -> float:
+    """What all tiles cost, in products: those of the padding too, and what loads and broadcasts add."""
+    padded = -(-columns // tile.columns) * tile.columns * (-(-pixels // tile.pixels) * tile.pixels)
+    # Narrow registers do as much a cycle where two run at once, but take twice the instructions.
+    cost = padded * (1.0 if tile.lanes == isa.f32_lanes else 1.06 if 2 * tile.lanes == isa.f32_lanes else 1.8)
+    if pixels <= _FEW_PIXELS:
+        return cost * (1.0 + 0.05 / tile.vectors)
+    cost *= {1: 1.15, 2: 1.09 if isa.f32_lanes == 16 else 1.0}.get(tile.vectors, 1.0)
+    return cost * (1.0 + 0.01 * max(0, 24 - tile.pixels * tile.vectors)) if isa.f32_lanes == 16 else cost
 
 
 def _most_pixels(isa: Isa, vectors: int) -> int:
@@ -116,13 +122,27 @@ def dense_blocks(tile: Tile, panels: int, pixels: int, panel_nbytes: int, pixel_
     return Blocks(panels, pixels, panel_step, tile_step * tile.pixels, pixels_first)
 
 
+def least_winograd_tiles(isa: Isa, weight_nbytes: int) -> int:
+    """Below so many tiles a transformed weight that no cache keeps costs more to read than the saved products.
+
+    The cores whose first-level cache is this large have two multipliers of 512 bits, which wait for memory sooner.
+    """
+    first, second = data_cache_nbytes()
+    return 32 if isa.f32_lanes == 16 and first >= _LARGE_L1_NBYTES and weight_nbytes > second else 0
+
+
 def winograd_blocks(tiles: int, pixels: int, panels: int, tile_nbytes: int, least: int) -> tuple[int, int]:
     """Tiles and panels of an item; `pixels` tiles make one tile of sums, `tile_nbytes` are one tile's inputs.
 
     Blocks of panels transform the same inputs again, so they are the last thing to split, and not below `least`.
     """
     groups = -(-tiles // pixels)
-    group_step = _fitting(groups, _WINOGRAD_NBYTES // (tile_nbytes * pixels))
+    cached = max(_WINOGRAD_NBYTES, data_cache_nbytes()[1] // 4)
+    group_step = _fitting(groups, cached // (tile_nbytes * pixels))
+    blocks, threads = -(-groups // group_step), torch.get_num_threads()
+    if 1 < blocks < threads * _ITEMS_PER_THREAD:
+        # As many for each thread.
+        group_step = -(-groups // (-(-blocks // threads) * threads))
     panel_step = panels
     while -(-groups // group_step) * -(-panels // panel_step) < wanted_items(_MIN_WINOGRAD_ITEMS):
         if panel_step > least:

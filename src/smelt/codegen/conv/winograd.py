@@ -3,7 +3,7 @@
     a tile is 4x4 inputs d and 2x2 results:   Y = At [ (G g Gt) * (Bt d B) ] A     (* element by element, summed over c)
 
     for a block of tiles and of channels of the result:
-      V[16][tile][c] = Bt d B;  for each panel:  M[16][tile][n] = V[16] @ U[16];  Y = At M A, epilogue, store
+      V[16][c / 32][tile][32] = Bt d B;  for each panel:  M[16][tile][n] = V[16] @ U[16];  Y = At M A, epilogue, store
 
 Invariant: a sum over channels is made of blocks of `BLOCK` products, so that the error stays that of the direct
 kernels. Where an input or a sum is not finite, a whole tile would be: the kernel then refuses (eager computes it).
@@ -19,7 +19,7 @@ import torch
 
 from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.finish import Target, store_tile
-from smelt.codegen.conv.micro import Micro, Tile
+from smelt.codegen.conv.micro import Ahead, Micro, Tile
 from smelt.codegen.kernels.nest import FAILED
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import ExprEmitter
@@ -80,10 +80,12 @@ class _Winograd:
         self.operands = tuple(fn.address(4 + i) for i in range(count))
         self.words = {name: fn.word(4 + count + i) for i, name in enumerate(WORDS)}
         self.bad = fn.alloca(variant.tile.type)
+        self.nothing = self.micro.totals()
 
     def text(self) -> str:
         fn, w = self.fn, self.words
         fn.store(self.micro.type, "zeroinitializer", self.bad, 64)
+        self.micro.clear(self.nothing)
         with fn.loop("%begin", "%end") as item:
             panel = fn.mul(fn.let(f"urem i64 {item.index}, {w['panel_blocks']}"), w["panel_step"])
             panel_end = self._least(fn.add(panel, w["panel_step"]), w["panels"])
@@ -128,15 +130,17 @@ class _Winograd:
             top, left = fn.let(f"sub i64 {row}, {w['top']}"), fn.let(f"sub i64 {col}, {w['left']}")
             base = fn.gep("float", self.x, fn.mul(image, w["x_n"]))
             places = [self._place(base, fn.add(top, i), fn.add(left, j)) for i in range(4) for j in range(4)]
-            to = fn.gep("float", "%scratch", fn.mul(t.index, w["cin"]))
-            step = fn.mul(w["tile_step"], w["cin"])
-            with fn.loop(0, w["cin"], self.variant.tile.lanes) as c:
-                d = [self.one.load(fn.gep("float", place, c.index)) for place in places]
-                rows = [self._forward([d[4 * i + j] for i in range(4)]) for j in range(4)]
-                for i in range(4):
-                    for j, value in enumerate(self._forward([rows[j][i] for j in range(4)])):
-                        at = fn.gep("float", fn.gep("float", to, fn.mul(step, 4 * i + j)), c.index)
-                        self.one.store(value, at)
+            to = fn.gep("float", "%scratch", fn.mul(t.index, BLOCK))
+            block, step = fn.mul(w["tile_step"], BLOCK), fn.mul(w["tile_step"], w["cin"])
+            with fn.loop(0, w["cin"], BLOCK) as k:
+                into = fn.gep("float", to, fn.mul(fn.let(f"udiv i64 {k.index}, {BLOCK}"), block))
+                with fn.loop(0, BLOCK, self.variant.tile.lanes) as c:
+                    d = [self.one.load(fn.gep("float", place, fn.add(k.index, c.index))) for place in places]
+                    rows = [self._forward([d[4 * i + j] for i in range(4)]) for j in range(4)]
+                    for i in range(4):
+                        for j, value in enumerate(self._forward([rows[j][i] for j in range(4)])):
+                            at = fn.gep("float", fn.gep("float", into, fn.mul(step, 4 * i + j)), c.index)
+                            self.one.store(value, at)
 
     def _place(self, base: str, y: str, x: str) -> str:
         """The address of an input pixel, or of zeros where it lies outside."""
@@ -164,22 +168,26 @@ class _Winograd:
         values = fn.gep("float", "%scratch", fn.mul(fn.mul(point, w["tile_step"]), w["cin"]))
         into = fn.gep("float", products, fn.mul(fn.mul(point, w["tile_step"]), tile.columns))
         last = fn.let(f"sub i64 {count}, 1")
-        with fn.loop(0, count, tile.pixels) as t:
-            tiles = [t.index, *(self._least(fn.add(t.index, p), last) for p in range(1, tile.pixels))]
-            rows = [fn.gep("float", values, fn.mul(number, w["cin"])) for number in tiles]
-            for i, value in enumerate(self._sums(weights, rows)):
-                at = fn.gep("float", into, fn.mul(tiles[i // tile.vectors], tile.columns))
-                self.micro.store(value, fn.gep("float", at, i % tile.vectors * tile.lanes))
+        groups = fn.let(f"udiv i64 {fn.add(count, tile.pixels - 1)}, {tile.pixels}")
+        # A tile's share of the weights that follow, a line for each k.
+        step = fn.let(f"udiv i64 {fn.add(groups, tile.columns * 4 - 1)}, {groups}")
+        with fn.loop(0, w["cin"], BLOCK) as k:
+            block = fn.gep("float", weights, fn.mul(k.index, tile.columns))
+            rows = fn.gep("float", values, fn.mul(k.index, w["tile_step"]))
+            is_first = fn.let(f"icmp eq i64 {k.index}, 0")
+            with fn.loop(0, groups) as group:
+                t = fn.mul(group.index, tile.pixels)
+                tiles = [t, *(self._least(fn.add(t, p), last) for p in range(1, tile.pixels))]
+                ahead = fn.gep("i8", block, fn.add(fn.mul(group.index, fn.mul(step, BLOCK)), BLOCK * tile.columns * 4))
+                sums = self._sums(block, [fn.gep("float", rows, fn.mul(i, BLOCK)) for i in tiles], Ahead(ahead, step))
+                totals = fn.gep("float", into, fn.mul(t, tile.columns))
+                before = fn.let(f"select i1 {is_first}, ptr {self.nothing}, ptr {totals}")
+                self.micro.add_to(totals, sums, before)
 
-    def _sums(self, weights: str, rows: list[str]) -> list[str]:
-        fn, w, micro = self.fn, self.words, self.micro
-        with fn.loop(0, w["cin"], BLOCK, [(micro.type, v) for v in micro.zeros()]) as k:
-            at = [fn.gep("float", row, k.index) for row in rows]
-            into = fn.gep("float", weights, fn.mul(k.index, micro.tile.columns))
-            block = micro.sum_over(str(BLOCK), into, micro.zeros(), lambda i, p: fn.gep("float", at[p], i))
-            for c, value in zip(k.carried, block, strict=True):
-                c.next = self._add(c.now, value)
-        return [c.last for c in k.carried]
+    def _sums(self, weights: str, rows: list[str], ahead: Ahead) -> list[str]:
+        """The sums of one block."""
+        micro = self.micro
+        return micro.sum_over(str(BLOCK), weights, micro.zeros(), lambda k, p: self.fn.gep("float", rows[p], k), ahead)
 
     # --- Y = At M A
 
