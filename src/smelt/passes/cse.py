@@ -53,7 +53,7 @@ class _Merger:
             if first is None:
                 seen[key] = node
             elif self.may_merge(first, node):
-                self.rewriter.replace_node(node, list(first.results))
+                self.merge(first, node)
 
     def _count(self, written: tuple[Value, ...]) -> None:
         for value in written:
@@ -73,6 +73,13 @@ class _Merger:
         kwargs = tuple(sorted((k, key(a)) for k, a in node.kwargs.items()))
         types = tuple(r.type for r in node.results)
         return (node.op, args, kwargs, types, node.mode)
+
+    def merge(self, first: Node, second: Node) -> None:
+        """Let the first stand for both; where the second was returned, the first now is."""
+        for a, b in zip(first.results, second.results, strict=True):
+            if self.aliases.of(b) & self.kept:
+                self.kept |= self.aliases.of(a)
+        self.rewriter.replace_node(second, list(first.results))
 
     def may_merge(self, first: Node, second: Node) -> bool:
         """Whether nobody could tell one memory from two: not both returned, and neither written."""
