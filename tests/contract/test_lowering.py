@@ -29,11 +29,15 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     assert host_isa() is not None
 
 
-def check_near(text: str, inputs: Sequence[torch.Tensor], state: State | None = None) -> Lowered:
-    """Lower a graph of one result, run it everywhere, compare with the evaluator at the scale of the result."""
+def check_near(
+    text: str, inputs: Sequence[torch.Tensor], state: State | None = None, exact: torch.Tensor | None = None
+) -> Lowered:
+    """Lower a graph of one result, run it everywhere, compare at the scale of the result: with `exact`, or else with
+    the evaluator.
+    """
     known = state or {}
     plan = lowered(text, known)
-    (expected,) = evaluate(parse(text), list(inputs), lookup_in(known))
+    (expected,) = [exact] if exact is not None else evaluate(parse(text), list(inputs), lookup_in(known))
     atol = 4 * torch.finfo(expected.dtype).eps * float(expected.abs().max())
     for executable in executables(plan.plan):
         for _ in range(2):
@@ -74,7 +78,8 @@ graph f(%x: f32[ROWS, 1536]) -> f32[ROWS, 96] {
   return %0
 }""".replace("ROWS", str(rows))
     x, w = normal(rows, 1536), normal(96, 1536, seed=1)
-    plan = check_near(text, [x], {"w": w})
+    # Eager's own error may be more than the difference that is allowed.
+    plan = check_near(text, [x], {"w": w}, (x.double() @ w.double().t()).float())
     for executable in executables(plan.plan):
         (found,) = run(plan, executable, [x], {"w": w})
         assert rms_ratio(found, x @ w.t(), x.double() @ w.double().t()) <= 1.5

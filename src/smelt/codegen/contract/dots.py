@@ -65,6 +65,9 @@ class _DotsDriver(Driver):
         # Lines at once, and registers of sums for each with each row: enough to hide the latency of a multiply-add, few
         # enough to stay in registers. Many lines share loads of the left matrix and the work of summing up lanes.
         lines, self.chains = (_SHAPES if isa.vector_registers >= 32 else _FEW_REGISTERS)[dots.height]
+        if dots.tiling.lanes < 8:
+            # Chains of short registers are long: twice as many keep the error low.
+            lines, self.chains = max(1, lines // 2), 2 * self.chains
         self.lines = min(lines, dots.tiling.lanes)
 
     def text(self) -> str:

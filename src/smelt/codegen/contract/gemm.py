@@ -1,11 +1,14 @@
 """Products with many rows: panels of columns, blocks of K, tiles of sums in registers, then the epilogue.
 
-    for item in (batch, panel, block of rows):                 # items are independent
+    for item in (batch, block of rows, panel):                 # items are independent
       sums[rows][panel] = 0
-      for block of K:                                          # tiling.BLOCK terms
+      for block of K:                                          # block_terms of them
         b = the block of the panel: packed before the run, or packed into scratch here
         for tile of rows:  sums[tile] += a[tile, block] @ b
       out[rows, panel] = epilogue(sums)
+
+Items that follow one another share the rows of the left matrix, which stay in the second-level cache; the right matrix
+goes by, asked for a block ahead if it is packed.
 
 Invariant: what an item computes depends on no other item and on no thread, so any split gives the same bits. Sizes and
 strides are words (`Problem`), so one kernel serves all shapes with one epilogue.
@@ -19,10 +22,10 @@ from typing import Literal
 
 from smelt.codegen.contract.driver import Driver
 from smelt.codegen.contract.epilogue import Epilogue
-from smelt.codegen.contract.integers import minimum
+from smelt.codegen.contract.integers import ceil_div, minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.panels import pack_call, pack_columns, pack_rows
-from smelt.codegen.contract.tile import tile_call, tile_function
+from smelt.codegen.contract.tile import Walk, tile_call, tile_function
 from smelt.codegen.contract.tiling import BLOCK, Tiling
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
@@ -31,17 +34,26 @@ from smelt.codegen.llvm.text import FunctionText
 Right = Literal["packed", "rows", "columns"]
 """How the right matrix lies: in panels [panel][k][columns], with rows of unit stride, with columns of unit stride."""
 
-MAX_ROWS = 126
+MAX_ROWS = 128
 """Rows of one item at most: with the sums and the block of the right matrix they stay in the second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A kernel. Its buffers: left, right, those of the epilogue, out; its words: `Problem`, then the epilogue's."""
+    """A kernel. Its buffers: left, right, those of the epilogue, out; its words: `Problem`, then the epilogue's.
+
+    unit: `left_k` is 1.
+    """
 
     tiling: Tiling
     right: Right
     epilogue: Epilogue
+    unit: bool
+
+    @property
+    def walk(self) -> Walk:
+        """How tiles go along K."""
+        return Walk(self.unit, dense=self.right != "rows", ahead=self.right == "packed")
 
     @property
     def scratch_nbytes(self) -> int:
@@ -50,7 +62,7 @@ class Gemm:
         return _SUM_ROWS * self.tiling.panel * self.tiling.sum_nbytes + block
 
 
-_SUM_ROWS = MAX_ROWS + 6  # The last tile of an item stores all its rows.
+_SUM_ROWS = MAX_ROWS + 8  # The last tile of an item stores all its rows.
 
 
 @lru_cache(maxsize=256)
@@ -64,14 +76,15 @@ class _GemmDriver(Driver):
 
     def __init__(self, gemm: Gemm, isa: Isa) -> None:
         super().__init__(gemm.tiling, gemm.epilogue, isa)
-        self.lies = gemm.right
+        self.lies, self.walk = gemm.right, gemm.walk
 
     def text(self) -> str:
         """The whole module."""
-        widths = (self.tiling.vectors, 1)
-        helpers = [_strip(self.tiling, width) for width in widths]
+        widths = range(self.tiling.vectors, 0, -1)
+        helpers = [_strip(self.tiling, width, self.walk) for width in widths]
         for width in widths:
-            helpers.extend(tile_function(self.tiling, height, width) for height in _heights(self.tiling, width))
+            heights = _heights(self.tiling, width)
+            helpers.extend(tile_function(self.tiling, height, width, self.walk) for height in heights)
         if self.lies == "rows":
             helpers.append(pack_rows(self.tiling))
         elif self.lies == "columns":
@@ -82,8 +95,8 @@ class _GemmDriver(Driver):
 
     def _item(self, item: str) -> None:
         fn, tiling, word = self.fn, self.tiling, self.word
-        rest, number = self.split(item, word["m"], word["block_rows"])
-        batch, panel = self.split(rest, word["n"], str(tiling.panel))
+        rest, panel = self.split(item, word["n"], str(tiling.panel))
+        batch, number = self.split(rest, word["m"], word["block_rows"])
         outer, inner = self.div_rem(batch, word["inner"])
         row = fn.mul(number, word["block_rows"])
         column = fn.mul(panel, tiling.panel)
@@ -94,18 +107,18 @@ class _GemmDriver(Driver):
         with fn.loop(0, fn.mul(rows, tiling.vectors)) as z:
             to = fn.gep("i8", "%scratch", fn.mul(z.index, tiling.lanes * tiling.sum_nbytes))
             fn.store(tiling.vector, "zeroinitializer", to, tiling.sum_nbytes)
-        with fn.loop(0, word["k"], BLOCK) as k:
+        with fn.loop(0, word["k"], word["block_terms"]) as k:
             self._block(k.index, left, right, rows, columns)
         self.finish_block(outer, inner, row, column, rows, columns)
 
     def _block(self, k: str, left: str, right: str, rows: str, columns: str) -> None:
         fn, tiling, word = self.fn, self.tiling, self.word
-        count = minimum(fn, str(BLOCK), fn.let(f"sub nsw i64 {word['k']}, {k}", "i"))
+        count = minimum(fn, word["block_terms"], fn.let(f"sub nsw i64 {word['k']}, {k}", "i"))
         a = fn.gep("i8", left, self.nbytes(fn.mul(k, word["left_k"])))
         b, step = self._panel_block(k, count, right, columns)
         groups = fn.let(f"lshr i64 {count}, 1", "i") if tiling.group == 2 else count
         arguments = {"a_row": self.nbytes(word["left_row"]), "a_k": self.nbytes(fn.mul(word["left_k"], tiling.group)),
-                     "b_k": step, "sums": "%scratch", "height": rows}  # fmt: skip
+                     "b_k": step, "sums": "%scratch", "height": rows, **self._ahead(b, groups, rows)}  # fmt: skip
         self._strips(columns, a=a, b=b, k=groups, **arguments)
         if tiling.group == 2:
             with fn.when(fn.let(f"trunc i64 {count} to i1", "b")):
@@ -117,6 +130,14 @@ class _GemmDriver(Driver):
                     fn.store("i32", fn.let(f"zext i16 {element} to i32"), fn.gep("i32", pairs, i.index))
                 last = fn.gep("i8", b, fn.mul(groups, step))
                 self._strips(columns, **{**arguments, "a": pairs, "a_row": "4", "a_k": "4", "b": last, "k": "1"})
+
+    def _ahead(self, b: str, groups: str, rows: str) -> dict[str, str]:
+        """What tiles ask for: the block behind the one at hand, be it the next panel's, once by all tiles together."""
+        fn, tiling = self.fn, self.tiling
+        if not self.walk.ahead:
+            return {"next": "null", "next_step": "0"}
+        step = ceil_div(fn, str(tiling.row_nbytes * self.walk.turn), ceil_div(fn, rows, str(tiling.rows)))
+        return {"next": fn.gep("i8", b, fn.mul(groups, tiling.row_nbytes)), "next_step": step}
 
     def _panel_block(self, k: str, count: str, right: str, columns: str) -> tuple[str, str]:
         """Where the block's rows of the panel lie, and the bytes between them (between groups in bf16)."""
@@ -144,20 +165,21 @@ class _GemmDriver(Driver):
         )
 
     def _strips(self, columns: str, **arguments: str) -> None:
-        """Sums of all rows: of the whole panel at once, or where half of it or less is used a register at a time."""
+        """Sums of all rows, over as many registers of columns as are used."""
         fn, tiling = self.fn, self.tiling
-        wide, narrow, done = fn.fresh("wide"), fn.fresh("narrow"), fn.fresh("summed")
-        many = fn.let(f"icmp sgt i64 {columns}, {tiling.vectors // 2 * tiling.lanes}", "b")
-        fn.do(f"br i1 {many}, label %{wide}, label %{narrow}")
-        fn.label(wide)
-        fn.do(_strip_call(tiling.vectors, **arguments))
-        fn.do(f"br label %{done}")
-        fn.label(narrow)
-        with fn.loop(0, columns, tiling.lanes) as column:
-            b = fn.gep("i8", arguments["b"], fn.mul(column.index, tiling.element_nbytes * tiling.group))
-            sums = fn.gep("i8", arguments["sums"], fn.mul(column.index, tiling.sum_nbytes))
-            fn.do(_strip_call(1, **{**arguments, "b": b, "sums": sums}))
-        fn.do(f"br label %{done}")
+        done = fn.fresh("summed")
+        for width in range(1, tiling.vectors + 1):
+            if width == tiling.vectors:
+                fn.do(_strip_call(width, **arguments))
+                fn.do(f"br label %{done}")
+                continue
+            narrow, wider = fn.fresh("narrow"), fn.fresh("wider")
+            fits = fn.let(f"icmp sle i64 {columns}, {width * tiling.lanes}", "b")
+            fn.do(f"br i1 {fits}, label %{narrow}, label %{wider}")
+            fn.label(narrow)
+            fn.do(_strip_call(width, **arguments))
+            fn.do(f"br label %{done}")
+            fn.label(wider)
         fn.label(done)
 
 
@@ -166,23 +188,29 @@ def _heights(tiling: Tiling, width: int) -> tuple[int, ...]:
     return tiling.heights if width == tiling.vectors else tiling.heights[:1]
 
 
-_STRIP_PARAMETERS = "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %k, ptr %sums, i64 %height"
+_STRIP_PARAMETERS = (
+    "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %k, ptr %sums, i64 %height, ptr %next, i64 %next.step"
+)
 
 
 def _strip_call(width: int, **a: str) -> str:
     return (
         f"call void @strip.{width}(ptr {a['a']}, i64 {a['a_row']}, i64 {a['a_k']}, ptr {a['b']}, "
-        f"i64 {a['b_k']}, i64 {a['k']}, ptr {a['sums']}, i64 {a['height']})"
+        f"i64 {a['b_k']}, i64 {a['k']}, ptr {a['sums']}, i64 {a['height']}, "
+        f"ptr {a['next']}, i64 {a['next_step']})"
     )
 
 
-def _strip(tiling: Tiling, width: int) -> FunctionText:
+def _strip(tiling: Tiling, width: int, walk: Walk) -> FunctionText:
     """All rows of a panel: tiles of the greatest height, then the lowest that holds what is left."""
     fn = FunctionText(f"strip.{width}", _STRIP_PARAMETERS, result="internal void")
     heights = _heights(tiling, width)
-    names = {"a_row": "%a.row", "a_k": "%a.k", "b": "%b", "b_k": "%b.k", "k": "%k"}
+    names = {"a_row": "%a.row", "a_k": "%a.k", "b": "%b", "b_k": "%b.k", "k": "%k", "next_step": "%next.step"}
     nbytes = tiling.panel * tiling.sum_nbytes
-    with fn.loop(0, "%height", heights[0]) as row:
+    asked = fn.mul(fn.let(f"udiv i64 %k, {walk.turn}", "i"), "%next.step")
+    with fn.loop(0, "%height", heights[0], [("ptr", "%next")]) as row:
+        (following,) = row.carried
+        following.next = fn.let(f"getelementptr i8, ptr {following.now}, i64 {asked}", "p")
         a = fn.gep("i8", "%a", fn.mul(row.index, "%a.row"))
         sums = fn.gep("i8", "%sums", fn.mul(row.index, nbytes))
         left = fn.let(f"sub nsw i64 %height, {row.index}", "i")
@@ -193,7 +221,7 @@ def _strip(tiling: Tiling, width: int) -> FunctionText:
                 high = fn.let(f"icmp sgt i64 {left}, {lower}", "b")
                 fn.do(f"br i1 {high}, label %{here}, label %{further}")
                 fn.label(here)
-            fn.do(tile_call(height, width, a=a, sums=sums, height=left, **names))
+            fn.do(tile_call(height, width, a=a, sums=sums, height=left, next=following.now, **names))
             fn.do(f"br label %{done}")
             if lower:
                 fn.label(further)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from smelt.codegen.contract.tiling import BLOCK
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -11,8 +13,8 @@ class Problem:
 
     Batches are numbered by two loops, the inner one of `inner` turns. `right_panel`: from one panel to the next;
     `right_step`: from one k (where columns have unit stride: from one column) to the next. `block_rows`: rows of an
-    item (in `dots`: columns). `direct`: full panels of rows are read where they lie, not copied first (in `dots`: the
-    matrix is large, and asked for ahead of its use).
+    item (in `dots`: columns). `block_terms`: terms of one chain. `direct`: full panels of rows are read where they
+    lie, not copied first (in `dots`: the matrix is large, and asked for ahead of its use).
     """
 
     m: int
@@ -32,6 +34,7 @@ class Problem:
     out_outer: int = 0
     out_inner: int = 0
     direct: int = 1
+    block_terms: int = BLOCK
 
     def words(self) -> tuple[int, ...]:
         """The values in the order of the fields."""

@@ -2,17 +2,40 @@
 
     sums[i][j] += sum over k of a[i * a.row + k * a.k] * b[k * b.k + j]        strides in bytes; j over a panel
 
+The whole tile takes several k at a turn, and with each turn asks for a line of what is read next, so that weights come
+from memory while others are multiplied.
+
 Invariant: a row beyond %rows reads the last row's elements instead and its sums mean nothing, so one tile serves fewer
 rows than its own and reads nothing outside the matrix.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from smelt.codegen.contract.tiling import Tiling
-from smelt.codegen.contract.vectors import splat
+from smelt.codegen.contract.vectors import prefetch, splat
 from smelt.codegen.llvm.text import FunctionText
 
-_PARAMETERS = "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %k, ptr %sums, i64 %rows"
+_PARAMETERS = "ptr %a, i64 %a.row, i64 %a.k, ptr %b, i64 %b.k, i64 %k, ptr %sums, i64 %rows, ptr %next, i64 %next.step"
+_TURN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How a kernel's tiles go along K: what is known of both strides, and whether they ask for lines in advance.
+
+    unit: elements of the left matrix lie side by side; dense: rows of the right matrix do; ahead: lines are asked for.
+    """
+
+    unit: bool
+    dense: bool
+    ahead: bool
+
+    @property
+    def turn(self) -> int:
+        """Groups of K that the whole tile takes at once; one if each needs an address of its own."""
+        return _TURN if self.unit else 1
 
 
 def tile_name(rows: int, vectors: int) -> str:
@@ -21,30 +44,40 @@ def tile_name(rows: int, vectors: int) -> str:
 
 
 def tile_call(rows: int, vectors: int, **arguments: str) -> str:
-    """The call of a tile: a, a_row, a_k, b, b_k, k (groups), sums, height."""
+    """The call of a tile: a, a_row, a_k, b, b_k, k (groups), sums, height; next, next_step (bytes a turn)."""
     a = arguments
     return (
         f"call void @{tile_name(rows, vectors)}(ptr {a['a']}, i64 {a['a_row']}, i64 {a['a_k']}, ptr {a['b']}, "
-        f"i64 {a['b_k']}, i64 {a['k']}, ptr {a['sums']}, i64 {a['height']})"
+        f"i64 {a['b_k']}, i64 {a['k']}, ptr {a['sums']}, i64 {a['height']}, "
+        f"ptr {a['next']}, i64 {a['next_step']})"
     )
 
 
-def tile_function(tiling: Tiling, rows: int, vectors: int) -> FunctionText:
+def tile_function(tiling: Tiling, rows: int, vectors: int, walk: Walk) -> FunctionText:
     """A tile of `rows` x `vectors` registers; finish it with `finish("")`."""
     fn = FunctionText(tile_name(rows, vectors), _PARAMETERS, result="internal void")
     starts = _row_starts(fn, rows)
-    zeros = [(tiling.vector, "zeroinitializer")] * (rows * vectors)
-    with fn.loop(0, "%k", 1, [*zeros, ("i64", "0"), ("ptr", "%b")]) as loop:
-        *sums, offset, at = loop.carried
-        right = [_load_right(fn, tiling, fn.gep("i8", at.now, j * tiling.lanes * _right_nbytes(tiling)))
-                 for j in range(vectors)]  # fmt: skip
-        for i in range(rows):
-            left = _broadcast_left(fn, tiling, fn.let(f"getelementptr i8, ptr {starts[i]}, i64 {offset.now}", "p"))
-            for j in range(vectors):
-                one = sums[i * vectors + j]
-                one.next = multiply_add(fn, tiling, left, right[j], one.now)
-        offset.next = fn.let(f"add nsw i64 {offset.now}, %a.k", "i")
-        at.next = fn.let(f"getelementptr i8, ptr {at.now}, i64 %b.k", "p")
+    is_whole = (rows, vectors) == (tiling.rows, tiling.vectors)
+    turn = walk.turn if is_whole else 1
+    carried = [("i64", "0"), ("ptr", "%b"), *[(tiling.vector, "zeroinitializer")] * (rows * vectors)]
+    parts = [("0", "%k", 1)]
+    if turn > 1:
+        middle = fn.let(f"and i64 %k, {-turn}", "i")
+        parts = [("0", middle, turn), (middle, "%k", 1)]
+    for first, last, count in parts:
+        ahead = [("ptr", "%next")] if is_whole and walk.ahead and count == turn else []
+        with fn.loop(first, last, count, [*carried, *ahead]) as loop:
+            state = loop.carried[: len(carried)]
+            now = [one.now for one in state]
+            for _ in range(count):
+                now = _one_k(fn, tiling, walk, starts, vectors, now)
+            for one, value in zip(state, now, strict=True):
+                one.next = value
+            for one in loop.carried[len(carried) :]:
+                prefetch(fn, one.now)
+                one.next = fn.let(f"getelementptr i8, ptr {one.now}, i64 %next.step", "p")
+        carried = [(one.type, one.last) for one in state]
+    sums = state[2:]
     for i in range(rows):
         for j in range(vectors):
             to = fn.gep("i8", "%sums", (i * tiling.panel + j * tiling.lanes) * tiling.sum_nbytes)
@@ -52,6 +85,22 @@ def tile_function(tiling: Tiling, rows: int, vectors: int) -> FunctionText:
             total = fn.let(f"fadd {tiling.vector} {before}, {sums[i * vectors + j].last}")
             fn.store(tiling.vector, total, to, tiling.sum_nbytes)
     return fn
+
+
+def _one_k(
+    fn: FunctionText, tiling: Tiling, walk: Walk, starts: list[str], vectors: int, state: list[str]
+) -> list[str]:
+    """Add one group of K: (offset in rows of the left matrix, address of the right's row, sums..), before and after."""
+    offset, at, *sums = state
+    nbytes = _right_nbytes(tiling)
+    right = [_load_right(fn, tiling, fn.gep("i8", at, j * tiling.lanes * nbytes)) for j in range(vectors)]
+    for i, start in enumerate(starts):
+        left = _broadcast_left(fn, tiling, fn.let(f"getelementptr i8, ptr {start}, i64 {offset}", "p"))
+        for j in range(vectors):
+            sums[i * vectors + j] = multiply_add(fn, tiling, left, right[j], sums[i * vectors + j])
+    offset = fn.let(f"add nsw i64 {offset}, {nbytes if walk.unit else '%a.k'}", "i")
+    at = fn.let(f"getelementptr i8, ptr {at}, i64 {tiling.row_nbytes if walk.dense else '%b.k'}", "p")
+    return [offset, at, *sums]
 
 
 def _row_starts(fn: FunctionText, rows: int) -> list[str]:

@@ -1,7 +1,7 @@
 """How a product is cut for an instruction set: the tile of sums in registers, the panel of columns, blocks of K.
 
-Invariant: a sum over K is the sum of the sums of blocks of `BLOCK`, each begun at zero, on every instruction set, so
-that its error is that of the best libraries: one chain over K = 3072 has four times as much.
+Invariant: a sum over K is the sum of the sums of blocks of `BLOCK` or fewer, each begun at zero, on every instruction
+set, so that its error is that of the best libraries: one chain over K = 3072 has four times as much.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from smelt.codegen.llvm.isa import Isa
 from smelt.ir import DType
 
 BLOCK = 192
-"""Terms of one chain of fused multiply-adds."""
+"""Terms of one chain of fused multiply-adds at most."""
 
 Kind = Literal["f32", "f64", "bf16"]
 """What is multiplied. bf16 is summed in f32 by dot products of pairs."""
@@ -79,7 +79,7 @@ def tiling_for(isa: Isa, dtype: DType) -> Tiling | None:
     lanes = isa.f32_lanes // (2 if kind == "f64" else 1)
     match isa.name:
         case "avx512":
-            return Tiling(kind, lanes, 6, 4, (6, 4, 1), True)
+            return Tiling(kind, lanes, 8, 3, (8, 6, 4, 2, 1), True)
         case "avx2":
             return Tiling(kind, lanes, 6, 2, (6, 4, 1), True)
         case "neon":
