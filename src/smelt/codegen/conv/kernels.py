@@ -20,7 +20,14 @@ from smelt.codegen.conv.epilogue import Epilogue
 from smelt.codegen.conv.micro import Tile
 from smelt.codegen.conv.shape import ConvShape
 from smelt.codegen.conv.tiles import (
-    MAX_PIXELS, dense_blocks, dense_tile, least_winograd_tiles, nanoseconds, tile_pixels, winograd_blocks,
+    MAX_PIXELS,
+    dense_blocks,
+    dense_tile,
+    has_wide_multipliers,
+    least_winograd_tiles,
+    nanoseconds,
+    tile_pixels,
+    winograd_blocks,
 )  # fmt: skip
 from smelt.codegen.llvm.isa import Isa
 
@@ -171,7 +178,7 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) 
     at = shape.window
     if (shape.kh, shape.kw, *at.stride, *at.dilation, shape.groups) != (3, 3, 1, 1, 1, 1, 1):
         return None
-    vectors = 4 if isa.f32_lanes == 16 and shape.cout % 64 == 0 else 2
+    vectors = 4 if has_wide_multipliers(isa) and shape.cout % 64 == 0 else 2
     columns = vectors * isa.f32_lanes
     if isa.name == "baseline" or shape.cin % winograd.BLOCK or shape.cout % columns:
         return None

@@ -26,29 +26,38 @@ _MIN_ITEM_NS = 3000.0
 _LARGE_L1_NBYTES = 48 << 10
 
 
+def has_wide_multipliers(isa: Isa) -> bool:
+    """Whether a core has two multipliers of 512 bits: those with a first-level cache of 48 KB have.
+
+    They are bound by loads, broadcasts and memory where others are still bound by the products.
+    """
+    return isa.f32_lanes == 16 and data_cache_nbytes()[0] >= _LARGE_L1_NBYTES
+
+
 def dense_tile(isa: Isa, columns: int, pixels: int) -> Tile:
     """The tile for a product with `columns` channels (of a group) and so many pixels."""
-    wide = isa.f32_lanes
-    # With a pixel or two, vectors are what keeps the multipliers busy.
-    most = 4 if wide == 16 or isa.name == "neon" or pixels <= _FEW_PIXELS else 2
+    most = {16: 4 if has_wide_multipliers(isa) else 3, 8: 3 if isa.f32_lanes == 16 else 2}
     choices = [
         Tile(lanes, vectors, tile_pixels(pixels, _most_pixels(isa, vectors)))
         for lanes in (16, 8, 4)
-        if lanes <= wide
-        for vectors in range(most, 0, -1)
+        if lanes <= isa.f32_lanes
+        # With a pixel or two, vectors are what keeps the multipliers busy.
+        for vectors in range(4 if pixels <= _FEW_PIXELS else most.get(lanes, 4 if isa.name == "neon" else 2), 0, -1)
     ]
     return min(choices, key=lambda tile: _tile_cost(isa, tile, columns, pixels))
 
 
 def _tile_cost(isa: Isa, tile: Tile, columns: int, pixels: int) -> float:
     """What all tiles cost, in products: those of the padding too, and what loads and broadcasts add."""
-    padded = -(-columns // tile.columns) * tile.columns * (-(-pixels // tile.pixels) * tile.pixels)
+    padded = -(-columns // tile.columns) * tile.columns
+    is_wide = has_wide_multipliers(isa)
     # Narrow registers do as much a cycle where two run at once, but take twice the instructions.
-    cost = padded * (1.0 if tile.lanes == isa.f32_lanes else 1.06 if 2 * tile.lanes == isa.f32_lanes else 1.8)
-    if pixels <= _FEW_PIXELS:
-        return cost * (1.0 + 0.05 / tile.vectors)
-    cost *= {1: 1.15, 2: 1.09 if isa.f32_lanes == 16 else 1.0}.get(tile.vectors, 1.0)
-    return cost * (1.0 + 0.01 * max(0, 24 - tile.pixels * tile.vectors)) if isa.f32_lanes == 16 else cost
+    half = 1.9 if is_wide else 1.06
+    cost = padded * (1.0 if tile.lanes == isa.f32_lanes else half if 2 * tile.lanes == isa.f32_lanes else 1.8 * half)
+    if not is_wide or pixels <= _FEW_PIXELS:
+        return cost * (1.0 if tile.vectors > 1 else 1.05)
+    cost *= -(-pixels // tile.pixels) * tile.pixels * {1: 1.2, 2: 1.09}.get(tile.vectors, 1.0)
+    return cost * (1.0 + 0.01 * max(0, 24 - tile.pixels * tile.vectors))
 
 
 def _most_pixels(isa: Isa, vectors: int) -> int:
@@ -125,10 +134,9 @@ def dense_blocks(tile: Tile, panels: int, pixels: int, panel_nbytes: int, pixel_
 def least_winograd_tiles(isa: Isa, weight_nbytes: int) -> int:
     """Below so many tiles a transformed weight that no cache keeps costs more to read than the saved products.
 
-    The cores whose first-level cache is this large have two multipliers of 512 bits, which wait for memory sooner.
+    Slower multipliers take longer than reading it in any case.
     """
-    first, second = data_cache_nbytes()
-    return 32 if isa.f32_lanes == 16 and first >= _LARGE_L1_NBYTES and weight_nbytes > second else 0
+    return 32 if has_wide_multipliers(isa) and weight_nbytes > data_cache_nbytes()[1] else 0
 
 
 def winograd_blocks(tiles: int, pixels: int, panels: int, tile_nbytes: int, least: int) -> tuple[int, int]:
