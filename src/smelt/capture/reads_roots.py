@@ -386,7 +386,10 @@ class Roots:
                 self._follow(module, chain, site, start)
 
     def enter_context_variable(self, variable: ContextVar[Any], frame: FrameType) -> None:
-        """A context variable is about to be read or set; what it holds now is what the program started from."""
+        """A context variable is about to be read or set; what it holds the first time is what the program started
+        from, what it holds later the program put there itself."""
+        if ("context", id(variable), None) in self.facts:
+            return
         place = user_site(frame)
         site = None if place is None else Site(*place)
         value = variable.get(MISSING)
