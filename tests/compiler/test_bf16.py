@@ -55,7 +55,9 @@ def test_a_spread_of_architectures_stays_within_the_bound(name: str) -> None:
         warnings.simplefilter("ignore")  # of transformers, while it builds the model
         made = build(name)
     expected = tensors_of(made.model(**made.inputs))
-    program = smelt.trace(made.model, (), made.inputs, options=BF16)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the program traced from .* holds for one way")  # of its mask
+        program = smelt.trace(made.model, (), made.inputs, options=BF16)
     found = tensors_of(program(**made.inputs))
     assert program.native_failure is None
     assert narrow_products(program.graph_for(**made.inputs))

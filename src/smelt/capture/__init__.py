@@ -2,7 +2,7 @@
 
 from smelt._torch.dispatch import is_recording as is_capturing
 from smelt.capture.captured import Captured, State, capture
-from smelt.capture.recorder import Conversion
+from smelt.capture.recorder import Conversion, conversion_error
 from smelt.capture.roots import StateTensor
 from smelt.capture.signature import Signature, tensors_of
 
@@ -13,6 +13,7 @@ __all__ = [
     "State",
     "StateTensor",
     "capture",
+    "conversion_error",
     "is_capturing",
     "tensors_of",
 ]

@@ -2,7 +2,7 @@
 
     if x.sum() > 0:   ==>   %s = sum %x; %g = gt %s 0; expect(%g, True)
 
-Invariant: where all expectations hold, Python reads what it read in the recorded run; some may fail where it would, too.
+Invariant: where all hold, Python reads what it read in the recorded run; some may fail where it would do so, too.
 """
 
 from __future__ import annotations

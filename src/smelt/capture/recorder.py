@@ -457,16 +457,10 @@ class Recorder:
         """Note that data reached Python, or decided a size."""
         site = self._find_site(2)
         kind, origin = self.type_text(slot), self.origin_text(slot)
-        self.conversions.append(Conversion(code, what, kind, origin, site))
-        if code == "S0102":
-            title = f"{what} has a result whose size depends on the data of a tensor {kind} ({origin})"
-            why = "the captured graph holds for one size; other data give another"
-            fix = "use an operation of fixed size (torch.where, masked_fill, a given output size)"
-        else:
-            title = f"{_phrase(what)} of a tensor {kind} ({origin}) was read by Python"
-            why = "what follows depends on data, and one run shows only one outcome"
-            fix = "stay in tensors (torch.where, masks), or move this out of the captured function"
-        self.fail(title, why, fix, code, site)
+        found = Conversion(code, what, kind, origin, site)
+        self.conversions.append(found)
+        if self.error is None:
+            self.error = conversion_error(found)
 
     def fail(self, what: str, why: str, fix: str, code: str, site: Site | None = None) -> None:
         """Note an error at a site (by default where the program stands); the first one is the one that counts."""
@@ -523,6 +517,19 @@ def slot_type(slot: Slot) -> Any:
         return slot.type
     dtype, shape, strides, device = slot.type
     return tensor_type(dtype, shape, strides, device)
+
+
+def conversion_error(found: Conversion) -> CaptureError:
+    """The error for data that reached Python where they must not."""
+    if found.code == "S0102":
+        title = f"{found.what} has a result whose size depends on the data of a tensor {found.type} ({found.origin})"
+        why = "the captured graph holds for one size; other data give another"
+        fix = "use an operation of fixed size (torch.where, masked_fill, a given output size)"
+    else:
+        title = f"{_phrase(found.what)} of a tensor {found.type} ({found.origin}) was read by Python"
+        why = "what follows depends on data, and one run shows only one outcome"
+        fix = "stay in tensors (torch.where, masks), or move this out of the captured function"
+    return CaptureError(title, found.site.span if found.site else None, why, fix, found.code)
 
 
 def _phrase(what: str) -> str:

@@ -217,7 +217,7 @@ class Dispatcher:
     # ---------------------------------------------------------------- a build
 
     def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
-        self._note_misses(args, kwargs)
+        cause = self._note_misses(args, kwargs)
         self._count_build(missed, 1)
         program = ObservedProgram(self.target, self.name, self.settings)
         started = time.perf_counter()
@@ -238,7 +238,7 @@ class Dispatcher:
             failure = CaptureError(f"the builder did not run {self.name}", code="S0104")
         if not program.has_result:
             return self._interrupted(program, failure, args, kwargs)
-        self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs, missed)
+        self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs, missed, cause)
         return program.result
 
     def _count_build(self, missed: tuple[Row, ...], times: int) -> None:
@@ -274,8 +274,12 @@ class Dispatcher:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         missed: tuple[Row, ...] = (),
+        cause: str = "",
     ) -> None:
-        """Put the outcome of a build into the table; missed: rows whose guards held, but not what they expect."""
+        """Put the outcome of a build into the table; missed: rows whose guards held, but not what they expect.
+
+        cause: why no row served the call.
+        """
         log = program.log or ReadLog()
         if not log.is_replayable:
             self._settle_effects(log, args, kwargs, missed)
@@ -294,7 +298,7 @@ class Dispatcher:
             self._add(Row(guards, None, reason, build_s=build_s))
             self._warn("gradients", _GRAD_ADVICE.format(name=self.name, what="a tensor that it reads"))
             return
-        row = Row(guards, entry, build_s=build_s, is_ready=False)
+        row = Row(guards, entry, build_s=build_s, is_ready=False, cause=cause)
         if entry.outcomes:
             hopeless = self._join_paths(row, entry.outcomes, missed)
             if hopeless:
@@ -314,7 +318,8 @@ class Dispatcher:
         row.paths.note(outcomes)
         for other in missed:
             if other.entry is not None:
-                self._count_miss(difference(other.entry.outcomes, outcomes))
+                row.cause = difference(other.entry.outcomes, outcomes)
+                self._count_miss(row.cause)
         alike = [other for other in self._rows if other.paths is row.paths]
         if any(other in missed and other.entry is not None and other.entry.outcomes == outcomes for other in alike):
             return f"compiled, it does not come to the values that Python reads: {row.paths.storming()}"
@@ -400,11 +405,16 @@ class Dispatcher:
             finally:
                 self._lock.release()
 
-    def _note_misses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _note_misses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Count the guards that failed; the one of the row that was used last, as a sentence."""
+        first = ""
         for row in self._rows:
             failed = row.guards.check(args, kwargs)
             if failed is not None:
-                self._count_miss(row.guards.explain(failed, args, kwargs))
+                text = row.guards.explain(failed, args, kwargs)
+                self._count_miss(text)
+                first = first or text
+        return first
 
     def _count_miss(self, text: str) -> None:
         self._stats.misses[text] = self._stats.misses.get(text, 0) + 1

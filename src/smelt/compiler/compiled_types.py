@@ -109,7 +109,7 @@ class Row:
 
     native: the same for native code, once a call has shown what it is made of; may_be_native: until that was tried.
     paths: for an entry that holds for some outcomes only, what it shares with the others under the same guards.
-    is_last: it fits whatever others fit, too, and stands behind them.
+    is_last: it fits whatever others fit, too, and stands behind them. cause: why no earlier row served the call.
     """
 
     guards: GuardSet
@@ -121,6 +121,7 @@ class Row:
     may_be_native: bool = True
     paths: Paths | None = None
     is_last: bool = False
+    cause: str = ""
     _hits: int = 0
     _used: int = 0
 

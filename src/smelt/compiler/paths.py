@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from smelt.capture import Captured, Conversion
-from smelt.diag import CaptureError, Span
+from smelt.diag import CaptureError, Miss, Span
 from smelt.ir import Graph
 from smelt.ops.effects import effects
 from smelt.passes.early_expects import expects_first
+from smelt.rewrite import Rewriter
 
 PATH_LIMIT = 64  # paths kept under one set of guards; the least recently used one goes
 PATIENCE = 8  # paths recorded before it is asked whether they are used
@@ -45,6 +46,35 @@ def check_path(graph: Graph) -> None:
                 fix="read the data first, or stay in tensors (torch.where, masks)",
                 code="S0104",
             )
+
+
+def expectations(graph: Graph) -> Graph:
+    """The part of a path's graph that tells whether the path holds; it has no outputs and writes nothing."""
+    part = graph.clone()
+    nodes = expects_first(part)
+    last = max((i for i, node in enumerate(nodes) if node.op == "expect"), default=-1)
+    rewriter = Rewriter(part)
+    rewriter.set_yields(part.body, ())
+    for node in reversed(nodes[last + 1 :]):
+        rewriter.erase(node)
+    return part
+
+
+def other_path(miss: Miss, path: Sequence[Outcome]) -> CaptureError:
+    """The error of a call that takes another way than the one that was captured."""
+    found = next((o for o in path if o.where == miss.where), None)
+    what, value = (
+        ("what Python reads of a tensor", miss.expected) if found is None else (reading(found.what), found.value)
+    )
+    now = _short(miss.found) if type(miss.found) is type(value) else "another"
+    is_size = found is not None and "." in found.what
+    return CaptureError(
+        f"{what} was {_short(value)} when the program was captured, and is {now} now",
+        miss.where,
+        why="the program holds only for the way that the recorded run took",
+        fix="capture it for these arguments, or use smelt.compile, which keeps a path for each outcome",
+        code="S0102" if is_size else "S0101",
+    )
 
 
 def draws(graph: Graph) -> bool:

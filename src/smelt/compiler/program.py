@@ -21,7 +21,7 @@ from smelt.compiler.pipeline import first_wrong_pass
 from smelt.compiler.program_calls import KnownCall
 from smelt.compiler.program_copy import SavedCapture, load, save
 from smelt.compiler.unit import Unit
-from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning
+from smelt.diag import CaptureError, Miss, Options, SmeltError, SmeltWarning
 from smelt.ir import Graph, TensorType, Value
 from smelt.ops.convert import type_of
 from smelt.ops.evaluate import evaluate
@@ -94,7 +94,11 @@ class Program(torch.nn.Module):
     # --- running
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The program's answer. Raises: CaptureError (S0107) where the arguments do not fit the capture."""
+        """The program's answer.
+
+        Raises: CaptureError (S0107) where the arguments do not fit the capture; (S0101, S0102) where the program holds
+            for the recorded way only, and these take another: then nothing has happened.
+        """
         if is_capturing():
             return self._inlined(args, kwargs)
         unit = self._known_unit(args, kwargs)
@@ -109,6 +113,9 @@ class Program(torch.nn.Module):
         try:
             self._freshen(unit)
             return unit.run(args, kwargs)
+        except Miss:
+            # Either the call takes another way, which raises, or only rounding decides.
+            return self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
         except SmeltError as error:
             if self._options.strict:
                 raise
@@ -156,7 +163,7 @@ class Program(torch.nn.Module):
         return unit
 
     def _capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Unit:
-        captured = capture(self._source, args, kwargs)
+        captured = capture(self._source, args, kwargs, specialize=True)
         if captured.error is not None:
             raise captured.error
         return self._add(captured)
@@ -223,6 +230,7 @@ class Program(torch.nn.Module):
         # The raw graph has the program's own in-place operations and views, so gradients, aliases and other dtypes come
         # out as in eager.
         assert unit.captured.graph is not None
+        unit.check_outcomes(inputs)
         outputs = evaluate(unit.captured.graph, inputs, unit.lookup)
         return unit.signature.rebuild(outputs, args, kwargs)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from smelt.capture import Captured, State, StateTensor
+from smelt.capture import Captured, Conversion, State, StateTensor
 from smelt.capture.roots import Roots, reachable
 
 
@@ -35,12 +35,19 @@ def save(source: Callable[..., Any], captures: Mapping[Any, Captured]) -> tuple[
     return tuple(
         SavedCapture(
             key,
-            replace(captured, result=None, state=State(), roots=Roots({}, {}), written={}),
+            replace(
+                captured, result=None, state=State(), roots=Roots({}, {}), written={}, conversions=_apart(captured)
+            ),
             tuple(captured.state.entries),
             {place: e.tensor for place, e in captured.state.entries.items() if place[1] not in places},
         )
         for key, captured in captures.items()
     )
+
+
+def _apart(captured: Captured) -> tuple[Conversion, ...]:
+    """The conversions without code objects, which cannot be pickled; the graph's nodes know the lines."""
+    return tuple(conversion._replace(site=None) for conversion in captured.conversions)
 
 
 def load(source: Callable[..., Any], saved: tuple[SavedCapture, ...]) -> dict[Any, Captured]:

@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
-from smelt.capture import capture, tensors_of
+from smelt.capture import Captured, capture, conversion_error, tensors_of
 from smelt.capture.reads import ReadLog, RecorderBusy, record_reads
 from smelt.capture.reads_effects import LOGGING
 from smelt.compiler.agreement import disagreement
 from smelt.compiler.compiled import Compiled
 from smelt.compiler.copies import copies_of
 from smelt.compiler.originals import move_originals
+from smelt.compiler.paths import other_path, outcomes
 from smelt.compiler.pipeline import check_options
 from smelt.compiler.program import Program
 from smelt.compiler.unit import Unit
-from smelt.diag import CaptureError, Options, SmeltWarning
+from smelt.diag import CaptureError, Miss, Options, SmeltWarning
 from smelt.ops.evaluate import evaluate
 
 
@@ -39,9 +40,11 @@ def trace(
     check: evaluate the graph on copies of the same inputs and state, and compare with what the run returned.
     check_inputs: more arguments (tuples, or single tensors) to compare with eager, on copies; `f` runs once for each,
     and buffers and random state are put back afterwards.
-    Raises: CaptureError: S0101 and S0102 where data decides the program's way, at the line that asks; S0103 and S0104
-        where something cannot be recorded; S0105 where the graph disagrees with eager; S0106 for arguments that cannot
-        be captured. Whatever `f` raises.
+    Where data decides the program's way, it holds for the way that was recorded, with a warning at each line that asks;
+    other outcomes raise when it is called.
+    Raises: CaptureError: S0101 and S0102 where what Python reads of data cannot be compared, or in strict mode, at that
+        line; S0103 and S0104 where something cannot be recorded; S0105 where the graph disagrees with eager; S0106 for
+        arguments that cannot be captured. Whatever `f` raises.
     """
     chosen = Options.make(options)
     check_options(chosen)
@@ -58,9 +61,12 @@ def trace(
     rng = torch.get_rng_state()
     observed = _Observed(target)
     moved = move_originals(target, chosen)
-    captured = capture(observed, given, named, keep_written=check, target=target)
+    captured = capture(observed, given, named, keep_written=check, target=target, specialize=True)
     if captured.error is not None:
         raise captured.error
+    if captured.conversions and chosen.strict:
+        raise conversion_error(captured.conversions[0])
+    _warn_of_bakes(captured)
     left_out = observed.left_out()
     if left_out:
         warnings.warn(
@@ -75,6 +81,16 @@ def trace(
     for more in check_inputs or ():
         _check_on(program.unit, target, as_args(more))
     return program
+
+
+def _warn_of_bakes(captured: Captured) -> None:
+    """One warning for each line that read data, at that line: the program holds for what it read there."""
+    for where, what in dict.fromkeys((o.where, str(o)) for o in outcomes(captured)):
+        text = f"the program traced from {captured.name} holds for one way: {what}. smelt.compile keeps one for each"
+        if where is None:
+            warnings.warn(text, SmeltWarning, stacklevel=3)
+        else:
+            warnings.warn_explicit(text, SmeltWarning, where.file, where.line)
 
 
 class _Observed:
@@ -134,7 +150,10 @@ def _check(unit: Unit, result: Sequence[torch.Tensor], before: Sequence[torch.Te
 
     with _rng_kept(), torch.no_grad():
         torch.set_rng_state(rng)
-        outputs = evaluate(unit.graph, before, lookup)
+        try:
+            outputs = evaluate(unit.graph, before, lookup)
+        except Miss as miss:
+            raise _disagrees(captured.name, "the arguments it was traced with", f"{miss}") from None
     _compare(result, outputs, captured.name, "the arguments it was traced with")
 
 
@@ -157,6 +176,8 @@ def _check_on(unit: Unit, f: Callable[..., Any], args: tuple[Any, ...]) -> None:
             restore()
             torch.set_rng_state(rng)
             outputs = evaluate(unit.graph, copies_of(inputs), unit.captured.state.lookup)
+        except Miss as miss:
+            raise other_path(miss, unit.outcomes) from None
         finally:
             restore()
     _compare(expected, outputs, unit.captured.name, "check_inputs")
@@ -174,9 +195,13 @@ def _rng_kept() -> Iterator[None]:
 def _compare(expected: Sequence[torch.Tensor], found: Sequence[Any], name: str, where: str) -> None:
     difference = disagreement(expected, found)
     if difference is not None:
-        raise CaptureError(
-            f"the trace of {name} disagrees with eager on {where}: {difference}",
-            why="the program depends on something that the trace does not show, or draws random numbers unseen",
-            fix="make the dependence an argument; check=False leaves this test out",
-            code="S0105",
-        )
+        raise _disagrees(name, where, difference)
+
+
+def _disagrees(name: str, where: str, difference: str) -> CaptureError:
+    return CaptureError(
+        f"the trace of {name} disagrees with eager on {where}: {difference}",
+        why="the program depends on something that the trace does not show, or draws random numbers unseen",
+        fix="make the dependence an argument; check=False leaves this test out",
+        code="S0105",
+    )

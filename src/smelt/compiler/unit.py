@@ -20,7 +20,16 @@ from smelt.codegen.lower.result import Same, StateName
 from smelt.compiler.copies import copies_of
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
 from smelt.compiler.originals import Moved, release
-from smelt.compiler.paths import Outcome, RandomState, check_path, draws, is_path, outcomes
+from smelt.compiler.paths import (
+    Outcome,
+    RandomState,
+    check_path,
+    draws,
+    expectations,
+    is_path,
+    other_path,
+    outcomes,
+)
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.compiler.precision import Precision, output_errors, why_not_repeatable
 from smelt.diag import InternalError, Miss, Options, SmeltError, SmeltWarning
@@ -158,6 +167,28 @@ class Unit:
     def outcomes(self) -> tuple[Outcome, ...]:
         """What Python read of data in the recorded run, in order."""
         return outcomes(self.captured) if self.is_path else ()
+
+    @cached_property
+    def expectations(self) -> Graph:
+        """The part of the graph that tells whether the path holds."""
+        return expectations(self.graph)
+
+    def check_outcomes(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Compute what Python would read of these inputs, operation by operation, and change nothing.
+
+        Raises: CaptureError (S0101, S0102) where it is not what it read in the recorded run.
+        """
+        if not self.is_path:
+            return
+        before = RandomState() if self.draws else None
+        try:
+            with torch.no_grad():
+                evaluate(self.expectations, inputs, self.lookup)
+        except Miss as miss:
+            raise other_path(miss, self.outcomes) from None
+        finally:
+            if before is not None:
+                before.restore()
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The program's answer for arguments that fit.

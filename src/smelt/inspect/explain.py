@@ -7,6 +7,7 @@ from typing import Any
 
 from smelt._torch.storage import nbytes_spanned
 from smelt.compiler import Compiled, Program, Unit
+from smelt.compiler.paths import reading
 from smelt.diag import SmeltError
 from smelt.inspect.kernels import kernel_rows
 from smelt.inspect.report import Report, Row
@@ -17,8 +18,9 @@ MB = 1 << 20
 
 
 def explain(compiled: Any) -> Report:
-    """The report on what `smelt.compile` or `smelt.trace` returned: graphs, guards with the source line they came
-    from, passes with times, how each node runs, fallbacks with reasons, compile time by stage, memory.
+    """The report on what `smelt.compile` or `smelt.trace` returned: graphs and why each was made, guards with the
+    source line they came from and what Python read of data on each recorded way, why calls compiled anew, passes with
+    times, how each node runs, fallbacks with reasons, compile time by stage, memory.
 
     Raises: SmeltError (S0106) for anything else.
     """
@@ -42,6 +44,7 @@ def _of_program(program: Program) -> Report:
     return Report(
         program.unit.captured.name,
         graphs=[_graph_row(i, unit, None) for i, unit in enumerate(units)],
+        guards=[row for i, unit in enumerate(units) for row in _outcomes(i, unit)],
         fallbacks=[*fallbacks, *_python_nodes(units)],
         passes=_passes(units),
         kernels=_kernels(units),
@@ -55,7 +58,10 @@ def _of_compiled(compiled: Compiled) -> Report:
     stats = compiled.stats()
     rows = list(reversed(stats.rows))  # oldest first: the order in which they were compiled
     units = [row.entry for row in rows if isinstance(row.entry, Unit)]
-    graphs = [_graph_row(i, row.entry, row.hits) for i, row in enumerate(rows) if isinstance(row.entry, Unit)]
+    graphs = [
+        {**_graph_row(i, row.entry, row.hits), "why": row.cause or "the first call of its kind"}
+        for i, row in enumerate(rows) if isinstance(row.entry, Unit)
+    ]  # fmt: skip
     breaks = [{"entry": i, "why": row.reason} for i, row in enumerate(rows) if row.entry is None]
     told = {row.reason: i for i, row in reversed(list(enumerate(rows))) if row.entry is None}
     fallbacks = [
@@ -65,7 +71,11 @@ def _of_compiled(compiled: Compiled) -> Report:
     return Report(
         getattr(compiled.smelt_target, "__qualname__", type(compiled.smelt_target).__name__),
         graphs=graphs,
-        guards=[_guard(i, guard) for i, row in enumerate(rows) for guard in row.guards.listed],
+        guards=[
+            found
+            for i, row in enumerate(rows)
+            for found in (*(_guard(i, guard) for guard in row.guards.listed), *_outcomes(i, row.entry))
+        ],
         breaks=breaks,
         recompiles=[{"guard": text, "times": times} for text, times in stats.misses.items()],
         passes=_passes(units),
@@ -89,6 +99,15 @@ def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     row["captured"] = str(unit.graph)
     row["optimized"] = None if unit.optimized is None else str(unit.optimized)
     return row
+
+
+def _outcomes(entry: int, unit: Any) -> list[Row]:
+    """What Python read of data on the way that a graph holds for: its expectations, beside the guards."""
+    return [
+        {"entry": entry, "kind": "read of data", "guard": reading(outcome.what), "value": _short(outcome.value),
+         "where": str(outcome.where) if outcome.where is not None else ""}
+        for outcome in (unit.outcomes if isinstance(unit, Unit) else ())
+    ]  # fmt: skip
 
 
 def _guard(entry: int, guard: Any) -> Row:

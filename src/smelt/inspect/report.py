@@ -37,9 +37,10 @@ _ROWS_SHOWN = 40
 class Report:
     """A report on a compiled object or a program.
 
-    graphs: one row a compiled entry (name, nodes captured and optimized, both texts, calls).
-    guards: what must hold for an entry to be used (entry, kind, expression, value, source line).
-    breaks: places where a program was split.  recompiles: which guard failed, old and new value.
+    graphs: one row a compiled entry (name, nodes captured and optimized, both texts, calls, why it was made).
+    guards: what must hold for an entry to be used (entry, kind, expression, value, source line); of kind "read of data"
+    what Python read of tensors on the way that it holds for.
+    breaks: places where a program was split.  recompiles: which guard failed, or what was read, old and new value.
     passes: name, time, nodes before and after.  kernels: per node, how it runs and what was measured.
     fallbacks: what ran in eager or in Python, how often, why.  timings: compile time by stage, in milliseconds.
     memory: bytes of arena, packed weights, parameters.

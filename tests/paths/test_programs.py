@@ -1,0 +1,82 @@
+"""Programs whose way depends on data, compiled: as eager, effects included, in any order of calls, from their paths."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.compiler.compiled import Compiled
+
+from .judge import agree
+from .programs import PROGRAMS
+
+RAISES = ("asserting", "raising")
+
+
+def make(name: str) -> tuple[Any, Any, list[Any]]:
+    torch.manual_seed(0)
+    factory, inputs = PROGRAMS[name]
+    eager = factory()
+    compiled = smelt.compile(copy.deepcopy(eager), options={"strict": False})
+    return compiled, eager, list(inputs)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=lambda o: "".join(map(str, o)))
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_is_as_in_eager(name: str, order: tuple[int, ...]) -> None:
+    compiled, eager, inputs = make(name)
+    with torch.no_grad():
+        agree(compiled, eager, [inputs[i] for i in (*order, *order, *reversed(order), order[0], order[0])])
+    if name != "formatted":
+        assert compiled_whole(compiled), compiled.stats().fallbacks
+
+
+def compiled_whole(compiled: Compiled) -> bool:
+    stats = compiled.stats()
+    return not stats.fallbacks and all(row.entry is not None for row in stats.rows)
+
+
+@pytest.mark.parametrize("name", [n for n in PROGRAMS if n not in (*RAISES, "nested", "counted", "draws_decide")])
+def test_each_way_is_recorded_once_and_then_found(name: str) -> None:
+    compiled, eager, inputs = make(name)
+    agree(compiled, eager, inputs)
+    before = compiled.stats()
+    agree(compiled, eager, inputs * 2)
+    stats = compiled.stats()
+    assert stats.builds == before.builds == len(stats.rows)
+    assert sum(row.hits for row in stats.rows) == 3 * len(inputs) - stats.builds
+
+
+@pytest.mark.parametrize("name", RAISES)
+def test_a_way_that_ends_in_an_error_is_no_storm(name: str) -> None:
+    compiled, eager, inputs = make(name)
+    agree(compiled, eager, inputs * 12)
+    assert compiled_whole(compiled)
+    (row,) = compiled.stats().rows
+    assert row.hits == sum(12 for (x,) in inputs if x.min() >= (0 if name == "asserting" else -1)) - 1
+
+
+def test_training_flags_and_paths() -> None:
+    compiled, eager, inputs = make("nested")
+    with torch.no_grad():
+        for train in (True, False, True, False):
+            compiled.train(train)
+            eager.train(train)
+            agree(compiled, eager, inputs * 2)
+
+
+def test_a_mode_of_the_caller_is_a_guard_beside_the_paths() -> None:
+    compiled, eager, inputs = make("branch")
+    agree(compiled, eager, inputs)
+    with torch.inference_mode():
+        agree(compiled, eager, inputs)
+    leaf = inputs[0][0].clone().requires_grad_()
+    with pytest.warns(smelt.SmeltWarning, match="gradients are needed"):
+        compiled(leaf).sum().backward()
+    assert torch.equal(leaf.grad, torch.full((3,), 2.0))
+    agree(compiled, eager, inputs)
