@@ -324,9 +324,10 @@ class Dispatcher:
         if any(other in missed and other.entry is not None and other.entry.outcomes == outcomes for other in alike):
             return f"compiled, it does not come to the values that Python reads: {row.paths.storming()}"
         if len(alike) >= PATH_LIMIT:
-            oldest = min(alike, key=lambda other: other.used)
+            # Each path that fits is moved to the front, so the last one fitted longest ago.
             row.paths.evicted += 1
-            self._rows = tuple(other for other in self._rows if other is not oldest)
+            row.paths.past_hits += alike[-1].hits
+            self._rows = tuple(other for other in self._rows if other is not alike[-1])
         return row.paths.why_hopeless(sum(other.hits for other in alike))
 
     def _give_up_paths(self, row: Row, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -377,7 +378,10 @@ class Dispatcher:
 
     def _add(self, row: Row) -> None:
         row.hit(self._counters.tick(), times=0)
-        rows = sorted((row, *self._rows), key=lambda other: (other.is_last, -other.used))
+        used: dict[Any, int] = {}
+        for other in (row, *self._rows):
+            used[other.paths or other] = max(used.get(other.paths or other, 0), other.used)
+        rows = sorted((row, *self._rows), key=lambda other: (other.is_last, -used[other.paths or other]))
         kinds = list(dict.fromkeys(other.paths or other for other in rows))  # the paths of one set of guards are one
         if len(kinds) > ENTRY_LIMIT:
             self._stats.evictions += 1

@@ -21,7 +21,7 @@ from smelt.passes.early_expects import expects_first
 from smelt.rewrite import Rewriter
 
 PATH_LIMIT = 64  # paths kept under one set of guards; the least recently used one goes
-PATIENCE = 8  # paths recorded before it is asked whether they are used
+PATIENCE = 8  # paths recorded, or evicted, before it is asked whether they pay
 
 
 def is_path(graph: Graph) -> bool:
@@ -143,12 +143,14 @@ def _short(value: Any, limit: int = 60) -> str:
 class Paths:
     """What all paths under one set of guards share.
 
-    recorded: how many were made; misses: runs of a path that did not fit; seen: values read, by place.
+    recorded: how many were made; evicted: of these, and past_hits: how often they fitted; misses: runs of a path that
+    did not fit; seen: values read, by place.
     """
 
     recorded: int = 0
     misses: int = 0
     evicted: int = 0
+    past_hits: int = 0
     seen: dict[tuple[Span | None, str], dict[str, None]] = field(default_factory=dict)
 
     def note(self, path: tuple[Outcome, ...]) -> None:
@@ -158,10 +160,10 @@ class Paths:
             self.seen.setdefault((outcome.where, outcome.what), {})[repr(outcome.value)] = None
 
     def why_hopeless(self, hits: int) -> str:
-        """Why the original is faster than path after path, given how often one fitted; empty while it may pay."""
-        if self.evicted:
-            return f"more than {PATH_LIMIT} ways through it were seen: {self.storming()}"
-        if self.recorded >= PATIENCE and hits < 2 * self.recorded:
+        """Why the original is faster than path after path, given how often those kept fitted; empty if it may pay."""
+        if self.evicted >= PATIENCE:
+            return f"more ways lead through it than are kept ({PATH_LIMIT}): {self.storming()}"
+        if self.recorded >= PATIENCE and hits + self.past_hits < 2 * self.recorded:
             return f"its way differs at nearly each call: {self.storming()}"
         return ""
 
