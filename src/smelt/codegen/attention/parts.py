@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from smelt.codegen.attention.opaque import OpaqueText
 from smelt.codegen.attention.variant import OPERANDS, ROW_PADDING, WORDS, Variant
 from smelt.codegen.attention.vectors import Lanes, down, least, number, up
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.codegen.llvm.text import KERNEL_PARAMETERS
 from smelt.ir import DType
 
 
@@ -14,7 +15,7 @@ class Parts:
 
     def __init__(self, variant: Variant, isa: Isa) -> None:
         self.variant = variant
-        self.fn = fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
+        self.fn = fn = OpaqueText("KERNEL", KERNEL_PARAMETERS)
         self.lanes = Lanes.of(fn, isa, variant.compute, variant.lanes)
         self.kind, self.dtype = self.lanes.kind, variant.dtype
         names = OPERANDS if variant.mask is not None else OPERANDS[:-1]
