@@ -20,7 +20,7 @@ from smelt.codegen.contract.integers import minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.tile import multiply_add
 from smelt.codegen.contract.tiling import Tiling
-from smelt.codegen.contract.vectors import lane_mask, masked_load, shuffled
+from smelt.codegen.contract.vectors import lane_mask, masked_load, prefetch, shuffled
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import Carried
@@ -146,12 +146,10 @@ class _DotsDriver(Driver):
     def _prefetch(self, lines: list[str], at: str, ahead: str) -> None:
         """Ask for the same place of the next lines, if they are far: the hardware's own prefetching stops at pages."""
         fn, tiling = self.fn, self.tiling
-        fn.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         with fn.when(self.far):
             for line in lines:
                 for offset in range(0, tiling.lanes * tiling.group * tiling.element_nbytes, _LINE_NBYTES):
-                    there = fn.gep("i8", fn.gep("i8", line, fn.add(at, offset)), ahead)
-                    fn.do(f"call void @llvm.prefetch.p0(ptr {there}, i32 0, i32 2, i32 1)")
+                    prefetch(fn, fn.gep("i8", fn.gep("i8", line, fn.add(at, offset)), ahead))
 
     def _load(self, line: str, offset: str, mask: str | None) -> str:
         fn, tiling = self.fn, self.tiling

@@ -23,7 +23,7 @@ from smelt.codegen.contract.integers import minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.tile import multiply_add
 from smelt.codegen.contract.tiling import BLOCK, Tiling
-from smelt.codegen.contract.vectors import lane_mask, masked_load, splat
+from smelt.codegen.contract.vectors import lane_mask, masked_load, prefetch, splat
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 
@@ -145,8 +145,7 @@ class _LinesDriver(Driver):
             at = fn.gep("i8", line, offset)
             if ahead is not None:
                 # Lines lie further apart than the hardware's own prefetching looks.
-                fn.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-                fn.do(f"call void @llvm.prefetch.p0(ptr {fn.gep('i8', at, ahead)}, i32 0, i32 2, i32 1)")
+                prefetch(fn, fn.gep("i8", at, ahead))
             if mask is None:
                 right.append(fn.load(tiling.vector, at, tiling.element_nbytes))
             else:
