@@ -142,6 +142,23 @@ def suspended() -> Iterator[None]:
         _thread.is_live = True
 
 
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Let operators run unseen at the entry level, also inside an operator's own run, where torch's Python code for
+    tensors without data would switch the interception on again.
+    """
+    was_live, _thread.is_live = _thread.is_live, False
+    had_dispatcher, had_key = _is_included(_PYTHON_DISPATCHER), _is_included(_PRE_DISPATCH)
+    _set_included(_PYTHON_DISPATCHER, False)
+    _set_included(_PRE_DISPATCH, False)
+    try:
+        yield
+    finally:
+        _set_included(_PRE_DISPATCH, had_key)
+        _set_included(_PYTHON_DISPATCHER, had_dispatcher)
+        _thread.is_live = was_live
+
+
 # --- at the dispatcher's entry ---------------------------------------------------------------------------------------
 
 

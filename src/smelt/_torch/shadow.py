@@ -1,0 +1,64 @@
+"""Shadows: tensors with a size, a kind and aliases but no data, and torch's own operators on them, unseen by hooks.
+
+Adapter for FakeTensorMode without symbolic sizes. `available()` is False where torch lacks it; nobody stages then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from smelt._torch import dispatch
+
+try:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+except ImportError:  # pragma: no cover - another torch
+    FakeTensor = FakeTensorMode = None
+
+SymInt, SymFloat, SymBool = torch.SymInt, torch.SymFloat, torch.SymBool
+
+
+def available() -> bool:
+    """Whether this torch can run operators on shadows below a recording at the dispatcher's entry."""
+    return FakeTensorMode is not None and "entry" in dispatch.levels()
+
+
+class Shadows:
+    """The shadows of one staged run; tensors over one storage have shadows over one storage."""
+
+    def __init__(self) -> None:
+        self._mode = FakeTensorMode()
+        self._log = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The shadow of a real tensor, always the same one."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        with dispatch.unseen():
+            shadow: torch.Tensor = self._mode.from_tensor(tensor, static_shapes=True)
+        return shadow
+
+    def fresh(self, dtype: torch.dtype, sizes: Any, strides: Any, device: Any, grad: bool = False) -> torch.Tensor:
+        """A shadow of its own memory."""
+        with self.running():
+            made = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+        return made.requires_grad_() if grad else made
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Operators run on shadows in the block, and nobody sees them."""
+        was_disabled, self._log.disabled = self._log.disabled, True
+        try:
+            with dispatch.unseen(), self._mode:
+                yield
+        finally:
+            self._log.disabled = was_disabled
+
+
+def is_shadow(tensor: Any) -> bool:
+    """Whether a tensor has no data of its own."""
+    return isinstance(tensor, FakeTensor)

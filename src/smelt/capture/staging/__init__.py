@@ -1,0 +1,1 @@
+"""Staging: a second run on shadows, in which what Python decides from data becomes control flow of the graph."""

@@ -1,0 +1,212 @@
+"""Branches whose condition depends on data: both arms run on shadows, and what they leave is merged or forked."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.capture.convert.runtime import UNDEF
+from smelt.capture.recorder import Slot, slot_type
+from smelt.capture.spans import is_users
+from smelt.capture.staging.heap import Change
+from smelt.capture.staging.merge import Poison
+from smelt.capture.staging.session import Outcome, Session
+from smelt.capture.staging.stops import CannotMerge, CannotStage
+from smelt.capture.staging.symbols import is_staged, slot_of
+from smelt.ir import BOOL
+
+
+def condition(session: Session, test: Any) -> Slot | None:
+    """The slot of a condition that depends on data, None for one that Python answers."""
+    if isinstance(test, Poison):
+        session.unmerge(test.why)
+    if isinstance(test, torch.Tensor):
+        slot = session.recorder.slot_of(test)
+        if not slot.family.tainted:
+            return None
+        type_ = slot_type(slot)
+        if type_.is_static and type_.numel != 1:
+            what = "more than one value" if type_.numel else "no values"
+            error = RuntimeError(f"Boolean value of Tensor with {what} is ambiguous")
+            session.note_refused(error)
+            raise error
+        if not type_.is_static:
+            return slot_of(session.emit("py.bool", test))
+        return slot
+    if is_staged(test):
+        slot = slot_of(test)
+        return slot if slot.type == BOOL else slot_of(session.emit("py.bool", test))
+    return None
+
+
+def cells_of(*functions: Any) -> list[Any]:
+    """The closure cells of the converter's own functions: their variables are told by name."""
+    found: list[Any] = []
+    stack = list(functions)
+    seen: set[int] = set()
+    while stack:
+        function = stack.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        for cell in getattr(function, "__closure__", None) or ():
+            found.append(cell)
+            try:
+                held = cell.cell_contents
+            except ValueError:
+                continue
+            if getattr(held, "__module__", "").startswith("smelt.capture.convert"):
+                stack.append(held)
+    return found
+
+
+def branch(
+    session: Session,
+    key: object,
+    slot: Slot,
+    then: Callable[[], Any],
+    orelse: Callable[[], Any],
+    names: Sequence[str],
+    get: Callable[[], tuple[Any, ...]],
+    set_: Callable[[tuple[Any, ...]], None],
+) -> None:
+    """An `if` statement. Both arms end with what their variables and the containers they changed hold."""
+    site = session.site()
+    if key not in session.forked:
+        before = get()
+        snapshot = session.snapshot(own_cells(get, set_, names))
+        session.snapshots.append(snapshot)
+        try:
+            why = ("fork", key)
+            arms = [
+                session.trace(arm(session, body, before, get, set_, snapshot), names, why) for body in (then, orelse)
+            ]
+            outcome = session.branch(slot, arms, site, why, names)
+        except CannotMerge:
+            session.forked.add(key)
+        else:
+            if outcome.is_raised:
+                session.end()
+            apply(outcome, set_)
+            return
+        finally:
+            session.snapshots.pop()
+    if session.fork(slot, site):
+        then()
+    else:
+        orelse()
+
+
+def own_cells(get: Any, set_: Any, names: Sequence[str]) -> list[Any]:
+    """The cells of the variables that `get` reads."""
+    return cells_of(get, set_)
+
+
+def arm(
+    session: Session, body: Callable[[], Any], before: Any, get: Any, set_: Any, snapshot: Any
+) -> Callable[[], Outcome]:
+    """One run of an arm: what it leaves, with everything put back."""
+
+    def run() -> Outcome:
+        session.recorder.depth += 1
+        try:
+            body()
+            return Outcome(get(), snapshot.changes())
+        except CannotMerge:
+            raise
+        except Exception as error:
+            return raised(session, error)
+        finally:
+            session.recorder.depth -= 1
+            snapshot.restore()
+            set_(before)
+
+    return run
+
+
+def apply(outcome: Outcome, set_: Callable[[tuple[Any, ...]], None]) -> None:
+    """Let the program go on with what a merged outcome left."""
+    for change in outcome.writes.values():
+        change.put(change.new)
+    set_(outcome.value)
+
+
+def writes_of(changes: dict[tuple[int, Any], Change]) -> dict[tuple[int, Any], Change]:
+    """Changes as an outcome holds them."""
+    return changes
+
+
+# --- exceptions ------------------------------------------------------------------------------------------------------
+
+
+def raised(session: Session, error: Exception) -> Outcome:
+    """The outcome of an arm that ends in an exception of the program's.
+
+    Raises: CannotMerge where someone may catch it (the program then goes on from there, on a path of its own), or where
+    it is not for sure the program's.
+    """
+    check_genuine(session, error)
+    if is_catchable(session):
+        raise CannotMerge("an exception is raised on one path only", "it may be caught", session.site())
+    record_raise(session, error)
+    return Outcome(is_raised=True)
+
+
+def check_genuine(session: Session, error: Exception) -> None:
+    """Raises: CannotStage for an error that eager might not meet."""
+    if any(error is known for known in (*session.raised, *session.refused)) or _is_raised_by_user(error):
+        return
+    raise CannotStage(
+        f"an error came up on shadows: {type(error).__name__}: {error}",
+        "it may be one of staging, not of the program",
+        session.site(),
+    ) from error
+
+
+def record_raise(session: Session, error: Exception) -> None:
+    """Record that an exception ends the run."""
+    kind = type(error)
+    kwargs = {}
+    if error.__cause__ is not None:
+        cause = type(error.__cause__)
+        kwargs = {"cause": f"{cause.__module__}.{cause.__qualname__}", "cause_args": list(error.__cause__.args)}
+    elif error.__suppress_context__:
+        kwargs = {"cause": "None"}
+    session.statement("py.raise", f"{kind.__module__}.{kind.__qualname__}", *error.args, **kwargs)
+
+
+def _is_raised_by_user(error: Exception) -> bool:
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return is_users(code.co_filename) and dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+def is_catchable(session: Session) -> bool:
+    """Whether a frame of the program between here and its start handles exceptions where it stands."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame is not session.base_frame:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("smelt.", "torch.nn.modules.module")) and _handles(frame.f_code, frame.f_lasti):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _handles(code: Any, instruction: int) -> bool:
+    parse = getattr(dis, "_parse_exception_table", None)
+    if parse is None:
+        return True
+    return any(e.start <= instruction < e.end and not e.lasti for e in parse(code))
+
+
+def undefined(value: Any) -> bool:
+    """Whether a variable has no value, at least on some path."""
+    return value is UNDEF or isinstance(value, Poison)

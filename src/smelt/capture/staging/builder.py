@@ -1,0 +1,100 @@
+"""From the records of a staged run to its graph: regions inside nodes, and state at the top.
+
+Invariant: a value that was recorded in a region is known there only; a use elsewhere (through something that no
+snapshot saw) is an error, never another value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from smelt.capture.build import GraphBuilder
+from smelt.capture.recorder import Record, Slot, StateSlot, slot_type
+from smelt.capture.staging.records import RegionRecords, Structured
+from smelt.diag import CaptureError
+from smelt.ir import Graph, Value
+
+
+class StagedBuilder(GraphBuilder):
+    """Builds the graph of a staged run."""
+
+    def build(self, input_names: Sequence[str], outputs: Sequence[Slot]) -> Graph:
+        graph = self.builder.graph
+        recorder: Any = self.recorder
+        for slot, name in zip(recorder.inputs, input_names, strict=True):
+            self.values[slot] = self.builder.add_param(graph.body, name, slot_type(slot))
+        for slot in _states(recorder.records, outputs):
+            self._state(recorder.session.resolved(slot))
+        escaping = {slot.family for slot in outputs if slot.family.is_constant}
+        self._records(recorder.records, escaping)
+        self.builder.span, self.builder.scope, self.builder.mode = None, "", ""
+        return self.builder.finish([self._arg_of(slot) for slot in outputs])
+
+    def _records(self, records: Sequence[Any], escaping: set[Any]) -> None:
+        for record in records:
+            if isinstance(record, Structured):
+                self._structured(record, escaping)
+            else:
+                made = Record._make(record)
+                if not self._is_construction(made):
+                    self._node(made, escaping)
+
+    def _structured(self, record: Structured, escaping: set[Any]) -> None:
+        builder = self.builder
+        args = tuple(self._arg_of(a) for a in record.args)
+        builder.span, builder.scope, builder.mode = self._span(record.site), record.scope, ""
+        node = builder.add(record.op, args, [slot_type(r) for r in record.results])
+        for region in record.regions:
+            self._region(node, region, escaping)
+        for value, slot in zip(node.results, record.results, strict=True):
+            self.values[slot] = value
+
+    def _region(self, node: Any, region: RegionRecords, escaping: set[Any]) -> None:
+        inner = self.builder.add_region(node)
+        saved, self.values = self.values, dict(self.values)
+        for slot in region.params:
+            self.values[slot] = self.builder.add_param(inner, "", slot_type(slot))
+        with self.builder.inside(inner):
+            self._records(region.records, escaping)
+            inner.set_yields(tuple(self._arg_of(y) for y in region.yields))
+        self.values = saved
+
+    def _arg_of(self, value: Any) -> Any:
+        return self._value(value) if isinstance(value, Slot) else value
+
+    def _value(self, slot: Slot) -> Value:
+        recorder: Any = self.recorder
+        found = self.values.get(slot)
+        if found is None:
+            found = self.values.get(recorder.session.resolved(slot))
+        if found is None and isinstance(slot, StateSlot):
+            return self._state(slot)
+        if found is None:
+            raise CaptureError(
+                f"a value {slot_type(slot)} that was made on one path was used outside of it",
+                why="it was kept where staging does not look: in an object that C code holds, or in a generator",
+                fix="keep it in a variable, a container or an attribute",
+                code="S0104",
+            )
+        return found
+
+
+def _states(records: Iterable[Any], outputs: Iterable[Any]) -> Iterable[StateSlot]:
+    for record in records:
+        if isinstance(record, Structured):
+            yield from _in(record.args)
+            for region in record.regions:
+                yield from _states(region.records, region.yields)
+        else:
+            yield from _in(record[1])
+            yield from _in(list(record[2].values()))
+    yield from _in(list(outputs))
+
+
+def _in(value: Any) -> Iterable[StateSlot]:
+    if isinstance(value, StateSlot):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _in(item)

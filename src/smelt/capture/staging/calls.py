@@ -1,0 +1,326 @@
+"""Calls in converted code whose arguments depend on data: builtins, `math`, methods of staged containers, torch."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.capture.staging.branches import condition
+from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
+from smelt.capture.staging.views import Count, StagedRange, StagedSequence, Zipped, sequence_of
+from smelt.ir import BOOL, COMPLEX, FLOAT, INT, STR, DictType, ListType, TensorType, TupleType
+
+_CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool, COMPLEX: complex, STR: str}
+
+
+def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`fn(*args, **kwargs)`, where what depends on data becomes an operator of the graph."""
+    try:
+        handler = _HANDLERS.get(fn)
+    except TypeError:
+        handler = None
+    if handler is not None:
+        return handler(session, runtime, args, kwargs)
+    if getattr(fn, "__module__", None) == "math" and getattr(math, fn.__name__, None) is fn:
+        if any(_is_data(session, a) for a in args):
+            return session.emit("py.call", f"math.{fn.__name__}", *[_number(session, a) for a in args])
+    if fn in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args and _holds_staged(args[0]):
+        return _tensor(session, args[0], **kwargs)
+    if getattr(fn, "__name__", "") == "join" and isinstance(getattr(fn, "__self__", None), str) and args:
+        if _holds_staged(args[0]):
+            return session.emit("py.call", "str.join", fn.__self__, args[0])
+    if getattr(fn, "__name__", "") in ("append", "extend", "insert") and isinstance(
+        getattr(fn, "__self__", None), StagedObject
+    ):
+        return fn(*args, **kwargs)
+    args = tuple(_for_torch(session, a, fn) for a in args)
+    return fn(*args, **{k: _for_torch(session, v, fn) for k, v in kwargs.items()})
+
+
+def _is_data(session: Any, value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(session.recorder.slot_of(value).family.tainted)
+    return is_staged(value) or isinstance(value, StagedSequence)
+
+
+def _holds_staged(value: Any) -> bool:
+    return is_staged(value) or (isinstance(value, (list, tuple)) and any(map(_holds_staged, value)))
+
+
+def _holds_data(session: Any, value: Any) -> bool:
+    return _is_data(session, value) or (
+        isinstance(value, (list, tuple)) and any(_holds_data(session, item) for item in value)
+    )
+
+
+def _number(session: Any, value: Any) -> Any:
+    return session.item(value) if isinstance(value, torch.Tensor) and _is_data(session, value) else value
+
+
+def _for_torch(session: Any, value: Any, fn: Any) -> Any:
+    """A staged list of tensors as an argument of torch's: a list of one tensor that stands for all."""
+    if not isinstance(value, StagedObject):
+        return value
+    module = getattr(fn, "__module__", None) or getattr(type(fn), "__module__", "") or ""
+    if not (module.startswith("torch") or type(fn).__name__ in ("OpOverload", "OpOverloadPacket")):
+        return value
+    slot = slot_of(value)
+    if isinstance(slot.type, ListType) and isinstance(slot.type.element, TensorType):
+        marker, _ = session.tensor_of(slot.type.element)
+        session.recorder.spread[id(marker)] = (slot, marker)
+        return [marker]
+    return value
+
+
+def _tensor(session: Any, data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    if isinstance(data, (list, tuple)):
+        parts = [_tensor(session, item, dtype, device) for item in data]
+        kinds = {part.dtype for part in parts}
+        if len(kinds) > 1:
+            kind = torch.tensor([torch.zeros((), dtype=k).item() for k in kinds]).dtype
+            parts = [part.to(kind) for part in parts]
+        return torch.stack(parts)
+    if isinstance(data, torch.Tensor):
+        return data.to(dtype) if dtype is not None else data
+    if isinstance(data, StagedObject):
+        session.cannot(f"a tensor is made of a staged {slot_of(data).type}")
+    kind = slot_of(data).type if is_staged(data) else {bool: BOOL, int: INT, float: FLOAT}.get(type(data))
+    found = {BOOL: torch.bool, INT: torch.int64, FLOAT: torch.get_default_dtype()}.get(kind)
+    if requires_grad or found is None:
+        session.cannot("a tensor is made of a staged value")
+    return torch.scalar_tensor(data, dtype=dtype or found, device=device)
+
+
+# --- builtins --------------------------------------------------------------------------------------------------------
+
+
+def _print(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    file = kwargs.pop("file", None)
+    kwargs = {k: v for k, v in kwargs.items() if v is not None}
+    if file is not None and file not in (sys.stdout, sys.stderr):
+        session.cannot("something is printed into a file")
+    if file is not None and file is sys.stderr:
+        kwargs["stream"] = "stderr"
+    shown = [a if _holds_data(session, a) else str(a) for a in args]
+    session.statement("py.print", *shown, **kwargs)
+
+
+def _len(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (value,) = args
+    if isinstance(value, StagedSequence):
+        return value.length()
+    if isinstance(value, StagedObject):
+        return session.emit("py.len", value)
+    if isinstance(value, torch.Tensor) and value.dim() > 0:
+        return session.size(value, 0)
+    return len(value)
+
+
+def _conversion(kind: type) -> Callable[..., Any]:
+    def convert(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not args or kwargs or not any(_is_data(session, a) for a in args):
+            return kind(*args, **kwargs)
+        if kind is bool:
+            return runtime.truth(0, args[0])
+        values = [_number(session, a) for a in args]
+        if len(values) == 1 and is_staged(values[0]) and _CLASSES.get(slot_of(values[0]).type) is kind:
+            return values[0]
+        return session.emit(f"py.{kind.__name__}", *values)
+
+    return convert
+
+
+def _str(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args and _holds_data(session, args[0]):
+        return session.emit("py.str", args[0])
+    return str(*args, **kwargs)
+
+
+def _repr(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return session.emit("py.call", "builtins.repr", args[0]) if _holds_data(session, args[0]) else repr(*args)
+
+
+def _range(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not any(_is_data(session, a) for a in args):
+        return range(*args, **kwargs)
+    bounds = [_number(session, a) for a in args]
+    if len(bounds) == 1:
+        return StagedRange(session, 0, bounds[0], 1)
+    return StagedRange(session, bounds[0], bounds[1], bounds[2] if len(bounds) == 3 else 1)
+
+
+def _extreme(fn: Any, op: str) -> Callable[..., Any]:
+    def extreme(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) == 1 and isinstance(args[0], StagedObject) and not kwargs:
+            return session.emit(f"py.{fn.__name__}", args[0])
+        values = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+        if kwargs or not any(_is_data(session, v) for v in values):
+            return fn(*args, **kwargs)
+        if not any(isinstance(v, torch.Tensor) for v in values):
+            return session.emit(f"py.{fn.__name__}", *values) if len(values) > 1 else values[0]
+        best = values[0]
+        for value in values[1:]:
+            best = runtime.ifexp(0, runtime.compare(0, value, (op, lambda b=best: b)), *_both(value, best))
+        return best
+
+    return extreme
+
+
+def _both(a: Any, b: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    return (lambda: a), (lambda: b)
+
+
+def _sum(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args and isinstance(args[0], StagedObject):
+        return session.emit("py.sum", *args, **kwargs)
+    return sum(*args, **kwargs)
+
+
+def _fold(fn: Any, stops_at: bool) -> Callable[..., Any]:
+    def fold(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        (values,) = args
+        if isinstance(values, StagedObject):
+            return session.emit("py.call", f"builtins.{fn.__name__}", values)
+        if not isinstance(values, (list, tuple)) or not any(_is_data(session, v) for v in values):
+            return fn(values)
+        join = runtime.or_ if stops_at else runtime.and_
+        return join(0, *[lambda v=v: runtime.truth(0, v) for v in values])
+
+    return fold
+
+
+def _isinstance(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    value, classes = args
+    if not is_staged(value):
+        return isinstance(value, classes)
+    kind = _CLASSES.get(slot_of(value).type)
+    kinds = {ListType: list, TupleType: tuple, DictType: dict}
+    kind = kind or kinds.get(type(slot_of(value).type))
+    if kind is None:
+        session.cannot("the class of a staged value of unknown kind is asked for")
+    return issubclass(kind, classes)
+
+
+def _type(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or kwargs:
+        return type(*args, **kwargs)
+    (value,) = args
+    if isinstance(value, torch.Tensor) and session.recorder.slot_of(value).kind != "unknown":
+        return torch.Tensor if type(value).__name__ == "FakeTensor" else type(value)
+    return _CLASSES.get(slot_of(value).type, type(value)) if is_staged(value) else type(value)
+
+
+def _listing(kind: type) -> Callable[..., Any]:
+    def make(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = args[0] if args else ()
+        if isinstance(value, StagedRange):
+            return session.emit("py.call", f"builtins.{kind.__name__}", session.emit("py.call", "builtins.range",
+                                *value.bounds()))  # fmt: skip
+        if isinstance(value, StagedObject):
+            return session.emit("py.call", f"builtins.{kind.__name__}", value)
+        if isinstance(value, StagedSequence) or sequence_of(session, value) is not None:
+            session.cannot("a sequence whose length depends on data becomes a list")
+        return kind(*args, **kwargs)
+
+    return make
+
+
+def _enumerate(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    sequence = sequence_of(session, args[0])
+    if sequence is None:
+        return enumerate(*args, **kwargs)
+    start = args[1] if len(args) > 1 else kwargs.get("start", 0)
+    return Zipped(session, [Count(start), sequence])
+
+
+def _zip(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    sequences = [sequence_of(session, a) for a in args]
+    if all(s is None for s in sequences):
+        return zip(*args, **kwargs)  # noqa: B905
+    if kwargs:
+        session.cannot("zip(strict=) over what depends on data")
+    parts = [s if s is not None else list(a) for s, a in zip(sequences, args, strict=True)]
+    return Zipped(session, parts)
+
+
+def _sorted(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not args or kwargs.get("key") is not None or not (_holds_staged(args[0]) or isinstance(args[0], StagedObject)):
+        return sorted(*args, **kwargs)
+    ordered = session.emit("py.call", "builtins.sorted", args[0])
+    return session.emit("py.slice", ordered, None, None, -1) if kwargs.get("reverse") else ordered
+
+
+def _next(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if session.recorder.depth:
+        session.cannot("an iterator is advanced on one path only")
+    return next(*args, **kwargs)
+
+
+def _divmod(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return tuple(unpacked(session, session.emit("py.call", "builtins.divmod", *args))) if any(
+        map(is_staged, args)
+    ) else divmod(*args)
+
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    builtins.print: _print, len: _len, int: _conversion(int), float: _conversion(float), bool: _conversion(bool),
+    complex: _conversion(complex), str: _str, repr: _repr, range: _range, min: _extreme(min, "<"),
+    max: _extreme(max, ">"), sum: _sum, any: _fold(any, True), all: _fold(all, False), isinstance: _isinstance,
+    type: _type, list: _listing(list), tuple: _listing(tuple), enumerate: _enumerate, zip: _zip, sorted: _sorted,
+    next: _next, divmod: _divmod,
+}  # fmt: skip
+
+
+# --- methods ---------------------------------------------------------------------------------------------------------
+
+
+def unpacked(session: Any, value: StagedObject) -> Sequence[Any]:
+    """The items of a staged tuple."""
+    type_ = slot_of(value).type
+    if not isinstance(type_, TupleType):
+        session.cannot(f"a staged {type_} is unpacked", "its length depends on data")
+    return [session.emit("py.getitem", value, i) for i in range(len(type_.elements))]
+
+
+def method(session: Any, value: StagedObject, name: str) -> Any:
+    """A bound method of a staged value."""
+    type_ = slot_of(value).type
+    kind = "list" if isinstance(type_, ListType) else "dict" if isinstance(type_, DictType) else str(type_)
+    changing = {"list": _LIST_CHANGES, "dict": {}}.get(kind, {})
+
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        if name in changing:
+            return changing[name](session, value, *args)
+        if name == "copy" and kind == "list":
+            return session.emit("py.slice", value)
+        return session.emit("py.call", f"{kind}.{name}", value, *args, **kwargs)
+
+    return bound
+
+
+def _append(session: Any, items: StagedObject, value: Any) -> None:
+    items.slot = slot_of(session.emit("py.append", items, value))
+
+
+def _extend(session: Any, items: StagedObject, more: Any) -> None:
+    items.slot = slot_of(session.emit("py.concat", items, list(more) if isinstance(more, tuple) else more))
+
+
+def _pop(session: Any, items: StagedObject, index: Any = -1) -> Any:
+    rest, value = session.emit("py.pop", items, index)
+    items.slot = slot_of(rest)
+    return value
+
+
+def _insert(session: Any, items: StagedObject, index: Any, value: Any) -> None:
+    items.slot = slot_of(session.emit("py.insert", items, index, value))
+
+
+_LIST_CHANGES: dict[str, Callable[..., Any]] = {"append": _append, "extend": _extend, "pop": _pop, "insert": _insert}
+
+__all__ = ["call", "condition", "method", "unpacked"]

@@ -1,0 +1,384 @@
+"""The runtime of a staged run: what converted code asks of Python, answered for values that depend on data.
+
+Where no operand depends on data each method does what Python does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from smelt.capture.convert.runtime import PlainRuntime, nothing
+from smelt.capture.staging import calls
+from smelt.capture.staging.branches import branch, condition, is_catchable
+from smelt.capture.staging.loops import Loop, run_loop
+from smelt.capture.staging.merge import Poison
+from smelt.capture.staging.session import Session
+from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
+from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
+
+_PLAIN = PlainRuntime()
+_PY = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "<<": "lshift",
+    ">>": "rshift", "&": "and_", "|": "or_", "^": "xor", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt",
+    ">=": "ge",
+}  # fmt: skip
+_UNARY = {"-": "neg", "+": "pos", "~": "invert"}
+
+
+class StagingRuntime(PlainRuntime):
+    """Answers for one session."""
+
+    __slots__ = ("session",)
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    # --- statements --------------------------------------------------------------------------------------------------
+
+    def if_(
+        self, at: int, test: Any, then: Any, orelse: Any, names: Any, get: Any, set: Any
+    ) -> None:
+        slot = condition(self.session, test)
+        if slot is None:
+            _PLAIN.if_(at, test, then, orelse, names, get, set)
+            return
+        branch(self.session, _key(at, names), slot, then, orelse, names, get, set)
+
+    def while_(self, at: int, test: Any, body: Any, names: Any, get: Any, set: Any) -> None:
+        session, key = self.session, _key(at, names)
+        peeled = session.peeled.get(key, 0)
+        while True:
+            records = session.recorder.records
+            mark = len(records)
+            before, snapshot = get(), session.snapshot()
+            value = test()
+            slot = condition(session, value)
+            if slot is None:
+                if not value:
+                    return
+                body()
+                continue
+            if peeled > 0:
+                peeled -= 1
+                if not session.fork(slot):
+                    return
+                body()
+                continue
+            if session.recorder.records is not records:
+                session.cannot("the test of a loop asks Python for a truth value", "it is asked anew at every turn")
+            del records[mark:]
+            snapshot.restore()
+            set(before)
+            run_loop(lambda: Loop(session, key, names, get, set, test, body, None))
+            return
+
+    def for_(
+        self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any
+    ) -> None:
+        session = self.session
+        _use(session, iterable)
+        sequence = sequence_of(session, iterable)
+        if sequence is None:
+            self._unrolled(at, iterable, body, names, get, set, more)
+            return
+        key = _key(at, names)
+        for number in range(session.peeled.get(key, 0)):
+            if not session.fork(slot_of(session.emit("py.gt", sequence.length(), number))):
+                return
+            body(sequence.item(number))
+            go = True if more is None else more()
+            slot = condition(session, go)
+            if not (bool(go) if slot is None else session.fork(slot)):
+                return
+        start = session.peeled.get(key, 0)
+        if more is None:
+            bounds = sequence.bounds() if not start else (start, sequence.length(), 1)
+            item = sequence.item_at if not start else sequence.item
+            run_loop(lambda: Loop(session, key, names, get, set, None, lambda i: body(item(i)), bounds))
+            return
+        self._with_breaks(key, sequence, start, body, names, get, set, more)
+
+    def _with_breaks(
+        self, key: Any, sequence: StagedSequence, start: int, body: Any, names: Any, get: Any, set: Any, more: Any
+    ) -> None:
+        """A loop that may end early: a `while` with a place more for the index, and one for whether to go on."""
+        state: list[Any] = [start, True]
+        length = sequence.length()
+
+        def test() -> Any:
+            return self.and_(0, lambda: self.session.binary("py.lt", state[0], length), lambda: state[1])
+
+        def turn() -> None:
+            body(sequence.item(state[0]))
+            state[0] = state[0] + 1
+            state[1] = _plain_bool(self.session, more())
+
+        def get_all() -> tuple[Any, ...]:
+            return (*get(), *state)
+
+        def set_all(values: tuple[Any, ...]) -> None:
+            set(values[:-2])
+            state[:] = values[-2:]
+
+        every = (*names, "__smelt_index", "__smelt_more")
+        run_loop(lambda: Loop(self.session, key, every, get_all, set_all, test, turn, None))
+
+    def _unrolled(self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any) -> None:
+        """A loop over what Python knows; once it may have ended early, each further turn stands under an `if`."""
+        iterator = iter(iterable)
+        for item in iterator:
+            body(item)
+            if more is None:
+                continue
+            go = more()
+            slot = condition(self.session, go)
+            if slot is None:
+                if not go:
+                    return
+                continue
+            rest = list(iterator)
+            self._rest(at, rest, body, names, get, set, more, slot)
+            return
+
+    def _rest(self, at: int, rest: list[Any], body: Any, names: Any, get: Any, set: Any, more: Any, slot: Any) -> None:
+        if not rest:
+            return
+        session = self.session
+
+        def turn() -> None:
+            body(rest[0])
+
+        branch(session, (*_key(at, names), "turn", len(rest)), slot, turn, nothing, names, get, set)
+        go = more()
+        following = condition(session, go)
+        if following is None:
+            if go:
+                for item in rest[1:]:
+                    body(item)
+                    if not more():
+                        return
+            return
+        self._rest(at, rest[1:], body, names, get, set, more, following)
+
+    def assert_(self, at: int, test: Any, message: Any) -> None:
+        session = self.session
+        slot = condition(session, test)
+        if slot is None:
+            _PLAIN.assert_(at, test, message)
+            return
+        if is_catchable(session):
+            if not session.fork(slot):
+                raise self._raised(AssertionError() if message is None else AssertionError(message()))
+            return
+        session.statement("py.assert", test, *(() if message is None else (message(),)))
+
+    def raise_(self, at: int, exc: Any, cause: Any) -> None:
+        try:
+            _PLAIN.raise_(at, exc, cause)
+        except Exception as error:
+            self._raised(error)
+            raise
+
+    def _raised(self, error: Exception) -> Exception:
+        self.session.raised.append(error)
+        return error
+
+    # --- expressions -------------------------------------------------------------------------------------------------
+
+    def ifexp(self, at: int, test: Any, then: Any, orelse: Any) -> Any:
+        slot = condition(self.session, test)
+        if slot is None:
+            return then() if test else orelse()
+        return self._choose(at, slot, then, orelse)
+
+    def _choose(self, at: int, slot: Any, then: Callable[[], Any], orelse: Callable[[], Any]) -> Any:
+        held: list[Any] = [None]
+
+        def first() -> None:
+            held[0] = then()
+
+        def second() -> None:
+            held[0] = orelse()
+
+        def get() -> tuple[Any, ...]:
+            return (held[0],)
+
+        def set_(values: tuple[Any, ...]) -> None:
+            held[0] = values[0]
+
+        branch(self.session, _key(at, ("choose",)), slot, first, second, ("value",), get, set_)
+        return held[0]
+
+    def and_(self, at: int, *thunks: Any) -> Any:
+        value = thunks[0]()
+        if len(thunks) == 1:
+            return value
+        slot = condition(self.session, value)
+        if slot is None:
+            return self.and_(at, *thunks[1:]) if value else value
+        return self._choose(at, slot, lambda: self.and_(at, *thunks[1:]), lambda: value)
+
+    def or_(self, at: int, *thunks: Any) -> Any:
+        value = thunks[0]()
+        if len(thunks) == 1:
+            return value
+        slot = condition(self.session, value)
+        if slot is None:
+            return value if value else self.or_(at, *thunks[1:])
+        return self._choose(at, slot, lambda: value, lambda: self.or_(at, *thunks[1:]))
+
+    def not_(self, at: int, value: Any) -> Any:
+        slot = condition(self.session, value)
+        return (not value) if slot is None else self.session.emit("py.not_", _staged(self.session, value))
+
+    def truth(self, at: int, value: Any) -> Any:
+        return bool(value) if condition(self.session, value) is None else _staged(self.session, value)
+
+    def compare(self, at: int, left: Any, *rest: Any) -> Any:
+        op, thunk = rest[0]
+        right = thunk()
+        value = self._compare(op, left, right)
+        if len(rest) == 1:
+            return value
+        slot = condition(self.session, value)
+        if slot is None:
+            return self.compare(at, right, *rest[1:]) if value else value
+        return self._choose(at, slot, lambda: self.compare(at, right, *rest[1:]), lambda: value)
+
+    def _compare(self, op: str, left: Any, right: Any) -> Any:
+        _use(self.session, left, right)
+        if op in ("in", "not in"):
+            found = self.contains(0, left, right)
+            return found if op == "in" else self.not_(0, found)
+        if op in _PY and (is_staged(left) or is_staged(right)):
+            found = self.session.binary(f"py.{_PY[op]}", left, right)
+            if found is not NotImplemented:
+                return found
+        return _PLAIN.compare(0, left, (op, lambda: right))
+
+    def contains(self, at: int, item: Any, c: Any) -> Any:
+        session = self.session
+        _use(session, item, c)
+        if isinstance(c, torch.Tensor) and session.recorder.slot_of(c).family.tainted:
+            return session.item((item == c).any())
+        if is_staged(c) or (is_staged(item) and type(c) in (list, tuple, dict)):
+            return session.emit("py.in_", item, c)
+        return item in c
+
+    def call(self, at: int, fn: Any, args: Any, kwargs: Any) -> Any:
+        _use(self.session, *args, *kwargs.values())
+        return calls.call(self.session, self, fn, args, kwargs)
+
+    def getattr_(self, at: int, o: Any, name: str) -> Any:
+        _use(self.session, o)
+        if isinstance(o, StagedObject):
+            return calls.method(self.session, o, name)
+        return getattr(o, name)
+
+    def setattr_(self, at: int, o: Any, name: str, v: Any) -> None:
+        _use(self.session, o)
+        setattr(o, name, v)
+
+    def getitem(self, at: int, o: Any, k: Any) -> Any:
+        session = self.session
+        _use(session, o, k)
+        if isinstance(o, StagedSequence):
+            return o.item(k)
+        if is_staged(k) and type(o) in (list, tuple, dict):
+            return session.getitem(session.container(o), k)
+        if isinstance(k, torch.Tensor) and type(o) in (list, tuple) and session.recorder.slot_of(k).family.tainted:
+            return session.getitem(session.container(o), session.item(k))
+        if isinstance(k, slice) and type(o) in (list, tuple) and any(map(is_staged, (k.start, k.stop, k.step))):
+            return session.getitem(session.container(o), k)
+        return o[k]
+
+    def setitem(self, at: int, o: Any, k: Any, v: Any) -> None:
+        _use(self.session, o, k, v)
+        if isinstance(o, StagedObject):
+            o.slot = slot_of(self.session.emit("py.setitem", o, k, v))
+            return
+        o[k] = v
+
+    def binop(self, at: int, op: str, a: Any, b: Any) -> Any:
+        _use(self.session, a, b)
+        if op in _PY and (is_staged(a) or is_staged(b)):
+            found = self.session.binary(f"py.{_PY[op]}", a, b)
+            if found is not NotImplemented:
+                return found
+        return _PLAIN.binop(at, op, a, b)
+
+    def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
+        _use(self.session, a, b)
+        if isinstance(a, StagedObject) and op == "+":
+            a.slot = slot_of(self.session.emit("py.concat", a, b))
+            return a
+        if op in _PY and not isinstance(a, torch.Tensor) and (is_staged(a) or is_staged(b)):
+            if isinstance(a, (list, dict)):
+                self.session.cannot("a list takes in a staged one in place")
+            return self.binop(at, op, a, b)
+        return _PLAIN.inplace(at, op, a, b)
+
+    def unop(self, at: int, op: str, a: Any) -> Any:
+        _use(self.session, a)
+        return self.session.emit(f"py.{_UNARY[op]}", a) if is_staged(a) else _PLAIN.unop(at, op, a)
+
+    def fstring(self, at: int, parts: Any) -> Any:
+        return self.session.emit("py.join", *parts) if any(map(is_staged, parts)) else "".join(parts)
+
+    def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> Any:
+        _use(self.session, v, spec)
+        if not (self._is_data(v) or is_staged(spec)):
+            return _PLAIN.format_value(at, v, conversion, spec)
+        return self.session.emit("py.format", v, spec, *(() if conversion is None else (conversion,)))
+
+    def _is_data(self, value: Any) -> bool:
+        if isinstance(value, torch.Tensor):
+            return bool(self.session.recorder.slot_of(value).family.tainted)
+        if type(value) in (list, tuple):
+            return any(map(self._is_data, value))
+        return is_staged(value) or (type(value) is dict and any(map(self._is_data, value.values())))
+
+    def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
+        _use(self.session, iterable)
+        if isinstance(iterable, StagedObject):
+            return calls.unpacked(self.session, iterable)
+        if isinstance(iterable, StagedSequence):
+            self.session.cannot("a staged range or list was taken apart")
+        return iterable  # type: ignore[no-any-return]
+
+
+def _key(at: int, names: Iterable[str]) -> tuple[Any, ...]:
+    """The place of a statement in the user's file."""
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__name__", "").startswith("smelt.capture") and frame.f_back is not None:
+        frame = frame.f_back
+    return (frame.f_code.co_filename, at, tuple(names))
+
+
+def _use(session: Session, *values: Any) -> None:
+    for value in values:
+        if isinstance(value, Poison):
+            session.unmerge(value.why)
+
+
+def _staged(session: Session, value: Any) -> Any:
+    """The truth of a tensor or of a staged value as a staged bool."""
+    slot = condition(session, value)
+    return session.emit("py.bool", value) if isinstance(value, torch.Tensor) else _wrapped(slot)
+
+
+def _wrapped(slot: Any) -> Any:
+    from smelt.capture.staging.symbols import wrap  # noqa: PLC0415
+
+    return wrap(slot)
+
+
+def _plain_bool(session: Session, value: Any) -> Any:
+    return bool(value) if condition(session, value) is None else _staged(session, value)
+
+
+__all__ = ["StagedRange", "StagingRuntime"]

@@ -1,0 +1,88 @@
+"""The functions that a staged run needs converted: found by their code, and installed for the time of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+
+from smelt.capture.convert import CannotConvert, Converted, convert
+from smelt.capture.spans import is_users
+
+_lock = threading.RLock()
+_MOST_LEVELS = 8
+
+
+class Functions:
+    """Functions to convert; what could not be converted is remembered."""
+
+    def __init__(self) -> None:
+        self.converted: dict[int, tuple[FunctionType, Converted]] = {}
+        self.refused: dict[CodeType, str] = {}
+        self._ours: set[CodeType] = set()
+        self._asked: set[CodeType] = set()
+
+    def can(self, code: CodeType) -> bool:
+        """Whether a code object that runs now can still be converted."""
+        return code not in self._ours and code not in self.refused and code not in self._asked and is_users(
+            code.co_filename
+        )
+
+    def want(self, code: CodeType) -> bool:
+        """Convert the functions that run a code object; whether there is one more than before."""
+        if code in self._asked or code in self._ours:
+            return False
+        self._asked.add(code)
+        found = False
+        for function in _functions_of(code):
+            if id(function) in self.converted:
+                continue
+            try:
+                made = convert(function)
+            except CannotConvert as refused:
+                self.refused[code] = refused.reason
+                continue
+            self.converted[id(function)] = (function, made)
+            self._ours.update(_all_codes(made.code))
+            found = True
+        if not found:
+            self.refused.setdefault(code, "no function with this code was found")
+        return found
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """The functions run their converted code in the block."""
+        with _lock:
+            originals = [(function, function.__code__) for function, _ in self.converted.values()]
+            try:
+                for function, made in self.converted.values():
+                    function.__code__ = made.code
+                yield
+            finally:
+                for function, code in originals:
+                    function.__code__ = code
+
+
+def _all_codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _all_codes(constant)
+
+
+def _functions_of(code: CodeType) -> list[FunctionType]:
+    """The functions that run a code object, or make functions that do; the outermost ones last."""
+    found: list[FunctionType] = []
+    wanted = [code]
+    for _ in range(_MOST_LEVELS):
+        referrers = gc.get_referrers(*wanted)
+        functions = [f for f in referrers if isinstance(f, FunctionType) and any(f.__code__ is c for c in wanted)]
+        found.extend(functions)
+        constants = [t for t in referrers if type(t) is tuple and any(item is c for item in t for c in wanted)]
+        parents = [c for c in gc.get_referrers(*constants) if isinstance(c, CodeType)] if constants else []
+        wanted = [c for c in parents if c.co_name != "<module>" and c.co_consts in constants]
+        if not wanted:
+            break
+    return found

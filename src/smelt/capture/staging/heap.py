@@ -1,0 +1,260 @@
+"""Python's own state around a staged run: what is reachable, what changed, and how it is put back.
+
+A snapshot holds shallow copies of all containers that can be reached from some roots: dictionaries (those of objects
+and modules too), lists, sets, deques, closure cells. Contents are compared by identity.
+
+Invariant: nothing of the user's is called; restoring leaves each container the same object with its old contents.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from smelt.capture.roots import _is_skipped as is_skipped_module
+from smelt.capture.roots import names_in
+from smelt.capture.staging.symbols import StagedObject, slot_of, wrap
+
+MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "MISSING"})()
+WHOLE: Any = type("_Whole", (), {"__repr__": lambda self: "WHOLE"})()
+_ATOMS = (
+    int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.Size, torch.Generator, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, types.BuiltinFunctionType,
+    types.CodeType, types.ModuleType, range, slice, types.FrameType, types.TracebackType,
+)  # fmt: skip
+
+
+class Change(NamedTuple):
+    """What became of one place: `container[key]`, the contents of a cell, or all contents (key WHOLE)."""
+
+    container: Any
+    key: Any
+    old: Any
+    new: Any
+
+    def put(self, value: Any) -> None:
+        """Have the place hold a value (MISSING: nothing)."""
+        container = self.container
+        if isinstance(container, StagedObject):
+            container.slot = slot_of(value)
+        elif isinstance(container, types.CellType):
+            if value is MISSING:
+                del container.cell_contents
+            else:
+                container.cell_contents = value
+        elif self.key is WHOLE:
+            _refill(container, value)
+        elif value is MISSING:
+            container.pop(self.key, None)
+        else:
+            container[self.key] = value
+
+
+def _refill(container: Any, contents: Any) -> None:
+    container.clear()
+    if isinstance(container, (dict, set)):
+        container.update(contents)
+    else:
+        container.extend(contents)
+
+
+class Snapshot:
+    """Copies of the containers that were reachable from the roots."""
+
+    def __init__(self, roots: Iterable[Any], without: Iterable[Any] = ()) -> None:
+        walk = _Walk({id(item) for item in without})
+        walk.run(roots)
+        self.copies = walk.copies
+        self.parents = walk.parents
+
+    def holds(self, value: Any) -> bool:
+        """Whether a container was reachable."""
+        return id(value) in self.copies
+
+    def changes(self) -> dict[tuple[int, Any], Change]:
+        """What is different now, by container and key."""
+        found: dict[tuple[int, Any], Change] = {}
+        for container, old in self.copies.values():
+            for change in _differences(container, old):
+                found[id(container), _hashable(change.key)] = change
+        return found
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for container, old in self.copies.values():
+            changed = list(_differences(container, old))
+            if not changed:
+                continue
+            if isinstance(container, (types.CellType, StagedObject)):
+                changed[0].put(old)
+            else:
+                _refill(container, old)
+
+
+def _hashable(key: Any) -> Any:
+    try:
+        hash(key)
+    except TypeError:
+        return id(key)
+    return (type(key), key)
+
+
+def contents(container: Any) -> Any:
+    """A shallow copy of what a container holds, MISSING for an empty cell."""
+    if isinstance(container, StagedObject):
+        return wrap(container.slot)
+    if isinstance(container, types.CellType):
+        try:
+            return container.cell_contents
+        except ValueError:
+            return MISSING
+    if isinstance(container, dict):
+        return dict(container)
+    return set(container) if isinstance(container, set) else list(container)
+
+
+def _differences(container: Any, old: Any) -> Iterator[Change]:
+    if isinstance(container, StagedObject):
+        if container.slot is not old.slot:
+            yield Change(container, None, old, wrap(container.slot))
+    elif isinstance(container, types.CellType):
+        now = contents(container)
+        if now is not old:
+            yield Change(container, None, old, now)
+    elif isinstance(container, dict):
+        if len(container) == len(old) and all(map(_same, container.items(), old.items())):
+            return
+        for key in {**old, **container}:
+            before, after = old.get(key, MISSING), container.get(key, MISSING)
+            if before is not after:
+                yield Change(container, key, before, after)
+    elif isinstance(container, set):
+        if {id(item) for item in container} != {id(item) for item in old}:
+            yield Change(container, WHOLE, old, set(container))
+    elif len(container) != len(old):
+        yield Change(container, WHOLE, old, list(container))
+    else:
+        for i, (before, after) in enumerate(zip(old, container, strict=True)):
+            if before is not after:
+                yield Change(container, i, before, after)
+
+
+def _same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+    return a[0] is b[0] and a[1] is b[1]
+
+
+class _Walk:
+    def __init__(self, without: set[int]) -> None:
+        self.copies: dict[int, tuple[Any, Any]] = {}
+        self.parents: dict[int, list[Any]] = {}
+        self._without = without
+        self._seen: set[int] = set()
+        self._keep: list[Any] = []
+        self._stack: list[Any] = []
+
+    def run(self, roots: Iterable[Any]) -> None:
+        for root in roots:
+            self._add(root)
+        while self._stack:
+            self._visit(self._stack.pop())
+
+    def _add(self, value: Any) -> None:
+        if isinstance(value, _ATOMS) or id(value) in self._seen or id(value) in self._without:
+            return
+        self._seen.add(id(value))
+        self._keep.append(value)
+        self._stack.append(value)
+
+    def _copy(self, container: Any) -> Any:
+        if id(container) not in self.copies and id(container) not in self._without:
+            self.copies[id(container)] = (container, contents(container))
+        return container
+
+    def _visit(self, value: Any) -> None:
+        if isinstance(value, dict):
+            self._copy(value)
+            for item in list(value.values()):
+                self._held(item, value)
+        elif isinstance(value, (list, deque, set)):
+            self._copy(value)
+            for item in list(value):
+                self._held(item, value)
+        elif isinstance(value, (tuple, frozenset)):
+            for item in value:
+                self._held(item, value)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.MethodType):
+            self._add(value.__self__)
+            self._add(value.__func__)
+        elif isinstance(value, functools.partial):
+            for item in (value.func, value.args, value.keywords):
+                self._add(item)
+        elif isinstance(value, StagedObject):
+            self._copy(value)
+        elif isinstance(value, types.CellType):
+            self._copy(value)
+            held = contents(value)
+            if held is not MISSING:
+                self._held(held, value)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self._add(value.__func__)
+        elif isinstance(value, property):
+            for function in (value.fget, value.fset):
+                self._add(function)
+        elif isinstance(value, type):
+            self._class(value)
+        if not isinstance(value, (type, StagedObject)):
+            self._attributes(value)
+
+    def _held(self, item: Any, holder: Any) -> None:
+        if isinstance(item, list):
+            self.parents.setdefault(id(item), []).append(holder)
+        self._add(item)
+
+    def _function(self, function: types.FunctionType) -> None:
+        for cell in function.__closure__ or ():
+            self._add(cell)
+        for item in (function.__defaults__, function.__kwdefaults__):
+            if item:
+                self._add(item)
+        if is_skipped_module(function.__module__):
+            return
+        names, namespace = names_in(function.__code__), function.__globals__
+        if any(name in namespace for name in names):
+            self._copy(namespace)
+        for name in names:
+            if name in namespace:
+                self._add(namespace[name])
+
+    def _class(self, cls: type) -> None:
+        for base in cls.__mro__:
+            if not is_skipped_module(base.__module__):
+                for item in list(vars(base).values()):
+                    self._add(item)
+
+    def _attributes(self, value: Any) -> None:
+        cls = type(value)
+        if is_skipped_module(cls.__module__) and not isinstance(value, torch.nn.Module):
+            if cls in (dict, list, tuple, set, frozenset, deque) or not hasattr(cls, "__dict__"):
+                return
+        try:
+            state = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            state = None
+        if isinstance(state, dict):
+            self._add(state)
+        if not is_skipped_module(cls.__module__):
+            self._add(cls)
+            for base in cls.__mro__:
+                slots = base.__dict__.get("__slots__", ())
+                for name in (slots,) if isinstance(slots, str) else slots:
+                    try:
+                        self._add(object.__getattribute__(value, name))
+                    except AttributeError:
+                        continue

@@ -1,0 +1,458 @@
+"""Loops whose test or bounds depend on data: one run of the body on shadows of what is carried from turn to turn.
+
+What is carried is found by running the body: variables and places of containers that it changed. Types must be stable;
+a size that changes becomes unknown. A list that grows becomes a staged list.
+
+Invariant: a loop that never turns leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.capture.convert.runtime import HIDDEN, UNDEF
+from smelt.capture.recorder import Slot, slot_type
+from smelt.capture.staging.branches import check_genuine, is_catchable, own_cells, record_raise
+from smelt.capture.staging.heap import MISSING, WHOLE, Change, Snapshot
+from smelt.capture.staging.merge import Poison
+from smelt.capture.staging.records import RegionRecords
+from smelt.capture.staging.session import Outcome, Session
+from smelt.capture.staging.stops import Again, CannotStage
+from smelt.capture.staging.symbols import ScalarSlot, StagedObject, is_staged, slot_of
+from smelt.ir import ANY, ListType, TensorType, Type, fits, join, type_of_arg
+
+_MOST_TRIES = 12
+_PEELED = 3
+
+
+@dataclass
+class Place:
+    """A variable (by number) or a place of a container; what is in it before the loop, and the types of its leaves.
+
+    types: by position of the leaf; leaves without one stay what they were.
+    """
+
+    key: Any
+    name: str
+    init: Any
+    change: Change | None = None
+    types: dict[int, Type] = field(default_factory=dict)
+
+
+class Loop:
+    """One loop being staged.
+
+    test, body: run natively, they read and bind the variables. more: for what only the loop itself carries (its index).
+    """
+
+    def __init__(
+        self, session: Session, key: object, names: Sequence[str], get: Any, set_: Any,
+        test: Callable[[], Any] | None, body: Callable[..., Any], bounds: Sequence[Any] | None,
+    ) -> None:  # fmt: skip
+        self.session, self.key, self.names = session, key, names
+        self.get, self.set = get, set_
+        self.test, self.body, self.bounds = test, body, bounds
+        self.places: dict[Any, Place] = {}
+        self.poisoned: set[int] = set()
+        self.site = session.site()
+        self.init: tuple[Any, ...] = ()
+        self.snapshot: Snapshot = None  # type: ignore[assignment]
+        self.inits: list[Any] = []
+
+    def run(self) -> None:
+        """Record the loop and let the program go on with its results."""
+        session = self.session
+        for _ in range(_MOST_TRIES):
+            self.init = self.get()
+            self.snapshot = session.snapshot(own_cells(self.get, self.set, self.names))
+            session.snapshots.append(self.snapshot)
+            saved = session.recorder.enter()
+            try:
+                regions = self._try()
+            finally:
+                session.recorder.leave(saved)
+                session.snapshots.pop()
+                self.snapshot.restore()
+                self.set(self.init)
+            if regions is not None:
+                self._finish(regions)
+                return
+        self.unstable("what it carries has no type that holds for every turn")
+
+    def unstable(self, why: str) -> Any:
+        """The first turn differs from the others: take it out of the loop. Raises: Again, CannotStage."""
+        if self.session.peeled.get(self.key, 0) < _PEELED:
+            raise Again(peel=self.key)
+        raise CannotStage("a loop that depends on data cannot be one loop of the graph", why, self.site)
+
+    # --- one try -----------------------------------------------------------------------------------------------------
+
+    def _try(self) -> list[RegionRecords] | None:
+        """The regions, or None where more is carried, or of wider types, than was thought."""
+        session = self.session
+        regions = []
+        if self.test is not None:
+            params = self._bind()
+            records, outcome = session.trace(self._thunk(self.test, ()), self.names)
+            if outcome.is_raised or self._changed(outcome.value, outcome.writes):
+                self.session.cannot("the test of a loop changes variables", "a test may only read")
+            regions.append(RegionRecords(params, records, [session.encode(outcome.test)]))
+        index: tuple[Slot, ...] = ()
+        arguments: tuple[Any, ...] = ()
+        if self.bounds is not None:
+            value, slot = session.value_of(type_of_arg(0), (2, 0, 1, 7, 1_000_003))
+            index, arguments = (slot,), (value,)
+        params = self._bind()
+        bound = dict(self._bound)
+        records, outcome = session.trace(self._thunk(self.body, arguments), self.names)
+        if outcome.is_raised:
+            session.cannot("every turn of a loop raises")
+        if not self._absorb(outcome.value, outcome.writes):
+            return None
+        yields = self._yields(outcome, records, bound)
+        if yields is None:
+            return None
+        regions.append(RegionRecords((*index, *params), records, yields))
+        return regions
+
+    def _thunk(self, part: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[], Outcome]:
+        values, writes = self._values, self._writes
+
+        def run() -> Outcome:
+            self.session.recorder.depth += 1
+            try:
+                for change, value in writes:
+                    change.put(value)
+                self.set(values)
+                given = part(*arguments)
+                return Outcome(self.get(), self.snapshot.changes(), test=given if part is self.test else None)
+            except Exception as error:
+                check_genuine(self.session, error)
+                if is_catchable(self.session):
+                    self.session.cannot("an exception is raised in a loop that depends on data", "it may be caught")
+                record_raise(self.session, error)
+                return Outcome(is_raised=True)
+            finally:
+                self.session.recorder.depth -= 1
+                self.snapshot.restore()
+                self.set(self.init)
+
+        return run
+
+    def _bind(self) -> list[Slot]:
+        """Fresh parameters for everything carried, in the places' order."""
+        values = list(self.init)
+        self._writes: list[tuple[Change, Any]] = []
+        self._bound: dict[Any, Any] = {}
+        params: list[Slot] = []
+        for place in self.places.values():
+            value = self._param(place, params)
+            self._bound[place.key] = value
+            if place.change is None:
+                values[place.key] = value
+            else:
+                self._writes.append((place.change, value))
+        for number in self.poisoned:
+            values[number] = UNDEF
+        self._values = tuple(values)
+        return params
+
+    def _param(self, place: Place, params: list[Slot]) -> Any:
+        leaves, build = take_apart(place.init)
+        made = []
+        for i, leaf in enumerate(leaves):
+            if i not in place.types:
+                made.append(leaf)
+                continue
+            value, slot = self._fresh(place.types[i], leaf)
+            params.append(slot)
+            made.append(value)
+        return build(made)
+
+    def _fresh(self, type_: Type, leaf: Any) -> tuple[Any, Slot]:
+        session = self.session
+        if isinstance(type_, TensorType):
+            value, slot = session.tensor_of(type_, leaf if isinstance(leaf, torch.Tensor) else None)
+            if isinstance(leaf, torch.Tensor):
+                session.recorder.entwine([slot.family], ("loop-alias", self.key))
+                if leaf.requires_grad:
+                    value.requires_grad_()
+            return value, slot
+        return session.value_of(type_, examples_of(type_, leaf))
+
+    # --- what is carried ---------------------------------------------------------------------------------------------
+
+    def _changed(self, values: Sequence[Any], writes: Any) -> bool:
+        return any(not same(a, b) for a, b in zip(values, self._values, strict=True)) or any(
+            not same(c.new, self._bound.get(k, c.old)) for k, c in writes.items()
+        )
+
+    def _absorb(self, values: Sequence[Any], writes: Any) -> bool:
+        """Note new places that the body changed; whether there were none."""
+        known = True
+        for number, (before, after) in enumerate(zip(self._values, values, strict=True)):
+            if number in self.places or number in self.poisoned or same(before, after):
+                continue
+            name = self.names[number]
+            if before is UNDEF or isinstance(before, Poison):
+                if not name.startswith(HIDDEN) or isinstance(after, Poison):
+                    self.poisoned.add(number)
+                    known = False
+                    continue
+                before = self._dummy(after)
+            elif isinstance(after, Poison) or after is UNDEF:
+                self.unstable(f"{name} has no value after some turns")
+            self.places[number] = Place(number, name, before)
+            known = False
+        for key, change in writes.items():
+            if key in self.places:
+                continue
+            if change.key is WHOLE:
+                self._grow(change)
+            if change.old is MISSING or change.new is MISSING:
+                self.unstable("an entry or attribute is made or deleted in it")
+            self.places[key] = Place(key, "", change.old, change)
+            known = False
+        return known
+
+    def _dummy(self, value: Any) -> Any:
+        """Any value like one that the body leaves, for before the first turn."""
+        leaves, build = take_apart(value)
+        return build([_Any(leaf_type(self.session, leaf)) if is_carried(leaf) else leaf for leaf in leaves])
+
+    def _grow(self, change: Change) -> None:
+        """A list that grew in the body becomes a staged one, everywhere. Raises: Again."""
+        session, grown = self.session, change.container
+        if type(grown) is not list:
+            self.unstable(f"a {type(grown).__name__} has other contents after each turn")
+        types = [leaf_type(session, item) for item in change.new]
+        if any(t is None for t in types):
+            self.unstable("a list grows by what no staged list holds")
+        raise _Grows(grown, join_types([t for t in types if t is not None]))
+
+    def _yields(self, outcome: Outcome, records: list[Any], bound: dict[Any, Any]) -> list[Any] | None:
+        """What the body leaves in each carried place, None where its types are wider than the parameters'."""
+        session = self.session
+        yields: list[Any] = []
+        stable = True
+        for place in self.places.values():
+            if place.change is None:
+                after = outcome.value[place.key]
+            else:
+                change = outcome.writes.get(place.key)
+                after = bound[place.key] if change is None else change.new
+            before, _ = take_apart(place.init)
+            leaves, _ = take_apart(after)
+            if shape_of(place.init) != shape_of(after):
+                self.unstable(f"{place.name or 'a place'} changes its structure")
+            for i, (first, last) in enumerate(zip(before, leaves, strict=True)):
+                if i not in place.types:
+                    given, _ = take_apart(bound[place.key])
+                    if same(given[i], last):
+                        continue
+                    place.types[i] = self._type_of(place, first, last)
+                    stable = False
+                    continue
+                found = leaf_type(session, last)
+                if found is None:
+                    self.unstable(f"{place.name or 'a place'} becomes a {type(last).__name__}")
+                if not fits(found, place.types[i]):  # type: ignore[arg-type]
+                    place.types[i] = self._widen(place, place.types[i], found)
+                    stable = False
+                yields.append(session.encode(last))
+        return yields if stable else None
+
+    def _type_of(self, place: Place, first: Any, last: Any) -> Type:
+        before, after = leaf_type(self.session, first), leaf_type(self.session, last)
+        if before is None or after is None:
+            self.unstable(f"{place.name or 'a place'} changes from {type(first).__name__} to {type(last).__name__}")
+        return self._widen(place, before, after)
+
+    def _widen(self, place: Place, before: Any, after: Any) -> Type:
+        type_ = join(before, after)
+        if isinstance(before, TensorType) != isinstance(after, TensorType) or (type_ == ANY and before != after):
+            self.unstable(f"{place.name or 'a place'} is {before} before it and {after} after a turn")
+        if isinstance(type_, TensorType) and (type_.shape is None or before.rank != after.rank):
+            self.unstable(f"{place.name or 'a place'} is {before} before it and {after} after a turn")
+        if not isinstance(type_, (TensorType, ListType)) and before != after:
+            self.unstable(f"{place.name or 'a place'} is {before} before it and {after} after a turn")
+        return type_
+
+    # --- the whole ---------------------------------------------------------------------------------------------------
+
+    def _finish(self, regions: list[RegionRecords]) -> None:
+        session = self.session
+        inits: list[Any] = []
+        results: list[Slot] = []
+        values = list(self.init)
+        writes: list[tuple[Change, Any]] = []
+        for place in self.places.values():
+            leaves, build = take_apart(place.init)
+            made = []
+            for i, leaf in enumerate(leaves):
+                type_ = place.types.get(i)
+                if type_ is None:
+                    made.append(leaf)
+                    continue
+                if isinstance(leaf, _Any):
+                    inits.append(session.placeholder(type_, session.recorder.records, self.site))
+                else:
+                    inits.append(session.encode(leaf))
+                value, slot = self._fresh(type_, leaf)
+                if isinstance(leaf, torch.Tensor):
+                    session.recorder.entwine(
+                        [session.recorder.slot_of(leaf).family, slot.family], ("loop-alias", self.key)
+                    )
+                results.append(slot)
+                made.append(value)
+            if place.change is None:
+                values[place.key] = build(made)
+            else:
+                writes.append((place.change, build(made)))
+        bounds = [session.encode(b) for b in self.bounds or ()]
+        session.structured("while" if self.bounds is None else "for", [*bounds, *inits], regions, results, self.site)
+        for change, value in writes:
+            change.put(value)
+        for number in self.poisoned:
+            values[number] = Poison(self.names[number], ("loop", self.key))
+        self.set(tuple(values))
+
+
+class _Any:
+    """Stands before a loop for a value that is not read before the loop made one."""
+
+    def __init__(self, type_: Any) -> None:
+        self.type = type_
+
+
+class _Grows(BaseException):
+    """A list grows in a loop: it must be staged before the loop."""
+
+    def __init__(self, grown: list[Any], element: Type) -> None:
+        super().__init__("a list grows")
+        self.grown, self.element = grown, element
+
+
+def run_loop(loop: Callable[[], Loop]) -> None:
+    """Stage a loop; lists that grow in it are staged first."""
+    for _ in range(_MOST_TRIES):
+        made = loop()
+        try:
+            made.run()
+        except _Grows as grows:
+            _stage_list(made, grows)
+            continue
+        return
+    raise CannotStage("a loop that depends on data cannot be one loop of the graph", "too many lists grow in it")
+
+
+def _stage_list(loop: Loop, grows: _Grows) -> None:
+    """Replace a list by a staged one, wherever it is referred to."""
+    session, grown = loop.session, grows.grown
+    operands = [session.encode(item) for item in grown]
+    slot = ScalarSlot(ListType(grows.element), tuple([None] * n for n in (len(grown),) * 5))
+    session.append("py.list", operands, {}, [slot], loop.site)
+    staged = StagedObject(slot)
+    values = loop.get()
+    snapshot = session.snapshot(own_cells(loop.get, loop.set, loop.names))
+    for holder in snapshot.parents.get(id(grown), ()):
+        if isinstance(holder, (tuple, frozenset, set)):
+            session.cannot("a list that grows in a loop is held by a tuple or a set")
+        if isinstance(holder, dict):
+            for key in [k for k, v in holder.items() if v is grown]:
+                holder[key] = staged
+        elif isinstance(holder, list):
+            holder[:] = [staged if item is grown else item for item in holder]
+        else:
+            session.cannot("a list that grows in a loop is held where it cannot be replaced")
+    if session.held_by_callers(grown, loop.names):
+        session.cannot("a list that grows in a loop is held by the caller", "a staged list cannot take its place there")
+    loop.set(tuple(staged if value is grown else value for value in values))
+
+
+# --- values and their leaves -----------------------------------------------------------------------------------------
+
+
+def take_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The leaves of nested tuples, lists and dictionaries, and what builds the same around others."""
+    if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        parts = [take_apart(item) for item in value]
+        sizes = [len(leaves) for leaves, _ in parts]
+        kind = type(value)
+
+        def build(leaves: list[Any]) -> Any:
+            items, at = [], 0
+            for size, (_, inner) in zip(sizes, parts, strict=True):
+                items.append(inner(leaves[at : at + size]))
+                at += size
+            return kind(items) if kind in (tuple, list) else tuple.__new__(kind, items)
+
+        return [leaf for leaves, _ in parts for leaf in leaves], build
+    if type(value) is dict:
+        keys = list(value)
+        leaves, inner = take_apart(list(value.values()))
+        return leaves, lambda made: dict(zip(keys, inner(made), strict=True))
+    return [value], lambda made: made[0]
+
+
+def shape_of(value: Any) -> Any:
+    """The structure of nested containers without their leaves."""
+    if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return (type(value), tuple(map(shape_of, value)))
+    return (dict, tuple((k, shape_of(v)) for k, v in value.items())) if type(value) is dict else None
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are the same object, or plain numbers that nobody can tell apart."""
+    if a is b:
+        return True
+    if is_staged(a) and is_staged(b):
+        return slot_of(a) is slot_of(b)
+    if is_staged(a) or is_staged(b) or type(a) is not type(b):
+        return False
+    if isinstance(a, (bool, int, float, complex, str)):
+        return repr(a) == repr(b)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return False
+
+
+def is_carried(leaf: Any) -> bool:
+    """Whether a leaf can be a value of the graph."""
+    return isinstance(leaf, (torch.Tensor, bool, int, float, complex, str, _Any)) or is_staged(leaf)
+
+
+def leaf_type(session: Session, leaf: Any) -> Type | None:
+    """The type of a leaf in the graph, None for what cannot stand in one."""
+    if isinstance(leaf, torch.Tensor):
+        return slot_type(session.recorder.slot_of(leaf))  # type: ignore[no-any-return]
+    if is_staged(leaf):
+        return slot_of(leaf).type  # type: ignore[no-any-return]
+    if isinstance(leaf, _Any):
+        return leaf.type  # type: ignore[no-any-return]
+    return type_of_arg(leaf) if isinstance(leaf, (bool, int, float, complex, str)) else None
+
+
+def join_types(types: Sequence[Type]) -> Type:
+    """The least type that holds all."""
+    found = types[0]
+    for type_ in types[1:]:
+        found = join(found, type_)
+    return found
+
+
+def examples_of(type_: Type, leaf: Any) -> tuple[Any, ...]:
+    """Examples of a type for each world."""
+    plain: dict[str, tuple[Any, ...]] = {
+        "int": (2, 0, 1, 7, 1_000_003), "float": (1.5, 0.0, 1.0, 7.5, 1000003.5), "bool": (True, False, True, False, True),
+        "str": ("a", "", "b", "abc", "abcd"), "complex": (1j, 0j, 1 + 0j, 2j, 3j),
+    }  # fmt: skip
+    if isinstance(type_, ListType):
+        inner = examples_of(type_.element, None)
+        return ([inner[0]] * 3, [], [inner[2]], [inner[3]] * 7, [inner[4]] * 11)
+    found = plain.get(str(type_), (None,) * 5)
+    return (leaf, *found[1:]) if type(leaf) is type(found[0]) else found

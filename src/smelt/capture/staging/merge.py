@@ -1,0 +1,286 @@
+"""What a variable is after two paths met: the same object, a result of the `if`, or nothing that one graph can hold.
+
+Invariant: a merged value is what each path left, in its place; where no single value says that, CannotMerge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.capture.convert.runtime import HIDDEN, UNDEF
+from smelt.capture.recorder import Slot
+from smelt.capture.roots import _is_skipped as is_skipped_module
+from smelt.capture.spans import Site
+from smelt.capture.staging.heap import MISSING, WHOLE, Change
+from smelt.capture.staging.session import Outcome
+from smelt.capture.staging.shadows import tensor_type_of
+from smelt.capture.staging.stops import CannotMerge
+from smelt.capture.staging.symbols import ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.ir import ANY, ListType, TensorType, Type, join, type_of_arg
+
+_RAISED: Any = type("_Raised", (), {})()
+_NUMBERS = (bool, int, float, complex, str)
+
+
+class Poison:
+    """A variable that has a value on some paths only; `why` names the place where these met."""
+
+    __slots__ = ("name", "why")
+
+    def __init__(self, name: str, why: object) -> None:
+        self.name, self.why = name, why
+
+
+class Merger:
+    """The merging of two outcomes; `left`, `right` and `results` are what an `if` yields and gives."""
+
+    def __init__(self, session: Any, site: Site | None, why: object = None, names: Sequence[str] = ()) -> None:
+        self.session, self.site, self.names = session, site, names
+        self.why = why
+        self.left: list[Any] = []
+        self.right: list[Any] = []
+        self.results: list[Slot] = []
+        self._memo: dict[tuple[int, int], Any] = {}
+        self._keep: list[Any] = []
+        self._families: set[int] | None = None
+
+    def outcomes(self, a: Outcome, b: Outcome) -> Outcome:
+        """The outcome that holds after either path. Raises: CannotMerge."""
+        if a.is_raised and b.is_raised:
+            return Outcome(is_raised=True)
+        value = self._values(_RAISED if a.is_raised else a.value, _RAISED if b.is_raised else b.value)
+        tests = [_RAISED if o.is_raised else o.test for o in (a, b)]
+        test = None if all(t is None or t is _RAISED for t in tests) else self.merge(*tests)
+        writes: dict[Any, Change] = {}
+        for key in {**a.writes, **b.writes}:
+            mine, yours = a.writes.get(key), b.writes.get(key)
+            known = mine or yours
+            assert known is not None
+            left = _RAISED if a.is_raised else known.old if mine is None else mine.new
+            right = _RAISED if b.is_raised else known.old if yours is None else yours.new
+            writes[key] = known._replace(new=self._place(known, left, right))
+        return Outcome(value, writes, test=test)
+
+    def _place(self, change: Change, left: Any, right: Any) -> Any:
+        if left is right:
+            return left
+        if left is MISSING or right is MISSING:
+            self._fail("an entry or attribute exists on one path only")
+        if change.key is WHOLE:
+            if left is _RAISED or right is _RAISED:
+                return self._export(right if left is _RAISED else left)
+            if isinstance(left, set) or len(left) != len(right):
+                self._fail(f"a {type(change.container).__name__} has other contents on one path than on the other")
+            return [self.merge(x, y) for x, y in zip(left, right, strict=True)]
+        return self.merge(left, right)
+
+    def _values(self, a: Any, b: Any) -> Any:
+        if not self.names:
+            return self.merge(a, b)
+        count = len(self.names)
+        left = (_RAISED,) * count if a is _RAISED else a
+        right = (_RAISED,) * count if b is _RAISED else b
+        return tuple(self.named(n, x, y) for n, x, y in zip(self.names, left, right, strict=True))
+
+    def named(self, name: str, a: Any, b: Any) -> Any:
+        """A variable after two paths; one without a value on a path has one that must not be used."""
+        if a is b:
+            return self.merge(a, b)
+        for one, other in ((a, b), (b, a)):
+            if one is UNDEF or isinstance(one, Poison):
+                if other is _RAISED:
+                    return one
+                if not name.startswith(HIDDEN):
+                    return Poison(name, self.why)
+                if isinstance(other, Poison) or other is UNDEF:
+                    return one
+                return self._either(other, is_left=one is b)
+        return self.merge(a, b)
+
+    def _either(self, value: Any, is_left: bool) -> Any:
+        """A value that one path has, where the other has none and will not be asked: any of the type will do."""
+        if isinstance(value, torch.Tensor):
+            type_ = tensor_type_of(self.session.recorder.slot_of(value))
+            result, slot = self.session.tensor_of(type_, value)
+            self._yield(*((self._slot(value), type_) if is_left else (type_, self._slot(value))), slot)
+            self._entwine(value, value, slot)
+            return result
+        if type(value) in (tuple, list):
+            return type(value)(self._either(item, is_left) for item in value)
+        if isinstance(value, dict):
+            return {k: self._either(item, is_left) for k, item in value.items()}
+        if is_staged(value):
+            slot = slot_of(value)
+            found = ScalarSlot(slot.type, slot.worlds)
+            self._yield(*((slot, slot.type) if is_left else (slot.type, slot)), found)
+            return wrap(found)
+        return value
+
+    # --- two values --------------------------------------------------------------------------------------------------
+
+    def merge(self, a: Any, b: Any) -> Any:
+        """One value for two. Raises: CannotMerge."""
+        if a is _RAISED or b is _RAISED:
+            return self._export(b if a is _RAISED else a)
+        key = (id(a), id(b))
+        if key not in self._memo:
+            self._memo[key] = self._merge(a, b)
+            self._keep.append((a, b))
+        return self._memo[key]
+
+    def _merge(self, a: Any, b: Any) -> Any:
+        if a is b:
+            return a
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            return self._tensors(a, b)
+        if isinstance(a, Poison) or isinstance(b, Poison):
+            return a if isinstance(a, Poison) else b
+        if (is_staged(a) or isinstance(a, _NUMBERS)) and (is_staged(b) or isinstance(b, _NUMBERS)):
+            return self._scalars(a, b)
+        if type(a) is not type(b):
+            self._fail(f"a {_kind(a)} meets a {_kind(b)}")
+        if isinstance(a, tuple):
+            self._same_length(a, b)
+            items = [self.merge(x, y) for x, y in zip(a, b, strict=True)]
+            if all(x is y for x, y in zip(items, a, strict=True)):
+                return a
+            return type(a)(items) if type(a) in (tuple, torch.Size) else tuple.__new__(type(a), items)
+        if type(a) is list:
+            self._same_length(a, b)
+            self._must_be_new(a, b)
+            return [self.merge(x, y) for x, y in zip(a, b, strict=True)]
+        if type(a) is dict:
+            if list(a) != list(b):
+                self._fail("dictionaries with other keys meet")
+            self._must_be_new(a, b)
+            return {k: self.merge(a[k], b[k]) for k in a}
+        if isinstance(a, (torch.dtype, torch.device, range, slice, bytes)) and a == b:
+            return a
+        return self._objects(a, b)
+
+    def _objects(self, a: Any, b: Any) -> Any:
+        if is_skipped_module(type(a).__module__) or not hasattr(a, "__dict__") or callable(a):
+            self._fail(f"two objects of kind {type(a).__qualname__} meet")
+        self._must_be_new(a.__dict__, b.__dict__)
+        if list(a.__dict__) != list(b.__dict__) or isinstance(a, (dict, list, set)):
+            self._fail(f"two objects of kind {type(a).__qualname__} meet")
+        merged = object.__new__(type(a))
+        merged.__dict__.update({k: self.merge(a.__dict__[k], b.__dict__[k]) for k in a.__dict__})
+        return merged
+
+    def _tensors(self, a: torch.Tensor, b: torch.Tensor) -> Any:
+        recorder = self.session.recorder
+        left, right = recorder.slot_of(a), recorder.slot_of(b)
+        if self.session.resolved(left) is self.session.resolved(right):
+            return a
+        first, second = tensor_type_of(left), tensor_type_of(right)
+        type_ = join(first, second)
+        if not isinstance(type_, TensorType) or type_.shape is None or first.rank != second.rank:
+            self._fail(f"a tensor {first} meets a tensor {second}")
+        assert isinstance(type_, TensorType)
+        result, slot = self.session.tensor_of(type_, a)
+        if a.requires_grad or b.requires_grad:
+            result.requires_grad_()
+        self._yield(self._slot(a), self._slot(b), slot)
+        self._entwine(a, b, slot)
+        return result
+
+    def _slot(self, tensor: torch.Tensor) -> Slot:
+        return self.session.encode(tensor)  # type: ignore[no-any-return]
+
+    def _entwine(self, a: torch.Tensor, b: torch.Tensor, result: Slot) -> None:
+        """Where an arm gives a tensor that others can still reach, writes to either must not pass unseen."""
+        if self._families is None:
+            self._families = {id(s.family) for s in self.session.recorder._slots.values() if s.ref() is not None}
+            self._families.discard(id(result.family))
+        families = [self.session.recorder.slot_of(t).family for t in (a, b)]
+        if any(id(f) in self._families for f in families):
+            self.session.recorder.entwine([*families, result.family], self.why)
+
+    def _scalars(self, a: Any, b: Any) -> Any:
+        first, second = _type(a), _type(b)
+        if not is_staged(a) and not is_staged(b) and first == second and repr(a) == repr(b):
+            return a
+        if is_staged(a) and is_staged(b) and self.session.resolved(slot_of(a)) is self.session.resolved(slot_of(b)):
+            return a
+        type_ = first if first == second else join(first, second)
+        if type_ == ANY and first != second:
+            self._fail(f"a {first} meets a {second}")
+        if first != second and not isinstance(type_, ListType):
+            self._fail(f"a {first} meets a {second}")
+        worlds = tuple((_world(a, w), _world(b, w))[w % 2] for w in range(5))
+        found = ScalarSlot(type_, worlds)
+        self._yield(self.session.encode(a), self.session.encode(b), found)
+        return wrap(found)
+
+    def _export(self, value: Any) -> Any:
+        """What one path left, where the other ends in an exception."""
+        if isinstance(value, torch.Tensor):
+            recorder = self.session.recorder
+            known = recorder._slots.get(id(value))
+            if (known is not None and known.ref() is value) or id(value) in recorder.roots.entries:
+                return value
+            key = (id(value), id(value))
+            if key not in self._memo:
+                self._memo[key] = self._through(value)
+                self._keep.append(value)
+            return self._memo[key]
+        if is_staged(value):
+            slot = slot_of(value)
+            found = ScalarSlot(slot.type, slot.worlds, slot.is_native)
+            self._yield(slot, slot, found)
+            return wrap(found)
+        if type(value) in (tuple, list):
+            return type(value)(self._export(item) for item in value)
+        if type(value) is dict:
+            return {k: self._export(item) for k, item in value.items()}
+        if isinstance(value, (*_NUMBERS, type(None), torch.dtype, torch.device, type)) or callable(value):
+            return value
+        return value if value is UNDEF or isinstance(value, Poison) else self._fail(f"a {_kind(value)} of one path")
+
+    def _through(self, value: torch.Tensor) -> Any:
+        session = self.session
+        slot = session.inner_slot(value)
+        result, found = session.tensor_of(tensor_type_of(slot), value)
+        self._yield(slot, slot, found)
+        if id(slot.family) in session.outer_families():
+            session.recorder.entwine([slot.family, found.family], self.why)
+        return result
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _yield(self, left: Any, right: Any, result: Slot) -> None:
+        self.left.append(left)
+        self.right.append(right)
+        self.results.append(result)
+
+    def _same_length(self, a: Any, b: Any) -> None:
+        if len(a) != len(b):
+            self._fail(f"a {_kind(a)} of {len(a)} items meets one of {len(b)}")
+
+    def _must_be_new(self, *containers: Any) -> None:
+        for container in containers:
+            if self.session.is_outer(container):
+                self._fail(f"two {type(container).__name__}s meet, of which one was there before")
+
+    def _fail(self, what: str) -> Any:
+        raise CannotMerge(f"after a branch that depends on data {what}", "no single value stands for both", self.site)
+
+
+def _type(value: Any) -> Type:
+    return slot_of(value).type if is_staged(value) else type_of_arg(value)
+
+
+def _world(value: Any, world: int) -> Any:
+    return slot_of(value).worlds[world] if is_staged(value) else value
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if is_staged(value):
+        return f"staged {'object' if isinstance(value, StagedObject) else slot_of(value).type}"
+    return type(value).__name__

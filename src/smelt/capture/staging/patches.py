@@ -1,0 +1,298 @@
+"""What torch's tensors answer Python during a staged run: sizes, elements, truth, indexing with staged numbers.
+
+Invariant: replacements look at the thread, and at whether the program itself asks (`is_live`), so that torch's own
+kernels for shadows and other threads see what is really there.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from smelt._torch.dispatch import is_live
+from smelt._torch.record_patches import Patches
+from smelt.capture.recorder import slot_type
+from smelt.capture.staging import current
+from smelt.capture.staging.symbols import is_staged
+
+_patches = Patches()
+
+
+def _session(tensor: Any = None) -> Any:
+    found = current.found()
+    return found if found is not None and is_live() else None
+
+
+def _tainted(session: Any, tensor: Any) -> bool:
+    return bool(session.recorder.slot_of(tensor).family.tainted)
+
+
+def _shape(original: Any) -> Any:
+    def read(self: Any) -> Any:
+        sizes = original.__get__(self, type(self))
+        session = _session()
+        if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
+            return sizes
+        return torch.Size([session.size(self, i) for i in range(len(sizes))])
+
+    return property(read)
+
+
+def _size(what: str) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def size(self: Any, dim: Any = None) -> Any:
+            session = _session()
+            if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
+                return original(self) if dim is None else original(self, dim)
+            if dim is not None:
+                return session.size(self, dim, what)
+            found = [session.size(self, i, what) for i in range(self.dim())]
+            return torch.Size(found) if what == "size" else tuple(found)
+
+        return size
+
+    return make
+
+
+def _numel(original: Any) -> Any:
+    def numel(self: Any) -> Any:
+        session = _session()
+        return original(self) if session is None else session.numel(self)
+
+    return numel
+
+
+def _len(original: Any) -> Any:
+    def length(self: Any) -> Any:
+        session = _session()
+        if session is None or self.dim() == 0 or session.recorder.slot_of(self) not in session.recorder.varied:
+            return original(self)
+        found = session.size(self, 0)
+        return int(found)
+
+    return length
+
+
+def _item(original: Any) -> Any:
+    def item(self: Any) -> Any:
+        session = _session()
+        return session.item(self) if session is not None and _tainted(session, self) else original(self)
+
+    return item
+
+
+def _truth(original: Any) -> Any:
+    def truth(self: Any) -> Any:
+        session = _session()
+        if session is None or not _tainted(session, self):
+            return original(self)
+        from smelt.capture.staging.branches import condition  # noqa: PLC0415
+
+        return session.decide(condition(session, self))
+
+    return truth
+
+
+def _number(kind: type) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def convert(self: Any) -> Any:
+            session = _session()
+            if session is None or not _tainted(session, self):
+                return original(self)
+            session.want_converted()
+            return kind(session.item(self))
+
+        return convert
+
+    return make
+
+
+def _tolist(original: Any) -> Any:
+    def tolist(self: Any) -> Any:
+        session = _session()
+        if session is None or not _tainted(session, self):
+            return original(self)
+        type_ = slot_type(session.recorder.slot_of(self))
+        if not type_.is_static or type_.numel > 256:
+            session.cannot(f"the elements of a tensor {type_} become a list", "there are too many, or unknown ones")
+        return _nested(session, self)
+
+    return tolist
+
+
+def _nested(session: Any, tensor: Any) -> Any:
+    if tensor.dim() == 0:
+        return session.item(tensor)
+    return [_nested(session, torch.select(tensor, 0, i)) for i in range(tensor.shape[0])]
+
+
+def _text(original: Any) -> Any:
+    def text(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _session()
+        if session is None or not _tainted(session, self):
+            return original(self, *args, **kwargs)
+        session.want_converted()
+        return session.cannot("a tensor becomes text", "code that is not converted formats it")
+
+    return text
+
+
+def _contains(original: Any) -> Any:
+    def contains(self: Any, item: Any) -> Any:
+        session = _session()
+        if session is None or not _tainted(session, self):
+            return original(self, item)
+        return bool(session.item((item == self).any()))
+
+    return contains
+
+
+def _iter(original: Any) -> Any:
+    def iterate(self: Any) -> Any:
+        session = _session()
+        if session is not None and self.dim():
+            size = slot_type(session.recorder.slot_of(self)).shape
+            if size is None or not isinstance(size[0], int):
+                session.want_converted()
+                session.cannot("a tensor is iterated over whose first size depends on data")
+        return original(self)
+
+    return iterate
+
+
+# --- indexing --------------------------------------------------------------------------------------------------------
+
+
+def _getitem(original: Any) -> Any:
+    def getitem(self: Any, key: Any) -> Any:
+        session = _session()
+        if session is None or not _needs_care(session, self, key):
+            return original(self, key)
+        view, rest = _basic(session, self, key)
+        return view if rest is None else original(view, rest)
+
+    return getitem
+
+
+def _setitem(original: Any) -> Any:
+    def setitem(self: Any, key: Any, value: Any) -> None:
+        session = _session()
+        if session is None or not (_needs_care(session, self, key) or is_staged(value)):
+            original(self, key, value)
+            return
+        view, rest = _basic(session, self, key)
+        if is_staged(value):
+            value = torch.scalar_tensor(value, dtype=view.dtype)
+        if rest is not None:
+            original(view, rest, value)
+        elif isinstance(value, torch.Tensor):
+            view.copy_(value.expand(view.shape) if value.dim() <= view.dim() else value.reshape(view.shape))
+        else:
+            view.fill_(value)
+
+    return setitem
+
+
+def _needs_care(session: Any, tensor: Any, key: Any) -> bool:
+    """Whether C would need a number for what depends on data: staged indices, slices of unknown sizes."""
+    keys = key if isinstance(key, tuple) else (key,)
+    varied = session.recorder.slot_of(tensor) in session.recorder.varied
+    for item in keys:
+        if is_staged(item):
+            return True
+        if isinstance(item, slice) and (varied or any(map(is_staged, (item.start, item.stop, item.step)))):
+            return True
+        if isinstance(item, torch.Tensor) and item.dim() == 0 and _is_index(item) and _tainted(session, item):
+            return True
+        if isinstance(item, slice) and any(isinstance(b, torch.Tensor) for b in (item.start, item.stop, item.step)):
+            return True
+    return False
+
+
+def _is_index(item: torch.Tensor) -> bool:
+    return item.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _basic(session: Any, tensor: Any, key: Any) -> tuple[Any, Any]:
+    """The view that the numbers and slices of a key stand for, and what is left of the key (None: nothing)."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    used = sum(1 if not isinstance(k, torch.Tensor) or not _is_mask(k) else k.dim() for k in keys
+               if k is not None and k is not Ellipsis)  # fmt: skip
+    if not any(k is Ellipsis for k in keys):
+        keys.append(Ellipsis)
+    dim, view = 0, tensor
+    rest: list[Any] = []
+    for item in keys:
+        if item is Ellipsis:
+            for _ in range(tensor.dim() - used):
+                rest.append(slice(None))
+                dim += 1
+        elif item is None:
+            view = view.unsqueeze(dim)
+            rest.append(slice(None))
+            dim += 1
+        elif isinstance(item, slice):
+            bounds = [_index(session, b) for b in (item.start, item.stop, item.step)]
+            if bounds != [None, None, None]:
+                view = torch.ops.aten.slice.Tensor(view, dim, *bounds[:2], 1 if bounds[2] is None else bounds[2])
+            rest.append(slice(None))
+            dim += 1
+        elif isinstance(item, torch.Tensor) and not (item.dim() == 0 and _is_index(item)):
+            rest.append(item)
+            dim += item.dim() if _is_mask(item) else 1
+        elif isinstance(item, bool) or not (isinstance(item, (int, torch.Tensor)) or is_staged(item)):
+            session.cannot(f"a tensor is indexed with a {type(item).__qualname__} beside what depends on data")
+        else:
+            view = torch.select(view, dim, _index(session, item))
+    return view, tuple(rest) if any(isinstance(r, torch.Tensor) for r in rest) else None
+
+
+def _is_mask(item: torch.Tensor) -> bool:
+    return item.dtype in (torch.bool, torch.uint8)
+
+
+def _index(session: Any, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return session.item(value) if _tainted(session, value) else int(value)
+    return value
+
+
+def _print(original: Any) -> Any:
+    def show(*args: Any, **kwargs: Any) -> None:
+        session = _session()
+        if session is None:
+            original(*args, **kwargs)
+            return
+        from smelt.capture.staging.calls import _print as record  # noqa: PLC0415
+
+        record(session, None, args, kwargs)
+
+    return show
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Tensors answer for the session of this thread in the block."""
+    tensor = torch.Tensor
+    made: dict[str, Callable[[Any], Any]] = {
+        "shape": _shape, "size": _size("size"), "stride": _size("stride"), "numel": _numel, "nelement": _numel,
+        "__len__": _len, "item": _item, "__bool__": _truth, "__int__": _number(int), "__float__": _number(float),
+        "__index__": _number(int), "__complex__": _number(complex), "tolist": _tolist, "__repr__": _text,
+        "__format__": _text, "__str__": _text, "__contains__": _contains, "__iter__": _iter, "__getitem__": _getitem,
+        "__setitem__": _setitem,
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for name, make in made.items():
+            stack.enter_context(_patches.replaced(tensor, name, make))
+        stack.enter_context(_patches.replaced(builtins, "print", _print))
+        yield
+
+
+def unwind_limit() -> int:
+    """How deep Python may recurse."""
+    return sys.getrecursionlimit()

@@ -1,0 +1,39 @@
+"""Records of the graph's own operators: structured ones with lists of records inside, and `py.*`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from smelt._torch.record_modes import Modes
+from smelt.capture.opinfo import OpInfo
+from smelt.capture.recorder import Slot
+from smelt.capture.spans import Site
+
+
+class RegionRecords(NamedTuple):
+    """A region: its parameters, its records and what it yields (slots and literals)."""
+
+    params: Sequence[Slot]
+    records: Sequence[Any]
+    yields: Sequence[Any]
+
+
+class Structured(NamedTuple):
+    """An `if`, `for` or `while`."""
+
+    op: str
+    args: Sequence[Any]
+    regions: Sequence[RegionRecords]
+    results: Sequence[Slot]
+    site: Site | None
+    scope: str
+    modes: Modes
+
+
+@lru_cache(maxsize=512)
+def plain_info(name: str) -> OpInfo:
+    """An operator of the graph's own, or one that torch's dispatcher did not show."""
+    return OpInfo(name, name.split(".")[1] if "." in name else name, True, 1, False, True, False, (), None, -1, False,
+                  None)  # fmt: skip

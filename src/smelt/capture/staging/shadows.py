@@ -1,0 +1,312 @@
+"""The recorder of a staged run: operators run on shadows, in a few worlds where sizes depend on data.
+
+A tensor that the program sees is real where it depends on no data (then operators run on it as always) or was there
+before the run (then its shadow stands for it in every operator); all results that depend on data are shadows.
+
+A size that depends on data has another value in each world (see `symbols`): a size of a result that is equal in all
+worlds follows from types, any other one is unknown, printed `_`, and read at run time.
+
+Invariant: no operator that depends on data computes, and none writes to a tensor that was there before the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt._torch.dispatch import unseen
+from smelt._torch.record_patches import is_plain_tensor_type
+from smelt._torch.shadow import Shadows
+from smelt.capture.opinfo import METADATA, OpInfo, op_info
+from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, slot_type
+from smelt.capture.roots import Roots
+from smelt.capture.scopes import Scope
+from smelt.capture.staging.sizes import rule_of
+from smelt.capture.staging.stops import CannotStage
+from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
+from smelt.ir import UNKNOWN_DIM, TensorType
+from smelt.ir.types import contiguous_strides
+from smelt.ops.convert import dtype_from_torch
+
+_IN_PLACE_METADATA = frozenset((
+    "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "resize_as_",
+    "set_", "swapaxes", "rename_", "sparse_resize_", "_resize_output_",
+))  # fmt: skip
+
+
+class ShadowRecorder(Recorder):
+    """Records one staged run; `session` answers for values that Python asks for."""
+
+    def __init__(self, roots: Roots, scope: Scope, session: Any) -> None:
+        super().__init__(roots, scope)
+        self.session = session
+        self.shadows = Shadows()
+        self.varied: dict[Slot, tuple[Any, ...]] = {}
+        self.inner: dict[int, Slot] = {}
+        self.spread: dict[int, tuple[ScalarSlot, torch.Tensor]] = {}
+        self.entwined: dict[int, tuple[Family, object]] = {}
+        self.depth = 0
+
+    # --- scopes: what is recorded inside a region is known there only ------------------------------------------------
+
+    def enter(self) -> Any:
+        """Record into a new list; what `leave` takes."""
+        saved = self.records, dict(self._slots)
+        self.records = []
+        return saved
+
+    def leave(self, saved: Any) -> None:
+        """Go back to the list that was recorded into before."""
+        self.inner.update(self._slots)
+        self.records, self._slots = saved
+
+    def _adopt(self, tensor: torch.Tensor) -> Slot:
+        # What a region left is found again where outcomes are merged; the graph's builder refuses any other use.
+        left = self.inner.get(id(tensor))
+        if left is not None and left.ref() is tensor:
+            return left
+        with unseen():
+            return super()._adopt(tensor)
+
+    def read(self, tensor: torch.Tensor, what: str) -> None:
+        if self.slot_of(tensor).family.tainted:
+            self.session.cannot(f"Python reads all elements of a tensor by {what}")
+
+    # --- operators ---------------------------------------------------------------------------------------------------
+
+    def _encode(self, arg: Any, operands: list[Slot]) -> Any:
+        spread = self.spread_of(arg)
+        if spread is not None or is_staged(arg):
+            operands.append(slot_of(arg) if spread is None else spread)
+            return operands[-1]
+        return super()._encode(arg, operands)
+
+    def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        info = op_info(overload)
+        operands: list[Slot] = []
+        noted = [self._encode(arg, operands) for arg in args]
+        named = {k: self._encode(v, operands) for k, v in kwargs.items()}
+        writes = info.written(args, kwargs)
+        tainted = info.is_random or any(slot.family.tainted for slot in operands)
+        if not tainted and writes and self.depth:
+            # Written on one path only: what it holds afterwards depends on data.
+            tainted = True
+        if not tainted:
+            result = overload(*args, **kwargs)
+            self._note(info, args, kwargs, result)
+            self._check()
+            return result
+        for slot in operands:
+            if slot.kind == "unknown" and not slot.family.tainted and info.short not in _CONSTANT_MAKERS:
+                self.unknown(slot)
+            tensor = slot.ref()
+            if tensor is not None and not is_plain_tensor_type(type(tensor)) and not self._is_ours(tensor):
+                self.session.cannot(f"a {type(tensor).__qualname__} was used")
+        self._check()
+        if not info.returns_tensors:
+            return self._scalar(overload, info, args, kwargs, noted, operands)
+        if info.short in _IN_PLACE_METADATA and self.depth:
+            self.session.cannot(f"{info.name} changes a tensor's sizes on one path only")
+        for name, position in writes:
+            self._write(noted, named, name, position, True, info)
+            self._check_entwined(noted, named, name, position)
+        results = self._run(overload, info, args, kwargs, operands)
+        family = self._family(info, noted, operands, True)
+        slots = self._define_worlds(results, family, info)
+        if info.is_kept:
+            self.records.append((info, noted, named, slots, self._find_site(2), self.scope.path, self._modes_now()))
+        self._check()
+        return results[0]
+
+    def _is_ours(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._slots
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise CannotStage("", "", None)
+
+    def _check_entwined(self, noted: list[Any], named: dict[str, Any], name: str, position: int | None) -> None:
+        target = named.get(name)
+        if target is None and position is not None and position < len(noted):
+            target = noted[position]
+        for slot in target if isinstance(target, list) else (target,):
+            if isinstance(slot, Slot) and id(slot.family) in self.entwined:
+                self.session.unmerge(self.entwined[id(slot.family)][1])
+
+    def entwine(self, families: Sequence[Family], why: object) -> None:
+        """Note that tensors of these families may share memory, on some paths."""
+        for family in families:
+            self.entwined.setdefault(id(family), (family, why))
+
+    def spread_of(self, arg: Any) -> ScalarSlot | None:
+        """The staged list that a list with one tensor stands for."""
+        if type(arg) in (list, tuple) and len(arg) == 1 and id(arg[0]) in self.spread:
+            return self.spread[id(arg[0])][0]
+        return None
+
+    # --- worlds ------------------------------------------------------------------------------------------------------
+
+    def is_varied(self, slot: Slot) -> bool:
+        """Whether what a slot stands for differs between worlds."""
+        return slot in self.varied or isinstance(slot, ScalarSlot)
+
+    def in_world(self, arg: Any, world: int, back: dict[int, Any] | None = None) -> Any:
+        """What stands for an argument in a world. Raises: _DeadWorldError."""
+        if isinstance(arg, torch.Tensor):
+            slot = self.slot_of(arg)
+            found = self.shadows.of(arg) if world == 0 or slot not in self.varied else self.varied[slot][world]
+        elif is_staged(arg):
+            found = slot_of(arg).worlds[world]
+        elif self.spread_of(arg) is not None:
+            found = self.spread_of(arg).worlds[world]  # type: ignore[union-attr]
+            if found is not DEAD:
+                return [self.in_world(arg[0], world)] * len(found)
+        elif isinstance(arg, (list, tuple)):
+            return [self.in_world(item, world, back) for item in arg]
+        else:
+            return arg
+        if found is DEAD:
+            raise _DeadWorldError
+        if back is not None and isinstance(arg, torch.Tensor):
+            back[id(found)] = arg
+        return found
+
+    def _run(
+        self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Slot]
+    ) -> list[Any]:
+        """The results in each world, or in the only one."""
+        numbers: tuple[int, ...] | None = None
+        rule = None
+        if info.sized_by is not None and self._deciding(info.sized_by(args, kwargs)) is not None:
+            rule, numbers = rule_of(info.name), self.session.fresh_numbers(info.name)
+            if rule is None:
+                self.session.cannot(f"the sizes of what {info.name} gives follow from data")
+        varied = numbers is not None or any(self.is_varied(slot) for slot in operands)
+        results = []
+        for world in range(WORLDS if varied else 1):
+            back: dict[int, Any] = {}
+            try:
+                own_args = [self.in_world(a, world, back) for a in args]
+                own_kwargs = {k: self.in_world(v, world, back) for k, v in kwargs.items()}
+                with self.shadows.running():
+                    if rule is None or numbers is None:
+                        result = overload(*own_args, **own_kwargs)
+                    else:
+                        result = rule(overload, own_args, own_kwargs, numbers[world], self._make)
+            except _DeadWorldError:
+                result = DEAD
+            except Exception as refused:
+                if world == 0:
+                    self._refused(refused, info, varied)
+                result = DEAD
+            results.append(_give_back(result, back) if world == 0 else result)
+        if results[0] is DEAD:
+            self.session.cannot(f"{info.name} has no shadow")
+        return results
+
+    def _refused(self, refused: Exception, info: OpInfo, varied: bool) -> None:
+        if varied or not isinstance(refused, (RuntimeError, IndexError, TypeError, ValueError)):
+            self.session.cannot(f"{info.name} refused a shadow: {type(refused).__name__}: {refused}")
+        # Types alone decided, as in eager: the program may expect it.
+        self.session.note_refused(refused)
+        raise refused
+
+    @staticmethod
+    def _make(dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:
+        return torch.empty(tuple(sizes), dtype=dtype)
+
+    def _define_worlds(self, results: list[Any], family: Family, info: OpInfo) -> tuple[Any, ...]:
+        if not info.result_count:
+            return ()
+        if info.result_count == 1:
+            return (self._define_one(results, family),)
+        return tuple(
+            self._define_one([r if r is DEAD else r[i] for r in results], family) for i in range(info.result_count)
+        )
+
+    def _define_one(self, results: list[Any], family: Family) -> Any:
+        first = results[0]
+        if isinstance(first, (list, tuple)):
+            if any(r is not DEAD and len(r) != len(first) for r in results):
+                self.session.cannot("the number of tensors that an operator gives follows from data")
+            if len(results) > 1 and all(r is DEAD for r in results[1:]):
+                self.session.cannot("the number of tensors that an operator gives may follow from data")
+            return [self._define_one([r if r is DEAD else r[i] for r in results], family) for i in range(len(first))]
+        slot = self._define(first, family)
+        if isinstance(slot, Slot) and len(results) > 1:
+            self.vary(slot, results)
+        return slot
+
+    def vary(self, slot: Slot, worlds: Sequence[Any]) -> None:
+        """Give a tensor's slot its shadows in the other worlds, and the type that holds for all of them."""
+        found = type_in_worlds(worlds)
+        if found is not None:
+            slot.type = found
+            self.varied[slot] = tuple(worlds)
+
+    # --- numbers that Python asks for --------------------------------------------------------------------------------
+
+    def _scalar(
+        self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], noted: list[Any],
+        operands: list[Slot],
+    ) -> Any:  # fmt: skip
+        session = self.session
+        if info.short in ("item", "_local_scalar_dense"):
+            return session.item(args[0])
+        if info.short == "is_nonzero":
+            return session.decide(operands[0])
+        if info.short in ("equal", "allclose"):
+            return session.decide(session.scalar_call(info.name, args, kwargs, bool))
+        if info.short in METADATA and not any(self.is_varied(slot) for slot in operands):
+            with self.shadows.running():
+                return overload(*[self.in_world(a, 0) for a in args], **kwargs)
+        session.cannot(f"{info.name} gives Python what depends on data")
+
+
+class _DeadWorldError(Exception):
+    """An operand has no value in this world."""
+
+
+def _give_back(result: Any, back: dict[int, Any]) -> Any:
+    """Results with the operands themselves where an operator gave these."""
+    if isinstance(result, torch.Tensor):
+        return back.get(id(result), result)
+    if type(result) in (list, tuple):
+        return type(result)(_give_back(item, back) for item in result)
+    return result
+
+
+def type_in_worlds(worlds: Sequence[Any]) -> TensorType | None:
+    """The type that holds in all worlds; None where the first one's own type does."""
+    alive = [t for t in worlds if t is not DEAD]
+    first = alive[0]
+    if len(alive) > 1:
+        shapes, strides = [tuple(t.shape) for t in alive], [t.stride() for t in alive]
+        if all(s == shapes[0] for s in shapes) and all(s == strides[0] for s in strides):
+            return None
+    rank = first.dim()
+    if any(t.dim() != rank for t in alive):
+        return TensorType(dtype_from_torch(first.dtype), None, None, str(first.device))
+
+    def dims(of: Any) -> tuple[Any, ...]:
+        if len(alive) == 1:
+            return (UNKNOWN_DIM,) * rank
+        found = [of(t) for t in alive]
+        return tuple(d[0] if all(e == d[0] for e in d) else UNKNOWN_DIM for d in zip(*found, strict=True))
+
+    shape = dims(lambda t: tuple(t.shape))
+    plain = len(alive) > 1 and all(t.numel() == 0 or _is_row_major(t) for t in alive)
+    steps = None if plain else dims(lambda t: t.stride())
+    return TensorType(dtype_from_torch(first.dtype), shape, steps, str(first.device))
+
+
+def _is_row_major(tensor: torch.Tensor) -> bool:
+    return bool(tensor.stride() == contiguous_strides(tuple(tensor.shape)))
+
+
+def tensor_type_of(slot: Slot) -> TensorType:
+    """The type of a tensor's slot."""
+    found: TensorType = slot_type(slot)
+    return found

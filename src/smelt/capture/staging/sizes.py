@@ -1,0 +1,101 @@
+"""Operators whose results have sizes that follow from data: their results on shadows, given the unknown number.
+
+Each rule takes the operator, its arguments (shadows), the number and a maker of shadows, and gives the results as eager
+would lay them out. An operator without a rule here cannot be staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Make = Callable[[torch.dtype, Sequence[int]], torch.Tensor]
+Rule = Callable[[Any, Sequence[Any], dict[str, Any], int, Make], Any]
+
+
+def _nonzero(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+    # Column-major, as eager makes it.
+    return make(torch.int64, (args[0].dim(), n)).t()
+
+
+def _where(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+    return _nonzero(overload, args, kwargs, n, make).unbind(1) if args[0].dim() else (make(torch.int64, (n,)),)
+
+
+def _masked_select(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+    return make(args[0].dtype, (n,))
+
+
+def _index(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+    """Masks are what their nonzero places are, one index for each dimension."""
+    indices: list[Any] = []
+    for index in args[1]:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            indices.extend(make(torch.int64, (n,)) for _ in range(index.dim()))
+        else:
+            indices.append(index)
+    if not any(m is not None and m.dtype in (torch.bool, torch.uint8) and m.dim() == 0 for m in args[1]):
+        return overload(args[0], indices)
+    raise NotImplementedError("a mask without dimensions")
+
+
+def _unique2(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+    given = dict(zip(("self", "sorted", "return_inverse", "return_counts"), args, strict=False)) | kwargs
+    x = given["self"]
+    inverse = make(torch.int64, x.shape if given.get("return_inverse") else (0,))
+    return make(x.dtype, (n,)), inverse, make(torch.int64, (n,) if given.get("return_counts") else (0,))
+
+
+def _unique_consecutive(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+    given = dict(zip(("self", "return_inverse", "return_counts", "dim"), args, strict=False)) | kwargs
+    if given.get("dim") is not None:
+        raise NotImplementedError("unique_consecutive of a dimension")
+    x = given["self"]
+    inverse = make(torch.int64, x.shape if given.get("return_inverse") else (0,))
+    return make(x.dtype, (n,)), inverse, make(torch.int64, (n,) if given.get("return_counts") else (0,))
+
+
+def _one_hot(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+    return make(torch.int64, (*args[0].shape, n))
+
+
+def _bincount(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+    weights = args[1] if len(args) > 1 else kwargs.get("weights")
+    kind = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return make(kind, (n,))
+
+
+def _repeats(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+    return make(args[0].dtype, (n,))
+
+
+def _repeat_interleave(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+    x, dim = args[0], args[2] if len(args) > 2 else kwargs.get("dim")
+    if dim is None:
+        return make(x.dtype, (n,))
+    sizes = list(x.shape)
+    sizes[dim] = n
+    return make(x.dtype, sizes)
+
+
+_RULES: dict[str, Rule] = {
+    "aten.nonzero.default": _nonzero,
+    "aten.argwhere.default": _nonzero,
+    "aten.where.default": _where,
+    "aten.nonzero_numpy.default": _where,
+    "aten.masked_select.default": _masked_select,
+    "aten.index.Tensor": _index,
+    "aten._unique2.default": _unique2,
+    "aten.unique_consecutive.default": _unique_consecutive,
+    "aten.one_hot.default": _one_hot,
+    "aten.bincount.default": _bincount,
+    "aten.repeat_interleave.Tensor": _repeats,
+    "aten.repeat_interleave.self_Tensor": _repeat_interleave,
+}
+
+
+def rule_of(name: str) -> Rule | None:
+    """How an operator's results follow from the unknown number; None where that is not known."""
+    return _RULES.get(name)

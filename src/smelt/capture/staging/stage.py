@@ -1,0 +1,273 @@
+"""Run a program a second time on shadows, and keep what it decided from data as control flow of one graph.
+
+    native = capture(fn, args, kwargs)
+    staged = stage(fn, args, kwargs, target=None, name=None, native=native)
+    staged.graph     with `if`, `for` and `while`, or None where `error` says why not
+
+Invariant: the run leaves nothing: no tensor is written, no random number drawn, and containers, attributes, modes and
+functions are afterwards what they were, also where it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from smelt._torch import shadow
+from smelt._torch.dispatch import recording
+from smelt._torch.record_modes import modes
+from smelt.capture.captured import Captured, State, _input_names, _name_of, _returned
+from smelt.capture.convert.runtime import installed
+from smelt.capture.detector import detecting
+from smelt.capture.recorder import Slot
+from smelt.capture.roots import Roots, reachable
+from smelt.capture.scopes import Scope, tracking
+from smelt.capture.sharing import entangled
+from smelt.capture.signature import Arguments, Signature, flatten_arguments
+from smelt.capture.staging import current
+from smelt.capture.staging.branches import check_genuine, record_raise
+from smelt.capture.staging.builder import StagedBuilder
+from smelt.capture.staging.control import StagingRuntime
+from smelt.capture.staging.functions import Functions
+from smelt.capture.staging.heap import Change, Snapshot
+from smelt.capture.staging.merge import Merger, Poison
+from smelt.capture.staging.patches import answering
+from smelt.capture.staging.session import Outcome, Session
+from smelt.capture.staging.stops import Again, CannotStage, Stop
+from smelt.capture.staging.symbols import is_staged, slot_of
+from smelt.capture.tree import Flattener, hidden_tensors, is_lazy
+from smelt.diag import CaptureError, InternalError, SmeltError
+
+_MOST_RUNS = 64
+
+
+def stage(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: Callable[..., Any] | None = None,
+    name: str | None = None,
+    native: Captured,
+) -> Captured:
+    """The program as one graph, or a capture whose `error` says why it has none. Raises nothing of the program's."""
+    program = fn if target is None else target
+    run = _Run(fn, args, dict(kwargs or {}), program, name or _name_of(program), native)
+    if not shadow.available():
+        return run.failed(_error("this torch cannot run operators on shadows", "a private name is missing", None))
+    try:
+        arguments = flatten_arguments(args, run.kwargs)
+    except CaptureError as error:
+        return run.failed(error)
+    with _everything_kept():
+        return run.run(arguments)
+
+
+class _Run:
+    def __init__(
+        self, fn: Any, args: Sequence[Any], kwargs: dict[str, Any], program: Any, title: str, native: Captured
+    ) -> None:
+        self.fn, self.args, self.kwargs = fn, args, kwargs
+        self.program, self.title, self.native = program, title, native
+        self.roots = Roots({}, {})
+        self.caller = modes()
+        self.snapshot: Snapshot
+
+    def failed(self, error: SmeltError) -> Captured:
+        """The capture that has no graph."""
+        return Captured(
+            self.title, None, None, None, State(), error, self.native.conversions, (), "entry", self.caller, self.roots
+        )
+
+    def run(self, arguments: Arguments) -> Captured:
+        """Stage, starting again as often as something new is learnt."""
+        self.roots = reachable(self.program, {path: v for path, v in arguments.constants() if callable(v)})
+        functions = Functions()
+        for conversion in self.native.conversions:
+            if conversion.site is not None and functions.can(conversion.site.code):
+                functions.want(conversion.site.code)
+        forked: set[object] = set()
+        peeled: dict[object, int] = {}
+        for _ in range(_MOST_RUNS):
+            session = Session(self.native, functions.can, self.roots, Scope(self.roots.modules))
+            session.forked, session.peeled, session.merge = forked, peeled, Merger
+            try:
+                return self._once(session, functions, arguments)
+            except Again as again:
+                if again.convert is not None:
+                    functions.want(again.convert)
+                elif again.fork is not None:
+                    if again.fork in forked:
+                        return self.failed(_error("a branch cannot be merged", "it was forked, and met again", None))
+                    forked.add(again.fork)
+                else:
+                    peeled[again.peel] = peeled.get(again.peel, 0) + 1
+            except CannotStage as stop:
+                if session.recorder.error is not None:
+                    return self.failed(session.recorder.error)
+                return self.failed(_error(stop.what, stop.why, stop.site))
+            except Exception as broken:
+                site = session.recorder._find_site(1)
+                error = InternalError(
+                    f"staging failed: {type(broken).__name__}: {broken}",
+                    site.span if site else None,
+                    why="this is a defect of Smelt; the program itself is not at fault",
+                    fix="report it with the program",
+                )
+                error.__cause__ = broken
+                return self.failed(error)
+        return self.failed(_error("staging came to no end", f"it was started {_MOST_RUNS} times", None))
+
+    def _once(self, session: Session, functions: Functions, arguments: Arguments) -> Captured:
+        recorder = session.recorder
+        for tensor in arguments.tensors:
+            recorder.add_input(tensor)
+        session.heap_roots = [self.program, self.fn, self.args, self.kwargs]
+        self.snapshot = Snapshot(session.heap_roots)
+        session.snapshots.append(self.snapshot)
+        before = current.enter(session)
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(functions.installed())
+                stack.enter_context(tracking(recorder.scope, self.roots.module_list))
+                stack.enter_context(detecting(recorder, "entry"))
+                stack.enter_context(answering())
+                stack.enter_context(installed(StagingRuntime(session)))
+                stack.enter_context(recording(recorder.record, "entry"))
+                records, outcome = session.trace(lambda: self._program(session))
+            recorder.records = records
+            if session.stopped is not None:
+                raise session.stopped
+            return self._captured(session, outcome, arguments)
+        finally:
+            current.enter(before)
+            self.snapshot.restore()
+
+    def _program(self, session: Session) -> Outcome:
+        session.base_frame = sys._getframe()
+        try:
+            result = self.fn(*self.args, **self.kwargs)
+            return Outcome(result, self.snapshot.changes())
+        except Exception as error:
+            check_genuine(session, error)
+            record_raise(session, error)
+            return Outcome(is_raised=True)
+        finally:
+            session.base_frame = None
+            self.snapshot.restore()
+
+    def _captured(self, session: Session, outcome: Outcome, arguments: Arguments) -> Captured:
+        recorder = session.recorder
+        if outcome.is_raised:
+            raise CannotStage("the program raises on every path", "there is nothing to return", None)
+        for change in outcome.writes.values():
+            _check_effect(change)
+        stand_ins: dict[int, Slot] = {}
+        result = _with_stand_ins(outcome.value, stand_ins, session)
+        flattener = Flattener(_check_result(recorder, self.roots), same=arguments.containers)
+        tree = flattener.flatten(result, "result")
+        slots = [stand_ins.get(id(t)) or recorder.slot_of(t) for t in flattener.tensors]
+        for slot in slots:
+            if slot.kind == "unknown":
+                recorder.unknown(slot)
+        if recorder.error is not None or tree is None:
+            raise CannotStage("the result has no structure", "it holds what no graph returns", None)
+        signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
+        try:
+            names = _input_names(self.program, arguments.paths)
+            graph = StagedBuilder(self.title, recorder, self.caller).build(names, slots)
+        except CaptureError as error:
+            return self.failed(error)
+        state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
+        shared = entangled(graph, arguments.tensors, state.lookup)
+        return Captured(
+            self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,
+            self.roots, {}, shared, _returned(flattener.tensors, arguments.tensors, state),
+        )  # fmt: skip
+
+
+def _check_effect(change: Change) -> None:
+    if _depends(change.new):
+        raise CannotStage(
+            f"a {type(change.container).__name__} outside the program keeps what depends on data",
+            "an effect on Python's objects is no part of a graph",
+            None,
+        )
+
+
+def _depends(value: Any) -> bool:
+    if isinstance(value, (list, tuple, set)):
+        return any(map(_depends, value))
+    if isinstance(value, dict):
+        return any(map(_depends, value.values()))
+    return isinstance(value, (torch.Tensor, Poison)) or is_staged(value)
+
+
+def _with_stand_ins(value: Any, found: dict[int, Slot], session: Session) -> Any:
+    """The result with a tensor in the place of each staged number; by the tensor's id, the number's slot."""
+    if is_staged(value):
+        stand_in = torch.empty(0)
+        session.keep.append(stand_in)
+        found[id(stand_in)] = slot_of(value)
+        return stand_in
+    if type(value) in (list, tuple):
+        items = [_with_stand_ins(item, found, session) for item in value]
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return tuple.__new__(type(value), [_with_stand_ins(item, found, session) for item in value])
+    if isinstance(value, dict):
+        made = {k: _with_stand_ins(item, found, session) for k, item in value.items()}
+        if all(made[k] is value[k] for k in made):
+            return value
+        if type(value) is dict:
+            return made
+        raise CannotStage(f"the result is a {type(value).__qualname__} of staged numbers", "it cannot be rebuilt", None)
+    if isinstance(value, Poison):
+        session.unmerge(value.why)
+    return value
+
+
+def _check_result(recorder: Any, roots: Roots) -> Callable[[Any, str], None]:
+    def check(value: Any, path: str) -> None:
+        if is_lazy(value):
+            raise CannotStage(f"{path} is a {type(value).__qualname__}", "it runs only when it is read", None)
+        if not isinstance(value, torch.Tensor):
+            for tensor in hidden_tensors(value):
+                if id(tensor) not in roots.entries:
+                    raise CannotStage(f"{path} is a {type(value).__qualname__} that holds tensors",
+                                      "they have no fixed places in it", None)  # fmt: skip
+
+    return check
+
+
+def _error(what: str, why: str, site: Any) -> CaptureError:
+    return CaptureError(
+        what,
+        site.span if site is not None else None,
+        why=why,
+        fix="stay in tensors (torch.where, masks), or let the program be captured path by path",
+        code="S0101",
+    )
+
+
+@contextlib.contextmanager
+def _everything_kept() -> Any:
+    """Random state and modes of the thread are put back afterwards."""
+    random = torch.get_rng_state()
+    was_grad = torch.is_grad_enabled()
+    dtype = torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        if not torch.equal(random, torch.get_rng_state()):
+            torch.set_rng_state(random)
+        torch.set_grad_enabled(was_grad)
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
+
+
+__all__ = ["Stop", "stage"]

@@ -1,0 +1,41 @@
+"""What ends a staged run, or a part of it. Not `Exception`s, so that the program's own handlers let them through."""
+
+from __future__ import annotations
+
+from types import CodeType
+
+from smelt.capture.spans import Site
+from smelt.capture.staging import current
+
+
+class Stop(BaseException):
+    """The run cannot go on as it stands."""
+
+
+class CannotStage(Stop):
+    """Nothing that this run could do differently would help; `what` and `why` are for the error."""
+
+    def __init__(self, what: str, why: str, site: Site | None = None) -> None:
+        super().__init__(f"{what}: {why}")
+        self.what, self.why, self.site = what, why, site
+        _note(self)
+
+
+class CannotMerge(CannotStage):
+    """Two outcomes have no common form; who knows another way than merging them takes it."""
+
+
+class Again(Stop):
+    """The run starts again, knowing more: a function to convert, a branch that must not be merged, a loop to peel."""
+
+    def __init__(self, convert: CodeType | None = None, fork: object = None, peel: object = None) -> None:
+        super().__init__("again")
+        self.convert, self.fork, self.peel = convert, fork, peel
+        _note(self)
+
+
+def _note(stop: Stop) -> None:
+    """Remember a stop: a bare `except` of the program's may let it go under."""
+    session = current.found()
+    if session is not None and session.stopped is None and not isinstance(stop, CannotMerge):
+        session.stopped = stop

@@ -1,0 +1,275 @@
+"""Python values that the graph computes: numbers inside torch's `SymInt` and kin, all else as `StagedObject`.
+
+Every staged value has a slot: its type, and what it may be in each of a few *worlds*. World 0 is the one that the
+program sees (the native run's value where there was one); the others differ in everything that depends on data, so
+that what is equal in all of them is taken to depend on types alone (sizes of results, above all).
+
+Invariant: an operation on staged values records one `py.*` operator and computes nothing but the worlds' examples.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from smelt._torch.shadow import SymBool, SymFloat, SymInt
+from smelt.capture.recorder import Family, Slot
+from smelt.capture.staging import current
+from smelt.ir import BOOL, FLOAT, INT, Type
+
+WORLDS = 5
+
+
+class _Dead:
+    """Stands for a value in a world in which an operator refused its operands."""
+
+    def __repr__(self) -> str:
+        return "DEAD"
+
+
+DEAD = _Dead()
+
+
+def _nothing() -> None:
+    return None
+
+
+class ScalarSlot(Slot):
+    """A Python value that the graph computes.
+
+    worlds: an example for each world, DEAD where there is none. is_native: world 0 is what the native run had.
+    """
+
+    __slots__ = ("is_native", "worlds")
+
+    def __init__(self, type_: Type, worlds: tuple[Any, ...], is_native: bool = False) -> None:
+        self.ref = _nothing
+        self.family = Family(True)
+        self.kind = "scalar"
+        self.type = type_
+        self.worlds = worlds
+        self.is_native = is_native
+
+
+class Node:
+    """What torch's symbolic numbers hold; torch asks it for a value only where it cannot go on without one."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self, slot: ScalarSlot) -> None:
+        self.slot = slot
+
+    def is_int(self) -> bool:
+        return bool(self.slot.type == INT)
+
+    def is_float(self) -> bool:
+        return bool(self.slot.type == FLOAT)
+
+    def is_bool(self) -> bool:
+        return bool(self.slot.type == BOOL)
+
+    def is_constant(self) -> bool:
+        return False
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def nested_int(self) -> None:
+        return None
+
+    def singleton_int(self) -> None:
+        return None
+
+    def maybe_as_int(self) -> None:
+        return None
+
+    def has_hint(self) -> bool:
+        return True
+
+    def clone(self) -> Node:
+        return self
+
+    def guard_int(self, file: str, line: int) -> Any:
+        return current.session().specialize(self.slot)
+
+    guard_float = guard_int
+
+    def guard_bool(self, file: str, line: int) -> bool:
+        return current.session().decide(self.slot)
+
+    expect_true = guard_bool
+    guard_size_oblivious = guard_bool
+    guard_or_false = guard_bool
+    guard_or_true = guard_bool
+
+    def int_(self) -> Any:
+        return current.session().specialize(self.slot)
+
+    def bool_(self) -> bool:
+        return current.session().decide(self.slot)
+
+    float_ = int_
+
+    def _graph_repr(self) -> str:
+        return f"<staged {self.slot.type}>"
+
+    __str__ = _graph_repr
+
+
+def _forward(op: str) -> Any:
+    def method(self: Any, other: Any) -> Any:
+        return current.session().binary(op, self, other)
+
+    return method
+
+
+def _reverse(op: str) -> Any:
+    def method(self: Any, other: Any) -> Any:
+        return current.session().binary(op, other, self)
+
+    return method
+
+
+def _unary(op: str) -> Any:
+    def method(self: Any) -> Any:
+        return current.session().emit(op, self)
+
+    return method
+
+
+class _Staged:
+    """The operators that every staged value has."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return current.session().truth(self)
+
+    def __round__(self, digits: Any = None) -> Any:
+        return current.session().emit("py.round", self, *(() if digits is None else (digits,)))
+
+    def __hash__(self) -> int:
+        return hash(current.session().specialize(slot_of(self)))
+
+    def __repr__(self) -> str:
+        return f"<staged {slot_of(self).type}>"
+
+    def __str__(self) -> str:
+        return str(current.session().specialize(slot_of(self)))
+
+    def __format__(self, spec: str) -> str:
+        return format(current.session().specialize(slot_of(self)), spec)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift"):
+    setattr(_Staged, f"__{_name}__", _forward(f"py.{_name}"))
+    setattr(_Staged, f"__r{_name}__", _reverse(f"py.{_name}"))
+for _name, _op in (("and", "py.and_"), ("or", "py.or_"), ("xor", "py.xor")):
+    setattr(_Staged, f"__{_name}__", _forward(_op))
+    setattr(_Staged, f"__r{_name}__", _reverse(_op))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(_Staged, f"__{_name}__", _forward(f"py.{_name}"))
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(_Staged, f"__{_name}__", _unary(f"py.{_name}"))
+
+
+def _call(function: str) -> Any:
+    def method(self: Any) -> Any:
+        return current.session().emit("py.call", function, self)
+
+    return method
+
+
+for _name in ("floor", "ceil", "trunc"):
+    setattr(_Staged, f"__{_name}__", _call(f"math.{_name}"))
+
+
+def _specialized(kind: type) -> Any:
+    def method(self: Any) -> Any:
+        return kind(current.session().specialize(slot_of(self)))
+
+    return method
+
+
+class StagedInt(_Staged, SymInt):
+    """An int that the graph computes."""
+
+    __index__ = _specialized(int)
+    __int__ = _specialized(int)
+    __float__ = _specialized(float)
+
+    def is_integer(self) -> bool:
+        return True
+
+
+class StagedFloat(_Staged, SymFloat):
+    """A float that the graph computes."""
+
+    __int__ = _specialized(int)
+    __float__ = _specialized(float)
+
+    def is_integer(self) -> Any:
+        return current.session().emit("py.call", "float.is_integer", self)
+
+
+class StagedBool(_Staged, SymBool):
+    """A truth value that the graph computes."""
+
+    __int__ = _specialized(int)
+    __index__ = _specialized(int)
+    __float__ = _specialized(float)
+
+
+class StagedObject(_Staged):
+    """A string, list, tuple, dictionary or any other value that the graph computes."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self, slot: ScalarSlot) -> None:
+        self.slot = slot
+
+    def __getitem__(self, key: Any) -> Any:
+        return current.session().getitem(self, key)
+
+    def __iter__(self) -> Any:
+        current.session().cannot("a staged container was taken apart by code that is not converted")
+
+    __len__ = __iter__
+    __contains__ = __iter__
+
+
+def wrap(slot: ScalarSlot) -> Any:
+    """The Python value that stands for a slot."""
+    if slot.type == INT:
+        return StagedInt(Node(slot))
+    if slot.type == FLOAT:
+        return StagedFloat(Node(slot))
+    return StagedBool(Node(slot)) if slot.type == BOOL else StagedObject(slot)
+
+
+def slot_of(value: Any) -> ScalarSlot:
+    """The slot of a staged value."""
+    found: ScalarSlot = value.slot if isinstance(value, StagedObject) else value.node.slot
+    return found
+
+
+def is_staged(value: Any) -> bool:
+    """Whether a value is one that the graph computes (tensors aside)."""
+    return isinstance(value, _Staged) or (
+        isinstance(value, (SymInt, SymFloat, SymBool)) and isinstance(value.node, Node)
+    )
+
+
+def own(value: Any) -> Any:
+    """torch gives its own class around a node of ours back: the same as one of ours."""
+    if isinstance(value, (SymInt, SymFloat, SymBool)) and not isinstance(value, _Staged):
+        return wrap(value.node.slot) if isinstance(value.node, Node) else value
+    return value
+
+
+def sys_frame(depth: int) -> Any:
+    """A frame of this thread."""
+    return sys._getframe(depth + 1)

@@ -1,0 +1,124 @@
+"""What a staged loop may go over: ranges with staged bounds, staged lists, rows of tensors, and these zipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from smelt.capture.recorder import slot_type
+from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
+from smelt.ir import ListType
+
+
+class StagedSequence:
+    """Something with a length and items by number, of which one at least depends on data."""
+
+    def length(self) -> Any:
+        """The number of items."""
+        raise NotImplementedError
+
+    def item(self, number: Any) -> Any:
+        """An item by number."""
+        raise NotImplementedError
+
+    def bounds(self) -> tuple[Any, Any, Any]:
+        """Start, stop and step of the index that `item_at` takes."""
+        return (0, self.length(), 1)
+
+    def item_at(self, index: Any) -> Any:
+        """The item at an index of `bounds`."""
+        return self.item(index)
+
+
+class StagedRange(StagedSequence):
+    """`range` with staged bounds."""
+
+    def __init__(self, session: Any, start: Any, stop: Any, step: Any) -> None:
+        self.session, self.start, self.stop, self.step = session, start, stop, step
+
+    def length(self) -> Any:
+        if self.start == 0 and not is_staged(self.start) and self.step == 1 and not is_staged(self.step):
+            return self.session.emit("py.max", self.stop, 0)
+        return self.session.emit("py.len", self.session.emit("py.call", "builtins.range", *self.bounds()))
+
+    def item(self, number: Any) -> Any:
+        if not is_staged(self.start) and self.start == 0 and not is_staged(self.step) and self.step == 1:
+            return number
+        return self.start + number * self.step
+
+    def bounds(self) -> tuple[Any, Any, Any]:
+        return (self.start, self.stop, self.step)
+
+    def item_at(self, index: Any) -> Any:
+        return index
+
+
+class StagedList(StagedSequence):
+    """A staged list."""
+
+    def __init__(self, session: Any, items: StagedObject) -> None:
+        self.session, self.items = session, items
+
+    def length(self) -> Any:
+        return self.session.emit("py.len", self.items)
+
+    def item(self, number: Any) -> Any:
+        return self.session.getitem(self.items, number)
+
+
+class Rows(StagedSequence):
+    """The rows of a tensor whose first size depends on data."""
+
+    def __init__(self, session: Any, tensor: torch.Tensor) -> None:
+        self.session, self.tensor = session, tensor
+
+    def length(self) -> Any:
+        return self.session.size(self.tensor, 0)
+
+    def item(self, number: Any) -> Any:
+        return torch.select(self.tensor, 0, number)
+
+
+class Zipped(StagedSequence):
+    """`zip` and `enumerate`."""
+
+    def __init__(self, session: Any, parts: list[Any]) -> None:
+        self.session, self.parts = session, parts
+
+    def length(self) -> Any:
+        sized = [p for p in self.parts if not isinstance(p, Count)]
+        lengths = [p.length() if isinstance(p, StagedSequence) else len(p) for p in sized]
+        return lengths[0] if len(lengths) == 1 else self.session.emit("py.min", *lengths)
+
+    def item(self, number: Any) -> Any:
+        return tuple(_item(self.session, p, number) for p in self.parts)
+
+
+class Count:
+    """`itertools.count` from a start."""
+
+    def __init__(self, start: Any) -> None:
+        self.start = start
+
+def _item(session: Any, part: Any, number: Any) -> Any:
+    if isinstance(part, Count):
+        return number if part.start == 0 and not is_staged(part.start) else number + part.start
+    if isinstance(part, StagedSequence):
+        return part.item(number)
+    return session.getitem(session.container(list(part)), number)
+
+
+def sequence_of(session: Any, iterable: Any) -> StagedSequence | None:
+    """What a loop goes over, None where Python knows how often it turns."""
+    if isinstance(iterable, StagedSequence):
+        return iterable
+    if isinstance(iterable, StagedObject) and isinstance(slot_of(iterable).type, ListType):
+        return StagedList(session, iterable)
+    if isinstance(iterable, StagedObject):
+        return StagedList(session, session.emit("py.call", "builtins.list", iterable))
+    if isinstance(iterable, torch.Tensor) and iterable.dim() > 0:
+        type_ = slot_type(session.recorder.slot_of(iterable))
+        if type_.shape is None or not isinstance(type_.shape[0], int):
+            return Rows(session, iterable)
+    return None
