@@ -52,6 +52,7 @@ class Read(NamedTuple):
         "module"    calling the nn.Module owner finds value: (type, __dict__, its tables of hooks, the methods it
                     shadows as {name: value}); that the tables are as they were is a "content" each
         "context"   the context variable owner holds value (MISSING: nothing)
+        "cached"    the functools.lru_cache owner holds these very tensors (a tuple)
         "array"     the NumPy array owner has (dtype, shape, bytes) of value
     label: a readable expression, or None where `namer` finds one from how `holder` was reached.
     site: the user's code that read it.

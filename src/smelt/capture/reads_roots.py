@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smelt._torch.exact import MISSING, contents
+from smelt._torch.lru import LRU_CACHE, cached_tensors
 from smelt.capture.reads_effects import ENVIRONMENT, file_kind, user_site
 from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of
 from smelt.capture.reads_patch import ClassPatches
@@ -179,6 +180,8 @@ class Roots:
         self.reach(method.__self__, id(method), ".__self__", site)
 
     def _reach_partial(self, value: Any, site: Site | None) -> None:
+        if isinstance(value, LRU_CACHE) and (held := cached_tensors(value)):
+            self._fact("cached", value, None, held, site)
         for name in ("func", "args", "keywords", "__func__", "__wrapped__", "fget", "fset"):
             inner = getattr(value, name, None)
             if inner is not None:

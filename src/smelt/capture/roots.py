@@ -2,8 +2,8 @@
 
 A tensor that turns up in an operator and was neither an argument, nor reachable before the run, nor recorded came from
 somewhere unseen (another thread, a C extension) and must not be taken for a constant; this walk draws that line.
-It follows objects, containers, closures, defaults, and of globals and class attributes those whose names stand in the
-code of the functions it met.
+It follows objects, containers, closures, defaults, caches of functions, and of globals and class attributes those whose
+names stand in the code of the functions it met.
 
 Invariant: the walk changes nothing and calls no code of the user's (no properties, no `__getattr__`).
 """
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from smelt._torch.lru import LRU_CACHE, cached_tensors, still_cached
 
 _SKIPPED_ROOTS = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "smelt", "builtins"}
 _SCALARS = (
@@ -53,6 +55,19 @@ class StateTensor:
         if not isinstance(found, torch.Tensor):
             raise LookupError(f"{self.path} holds no tensor any more")
         return found
+
+
+class _Cached:
+    """The place of a tensor in a `functools.lru_cache`."""
+
+    __slots__ = ("_cache", "_tensor")
+
+    def __init__(self, cache: Any, tensor: torch.Tensor) -> None:
+        self._cache, self._tensor = cache, tensor
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        return self._tensor if still_cached(self._cache, (self._tensor,)) else None
 
 
 class Entry:
@@ -133,6 +148,10 @@ class _Walk:
                 self.add(function, path, None, None)
         elif isinstance(value, type):
             self._class(value, path)
+        elif isinstance(value, LRU_CACHE):
+            for i, item in enumerate(cached_tensors(value)):
+                self.add(item, f"{path}.cache[{i}]", _Cached(value, item), "tensor")
+            self._object(value, path)
         elif not isinstance(value, types.ModuleType):
             self._object(value, path)
 

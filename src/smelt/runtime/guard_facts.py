@@ -12,6 +12,7 @@ Kinds of facts, as (owner, key, value); each says what must be true now:
     object    (type(owner), owner.__dict__) is value
     module    the nn.Module owner is (type, __dict__, tables of hooks, shadowed methods) of value
     context   the context variable owner holds value (MISSING: nothing)
+    cached    the functools.lru_cache owner holds these very tensors, whatever else
     array     the NumPy array owner has (dtype, shape, bytes) of value
 
 Invariant: the compact test holds only if every fact does. Facts on dicts, classes included, become `Namespaces`.
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 
 from smelt._torch.exact import MISSING, contents, same, same_contents
+from smelt._torch.lru import cached_tensors, still_cached
 from smelt._torch.record_patches import TRACKS
 from smelt.diag import Span
 from smelt.runtime.guard_versions import Identities, Namespace, Namespaces, class_namespace, lookup_path
@@ -70,6 +72,7 @@ _NOW: dict[str, Callable[[Any, Any], Any]] = {
     "object": lambda owner, _: (type(owner), owner.__dict__),
     "module": lambda owner, _: _module_now(owner),
     "context": lambda owner, _: owner.get(MISSING),
+    "cached": lambda owner, _: cached_tensors(owner),
     "array": lambda owner, _: (owner.dtype, owner.shape, owner.tobytes()),
 }
 
@@ -116,6 +119,8 @@ class FactTest:
         kind, seen = self.kind, self.seen
         if kind == "content":
             return same_contents(self.read.owner, seen)
+        if kind == "cached":
+            return still_cached(self.read.owner, seen)
         now = self.now()
         if kind in ("object", "module"):  # the very dicts that the other facts look into
             return all(a is b for a, b in zip(now[:2], seen[:2], strict=True)) and _same_tables(now[2:], seen[2:])
@@ -264,7 +269,11 @@ def _tensors(tests: Iterable[FactTest]) -> list[torch.Tensor]:
     """The tensors that the program reads by itself, each once."""
     found: dict[int, torch.Tensor] = {}
     for test in tests:
-        values = test.seen.values() if test.kind == "content" and isinstance(test.seen, dict) else (test.seen,)
+        values: Iterable[Any] = (test.seen,)
+        if test.kind == "content" and isinstance(test.seen, dict):
+            values = test.seen.values()
+        elif test.kind == "cached":
+            values = test.seen
         for value in values:
             if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type != "meta":
                 found[id(value)] = value
