@@ -10,24 +10,10 @@ from smelt.diag import SmeltError
 from tests.codegen.harness import RULE, check, lowered
 
 REFUSED = {
-    "if": """\
-graph f(%x: f32[2], %c: bool[]) -> f32[2] {
-  %0: f32[2] = if %c {
-    yield %x
-  } else {
-    yield %x
-  }  @ "model.py":3 in f
-  return %0
-}""",
     "symbolic": """\
 graph f(%x: f32[B]) -> f32[B] {
   %0: f32[B] = aten.exp.default(%x)  @ "model.py":3 in f
   return %0
-}""",
-    "number": """\
-graph f(%x: f32[2]) -> f32[2] {
-  %0: float = aten.item.default(%x)  @ "model.py":3 in f
-  return %x
 }""",
     "in-place": """\
 graph f(%x: f32[2]) -> f32[2] {

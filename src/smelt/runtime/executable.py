@@ -37,7 +37,7 @@ class Executable:
     `call(*inputs)` gives the plan's outputs as a list. The inputs are CPU tensors with the shapes, strides and dtypes
     that were planned for, without conjugate or negative bit: whoever calls has checked. Raises SmeltError (S0401: a
     library call failed; S0403: a result has another layout than planned; S0404: a number beyond 64 bits),
-    InternalError, Miss where an `Expect` of the plan does not hold, or whatever a `PyCall` or a signal's handler raises.
+    InternalError, Miss where an `Expect` of the plan does not hold, or what a `PyCall` or a signal's handler raises.
 
     `counts` are the calls of one run. The plan, hence its packed weights, lives as long as this or its `call`.
     """

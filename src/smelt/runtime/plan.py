@@ -28,6 +28,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from smelt.diag import Span
 from smelt.runtime.table import Arith
 
 # --- arguments of a C shim call ---------------------------------------------------------------------------------------
@@ -323,6 +324,7 @@ class Expect:
     slot: int
     literal: int | float | bool
     dtype: torch.dtype | None = None
+    where: Span | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,8 @@ class NativeRunner:
             return escaped(self.plan)
         if status == Status.MISS:
             expected = self.plan.instructions[index]
-            return Miss(expected.literal if isinstance(expected, Expect) else None)
+            assert isinstance(expected, Expect)
+            return Miss(expected.literal, where=expected.where)
         if status == Status.INTERRUPTED:
             return fetched_error(frame.view)
         return InternalError(f"the executor ended with status {status}", notes=(f"instruction {index}",))

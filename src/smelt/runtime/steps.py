@@ -160,7 +160,7 @@ def _expected(instruction: Expect) -> Callable[..., Any]:
     def run(value: Any) -> None:
         found = value.item() if isinstance(value, torch.Tensor) else value
         if not is_same_number(found, literal):
-            raise Miss(literal, found)
+            raise Miss(literal, found, instruction.where)
 
     return run
 

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from smelt.codegen.fusion.index import Idx, NeedSplit, Unfusible
+from smelt.codegen.fusion.promote import memory_type
 from smelt.codegen.fusion.pull import Memory, Pull, Rule, Where
 from smelt.codegen.fusion.tidy import mapped_statement, tidy
 from smelt.codegen.kernels.nest import Expr, Index, Nest, Position, Statement
@@ -83,4 +84,6 @@ def finished(pull: Pull) -> Nest:
 
 def eager_memory(value: Value) -> Memory:
     """A value in a buffer of its own, in eager's layout: for trials and tests."""
-    return Memory(value, f"%{value.name}", Geometry.of(_type(value)))
+    type_ = memory_type(value.type)
+    assert type_ is not None
+    return Memory(value, f"%{value.name}", Geometry.of(type_))

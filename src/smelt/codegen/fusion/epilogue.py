@@ -115,6 +115,8 @@ def epilogue_nodes(product: Value, limit: Callable[[Node], bool] = lambda node: 
         result = node.results[0] if len(node.results) == 1 else None
         if result is None or node.mode or node.op not in EPILOGUE_OPS or not limit(node):
             break
+        if not all(isinstance(v.type, TensorType) for v in node.operands()):
+            break
         if not isinstance(result.type, TensorType) or not isinstance(product.type, TensorType):
             break
         if result.type.sizes != product.type.sizes or node.parent is not (value.node and value.node.parent):

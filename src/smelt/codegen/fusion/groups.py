@@ -14,7 +14,8 @@ from smelt.codegen.fusion.build import Built, build, eager_memory
 from smelt.codegen.fusion.cost import NestCost, cost
 from smelt.codegen.fusion.creation import NUMBERS
 from smelt.codegen.fusion.index import Unfusible
-from smelt.codegen.fusion.promote import DTYPES
+from smelt.codegen.fusion.promote import DTYPES, NUMBER_TYPES, memory_type
+from smelt.codegen.fusion.regions import user_in
 from smelt.codegen.fusion.rules import RULES
 from smelt.codegen.fusion.views import VIEW_LISTS
 from smelt.codegen.lower.sharing import view_source
@@ -22,6 +23,19 @@ from smelt.ir import Graph, Node, TensorType, Value
 from smelt.ops.effects import effects
 from smelt.ops.meta import call_key
 
+TAKES_NUMBERS = frozenset(
+    (
+        *(f"aten.{name}.{form}" for name in ("add", "sub", "rsub", "mul", "div") for form in ("Tensor", "Scalar")),
+        *(
+            f"aten.{name}.{form}"
+            for name in ("eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod")
+            for form in ("Tensor", "Scalar")
+        ),
+        "aten.where.Scalar", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.masked_fill.Scalar",
+        "aten.select.int",
+    )
+)  # fmt: skip
+"""Operators whose rules take numbers of the run."""
 Accepts = Callable[[Built], "str | None"]
 """Why a nest cannot be emitted; None where it can."""
 
@@ -66,7 +80,7 @@ class Facts:
 
     @staticmethod
     def of(graph: Graph) -> Facts:
-        """The facts of a graph without regions."""
+        """The facts of a graph's body; a node with regions needs what these need."""
         facts = Facts(graph)
         segment = 0
         numbers: set[Value] = set()
@@ -77,7 +91,7 @@ class Facts:
             facts.segment[node] = segment
             if node.op in NUMBERS and is_number(node):
                 numbers.update(node.results)
-            source = view_source(node) if node.op != "write" else None
+            source = view_source(node) if node.op != "write" and not has_numbers(node) else None
             if source is None or (node.op not in RULES and node.op not in VIEW_LISTS):
                 continue
             for result in node.results:
@@ -112,8 +126,9 @@ class Facts:
         pending = [value]
         while pending:
             current = pending.pop()
-            for user in current.users:
-                if not isinstance(user, Node) or user.op == "write":
+            for where in current.users:
+                user = user_in(self.graph.body, where)
+                if user is None or user.op == "write":
                     others = True
                     continue
                 seen = [r for r in user.results if r in self.through and self.through[r] is current]
@@ -168,10 +183,18 @@ def is_fusible(node: Node) -> bool:
     types = [r.type for r in node.results]
     if not all(isinstance(t, TensorType) and _is_plain(t) for t in types):
         return False
+    if has_numbers(node):
+        return node.op in TAKES_NUMBERS and all(_is_plain(t) for v in node.operands() if (t := memory_type(v.type)))
     operands = [v.type for v in node.operands()]
     if not all(isinstance(t, TensorType) and _is_plain(t) for t in operands):
         return False
     return effects(node).is_pure and view_source(node) is None
+
+
+def has_numbers(node: Node) -> bool:
+    """Whether an operand is a Python number of the run; all others are tensors."""
+    types = [v.type for v in node.operands()]
+    return any(t in NUMBER_TYPES for t in types) and all(memory_type(t) is not None for t in types)
 
 
 def _is_plain(type_: TensorType) -> bool:

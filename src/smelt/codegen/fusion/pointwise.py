@@ -156,7 +156,7 @@ def _pair(p: Pull, node: Node, idx: Idx, names: tuple[str, str] = ("self", "othe
 
 def _is_scalar(arg: Arg) -> bool:
     """Whether torch's kernels for half types take an operand as a number of f32: a number or a 0-d tensor."""
-    return not isinstance(arg, Value) or (isinstance(arg.type, TensorType) and arg.type.rank == 0)
+    return not isinstance(arg, Value) or not isinstance(arg.type, TensorType) or arg.type.rank == 0
 
 
 def _in_math(p: Pull, arg: Arg, idx: Idx, out: DType, *, wide_number: bool = False) -> Expr:

@@ -11,7 +11,7 @@ import torch
 
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.kernels.nest import Const
-from smelt.ir import Arg, DType, TensorType, Value
+from smelt.ir import BOOL, FLOAT, INT, Arg, DType, TensorType, Type, Value
 from smelt.ops.convert import dtype_from_torch, dtype_to_torch
 
 FLOATS = (DType.F32, DType.F64, DType.F16, DType.BF16)
@@ -20,6 +20,18 @@ DTYPES = frozenset((*FLOATS, *INTEGERS, DType.BOOL))
 """The element types that nests take."""
 
 _LIMITS = {d: (int(torch.iinfo(dtype_to_torch(d)).min), int(torch.iinfo(dtype_to_torch(d)).max)) for d in INTEGERS}
+
+
+NUMBER_TYPES: dict[Type, DType] = {INT: DType.I64, FLOAT: DType.F64, BOOL: DType.BOOL}
+"""Python's numbers that a run computes, and what their memory holds."""
+
+
+def memory_type(type_: Type) -> TensorType | None:
+    """A tensor's type, or that of the 0-d tensor which a number of the run is in memory; None for anything else."""
+    if isinstance(type_, TensorType):
+        return type_
+    dtype = NUMBER_TYPES.get(type_)
+    return None if dtype is None else TensorType(dtype, ())
 
 
 def is_float(dtype: DType) -> bool:
@@ -36,7 +48,9 @@ def common_dtype(args: Iterable[Arg]) -> DType:
     """The dtype to which an operator brings tensors and numbers. Source: torch's `result_type`."""
     by_rank: dict[int, torch.dtype] = {}
     for arg in args:
-        if isinstance(arg, Value) and isinstance(arg.type, TensorType):
+        if isinstance(arg, Value) and arg.type in NUMBER_TYPES:
+            kind, dtype = 0, torch.get_default_dtype() if arg.type == FLOAT else dtype_to_torch(NUMBER_TYPES[arg.type])
+        elif isinstance(arg, Value) and isinstance(arg.type, TensorType):
             kind, dtype = (2 if arg.type.rank else 1), dtype_to_torch(arg.type.dtype)
         elif isinstance(arg, bool):
             kind, dtype = 0, torch.bool

@@ -28,7 +28,7 @@ from smelt.codegen.fusion.index import (
     reshaped,
     unravelled,
 )
-from smelt.codegen.fusion.promote import DTYPES, number
+from smelt.codegen.fusion.promote import DTYPES, INTEGERS, NUMBER_TYPES, number
 from smelt.codegen.kernels.nest import (
     OPS,
     Buffer,
@@ -213,6 +213,11 @@ class Pull:
 
     def operand(self, arg: Any, idx: Idx, dtype: DType) -> Expr:
         """A tensor's element (broadcast to a result's index) or a number, in a dtype."""
+        if isinstance(arg, Value) and arg.type in NUMBER_TYPES:
+            if dtype is not NUMBER_TYPES[arg.type] and (dtype is DType.BOOL or dtype in INTEGERS):
+                # torch raises for one that does not fit.
+                raise Unfusible(f"{arg.type} of the run beside {dtype}")
+            return self.cast(self.number(arg), dtype)
         if isinstance(arg, Value):
             type_ = arg.type
             assert isinstance(type_, TensorType)
@@ -220,6 +225,11 @@ class Pull:
         if isinstance(arg, (bool, int, float)):
             return number(arg, dtype)
         raise Unfusible(f"{arg!r} is neither a tensor nor a number")
+
+    def number(self, value: Value) -> Load:
+        """A number of the run, loaded as what its memory holds."""
+        memory, dtype = self._where(value), NUMBER_TYPES[value.type]
+        return Load(self._buffer(memory, dtype), self.index(memory.geometry, ()), dtype)
 
     def _load(self, value: Value, idx: Idx) -> Load:
         type_ = value.type

@@ -42,10 +42,17 @@ class Loaded:
     geometry: Geometry
 
 
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number of the run: the position of its buffer."""
+
+    position: int
+
+
 def replay_of(
     group: Group,
     facts: Facts,
-    loaded: Callable[[Value], Loaded | torch.Tensor],
+    loaded: Callable[[Value], Loaded | Number | torch.Tensor],
     stored: Mapping[Value, Loaded],
 ) -> Callable[..., None]:
     """The group's computation as a function of the tensors of its buffers, which writes those that it stores.
@@ -54,7 +61,7 @@ def replay_of(
     """
     numbers: dict[Value, int] = {}
     steps: list[_Step] = []
-    sources: dict[int, Loaded | torch.Tensor] = {}
+    sources: dict[int, Loaded | Number | torch.Tensor] = {}
     inside = facts.inside(group.nodes) - facts.numbers
 
     def number(value: Value) -> int:
@@ -96,15 +103,12 @@ def _unpack(parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
 @dataclass(frozen=True, slots=True)
 class _Replay:
     steps: tuple[_Step, ...]
-    sources: Mapping[int, Loaded | torch.Tensor]
+    sources: Mapping[int, Loaded | Number | torch.Tensor]
     results: tuple[tuple[int, Loaded], ...]
 
     def run(self, *tensors: torch.Tensor) -> None:
         """Compute from the buffers' tensors and write the results."""
-        known: dict[int, Any] = {
-            number: source if isinstance(source, torch.Tensor) else _seen(tensors, source)
-            for number, source in self.sources.items()
-        }
+        known: dict[int, Any] = {number: _given(tensors, source) for number, source in self.sources.items()}
 
         def fill(arg: Any) -> Any:
             if isinstance(arg, _At):
@@ -117,6 +121,15 @@ class _Replay:
                 known[number] = result
         for number, at in self.results:
             _seen(tensors, at).copy_(known[number])
+
+
+def _given(tensors: Sequence[torch.Tensor], source: Loaded | Number | torch.Tensor) -> Any:
+    match source:
+        case Loaded():
+            return _seen(tensors, source)
+        case Number(position=position):
+            return tensors[position].item()
+    return source
 
 
 def _seen(tensors: Sequence[torch.Tensor], at: Loaded) -> torch.Tensor:

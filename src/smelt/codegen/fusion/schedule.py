@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from smelt.codegen.fusion.groups import Facts
+from smelt.codegen.fusion.regions import used_values
 from smelt.diag import InternalError
 from smelt.ir import Graph, Node
 from smelt.ops.effects import effects
@@ -66,10 +67,13 @@ def _needs(
         head = leader.get(node, node)
         needed = before.setdefault(head, set())
         for one in (node, *(again.pop(head, ()) if node is head else ())):
-            for v in one.operands():
+            for v in used_values(one):
                 # A view of what the unit makes itself is looked through there.
-                if v.node is not None and facts.source(v).node not in members.get(head, ()):
-                    needed.add(leader.get(v.node, v.node))
+                maker = v.node
+                if maker is None or maker not in facts.order:
+                    continue
+                if facts.source(v).node not in members.get(head, ()):
+                    needed.add(leader.get(maker, maker))
         if node.op == "write":
             needed.update(in_segment)
             in_segment = []

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from smelt.codegen.fusion.index import ZERO, Idx, Unfusible, broadcast, reshaped
-from smelt.codegen.fusion.pull import Pull, Rule
+from smelt.codegen.fusion.pull import Pull, Rule, at_run_time
 from smelt.codegen.kernels.nest import Expr
-from smelt.ir import Node, TensorType, Value
+from smelt.ir import INT, Node, TensorType, Value
 
 View = Callable[[Pull, dict[str, Any], tuple[int, ...], Idx], Idx]
 """The operand's index for the result's: (pull, arguments, operand's sizes, index)."""
@@ -105,6 +105,8 @@ def _narrowed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -
 def _selected(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
     dim = call["dim"] % len(sizes)
     at = call["index"]
+    if isinstance(at, Value) and at.type == INT:
+        return (*idx[:dim], at_run_time(p.number(at), sizes[dim], True), *idx[dim:])
     if not isinstance(at, int):
         raise Unfusible("its index is a tensor")
     return (*idx[:dim], ZERO.scaled(1, at % sizes[dim]), *idx[dim:])

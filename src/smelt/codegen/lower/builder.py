@@ -6,7 +6,8 @@ that touches any of its views.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,11 +16,14 @@ import torch
 from smelt.codegen.lower.arena import Lifetime, aligned, plan_offsets
 from smelt.codegen.lower.geometry import Geometry, same_layout
 from smelt.codegen.lower.result import StateName
+from smelt.runtime.control import blocks_of
 from smelt.runtime.plan import (
+    NUMBER_DTYPES,
     ArenaTensor,
     CheckLayout,
     Empty,
     Instruction,
+    Kind,
     Plan,
     Release,
     View,
@@ -27,14 +31,16 @@ from smelt.runtime.plan import (
     uses_of,
 )
 
-StorageKind = Literal["input", "state", "held", "arena", "owned"]
+StorageKind = Literal["input", "state", "held", "arena", "owned", "number", "object"]
 
 
 @dataclass(eq=False, slots=True)
 class Storage:
-    """Memory that one handle made known: an input, live state, a baked constant, an arena block or a new tensor.
+    """Memory that one handle made known: an input, live state, a baked constant, an arena block or a new tensor; or a
+    number's or an object's slot.
 
     base: how the tensor of that first handle lies in it. `checked`: its layout is certain, so views may be computed.
+    handles: slots by geometry that are there at this point of the plan. slots: all that were ever made.
     """
 
     kind: StorageKind
@@ -44,6 +50,7 @@ class Storage:
     source: int | StateName | None = None
     checked: bool = True
     handles: dict[Geometry, int] = field(default_factory=dict)
+    slots: list[int] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -74,6 +81,9 @@ class PlanBuilder:
         self._storage_of: dict[int, Storage] = {}
         self.arena_naive_nbytes = 0
         self.peak_nbytes = 0
+        self.kinds: dict[int, Kind] = {}
+        # What has to be undone where the block at hand ends.
+        self._undo: list[list[Callable[[], None]]] = []
 
     # --- slots and storages
 
@@ -92,6 +102,7 @@ class PlanBuilder:
     ) -> Storage:
         storage = Storage(kind, self.slot(), geometry, dtype, source, checked)
         storage.handles[geometry] = storage.slot
+        storage.slots.append(storage.slot)
         self._storages.append(storage)
         self._storage_of[storage.slot] = storage
         return storage
@@ -119,6 +130,29 @@ class PlanBuilder:
         self.emit(Empty(storage.slot, geometry.sizes, geometry.strides, dtype))
         return storage
 
+    def number(self, kind: Kind) -> Storage:
+        """A slot for a Python number, or any Python object."""
+        is_object = kind == "object"
+        dtype = torch.uint8 if is_object else NUMBER_DTYPES[kind]
+        storage = self._storage("object" if is_object else "number", Geometry((), ()), dtype)
+        self.kinds[storage.slot] = kind
+        return storage
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Instructions that may not run: what they make known is forgotten behind them."""
+        self._undo.append([])
+        try:
+            yield
+        finally:
+            for undo in reversed(self._undo.pop()):
+                undo()
+
+    @property
+    def in_block(self) -> bool:
+        """Whether the next instruction stands in a branch or a loop."""
+        return bool(self._undo)
+
     def made(self, geometry: Geometry, dtype: torch.dtype, *, checked: bool = False) -> Storage:
         """A tensor that the next instruction makes; its layout is checked before views rely on it unless `checked`."""
         return self._storage("owned", geometry, dtype, checked=checked)
@@ -137,6 +171,9 @@ class PlanBuilder:
         slot = self.slot()
         self._storage_of[slot] = storage
         storage.handles[geometry] = slot
+        storage.slots.append(slot)
+        if self._undo:
+            self._undo[-1].append(lambda: storage.handles.__delitem__(geometry))
         itemsize = storage.dtype.itemsize
         self.emit(View(slot, storage.slot, geometry.sizes, geometry.strides, geometry.offset, itemsize))
         return slot
@@ -150,6 +187,7 @@ class PlanBuilder:
         self.check(place.storage)
         slot = self.slot()
         self._storage_of[slot] = place.storage
+        place.storage.slots.append(slot)
         at = place.geometry
         self.emit(View(slot, place.storage.slot, at.sizes, at.strides, at.offset))
         return slot
@@ -158,6 +196,8 @@ class PlanBuilder:
         """Make sure at run time that a library-made tensor lies as planned, once."""
         if not storage.checked:
             storage.checked = True
+            if self._undo:
+                self._undo[-1].append(lambda: setattr(storage, "checked", False))
             base = storage.base
             self.emit(CheckLayout(storage.slot, base.sizes, base.strides, storage.dtype))
 
@@ -180,7 +220,8 @@ class PlanBuilder:
             if isinstance(instruction, View):
                 # A view that only launches use is no tensor of its own: its source must live as long.
                 last[instruction.src] = max(last[instruction.src], last[instruction.dst])
-        owned = {slot for instruction in self.instructions for slot in outs_of(instruction)}
+        self._cover_blocks(first, last)
+        owned = {slot for instruction in self.instructions for slot in outs_of(instruction)} - self.kinds.keys()
         dying: dict[int, list[int]] = {}
         for slot in sorted(owned - set(outputs)):
             dying.setdefault(last[slot], []).append(slot)
@@ -207,10 +248,23 @@ class PlanBuilder:
             origins=tuple(origins),
             fixed=frozenset(s.slot for s in self._storages if s.kind == "held") - unused,
             profile=self.profile,
+            kinds={slot: kind for slot, kind in self.kinds.items() if slot in first},
         )
 
+    def _cover_blocks(self, first: dict[int, int], last: dict[int, int]) -> None:
+        """What is there before a block and used in it is there until its end; what is made in it and used behind it
+        is there from its beginning.
+        """
+        # Inner blocks first: what must outlive one then stands at its end, in the middle of the next outer one.
+        for block in reversed(blocks_of(self.instructions).blocks):
+            for slot in first:
+                if first[slot] < block.first <= last[slot] < block.last:
+                    last[slot] = block.last
+                elif block.first < first[slot] <= block.last < last[slot]:
+                    first[slot] = block.first
+
     def _slots_of(self, storage: Storage) -> Iterable[int]:
-        return storage.handles.values()
+        return storage.slots
 
     def _arena(self, first: dict[int, int], last: dict[int, int]) -> tuple[tuple[ArenaTensor, ...], int]:
         blocks = []

@@ -7,7 +7,7 @@ the rule says that it takes any layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -15,15 +15,17 @@ from typing import Any
 import torch
 
 from smelt._torch.storage import same_storage
+from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place, PlanBuilder, Storage
 from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
+from smelt.codegen.lower.plain import is_plain, kind_of
 from smelt.codegen.lower.report import ChoiceReport, How, KernelReport, NodeReport
 from smelt.codegen.lower.result import Lookup, StateName
 from smelt.codegen.lower.sharing import feared_sources, view_source
 from smelt.codegen.lower.statics import STATE_OPS, Statics, state_name
 from smelt.diag import Options, SmeltError
-from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
+from smelt.ir import Arg, Graph, Node, Region, TensorType, Value, values_in
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.registry import arguments_of, schema_of
 from smelt.runtime.plan import Copy, Dispatch, Use
@@ -59,6 +61,7 @@ class Context:
     def __init__(self, graph: Graph, lookup: Lookup, options: Options) -> None:
         self.graph = graph
         self.options = options
+        self.lookup = lookup
         self.statics = Statics(graph, lookup)
         self.builder = PlanBuilder(profile=options.profile)
         self.lists: dict[Value, list[Place]] = {}
@@ -69,6 +72,7 @@ class Context:
         self.nodes: dict[Node, NodeReport] = {}
         self.sources: dict[str, KernelSource] = {}
         self.kernels: list[KernelReport] = []
+        self.decisions: list[Decision] = []
         self._places: dict[Value, Place] = {}
         self._origins: dict[Value, Place] = {}
         self._held: dict[int, tuple[torch.Tensor, Storage]] = {}
@@ -76,14 +80,20 @@ class Context:
         self._copies: dict[tuple[Storage, Geometry, tuple[int, ...]], Place] = {}
         self._roots: dict[Value, Value] = {}
         self._shared: set[Value] = set()
-        for node in graph.body:
+        # Where a value is best written, because it is copied there otherwise.
+        self._targets: dict[Value, Storage] = {}
+        for node in graph.walk():
             self._note_roots(node)
-        self._has_writes = any(node.op == "write" for node in graph.body)
+        self.has_writes = any(node.op == "write" for node in graph.body)
         self._escaping = {self.root(v) for arg in graph.outputs for v in values_in(arg)}
 
     # --- what is known about values
 
     def _note_roots(self, node: Node) -> None:
+        if not is_plain(node):
+            # Evaluated in Python, or computed of numbers: who knows what the results share.
+            self._shared.update(node.results)
+            return
         source = view_source(node)
         if any(v in self._shared for v in node.operands() if node.op == "unpack") or feared_sources(node):
             self._shared.update(node.results)
@@ -108,7 +118,7 @@ class Context:
 
     def is_overwritten(self, value: Value) -> bool:
         """Whether the memory of a value may get other content: the arena's, and all if anything is written."""
-        return self.place(value).storage.kind == "arena" or self._has_writes
+        return self.place(value).storage.kind == "arena" or self.has_writes
 
     def call_arguments(self, node: Node) -> dict[str, Arg]:
         """All arguments of an operator's call by name, defaults filled in."""
@@ -116,6 +126,46 @@ class Context:
         if schema is None:
             raise cannot_lower(node, "torch's registry has no operator of that name")
         return arguments_of(schema, node.args, node.kwargs)
+
+    def share(self, values: Iterable[Value]) -> None:
+        """These may share memory with something unknown: they are never written over."""
+        self._shared.update(values)
+
+    # --- blocks
+
+    @contextmanager
+    def block(self, region: Region) -> Iterator[None]:
+        """Lower a region: a part of the plan that may not run, or run again. What it binds is forgotten behind it."""
+        outer, places, copies = self.graph, dict(self._places), dict(self._copies)
+        self.graph = Graph(outer.name)
+        self.graph.body, self.graph.constants = region, outer.constants
+        try:
+            with self.builder.block():
+                yield
+        finally:
+            self.graph, self._places, self._copies = outer, places, copies
+
+    def aim(self, value: Value, storage: Storage) -> None:
+        """Let a value be written into this memory, if it can be."""
+        self._targets[value] = storage
+
+    def memory_for(self, value: Value, geometry: Geometry) -> Storage:
+        """Memory for a new tensor: where it is wanted, the caller's own where it leaves the program, else the arena."""
+        wanted = self._targets.get(value)
+        if wanted is not None and wanted.base == geometry:
+            return wanted
+        make = self.builder.empty if self.escapes(value) else self.builder.arena
+        return make(geometry, torch_dtype(value))
+
+    # --- numbers and objects
+
+    def number(self, value: Value) -> Storage:
+        """The slot of a value that is a number, or any object of Python; made when first asked for."""
+        found = self._places.get(value)
+        if found is None:
+            storage = self.builder.number(kind_of(value.type))
+            found = self._places[value] = Place(storage, storage.base)
+        return found.storage
 
     # --- places
 
@@ -289,8 +339,7 @@ class Context:
         """A slot with row-major memory of `sizes` for an out-variant to write this (row-major) value into."""
         type_ = tensor_type(value)
         whole = Geometry.of(type_)
-        dtype = dtype_to_torch(type_.dtype)
-        storage = self.builder.empty(whole, dtype) if self.escapes(value) else self.builder.arena(whole, dtype)
+        storage = self.memory_for(value, whole)
         self._places[value] = Place(storage, whole)
         return self.builder.handle(Place(storage, row_major(sizes)))
 

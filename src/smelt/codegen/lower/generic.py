@@ -182,6 +182,9 @@ def lower_in_place(ctx: Context, node: Node, name: str = "", rest: tuple[Any, ..
     value = node.args[0] if node.args else None
     if op is None or not isinstance(value, Value) or node.mode or not ctx.is_fresh(value):
         return False
+    if value.node is None or value.node.parent is not node.parent:
+        # The node's region may run again.
+        return False
     if sum(value.users.values()) != 1 or value.type != node.result.type:
         return False
     place = ctx.place(value)

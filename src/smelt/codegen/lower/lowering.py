@@ -1,6 +1,7 @@
-"""From a functional, optimized graph with static shapes to a plan of library calls.
+"""From a functional, optimized graph to a plan.
 
-Each product stands with its epilogue and each fused group in one piece, otherwise the graph's order is kept.
+Each product stands with its epilogue and each fused group in one piece, otherwise the graph's order is kept. Branches
+and loops become blocks of the plan; what has no native form is a call of Python.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
+from smelt.codegen.fusion.groups import has_numbers
 from smelt.codegen.lower.attention import lower_attention
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.convolution import (
@@ -20,16 +22,21 @@ from smelt.codegen.lower.convolution import (
 from smelt.codegen.lower.expects import lower_expect
 from smelt.codegen.lower.fuse import Epilogue, epilogue_of
 from smelt.codegen.lower.generic import dispatch
+from smelt.codegen.lower.hoist import hoisted
 from smelt.codegen.lower.kernels import with_code
 from smelt.codegen.lower.library import lower_gelu, lower_pad
 from smelt.codegen.lower.linear import Product, lower_product, product_of
 from smelt.codegen.lower.nests import Nests
+from smelt.codegen.lower.numbers import lower_number
 from smelt.codegen.lower.outputs import lower_outputs
 from smelt.codegen.lower.own_attention import OwnAttention, lower_own_attention, own_attention_of
 from smelt.codegen.lower.own_convolution import OwnConvolution, lower_own_convolution, own_convolution_of
 from smelt.codegen.lower.own_matmul import OwnMatmul, lower_own_matmul, own_matmul_of
 from smelt.codegen.lower.own_products import OwnProduct, lower_own_product, own_product_of
+from smelt.codegen.lower.plain import is_plain, is_plain_type
 from smelt.codegen.lower.products import lower_addmm, lower_matmul, lower_mm
+from smelt.codegen.lower.python_nodes import lower_python
+from smelt.codegen.lower.regions import is_native, lower_for, lower_if, lower_while
 from smelt.codegen.lower.report import MemoryReport, Report
 from smelt.codegen.lower.result import Lookup, Lowered
 from smelt.codegen.lower.scalars import lower_with_numbers
@@ -38,7 +45,7 @@ from smelt.codegen.lower.statics import STATE_OPS
 from smelt.codegen.lower.views import lower_unpack, lower_view
 from smelt.codegen.lower.writes import lower_write, mutations
 from smelt.diag import InternalError, Options, SmeltError
-from smelt.ir import NONE, Graph, Node, TensorType, TupleType, print_node
+from smelt.ir import Graph, Node, TensorType, TupleType, print_node
 from smelt.ops.effects import effects
 
 _RULES: dict[str, Callable[[Context, Node], bool]] = {
@@ -108,7 +115,7 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
 
     state: (kind, path) -> the live tensor of a parameter, buffer or captured value.
     Raises: SmeltError (S0303) naming the node and its source line, where the graph cannot be in a plan: another
-        device than the CPU, symbolic or unknown sizes, sparse layouts, control flow, values that are no tensors.
+        device than the CPU, sparse layouts, inputs of unknown sizes or that are no tensors.
     """
     stages: list[tuple[str, float]] = []
     start = perf_counter()
@@ -120,18 +127,14 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
         start = now
 
     _check(graph)
+    graph = hoisted(graph)
     ctx = Context(graph, state, options or Options())
     for value in graph.inputs:
         ctx.add_input(value)
     stage("analyse")
-    groups = _Groups(ctx)
-    nests = Nests(ctx, groups.units)
+    body = _Body(ctx)
     stage("fuse")
-    for node in nests.order:
-        try:
-            _lower_node(ctx, node, groups, nests)
-        except (TypeError, ValueError, RuntimeError, KeyError, AssertionError) as error:
-            raise _defect(node, error) from error
+    body.lower()
     stage("lower")
     parts = {"fold": ctx.statics.spent_ms, **ctx.spent_ms}
     stages.extend((f"lower: {name}", round(ms, 3)) for name, ms in parts.items())
@@ -147,11 +150,29 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
         ctx.statics.folded_nbytes,
         ctx.builder.peak_nbytes,
     )
-    nodes = tuple(ctx.nodes[node] for node in graph.body if node in ctx.nodes)
+    nodes = tuple(ctx.nodes[node] for node in graph.walk() if node in ctx.nodes)
     texts = {symbol: source.text for symbol, source in ctx.sources.items()}
     choices = tuple(ctx.choices.values())
-    report = Report(nodes, choices, memory, tuple(stages), tuple(ctx.kernels), texts, nests.decisions)
+    report = Report(nodes, choices, memory, tuple(stages), tuple(ctx.kernels), texts, tuple(ctx.decisions))
     return Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report)
+
+
+class _Body:
+    """The nodes of one region, fused among themselves; those of its regions are lowered where they stand."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.groups = _Groups(ctx)
+        self.nests = Nests(ctx, self.groups.units)
+
+    def lower(self) -> None:
+        """Lower all nodes. Raises: SmeltError, InternalError with the node that shows a defect."""
+        for node in self.nests.order:
+            try:
+                _lower_node(self.ctx, node, self.groups, self.nests)
+            except (TypeError, ValueError, RuntimeError, KeyError, AssertionError) as error:
+                raise _defect(node, error) from error
+        self.ctx.decisions.extend(self.nests.decisions)
 
 
 def _lower_node(ctx: Context, node: Node, groups: _Groups, nests: Nests) -> None:
@@ -209,6 +230,9 @@ def _lower_single(ctx: Context, node: Node, nests: Nests) -> None:
     if not any(r.users for r in node.results) and effects(node).is_pure and not effects(node).may_throw:
         ctx.note(node, "unused")
         return
+    if not is_plain(node):
+        _lower_mixed(ctx, node, nests)
+        return
     if node.op == "unpack":
         lower_unpack(ctx, node)
         return
@@ -224,6 +248,15 @@ def _lower_single(ctx: Context, node: Node, nests: Nests) -> None:
     dispatch(ctx, node)
 
 
+def _lower_mixed(ctx: Context, node: Node, nests: Nests) -> None:
+    """A node with regions, or with operands or results that are no plain tensors."""
+    if node.regions and is_native(node):
+        rule = {"if": lower_if, "for": lower_for, "while": lower_while}[node.op]
+        rule(ctx, node, lambda region: _Body(ctx).lower())
+    elif node.regions or not (lower_number(ctx, node) or (has_numbers(node) and nests.single(node))):
+        lower_python(ctx, node)
+
+
 def _defect(node: Node, error: Exception) -> InternalError:
     """An error that no rule foresaw, with the node that shows it."""
     return InternalError(
@@ -236,28 +269,19 @@ def _defect(node: Node, error: Exception) -> InternalError:
 
 def _check(graph: Graph) -> None:
     """Refuse what a plan cannot hold. Raises: SmeltError (S0303)."""
-    for node in graph.body:
-        if node.regions:
-            raise cannot_lower(node, "control flow has no place in a straight plan")
-        if node.op != "write" and effects(node).writes and not is_idle_dropout(node):
+    for node in graph.walk():
+        if node.op != "write" and not node.regions and effects(node).writes and not is_idle_dropout(node):
             raise cannot_lower(node, "it writes to an operand, and the graph must be functional here")
+        if node.op == "write" and node.parent is not graph.body:
+            raise cannot_lower(node, "it writes back inside a region")
         for value in node.results:
-            if value.type == NONE and not value.users:
-                # A tensor that an operator leaves out.
-                continue
             types = value.type.elements if isinstance(value.type, TupleType) else (value.type,)
             for type_ in types:
-                if not isinstance(type_, TensorType):
-                    raise cannot_lower(node, f"its result is {value.type}, and only tensors can be in a plan")
-                if type_.device != "cpu" or type_.layout != "strided":
+                if isinstance(type_, TensorType) and (type_.device != "cpu" or type_.layout != "strided"):
                     raise cannot_lower(node, f"its result is {type_}; only strided tensors on the CPU can be")
-                if not type_.is_static:
-                    raise cannot_lower(node, f"its result is {type_}, whose size is not known")
     for value in graph.inputs:
         input_type = value.type
-        if isinstance(input_type, TensorType) and not (
-            input_type.is_static and input_type.device == "cpu" and input_type.layout == "strided"
-        ):
+        if isinstance(input_type, TensorType) and not is_plain_type(input_type):
             raise SmeltError(
                 f"input %{value.name} is {input_type}",
                 why="only strided tensors of known sizes on the CPU can be in a plan",

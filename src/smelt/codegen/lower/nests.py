@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from smelt.codegen.fusion.build import Built, build
+from smelt.codegen.fusion.build import Built, build, eager_memory
 from smelt.codegen.fusion.chunks import Stage, stages
 from smelt.codegen.fusion.cost import cost
 from smelt.codegen.fusion.decisions import Decision
@@ -22,7 +22,7 @@ from smelt.codegen.fusion.groups import Group, is_fusible
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.partition import Partition, partition
 from smelt.codegen.fusion.pull import Memory
-from smelt.codegen.fusion.replay import Loaded, replay_of
+from smelt.codegen.fusion.replay import Loaded, Number, replay_of
 from smelt.codegen.fusion.rules import RULES
 from smelt.codegen.fusion.schedule import schedule
 from smelt.codegen.kernels.evaluate import evaluate_nest
@@ -31,7 +31,7 @@ from smelt.codegen.llvm.isa import Isa, host_isa
 from smelt.codegen.llvm.lanes import BOOL_RESULTS, is_supported
 from smelt.codegen.llvm.nest_ir import emit_nest
 from smelt.codegen.lower.builder import Place, Storage
-from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
+from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.generic import ANY_LAYOUT
 from smelt.codegen.lower.geometry import Geometry, same_layout
 from smelt.codegen.lower.kernels import About, launch
@@ -110,7 +110,7 @@ class Nests:
         return self._lower_group(Group([node], 0, cost(built.nest), roots))
 
     def _eager(self, value: Value) -> Memory:
-        return Memory(value, f"%{value.name}", Geometry.of(tensor_type(value)))
+        return eager_memory(value)
 
     def _is_gone(self, node: Node) -> bool:
         """Whether a node is a view of a value that only exists inside a kernel."""
@@ -195,8 +195,7 @@ class Nests:
     def _result(self, root: Value, strides: tuple[int, ...]) -> Storage:
         """Memory for a result: the caller's own where it leaves the program, else the arena's."""
         geometry = Geometry(tensor_type(root).sizes, strides)
-        make = self.ctx.builder.empty if self.ctx.escapes(root) else self.ctx.builder.arena
-        storage = make(geometry, torch_dtype(root))
+        storage = self.ctx.memory_for(root, geometry)
         self.ctx.bind(root, Place(storage, geometry))
         return storage
 
@@ -205,10 +204,12 @@ class Nests:
     ) -> Callable[..., None]:
         position = {key: i for i, key in enumerate(built.keys)}
 
-        def loaded(value: Value) -> Loaded | torch.Tensor:
+        def loaded(value: Value) -> Loaded | Number | torch.Tensor:
             if self.ctx.statics.is_static(value) and value in self.facts.numbers:
                 return self.ctx.statics.tensor(value).detach()
             place = self.ctx.place(value)
+            if place.storage.kind == "number":
+                return Number(position[place.storage])
             if place.storage not in position:
                 # Only its type matters: nothing is loaded from it.
                 return torch.empty_strided(

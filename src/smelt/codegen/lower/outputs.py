@@ -5,13 +5,14 @@ from __future__ import annotations
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, cannot_lower, tensor_type
 from smelt.codegen.lower.geometry import Geometry
-from smelt.codegen.lower.result import Fresh, OutputRecipe, Plain, Same, ViewOf
+from smelt.codegen.lower.plain import is_plain_type
+from smelt.codegen.lower.result import Fresh, Number, OutputRecipe, Plain, Same, ViewOf
 from smelt.codegen.lower.sharing import returns_itself, view_source
 from smelt.codegen.lower.statics import STATE_OPS
 from smelt.diag import SmeltError
 from smelt.ir import TensorType, Value, values_in
 from smelt.ops.convert import to_torch
-from smelt.runtime.plan import Copy
+from smelt.runtime.plan import Blit, Copy
 
 
 def lower_outputs(ctx: Context) -> tuple[tuple[int, ...], tuple[OutputRecipe, ...]]:
@@ -25,8 +26,9 @@ def lower_outputs(ctx: Context) -> tuple[tuple[int, ...], tuple[OutputRecipe, ..
         if not isinstance(arg, Value):
             recipes.append(Plain(to_torch(arg)))
             continue
-        if not isinstance(arg.type, TensorType):
-            raise SmeltError(f"output %{arg.name} is {arg.type}, not a tensor", code="S0303")
+        if not isinstance(arg.type, TensorType) or not is_plain_type(arg.type):
+            recipes.append(_mixed(ctx, arg, slots))
+            continue
         seen = _recipe(ctx, arg)
         if seen is not None:
             recipes.append(seen)
@@ -37,6 +39,20 @@ def lower_outputs(ctx: Context) -> tuple[tuple[int, ...], tuple[OutputRecipe, ..
             slot_of[very] = _own_slot(ctx, _fresh_place(ctx, arg, roots), slots)
         slots.append(slot_of[very])
     return tuple(slots), tuple(recipes)
+
+
+def _mixed(ctx: Context, value: Value, slots: list[int]) -> OutputRecipe:
+    """A number leaves the plan in a 0-d tensor, an object as it is."""
+    if value in ctx.lists:
+        raise SmeltError(f"output %{value.name} is {value.type}, not a tensor", code="S0303")
+    source = ctx.number(value)
+    if source.kind == "object":
+        slots.append(source.slot)
+        return Fresh(len(slots) - 1)
+    storage = ctx.builder.empty(source.base, source.dtype)
+    ctx.builder.emit(Blit(storage.slot, source.slot, source.dtype.itemsize))
+    slots.append(storage.slot)
+    return Number(len(slots) - 1)
 
 
 def _recipe(ctx: Context, value: Value) -> OutputRecipe | None:

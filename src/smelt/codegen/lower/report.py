@@ -8,9 +8,12 @@ from typing import Any, Literal
 
 from smelt.codegen.fusion.decisions import Decision
 
-How = Literal["kernel", "library", "dispatcher", "python", "view", "static", "fused", "state", "copy", "unused"]
+How = Literal[
+    "kernel", "library", "dispatcher", "python", "view", "static", "fused", "state", "copy", "unused", "number", "block"
+]  # fmt: skip
 """An own kernel, direct call of a C function, through the dispatcher, in Python, no work at run time (view, static,
-state), part of another node's call (fused), a copy (of a write), or not run because nothing uses it."""
+state), part of another node's call (fused), a copy (of a write), not run because nothing uses it, a number computed by
+the executor, or a branch or loop of the plan."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,14 @@ class Plain:
     value: Any
 
 
-OutputRecipe: TypeAlias = Fresh | Same | ViewOf | Plain
+@dataclass(frozen=True, slots=True)
+class Number:
+    """The Python number in result number `index` of the plan."""
+
+    index: int
+
+
+OutputRecipe: TypeAlias = Fresh | Number | Same | ViewOf | Plain
 
 Lookup: TypeAlias = Callable[[str, str], torch.Tensor]
 """(kind, path) -> the tensor; kind is "param", "buffer" or "captured"."""
@@ -96,6 +103,8 @@ class Lowered:
             match recipe:
                 case Fresh(index=index):
                     outputs.append(results[index])
+                case Number(index=index):
+                    outputs.append(results[index].item())
                 case Same(source=source):
                     outputs.append(source_of(source))
                 case ViewOf():

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from smelt.codegen.lower.plain import is_plain
 from smelt.codegen.lower.result import Lookup, StateName
 from smelt.diag import SmeltError
 from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
 from smelt.ops.convert import bind, dummy_of, type_of
-from smelt.ops.effects import alias_of, is_pure
+from smelt.ops.effects import alias_of, effects, is_pure
 from smelt.ops.evaluate import constant
 from smelt.ops.registry import overload
 
@@ -51,7 +52,7 @@ class Statics:
         self.folded_nbytes = 0
         self.spent_ms = 0.0
         # In program order, so that each answer needs only its operands'.
-        for node in graph.body:
+        for node in graph.walk():
             for value in node.results:
                 self.is_static(value)
 
@@ -69,8 +70,11 @@ class Statics:
         if node.op in STATE_OPS:
             return state_name(node) not in self._written
         if node.op in ("const", "unpack"):
-            return all(self.is_static(v) for v in node.operands())
-        if overload(node.op) is None or not is_pure(node):
+            return is_plain(node) and all(self.is_static(v) for v in node.operands())
+        if overload(node.op) is None or not is_pure(node) or not is_plain(node):
+            return False
+        if node.parent is not self.graph.body and effects(node).may_throw:
+            # It may never run.
             return False
         if node.op in _TYPE_ONLY:
             return True

@@ -1,0 +1,37 @@
+"""Which values a plan holds as tensors, which as numbers, and which as objects of Python.
+
+Invariant: every value has exactly one of these forms, told by its type alone.
+"""
+
+from __future__ import annotations
+
+from smelt.ir import BOOL, FLOAT, INT, NONE, Node, TensorType, TupleType, Type
+from smelt.runtime.plan import Kind
+
+_KINDS: dict[Type, Kind] = {INT: "int", FLOAT: "float", BOOL: "bool"}
+
+
+def kind_of(type_: Type) -> Kind:
+    """What a slot for a value that is no plain tensor holds."""
+    return _KINDS.get(type_, "object")
+
+
+def is_number(type_: Type) -> bool:
+    """Whether native code computes with values of this type: an int, a float or a bool."""
+    return type_ in _KINDS
+
+
+def is_plain_type(type_: Type) -> bool:
+    """Whether it is a tensor that kernels and libraries take (strided, on the CPU, of known size), or a tuple of them.
+    """
+    if isinstance(type_, TupleType):
+        return all(isinstance(t, TensorType) and is_plain_type(t) for t in type_.elements)
+    return isinstance(type_, TensorType) and type_.is_static and type_.device == "cpu" and type_.layout == "strided"
+
+
+def is_plain(node: Node) -> bool:
+    """Whether a node computes plain tensors of plain tensors: an operator of torch or of our own, without regions."""
+    if node.regions or node.op.startswith("py."):
+        return False
+    plain = all(is_plain_type(v.type) for v in node.operands())
+    return plain and all(is_plain_type(r.type) or (r.type == NONE and not r.users) for r in node.results)

@@ -1,0 +1,251 @@
+"""Branches and loops of the graph as blocks of the plan: their regions are fused and lowered like any code.
+
+    %r = if %c { ...; yield %a } else { ...; yield %b }
+        ==>   Branch(c); ...; r = a; Otherwise(); ...; r = b; End()
+
+    %r = while with (%h = %init) { ...; yield %go } do (%h) { ...; yield %next }
+        ==>   h = init; Loop(); ...; Exit(go); ...; h = next; End()
+
+Invariant: what a block carries or results in has one place, for all turns and both arms; nothing is allocated in a
+loop. Values of other regions are read where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from smelt.codegen.lower.builder import Place, Storage
+from smelt.codegen.lower.context import Context, tensor_type
+from smelt.codegen.lower.geometry import Geometry
+from smelt.codegen.lower.numbers import element_type, operand, same, truth
+from smelt.codegen.lower.plain import is_number, is_plain_type, kind_of
+from smelt.ir import BOOL, Arg, Node, Region, TensorType, Type, Value, values_in
+from smelt.runtime.plan import Blit, Branch, Copy, End, Exit, Loop, Otherwise, Scalar, Use
+from smelt.runtime.table import Arith
+
+Body = Callable[[Region], None]
+"""Lowers the nodes of a region."""
+
+
+def is_native(node: Node) -> bool:
+    """Whether a branch or a loop can be a block: plain tensors and numbers go in and out."""
+    if not all(_is_carried(r.type) for r in node.results):
+        return False
+    match node.op:
+        case "if":
+            return _is_condition(node.args[0]) and _is_worth_it(node)
+        case "for":
+            is_counted = all(type(a) is int or isinstance(a, Value) for a in node.args[:3])
+            has_step = type(node.args[2]) is int and node.args[2] != 0
+            return is_counted and has_step and _carries(node, node.args[3:]) and _is_worth_it(node)
+        case "while":
+            return _is_condition(node.regions[0].yields[0]) and _carries(node, node.args) and _is_worth_it(node)
+    return False
+
+
+def _is_carried(type_: Type) -> bool:
+    return is_number(type_) or (isinstance(type_, TensorType) and is_plain_type(type_))
+
+
+def _is_condition(arg: Arg) -> bool:
+    if isinstance(arg, Value):
+        return arg.type == BOOL or element_type(arg.type) is not None
+    return isinstance(arg, bool)
+
+
+def _carries(node: Node, first: Sequence[Arg]) -> bool:
+    return all(_fits(arg, r.type) for arg, r in zip(first, node.results, strict=True)) and all(
+        _fits(arg, r.type) for arg, r in zip(node.regions[-1].yields, node.results, strict=True)
+    )
+
+
+def _fits(arg: Arg, type_: Type) -> bool:
+    if isinstance(arg, Value):
+        return arg.type == type_ or (isinstance(type_, TensorType) and _alike(arg.type, type_))
+    return is_number(type_) and isinstance(arg, (bool, int, float))
+
+
+def _alike(a: Type, b: TensorType) -> bool:
+    return isinstance(a, TensorType) and is_plain_type(a) and (a.dtype, a.sizes) == (b.dtype, b.sizes)
+
+
+def _is_worth_it(node: Node) -> bool:
+    """Whether less of the block has to be done in Python than a call for each of its nodes would be."""
+    inner = [n for region in node.regions for n in region.walk()]
+    return 2 * sum(_needs_python(n) for n in inner) <= len(inner) + 1
+
+
+def _needs_python(node: Node) -> bool:
+    types = [v.type for v in (*node.operands(), *node.results)]
+    return not all(is_number(t) or is_plain_type(t) for t in types)
+
+
+def lower_if(ctx: Context, node: Node, body: Body) -> None:
+    """Both arms write each result into one place."""
+    test = _tested(ctx, truth(ctx, node.args[0]))
+    places = [_place(ctx, r) for r in node.results]
+    ctx.builder.emit(Branch(test))
+    for region in node.regions:
+        with ctx.block(region):
+            _aim(ctx, region, places)
+            body(region)
+            ctx.enter(node)
+            for arg, place in zip(region.yields, places, strict=True):
+                _store(ctx, arg, place)
+        ctx.builder.emit(Otherwise() if region is node.regions[0] else End())
+    ctx.note(node, "block")
+
+
+def lower_for(ctx: Context, node: Node, body: Body) -> None:
+    """A counted loop; its bounds are known when it begins."""
+    start, stop, step = (operand(ctx, arg) for arg in node.args[:3])
+    assert isinstance(step, int)
+    (region,) = node.regions
+    index = ctx.builder.number("int")
+    ctx.builder.emit(Scalar(Arith.COPY, index.slot, (start,), same))
+    places = _first(ctx, node, node.args[3:])
+    going = ctx.builder.number("bool")
+    ctx.builder.emit(Loop())
+    ctx.builder.emit(
+        Scalar(Arith.I_LT, going.slot, (Use(index.slot), stop), int.__lt__)
+        if step > 0
+        else Scalar(Arith.I_GT, going.slot, (Use(index.slot), stop), int.__gt__)
+    )
+    ctx.builder.emit(Exit(going.slot))
+    with ctx.block(region):
+        for param, place in zip(region.params, (Place(index, index.base), *places), strict=True):
+            ctx.bind(param, place)
+        body(region)
+        ctx.enter(node)
+        _carry(ctx, region.yields, places)
+        ctx.builder.emit(Scalar(Arith.I_ADD, index.slot, (Use(index.slot), step), int.__add__))
+    ctx.builder.emit(End())
+    ctx.note(node, "block")
+
+
+def lower_while(ctx: Context, node: Node, body: Body) -> None:
+    """Test and body read what is carried from one place."""
+    test, region = node.regions
+    places = _first(ctx, node, node.args)
+    ctx.builder.emit(Loop())
+    with ctx.block(test):
+        for param, place in zip(test.params, places, strict=True):
+            ctx.bind(param, place)
+        body(test)
+        ctx.enter(node)
+        ctx.builder.emit(Exit(_tested(ctx, truth(ctx, test.yields[0]))))
+    with ctx.block(region):
+        for param, place in zip(region.params, places, strict=True):
+            ctx.bind(param, place)
+        body(region)
+        ctx.enter(node)
+        _carry(ctx, region.yields, places)
+    ctx.builder.emit(End())
+    ctx.note(node, "block")
+
+
+# --- places
+
+
+def _tested(ctx: Context, test: Use | int | float | bool) -> int:
+    if isinstance(test, Use):
+        return test.slot
+    known = ctx.builder.number("bool")
+    ctx.builder.emit(Scalar(Arith.COPY, known.slot, (bool(test),), same))
+    return known.slot
+
+
+def _place(ctx: Context, value: Value) -> Place:
+    """The place of a result."""
+    if is_number(value.type):
+        storage = ctx.number(value)
+        return Place(storage, storage.base)
+    geometry = Geometry.of(tensor_type(value))
+    storage = ctx.memory_for(value, geometry)
+    ctx.bind(value, Place(storage, geometry))
+    return ctx.place(value)
+
+
+def _first(ctx: Context, node: Node, args: Sequence[Arg]) -> list[Place]:
+    """The places of what a loop carries, which are those of its results, with the first values in them."""
+    places = [_place(ctx, r) for r in node.results]
+    for arg, place in zip(args, places, strict=True):
+        _store(ctx, arg, place)
+    return places
+
+
+def _aim(ctx: Context, region: Region, places: Sequence[Place]) -> None:
+    """Let what an arm yields be computed where it is wanted."""
+    yielded = [v for arg in region.yields for v in values_in(arg)]
+    for arg, place in zip(region.yields, places, strict=True):
+        if not isinstance(arg, Value) or place.storage.kind not in ("arena", "owned") or yielded.count(arg) != 1:
+            continue
+        if arg.node is not None and arg.node.parent is region and ctx.is_fresh(arg):
+            ctx.aim(arg, place.storage)
+
+
+def _store(ctx: Context, arg: Arg, place: Place) -> None:
+    """Copy a value into a place."""
+    target = place.storage
+    if target.kind == "number":
+        source = operand(ctx, arg)
+        if source != Use(target.slot):
+            ctx.builder.emit(Scalar(Arith.COPY, target.slot, (_of_kind(source, target, ctx),), same))
+        return
+    assert isinstance(arg, Value)
+    found = ctx.place(arg)
+    if found != place:
+        copy_into(ctx, place, found)
+
+
+def _of_kind(number: Use | int | float | bool, target: Storage, ctx: Context) -> Use | int | float | bool:
+    """A literal as the kind of its slot."""
+    if isinstance(number, Use):
+        return number
+    return {"int": int, "float": float, "bool": bool}[ctx.builder.kinds[target.slot]](number)
+
+
+def copy_into(ctx: Context, target: Place, source: Place) -> None:
+    """Copy a tensor into planned memory: its bytes where both lie alike and densely, else element by element."""
+    builder = ctx.builder
+    slot = builder.handle(source)
+    builder.check(source.storage)
+    at = target.geometry
+    alike = (source.geometry.sizes, source.geometry.strides) == (at.sizes, at.strides)
+    if alike and at.extent == at.numel and source.storage.dtype == target.storage.dtype:
+        if at.numel:
+            builder.emit(Blit(builder.handle(target), slot, at.numel * target.storage.dtype.itemsize))
+    else:
+        builder.emit(Copy(builder.handle(target), slot))
+
+
+def _carry(ctx: Context, yields: Sequence[Arg], places: Sequence[Place]) -> None:
+    """Give the places their next values, all at once: what one of them still holds and another needs is kept first."""
+    carried = {place.storage for place in places}
+    later: list[tuple[Arg, Place, Place]] = []
+    now: list[tuple[Arg, Place]] = []
+    for arg, place in zip(yields, places, strict=True):
+        if not isinstance(arg, Value):
+            now.append((arg, place))
+            continue
+        is_plain = is_plain_type(arg.type)
+        found = ctx.place(arg) if is_plain else Place(ctx.number(arg), place.geometry)
+        if found == place:
+            continue
+        if found.storage not in carried:
+            now.append((arg, place))
+            continue
+        if is_plain:
+            kept = ctx.builder.arena(place.geometry, place.storage.dtype)
+            copy_into(ctx, Place(kept, kept.base), found)
+        else:
+            kept = ctx.builder.number(kind_of(arg.type))
+            ctx.builder.emit(Scalar(Arith.COPY, kept.slot, (Use(found.storage.slot),), same))
+        later.append((arg, Place(kept, kept.base), place))
+    for arg, place in now:
+        _store(ctx, arg, place)
+    for _, kept_at, place in later:
+        if place.storage.kind == "number":
+            ctx.builder.emit(Scalar(Arith.COPY, place.storage.slot, (Use(kept_at.storage.slot),), same))
+        else:
+            copy_into(ctx, place, kept_at)
