@@ -15,13 +15,26 @@ from tests.zoo.configs import Shrinker
 LIMIT = 35_000_000  # parameters of a model that still counts as tiny
 
 
+# Over families: encoders, decoders, encoder-decoders, vision, audio, series, state-space, mixtures; old and new, and
+# those whose way depends on data.
+SPREAD: tuple[str, ...] = (
+    "albert", "bamba", "bart", "bert", "big_bird", "bigbird_pegasus", "bloom", "canine", "clip", "convbert",
+    "convnextv2", "ctrl", "deberta", "deepseek_v3", "deit", "dinov3_vit", "electra", "fastspeech2_conformer",
+    "flaubert", "fnet", "fsmt", "gemma", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "hubert", "jetmoe",
+    "layoutlm", "led", "lfm2", "llama", "longformer", "longt5", "mamba", "marian", "mistral", "mixtral",
+    "mobilenet_v1", "mpt", "opt", "patchtst", "phi", "poolformer", "prophetnet", "qwen2", "qwen3_next", "regnet",
+    "rembert", "resnet", "roformer", "segformer", "swin", "switch_transformers", "t5", "vit", "wav2vec2",
+    "whisper", "xlnet", "yoso",
+)  # fmt: skip
+
+
 class TooLarge(Exception):
     """A model whose configuration the rules do not make tiny."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A tiny model in eval mode and keyword arguments for its forward."""
+    """A tiny model in eval mode and keyword arguments for its forward (without a mask)."""
 
     name: str
     model: torch.nn.Module
@@ -59,7 +72,7 @@ def build(model_type: str, seed: int = 0) -> Sample:
     torch.manual_seed(seed)
     model = transformers.AutoModel.from_config(config).eval()
     _randomize(model, seed)
-    return Sample(model_type, model, inputs_of.make(model, config, special=special.INPUTS.get(model_type)))
+    return Sample(model_type, model, inputs_of.make(model, config, mask=None, special=special.INPUTS.get(model_type)))
 
 
 def _randomize(model: torch.nn.Module, seed: int) -> None:

@@ -91,16 +91,20 @@ FILLERS: dict[str, Filler] = {
     "grid_thw": lambda i: torch.tensor([[1, 4, 4]] * BATCH),
     "image_grid_thw": lambda i: torch.tensor([[1, 4, 4]] * BATCH),
     "input_features_mask": lambda i: torch.ones(BATCH, _audio_features(i).shape[-1], dtype=torch.long),
-    "past_values": lambda i: i.normal(BATCH, i.find("context_length", default=32), i.find("num_input_channels", default=1)),
+    "past_values": lambda i: i.normal(
+        BATCH, i.find("context_length", default=32), i.find("num_input_channels", default=1)
+    ),
     "bbox": lambda i: i.boxes(),
     "visual_feats": lambda i: i.normal(BATCH, 5, i.find("visual_feat_dim", default=32)),
     "visual_pos": lambda i: i.normal(BATCH, 5, 4),
     "visual_embeds": lambda i: i.normal(BATCH, 5, i.find("visual_embedding_dim", default=32)),
 }
-ALWAYS = ("attention_mask", "decoder_input_ids", "bbox")
+ALWAYS = ("decoder_input_ids", "bbox")
 
 
-def make(model: Any, config: Any, data: int = 0, mask: int | None = 0, special: dict[str, Any] | None = None) -> dict[str, Any]:
+def make(
+    model: Any, config: Any, data: int = 0, mask: int | None = 0, special: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Keyword arguments for the model's forward. special: sizes, or functions of `Inputs`, by parameter; None leaves
     one out. Raises: TypeError where the forward needs something that no filler knows."""
     inputs = Inputs(model, config, data, mask)
@@ -127,16 +131,17 @@ def _wanted(model: Any, inputs: Inputs, special: dict[str, Any]) -> Iterator[str
     dual = text and not any("token" in name for name in _fields(inputs.config) if "image" in name or "audio" in name)
     for name, parameter in plain.items():
         if name in special:
-            if special[name] is not None:
-                yield name
+            is_wanted = special[name] is not None
         elif parameter.default is parameter.empty or name == main:
+            is_wanted = True
+        elif name == "attention_mask":
+            is_wanted = text and inputs.mask_kind is not None
+        elif name == "input_ids":
+            is_wanted = not _alone(main)
+        else:  # beside a text may stand an image or a sound; elsewhere tokens of the text stand for them
+            is_wanted = name in ALWAYS or (dual and name in ("pixel_values", "input_features"))
+        if is_wanted:
             yield name
-        elif name in ALWAYS and (name != "attention_mask" or text and inputs.mask_kind is not None):
-            yield name
-        elif name == "input_ids" and main != "input_ids" and not _alone(main):
-            yield name
-        elif dual and name in ("pixel_values", "input_features"):
-            yield name  # text and image, or sound, side by side; elsewhere tokens of the text stand for the image
     yield from (name for name, value in special.items() if name not in plain and value is not None)
 
 

@@ -1,4 +1,4 @@
-"""One row of the table: an architecture run in eager mode, by Smelt, and by the other ways to capture it.
+"""One row of the table: an architecture run in eager mode, by Smelt, and by the other ways to capture a program.
 
 Each answer is compared with eager on inputs that differ in their data and in what is masked, from the same random
 state. A peer is credited with a capture where it returns one, and with equality only where all inputs agree.
@@ -23,7 +23,14 @@ from smelt.compiler.agreement import disagreement
 from tests.zoo.build import Sample, build
 
 Call = tuple[int, int | None]
-CALLS: tuple[Call, ...] = ((0, 0), (0, 0), (1, 0), (1, 1), (2, 2), (0, 0))  # what is compiled is called with: data, mask
+CALLS: tuple[Call, ...] = (
+    (0, 0),
+    (0, 0),
+    (1, 0),
+    (1, 1),
+    (2, 2),
+    (0, 0),
+)  # what is compiled is called with: data, mask
 PLAIN: tuple[Call, ...] = ((0, None), (0, None), (1, None), (0, None))
 OTHERS: tuple[Call, ...] = ((0, 0), (1, 0), (1, 1), (2, 2))
 SECONDS = 120  # for each column
@@ -45,7 +52,7 @@ def measure(name: str, columns: tuple[str, ...]) -> dict[str, Any]:
             row |= {
                 "class": type(sample.model).__name__,
                 "parameters": sum(p.numel() for p in sample.model.parameters()),
-                "inputs": {key: _shape(value) for key, value in sample.inputs.items()},
+                "inputs": {key: _shape(value) for key, value in sample.other().items()},
             }
             expected = _eager(sample)
             if not expected:
@@ -100,6 +107,8 @@ def _compile(sample: Sample, found: dict[str, Any], calls: tuple[Call, ...] = CA
     found["builds"], found["fallbacks"] = stats.builds, dict(stats.fallbacks)
     found["misses"] = dict(stats.misses)
     entries: list[Any] = [row.entry for row in stats.rows if row.entry is not None]
+    found["native"] = all(entry.executable is None or entry.executable.is_native for entry in entries)
+    found["python_ops"] = sorted({op for entry in entries for op in _python_ops(entry)})
     found["graphs"] = len(entries)
     found["python_nodes"] = sum(_python_calls(entry) for entry in entries)
     found["captured"] = bool(entries) and not stats.fallbacks and len(entries) == len(stats.rows)
@@ -113,17 +122,15 @@ def _trace(sample: Sample, found: dict[str, Any]) -> None:
     program = smelt.trace(sample.model, (), sample.other())
     found["captured"] = True
     found["nodes"] = len(list(program.graph.walk()))
-    found["differs"] = _differences(sample, program)
     found["native_failure"] = program.native_failure
-    found["equal"] = not found["differs"]
+    _judge(sample, program, found)
 
 
 def _export(sample: Sample, found: dict[str, Any]) -> None:
     flat, values = Flat.of(sample)
     exported = torch.export.export(flat, values).module()
     found["captured"] = True
-    found["differs"] = _differences(sample, flat.calling(exported))
-    found["equal"] = not found["differs"]
+    _judge(sample, flat.calling(exported), found)
 
 
 def _dynamo(sample: Sample, found: dict[str, Any]) -> None:
@@ -132,16 +139,14 @@ def _dynamo(sample: Sample, found: dict[str, Any]) -> None:
     compiled = torch.compile(flat, backend="eager", fullgraph=True)
     compiled(*values)
     found["captured"] = True
-    found["differs"] = _differences(sample, flat.calling(compiled))
-    found["equal"] = not found["differs"]
+    _judge(sample, flat.calling(compiled), found)
 
 
 def _jit(sample: Sample, found: dict[str, Any]) -> None:
     flat, values = Flat.of(sample)
     traced = torch.jit.trace(flat, values, check_trace=False, strict=False)
     found["captured"] = True
-    found["differs"] = _differences(sample, flat.calling(traced))
-    found["equal"] = not found["differs"]
+    _judge(sample, flat.calling(traced), found)
 
 
 COLUMNS: dict[str, Callable[[Sample, dict[str, Any]], None]] = {
@@ -188,18 +193,19 @@ def _collect(value: Any, found: list[torch.Tensor]) -> None:
 # --- helpers
 
 
-def _differences(sample: Sample, captured: Callable[..., Any]) -> dict[str, str]:
-    """Where the captured program is not equal to eager, or raises."""
-    found = {}
+def _judge(sample: Sample, captured: Callable[..., Any], found: dict[str, Any]) -> None:
+    """Where the captured program is not equal to eager, and where it raises."""
+    found["differs"], found["refuses"] = {}, {}
     for data, mask in OTHERS:
         expected, _ = _answer(sample, sample.model, data, mask, flat=True)
         try:
             difference = disagreement(expected, _answer(sample, captured, data, mask, flat=True)[0])
         except Exception as error:
-            difference = f"raises {sentence(error)}"
+            found["refuses"][f"data {data}, mask {mask}"] = sentence(error)
+            continue
         if difference is not None:
-            found[f"data {data}, mask {mask}"] = difference
-    return found
+            found["differs"][f"data {data}, mask {mask}"] = difference
+    found["equal"] = not found["differs"] and not found["refuses"]
 
 
 def _answer(
@@ -233,6 +239,11 @@ def _python_calls(entry: Any) -> int:
     return 0 if executable is None else int(executable.counts.python)
 
 
+def _python_ops(entry: Any) -> list[str]:
+    lowered = getattr(entry, "lowered", None)
+    return [] if lowered is None else [node.op for node in lowered.report.python_nodes]
+
+
 def _shape(value: Any) -> Any:
     return list(value.shape) if isinstance(value, torch.Tensor) else repr(value)[:40]
 
@@ -248,7 +259,9 @@ def sentence(error: BaseException) -> str:
 
 def _where(error: BaseException) -> str:
     """The innermost line of this project or of `transformers` in an error's traceback."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "transformers" in f.filename or "smelt" in f.filename]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if "transformers" in f.filename or "smelt" in f.filename
+    ]
     return f"{'/'.join(frames[-1].filename.split('/')[-2:])}:{frames[-1].lineno}" if frames else ""
 
 

@@ -19,7 +19,8 @@ _HGNET = {
 }  # fmt: skip
 _HIERA = {
     "hidden_size": 8, "blocks_per_stage": [1, 1, 1, 1], "embed_dim_per_stage": [8, 16, 16, 32],
-    "num_attention_heads_per_stage": [1, 1, 2, 2], "window_size_per_stage": [4, 4, 4, 4], "global_attention_blocks": [2],
+    "num_attention_heads_per_stage": [1, 1, 2, 2], "window_size_per_stage": [4, 4, 4, 4],
+    "global_attention_blocks": [2],
     "image_size": [128, 128], "window_positional_embedding_background_size": [4, 4],
 }  # fmt: skip
 _SAM2_VISION = {
@@ -75,7 +76,7 @@ CONFIG: dict[str, dict[str, Any]] = {
     },
     "reformer": {
         "axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 16], "max_position_embeddings": 16, "num_buckets": 4,
-        "attn_layers": ["local", "lsh"], "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8, "hash_seed": 1,
+        "attn_layers": ["local", "lsh"], "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8,
     },
     "sam2_hiera_det_model": _HIERA,
     "sam2_vision_model": _SAM2_VISION,
@@ -145,8 +146,17 @@ INPUTS: dict[str, dict[str, Any]] = {
     **{
         name: {"input_values": _waveform}
         for name in (
-            "dac", "neucodec", "pe_audio_encoder", "xcodec", "xcodec2", "mimi", "mimi_encoder", "encodec",
-            "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer", "vibevoice_acoustic_tokenizer",
+            "dac",
+            "neucodec",
+            "pe_audio_encoder",
+            "xcodec",
+            "xcodec2",
+            "mimi",
+            "mimi_encoder",
+            "encodec",
+            "pocket_tts_audio_tokenizer_encoder",
+            "pocket_tts_audio_tokenizer",
+            "vibevoice_acoustic_tokenizer",
             "vibevoice_acoustic_tokenizer_encoder",
         )
     },
@@ -155,12 +165,15 @@ INPUTS: dict[str, dict[str, Any]] = {
         name: {"input_features": _channels_first}
         for name in ("clvp", "glmasr_encoder", "voxtral_realtime", "voxtral_realtime_encoder", "audioflamingo3_encoder")
     },
-    **{name: _SERIES_INPUTS for name in ("autoformer", "informer", "time_series_transformer")},
+    **dict.fromkeys(("autoformer", "informer", "time_series_transformer"), _SERIES_INPUTS),
     "pe_audio": {"input_values": _waveform},
     "audio-spectrogram-transformer": {"input_values": lambda i: i.normal(BATCH, i.find("max_length"), 128)},
     "bros": {"bbox": lambda i: i.boxes().float()},
     "udop": {"bbox": lambda i: i.boxes().float() / 64},
-    "clap": {"input_features": lambda i: i.normal(BATCH, 1, 64, 64), "is_longer": lambda i: torch.zeros(BATCH, 1, dtype=torch.bool)},
+    "clap": {
+        "input_features": lambda i: i.normal(BATCH, 1, 64, 64),
+        "is_longer": lambda i: torch.zeros(BATCH, 1, dtype=torch.bool),
+    },
     "lxmert": {
         "visual_feats": lambda i: i.normal(BATCH, 5, i.find("visual_feat_dim")),
         "visual_pos": lambda i: i.normal(BATCH, 5, i.find("visual_pos_dim")),
@@ -179,7 +192,10 @@ INPUTS: dict[str, dict[str, Any]] = {
         "prompt_masks": lambda i: i.image(BATCH),
     },
     "blip_2_qformer": {"query_embeds": lambda i: i.normal(BATCH, 8, i.find("hidden_size")), "attention_mask": None},
-    "speecht5": {"input_values": lambda i: i.tokens(), "decoder_input_values": lambda i: i.normal(BATCH, 8, i.find("num_mel_bins"))},
+    "speecht5": {
+        "input_values": lambda i: i.tokens(),
+        "decoder_input_values": lambda i: i.normal(BATCH, 8, i.find("num_mel_bins")),
+    },
     "timesfm": {
         "past_values": lambda i: i.normal(BATCH, 64),
         "past_values_padding": lambda i: torch.zeros(BATCH, 64, dtype=torch.long),
@@ -205,14 +221,23 @@ INPUTS: dict[str, dict[str, Any]] = {
     "kimi_k25_vision": {"pixel_values": lambda i: i.normal(BATCH * 16, 3, i.find("patch_size"), i.find("patch_size"))},
     "lightglue": {"pixel_values": lambda i: i.normal(1, 2, 3, 64, 64)},
     "efficientloftr": {"pixel_values": lambda i: i.normal(1, 2, 3, 64, 64)},
-    "idefics": {"pixel_values": lambda i: i.normal(BATCH, 1, 3, i.find("image_size"), i.find("image_size")), "image_attention_mask": lambda i: torch.ones(BATCH, LENGTH, 1, dtype=torch.long)},
+    "idefics": {
+        "pixel_values": lambda i: i.normal(BATCH, 1, 3, i.find("image_size"), i.find("image_size")),
+        "image_attention_mask": lambda i: torch.ones(BATCH, LENGTH, 1, dtype=torch.long),
+    },
     "granite_speech5_ctc": {"input_features": lambda i: i.normal(BATCH, 64, 320)},
     "granite_speech5_encoder": {"input_features": lambda i: i.normal(BATCH, 64, 320)},
-    "gemma3n_audio": {"audio_mel": lambda i: i.normal(BATCH, 64, 128), "audio_mel_mask": lambda i: torch.zeros(BATCH, 64, dtype=torch.bool)},
+    "gemma3n_audio": {
+        "audio_mel": lambda i: i.normal(BATCH, 64, 128),
+        "audio_mel_mask": lambda i: torch.zeros(BATCH, 64, dtype=torch.bool),
+    },
     "instructblip": {"qformer_input_ids": lambda i: i.tokens()},
-    "qwen3_asr_encoder": {"input_features": lambda i: i.normal(BATCH, 128, 200), "input_features_mask": lambda i: torch.ones(BATCH, 200, dtype=torch.long)},
+    "qwen3_asr_encoder": {
+        "input_features": lambda i: i.normal(BATCH, 128, 200),
+        "input_features_mask": lambda i: torch.ones(BATCH, 200, dtype=torch.long),
+    },
     "seamless_m4t": {"attention_mask": None, "input_features": None, "input_ids": lambda i: i.tokens()},
     "seamless_m4t_v2": {"attention_mask": None, "input_features": None, "input_ids": lambda i: i.tokens()},
     "univnet": {"input_features": lambda i: i.normal(BATCH, 16, 100)},
     "dia": {"decoder_input_ids": None},
-}  # fmt: skip
+}

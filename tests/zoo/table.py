@@ -3,6 +3,7 @@
     python -m tests.zoo.table                        # all, into bench/results/zoo.json; goes on where it stopped
     python -m tests.zoo.table --only bert llama      # some, anew
     python -m tests.zoo.table --show                 # the table of what is there
+    python -m tests.zoo.table --known                # tests/zoo/known.json anew: what is not whole today, and why
 
 Each process measures one architecture at a time; one that dies or hangs costs one row.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import selectors
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from rich.table import Table
 from tests.zoo.row import OWN, PEERS, SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
+KNOWN = Path(__file__).with_name("known.json")
 RESULTS = ROOT / "bench" / "results" / "zoo.json"
 LABELS = {
     "compile": "smelt.compile", "plain": "… without mask", "trace": "smelt.trace", "export": "torch.export",
@@ -54,7 +57,11 @@ class Worker:
         line = self.process.stdout.readline() if ready else ""
         if not line:
             self.close()
-            return {"name": name, "built": None, "why": f"the process ended with {self.process.returncode}" if ready else "hung"}
+            return {
+                "name": name,
+                "built": None,
+                "why": f"the process ended with {self.process.returncode}" if ready else "hung",
+            }
         return dict(json.loads(line))
 
     def close(self) -> None:
@@ -124,7 +131,8 @@ def totals(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
                 "ran": len(there),
                 "captured": sum(bool(cell["captured"]) for cell in there),
                 "captured and equal": sum(bool(cell["captured"] and cell["equal"]) for cell in there),
-                "differs": sum(cell["equal"] is False for cell in there),
+                "wrong": sum(bool(cell.get("differs")) for cell in there),
+                "refuses other inputs": sum(bool(cell.get("refuses")) for cell in there),
             }
     return found
 
@@ -137,10 +145,12 @@ def brief(row: dict[str, Any]) -> str:
 
 
 def _mark(cell: dict[str, Any]) -> str:
-    if cell["equal"] is False:
-        return "[red]differs[/]"
+    if cell.get("differs"):
+        return "[red]wrong[/]"
     if not cell["captured"]:
         return "[yellow]no[/]"
+    if cell.get("refuses"):
+        return "one way"
     graphs = cell.get("graphs", 1)
     return "yes" if graphs == 1 else f"yes, {graphs} graphs"
 
@@ -168,11 +178,31 @@ def show(rows: dict[str, dict[str, Any]], console: Console) -> None:
 
 def _reason(cell: dict[str, Any]) -> str:
     """Why an architecture is not captured whole."""
-    if cell["equal"] is False:
+    if cell.get("differs"):
         return "differs from eager"
     if "error" in cell:
         return str(cell["error"])
     return "" if cell["captured"] else next(iter(cell.get("fallbacks") or ["no entry"]))
+
+
+def known(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """By column the architectures that are not captured whole and equal, and why; those that cannot be built."""
+    found: dict[str, dict[str, str]] = {"not built": {}}
+    for name, row in sorted(rows.items()):
+        if not row.get("built"):
+            found["not built"][name] = str(row.get("why"))[:160]
+        for column in OWN if row.get("built") else ():
+            cell = row[column]
+            if not (cell["captured"] and cell["equal"]):
+                refused = next(iter(cell.get("refuses", {}).values()), "")
+                found.setdefault(column, {})[name] = _short(_reason(cell) or f"one way: {refused}")
+    return found
+
+
+def _short(reason: str) -> str:
+    """A reason without what differs from machine to machine."""
+    reason = re.sub(r"[^ ]*site-packages/", "", reason).replace(f"{ROOT}/", "")
+    return reason if len(reason) <= 240 else reason[:240] + "…"
 
 
 def main() -> None:
@@ -185,14 +215,18 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--show", action="store_true", help="run nothing")
+    parser.add_argument("--known", action="store_true", help="run nothing, write what the tests know")
     given = parser.parse_args()
     rows = load(given.out)
+    if given.known:
+        KNOWN.write_text(json.dumps(known(rows), indent=1, ensure_ascii=False) + "\n")
+        return
     columns = tuple(given.columns.split(","))
     if not given.show:
         names = given.only or [
             name
             for name in model_types()
-            if name not in rows or rows[name].get("built") and any(column not in rows[name] for column in columns)
+            if name not in rows or (rows[name].get("built") and any(column not in rows[name] for column in columns))
         ]
         fill(rows, names, columns, given.jobs, given.out)
     show(rows, Console(width=200))
