@@ -115,7 +115,8 @@ class Dispatcher:
         return self._miss(args, kwargs, missed)
 
     def _prefer(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._rows[0] is not row and not row.is_last:
+        # Of paths, one that fits twice running: two that take turns would change places at each call.
+        if self._rows[0] is not row and not row.is_last and (row.paths is None or row.fits_again(self._rows[0])):
             self._move_to_front(row)
         if row.may_be_native and row.is_ready:
             self._make_native(row, args, kwargs)
@@ -316,6 +317,7 @@ class Dispatcher:
         """Make a row one of the paths under its guards; why there should be none, or nothing."""
         row.paths = next((other.paths for other in missed if other.paths is not None), None) or Paths()
         row.paths.note(outcomes)
+        row.fits_again(row)
         for other in missed:
             if other.entry is not None:
                 row.cause = difference(other.entry.outcomes, outcomes)
@@ -324,10 +326,10 @@ class Dispatcher:
         if any(other in missed and other.entry is not None and other.entry.outcomes == outcomes for other in alike):
             return f"compiled, it does not come to the values that Python reads: {row.paths.storming()}"
         if len(alike) >= PATH_LIMIT:
-            # Each path that fits is moved to the front, so the last one fitted longest ago.
+            oldest = min(alike[1:], key=lambda other: other.fitted, default=alike[0])
             row.paths.evicted += 1
-            row.paths.past_hits += alike[-1].hits
-            self._rows = tuple(other for other in self._rows if other is not alike[-1])
+            row.paths.past_hits += oldest.hits
+            self._rows = tuple(other for other in self._rows if other is not oldest)
         return row.paths.why_hopeless(sum(other.hits for other in alike))
 
     def _give_up_paths(self, row: Row, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

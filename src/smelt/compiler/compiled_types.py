@@ -110,6 +110,7 @@ class Row:
     native: the same for native code, once a call has shown what it is made of; may_be_native: until that was tried.
     paths: for an entry that holds for some outcomes only, what it shares with the others under the same guards.
     is_last: it fits whatever others fit, too, and stands behind them. cause: why no earlier row served the call.
+    fitted: when it fitted last, by the clock of its paths; those in front may do so unseen.
     """
 
     guards: GuardSet
@@ -122,6 +123,7 @@ class Row:
     paths: Paths | None = None
     is_last: bool = False
     cause: str = ""
+    fitted: int = 0
     _hits: int = 0
     _used: int = 0
 
@@ -139,6 +141,15 @@ class Row:
         """Count a call that was not counted natively."""
         self._hits += times
         self._used = now
+
+    def fits_again(self, front: Row) -> bool:
+        """Note that this path fitted; whether no other did since it did so last. front: the row that is asked first."""
+        assert self.paths is not None
+        paths, hits = self.paths, front.hits
+        again = self.fitted == paths.clock and paths.hits_in_front == hits
+        paths.clock += 1
+        self.fitted, paths.hits_in_front = paths.clock, hits
+        return again
 
     def missed(self) -> None:
         """Take the last hit back: the guards held, and the call took another path."""

@@ -144,7 +144,7 @@ class Paths:
     """What all paths under one set of guards share.
 
     recorded: how many were made; evicted: of these, and past_hits: how often they fitted; misses: runs of a path that
-    did not fit; seen: values read, by place.
+    did not fit; seen: values read, by place. clock: counts paths that fitted; hits_in_front: of the first row, then.
     """
 
     recorded: int = 0
@@ -152,6 +152,8 @@ class Paths:
     evicted: int = 0
     past_hits: int = 0
     seen: dict[tuple[Span | None, str], dict[str, None]] = field(default_factory=dict)
+    clock: int = 0
+    hits_in_front: int = 0
 
     def note(self, path: tuple[Outcome, ...]) -> None:
         """Count a path."""
