@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Sequence
+from types import CellType
 from typing import Any
 
 import torch
@@ -59,7 +60,9 @@ def cells_of(*functions: Any) -> list[Any]:
                 held = cell.cell_contents
             except ValueError:
                 continue
-            if getattr(held, "__module__", "").startswith("smelt.capture.convert"):
+            if isinstance(held, tuple):
+                found.extend(item for item in held if isinstance(item, CellType))
+            elif str(getattr(held, "__module__", "")).startswith("smelt.capture"):
                 stack.append(held)
     return found
 

@@ -262,9 +262,11 @@ def _next(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _divmod(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return tuple(unpacked(session, session.emit("py.call", "builtins.divmod", *args))) if any(
-        map(is_staged, args)
-    ) else divmod(*args)
+    return (
+        tuple(unpacked(session, session.emit("py.call", "builtins.divmod", *args)))
+        if any(map(is_staged, args))
+        else divmod(*args)
+    )
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {

@@ -17,7 +17,7 @@ from smelt.capture.staging.branches import branch, condition, is_catchable
 from smelt.capture.staging.loops import Loop, run_loop
 from smelt.capture.staging.merge import Poison
 from smelt.capture.staging.session import Session
-from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
+from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
 
 _PLAIN = PlainRuntime()
@@ -39,9 +39,7 @@ class StagingRuntime(PlainRuntime):
 
     # --- statements --------------------------------------------------------------------------------------------------
 
-    def if_(
-        self, at: int, test: Any, then: Any, orelse: Any, names: Any, get: Any, set: Any
-    ) -> None:
+    def if_(self, at: int, test: Any, then: Any, orelse: Any, names: Any, get: Any, set: Any) -> None:
         slot = condition(self.session, test)
         if slot is None:
             _PLAIN.if_(at, test, then, orelse, names, get, set)
@@ -73,12 +71,10 @@ class StagingRuntime(PlainRuntime):
             del records[mark:]
             snapshot.restore()
             set(before)
-            run_loop(lambda: Loop(session, key, names, get, set, test, body, None))
+            run_loop(lambda: Loop(session, key, names, get, set, lambda: _plain_bool(session, test()), body, None))
             return
 
-    def for_(
-        self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any
-    ) -> None:
+    def for_(self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any) -> None:
         session = self.session
         _use(session, iterable)
         sequence = sequence_of(session, iterable)
@@ -170,11 +166,14 @@ class StagingRuntime(PlainRuntime):
         if slot is None:
             _PLAIN.assert_(at, test, message)
             return
-        if is_catchable(session):
-            if not session.fork(slot):
-                raise self._raised(AssertionError() if message is None else AssertionError(message()))
+
+        def fails() -> None:
+            raise self._raised(AssertionError() if message is None else AssertionError(message()))
+
+        if message is None and not is_catchable(session):
+            session.statement("py.assert", test)
             return
-        session.statement("py.assert", test, *(() if message is None else (message(),)))
+        branch(session, _key(at, ("assert",)), slot, nothing, fails, (), tuple, lambda values: None)
 
     def raise_(self, at: int, exc: Any, cause: Any) -> None:
         try:
@@ -368,13 +367,7 @@ def _use(session: Session, *values: Any) -> None:
 def _staged(session: Session, value: Any) -> Any:
     """The truth of a tensor or of a staged value as a staged bool."""
     slot = condition(session, value)
-    return session.emit("py.bool", value) if isinstance(value, torch.Tensor) else _wrapped(slot)
-
-
-def _wrapped(slot: Any) -> Any:
-    from smelt.capture.staging.symbols import wrap  # noqa: PLC0415
-
-    return wrap(slot)
+    return session.emit("py.bool", value) if isinstance(value, torch.Tensor) else wrap(slot)
 
 
 def _plain_bool(session: Session, value: Any) -> Any:

@@ -26,8 +26,11 @@ class Functions:
 
     def can(self, code: CodeType) -> bool:
         """Whether a code object that runs now can still be converted."""
-        return code not in self._ours and code not in self.refused and code not in self._asked and is_users(
-            code.co_filename
+        return (
+            code not in self._ours
+            and code not in self.refused
+            and code not in self._asked
+            and is_users(code.co_filename)
         )
 
     def want(self, code: CodeType) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import CellType
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class Loop:
         session = self.session
         for _ in range(_MOST_TRIES):
             self.init = self.get()
-            self.snapshot = session.snapshot(own_cells(self.get, self.set, self.names))
+            self.snapshot = self.look()
             session.snapshots.append(self.snapshot)
             saved = session.recorder.enter()
             try:
@@ -82,6 +83,11 @@ class Loop:
                 self._finish(regions)
                 return
         self.unstable("what it carries has no type that holds for every turn")
+
+    def look(self) -> Snapshot:
+        """A snapshot of all that the loop can reach, without its own variables."""
+        parts = [part for part in (self.test, self.body) if part is not None]
+        return self.session.snapshot(own_cells(self.get, self.set, self.names), parts)
 
     def unstable(self, why: str) -> Any:
         """The first turn differs from the others: take it out of the loop. Raises: Again, CannotStage."""
@@ -358,7 +364,7 @@ def _stage_list(loop: Loop, grows: _Grows) -> None:
     session.append("py.list", operands, {}, [slot], loop.site)
     staged = StagedObject(slot)
     values = loop.get()
-    snapshot = session.snapshot(own_cells(loop.get, loop.set, loop.names))
+    snapshot = loop.look()
     for holder in snapshot.parents.get(id(grown), ()):
         if isinstance(holder, (tuple, frozenset, set)):
             session.cannot("a list that grows in a loop is held by a tuple or a set")
@@ -367,11 +373,13 @@ def _stage_list(loop: Loop, grows: _Grows) -> None:
                 holder[key] = staged
         elif isinstance(holder, list):
             holder[:] = [staged if item is grown else item for item in holder]
+        elif isinstance(holder, CellType):
+            holder.cell_contents = staged
         else:
             session.cannot("a list that grows in a loop is held where it cannot be replaced")
-    if session.held_by_callers(grown, loop.names):
-        session.cannot("a list that grows in a loop is held by the caller", "a staged list cannot take its place there")
     loop.set(tuple(staged if value is grown else value for value in values))
+    if session.held_by_callers(grown):
+        session.cannot("a list that grows in a loop is held by the caller", "a staged list cannot take its place there")
 
 
 # --- values and their leaves -----------------------------------------------------------------------------------------

@@ -131,7 +131,12 @@ class Session:
     # --- recording ---------------------------------------------------------------------------------------------------
 
     def append(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any], site: Site | None = None
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        results: Sequence[Any],
+        site: Site | None = None,
     ) -> None:
         """Record an operator that no dispatcher shows."""
         recorder = self.recorder
@@ -277,9 +282,7 @@ class Session:
         known = type_.shape[dim] if what == "size" else (type_.strides[dim] if type_.strides else None)
         if worlds is None or isinstance(known, int):
             return (tensor.shape if what == "size" else tensor.stride())[dim]
-        examples = tuple(
-            t if t is DEAD else (tuple(t.shape) if what == "size" else t.stride())[dim] for t in worlds
-        )
+        examples = tuple(t if t is DEAD else (tuple(t.shape) if what == "size" else t.stride())[dim] for t in worlds)
         found = ScalarSlot(INT, examples)
         self.append(f"aten.sym_{what}.int", [slot, dim], {}, [found])
         return wrap(found)
@@ -494,20 +497,19 @@ class Session:
         """Record an operator without a result."""
         self.emit(op, *args, **kwargs)
 
-    def held_by_callers(self, value: Any, names: Sequence[str]) -> bool:
-        """Whether a caller's variable holds a value; variables of a function in conversion are told by name."""
+    def held_by_callers(self, value: Any) -> bool:
+        """Whether a variable of a function that runs now holds a value."""
         frame = self.site_frame()
         while frame is not None and frame is not self.base_frame:
             if not frame.f_globals.get("__name__", "").startswith("smelt.capture"):
-                for name, held in frame.f_locals.items():
-                    if held is value and name not in names:
-                        return True
+                if any(held is value for held in frame.f_locals.values()):
+                    return True
             frame = frame.f_back
         return False
 
-    def snapshot(self, without: Sequence[Any] = ()) -> Snapshot:
+    def snapshot(self, without: Sequence[Any] = (), more: Sequence[Any] = ()) -> Snapshot:
         """Copies of all containers that the program can reach from where it stands."""
-        return Snapshot([*self.heap_roots, *self._locals()], [*without, self])
+        return Snapshot([*self.heap_roots, *self._locals(), *more], [*without, self])
 
     def _locals(self) -> list[Any]:
         found = []

@@ -101,6 +101,7 @@ class Count:
     def __init__(self, start: Any) -> None:
         self.start = start
 
+
 def _item(session: Any, part: Any, number: Any) -> Any:
     if isinstance(part, Count):
         return number if part.start == 0 and not is_staged(part.start) else number + part.start

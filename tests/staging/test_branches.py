@@ -1,0 +1,266 @@
+"""Branches that depend on data: both sides, merged or forked, as in eager."""
+
+import torch
+
+from tests.staging.programs import check, refused
+
+X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]])
+
+
+def test_early_return_of_the_seed():
+    def f1(x, y):
+        a = torch.sin(x)
+        b = a @ y
+        if b.sum() < 0:
+            return -y
+        return b + 1
+
+    y = torch.eye(3)
+    text = check(f1, (X, y), (-X, y), has=("if",))
+    assert "in f1" in text and "f32[_, 3]" in text
+
+
+def test_elif_chain_with_values_of_all_arms():
+    def f(x):
+        s = x.sum()
+        if s > 10:
+            y, k = x * 2, 1
+        elif s > 0:
+            y, k = x + 1, 2
+        elif s > -10:
+            y, k = x - 1, 3
+        else:
+            y, k = -x, 4
+        return y, k
+
+    check(f, (X,), (X + 10,), (X - 2,), (X - 20,), has=("if",))
+
+
+def test_value_on_one_path_only():
+    def f(x):
+        flag = x.sum() > 0
+        if flag:
+            y = x * 2
+        z = x + 1
+        if flag:
+            z = z + y
+        return z
+
+    check(f, (X,), (-X,))
+
+
+def test_value_that_is_missing_raises_as_in_eager():
+    def f(x):
+        if x.sum() > 0:
+            y = x * 2
+        return y
+
+    captured_text = check(f, (X,))
+    assert "UnboundLocalError" in captured_text
+
+
+def test_none_or_tensor_forks():
+    def f(x):
+        mask = None
+        if (x > 2).any():
+            mask = x > 2
+        y = x * 3
+        if mask is not None:
+            y = y.masked_fill(mask, 0.0)
+        return y
+
+    check(f, (X,), (-X - 5,), has=("if",))
+
+
+def test_ternary_and_or_not_chain():
+    def f(x):
+        s = x.sum()
+        a = x if s > 0 else -x
+        b = 1 if s > 0 and x.max() > 3 else 2
+        c = s > 100 or not x.min() > -1
+        d = 0 < s.item() < 10
+        return a + b, bool(c), d
+
+    check(f, (X,), (-X,), (X * 10,), (X * 0.1 + 50,))
+
+
+def test_in_place_in_arms_and_views():
+    def f(x):
+        y = x * 1
+        row = y[0]
+        if x.sum() > 0:
+            row.add_(10)
+            y[1] = 7
+        else:
+            y[:, 0].mul_(2)
+        return y
+
+    check(f, (X,), (-X,))
+
+
+def test_in_place_on_an_argument():
+    def f(x):
+        if x.sum() > 0:
+            x.add_(1)
+        return x * 2
+
+    check(f, (X,), (-X,))
+
+
+def test_alias_of_one_arm_written_later():
+    def f(x):
+        base = x + 0
+        if x.sum() > 0:
+            y = base
+        else:
+            y = base.clone()
+        y.add_(1)
+        return base, y
+
+    check(f, (X,), (-X,))
+
+
+def test_containers_changed_in_arms():
+    def f(x):
+        d = {"a": x, "n": 0}
+        items = [x, x + 1]
+        if x.sum() > 0:
+            d["a"] = x * 2
+            d["n"] += 1
+            items[1] = items[0] - 1
+        return d, items
+
+    check(f, (X,), (-X,))
+
+
+def test_lists_of_different_lengths_fork():
+    def f(x):
+        items = [x]
+        if x.sum() > 0:
+            items.append(x + 1)
+        return torch.cat(items)
+
+    check(f, (X,), (-X,))
+
+
+def test_attributes_are_merged_and_put_back():
+    class State:
+        def __init__(self):
+            self.h = torch.zeros(3)
+            self.count = 0
+
+    def f(x):
+        state = State()
+        if x.sum() > 0:
+            state.h = state.h + x[0]
+            state.count += 2
+        return state.h * state.count
+
+    check(f, (X,), (-X,))
+
+
+def test_raise_and_assert():
+    def f(x):
+        assert x.max() < 100, f"too large: {x.max().item():.1f}"
+        if x.sum() < 0:
+            raise ValueError("negative", 3)
+        return x.sqrt()
+
+    check(f, (X,), (-X,), (X * 1000,), has=("py.raise",))
+
+
+def test_raise_that_the_program_catches():
+    def inner(x):
+        if x.sum() < 0:
+            raise ValueError("negative")
+        return x * 2
+
+    def f(x):
+        try:
+            return inner(x)
+        except ValueError:
+            return x - 1
+
+    check(f, (X,), (-X,))
+
+
+def test_print_and_text():
+    def f(x):
+        s = x.sum()
+        print("sum", s, s.item(), sep="|")
+        if s > 0:
+            print(f"positive {s.item():8.3f} {x[0, 0].item()!r}")
+        return x
+
+    check(f, (X,), (-X,), has=("py.print", "py.format"))
+
+
+def test_items_in_arithmetic():
+    def f(x):
+        n = int(x.sum())
+        v = x.mean().item()
+        return x * n + v / 3 - (n // 2) % 3 + abs(v), n * 2, v**2, n == 5, float(n), str(n)
+
+    check(f, (X,), (-X,), (X * 7,))
+
+
+def test_sizes_that_depend_on_data():
+    def f(x):
+        y = x[x > 0]
+        idx = x.nonzero()
+        n = y.shape[0]
+        if n == 0:
+            return x.sum() + idx.size(0)
+        first = y[:2].sum()
+        return first + y.sum() / n + idx[:, 0].sum() + torch.zeros(n, 2).sum() + len(y)
+
+    check(f, (X,), (-X.abs(),), (X.abs(),), (torch.tensor([[1.0, -1.0, -2.0]]),)[:1] and (X * 2,))
+
+
+def test_branches_of_nested_modules():
+    class Inner(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+
+        def forward(self, x):
+            if x.mean() > 0:
+                return self.linear(x)
+            return x.relu() - 1
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.ModuleList([Inner(), Inner()])
+
+        def forward(self, x):
+            for layer in self.inner:
+                x = layer(x)
+                if x.norm() > 5:
+                    x = x / x.norm()
+            return x
+
+    torch.manual_seed(0)
+    check(Outer(), (X,), (-X,), (X * 10,), has=("if", "param"))
+
+
+def test_max_min_any_all():
+    def f(x):
+        a, b = x[0].sum(), x[1].sum()
+        hi = max(a, b)
+        lo = min(a.item(), b.item(), 1.5)
+        return hi * 2, lo, any(v > 2 for v in x[0]), all([a > 0, b > 0])
+
+    check(f, (X,), (-X,), (X.flip(0),))
+
+
+def test_what_cannot_be_staged_says_so():
+    class Keeper(torch.nn.Module):
+        def forward(self, x):
+            self.last = x * 2
+            return x if x.sum() > 0 else -x
+
+    keeper = Keeper()
+    keeper.last = None
+    assert "keeps what depends on data" in refused(keeper, X)
+    assert not isinstance(keeper.last, torch._subclasses.FakeTensor)
