@@ -1,0 +1,277 @@
+"""What converted code calls: the protocol, and the runtime that does exactly what Python does.
+
+A runtime belongs to a thread. Where none is installed, `current()` is the plain one, so that converted code which
+another thread happens to enter means there what it meant before.
+
+`at` is the line of the operation in the user's file. Thunks take no argument and are called at most as often as Python
+would evaluate what they hold. `names` are the variables that a statement may rebind or delete, `get()` is the tuple of
+their values with `UNDEF` where one is unbound, `set(values)` binds (or unbinds) all of them. Names that begin with
+`HIDDEN` are the converter's own: flags that stand for `break`, `continue` and `return`, and the value to be returned.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+HIDDEN: Final = "__smelt_"
+"""What the converter's own names begin with."""
+
+
+class Undefined:
+    """The type of `UNDEF`, which stands for the value of a variable that has none."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "UNDEF"
+
+
+UNDEF: Final = Undefined()
+
+Thunk = Callable[[], Any]
+Get = Callable[[], tuple[Any, ...]]
+Set = Callable[[tuple[Any, ...]], None]
+Names = tuple[str, ...]
+
+
+def nothing() -> None:
+    """The arm of a branch that has no statements; compare by identity."""
+
+
+class Runtime(Protocol):
+    """What a runtime must answer. Operators are Python's spellings: `+`, `//`, `not in`, `is`; unary `-`, `+`, `~`."""
+
+    def if_(self, at: int, test: Any, then: Thunk, orelse: Thunk, names: Names, get: Get, set: Set) -> None: ...
+    def while_(self, at: int, test: Thunk, body: Thunk, names: Names, get: Get, set: Set) -> None: ...
+    def for_(
+        self,
+        at: int,
+        iterable: Any,
+        body: Callable[[Any], None],
+        names: Names,
+        get: Get,
+        set: Set,
+        more: Thunk | None,
+    ) -> None:
+        """`more`, where there is one, is asked after each item whether to go on."""
+
+    def ifexp(self, at: int, test: Any, then: Thunk, orelse: Thunk) -> Any: ...
+    def and_(self, at: int, *thunks: Thunk) -> Any: ...
+    def or_(self, at: int, *thunks: Thunk) -> Any: ...
+    def not_(self, at: int, value: Any) -> Any: ...
+    def truth(self, at: int, value: Any) -> Any:
+        """The bool of an operand of `and` or `or` whose result is only tested; so Python asks it once, too."""
+
+    def compare(self, at: int, left: Any, *rest: tuple[str, Thunk]) -> Any: ...
+    def assert_(self, at: int, test: Any, message: Thunk | None) -> None: ...
+    def raise_(self, at: int, exc: Thunk | None, cause: Thunk | None) -> None:
+        """`exc` is None where the statement re-raises what is being handled."""
+
+    def call(self, at: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def getitem(self, at: int, o: Any, k: Any) -> Any: ...
+    def setitem(self, at: int, o: Any, k: Any, v: Any) -> None: ...
+    def delitem(self, at: int, o: Any, k: Any) -> None: ...
+    def getattr_(self, at: int, o: Any, name: str) -> Any: ...
+    def setattr_(self, at: int, o: Any, name: str, v: Any) -> None: ...
+    def binop(self, at: int, op: str, a: Any, b: Any) -> Any: ...
+    def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
+        """The value that `a op= b` binds; `op` is spelled without `=`."""
+
+    def unop(self, at: int, op: str, a: Any) -> Any: ...
+    def contains(self, at: int, item: Any, c: Any) -> Any: ...
+    def fstring(self, at: int, parts: tuple[Any, ...]) -> Any: ...
+    def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> Any:
+        """`conversion` is "s", "r", "a" or None; `spec` is a string (or what `fstring` made), empty where none is."""
+
+    def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
+        """What Python itself is to iterate: the right side of an unpacking, the source of a generator expression."""
+
+
+_BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "@": operator.matmul,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+}
+_INPLACE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": operator.iadd,
+    "-": operator.isub,
+    "*": operator.imul,
+    "/": operator.itruediv,
+    "//": operator.ifloordiv,
+    "%": operator.imod,
+    "**": operator.ipow,
+    "@": operator.imatmul,
+    "<<": operator.ilshift,
+    ">>": operator.irshift,
+    "&": operator.iand,
+    "|": operator.ior,
+    "^": operator.ixor,
+}
+_UNARY: Mapping[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
+_COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "is": operator.is_,
+    "is not": operator.is_not,
+    "in": lambda item, c: item in c,
+    "not in": lambda item, c: item not in c,
+}
+_CONVERT: Mapping[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
+
+
+class PlainRuntime:
+    """Python's own meaning."""
+
+    __slots__ = ()
+
+    def if_(self, at: int, test: Any, then: Thunk, orelse: Thunk, names: Names, get: Get, set: Set) -> None:
+        if test:
+            then()
+        else:
+            orelse()
+
+    def while_(self, at: int, test: Thunk, body: Thunk, names: Names, get: Get, set: Set) -> None:
+        while test():
+            body()
+
+    def for_(
+        self,
+        at: int,
+        iterable: Any,
+        body: Callable[[Any], None],
+        names: Names,
+        get: Get,
+        set: Set,
+        more: Thunk | None,
+    ) -> None:
+        for item in iterable:
+            body(item)
+            if more is not None and not more():
+                break
+
+    def ifexp(self, at: int, test: Any, then: Thunk, orelse: Thunk) -> Any:
+        return then() if test else orelse()
+
+    def and_(self, at: int, *thunks: Thunk) -> Any:
+        for thunk in thunks[:-1]:
+            value = thunk()
+            if not value:
+                return value
+        return thunks[-1]()
+
+    def or_(self, at: int, *thunks: Thunk) -> Any:
+        for thunk in thunks[:-1]:
+            value = thunk()
+            if value:
+                return value
+        return thunks[-1]()
+
+    def not_(self, at: int, value: Any) -> Any:
+        return not value
+
+    def truth(self, at: int, value: Any) -> Any:
+        return bool(value)
+
+    def compare(self, at: int, left: Any, *rest: tuple[str, Thunk]) -> Any:
+        for op, thunk in rest[:-1]:
+            right = thunk()
+            value = _COMPARE[op](left, right)
+            if not value:
+                return value
+            left = right
+        op, thunk = rest[-1]
+        return _COMPARE[op](left, thunk())
+
+    def assert_(self, at: int, test: Any, message: Thunk | None) -> None:
+        if not test:
+            raise AssertionError if message is None else AssertionError(message())
+
+    def raise_(self, at: int, exc: Thunk | None, cause: Thunk | None) -> None:
+        if exc is None:
+            raise
+        if cause is None:
+            raise exc()
+        raise exc() from cause()
+
+    def call(self, at: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return fn(*args, **kwargs)
+
+    def getitem(self, at: int, o: Any, k: Any) -> Any:
+        return o[k]
+
+    def setitem(self, at: int, o: Any, k: Any, v: Any) -> None:
+        o[k] = v
+
+    def delitem(self, at: int, o: Any, k: Any) -> None:
+        del o[k]
+
+    def getattr_(self, at: int, o: Any, name: str) -> Any:
+        return getattr(o, name)
+
+    def setattr_(self, at: int, o: Any, name: str, v: Any) -> None:
+        setattr(o, name, v)
+
+    def binop(self, at: int, op: str, a: Any, b: Any) -> Any:
+        return _BINARY[op](a, b)
+
+    def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
+        return _INPLACE[op](a, b)
+
+    def unop(self, at: int, op: str, a: Any) -> Any:
+        return _UNARY[op](a)
+
+    def contains(self, at: int, item: Any, c: Any) -> Any:
+        return item in c
+
+    def fstring(self, at: int, parts: tuple[Any, ...]) -> Any:
+        return "".join(parts)
+
+    def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> Any:
+        return format(v if conversion is None else _CONVERT[conversion](v), spec)
+
+    def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
+        return iterable
+
+
+PLAIN: Final = PlainRuntime()
+
+
+class _Local(threading.local):
+    runtime: Runtime = PLAIN
+
+
+_local = _Local()
+
+
+def current() -> Runtime:
+    """This thread's runtime: the one installed last, or the plain one."""
+    return _local.runtime
+
+
+@contextmanager
+def installed(runtime: Runtime) -> Iterator[Runtime]:
+    """Makes `runtime` this thread's, for the time of the block."""
+    before = _local.runtime
+    _local.runtime = runtime
+    try:
+        yield runtime
+    finally:
+        _local.runtime = before
