@@ -493,8 +493,8 @@ CONTRACT = (
     Mutant(
         "product: last block of K",
         "codegen/contract/gemm.py",
-        'count = minimum(fn, str(BLOCK), fn.let(f"sub nsw i64 {word[\'k\']}, {k}", "i"))',
-        "count = fn.add(str(BLOCK), 0)",
+        'count = minimum(fn, word["block_terms"], fn.let(f"sub nsw i64 {word[\'k\']}, {k}", "i"))',
+        'count = fn.add(word["block_terms"], 0)',
         "the last block of K goes on past the end of the rows",
         (f"{_PRODUCTS}::test_every_remainder",),
     ),
