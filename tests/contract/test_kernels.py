@@ -43,7 +43,9 @@ def test_every_remainder(isa: Isa, dtype: torch.dtype, right: Right) -> None:
 
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", RIGHTS)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 768, 768), (4, 300, 768), (40, 200, 768), (12, 96, 3072), (40, 96, 3072)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 768, 768), (4, 300, 768), (40, 200, 768), (12, 96, 3072), (40, 96, 3072)]
+)
 def test_error_is_within_that_of_eager(isa: Isa, right: Right, m: int, n: int, k: int) -> None:
     x, w = normal(m, k), lying(normal(n, k, seed=1), right)
     out = torch.empty(m, n)
