@@ -86,3 +86,12 @@ def refused(fn: Any, *args: Any) -> str:
     captured = staged(fn, args)
     assert captured.error is not None, captured.graph
     return str(captured.error)
+
+
+def raises(x: torch.Tensor) -> torch.Tensor:
+    """A program that asserts and raises."""
+    assert x.max() < 100, f"too large: {x.max().item():.1f}"
+    assert x.min() > -1000
+    if x.sum() < 0:
+        raise ValueError("negative", 3)
+    return x.sqrt()

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.staging.programs import check, refused
+from tests.staging.programs import check, raises, refused
 
 X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]])
 
@@ -17,7 +17,7 @@ def test_early_return_of_the_seed():
 
     y = torch.eye(3)
     text = check(f1, (X, y), (-X, y), has=("if",))
-    assert "in f1" in text and "f32[_, 3]" in text
+    assert "f1" in text and "f32[_, 3]" in text
 
 
 def test_elif_chain_with_values_of_all_arms():
@@ -160,13 +160,8 @@ def test_attributes_are_merged_and_put_back():
 
 
 def test_raise_and_assert():
-    def f(x):
-        assert x.max() < 100, f"too large: {x.max().item():.1f}"
-        if x.sum() < 0:
-            raise ValueError("negative", 3)
-        return x.sqrt()
-
-    check(f, (X,), (-X,), (X * 1000,), has=("py.raise",))
+    # From elsewhere: pytest rewrites what tests assert.
+    check(raises, (X,), (-X,), (X * 1000,), has=("py.raise",))
 
 
 def test_raise_that_the_program_catches():

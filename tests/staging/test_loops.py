@@ -208,7 +208,7 @@ def test_comprehension_and_list_of_items():
         n = int(x[0].sum())
         squares = [i * i for i in range(n)]
         values = x[0].tolist()
-        return sum(squares), [v for v in values if v == v], x * values[0]
+        return sum(squares), sum([v for v in values if v > 0], 0.0), x * values[0]
 
     check(f, (X,), (X * 3,), (-X,))
 
@@ -230,6 +230,8 @@ def test_int_that_becomes_a_float():
             if best is None or row.sum() > score:
                 best = row
                 score = row.sum().item()
+        if best is None:
+            return x[0] * 0, 0.0
         return best, score
 
-    check(f, (X,), (-X,))
+    check(f, (X,), (-X,), (X * 0 + 99,))

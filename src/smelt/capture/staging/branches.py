@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 
-from smelt.capture.convert.runtime import UNDEF
 from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.spans import is_users
-from smelt.capture.staging.heap import Change
-from smelt.capture.staging.merge import Poison
+from smelt.capture.staging.merge import Poison, resolved
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import CannotMerge, CannotStage
 from smelt.capture.staging.symbols import is_staged, slot_of
@@ -86,7 +84,12 @@ def branch(
         try:
             why = ("fork", key)
             arms = [
-                session.trace(arm(session, body, before, get, set_, snapshot), names, why) for body in (then, orelse)
+                session.trace(
+                    arm(session, body, before, get, set_, snapshot, resolved(names, before, slot, answer, session.negations)),
+                    names,
+                    why,
+                )
+                for body, answer in ((then, True), (orelse, False))
             ]
             outcome = session.branch(slot, arms, site, why, names)
         except CannotMerge:
@@ -98,7 +101,9 @@ def branch(
             return
         finally:
             session.snapshots.pop()
-    if session.fork(slot, site):
+    answer = session.fork(slot, site)
+    set_(resolved(names, get(), slot, answer, session.negations))
+    if answer:
         then()
     else:
         orelse()
@@ -110,13 +115,14 @@ def own_cells(get: Any, set_: Any, names: Sequence[str]) -> list[Any]:
 
 
 def arm(
-    session: Session, body: Callable[[], Any], before: Any, get: Any, set_: Any, snapshot: Any
+    session: Session, body: Callable[[], Any], before: Any, get: Any, set_: Any, snapshot: Any, start: Any
 ) -> Callable[[], Outcome]:
     """One run of an arm: what it leaves, with everything put back."""
 
     def run() -> Outcome:
         session.recorder.depth += 1
         try:
+            set_(start)
             body()
             return Outcome(get(), snapshot.changes())
         except CannotMerge:
@@ -138,11 +144,6 @@ def apply(outcome: Outcome, set_: Callable[[tuple[Any, ...]], None]) -> None:
     set_(outcome.value)
 
 
-def writes_of(changes: dict[tuple[int, Any], Change]) -> dict[tuple[int, Any], Change]:
-    """Changes as an outcome holds them."""
-    return changes
-
-
 # --- exceptions ------------------------------------------------------------------------------------------------------
 
 
@@ -161,7 +162,8 @@ def raised(session: Session, error: Exception) -> Outcome:
 
 def check_genuine(session: Session, error: Exception) -> None:
     """Raises: CannotStage for an error that eager might not meet."""
-    if any(error is known for known in (*session.raised, *session.refused)) or _is_raised_by_user(error):
+    # A variable without a value is so in eager too, on this path: merged ones hold a poison instead.
+    if isinstance(error, UnboundLocalError) or any(error is known for known in (*session.raised, *session.refused)) or _is_raised_by_user(error):
         return
     raise CannotStage(
         f"an error came up on shadows: {type(error).__name__}: {error}",
@@ -208,8 +210,3 @@ def _handles(code: Any, instruction: int) -> bool:
     if parse is None:
         return True
     return any(e.start <= instruction < e.end and not e.lasti for e in parse(code))
-
-
-def undefined(value: Any) -> bool:
-    """Whether a variable has no value, at least on some path."""
-    return value is UNDEF or isinstance(value, Poison)

@@ -15,7 +15,7 @@ from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.staging import calls
 from smelt.capture.staging.branches import branch, condition, is_catchable
 from smelt.capture.staging.loops import Loop, run_loop
-from smelt.capture.staging.merge import Poison
+from smelt.capture.staging.merge import Pending, Poison
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
@@ -362,6 +362,8 @@ def _use(session: Session, *values: Any) -> None:
     for value in values:
         if isinstance(value, Poison):
             session.unmerge(value.why)
+        if isinstance(value, Pending):
+            session.cannot("a function returns a value on some paths only")
 
 
 def _staged(session: Session, value: Any) -> Any:

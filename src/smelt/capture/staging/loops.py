@@ -19,7 +19,7 @@ from smelt.capture.convert.runtime import HIDDEN, UNDEF
 from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.staging.branches import check_genuine, is_catchable, own_cells, record_raise
 from smelt.capture.staging.heap import MISSING, WHOLE, Change, Snapshot
-from smelt.capture.staging.merge import Poison
+from smelt.capture.staging.merge import Pending, Poison, flag_in, is_result
 from smelt.capture.staging.records import RegionRecords
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import Again, CannotStage
@@ -59,6 +59,7 @@ class Loop:
         self.test, self.body, self.bounds = test, body, bounds
         self.places: dict[Any, Place] = {}
         self.poisoned: set[int] = set()
+        self.pending: set[int] = set()
         self.site = session.site()
         self.init: tuple[Any, ...] = ()
         self.snapshot: Snapshot = None  # type: ignore[assignment]
@@ -137,6 +138,8 @@ class Loop:
                 given = part(*arguments)
                 return Outcome(self.get(), self.snapshot.changes(), test=given if part is self.test else None)
             except Exception as error:
+                if isinstance(error, UnboundLocalError) and self.poisoned:
+                    self.unstable("a variable has a value from an earlier turn only")
                 check_genuine(self.session, error)
                 if is_catchable(self.session):
                     self.session.cannot("an exception is raised in a loop that depends on data", "it may be caught")
@@ -164,8 +167,14 @@ class Loop:
                 self._writes.append((place.change, value))
         for number in self.poisoned:
             values[number] = UNDEF
-        self._values = tuple(values)
+        self._values = self._pend(values)
         return params
+
+    def _pend(self, values: list[Any]) -> tuple[Any, ...]:
+        """Variables with results that may not have been come to as such."""
+        for number in self.pending:
+            values[number] = Pending(values[number], flag_in(self.names, values))
+        return tuple(values)
 
     def _param(self, place: Place, params: list[Slot]) -> Any:
         leaves, build = take_apart(place.init)
@@ -204,6 +213,14 @@ class Loop:
             if number in self.places or number in self.poisoned or same(before, after):
                 continue
             name = self.names[number]
+            if is_result(name) and (before is None or isinstance(before, Pending)) and after is not UNDEF:
+                if flag_in(self.names, self.names) is None or isinstance(before, Pending):
+                    self.unstable("a result is returned in it")
+                self.pending.add(number)
+                before = self._dummy(after.value if isinstance(after, Pending) else after)
+                self.places[number] = Place(number, name, before)
+                known = False
+                continue
             if before is UNDEF or isinstance(before, Poison):
                 if not name.startswith(HIDDEN) or isinstance(after, Poison):
                     self.poisoned.add(number)
@@ -248,6 +265,7 @@ class Loop:
         for place in self.places.values():
             if place.change is None:
                 after = outcome.value[place.key]
+                after = after.value if isinstance(after, Pending) else after
             else:
                 change = outcome.writes.get(place.key)
                 after = bound[place.key] if change is None else change.new
@@ -325,7 +343,7 @@ class Loop:
             change.put(value)
         for number in self.poisoned:
             values[number] = Poison(self.names[number], ("loop", self.key))
-        self.set(tuple(values))
+        self.set(self._pend(values))
 
 
 class _Any:

@@ -34,6 +34,42 @@ class Poison:
         self.name, self.why = name, why
 
 
+class Pending:
+    """The value that a function is going to return, where it may not have come to a `return` yet.
+
+    It is None unless `flag` (the converter's own, merged at the same place) is true; then it is `value`.
+    """
+
+    __slots__ = ("flag", "value")
+
+    def __init__(self, value: Any, flag: Any = None) -> None:
+        self.value, self.flag = value, flag
+
+
+def is_result(name: str) -> bool:
+    """Whether a name is the converter's for the value to be returned."""
+    return name.startswith(f"{HIDDEN}value")
+
+
+def flag_in(names: Sequence[str], values: Sequence[Any]) -> Any:
+    """What tells whether a function has come to a `return`, None where that is not among the names."""
+    return next((v for n, v in zip(names, values, strict=True) if n.startswith(f"{HIDDEN}returned")), None)
+
+
+def resolved(names: Sequence[str], values: Sequence[Any], slot: Slot, answer: bool, negations: Any) -> tuple[Any, ...]:
+    """The variables where a condition has an answer: a pending result is there, or is not."""
+    found = []
+    for value in values:
+        if isinstance(value, Pending) and is_staged(value.flag):
+            flag = slot_of(value.flag)
+            if flag is slot:
+                value = value.value if answer else None
+            elif negations.get(slot) is flag:
+                value = None if answer else value.value
+        found.append(value)
+    return tuple(found)
+
+
 class Merger:
     """The merging of two outcomes; `left`, `right` and `results` are what an `if` yields and gives."""
 
@@ -83,12 +119,22 @@ class Merger:
         count = len(self.names)
         left = (_RAISED,) * count if a is _RAISED else a
         right = (_RAISED,) * count if b is _RAISED else b
-        return tuple(self.named(n, x, y) for n, x, y in zip(self.names, left, right, strict=True))
+        found = tuple(self.named(n, x, y) for n, x, y in zip(self.names, left, right, strict=True))
+        for value in found:
+            if isinstance(value, Pending) and value.flag is None:
+                value.flag = flag_in(self.names, found)
+                if not is_staged(value.flag):
+                    self._fail("a result is returned on one path only")
+        return found
 
     def named(self, name: str, a: Any, b: Any) -> Any:
         """A variable after two paths; one without a value on a path has one that must not be used."""
         if a is b:
             return self.merge(a, b)
+        if is_result(name) and flag_in(self.names, self.names) is not None and _RAISED not in (a, b):
+            pending = [v for v in (a, b) if v is None or isinstance(v, Pending)]
+            if pending:
+                return self._pending(a, b)
         for one, other in ((a, b), (b, a)):
             if one is UNDEF or isinstance(one, Poison):
                 if other is _RAISED:
@@ -99,6 +145,13 @@ class Merger:
                     return one
                 return self._either(other, is_left=one is b)
         return self.merge(a, b)
+
+    def _pending(self, a: Any, b: Any) -> Pending:
+        """A result that at least one path has not come to."""
+        left, right = (v.value if isinstance(v, Pending) else v for v in (a, b))
+        if a is None or b is None:
+            return Pending(self._either(right if a is None else left, is_left=b is None))
+        return Pending(self.merge(left, right))
 
     def _either(self, value: Any, is_left: bool) -> Any:
         """A value that one path has, where the other has none and will not be asked: any of the type will do."""
@@ -136,6 +189,8 @@ class Merger:
             return a
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
             return self._tensors(a, b)
+        if isinstance(a, Pending) or isinstance(b, Pending):
+            self._fail("a result is returned on one path only")
         if isinstance(a, Poison) or isinstance(b, Poison):
             return a if isinstance(a, Poison) else b
         if (is_staged(a) or isinstance(a, _NUMBERS)) and (is_staged(b) or isinstance(b, _NUMBERS)):

@@ -104,6 +104,7 @@ class Session:
         self.merge: Any = None
         self.snapshots: list[Snapshot] = []
         self.stopped: BaseException | None = None
+        self.negations: dict[Slot, Slot] = {}
 
     # --- stops -------------------------------------------------------------------------------------------------------
 
@@ -188,6 +189,8 @@ class Session:
             results.append(value)
             slots.append(slot)
         self.append(op, operands, named, slots)
+        if op == "py.not_" and isinstance(operands[0], Slot):
+            self.negations[slots[0]] = operands[0]
         return results[0] if len(results) == 1 else tuple(results)
 
     def value_of(self, type_: Type, examples: tuple[Any, ...], is_native: bool = False) -> tuple[Any, Slot]:
@@ -411,14 +414,17 @@ class Session:
         (then, then_out), (other, other_out) = arms
         merger = self.merge(self, site, why, names)
         outcome = merger.outcomes(then_out, other_out)
-        for records, yields in ((then, merger.left), (other, merger.right)):
+        for arm, records, yields in ((then_out, then, merger.left), (other_out, other, merger.right)):
+            if arm.is_raised:
+                # Never reached; a value of the type stands there all the same.
+                yields[:] = [slot_type(r) for r in merger.results]
             yields[:] = [self.placeholder(y, records, site) for y in yields]
         self.structured(
             "if",
             [slot],
             [
-                RegionRecords((), then, [None] * len(merger.results) if then_out.is_raised else merger.left),
-                RegionRecords((), other, [None] * len(merger.results) if other_out.is_raised else merger.right),
+                RegionRecords((), then, merger.left),
+                RegionRecords((), other, merger.right),
             ],
             merger.results,
             site,

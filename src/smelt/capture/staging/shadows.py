@@ -59,8 +59,12 @@ class ShadowRecorder(Recorder):
 
     def leave(self, saved: Any) -> None:
         """Go back to the list that was recorded into before."""
-        self.inner.update(self._slots)
-        self.records, self._slots = saved
+        records, slots = saved
+        for key, slot in self._slots.items():
+            # An entry from before may be a dead tensor's, whose id one of an inner region's has now.
+            if slots.get(key) is not slot:
+                self.inner[key] = slot
+        self.records, self._slots = records, slots
 
     def _adopt(self, tensor: torch.Tensor) -> Slot:
         # What a region left is found again where outcomes are merged; the graph's builder refuses any other use.

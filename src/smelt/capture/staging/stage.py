@@ -34,7 +34,7 @@ from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.control import StagingRuntime
 from smelt.capture.staging.functions import Functions
 from smelt.capture.staging.heap import Change, Snapshot
-from smelt.capture.staging.merge import Merger, Poison
+from smelt.capture.staging.merge import Merger, Pending, Poison
 from smelt.capture.staging.patches import answering
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import Again, CannotStage, Stop
@@ -226,6 +226,8 @@ def _with_stand_ins(value: Any, found: dict[int, Slot], session: Session) -> Any
         if type(value) is dict:
             return made
         raise CannotStage(f"the result is a {type(value).__qualname__} of staged numbers", "it cannot be rebuilt", None)
+    if isinstance(value, Pending):
+        raise CannotStage("a function returns a value on some paths only", "None and a value have no common form", None)
     if isinstance(value, Poison):
         session.unmerge(value.why)
     return value
