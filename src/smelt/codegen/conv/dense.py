@@ -262,7 +262,8 @@ class _Dense:
             goes_on = fn.let(f"icmp slt i64 {slot.index}, {last}")
             col, carry = self._wrap(fn.add(col, fn.let(f"zext i1 {goes_on} to i64")), w["ow"])
             row, carry = self._wrap(fn.add(row, carry), w["oh"])
-            for c, value in zip(slot.carried, (fn.add(image, carry), row, col), strict=True):
+            image = fn.add(image, carry)
+            for c, value in zip(slot.carried, (image, row, col), strict=True):
                 c.next = value
 
     def _wrap(self, value: str, size: str) -> tuple[str, str]:
