@@ -4,13 +4,16 @@ from smelt.analysis.aliases import Aliases, OutputAlias, alias_analysis, is_exte
 from smelt.analysis.cost import Cost, cost, total_cost
 from smelt.analysis.dependence import Dependence, dependence, is_static
 from smelt.analysis.liveness import last_uses, live_bytes, nbytes, used_by
+from smelt.analysis.region_aliases import RegionAliases, conflicts, region_aliases
 
 __all__ = [
     "Aliases",
     "Cost",
     "Dependence",
     "OutputAlias",
+    "RegionAliases",
     "alias_analysis",
+    "conflicts",
     "cost",
     "dependence",
     "is_external",
@@ -19,6 +22,7 @@ __all__ = [
     "live_bytes",
     "nbytes",
     "output_aliases",
+    "region_aliases",
     "total_cost",
     "used_by",
 ]

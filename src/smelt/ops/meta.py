@@ -32,6 +32,7 @@ from smelt.ir import (
     TupleType,
     Type,
     Value,
+    join_all,
     values_in,
 )
 from smelt.ir.dtypes import DType
@@ -53,6 +54,9 @@ _SHRINKING = frozenset(
 )  # fmt: skip
 # Those whose results grow at most by the numbers that they are given.
 _GROWING = frozenset(f"aten.{name}.default" for name in ("adaptive_avg_pool2d", "pad", "constant_pad_nd"))
+
+
+Fill = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,30 @@ def dummy_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tu
     return found, values
 
 
+def data_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Outcome, list[Value]]:
+    """What the outcomes on several sets of real data share: `_` where a size follows the data.
+
+    Raises: CannotRun where torch refuses all of them.
+    """
+    key, values = call_key(args, kwargs)
+    found = [_run(op, key, None, fill) for fill in _FILLS]
+    outcomes = [one for one in found if isinstance(one, Outcome)]
+    if not outcomes:
+        raise CannotRun(str(found[0]))
+    types = tuple(join_all(column) for column in zip(*(o.types for o in outcomes), strict=True))
+    shares = tuple(frozenset().union(*column) for column in zip(*(o.shares for o in outcomes), strict=True))
+    return Outcome(types, shares), values
+
+
+# Ways to fill tensors with data of which operators make results of different sizes.
+_FILLS: tuple[Fill, ...] = (
+    torch.zeros_like,
+    torch.ones_like,
+    lambda t: (torch.arange(t.numel(), device=t.device) % 2).reshape(t.shape).to(t.dtype),
+    lambda t: (torch.arange(t.numel(), device=t.device) % 5).reshape(t.shape).to(t.dtype),
+)
+
+
 @lru_cache(maxsize=8192)
 def _meta_outcome(op: str, key: Any) -> Outcome | str:
     if not meta_kernels_are_loaded() and _is_quick(op, key):
@@ -172,7 +200,7 @@ def _tensor_types(type_: Type) -> list[TensorType]:
     return [type_] if isinstance(type_, TensorType) else []
 
 
-def _run(op: str, key: Any, device: str | None) -> Outcome | str:
+def _run(op: str, key: Any, device: str | None, fill: Fill | None = None) -> Outcome | str:
     found = overload(op)
     schema = schema_of(op)
     if found is None or schema is None:
@@ -182,8 +210,8 @@ def _run(op: str, key: Any, device: str | None) -> Outcome | str:
         return "the operands are on several devices"
     tensors: dict[int, torch.Tensor] = {}
     try:
-        args = [_build(item, device, home, tensors) for item in key[0]]
-        kwargs = {name: _build(item, device, home, tensors) for name, item in key[1]}
+        args = [_build(item, device, home, tensors, fill) for item in key[0]]
+        kwargs = {name: _build(item, device, home, tensors, fill) for name, item in key[1]}
         if device == "meta" and not tensors and any(a.name == "device" for a in schema.arguments):
             kwargs.setdefault("device", device)
             kwargs["device"] = device
@@ -230,14 +258,14 @@ def _literals(key: Any) -> list[Any]:
     return []
 
 
-def _build(item: Any, device: str | None, home: str, tensors: dict[int, torch.Tensor]) -> Any:
+def _build(item: Any, device: str | None, home: str, tensors: dict[int, torch.Tensor], fill: Fill | None = None) -> Any:
     if isinstance(item, Operand):
         if item.number not in tensors:
-            tensors[item.number] = _tensor(item.type, device)
+            tensors[item.number] = _tensor(item.type, device, fill)
         return tensors[item.number]
     if len(item) == 2 and isinstance(item[0], type):
         return _literal(item, device, home)
-    return [_build(inner, device, home, tensors) for inner in item]
+    return [_build(inner, device, home, tensors, fill) for inner in item]
 
 
 def _literal(item: Any, device: str | None, home: str) -> Any:
@@ -251,15 +279,17 @@ def _literal(item: Any, device: str | None, home: str) -> Any:
     return value
 
 
-def _tensor(type_: Type, device: str | None) -> torch.Tensor:
+def _tensor(type_: Type, device: str | None, fill: Fill | None = None) -> torch.Tensor:
     if isinstance(type_, TupleType):
-        return [_tensor(t, device) for t in type_.elements]
+        return [_tensor(t, device, fill) for t in type_.elements]
     if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
         raise CannotRun(f"{type_} is not the type of a static, strided tensor")
     if device is None and type_.numel > _DUMMY_NUMEL:
         raise CannotRun(f"{type_} is too large to try")
     made = dummy_of(type_, "meta" if device == "meta" else None)
-    return made if device is not None else made.zero_()
+    if device is not None:
+        return made
+    return made.zero_() if fill is None else made.copy_(fill(made))
 
 
 def _type(result: Any, home: str) -> Type:

@@ -1,6 +1,7 @@
 """The types of an operator's results, from the types of its operands.
 
-Asked in this order: the catalogue's rule, torch's meta kernel, a FakeTensor run, a run on real zeros.
+Asked in this order: the catalogue's rule, torch's meta kernel, a FakeTensor run, a run on real data; for operators
+whose sizes follow the data, several such runs. Where sizes are unknown, all that for sizes that they may be.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from smelt.diag import InternalError
 from smelt.ir import Arg, Type
 from smelt.ops.catalogue import record_of
-from smelt.ops.meta import CannotRun, dummy_outcome, fake_outcome, meta_outcome
+from smelt.ops.meta import CannotRun, data_outcome, dummy_outcome, fake_outcome, meta_outcome
 from smelt.ops.python_ops import infer_python
-from smelt.ops.registry import arguments_of, schema_of
+from smelt.ops.registry import arguments_of, schema_of, tags_of
 from smelt.ops.scalar_reads import scalar_read
+from smelt.ops.unknown_sizes import infer_unknown, is_static_call
 
 
 def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None) -> tuple[Type, ...]:
@@ -27,6 +29,23 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
     if scalar is not None:
         return (scalar.result(args),)
     named = kwargs or {}
+    if not is_static_call(args, named):
+        return infer_unknown(op, args, named, (_infer_quick, _infer_static))
+    return _infer_static(op, args, named)
+
+
+def _infer_quick(op: str, args: Sequence[Arg], named: Mapping[str, Arg]) -> tuple[Type, ...]:
+    """The types by what costs little. Raises: InternalError where that does not tell."""
+    ruled = _by_rule(op, args, named)
+    if ruled is not None:
+        return ruled
+    try:
+        return meta_outcome(op, args, named)[0].types
+    except CannotRun as failure:
+        raise InternalError(f"the result type of {op} cannot be told", why=str(failure), code="S0902") from None
+
+
+def _infer_static(op: str, args: Sequence[Arg], named: Mapping[str, Arg]) -> tuple[Type, ...]:
     ruled = _by_rule(op, args, named)
     if ruled is not None:
         return ruled
@@ -34,7 +53,9 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
     record = record_of(op)
     # A view that meta tensors refuse is refused by all tensors; asking on would cost a second for nothing.
     is_view = record is not None and record.alias == "view"
-    for way in (meta_outcome,) if is_view else (meta_outcome, fake_outcome, dummy_outcome):
+    follows_data = "dynamic_output_shape" in tags_of(op)
+    ways = (meta_outcome, data_outcome) if follows_data else (meta_outcome, fake_outcome, dummy_outcome)
+    for way in (meta_outcome,) if is_view else ways:
         try:
             return way(op, args, named)[0].types
         except CannotRun as failure:

@@ -203,7 +203,21 @@ def _copied(item: Any) -> Any:
     return strided_copy(item.detach()) if isinstance(item, torch.Tensor) else item
 
 
+def _flat(items: Sequence[Any]) -> list[Any]:
+    """What is in lists, tuples and dictionaries, in their place."""
+    found: list[Any] = []
+    for item in items:
+        if isinstance(item, dict):
+            found.extend(_flat([*item.keys(), *item.values()]))
+        elif isinstance(item, (list, tuple)):
+            found.extend(_flat(item))
+        else:
+            found.append(item)
+    return found
+
+
 def _sharing(items: Sequence[Any]) -> list[tuple[int, int]]:
+    items = _flat(items)
     starts = [i.untyped_storage().data_ptr() if isinstance(i, torch.Tensor) and i.numel() else None for i in items]
     return [
         (a, b)
@@ -237,6 +251,12 @@ def compare(found: Observation, expected: Observation, rtol: float = 0.0, atol: 
 def _difference(a: Any, b: Any, rtol: float, atol: float) -> str:
     if isinstance(a, torch.Tensor) != isinstance(b, torch.Tensor):
         return f"{type(a).__name__} for {type(b).__name__}"
+    if isinstance(a, (list, tuple, dict)):
+        left, right = _flat([a]), _flat([b])
+        if type(a) is not type(b) or len(left) != len(right):
+            return f"{a!r} for {b!r}"
+        inside = (_difference(x, y, rtol, atol) for x, y in zip(left, right, strict=True))
+        return next((text for text in inside if text), "")
     if not isinstance(a, torch.Tensor):
         return "" if type(a) is type(b) and (a == b or a != a) else f"{a!r} for {b!r}"
     # The strides of a tensor without elements mean nothing, and eager itself is not consistent about them.

@@ -2,6 +2,7 @@
 
 from smelt.rewrite.driver import Rule, apply_rules
 from smelt.rewrite.pattern import Anything, Literal, Match, Op, Pattern, any_of, anything, literal, match, op
+from smelt.rewrite.regions import add_carried, add_result, carried_params, drop_results, first_carried
 from smelt.rewrite.rewriter import Event, Rewriter, common_scope
 
 __all__ = [
@@ -13,10 +14,15 @@ __all__ = [
     "Pattern",
     "Rewriter",
     "Rule",
+    "add_carried",
+    "add_result",
     "any_of",
     "anything",
     "apply_rules",
+    "carried_params",
     "common_scope",
+    "drop_results",
+    "first_carried",
     "literal",
     "match",
     "op",

@@ -62,13 +62,13 @@ class Rewriter:
             with self.builder.inside(region):
                 node = self.builder.add(op, args, types, kwargs, names=names)
         self._check_operands(node)
-        self._tell(Event("insert", node))
+        self.tell(Event("insert", node))
         return node
 
     def adopt(self, node: Node) -> None:
         """Check and tell of a node that was added through `builder`."""
         self._check_operands(node)
-        self._tell(Event("insert", node))
+        self.tell(Event("insert", node))
 
     def erase(self, node: Node) -> None:
         """Remove a node whose results nobody uses."""
@@ -81,7 +81,7 @@ class Rewriter:
         if node.parent is not None:
             node.parent.remove(node)
         self._positions.pop(node, None)
-        self._tell(Event("erase", node))
+        self.tell(Event("erase", node))
 
     def replace_all_uses(self, old: Value, new: Arg) -> None:
         """Use another value, or a literal, wherever `old` is used."""
@@ -103,7 +103,7 @@ class Rewriter:
                     tuple(map_values(a, swap) for a in user.args),
                     {k: map_values(a, swap) for k, a in user.kwargs.items()},
                 )
-        self._tell(Event("replace", old.node, old, new))
+        self.tell(Event("replace", old.node, old, new))
 
     def replace_node(self, node: Node, new: Sequence[Arg], *, absorbed: Iterable[Node] = ()) -> None:
         """Put values in the place of a node's results and erase it.
@@ -122,7 +122,7 @@ class Rewriter:
         """Change what a node is applied to."""
         node.set_arguments(args, kwargs)
         self._check_operands(node)
-        self._tell(Event("arguments", node))
+        self.tell(Event("arguments", node))
 
     def set_yields(self, region: Region, yields: tuple[Arg, ...]) -> None:
         """Change what a region yields (the graph's outputs, for its body)."""
@@ -130,7 +130,7 @@ class Rewriter:
             for value in values_in(arg):
                 self._check_use(value, region)
         region.set_yields(yields)
-        self._tell(Event("yields", region.owner if isinstance(region.owner, Node) else None))
+        self.tell(Event("yields", region.owner if isinstance(region.owner, Node) else None))
 
     def move(self, node: Node, before: Node | None) -> None:
         """Put a node before another of its region, or at the region's end."""
@@ -146,7 +146,7 @@ class Rewriter:
         for result in node.results:
             for user in result.users:
                 self._check_use(result, user)
-        self._tell(Event("move", node))
+        self.tell(Event("move", node))
 
     # --- dominance
 
@@ -207,7 +207,8 @@ class Rewriter:
                 if node is not None and node.span is None:
                     _set_origin(node, span, scope)
 
-    def _tell(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:
+        """Count an edit and let the listeners know."""
         self.edits += 1
         for listener in self.listeners:
             listener(event)

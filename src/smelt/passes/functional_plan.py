@@ -1,0 +1,191 @@
+"""What of a graph's mutation can be told for sure, and how to write through each view.
+
+Invariant: memory of which anything is in doubt is left out whole: all that writes it stays in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smelt.analysis import Aliases, RegionAliases, alias_analysis, conflicts, is_external, region_aliases
+from smelt.ir import Graph, Node, Region, TensorType, TupleType, Value
+from smelt.ops.effects import aliases as node_aliases
+from smelt.ops.effects import effects
+from smelt.ops.lowering import GraphEmitter
+from smelt.passes.mutations import Mutation, holds, mutation_of
+from smelt.passes.view_inverses import Inverse, element_inverse, inverse_of
+
+STATE = ("param", "buffer", "captured")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The writing nodes to replace, and the roots of the memory they write."""
+
+    mutations: dict[Node, Mutation]
+    roots: frozenset[Value]
+    aliases: Aliases
+
+
+def plan_of(graph: Graph, entangled: frozenset[str]) -> Plan:
+    """The plan for a whole graph; `entangled` names external values that lie in each other's memory."""
+    joined = region_aliases(graph) if _has_junctions(graph) else None
+    aliases = alias_analysis(graph) if joined is None else joined.as_aliases()
+    mutations: dict[Node, Mutation] = {}
+    kept = {root for roots in aliases.roots.values() for root in roots if is_external(root) and root.name in entangled}
+    for node in graph.walk():
+        writes = () if node.regions else effects(node).writes
+        if not writes:
+            continue
+        mutation = mutation_of(node) if node.op != "write" else None
+        if mutation is None:
+            kept |= aliases.of_all(writes)
+        else:
+            mutations[node] = mutation
+    if mutations:
+        written = aliases.of_all(v for m in mutations.values() for v, _ in m.written)
+        kept |= _unfit_roots(graph, aliases, written)
+        for node, mutation in mutations.items():
+            for value, _ in mutation.written:
+                if not _can_write_through(value, aliases) or _reads_itself_turned(node, value, aliases):
+                    kept |= aliases.of(value)
+        if joined is not None:
+            kept |= _written_by_tests(mutations, joined)
+            kept |= conflicts(graph, joined, [(n, v) for n, m in mutations.items() for v, _ in m.written])
+        _drop_kept(mutations, kept, aliases, joined)
+    roots = aliases.of_all(v for m in mutations.values() for v, _ in m.written)
+    return Plan(mutations, roots, aliases)
+
+
+def _has_junctions(graph: Graph) -> bool:
+    return any(node.regions or node.op.startswith("py.") for node in graph.walk())
+
+
+def _written_by_tests(mutations: dict[Node, Mutation], joined: RegionAliases) -> set[Value]:
+    """Memory that the test of a `while` writes and did not make: a test hands nothing on to the body."""
+    found: set[Value] = set()
+    for node, mutation in mutations.items():
+        for region in _regions_around(node):
+            loop = region.owner
+            if not isinstance(loop, Node) or loop.op != "while" or loop.regions[0] is not region:
+                continue
+            for value, _ in mutation.written:
+                root = joined.local[value]
+                if root in joined.sources or root.node is None or region not in _regions_around(root.node):
+                    found.add(root)
+    return found
+
+
+def _regions_around(node: Node) -> list[Region]:
+    found: list[Region] = []
+    at: Node | None = node
+    while at is not None and at.parent is not None:
+        found.append(at.parent)
+        owner = at.parent.owner
+        at = owner if isinstance(owner, Node) else None
+    return found
+
+
+def _reads_itself_turned(node: Node, target: Value, aliases: Aliases) -> bool:
+    """Whether a node reads all the memory that it writes in another order: eager sees what it has written already."""
+
+    def covers(value: Value) -> bool:
+        kinds = (value.type, *(root.type for root in aliases.of(value)))
+        return len({k.numel if isinstance(k, TensorType) and k.is_static else None for k in kinds}) == 1
+
+    return any(
+        operand is not target and operand.type != target.type and covers(operand) and covers(target)
+        for operand in node.operands()
+        if aliases.may_share(operand, target)
+    )
+
+
+def _drop_kept(
+    mutations: dict[Node, Mutation], kept: set[Value], aliases: Aliases, joined: RegionAliases | None
+) -> None:
+    """A node that writes kept memory stays, and then all the memory it writes is kept."""
+    changed = True
+    while changed:
+        changed = False
+        if joined is not None:
+            kept |= joined.component(kept)
+        for node, mutation in list(mutations.items()):
+            touched = aliases.of_all(v for v, _ in mutation.written)
+            if touched & kept:
+                kept |= touched
+                del mutations[node]
+                changed = True
+
+
+def _unfit_roots(graph: Graph, aliases: Aliases, written: frozenset[Value]) -> set[Value]:
+    unfit = {root for root in written if not isinstance(root.type, TensorType)}
+    for value in graph.values():
+        roots = aliases.of(value)
+        if roots & written and (len(roots) > 1 or (value not in roots and not _is_replayable(value))):
+            unfit |= roots
+    return unfit
+
+
+def _is_replayable(value: Value) -> bool:
+    """Whether a view can be taken again of other content: not where it names a place in its storage."""
+    node = value.node
+    if node is None or node.regions or "as_strided" in node.op or parent_of(value) is None:
+        return False
+    return node.op in ("unpack", "write") or isinstance(value.type, (TensorType, TupleType))
+
+
+def parent_of(value: Value) -> Value | None:
+    """The operand that a value is a view of, or None for a root."""
+    node = value.node
+    if node is None or node.op in STATE or node.op == "const":
+        return None
+    shared = node_aliases(node)[node.results.index(value)]
+    return shared[0] if len(shared) == 1 else None
+
+
+def _can_write_through(value: Value, aliases: Aliases) -> bool:
+    roots = aliases.of(value)
+    current = value
+    while current not in roots:
+        if not holds(current.type):
+            return False
+        step = step_of(current)
+        if step is None:
+            return False
+        current = step.base
+    return holds(current.type) and isinstance(current.type, TensorType)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One view back: the base, and how to write through the view."""
+
+    base: Value
+    node: Node
+    inverse: Inverse
+
+
+def step_of(value: Value) -> Step | None:
+    parent, node = parent_of(value), value.node
+    if parent is None or node is None or not isinstance(value.type, TensorType):
+        return None
+    if node.op == "unpack":
+        source = parent.node
+        base = parent_of(parent)
+        if source is None or base is None or not isinstance(parent.type, TupleType):
+            return None
+        if not isinstance(base.type, TensorType):
+            return None
+        found = element_inverse(source, parent.type, node.results.index(value), base.type)
+        return None if found is None else Step(base, source, found)
+    if not isinstance(parent.type, TensorType):
+        return None
+    if effects(node).writes:
+        # An in-place operator returns the operand itself.
+        return Step(parent, node, _identity) if parent.type == value.type else None
+    inverse = inverse_of(node, parent.type, value.type)
+    return None if inverse is None else Step(parent, node, inverse)
+
+
+def _identity(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    return new

@@ -1,0 +1,150 @@
+"""Types where sizes are unknown: never wrong for any sizes that the catalogue tries, and as sharp as sizes allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from smelt.diag import InternalError
+from smelt.ir import INT, UNKNOWN_DIM, Arg, Builder, ListType, TensorType, Type, Value, fits, parse
+from smelt.ops.catalogue import CATALOGUE
+from smelt.ops.convert import from_torch, type_of
+from smelt.ops.record import OpRecord
+from smelt.ops.registry import normalize, schema_of
+from smelt.ops.typing import infer
+
+MODES = ("first", "all", "rank", "numbers", "lists")
+
+
+def widened(type_: TensorType, mode: str) -> TensorType:
+    assert type_.shape is not None
+    if mode == "rank":
+        return TensorType(type_.dtype, None, None, type_.device)
+    shape = tuple(
+        UNKNOWN_DIM if mode == "all" or (mode == "first" and i == 0) else d for i, d in enumerate(type_.shape)
+    )
+    strides = None if type_.strides is None else (UNKNOWN_DIM,) * len(shape)
+    return TensorType(type_.dtype, shape, strides, type_.device)
+
+
+def operand(b: Builder, obj: Any, mode: str) -> Arg:
+    """A call's argument as the graph has it, with less known of it."""
+    if isinstance(obj, torch.Tensor):
+        type_ = type_of(obj)
+        return b.add_param(b.graph.body, "t", type_ if mode in ("", "numbers", "lists") else widened(type_, mode))
+    if isinstance(obj, (list, tuple)):
+        inner = [operand(b, o, mode) for o in obj]
+        values = [v for v in inner if isinstance(v, Value)]
+        if mode == "lists" and values and len(values) == len(inner) and len({v.type for v in values}) == 1:
+            return b.add_param(b.graph.body, "l", ListType(values[0].type))
+        return tuple(inner)
+    if mode == "numbers" and type(obj) is int and obj >= 0:
+        return b.add_param(b.graph.body, "n", INT)
+    return from_torch(obj)
+
+
+def types_of(name: str, sample: Any, mode: str) -> tuple[Type, ...]:
+    b = Builder.new("g", {})
+    schema = schema_of(name)
+    assert schema is not None
+    # Which dimension is meant stands in the program's text.
+    modes = ["" if a.name.startswith("dim") and mode == "numbers" else mode for a in schema.positional]
+    args = tuple(operand(b, a, m) for a, m in zip(sample.args, modes, strict=False))
+    kwargs = {k: operand(b, a, "" if k.startswith("dim") else mode) for k, a in sample.kwargs.items()}
+    positional, named = normalize(name, args, kwargs)
+    return infer(name, positional, named)
+
+
+def samples(record: OpRecord) -> Iterator[Any]:
+    for i, sample in enumerate(record.samples()):
+        if i == 4:
+            return
+        tensors = [t for a in (*sample.args, *sample.kwargs.values()) for t in (a if isinstance(a, list) else [a])]
+        if all(t.layout == torch.strided for t in tensors if isinstance(t, torch.Tensor)):
+            yield sample
+
+
+@pytest.mark.parametrize("record", CATALOGUE, ids=lambda r: r.name)
+def test_what_is_said_holds_for_the_sizes_that_there_are(record: OpRecord) -> None:
+    for sample in samples(record):
+        try:
+            exact = types_of(record.name, sample, "")
+        except (InternalError, TypeError):
+            continue
+        for mode in MODES:
+            try:
+                said = types_of(record.name, sample, mode)
+            except TypeError:
+                # The schema wants a literal there.
+                assert mode == "numbers"
+                continue
+            assert len(said) == len(exact)
+            for wide, narrow in zip(said, exact, strict=True):
+                listed = isinstance(wide, ListType) and all(
+                    fits(e, wide.element) for e in getattr(narrow, "elements", ())
+                )
+                assert fits(narrow, wide) or listed, f"{mode}: {narrow} is not in {wide}"
+
+
+def of(text: str) -> Type:
+    return parse(f"graph g(%x: {text}) -> () {{ return }}").inputs[0].type
+
+
+def ask(op: str, *args: Any) -> str:
+    b = Builder.new("g", {})
+
+    def read(arg: Any) -> Arg:
+        if isinstance(arg, str):
+            return b.add_param(b.graph.body, "v", of(arg))
+        return tuple(map(read, arg)) if isinstance(arg, list) else arg
+
+    return " ".join(map(str, infer(op, tuple(map(read, args)))))
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "expected"),
+    [
+        ("relu.default", ["f32[_, 4]"], "f32[_, 4]"),
+        ("relu.default", ["f32[_, _, _]"], "f32[_, _, _]"),
+        ("add.Tensor", ["f32[_]", "f32[4]"], "f32[4]"),
+        ("add.Tensor", ["f32[_, 4]", "f32[_, 4]"], "f32[_, 4]"),
+        ("add.Tensor", ["f32[s, 4]", "f32[s, 4]"], "f32[s, 4]"),
+        ("add.Tensor", ["f32[s]", "f32[t]"], "f32[_]"),
+        ("add.Tensor", ["f32[?]", "f32[3]"], "f32[?]"),
+        ("zeros.default", [["int", 4]], "f32[_, 4]"),
+        ("reshape.default", ["f32[B, S, 64]", [-1, 64]], "f32[(B * S), 64]"),
+        ("view.default", ["f32[B, 8]", [-1, 2, 4]], "f32[B, 2, 4]"),
+        ("cat.default", [["f32[s, 4]", "f32[1, 4]"]], "f32[(s + 1), 4]"),
+        ("cat.default", [["f32[s, 4]", "f32[s, 4]"]], "f32[(s * 2), 4]"),
+        ("cat.default", ["list[f32[1, 4]]"], "f32[_, 4]"),
+        ("stack.default", ["list[f32[3, 4]]"], "f32[_, 3, 4]"),
+        ("select.int", ["f32[5, 4]", 0, "int"], "f32[4]"),
+        ("select_scatter.default", ["f32[5, 4]", "f32[4]", 0, "int"], "f32[5, 4]"),
+        ("slice.Tensor", ["f32[s, 4]", 0, 0, 100], "f32[_, 4]"),
+        ("slice.Tensor", ["f32[s, 4]", 0, 0, 100000], "f32[_, 4]"),
+        ("slice.Tensor", ["f32[5, 4]", 0, "int", "int"], "f32[_, 4]"),
+        ("slice.Tensor", ["f32[s, 4]", 0, 1], "f32[(s - 1), 4]"),
+        ("nonzero.default", ["f32[5, 4]"], "i64[_, 2]{1, _}"),
+        ("masked_select.default", ["f32[5, 4]", "bool[5, 4]"], "f32[_]"),
+        ("index.Tensor", ["f32[5, 4]", ["bool[5]"]], "f32[_, 4]"),
+        ("index.Tensor", ["f32[5, 4]", ["i64[3]"]], "f32[3, 4]"),
+        ("matmul.default", ["f32[B, S, 8]", "f32[8, 3]"], "f32[B, S, 3]"),
+        ("linear.default", ["f32[_, 8]", "f32[3, 8]"], "f32[_, 3]"),
+        ("transpose.int", ["f32[B, S]", 0, 1], "f32[S, B]{1, S}"),
+        ("arange.default", ["int"], "i64[_]"),
+        ("split.Tensor", ["f32[_, 4]", 2], "list[f32[_, 4]]"),
+        ("squeeze.default", ["f32[_, 4]"], "f32[?]"),
+        ("sum.default", ["any"], "any"),
+        ("item.default", ["f32[]"], "float"),
+        ("item.default", ["i64[1]"], "int"),
+        ("item.default", ["bool[]"], "bool"),
+        ("sym_size.int", ["f32[_]", 0], "int"),
+        ("mul.Tensor", ["f32[3]", "float"], "f32[3]"),
+        ("mul.Tensor", ["i64[3]", "float"], "f32[3]"),
+    ],
+)  # fmt: skip
+def test_as_sharp_as_sizes_allow(op: str, args: list[Any], expected: str) -> None:
+    assert ask(f"aten.{op}", *args) == expected
