@@ -383,6 +383,8 @@ class Recorder:
         result: Any,
     ) -> None:
         if info.short == "_has_compatible_shallow_copy_type":
+            if args[0] is args[1]:
+                return  # as `module.to(dtype)` does with a parameter that is of this dtype: nothing changes
             self.fail(
                 "the data of a tensor were replaced (`tensor.data = other`)",
                 "the tensor now stands for other memory, which a graph of values cannot express",
