@@ -98,7 +98,9 @@ class Generator:
                 self.counted(depth)
             elif depth and roll < 0.33:
                 self.repeated(depth)
-            elif self.lists and roll < 0.38:
+            elif depth and self.lists and roll < 0.38:
+                self.gathered(depth)
+            elif self.lists and roll < 0.42:
                 self.listed()
             else:
                 self.simple()
@@ -230,6 +232,34 @@ class Generator:
         self.line("}")
         for name, type_ in zip(names, types, strict=True):
             self.define(type_, name)
+
+    def gathered(self, depth: int) -> None:
+        """A loop that appends a tensor in each turn, and what is made of the list."""
+        element = self.random.choice(("f32[3]", "f32[4, 3]"))
+        count, first = self.random.randint(1, 3), self.random.randint(0, 1)
+        start = self.emit(f"list[{element}]", f"py.list({', '.join(self.pick(element) for _ in range(first))})")
+        carried = self.pick(element)
+        last, made, param, rest, index = (self.fresh() for _ in range(5))
+        given = f"{param}: {element} = {carried}, {rest}: list[{element}] = {start}"
+        self.line(f"{last}: {element}, {made}: list[{element}] = for {index}: int in (0, {count}, 1) with ({given}) {{")
+        self.scopes.append({})
+        self.define(element, param)
+        self.define("int", index)
+        self.body(depth - 1, self.random.randint(0, 4))
+        longer = self.fresh()
+        self.line(f"{longer}: list[{element}] = py.append({rest}, {self.pick(element)})")
+        self.line(f"yield {self.pick(element)}, {longer}")
+        self.scopes.pop()
+        self.line("}")
+        self.define(element, last)
+        total = count + first
+        if element == "f32[3]":
+            stacked = self.emit(f"f32[{total}, 3]", f"aten.stack.default({made})")
+        else:
+            stacked = self.emit(f"f32[{4 * total}, 3]", f"aten.cat.default({made})")
+        self.small("f32[3]", f"aten.sum.dim_IntList({stacked}, [0])")
+        if self.random.random() < 0.3:
+            self.emit(element, f"py.getitem({made}, 0)")
 
     def repeated(self, depth: int) -> None:
         types = ["int", *self.carried()]

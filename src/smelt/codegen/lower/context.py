@@ -19,6 +19,8 @@ from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place, PlanBuilder, Storage
 from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
+from smelt.codegen.lower.geometry import row_major as row_major
+from smelt.codegen.lower.growing import Lists
 from smelt.codegen.lower.plain import is_plain, kind_of
 from smelt.codegen.lower.report import ChoiceReport, How, KernelReport, NodeReport
 from smelt.codegen.lower.result import Lookup, StateName
@@ -80,6 +82,7 @@ class Context:
         self._copies: dict[tuple[Storage, Geometry, tuple[int, ...]], Place] = {}
         self._roots: dict[Value, Value] = {}
         self._shared: set[Value] = set()
+        self.growing = Lists.of(graph)
         # Where a value is best written, because it is copied there otherwise.
         self._targets: dict[Value, Storage] = {}
         for node in graph.walk():
@@ -365,11 +368,3 @@ class Context:
         where = f"{node.span.file}:{node.span.line}" if node.span is not None else ""
         name = node.results[0].name if node.results else ""
         self.nodes[node] = NodeReport(name, node.op, how, target, where, node.scope)
-
-
-def row_major(sizes: Sequence[int]) -> Geometry:
-    """The geometry of a contiguous tensor."""
-    strides = [1] * len(sizes)
-    for i in range(len(sizes) - 2, -1, -1):
-        strides[i] = strides[i + 1] * max(sizes[i + 1], 1)
-    return Geometry(tuple(sizes), tuple(strides))

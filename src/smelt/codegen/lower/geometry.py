@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,14 @@ class Geometry:
         if 0 in self.sizes:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
+
+
+def row_major(sizes: Sequence[int]) -> Geometry:
+    """The geometry of a contiguous tensor."""
+    strides = [1] * len(sizes)
+    for i in range(len(sizes) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(sizes[i + 1], 1)
+    return Geometry(tuple(sizes), tuple(strides))
 
 
 def same_layout(sizes: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]) -> bool:

@@ -26,6 +26,7 @@ from smelt.codegen.lower.hoist import hoisted
 from smelt.codegen.lower.kernels import with_code
 from smelt.codegen.lower.library import lower_gelu, lower_pad
 from smelt.codegen.lower.linear import Product, lower_product, product_of
+from smelt.codegen.lower.lists import lower_joined
 from smelt.codegen.lower.nests import Nests
 from smelt.codegen.lower.numbers import lower_number
 from smelt.codegen.lower.outputs import lower_outputs
@@ -250,11 +251,21 @@ def _lower_single(ctx: Context, node: Node, nests: Nests) -> None:
 
 def _lower_mixed(ctx: Context, node: Node, nests: Nests) -> None:
     """A node with regions, or with operands or results that are no plain tensors."""
-    if node.regions and is_native(node):
+    if node in ctx.growing.idle and not _keeps(ctx, node):
+        ctx.note(node, "fused", "a list's buffer")
+    elif node.regions and is_native(ctx, node):
         rule = {"if": lower_if, "for": lower_for, "while": lower_while}[node.op]
         rule(ctx, node, lambda region: _Body(ctx).lower())
-    elif node.regions or not (lower_number(ctx, node) or (has_numbers(node) and nests.single(node))):
+    elif node.regions or not (
+        lower_number(ctx, node) or lower_joined(ctx, node) or (has_numbers(node) and nests.single(node))
+    ):
         lower_python(ctx, node)
+
+
+def _keeps(ctx: Context, node: Node) -> bool:
+    """Whether a list is needed after all: by a loop that is no block."""
+    users = [user for result in node.results for user in result.users if isinstance(user, Node)]
+    return any(user.regions and not is_native(ctx, user) for user in users)
 
 
 def _defect(node: Node, error: Exception) -> InternalError:

@@ -6,10 +6,10 @@ from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, cannot_lower, tensor_type
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.plain import is_plain_type
+from smelt.codegen.lower.python_nodes import collect
 from smelt.codegen.lower.result import Fresh, Number, OutputRecipe, Plain, Same, ViewOf
 from smelt.codegen.lower.sharing import returns_itself, view_source
 from smelt.codegen.lower.statics import STATE_OPS
-from smelt.diag import SmeltError
 from smelt.ir import TensorType, Value, values_in
 from smelt.ops.convert import to_torch
 from smelt.runtime.plan import Blit, Copy
@@ -44,7 +44,7 @@ def lower_outputs(ctx: Context) -> tuple[tuple[int, ...], tuple[OutputRecipe, ..
 def _mixed(ctx: Context, value: Value, slots: list[int]) -> OutputRecipe:
     """A number leaves the plan in a 0-d tensor, an object as it is."""
     if value in ctx.lists:
-        raise SmeltError(f"output %{value.name} is {value.type}, not a tensor", code="S0303")
+        collect(ctx, value)
     source = ctx.number(value)
     if source.kind == "object":
         slots.append(source.slot)

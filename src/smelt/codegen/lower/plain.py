@@ -22,8 +22,7 @@ def is_number(type_: Type) -> bool:
 
 
 def is_plain_type(type_: Type) -> bool:
-    """Whether it is a tensor that kernels and libraries take (strided, on the CPU, of known size), or a tuple of them.
-    """
+    """Whether it is a tensor that kernels take (strided, on the CPU, of known size), or a tuple of such."""
     if isinstance(type_, TupleType):
         return all(isinstance(t, TensorType) and is_plain_type(t) for t in type_.elements)
     return isinstance(type_, TensorType) and type_.is_static and type_.device == "cpu" and type_.layout == "strided"

@@ -19,7 +19,7 @@ from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.plain import is_plain_type
 from smelt.codegen.lower.statics import STATE_OPS
-from smelt.ir import NONE, Graph, Node, TensorType, TupleType, Value
+from smelt.ir import NONE, Graph, ListType, Node, TensorType, TupleType, Value
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.evaluate import evaluate_node
 from smelt.runtime.plan import PyCall
@@ -64,6 +64,14 @@ def lower_python(ctx: Context, node: Node) -> None:
     run = _Evaluated(ctx.statics.graph, node, tuple(values), tuple(counts), tuple(unsafe), tuple(wanted), ctx.lookup)
     ctx.builder.emit(PyCall(run, tuple(slots), tuple(outs)))
     ctx.note(node, "python", node.op)
+
+
+def collect(ctx: Context, value: Value) -> None:
+    """Make the list of tensors that leaves the program of the places that they have in the plan."""
+    slots = tuple(ctx.builder.handle(place) for place in ctx.lists[value])
+    make = list if isinstance(value.type, ListType) else tuple
+    storage = ctx.number(value)
+    ctx.builder.emit(PyCall(lambda *tensors: (make(t.clone() for t in tensors),), slots, (storage.slot,)))
 
 
 def _slots(ctx: Context, value: Value) -> int | list[int]:
@@ -111,7 +119,7 @@ class _Evaluated:
     def __call__(self, *found: Any) -> Sequence[Any]:
         rest = iter(found)
         env = {
-            value: next(rest) if count is None else tuple(next(rest) for _ in range(count))
+            value: next(rest) if count is None else _sequence(value, [next(rest) for _ in range(count)])
             for value, count in zip(self._values, self._counts, strict=True)
         }
         unsafe = {found[i].untyped_storage().data_ptr() for i in self._unsafe}
@@ -126,6 +134,10 @@ class _Evaluated:
             elif wanted is not None:
                 results.extend(kept)
         return results
+
+
+def _sequence(value: Value, items: list[Any]) -> Any:
+    return items if isinstance(value.type, ListType) else tuple(items)
 
 
 def _kept(value: Any, unsafe: set[int]) -> Any:

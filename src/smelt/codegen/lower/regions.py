@@ -12,34 +12,38 @@ loop. Values of other regions are read where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
+from smelt.codegen.lower.copies import copy_into
 from smelt.codegen.lower.geometry import Geometry
+from smelt.codegen.lower.growing import Growing
+from smelt.codegen.lower.lists import begin
 from smelt.codegen.lower.numbers import element_type, operand, same, truth
 from smelt.codegen.lower.plain import is_number, is_plain_type, kind_of
 from smelt.ir import BOOL, Arg, Node, Region, TensorType, Type, Value, values_in
-from smelt.runtime.plan import Blit, Branch, Copy, End, Exit, Loop, Otherwise, Scalar, Use
+from smelt.runtime.plan import Blit, Branch, End, Exit, Loop, Otherwise, Scalar, Use
 from smelt.runtime.table import Arith
 
 Body = Callable[[Region], None]
 """Lowers the nodes of a region."""
 
 
-def is_native(node: Node) -> bool:
-    """Whether a branch or a loop can be a block: plain tensors and numbers go in and out."""
-    if not all(_is_carried(r.type) for r in node.results):
+def is_native(ctx: Context, node: Node) -> bool:
+    """Whether a branch or a loop can be a block: plain tensors, numbers and lists with a buffer go in and out."""
+    growing = ctx.growing.growing.get(node, {})
+    if not all(_is_carried(r.type) for k, r in enumerate(node.results) if k not in growing):
         return False
     match node.op:
         case "if":
-            return _is_condition(node.args[0]) and _is_worth_it(node)
+            return _is_condition(node.args[0]) and _is_worth_it(ctx, node)
         case "for":
             is_counted = all(type(a) is int or isinstance(a, Value) for a in node.args[:3])
             has_step = type(node.args[2]) is int and node.args[2] != 0
-            return is_counted and has_step and _carries(node, node.args[3:]) and _is_worth_it(node)
+            return is_counted and has_step and _carries(node, node.args[3:], growing) and _is_worth_it(ctx, node)
         case "while":
-            return _is_condition(node.regions[0].yields[0]) and _carries(node, node.args) and _is_worth_it(node)
+            return _is_condition(node.regions[0].yields[0]) and _carries(node, node.args) and _is_worth_it(ctx, node)
     return False
 
 
@@ -53,10 +57,10 @@ def _is_condition(arg: Arg) -> bool:
     return isinstance(arg, bool)
 
 
-def _carries(node: Node, first: Sequence[Arg]) -> bool:
-    return all(_fits(arg, r.type) for arg, r in zip(first, node.results, strict=True)) and all(
-        _fits(arg, r.type) for arg, r in zip(node.regions[-1].yields, node.results, strict=True)
-    )
+def _carries(node: Node, first: Sequence[Arg], apart: Container[int] = ()) -> bool:
+    """Whether what goes in and comes back is what the loop results in, `apart` from lists."""
+    rows = zip(first, node.regions[-1].yields, node.results, strict=True)
+    return all(_fits(a, r.type) and _fits(b, r.type) for k, (a, b, r) in enumerate(rows) if k not in apart)
 
 
 def _fits(arg: Arg, type_: Type) -> bool:
@@ -69,9 +73,9 @@ def _alike(a: Type, b: TensorType) -> bool:
     return isinstance(a, TensorType) and is_plain_type(a) and (a.dtype, a.sizes) == (b.dtype, b.sizes)
 
 
-def _is_worth_it(node: Node) -> bool:
+def _is_worth_it(ctx: Context, node: Node) -> bool:
     """Whether less of the block has to be done in Python than a call for each of its nodes would be."""
-    inner = [n for region in node.regions for n in region.walk()]
+    inner = [n for region in node.regions for n in region.walk() if n not in ctx.growing.idle]
     return 2 * sum(_needs_python(n) for n in inner) <= len(inner) + 1
 
 
@@ -103,7 +107,11 @@ def lower_for(ctx: Context, node: Node, body: Body) -> None:
     (region,) = node.regions
     index = ctx.builder.number("int")
     ctx.builder.emit(Scalar(Arith.COPY, index.slot, (start,), same))
-    places = _first(ctx, node, node.args[3:])
+    growing = ctx.growing.growing.get(node, {})
+    kept = [k for k in range(len(node.results)) if k not in growing]
+    places = _first(ctx, [node.results[k] for k in kept], [node.args[3 + k] for k in kept])
+    lists = [(g, begin(ctx, node.results[k], g)) for k, g in growing.items()]
+    rows = _rows(ctx, lists)
     going = ctx.builder.number("bool")
     ctx.builder.emit(Loop())
     ctx.builder.emit(
@@ -113,11 +121,14 @@ def lower_for(ctx: Context, node: Node, body: Body) -> None:
     )
     ctx.builder.emit(Exit(going.slot))
     with ctx.block(region):
-        for param, place in zip(region.params, (Place(index, index.base), *places), strict=True):
+        params = [region.params[0], *(region.params[1 + k] for k in kept)]
+        for param, place in zip(params, (Place(index, index.base), *places), strict=True):
             ctx.bind(param, place)
         body(region)
         ctx.enter(node)
-        _carry(ctx, region.yields, places)
+        for (grown, buffer), row in zip(lists, rows, strict=True):
+            _append(ctx, grown, buffer, row)
+        _carry(ctx, [region.yields[k] for k in kept], places)
         ctx.builder.emit(Scalar(Arith.I_ADD, index.slot, (Use(index.slot), step), int.__add__))
     ctx.builder.emit(End())
     ctx.note(node, "block")
@@ -126,7 +137,7 @@ def lower_for(ctx: Context, node: Node, body: Body) -> None:
 def lower_while(ctx: Context, node: Node, body: Body) -> None:
     """Test and body read what is carried from one place."""
     test, region = node.regions
-    places = _first(ctx, node, node.args)
+    places = _first(ctx, node.results, node.args)
     ctx.builder.emit(Loop())
     with ctx.block(test):
         for param, place in zip(test.params, places, strict=True):
@@ -166,9 +177,33 @@ def _place(ctx: Context, value: Value) -> Place:
     return ctx.place(value)
 
 
-def _first(ctx: Context, node: Node, args: Sequence[Arg]) -> list[Place]:
+def _rows(ctx: Context, lists: Sequence[tuple[Growing, Place]]) -> list[Storage]:
+    """For each list a number: the row that is written next."""
+    rows = []
+    for grown, _ in lists:
+        rows.append(ctx.builder.number("int"))
+        ctx.builder.emit(Scalar(Arith.COPY, rows[-1].slot, (len(grown.first),), same))
+    return rows
+
+
+def _append(ctx: Context, grown: Growing, buffer: Place, row: Storage) -> None:
+    """Write the next row of a list."""
+    found = ctx.place(grown.added)
+    element = grown.row(0)
+    if found.geometry.strides != element.strides:
+        dense = ctx.builder.arena(element, buffer.storage.dtype)
+        copy_into(ctx, Place(dense, dense.base), found)
+        found = Place(dense, dense.base)
+    slot = ctx.builder.handle(found)
+    ctx.builder.check(found.storage)
+    nbytes = element.numel * buffer.storage.dtype.itemsize
+    ctx.builder.emit(Blit(ctx.builder.handle(buffer), slot, nbytes, row.slot))
+    ctx.builder.emit(Scalar(Arith.I_ADD, row.slot, (Use(row.slot), 1), int.__add__))
+
+
+def _first(ctx: Context, results: Sequence[Value], args: Sequence[Arg]) -> list[Place]:
     """The places of what a loop carries, which are those of its results, with the first values in them."""
-    places = [_place(ctx, r) for r in node.results]
+    places = [_place(ctx, r) for r in results]
     for arg, place in zip(args, places, strict=True):
         _store(ctx, arg, place)
     return places
@@ -203,20 +238,6 @@ def _of_kind(number: Use | int | float | bool, target: Storage, ctx: Context) ->
     if isinstance(number, Use):
         return number
     return {"int": int, "float": float, "bool": bool}[ctx.builder.kinds[target.slot]](number)
-
-
-def copy_into(ctx: Context, target: Place, source: Place) -> None:
-    """Copy a tensor into planned memory: its bytes where both lie alike and densely, else element by element."""
-    builder = ctx.builder
-    slot = builder.handle(source)
-    builder.check(source.storage)
-    at = target.geometry
-    alike = (source.geometry.sizes, source.geometry.strides) == (at.sizes, at.strides)
-    if alike and at.extent == at.numel and source.storage.dtype == target.storage.dtype:
-        if at.numel:
-            builder.emit(Blit(builder.handle(target), slot, at.numel * target.storage.dtype.itemsize))
-    else:
-        builder.emit(Copy(builder.handle(target), slot))
 
 
 def _carry(ctx: Context, yields: Sequence[Arg], places: Sequence[Place]) -> None:
