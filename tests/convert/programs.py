@@ -1,4 +1,4 @@
-"""Programs by construct. Each defines `f`, called with two ints from INPUTS unless a line `# with …` gives arguments."""
+"""Programs by construct. Each defines `f`, called with the pairs of INPUTS unless lines `# with …` give arguments."""
 
 from __future__ import annotations
 
@@ -553,8 +553,10 @@ def f(a, b):
     n = range(a, b + 2)
     return (
         sum(x * 2 for x in n), any(x > 3 for x in n), all(x > 1 for x in n), list(x for x in n),
-        tuple(-x for x in n), sorted((x % 3 for x in n), reverse=True), dict((x, a) for x in n), sorted(set(x // 2 for x in n)),
-        ",".join(str(x) for x in n), max((x for x in n), default=None), min((x for x in n), default=b), sum((x for x in n), 100),
+        tuple(-x for x in n), sorted((x % 3 for x in n), reverse=True), dict((x, a) for x in n),
+        sorted(set(x // 2 for x in n)),
+        ",".join(str(x) for x in n), max((x for x in n), default=None), min((x for x in n), default=b),
+        sum((x for x in n), 100),
     )
 === any stops
 def f(a, b):
@@ -827,7 +829,8 @@ def g(v):
         case y:
             return "rest", y
 def f(a, b):
-    values = [None, True, {"k": a, "z": b}, {}, [], [1], [1, (2, 3)], [1, (2,)], P(0, a), P(a, b), "s", 2.5, a, b, (1, 2)]
+    values = [None, True, {"k": a, "z": b}, {}, [], [1], [1, (2, 3)], [1, (2,)], P(0, a),
+              P(a, b), "s", 2.5, a, b, (1, 2)]
     return [g(v) for v in values]
 === match in a loop
 def f(a, b):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import traceback
 from collections.abc import Callable
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from types import FunctionType
@@ -58,8 +58,8 @@ def assert_equal(plain: Outcome, converted: Outcome, where: str) -> None:
     assert told(converted.value) == told(plain.value), where
     assert converted.printed == plain.printed, where
     assert told(converted.args) == told(plain.args), where
-    # A statement's arm is a function of its own, called at the statement's line: the lines Python tells are among these,
-    # and the last is the same.
+    # A statement's arm is a function of its own, called at the statement's line: the lines that Python tells are among
+    # these, and the last is the same.
     assert converted.lines[-1:] == plain.lines[-1:], where
     left = iter(converted.lines)
     assert all(line in left for line in plain.lines), where
@@ -93,10 +93,8 @@ class Scrambling(PlainRuntime):
         chosen, other = (then, orelse) if test else (orelse, then)
         before = get()
         assert len(before) == len(names)
-        try:
+        with suppress(Exception):
             other()
-        except Exception:
-            pass
         set(before)
         assert all(a is b for a, b in zip(get(), before, strict=True))
         chosen()

@@ -72,7 +72,7 @@ class Builder:
         self.verbatim: set[tuple[str, int]] = set()
         self.out: list[ast.stmt] = []
         self.body = Body(names.root, Level(), False)
-        self.place: dict[str, int] = {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
+        self.place: dict[str, Any] = {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
 
     # Nodes
 
@@ -92,7 +92,7 @@ class Builder:
         return ast.Name(name, _STORE, **self.place)
 
     def constant(self, value: Any) -> ast.expr:
-        return ast.Constant(value, **self.place)
+        return ast.Constant(value, None, **self.place)
 
     def tuple(self, items: list[ast.expr]) -> ast.expr:
         return ast.Tuple(items, _LOAD, **self.place)

@@ -99,7 +99,7 @@ def store_attribute(rt: Runtime, at: int, v: Any, o: Any, name: str) -> None:
 
 
 def choose(rt: Runtime, at: int, test: Any, then: Thunk, orelse: Thunk, held: State) -> Any:
-    """`then() if test else orelse()` where an arm rebinds variables: a statement, and one variable more for its value."""
+    """`then() if test else orelse()` where an arm rebinds variables: a statement with one variable more, the value."""
     result: Any = UNDEF
     names, get, set = held
 

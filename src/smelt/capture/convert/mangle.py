@@ -1,4 +1,4 @@
-"""Private names (`__x` in a class) as the compiler spells them, so that a function can be compiled outside its class."""
+"""Private names (`__x` in a class) as the compiler spells them, so that a function compiles outside its class."""
 
 from __future__ import annotations
 

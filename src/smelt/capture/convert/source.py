@@ -159,7 +159,7 @@ def _has_rewritten(code: CodeType) -> bool:
 
 
 def _bare(node: Any) -> Any:
-    """A definition without its defaults, annotations and decorators; what stands for the latter keeps the first line."""
+    """A definition without defaults and annotations, its decorators nothing but the first line that they give it."""
     args = node.args
     plain = ast.arguments(
         posonlyargs=[_bare_arg(a) for a in args.posonlyargs],

@@ -162,7 +162,7 @@ class Structure:
     def _statement(self, node: Any, level: Level) -> Any:
         match node:
             case ast.If():
-                new = ast.If(node.test, self.block(node.body, level), self.block(node.orelse, level))
+                new: ast.stmt = ast.If(node.test, self.block(node.body, level), self.block(node.orelse, level))
             case ast.For() | ast.While():
                 inner = Level()
                 kinds = exits_of_all(node.body)

@@ -109,7 +109,7 @@ def _resolve(
         if part not in names:
             return
         value = names[part]
-        names = vars(value) if isinstance(value, type) else {}
+        names = dict(vars(value)) if isinstance(value, type) else {}
     _look(value, wanted, found, seen)
 
 
