@@ -17,6 +17,7 @@ from smelt.capture.staging.branches import branch, condition, is_catchable
 from smelt.capture.staging.loops import Loop, run_loop
 from smelt.capture.staging.merge import Pending, Poison
 from smelt.capture.staging.session import Session
+from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
 
@@ -48,24 +49,24 @@ class StagingRuntime(PlainRuntime):
 
     def while_(self, at: int, test: Any, body: Any, names: Any, get: Any, set: Any) -> None:
         session, key = self.session, _key(at, names)
-        peeled = session.peeled.get(key, 0)
+        peeled, turns = session.peeled.get(key, 0), 0
         while True:
             records = session.recorder.records
             mark = len(records)
             before, snapshot = get(), session.snapshot()
             value = test()
             slot = condition(session, value)
-            if slot is None:
-                if not value:
+            if slot is None and not value:
+                return
+            if peeled > 0 or (slot is None and key not in session.whole):
+                if slot is not None and not session.fork(slot):
                     return
+                peeled, turns = peeled - 1, turns + 1
                 body()
                 continue
-            if peeled > 0:
-                peeled -= 1
-                if not session.fork(slot):
-                    return
-                body()
-                continue
+            if turns and key not in session.whole and key not in session.peeled:
+                # It came to depend on data on the way: a loop of the graph from its first turn.
+                raise Again(whole=key)
             if session.recorder.records is not records:
                 session.cannot("the test of a loop asks Python for a truth value", "it is asked anew at every turn")
             del records[mark:]

@@ -20,7 +20,7 @@ from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.staging.branches import check_genuine, is_catchable, own_cells, record_raise
 from smelt.capture.staging.heap import MISSING, WHOLE, Change, Snapshot
 from smelt.capture.staging.merge import Pending, Poison, flag_in, is_result
-from smelt.capture.staging.records import RegionRecords
+from smelt.capture.staging.records import RegionRecords, Structured
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import Again, CannotStage
 from smelt.capture.staging.symbols import ScalarSlot, StagedObject, is_staged, slot_of
@@ -173,7 +173,9 @@ class Loop:
     def _pend(self, values: list[Any]) -> tuple[Any, ...]:
         """Variables with results that may not have been come to as such."""
         for number in self.pending:
-            values[number] = Pending(values[number], flag_in(self.names, values))
+            flag = flag_in(self.names, values)
+            if flag is not True:
+                values[number] = Pending(values[number], flag)
         return tuple(values)
 
     def _param(self, place: Place, params: list[Slot]) -> Any:
@@ -217,8 +219,7 @@ class Loop:
                 if flag_in(self.names, self.names) is None or isinstance(before, Pending):
                     self.unstable("a result is returned in it")
                 self.pending.add(number)
-                before = self._dummy(after.value if isinstance(after, Pending) else after)
-                self.places[number] = Place(number, name, before)
+                self._place_dummy(number, name, after.value if isinstance(after, Pending) else after)
                 known = False
                 continue
             if before is UNDEF or isinstance(before, Poison):
@@ -226,7 +227,9 @@ class Loop:
                     self.poisoned.add(number)
                     known = False
                     continue
-                before = self._dummy(after)
+                self._place_dummy(number, name, after)
+                known = False
+                continue
             elif isinstance(after, Poison) or after is UNDEF:
                 self.unstable(f"{name} has no value after some turns")
             self.places[number] = Place(number, name, before)
@@ -242,10 +245,32 @@ class Loop:
             known = False
         return known
 
-    def _dummy(self, value: Any) -> Any:
-        """Any value like one that the body leaves, for before the first turn."""
+    def _place_dummy(self, number: int, name: str, value: Any) -> None:
+        """A place that is not read before the body filled it: before the first turn, any value like that."""
         leaves, build = take_apart(value)
-        return build([_Any(leaf_type(self.session, leaf)) if is_carried(leaf) else leaf for leaf in leaves])
+        some = [_Any(leaf_type(self.session, leaf)) if is_carried(leaf) else leaf for leaf in leaves]
+        types = {i: leaf.type for i, leaf in enumerate(some) if isinstance(leaf, _Any)}
+        self.places[number] = Place(number, name, build(some), None, types)
+
+    def _known_after(self, regions: list[RegionRecords]) -> set[int]:
+        """The flags that are true after the loop: the one whose being true ends it, and those that are always equal."""
+        if self.test is None or len(regions[0].yields) != 1:
+            return set()
+        tested = self.session.negations.get(regions[0].yields[0])
+        flags = [(place, at) for at, place in enumerate(self._flat()) if place is not None]
+        ends = next((at for _, at in flags if regions[0].params[at] is tested), None)
+        if ends is None:
+            return set()
+        same_as = _Congruence(regions[1])
+        return {place.key for place, at in flags if at == ends or same_as.always_equal(at, ends)}
+
+    def _flat(self) -> list[Place | None]:
+        """For each carried leaf, its place where that is a flag that was false before."""
+        found: list[Place | None] = []
+        for place in self.places.values():
+            flag = place.init is False and place.change is None
+            found.extend([place if flag else None] * len(place.types))
+        return found
 
     def _grow(self, change: Change) -> None:
         """A list that grew in the body becomes a staged one, everywhere. Raises: Again."""
@@ -341,9 +366,42 @@ class Loop:
         session.structured("while" if self.bounds is None else "for", [*bounds, *inits], regions, results, self.site)
         for change, value in writes:
             change.put(value)
+        for number in self._known_after(regions):
+            values[number] = True
         for number in self.poisoned:
             values[number] = Poison(self.names[number], ("loop", self.key))
         self.set(self._pend(values))
+
+
+class _Congruence:
+    """Which parameters of a loop's body stay equal, if they are before: their yields are made in the same way."""
+
+    def __init__(self, body: RegionRecords) -> None:
+        self.body = body
+        self.makers: dict[Slot, tuple[Structured, int]] = {}
+        self._find(body.records)
+
+    def _find(self, records: Sequence[Any]) -> None:
+        for record in records:
+            if isinstance(record, Structured):
+                for number, result in enumerate(record.results):
+                    self.makers[result] = (record, number)
+                for region in record.regions:
+                    self._find(region.records)
+
+    def always_equal(self, a: int, b: int) -> bool:
+        """Whether what two parameters become is equal where they were."""
+        return self._equal(self.body.yields[a], self.body.yields[b], {self.body.params[a], self.body.params[b]})
+
+    def _equal(self, a: Any, b: Any, equal: set[Slot]) -> bool:
+        if a is b or (isinstance(a, Slot) and isinstance(b, Slot) and a in equal and b in equal):
+            return True
+        if not isinstance(a, Slot) or not isinstance(b, Slot):
+            return type(a) is type(b) is bool and a == b
+        mine, other = self.makers.get(a), self.makers.get(b)
+        if mine is None or other is None or mine[0] is not other[0] or mine[0].op != "if":
+            return False
+        return all(self._equal(r.yields[mine[1]], r.yields[other[1]], equal) for r in mine[0].regions)
 
 
 class _Any:

@@ -93,6 +93,7 @@ class Session:
         self.paths = 0
         self.forked: set[object] = set()
         self.peeled: dict[object, int] = {}
+        self.whole: set[object] = set()
         self.refused: list[BaseException] = []
         self.raised: list[BaseException] = []
         self.convertible = convertible

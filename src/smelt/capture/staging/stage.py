@@ -92,9 +92,10 @@ class _Run:
                 functions.want(conversion.site.code)
         forked: set[object] = set()
         peeled: dict[object, int] = {}
+        whole: set[object] = set()
         for _ in range(_MOST_RUNS):
             session = Session(self.native, functions.can, self.roots, Scope(self.roots.modules))
-            session.forked, session.peeled, session.merge = forked, peeled, Merger
+            session.forked, session.peeled, session.whole, session.merge = forked, peeled, whole, Merger
             try:
                 return self._once(session, functions, arguments)
             except Again as again:
@@ -104,6 +105,8 @@ class _Run:
                     if again.fork in forked:
                         return self.failed(_error("a branch cannot be merged", "it was forked, and met again", None))
                     forked.add(again.fork)
+                elif again.whole is not None:
+                    whole.add(again.whole)
                 else:
                     peeled[again.peel] = peeled.get(again.peel, 0) + 1
             except CannotStage as stop:

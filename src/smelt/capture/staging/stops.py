@@ -26,11 +26,17 @@ class CannotMerge(CannotStage):
 
 
 class Again(Stop):
-    """The run starts again, knowing more: a function to convert, a branch that must not be merged, a loop to peel."""
+    """The run starts again, knowing more.
 
-    def __init__(self, convert: CodeType | None = None, fork: object = None, peel: object = None) -> None:
+    convert: code to convert. fork: a branch that must not be merged. peel: a loop whose first turn differs from the
+    others. whole: a loop that is one of the graph, though its first test depends on no data.
+    """
+
+    def __init__(
+        self, convert: CodeType | None = None, fork: object = None, peel: object = None, whole: object = None
+    ) -> None:
         super().__init__("again")
-        self.convert, self.fork, self.peel = convert, fork, peel
+        self.convert, self.fork, self.peel, self.whole = convert, fork, peel, whole
         _note(self)
 
 
