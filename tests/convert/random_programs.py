@@ -23,12 +23,15 @@ class Maker:
     def program(self) -> str:
         body = self.block(4, loop=False, depth=0)
         helper = ""
-        if not self.pure and self.rng.random() < 0.5:
+        if self.rng.random() < 0.5:
             helper = "    def bump(k):\n        nonlocal x\n        x = k if k else x\n        return k\n"
-        head = "    x = 1\n" + helper + "    t = (a, b)\n    fuel = 40\n"
+        # Mostly bound, so that a run gets far.
+        bound = "".join(
+            f"    {name} = {value}\n" for name, value in (("y", "a"), ("z", "b")) if self.rng.random() < 0.8
+        )
+        head = "    x = 1\n" + bound + helper + "    t = (a, b)\n    fuel = 40\n"
         if not self.pure:
             head += "    log = []\n"
-        self.has_bump = bool(helper)
         tail = "    return a, x, t" + ("" if self.pure else ", log")
         text = "def f(a, b):\n" + head + "\n".join("    " + line for line in body) + "\n" + tail + "\n"
         return text if helper else text.replace("bump(", "abs(")
@@ -48,15 +51,17 @@ class Maker:
 
     def statement(self, loop: bool, depth: int) -> list[str]:
         r = self.rng
-        kinds = ["assign"] * 4 + ["augmented", "tuple", "unpack", "delete", "walrus"]
+        kinds = ["assign"] * 4 + ["bump", "augmented", "tuple", "unpack", "walrus"]
         if depth < 4:
             kinds += ["if"] * 4 + ["while", "for", "for", "try", "with", "match", "nested"]
         if loop:
             kinds += ["break", "continue"]
         if depth:
             kinds += ["return", "raise", "assert"]
+        if r.random() < 0.3:
+            kinds += ["delete"]
         if not self.pure:
-            kinds += ["print", "log", "bump"]
+            kinds += ["print", "log"]
         match r.choice(kinds):
             case "assign":
                 return [f"{r.choice(_NAMES)} = {self.expr(3)}"]
@@ -65,7 +70,7 @@ class Maker:
             case "tuple":
                 return [f"t = {r.choice([f't + ({self.expr(2)},)', 't[1:]', f'({self.expr(1)}, *t)', self.comp()])}"]
             case "unpack":
-                return [f"{r.choice(['x, (y,) = y, (x,)', '*y, x = t', '(a, b), z = (b, a), x', 'x = z = a'])}"]
+                return [f"{r.choice(['x, (y,) = y, (x,)', '*_, x = (0, *t)', '(a, b), z = (b, a), x', 'x = z = a'])}"]
             case "delete":
                 return [f"del {r.choice('xyz')}"]
             case "walrus":
@@ -86,7 +91,7 @@ class Maker:
                         ("x", "range(4)"),
                         (self.new("i"), "t[:5]"),
                         ("y", "range(b % 4)"),
-                        ("x, (y, *z)", "[(1, (2, 3)), (b, (a,))]"),
+                        ("x, (y, *_)", "[(1, (2, 3)), (b, (a,))]"),
                     ]
                 )
                 fuel = "    if (fuel := fuel - 1) < 0: break"
@@ -111,16 +116,14 @@ class Maker:
                     f"match {r.choice(['t', 'a % 3', '(a, b)', 'x'])}:",
                     "    case 0 | 1:",
                     *["    " + line for line in self.inner(loop, depth)],
-                    f"    case [y, *z] if {self.test(1)}:",
+                    f"    case [y, *_] if {self.test(1)}:",
                     *["    " + line for line in self.inner(loop, depth)],
-                    f"    case {r.choice(['_', 'z', 'int(z)'])}:",
+                    f"    case {r.choice(['_', '_', 'int(z)'])}:",
                     *["    " + line for line in self.inner(loop, depth)],
                 ]
             case "nested":
                 name = self.new("g")
                 body = r.choice(["return p if p else a", "nonlocal b\n    b = p\n    return b", "return x"])
-                if self.pure:
-                    body = "return p if p else a"
                 return [
                     f"def {name}(p, q={self.expr(1)}):",
                     *["    " + line for line in body.split("\n    ")],
@@ -183,9 +186,9 @@ class Maker:
             case 4:
                 return f"({r.choice('xyz')} := {self.expr(depth - 1)})"
             case 5:
-                return f"({self.expr(depth - 1)} // {self.expr(0)})"
+                return f"({self.expr(depth - 1)} // ({self.expr(0)} or 1))"
             case 6:
-                return f"t[{self.expr(0)}]"
+                return f"t[{self.expr(0)} % (len(t) or 1)]"
             case 7:
                 return f"(lambda p, q={self.expr(1)}: p or q)({self.expr(depth - 1)})"
             case _:
