@@ -38,6 +38,7 @@ class ReplayEntry:
         self.refreshed = 0
         self.writes = True
         self.outcomes: tuple[Any, ...] = ()
+        self.repeats_errors = False
 
     def finish(self) -> None:
         self.finished = True

@@ -19,6 +19,8 @@ from smelt.compiler.paths import PATIENCE
 from .judge import agree
 from .programs import PROGRAMS
 
+pytestmark = pytest.mark.usefixtures("paths_only")
+
 
 def by_value(x: Tensor) -> Tensor:
     return x * x[0].item()

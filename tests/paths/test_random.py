@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
@@ -72,6 +73,7 @@ steps = st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 3)), m
 inputs = st.lists(st.integers(-3, 3), min_size=4, max_size=4).map(lambda v: torch.tensor(v, dtype=torch.float64))
 
 
+@pytest.mark.usefixtures("paths_only")
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(steps, st.integers(0, 6), st.lists(inputs, min_size=2, max_size=3), st.lists(st.integers(0, 2), max_size=5))
 def test_random_programs(steps: list[tuple[str, int]], stop: int, xs: list[Tensor], order: list[int]) -> None:

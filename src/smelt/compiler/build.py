@@ -9,6 +9,7 @@ from typing import Any
 from smelt.capture import capture
 from smelt.compiler.compiled_types import ObservedProgram
 from smelt.compiler.originals import move_originals
+from smelt.compiler.staged import staged_unit
 from smelt.compiler.unit import Unit
 from smelt.diag import Options
 
@@ -23,7 +24,12 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     start = perf_counter()
     captured = capture(fn, args, kwargs, name=fn.name, target=fn.target, specialize=True)
     recorded_ms = (perf_counter() - start) * 1000
-    unit = Unit.of(captured, options)
+    unit, why_paths = None, ""
+    if captured.conversions and not fn.next_path:
+        unit, why_paths = staged_unit(fn, captured, args, kwargs, options)
+    if unit is None:
+        unit = Unit.of(captured, options)
+        unit.why_paths = why_paths
     unit.moved = moved
     unit.keep_sample(captured.signature.flatten(args, kwargs) if captured.signature is not None else ())
     unit.stages_ms = {"recorded run": round(recorded_ms, 3), **unit.stages_ms}

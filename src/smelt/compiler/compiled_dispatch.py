@@ -144,6 +144,24 @@ class Dispatcher:
             return row.entry.run(args, kwargs)
         except SmeltError as error:
             return self.recover(row, error, args, kwargs)
+        except Miss:
+            raise
+        except Exception as error:
+            if not row.entry.repeats_errors:
+                raise
+            return self.repeat(row, error, args, kwargs)
+
+    def repeat(self, row: Row, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A way that ends in the program's own error: the original takes it, with all that it does before."""
+        result = self.target(*args, **kwargs)
+        reason = f"the compiled program raised {type(error).__name__}, and the program itself did not"
+        if self._is_strict:
+            self._refuse(reason)
+        self._count(reason)
+        row.entry, row.reason = None, reason
+        self._withdraw(row)
+        self._warn(reason, f"{self.name} runs as it is from now on: {reason}")
+        return result
 
     def recover(self, row: Row, error: SmeltError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer of a call whose compiled program failed: the original's. Raises: the error in strict mode."""
@@ -220,7 +238,7 @@ class Dispatcher:
     def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         cause = self._note_misses(args, kwargs)
         self._count_build(missed, 1)
-        program = ObservedProgram(self.target, self.name, self.settings)
+        program = ObservedProgram(self.target, self.name, self.settings, next_path=bool(missed))
         started = time.perf_counter()
         failure: Exception | None = None
         entry: Entry | None = None

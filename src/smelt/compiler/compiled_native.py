@@ -34,6 +34,9 @@ class Owner(Protocol):
     def try_others(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer of a call that took another path than this row's."""
 
+    def repeat(self, row: Row, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call of which the compiled program raised the program's own error."""
+
     def recover(self, row: Row, error: SmeltError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer of a call whose compiled program failed."""
 
@@ -100,8 +103,8 @@ def target_of(owner: Owner, row: Row, args: tuple[Any, ...], kwargs: dict[str, A
     unit = row.entry
     if not isinstance(unit, Unit) or unit.executable is None or unit.lowered is None:
         return Target(python)
-    if unit.is_path and unit.draws:
-        return Target(python)  # which puts the random generator back after a miss
+    if unit.draws and (unit.is_path or unit.repeats_errors):
+        return Target(python)  # which puts the random generator back
     context = entry_context(unit.executable.call)
     if context is None:
         return Target(python)
@@ -113,6 +116,11 @@ def target_of(owner: Owner, row: Row, args: tuple[Any, ...], kwargs: dict[str, A
             if is_path or isinstance(error, Miss):
                 return missed(error, args, kwargs)
             return recovered(error, args, kwargs)
+        except Exception as error:
+            found, dispatcher = get_row(), get_owner()
+            if not repeats_errors or found is None or dispatcher is None:
+                raise
+            return dispatcher.repeat(found, error, args, dict(kwargs or {}))
 
     def deliver(results: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         try:
@@ -121,7 +129,7 @@ def target_of(owner: Owner, row: Row, args: tuple[Any, ...], kwargs: dict[str, A
         except SmeltError as error:
             return recovered(error, args, kwargs)
 
-    is_path = unit.is_path
+    is_path, repeats_errors = unit.is_path, unit.repeats_errors
     pick = extractor(unit.signature, args, kwargs)
     make = deliverer(unit.signature, unit.lowered, unit.lookup)
     kind = result_kind(unit.signature, unit.lowered)

@@ -38,6 +38,10 @@ class Entry(Protocol):
     def outcomes(self) -> tuple[Outcome, ...]:
         """What Python read of data on the recorded path; empty where nothing was, and the guards decide alone."""
 
+    @property
+    def repeats_errors(self) -> bool:
+        """Whether an error of `run` that is none of Smelt's is the program's own, before which nothing has happened."""
+
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The program's answer for arguments that pass the guards.
 
@@ -73,12 +77,14 @@ class Settings:
 class ObservedProgram:
     """The user's program, to be called once by a builder: runs it natively and records what it reads.
 
-    target: the function or module itself (for its parameters, names, signature).
+    target: the function or module itself (for its parameters, names, signature). next_path: other ways through it are
+    kept as paths already.
     """
 
-    def __init__(self, target: Callable[..., Any], name: str, settings: Settings) -> None:
+    def __init__(self, target: Callable[..., Any], name: str, settings: Settings, *, next_path: bool = False) -> None:
         self.target = target
         self.name = name
+        self.next_path = next_path
         self.fullgraph = settings.fullgraph
         self.dynamic = settings.dynamic
         self.log: ReadLog | None = None

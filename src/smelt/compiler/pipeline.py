@@ -26,6 +26,7 @@ from smelt.passes.fold import fold
 from smelt.passes.fold_batch_norm import fold_batch_norm
 from smelt.passes.functionalize import functionalize
 from smelt.passes.fuse_bias import fuse_bias
+from smelt.passes.hoist_invariants import hoist_invariants
 from smelt.passes.hoist_products import hoist_products
 from smelt.passes.inline import inline
 from smelt.passes.lower_precision import lower_precision
@@ -66,6 +67,8 @@ OPTIMIZED: tuple[Pass, ...] = (
     # The rewrites above leave views of views and copies behind.
     peephole,
     elide_copies,
+    # What the rewrites made of weights inside loops and branches is computed outside.
+    hoist_invariants,
     cse,
     dce,
     # Last: they decide nothing but when things happen.

@@ -42,6 +42,7 @@ from smelt.runtime.executable import Executable
 from smelt.runtime.plan import uses_of
 
 Lookup = Callable[[str, str], torch.Tensor]
+_CONTROL = ("if", "for", "while")
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Unit:
     lookup: (kind, path) -> the live tensor of a parameter, buffer or captured value.
     stages_ms: wall time of each stage of the compilation.
     sample: copies of the inputs of the first call, kept where the program computes in another precision than written.
+    why_paths: why a program whose way depends on data is not one graph for all ways.
     moved, released_nbytes: what became of the originals of packed weights, where their release was asked for.
     """
 
@@ -64,6 +66,7 @@ class Unit:
     lowered: Lowered | None = None
     executable: Executable | None = None
     sample: list[torch.Tensor] | None = None
+    why_paths: str = ""
     moved: Moved | None = None
     released_nbytes: int = 0
     _ready: _Ready | None = None
@@ -169,6 +172,13 @@ class Unit:
         return outcomes(self.captured) if self.is_path else ()
 
     @cached_property
+    def repeats_errors(self) -> bool:
+        """Whether the graph raises the program's own errors, and nothing can be seen of it before it does."""
+        nodes = list(self.graph.walk())
+        raises = any(node.op in ("py.raise", "py.assert") for node in nodes)
+        return raises and not any(effects(node).io for node in nodes if node.op not in _CONTROL)
+
+    @cached_property
     def expectations(self) -> Graph:
         """The part of the graph that tells whether the path holds."""
         return expectations(self.graph)
@@ -196,7 +206,7 @@ class Unit:
         Raises: SmeltError (S0401, S0403) where a native call fails; Miss where this is a path and the call takes
             another one: then nothing has happened.
         """
-        if not self.is_path:
+        if not (self.is_path or self.repeats_errors):
             return self._run(args, kwargs)
         before = RandomState() if self.draws else None
         try:
@@ -205,7 +215,7 @@ class Unit:
             # On data of another path an operator may fail before it is known that the path does not fit.
             if before is not None:
                 before.restore()
-            if isinstance(error, Miss):
+            if isinstance(error, Miss) or not self.is_path:
                 raise
             raise Miss("a run to its end", f"{type(error).__name__}: {error}") from error
 

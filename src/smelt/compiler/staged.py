@@ -1,0 +1,85 @@
+"""A program whose way depends on data as one graph, with branches and loops, where a second run on shadows gives one.
+
+Invariant: the graph holds for all ways, so everything that any of them read is guarded; where the second run acts on
+anything outside, or its graph cannot be compiled, the recorded way stands for itself (`smelt.compiler.paths`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from time import perf_counter
+from typing import Any
+
+from smelt.capture import Captured
+from smelt.capture.reads import Effect, ReadLog, record_reads
+from smelt.capture.staging.stage import stage
+from smelt.compiler.compiled_types import ObservedProgram
+from smelt.compiler.unit import Unit
+from smelt.diag import Options, SmeltError
+from smelt.runtime.guard_facts import FactTest
+
+# Where the staged run's own look at the heap does not find them.
+_logs: ContextVar[list[ReadLog]] = ContextVar("smelt staged reads")
+
+
+def staged_unit(
+    fn: ObservedProgram, native: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+) -> tuple[Unit | None, str]:
+    """The whole program, compiled, with `fn.log` telling what all ways read; or None, and why not."""
+    log = fn.log
+    if log is None or not log.is_replayable:
+        return None, "the recorded run acts on Python's objects"
+    found: list[ReadLog] = []
+    before = _logs.set(found)
+    start = perf_counter()
+    try:
+        staged = stage(_reading(fn.target, fn.name), args, kwargs, target=fn.target, name=fn.name, native=native)
+    finally:
+        _logs.reset(before)
+    if staged.error is not None:
+        return None, staged.error.what
+    acts = [effect for more in found for effect in more.effects if not _is_by_shadows(effect)]
+    if acts:
+        return None, ReadLog(effects=acts[:1]).why_not()
+    try:
+        unit = Unit.of(staged, options)
+        unit.stages_ms["staged run"] = round((perf_counter() - start) * 1000, 3)
+        unit.finish()
+    except SmeltError as error:
+        return None, error.what
+    log.reads.extend(read for more in found for read in map(_as_now, more.reads) if read is not None)
+    return unit, ""
+
+
+def _reading(target: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The program, what it reads put aside at each run."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        failure: Exception | None = None
+        result: Any = None
+        with record_reads({name: target}, args, kwargs) as log:
+            try:
+                result = target(*args, **kwargs)
+            except Exception as error:
+                failure = error  # a way that ends in an error reads, too
+        _logs.get().append(log)
+        if failure is not None:
+            raise failure
+        return result
+
+    return run
+
+
+def _is_by_shadows(effect: Effect) -> bool:
+    """Whether it was done by torch on its way to a shadow's type, not by the line that called the operator."""
+    return effect.name in ("eval", "exec") and (effect.span is None or effect.name not in effect.span.text)
+
+
+def _as_now(read: Any) -> Any:
+    """A fact of the staged run, as it is after it; None for what was there during that run only."""
+    test = FactTest(read)
+    if test.holds():
+        return read
+    # Functions ran other code for a while.
+    return read._replace(value=test.now()) if read.kind == "function" else None
