@@ -107,9 +107,13 @@ def test_within_itself() -> None:
         new = choose.__code__
         with installed(inner):
             choose(1)
+        with swapped([choose], inner):
+            assert choose.__code__ is new
+            choose(1)
         assert choose.__code__ is new
+        assert current() is outer
         choose(1)
-    assert (len(outer.seen), len(inner.seen)) == (1, 1)
+    assert (len(outer.seen), len(inner.seen)) == (1, 2)
     assert choose.__code__ is old
 
 

@@ -6,6 +6,7 @@ the sources.
 
 from __future__ import annotations
 
+from tests.mutants.converter import CONVERTER
 from tests.mutants.mutant import Mutant
 
 _FUNCTIONALIZE = "tests/passes/test_functionalize.py"
@@ -877,4 +878,4 @@ CHOICES = (
     ),
 )
 
-MUTANTS = (*PASSES, *FUSION, *EMISSION, *CONTRACT, *ATTENTION, *CONVOLUTION, *RUNTIME, *CHOICES)
+MUTANTS = (*PASSES, *FUSION, *EMISSION, *CONTRACT, *ATTENTION, *CONVOLUTION, *RUNTIME, *CHOICES, *CONVERTER)

@@ -34,7 +34,7 @@ _known: dict[int, tuple[weakref.ref[CodeType], Converted | CannotConvert]] = {}
 
 
 def convert(target: CodeType | FunctionType | MethodType) -> Converted:
-    """The converted code of a function, made once. Raises: CannotConvert."""
+    """The converted code of a function, made once; converted code is its own. Raises: CannotConvert."""
     function = target.__func__ if isinstance(target, MethodType) else target
     code = function if isinstance(function, CodeType) else getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
@@ -46,13 +46,20 @@ def convert(target: CodeType | FunctionType | MethodType) -> Converted:
             outcome: Converted | CannotConvert = _convert(code, module)
         except CannotConvert as error:
             outcome = error.with_traceback(None)
-        key = id(code)
-        known = _known[key] = (weakref.ref(code, lambda _: _known.pop(key, None)), outcome)
+        known = _remember(code, outcome)
+        if isinstance(outcome, Converted):
+            _remember(outcome.code, outcome)
     if isinstance(known[1], CannotConvert):
         raise CannotConvert(known[1].reason, known[1].span)
     if module is not None and "super" in module and "super" in code.co_names:
         raise cannot("its module has a `super` of its own", code)
     return known[1]
+
+
+def _remember(code: CodeType, outcome: Converted | CannotConvert) -> tuple[weakref.ref[CodeType], Any]:
+    key = id(code)
+    known = _known[key] = (weakref.ref(code, lambda _: _known.pop(key, None)), outcome)
+    return known
 
 
 def _convert(code: CodeType, module: dict[str, Any] | None) -> Converted:

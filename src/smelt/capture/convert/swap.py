@@ -28,18 +28,18 @@ def swapped(targets: Iterable[FunctionType | MethodType | CodeType], runtime: Ru
 
     All targets are converted before any is touched. Raises: CannotConvert.
     """
-    functions: dict[int, FunctionType] = {}
-    codes = []
-    for target in targets:
-        if isinstance(target, CodeType):
-            codes.append(target)
-        else:
-            function = target.__func__ if isinstance(target, MethodType) else target
-            assert isinstance(function, FunctionType)
-            functions[id(function)] = function
-    for function in functions_of(codes):
-        functions[id(function)] = function
     with _lock:
+        functions: dict[int, FunctionType] = {}
+        codes = []
+        for target in targets:
+            if isinstance(target, CodeType):
+                codes.append(target)
+            else:
+                function = target.__func__ if isinstance(target, MethodType) else target
+                assert isinstance(function, FunctionType)
+                functions[id(function)] = function
+        for function in functions_of(codes):
+            functions[id(function)] = function
         news = [(f, convert(f).code) for f in functions.values()]
         olds = [(f, f.__code__) for f in functions.values()]
         try:
