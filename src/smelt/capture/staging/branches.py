@@ -121,9 +121,12 @@ def arm(
 
     def run() -> Outcome:
         session.recorder.depth += 1
+        modes = session.recorder._modes_now()
         try:
             set_(start)
             body()
+            if session.recorder._modes_now() != modes:
+                session.cannot("a mode is switched on one path only")
             return Outcome(get(), snapshot.changes())
         except CannotMerge:
             raise

@@ -20,6 +20,7 @@ from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
+from smelt.ir import ANY, BOOL
 
 _PLAIN = PlainRuntime()
 _PY = {
@@ -254,11 +255,25 @@ class StagingRuntime(PlainRuntime):
         if op in ("in", "not in"):
             found = self.contains(0, left, right)
             return found if op == "in" else self.not_(0, found)
+        if op in ("is", "is not") and (is_staged(left) or is_staged(right)):
+            found = self._identical(left, right)
+            return found if op == "is" else self.not_(0, found)
         if op in _PY and (is_staged(left) or is_staged(right)):
             found = self.session.binary(f"py.{_PY[op]}", left, right)
             if found is not NotImplemented:
                 return found
         return _PLAIN.compare(0, left, (op, lambda: right))
+
+    def _identical(self, left: Any, right: Any) -> Any:
+        if left is right:
+            return True
+        for one, other in ((left, right), (right, left)):
+            type_ = slot_of(one).type if is_staged(one) else None
+            if other is None and type_ is not None:
+                return self.session.emit("py.is_none", one) if type_ == ANY else False
+            if isinstance(other, bool) and not is_staged(other) and type_ == BOOL:
+                return self.session.emit("py.eq", one, other)
+        return self.session.cannot("the identity of a number that depends on data is asked for")
 
     def contains(self, at: int, item: Any, c: Any) -> Any:
         session = self.session

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -262,6 +261,16 @@ def _index(session: Any, value: Any) -> Any:
     return value
 
 
+def _backward(original: Any) -> Any:
+    def differentiate(*args: Any, **kwargs: Any) -> Any:
+        session = _session()
+        if session is not None:
+            session.cannot("gradients are computed in the program", "shadows have gradients of their own")
+        return original(*args, **kwargs)
+
+    return differentiate
+
+
 def _print(original: Any) -> Any:
     def show(*args: Any, **kwargs: Any) -> None:
         session = _session()
@@ -290,9 +299,6 @@ def answering() -> Iterator[None]:
         for name, make in made.items():
             stack.enter_context(_patches.replaced(tensor, name, make))
         stack.enter_context(_patches.replaced(builtins, "print", _print))
+        for name in ("backward", "grad"):
+            stack.enter_context(_patches.replaced(torch.autograd, name, _backward))
         yield
-
-
-def unwind_limit() -> int:
-    """How deep Python may recurse."""
-    return sys.getrecursionlimit()

@@ -11,6 +11,7 @@ functions are afterwards what they were, also where it fails.
 from __future__ import annotations
 
 import contextlib
+import random as pythons_random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -262,7 +263,7 @@ def _error(what: str, why: str, site: Any) -> CaptureError:
 @contextlib.contextmanager
 def _everything_kept() -> Any:
     """Random state and modes of the thread are put back afterwards."""
-    random = torch.get_rng_state()
+    drawn, random = pythons_random.getstate(), torch.get_rng_state()
     was_grad = torch.is_grad_enabled()
     dtype = torch.get_default_dtype()
     try:
@@ -270,6 +271,7 @@ def _everything_kept() -> Any:
     finally:
         if not torch.equal(random, torch.get_rng_state()):
             torch.set_rng_state(random)
+        pythons_random.setstate(drawn)
         torch.set_grad_enabled(was_grad)
         if torch.get_default_dtype() != dtype:
             torch.set_default_dtype(dtype)

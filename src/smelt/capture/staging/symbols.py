@@ -194,8 +194,15 @@ def _specialized(kind: type) -> Any:
     return method
 
 
+def _class(kind: type) -> Any:
+    """What `isinstance` is told, so that code that is not converted takes the same way as with a plain number."""
+    return property(lambda self: kind)
+
+
 class StagedInt(_Staged, SymInt):
     """An int that the graph computes."""
+
+    __class__ = _class(int)
 
     __index__ = _specialized(int)
     __int__ = _specialized(int)
@@ -208,6 +215,8 @@ class StagedInt(_Staged, SymInt):
 class StagedFloat(_Staged, SymFloat):
     """A float that the graph computes."""
 
+    __class__ = _class(float)
+
     __int__ = _specialized(int)
     __float__ = _specialized(float)
 
@@ -217,6 +226,8 @@ class StagedFloat(_Staged, SymFloat):
 
 class StagedBool(_Staged, SymBool):
     """A truth value that the graph computes."""
+
+    __class__ = _class(bool)
 
     __int__ = _specialized(int)
     __index__ = _specialized(int)
