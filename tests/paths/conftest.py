@@ -17,8 +17,9 @@ def paths_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_staged(*args: Any) -> tuple[None, str]:
         return None, "the test wants paths"
 
-    # The package has the module's function under the same name.
+    # The package has the modules' functions under the same names.
     monkeypatch.setattr(sys.modules["smelt.compiler.build"], "staged_unit", not_staged)
+    monkeypatch.setattr(sys.modules["smelt.compiler.tracing"], "_staged", lambda *args: None)
 
 
 @pytest.fixture(params=["staged", "paths"])

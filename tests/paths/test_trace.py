@@ -18,6 +18,8 @@ from smelt import CaptureError, SmeltWarning
 from .judge import is_same, outcome, state_of
 from .programs import PROGRAMS, Counted, branch, masked
 
+pytestmark = pytest.mark.usefixtures("paths_only")
+
 
 def traced(program: Any, *args: Any, **given: Any) -> Any:
     with warnings.catch_warnings():

@@ -20,6 +20,7 @@ from smelt.compiler.code import Code, write_code
 from smelt.compiler.pipeline import first_wrong_pass
 from smelt.compiler.program_calls import KnownCall
 from smelt.compiler.program_copy import SavedCapture, load, save
+from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Miss, Options, SmeltError, SmeltWarning
 from smelt.ir import Graph, TensorType, Value
@@ -120,6 +121,11 @@ class Program(torch.nn.Module):
             if self._options.strict:
                 raise
             failure = error.what
+        except Exception:
+            if not unit.repeats_errors:
+                raise
+            # The program's own error, after whatever the program does before it.
+            return self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
         # Where it is the data's fault (an index out of range), this raises as eager does, and the next call is native.
         result = self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
         self.native_failure = failure
@@ -166,6 +172,9 @@ class Program(torch.nn.Module):
         captured = capture(self._source, args, kwargs, specialize=True)
         if captured.error is not None:
             raise captured.error
+        if captured.conversions and not self.unit.is_path:
+            staged = staged_capture(captured, self._source, args, kwargs)
+            captured = captured if staged.error is not None else staged
         return self._add(captured)
 
     def _key(self, inputs: Sequence[torch.Tensor]) -> Key:

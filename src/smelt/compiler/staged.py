@@ -6,8 +6,9 @@ anything outside, or its graph cannot be compiled, the recorded way stands for i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -50,6 +51,14 @@ def staged_unit(
         return None, error.what
     log.reads.extend(read for more in found for read in map(_as_now, more.reads) if read is not None)
     return unit, ""
+
+
+def staged_capture(
+    native: Captured, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Captured:
+    """The capture of all ways, with the answer of the native run; its `error` says why there is none."""
+    staged = stage(target, args, kwargs, target=target, name=native.name, native=native)
+    return replace(staged, result=native.result, written=native.written)
 
 
 def _reading(target: Callable[..., Any], name: str) -> Callable[..., Any]:

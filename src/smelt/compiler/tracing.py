@@ -19,6 +19,7 @@ from smelt.compiler.originals import move_originals
 from smelt.compiler.paths import other_path, outcomes
 from smelt.compiler.pipeline import check_options
 from smelt.compiler.program import Program
+from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Miss, Options, SmeltWarning
 from smelt.ops.evaluate import evaluate
@@ -40,8 +41,8 @@ def trace(
     check: evaluate the graph on copies of the same inputs and state, and compare with what the run returned.
     check_inputs: more arguments (tuples, or single tensors) to compare with eager, on copies; `f` runs once for each,
     and buffers and random state are put back afterwards.
-    Where data decides the program's way, it holds for the way that was recorded, with a warning at each line that asks;
-    other outcomes raise when it is called.
+    Where data decide the program's way, the graph has branches and loops. Where that cannot be, it holds for the way
+    that was recorded, with a warning at each line that asks; other outcomes raise when it is called.
     Raises: CaptureError: S0101 and S0102 where what Python reads of data cannot be compared, or in strict mode, at that
         line; S0103 and S0104 where something cannot be recorded; S0105 where the graph disagrees with eager; S0106 for
         arguments that cannot be captured. Whatever `f` raises.
@@ -64,9 +65,6 @@ def trace(
     captured = capture(observed, given, named, keep_written=check, target=target, specialize=True)
     if captured.error is not None:
         raise captured.error
-    if captured.conversions and chosen.strict:
-        raise conversion_error(captured.conversions[0])
-    _warn_of_bakes(captured)
     left_out = observed.left_out()
     if left_out:
         warnings.warn(
@@ -74,12 +72,45 @@ def trace(
             SmeltWarning,
             stacklevel=2,
         )
-    program = Program(target, captured, chosen)
+    results = tensors_of(captured.result, given, named)
+    program = _staged(target, captured, given, named, chosen, before if check else None, rng)
+    if program is None:
+        if captured.conversions and chosen.strict:
+            raise conversion_error(captured.conversions[0])
+        _warn_of_bakes(captured)
+        program = Program(target, captured, chosen)
+        if check:
+            _check(program.unit, results, before, rng)
     program.unit.moved = moved
-    if check:
-        _check(program.unit, tensors_of(captured.result, given, named), before, rng)
     for more in check_inputs or ():
         _check_on(program.unit, target, as_args(more))
+    return program
+
+
+def _staged(
+    target: Callable[..., Any],
+    native: Captured,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    before: Sequence[torch.Tensor] | None,
+    rng: torch.Tensor,
+) -> Program | None:
+    """The program with all its ways, where data decide and a second run on shadows gives one graph.
+
+    before: copies of the inputs as they were, where the graph is to be checked on them.
+    """
+    if not native.conversions:
+        return None
+    captured = staged_capture(native, target, args, kwargs)
+    if captured.error is not None:
+        return None
+    try:
+        program = Program(target, captured, options)
+        if before is not None:
+            _check(program.unit, tensors_of(native.result, args, kwargs), copies_of(before), rng)
+    except Exception:  # whatever is wrong with it, the recorded way stands
+        return None
     return program
 
 
