@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from smelt.codegen.fusion.regions import used_values
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.result import Mutation
 from smelt.ir import Node, Value
@@ -35,7 +36,7 @@ def _needed_later(ctx: Context, node: Node) -> list[Value]:
     found: dict[Value, None] = {}
     later: Node | None = node
     while later is not None:
-        operands = later.args[1:] if later.op == "write" else tuple(later.operands())
+        operands = later.args[1:] if later.op == "write" else tuple(used_values(later))
         for value in operands:
             if isinstance(value, Value) and ctx.is_bound(value):
                 found[value] = None
