@@ -34,6 +34,7 @@ KINDS = (
     "if", "for", "while", "number", "print", "throw", "const", "state",
 )  # fmt: skip
 MOST_NODES = 60
+_FRESH = frozenset((*(f"aten.{n}.default" for n in UNARY), *(f"aten.{n}" for n in BINARY), "aten.sum.default", "const"))
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,10 @@ class RegionWriter:
             op, rest = f"aten.{self.choose(IN_PLACE)}.default", ()
         else:
             op = f"aten.{self.choose(IN_PLACE_BINARY)}"
-            rest = (self.tensor() if self.choose((False, True)) else self.integer(),)
+            other = self.tensor()
+            # What overlaps the target otherwise than whole is undefined in eager.
+            is_fresh = other.node is not None and other.node.op in _FRESH
+            rest = (other if is_fresh and self.choose((False, True)) else self.integer(),)
             if "copy_" in op and not isinstance(rest[0], Value):
                 rest = (1.5,)
             if "copy_" in op and rest[0].__class__ is Value and not isinstance(rest[0].type, TensorType):

@@ -46,7 +46,9 @@ def run(program: Any, graph: Graph) -> tuple[Observation | str, str]:
         try:
             found: Observation | str = observe(graph, program.inputs, lambda kind, path: program.state[path])
         except (AssertionError, ZeroDivisionError, IndexError, RuntimeError) as error:
-            found = f"{type(error).__name__}: {error}"
+            # torch's own refusals are all of one kind here.
+            kind = "RuntimeError" if isinstance(error, RuntimeError) else type(error).__name__
+            found = f"{kind}: {error}"
     return found, printed.getvalue()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from smelt.ir import Arg, Node, Region, TensorType, TupleType, Type, Value, may_hold_tensor, values_in
+from smelt.ir import Arg, Node, TensorType, TupleType, Type, Value, may_hold_tensor, values_in
 from smelt.ops.catalogue import record_of
 from smelt.ops.meta import CannotRun, meta_outcome, operand_values
 from smelt.ops.python_ops import python_op
@@ -94,24 +94,29 @@ def is_reproducible(node: Node) -> bool:
 def _control_effects(node: Node) -> Effects:
     """The union over all inner nodes; writes to values made inside are nobody else's business."""
     inside: set[Value] = set()
+    feeds: dict[Value, list[Value]] = {}
     found: list[Effects] = []
-    for region in node.regions:
-        inside.update(region.params)
-        for inner in region.walk():
-            inside.update(inner.results)
-            inside.update(p for r in inner.regions for p in r.params)
-            if inner.op not in _CONTROL:
-                found.append(effects(inner))
-    roots = _inner_roots(node.regions)
-    writes = {root for e in found for v in e.writes for root in roots.get(v, (v,)) if root not in inside}
-    # A region's parameter may be the very tensor that the loop was started with.
-    params = {p for region in node.regions for p in region.params}
-    if any(roots.get(v, {v}) & params for e in found for v in e.writes):
-        writes |= {v for v in node.operands() if may_hold_tensor(v.type)}
+    holders = [node]
+    while holders:
+        holder = holders.pop()
+        # A region's parameter may be what the loop was started with, or what the trip before handed on.
+        handed = [v for r in holder.regions for arg in r.yields for v in values_in(arg)]
+        for region in holder.regions:
+            inside.update(region.params)
+            feeds.update((p, [*holder.operands(), *handed]) for p in region.params)
+            for inner in region:
+                inside.update(inner.results)
+                if inner.op in _CONTROL:
+                    holders.append(inner)
+                    # A while loop may not end; that too must stay.
+                    found += [Effects(io=True)] if inner.op == "while" else []
+                else:
+                    found.append(effects(inner))
+                feeds.update((r, list(shared)) for r, shared in zip(inner.results, aliases(inner), strict=True))
+    writes = _reached([v for e in found for v in e.writes], feeds) - inside
     return Effects(
         tuple(writes),
         any(e.rng for e in found),
-        # A while loop may not end; that too must stay.
         any(e.io for e in found) or node.op == "while",
         any(e.may_throw for e in found),
         any(e.arbitrary for e in found),
@@ -119,16 +124,16 @@ def _control_effects(node: Node) -> Effects:
     )
 
 
-def _inner_roots(regions: list[Region]) -> dict[Value, set[Value]]:
-    roots: dict[Value, set[Value]] = {}
-    for region in regions:
-        for inner in region.walk():
-            if inner.op in _CONTROL:
-                continue
-            for result, shared in zip(inner.results, aliases(inner), strict=True):
-                if shared:
-                    roots[result] = {root for v in shared for root in roots.get(v, {v})}
-    return roots
+def _reached(values: list[Value], feeds: dict[Value, list[Value]]) -> set[Value]:
+    """The values whose memory any of some may lie in, as far as it can hold tensors."""
+    found: set[Value] = set()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if value not in found and may_hold_tensor(value.type):
+            found.add(value)
+            pending += feeds.get(value, ())
+    return found
 
 
 @by_overload

@@ -109,6 +109,10 @@ def _assert(condition: Any, *message: Any) -> None:
         raise AssertionError(*message)
 
 
+def _attribute(tensor: Any, name: str) -> Any:
+    return getattr(tensor, name)
+
+
 def _list(*items: Any) -> list[Any]:
     return list(items)
 
@@ -159,6 +163,7 @@ PYTHON_OPS: tuple[PyOp, ...] = (
     PyOp("py.max", max, types.extreme, throws.extreme, 1, None),
     PyOp("py.sum", sum, types.total, _ALWAYS, 1, 2),
     PyOp("py.call", call, types.called, throws.called, 1, None),
+    PyOp("py.getattr", _attribute, types.attribute, throws.attribute, 2, 2),
     PyOp("py.list", _list, types.list_, _NEVER, 0, None),
     PyOp("py.tuple", _tuple, types.tuple_, _NEVER, 0, None),
     PyOp("py.dict", _dict, types.dict_, throws.dict_, 0, None),

@@ -47,6 +47,11 @@ def always(args: Args) -> bool:
     return True
 
 
+def attribute(args: Args) -> bool:
+    """For what may be no tensor."""
+    return not (isinstance(args[0], Value) and isinstance(args[0].type, TensorType))
+
+
 def _types(args: Args) -> list[Type]:
     return [type_of_arg(arg) for arg in args]
 

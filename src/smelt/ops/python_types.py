@@ -5,7 +5,8 @@ A rule takes the positional arguments and gives one type for each result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from smelt.ir import (
     ANY,
@@ -19,6 +20,7 @@ from smelt.ir import (
     DictType,
     ListType,
     OptionalType,
+    ScalarType,
     TupleType,
     Type,
     join,
@@ -235,6 +237,21 @@ def total(args: Args) -> Types:
     found = number((start, inside))
     # Of no elements the sum is the start.
     return (found if found is not None and found == number((start,)) and start != BOOL else ANY,)
+
+
+TENSOR_ATTRIBUTES: Mapping[str, Type] = MappingProxyType(
+    {
+        "dtype": ScalarType("dtype"), "device": ScalarType("device"), "layout": ScalarType("layout"),
+        "requires_grad": BOOL, "is_cuda": BOOL, "is_leaf": BOOL, "itemsize": INT, "nbytes": INT,
+    }
+)  # fmt: skip
+"""What `py.getattr` reads of a tensor."""
+
+
+def attribute(args: Args) -> Types:
+    """What an attribute of a tensor is."""
+    name = args[1]
+    return (TENSOR_ATTRIBUTES.get(name, ANY) if isinstance(name, str) else ANY,)
 
 
 def list_(args: Args) -> Types:

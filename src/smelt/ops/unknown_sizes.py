@@ -188,13 +188,15 @@ def _changes(operands: Sequence[Value], base: _Trial, literals: Sequence[int]) -
 
 
 def _places(operands: Sequence[Value], base: _Trial) -> Iterator[tuple[int, int]]:
-    numbers = 0
+    numbers, unranked = 0, 0
     for i, value in enumerate(operands):
+        rank = base.ranks[1 if unranked and base.ranks[1] else 0]
+        unranked += _has_unknown_rank(value.type)
         if value.type == INT:
             yield _PLACES * i, base.numbers[0] + numbers * base.numbers[1]
             numbers += 1
         for j, type_ in enumerate(_tensors(value.type)):
-            for k, dim in enumerate(type_.shape or ()):
+            for k, dim in enumerate((UNKNOWN_DIM,) * rank if type_.shape is None else type_.shape):
                 if dim == UNKNOWN_DIM:
                     yield _PLACES * i + 8 * j + k, base.size
 

@@ -46,6 +46,13 @@ class _Merger:
                 self._count(effect.writes)
                 continue
             self._count(effect.writes)
+            if node.op == "expect":
+                key = self.key(node)
+                if key in seen:
+                    # The run is still here, so that it holds.
+                    self.rewriter.erase(node)
+                seen[key] = node
+                continue
             if not effect.is_reproducible or not node.results:
                 continue
             key = self.key(node)

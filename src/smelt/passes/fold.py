@@ -1,6 +1,7 @@
 """Compute now what depends on no input and no parameter.   %1 = arange(4); %2 = %1 + 1   ==>   %2 = const([1, 2, 3, 4])
 
-Random numbers never; nothing that is written, or that the caller gets to keep; nothing large.
+Random numbers never; nothing that is written, or that the caller gets to keep; nothing large. Of Python's operators
+scalars of literals become literals, as do sizes that types tell; what would raise stays.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from smelt.ops.convert import constant_of, dtype_to_torch, type_of
 from smelt.ops.effects import alias_of, effects
 from smelt.ops.evaluate import constant, evaluate
 from smelt.passes.base import Pass, PassContext, erase_dead
+from smelt.passes.fold_scalars import fold_scalar
 from smelt.rewrite import Rewriter
 
 # Bytes up to which a result is kept as a constant.
@@ -26,7 +28,9 @@ def _run(graph: Graph, context: PassContext) -> bool:
     aliases = alias_analysis(graph)
     levels = dependence(graph)
     known: dict[Value, Any] = {}
-    for node in list(graph.body):
+    for node in list(graph.walk()):
+        if fold_scalar(graph, rewriter, node):
+            continue
         if node.op == "const" or not node.results or any(levels[r] != "constant" for r in node.results):
             continue
         if _may_fold(node, aliases):

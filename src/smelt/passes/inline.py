@@ -19,7 +19,7 @@ def _run(graph: Graph, context: PassContext) -> bool:
         before = rewriter.edits
         for node in list(graph.walk()):
             if _stands(node, graph):
-                _try(rewriter, node)
+                take_apart(rewriter, node)
         changed = rewriter.edits > before
     return rewriter.edits > 0
 
@@ -32,7 +32,8 @@ def _stands(node: Node, graph: Graph) -> bool:
     return region is graph.body
 
 
-def _try(rewriter: Rewriter, node: Node) -> None:
+def take_apart(rewriter: Rewriter, node: Node) -> None:
+    """Replace one node by what it is made of, where that is known."""
     if node.op == "unpack" and isinstance(node.args[0], tuple) and len(node.args[0]) == len(node.results):
         rewriter.replace_node(node, node.args[0])
     elif node.op == "if" and isinstance(node.args[0], bool):

@@ -1,6 +1,7 @@
 """Keep one of equal constants and of equal reads of state.   %1 = const(2); %2 = const(2)   ==>   %1 = const(2)
 
-Constants whose memory is written or returned stay apart: each stands for a tensor of its own.
+Constants whose memory is written or returned stay apart: each stands for a tensor of its own. Those inside branches and
+loops come before them, so that no trip makes them again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from smelt.analysis import alias_analysis
 from smelt.ir import Graph, Node
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.keys import arg_key
+from smelt.passes.lifting import inner_yields, lifted, top_of
 
 _STATE = ("param", "buffer", "captured")
 
@@ -19,17 +21,24 @@ def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
     aliases = alias_analysis(graph)
     first: dict[Hashable, Node] = {}
-    for node in list(graph.body):
+    yielded = inner_yields(graph, aliases)
+    for node in list(graph.walk()):
         if node.op not in (*_STATE, "const"):
             continue
         result = node.result
         if node.op == "const" and (aliases.is_written(result) or aliases.reaches_output(result)):
             continue
+        if node.op == "const" and aliases.of(result) & yielded:
+            continue
         key = (node.op, arg_key(node.args), result.type)
-        if key in first:
-            rewriter.replace_node(node, (first[key].result,))
-        else:
+        there = first.get(key)
+        if there is None and node.parent is not graph.body:
+            there = lifted(rewriter, node, top_of(node))
+            first[key] = there
+        elif there is None:
             first[key] = node
+        elif rewriter.is_visible(there.result, node):
+            rewriter.replace_node(node, (there.result,))
     used = {str(n.args[0]) for n in graph.walk() if n.op == "const"}
     for name in [n for n in graph.constants if n not in used]:
         del graph.constants[name]

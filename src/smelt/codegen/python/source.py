@@ -1,4 +1,5 @@
-"""A graph as Python that runs: imports only torch, one function a module, each line with its type and source.
+"""A graph as Python that runs: imports only torch and what the program itself calls of Python's own modules, one
+function a module, each line with its type and source; branches and loops as statements that a debugger steps through.
 
     def encoder_layer_0(state, x):
         v1 = aten.linear.default(x, state["encoder.layer.0.weight"])  # f32[8, 16]  model.py:4
@@ -14,13 +15,15 @@ Modules become functions by the nodes' scopes: each unbroken run of nodes below 
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from smelt.ir import Arg, Device, DType, Graph, Layout, MemoryFormat, Node, Region, Value, values_in
+from smelt.codegen.python.expressions import helpers, modules, python_expression
+from smelt.ir import Arg, Device, DType, Graph, Layout, MemoryFormat, Node, Region, TensorType, Value, values_in
 
 _DTYPES = {
     DType.BOOL: "bool", DType.U8: "uint8", DType.U16: "uint16", DType.U32: "uint32", DType.U64: "uint64",
@@ -30,7 +33,7 @@ _DTYPES = {
     DType.F8E4M3FNUZ: "float8_e4m3fnuz", DType.F8E5M2FNUZ: "float8_e5m2fnuz", DType.F8E8M0FNU: "float8_e8m0fnu",
     DType.QI8: "qint8", DType.QU8: "quint8", DType.QI32: "qint32",
 }  # fmt: skip
-_NAMES_TAKEN = frozenset(keyword.kwlist) | {"torch", "state", "inf", "nan", "forward", "print", "range", "tuple"}
+_NAMES_TAKEN = frozenset((*keyword.kwlist, *dir(builtins), "torch", "state", "inf", "nan", "forward"))
 
 
 def python_source(graph: Graph, heading: str = "") -> str:
@@ -55,8 +58,9 @@ class _Writer:
         self.names: dict[Value, str] = {}
         self.taken: set[str] = set(_NAMES_TAKEN)
         self.functions: list[_Function] = []
-        self.namespaces = sorted({_namespace(n.op) for n in graph.walk() if "." in n.op})
-        self.taken.update(self.namespaces)
+        self.namespaces = sorted({_namespace(n.op) for n in graph.walk() if "." in n.op} - {"py"})
+        self.modules, self.helpers = modules(graph.walk()), helpers(graph.walk())
+        self.taken.update((*self.namespaces, *self.modules, *self.helpers))
         for value in graph.values():
             self.names[value] = self.fresh(value.name)
 
@@ -75,9 +79,10 @@ class _Writer:
         self.write_body(list(self.graph.body), "", forward)
         outputs = "".join(f"{self.arg(a)}, " for a in self.graph.outputs).rstrip(" ")
         head = [f"# {line}" for line in heading.splitlines()]
+        head += [*(f"import {name}" for name in self.modules), *([""] if self.modules else [])]
         head += ["import torch", "from torch import inf, nan", ""]
         head += [f"{space} = torch.ops.{space}" for space in self.namespaces]
-        parts = ["\n".join(head)]
+        parts = ["\n".join(head), *self.helpers.values()]
         parts += ["\n".join(f.lines) for f in self.functions]
         parts.append("\n".join([f"def forward(state{inputs}):", *forward.lines, f"    return ({outputs})"]))
         return "\n\n\n".join(parts) + "\n"
@@ -144,7 +149,10 @@ class _Writer:
                 return f"{self.arg(target)}.copy_({self.arg(value)})"
             case "expect", (value, literal):
                 # As text, in which NaN is NaN, and 0 neither -0.0 nor False.
-                return f"assert repr({self.arg(value)}.item()) == {repr(literal)!r}"
+                item = ".item()" if isinstance(value, Value) and isinstance(value.type, TensorType) else ""
+                return f"assert repr({self.arg(value)}{item}) == {repr(literal)!r}"
+        if node.op.startswith("py."):
+            return python_expression(node, self.arg)
         parts = [self.arg(a) for a in node.args]
         parts += [f"{k}={self.arg(v)}" for k, v in node.kwargs.items()]
         return f"{node.op}({', '.join(parts)})"

@@ -1,0 +1,177 @@
+"""The operators `py.*` as Python: each one expression or statement, as a person would write it.
+
+What has no expression of its own (a container with one element otherwise) calls a small helper of the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from textwrap import dedent
+
+from smelt.ir import Arg, Node
+
+ArgText = Callable[[Arg], str]
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "lshift": "<<",
+    "rshift": ">>", "and_": "&", "or_": "|", "xor": "^", "concat": "+", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
+    "gt": ">", "ge": ">=", "in_": "in",
+}  # fmt: skip
+_PREFIX = {"neg": "-", "pos": "+", "invert": "~", "not_": "not "}
+_CALLS = ("abs", "int", "float", "bool", "complex", "str", "round", "min", "max", "sum", "len")
+_AS_LISTS = (
+    "builtins.range", "builtins.zip", "builtins.enumerate", "builtins.reversed", "dict.keys", "dict.values",
+    "dict.items",
+)  # fmt: skip
+_MODULES = ("math", "cmath")
+
+_HELPERS = {
+    "py.setitem": ("with_item", """
+        def with_item(container, index, value):
+            container = container.copy()
+            container[index] = value
+            return container
+        """),
+    "py.delitem": ("without_item", """
+        def without_item(container, index):
+            container = container.copy()
+            del container[index]
+            return container
+        """),
+    "py.insert": ("with_inserted", """
+        def with_inserted(items, index, value):
+            items = items.copy()
+            items.insert(index, value)
+            return items
+        """),
+    "py.pop": ("taken", """
+        def taken(container, index=-1):
+            container = container.copy()
+            return container, container.pop(index)
+        """),
+    "py.raise": ("exception", """
+        def exception(name):
+            module, _, owner = name.partition(".")
+            found = importlib.import_module(module)
+            for part in owner.split("."):
+                if not hasattr(found, part):
+                    importlib.import_module(f"{found.__name__}.{part}")
+                found = getattr(found, part)
+            return found
+        """),
+}  # fmt: skip
+
+
+def modules(nodes: Iterable[Node]) -> list[str]:
+    """The modules of Python that the operators call."""
+    found: set[str] = set()
+    for node in nodes:
+        name = node.args[0] if node.op == "py.call" else ""
+        if isinstance(name, str) and name.partition(".")[0] in _MODULES:
+            found.add(name.partition(".")[0])
+        if node.op == "py.print" and "stream" in node.kwargs:
+            found.add("sys")
+        if _needs_helper(node) and node.op == "py.raise":
+            found.add("importlib")
+    return sorted(found)
+
+
+def helpers(nodes: Iterable[Node]) -> dict[str, str]:
+    """The helper functions that the operators call, by name."""
+    return {_HELPERS[n.op][0]: dedent(_HELPERS[n.op][1]).strip() for n in nodes if _needs_helper(n)}
+
+
+def _needs_helper(node: Node) -> bool:
+    if node.op == "py.raise":
+        return any(not _is_builtin(name) for name in (node.args[0], node.kwargs.get("cause")) if name is not None)
+    return node.op in _HELPERS
+
+
+def python_expression(node: Node, text: ArgText) -> str:
+    """A node of a `py.*` operator; `text` writes an argument."""
+    name = node.op.removeprefix("py.")
+    args = [_atom(text(a)) for a in node.args]
+    plain = [text(a) for a in node.args]
+    if name in _INFIX:
+        return f"{args[0]} {_INFIX[name]} {args[1]}"
+    if name in _PREFIX:
+        return f"{_PREFIX[name]}{args[0]}"
+    if name in _CALLS:
+        return f"{name}({', '.join(plain)})"
+    if node.op in _HELPERS and name != "raise":
+        return f"{_HELPERS[node.op][0]}({', '.join(plain)})"
+    match name:
+        case "is_none":
+            return f"{args[0]} is None"
+        case "getattr":
+            return f"{args[0]}.{node.args[1]}"
+        case "list":
+            return f"[{', '.join(plain)}]"
+        case "tuple":
+            return f"({', '.join(plain)}{',' if len(plain) == 1 else ''})"
+        case "dict":
+            return "{" + ", ".join(f"{k}: {v}" for k, v in zip(plain[::2], plain[1::2], strict=True)) + "}"
+        case "append":
+            return f"[*{args[0]}, {plain[1]}]"
+        case "getitem":
+            return f"{args[0]}[{plain[1]}]"
+        case "slice":
+            bounds = ["" if p == "None" else p for p in (*plain[1:], "None", "None")[:2]]
+            return f"{args[0]}[{':'.join([*bounds, *plain[3:]])}]"
+        case "join":
+            return f"''.join([{', '.join(plain)}])"
+        case "format":
+            return _format(node, plain)
+        case "call":
+            return _call(node, plain[1:], text)
+        case "print":
+            return _print(node, plain, text)
+        case "raise":
+            return _raise(node, plain[1:], text)
+        case "assert":
+            return f"assert {', '.join(args)}"
+    raise ValueError(f"{node.op} has no form in Python")
+
+
+def _atom(text: str) -> str:
+    """Negative numbers in parentheses, so that no operator takes them apart."""
+    return f"({text})" if text.startswith("-") else text
+
+
+def _format(node: Node, plain: list[str]) -> str:
+    convert = {"s": "str", "r": "repr", "a": "ascii"}.get(str(node.args[2]), "") if len(node.args) > 2 else ""
+    value = f"{convert}({plain[0]})" if convert else plain[0]
+    return f"format({', '.join([value, *plain[1:2]])})"
+
+
+def _call(node: Node, rest: list[str], text: ArgText) -> str:
+    name = str(node.args[0])
+    inner = ", ".join([*rest, *(f"{k}={text(v)}" for k, v in node.kwargs.items())])
+    call = f"{name.removeprefix('builtins.')}({inner})"
+    return f"list({call})" if name in _AS_LISTS else call
+
+
+def _print(node: Node, plain: list[str], text: ArgText) -> str:
+    named = [f"{k}={text(v)}" for k, v in node.kwargs.items() if k != "stream"]
+    if "stream" in node.kwargs:
+        named.append(f"file=sys.{node.kwargs['stream']}")
+    return f"print({', '.join([*plain, *named])})"
+
+
+def _raise(node: Node, plain: list[str], text: ArgText) -> str:
+    cause, given = node.kwargs.get("cause"), node.kwargs.get("cause_args", ())
+    said = f"raise {_exception(node.args[0])}({', '.join(plain)})"
+    if cause is None:
+        return said
+    if cause == "None":
+        return f"{said} from None"
+    inner = ", ".join(map(text, given if isinstance(given, tuple) else (given,)))
+    return f"{said} from {_exception(cause)}({inner})"
+
+
+def _is_builtin(name: Arg) -> bool:
+    return name == "None" or (isinstance(name, str) and name.startswith("builtins.") and name.count(".") == 1)
+
+
+def _exception(name: Arg) -> str:
+    return str(name).removeprefix("builtins.") if _is_builtin(name) else f"exception({str(name)!r})"
