@@ -111,8 +111,8 @@ CONVERTER = (
     Mutant(
         "convert: equal code of two files",
         f"{_HERE}/convert.py",
-        "    key = id(code)\n    known",
-        "    key = hash(code)\n    known",
+        "    key = id(code)\n    forget",
+        "    key = hash(code)\n    forget",
         "a function is converted anew each time, or as another of the same text",
         (_SOURCE,),
     ),

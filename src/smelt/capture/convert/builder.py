@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from smelt.capture.convert.names import GLOBAL, Names, Scope
 from smelt.capture.convert.runtime import HIDDEN
+from smelt.capture.convert.source import NO_TYPE_PARAMETERS
 from smelt.capture.convert.structure import Level, Loop, Structure
 
 HELPERS: Final = f"{HIDDEN}h"
@@ -128,7 +129,9 @@ class Builder:
         self.emit(ast.Assign([self.target(name)], value, None, **self.place))
 
     def definition(self, name: str, args: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:
-        return ast.FunctionDef(name, args, body or [ast.Pass(**self.place)], [], None, None, **self.place)
+        return ast.FunctionDef(
+            name, args, body or [ast.Pass(**self.place)], [], None, None, **NO_TYPE_PARAMETERS, **self.place
+        )
 
     def one_argument(self, name: str) -> ast.arguments:
         return ast.arguments([], [ast.arg(name, **self.place)], None, [], [], None, [])

@@ -58,7 +58,8 @@ def convert(target: CodeType | FunctionType | MethodType) -> Converted:
 
 def _remember(code: CodeType, outcome: Converted | CannotConvert) -> tuple[weakref.ref[CodeType], Any]:
     key = id(code)
-    known = _known[key] = (weakref.ref(code, lambda _: _known.pop(key, None)), outcome)
+    forget = _known.pop  # held by the callback: at the interpreter's end a module has no names
+    known = _known[key] = (weakref.ref(code, lambda _: forget(key, None)), outcome)
     return known
 
 

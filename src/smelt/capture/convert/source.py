@@ -25,6 +25,9 @@ _PYTEST = "@pytest_ar"
 _NESTED = 0x10  # CO_NESTED: no meaning at run time
 _FUTURES = 0xFF0000 | 0x1000000  # PyCF_MASK: `from __future__ import …` of the file
 
+NO_TYPE_PARAMETERS: dict[str, Any] = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
+"""A field of definitions that Python 3.12 wants."""
+
 Root = ast.FunctionDef | ast.Lambda
 
 
@@ -182,7 +185,7 @@ def _bare_arg(node: ast.arg) -> ast.arg:
 def bare_definition(node: Any, args: ast.arguments, name: str, body: list[ast.stmt]) -> ast.FunctionDef:
     """A `def` where `node` stands."""
     marks: list[ast.expr] = [ast.copy_location(ast.Constant(None), d) for d in getattr(node, "decorator_list", ())]
-    return ast.copy_location(ast.FunctionDef(name, args, body, marks), node)
+    return ast.copy_location(ast.FunctionDef(name, args, body, marks, **NO_TYPE_PARAMETERS), node)
 
 
 def bare_arguments(node: Root) -> ast.arguments:
@@ -196,7 +199,9 @@ def compiled_in_outer(body: list[ast.stmt], name: str, code: CodeType, imported:
     """The code called `name` in a function around it, whose parameters are the free variables of `code`."""
     head: list[ast.stmt] = [ast.Import([ast.alias(n) for n in sorted(imported)])] if imported else []
     free = [ast.arg(n, lineno=1, col_offset=0) for n in code.co_freevars]
-    outer = ast.FunctionDef(OUTER, ast.arguments([], free, None, [], [], None, []), body, [], lineno=1, col_offset=0)
+    outer = ast.FunctionDef(
+        OUTER, ast.arguments([], free, None, [], [], None, []), body, [], lineno=1, col_offset=0, **NO_TYPE_PARAMETERS
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = compile(
