@@ -48,7 +48,8 @@ BY_NAME = {op.name: op for op in PYTHON_OPS}
 OF_SCALARS = [
     op
     for op in PYTHON_OPS
-    if op.results == 1 and op.name not in ("py.call", "py.setitem", "py.delitem", "py.insert", "py.append", "py.pow", "py.getattr")
+    if op.results == 1
+    and op.name not in ("py.call", "py.setitem", "py.delitem", "py.insert", "py.append", "py.pow", "py.getattr")
 ]
 
 

@@ -39,6 +39,8 @@ class DType(enum.Enum):
     QI8 = ("qi8", 1, "other")
     QU8 = ("qu8", 1, "other")
     QI32 = ("qi32", 4, "other")
+    # Not an element type: stands for any of them where it is not known.
+    UNKNOWN = ("tensor", 0, "other")
 
     def __init__(self, label: str, itemsize: int, kind: Kind) -> None:
         self.label = label

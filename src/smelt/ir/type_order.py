@@ -89,7 +89,9 @@ def join(a: Type, b: Type) -> Type:
         inner = join(_present(a, b), _present(b, a))
         return ANY if inner == ANY else OptionalType(inner)
     match a, b:
-        case TensorType(), TensorType() if (a.dtype, a.device, a.layout) == (b.dtype, b.device, b.layout):
+        case TensorType(), TensorType() if (a.device, a.layout) == (b.device, b.layout) and (
+            a.dtype == b.dtype or DType.UNKNOWN in (a.dtype, b.dtype)
+        ):
             return _join_tensors(a, b)
         case TupleType(), TupleType() if len(a.elements) == len(b.elements):
             return TupleType(tuple(map(join, a.elements, b.elements)))
@@ -149,7 +151,7 @@ def _dim_fits(dim: Dim, wide: Dim) -> bool:
 
 
 def _tensor_fits(type_: TensorType, wide: TensorType) -> bool:
-    if (type_.dtype, type_.device, type_.layout) != (wide.dtype, wide.device, wide.layout):
+    if (type_.device, type_.layout) != (wide.device, wide.layout) or wide.dtype not in (type_.dtype, DType.UNKNOWN):
         return False
     if wide.shape is None:
         return True
@@ -166,10 +168,11 @@ def _join_dim(a: Dim, b: Dim) -> Dim:
 
 
 def _join_tensors(a: TensorType, b: TensorType) -> TensorType:
+    dtype = a.dtype if a.dtype == b.dtype else DType.UNKNOWN
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
-        return TensorType(a.dtype, None, None, a.device, a.layout)
+        return TensorType(dtype, None, None, a.device, a.layout)
     shape = tuple(map(_join_dim, a.shape, b.shape))
     if a.strides is None and b.strides is None:
-        return TensorType(a.dtype, shape, None, a.device, a.layout)
+        return TensorType(dtype, shape, None, a.device, a.layout)
     steps = tuple(map(_join_dim, known_steps(a), known_steps(b)))
-    return TensorType(a.dtype, shape, steps, a.device, a.layout)
+    return TensorType(dtype, shape, steps, a.device, a.layout)
