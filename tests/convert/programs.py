@@ -312,6 +312,14 @@ def f(a, b):
         return x
     x = 3
     return x
+=== unbound after the else of a loop
+def f(a, b):
+    for i in range(2):
+        if i == a:
+            break
+    else:
+        x = 1
+    return b and x
 === unbound caught by its type
 def f(a, b):
     try:

@@ -107,7 +107,9 @@ class Statements(Functions):
             assert test is not None
             self.emit_expr(self.ask("while_", test, run, held))
         if within.broken is not None and loop.orelse:
+            body.sure = set(before)
             self._unless(within.broken, "else", loop.orelse)
+            body.sure = before
         else:
             self.block(loop.orelse)
 
