@@ -19,7 +19,7 @@ from smelt.ops.evaluate import evaluate
 def staged(fn: Any, args: tuple[Any, ...], **options: Any) -> Captured:
     """The program staged after one native run on copies of the arguments."""
     with redirect_stdout(io.StringIO()):
-        native = capture(fn, copy.deepcopy(args), **options)
+        native = capture(fn, copy.deepcopy(args), specialize=True, **options)
     return stage(fn, args, {}, target=None, name=None, native=native)
 
 

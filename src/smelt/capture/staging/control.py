@@ -73,8 +73,29 @@ class StagingRuntime(PlainRuntime):
             del records[mark:]
             snapshot.restore()
             set(before)
+            if ("test", key) in session.whole:
+                self._testing(key, test, body, names, get, set)
+                return
             run_loop(lambda: Loop(session, key, names, get, set, lambda: _plain_bool(session, test()), body, None))
             return
+
+    def _testing(self, key: Any, test: Any, body: Any, names: Any, get: Any, set: Any) -> None:
+        """A loop whose test binds variables: the answer is one more variable, made at the end of each turn."""
+        state: list[Any] = [_plain_bool(self.session, test())]
+
+        def turn() -> None:
+            body()
+            state[0] = _plain_bool(self.session, test())
+
+        def get_all() -> tuple[Any, ...]:
+            return (*get(), state[0])
+
+        def set_all(values: tuple[Any, ...]) -> None:
+            set(values[:-1])
+            state[0] = values[-1]
+
+        every = (*names, "__smelt_more")
+        run_loop(lambda: Loop(self.session, key, every, get_all, set_all, lambda: state[0], turn, None))
 
     def for_(self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any) -> None:
         session = self.session
@@ -221,7 +242,7 @@ class StagingRuntime(PlainRuntime):
         slot = condition(self.session, value)
         if slot is None:
             return self.and_(at, *thunks[1:]) if value else value
-        return self._choose(at, slot, lambda: self.and_(at, *thunks[1:]), lambda: value)
+        return self._choose(at, slot, lambda: self.and_(at, *thunks[1:]), lambda: _known(value, False))
 
     def or_(self, at: int, *thunks: Any) -> Any:
         value = thunks[0]()
@@ -230,7 +251,7 @@ class StagingRuntime(PlainRuntime):
         slot = condition(self.session, value)
         if slot is None:
             return value if value else self.or_(at, *thunks[1:])
-        return self._choose(at, slot, lambda: value, lambda: self.or_(at, *thunks[1:]))
+        return self._choose(at, slot, lambda: _known(value, True), lambda: self.or_(at, *thunks[1:]))
 
     def not_(self, at: int, value: Any) -> Any:
         slot = condition(self.session, value)
@@ -248,7 +269,7 @@ class StagingRuntime(PlainRuntime):
         slot = condition(self.session, value)
         if slot is None:
             return self.compare(at, right, *rest[1:]) if value else value
-        return self._choose(at, slot, lambda: self.compare(at, right, *rest[1:]), lambda: value)
+        return self._choose(at, slot, lambda: self.compare(at, right, *rest[1:]), lambda: _known(value, False))
 
     def _compare(self, op: str, left: Any, right: Any) -> Any:
         _use(self.session, left, right)
@@ -386,6 +407,11 @@ def _staged(session: Session, value: Any) -> Any:
     """The truth of a tensor or of a staged value as a staged bool."""
     slot = condition(session, value)
     return session.emit("py.bool", value) if isinstance(value, torch.Tensor) else wrap(slot)
+
+
+def _known(value: Any, answer: bool) -> Any:
+    """What a value is where its truth is known: a bool is that."""
+    return answer if is_staged(value) and slot_of(value).type == BOOL else value
 
 
 def _plain_bool(session: Session, value: Any) -> Any:

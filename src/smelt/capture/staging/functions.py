@@ -12,7 +12,6 @@ from smelt.capture.convert import CannotConvert, Converted, convert
 from smelt.capture.spans import is_users
 
 _lock = threading.RLock()
-_MOST_LEVELS = 8
 
 
 class Functions:
@@ -76,16 +75,12 @@ def _all_codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _functions_of(code: CodeType) -> list[FunctionType]:
-    """The functions that run a code object, or make functions that do; the outermost ones last."""
-    found: list[FunctionType] = []
-    wanted = [code]
-    for _ in range(_MOST_LEVELS):
-        referrers = gc.get_referrers(*wanted)
-        functions = [f for f in referrers if isinstance(f, FunctionType) and any(f.__code__ is c for c in wanted)]
-        found.extend(functions)
-        constants = [t for t in referrers if type(t) is tuple and any(item is c for item in t for c in wanted)]
-        parents = [c for c in gc.get_referrers(*constants) if isinstance(c, CodeType)] if constants else []
-        wanted = [c for c in parents if c.co_name != "<module>" and c.co_consts in constants]
-        if not wanted:
-            break
-    return found
+    """The functions that run a code object, and those in whose code the function is made anew."""
+    # By looking at all functions: nothing refers back from a code object, nor from the constants that hold it.
+    return [
+        found
+        for found in gc.get_objects()
+        if type(found) is FunctionType
+        and found.__code__.co_filename == code.co_filename
+        and any(inner is code for inner in _all_codes(found.__code__))
+    ]

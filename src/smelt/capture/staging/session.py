@@ -337,6 +337,8 @@ class Session:
         """Answer a question; what follows in the region is explored for both answers."""
         region = self.regions[-1]
         number = len(region.taken)
+        if number >= MOST_PATHS:
+            self.cannot("the program has too many paths", f"more than {MOST_PATHS} continuations")
         answer = region.prefix[number] if number < len(region.prefix) else True
         region.segments.append((self.recorder.records, slot, site or self.site()))
         region.taken.append(answer)
@@ -378,8 +380,6 @@ class Session:
         finally:
             self.regions.pop()
             self.recorder.leave(saved)
-        if len(region.taken) > MOST_PATHS:
-            self.cannot("the program has too many paths", f"more than {MOST_PATHS} continuations")
         return region
 
     def _combine(self, region: Region, number: int, part: Any) -> tuple[list[Any], Outcome]:

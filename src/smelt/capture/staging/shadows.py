@@ -188,7 +188,7 @@ class ShadowRecorder(Recorder):
             if rule is None:
                 self.session.cannot(f"the sizes of what {info.name} gives follow from data")
         varied = numbers is not None or any(self.is_varied(slot) for slot in operands)
-        results = []
+        results, reason = [], ""
         for world in range(WORLDS if varied else 1):
             back: dict[int, Any] = {}
             try:
@@ -202,16 +202,21 @@ class ShadowRecorder(Recorder):
             except _DeadWorldError:
                 result = DEAD
             except Exception as refused:
-                if world == 0:
-                    self._refused(refused, info, varied)
-                result = DEAD
-            results.append(_give_back(result, back) if world == 0 else result)
+                if not varied:
+                    self._refused(refused, info)
+                result, reason = DEAD, f"{type(refused).__name__}: {refused}"
+            results.append(_give_back(result, back) if result is not DEAD else result)
         if results[0] is DEAD:
-            self.session.cannot(f"{info.name} has no shadow")
+            # The numbers of the program's world do not fit together: go on with those of another one.
+            results[0] = next((r for r in results if r is not DEAD), DEAD)
+        if results[0] is DEAD:
+            self.session.cannot(f"{info.name} has no shadow", reason or "its operands fit in no world")
+        if varied and sum(r is not DEAD for r in results[1:]) == 0:
+            results[1:] = [DEAD] * (WORLDS - 1)
         return results
 
-    def _refused(self, refused: Exception, info: OpInfo, varied: bool) -> None:
-        if varied or not isinstance(refused, (RuntimeError, IndexError, TypeError, ValueError)):
+    def _refused(self, refused: Exception, info: OpInfo) -> None:
+        if not isinstance(refused, (RuntimeError, IndexError, TypeError, ValueError)):
             self.session.cannot(f"{info.name} refused a shadow: {type(refused).__name__}: {refused}")
         # Types alone decided, as in eager: the program may expect it.
         self.session.note_refused(refused)
