@@ -290,6 +290,38 @@ def test_interrupts_end_a_loop(code: bytes | None) -> None:
         signal.signal(signal.SIGALRM, was)
 
 
+# Where a handler raises between two lines that could catch it, Python says so, and the run is interrupted all the same.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@MODES
+def test_interrupts_end_a_loop_of_python_steps(code: bytes | None) -> None:
+    """Most of the time goes by in Python and in its callbacks, where an exception of a handler could get lost."""
+    made = plan(
+        Scalar(Arith.COPY, 1, (0,), int),
+        Loop(),
+        Scalar(Arith.I_LT, 3, (Use(1), 2**40), operator.lt),
+        Exit(3),
+        PyCall(lambda i: (i + 1,), (1,), (1,)),
+        End(),
+        Empty(2, (), (), torch.float32),
+        kinds={1: "int", 3: "bool"},
+        nslots=4,
+        outputs=(2,),
+    )
+    run = Executable(made, code)
+
+    def ring(*_: object) -> None:
+        raise TimeoutError("rang")
+
+    was = signal.signal(signal.SIGALRM, ring)
+    try:
+        for _ in range(20):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            with pytest.raises((TimeoutError, KeyboardInterrupt)):
+                run.call(torch.zeros(1))
+    finally:
+        signal.signal(signal.SIGALRM, was)
+
+
 def test_loops_leave_the_interpreter_to_others() -> None:
     """A native loop holds no lock: another thread stops it by writing into its input."""
     made = plan(

@@ -205,17 +205,14 @@ class _Encoder(Records):
 
     def prologue(self) -> None:
         """Addresses of what is there before the first instruction."""
-        if any(block.is_loop for block in self.blocks.blocks):
-            self._prepare_polls()
-            self.emit(Op.ARM)
-        for slot in (*self.plan.inputs, *self.held):
-            self._addresses(slot)
-
-    def _prepare_polls(self) -> None:
         cells = self.frame.cells
         for cell, name in SIGNAL_CELLS:
             cells[cell] = c_function(name) or 0
-        cells[Cell.CLOCK] = c_function("clock_gettime") or 0
+        if any(block.is_loop for block in self.blocks.blocks):
+            cells[Cell.CLOCK] = c_function("clock_gettime") or 0
+            self.emit(Op.ARM)
+        for slot in (*self.plan.inputs, *self.held):
+            self._addresses(slot)
 
     def _addresses(self, slot: int) -> None:
         """Fill in the address of a slot's memory where launches wait for it."""
@@ -371,8 +368,7 @@ class _Encoder(Records):
 
     def _python(self, step: PyCall) -> None:
         index = self.frame.const(self._step(step, is_launch=isinstance(self.plan.instructions[self.current], Launch)))
-        # The address of its first cell is what names a frame.
-        self.call_cell(Cell.CALLBACK, [self.frame.address_of(Cell.ZERO), index])
+        self.emit(Op.STEP, index)
         self.counts += Counts(python=1)
 
     @contextmanager

@@ -88,19 +88,21 @@ class PythonSteps:
         return self._bridge.peek(frame.view[self._cell_of[slot]])
 
     def __call__(self, address: int, index: int) -> int:
-        frame = self.frames.get(address)
-        if frame is None:
-            return 1
+        frame = None
         try:
+            frame = self.frames[address]
             step: PyCall = self._steps[index]
             if self._kinds:
                 self._run_mixed(frame, step, self._is_launch[index])
+                frame.view[Cell.STEPPED] = 1
                 return 0
             found = results_of(step, step.fn(*[self._tensor(frame, slot) for slot in step.args]), self._kinds)
             for slot, tensor in zip(step.outs, found, strict=True):
                 frame.view[self._cell_of[slot]] = 0 if tensor is None else self._bridge.own(tensor)
+            frame.view[Cell.STEPPED] = 1
         except BaseException as error:
-            frame.error = error
+            if frame is not None:
+                frame.error = error
             return 1
         return 0
 

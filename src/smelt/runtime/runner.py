@@ -40,7 +40,7 @@ from smelt.runtime.plan import (
     View,
 )
 from smelt.runtime.signals import fetched_error
-from smelt.runtime.table import BYTES_OFFSET, TYPE_OFFSET, Cell, Field, Status
+from smelt.runtime.table import BYTES_OFFSET, TYPE_OFFSET, Cell, Field, Op, Status
 
 _MAX_IDLE_FRAMES = 8
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64)
@@ -195,6 +195,11 @@ class NativeRunner:
         error, frame.error = frame.error, None
         if error is not None:
             return step_failed(self.plan, index, error)
+        if status == Status.LIBRARY and frame.view[Cell.ERROR]:
+            return fetched_error(frame.view)
+        if status == Status.LIBRARY and encoded.code[encoded.starts[record]] == Op.STEP:
+            # A handler raised where nothing can catch it: between the call of the step and its first line.
+            return KeyboardInterrupt()
         if status == Status.LIBRARY:
             return call_failed(self.plan, index, shim.last_error())
         if status == Status.LAYOUT:

@@ -34,6 +34,7 @@ hold an address inside the frame itself are filled once, when the frame is made.
     LOAD        dst, address, element (an `Element`)     frame[dst] = the element at frame[address], as a number
     BLIT        dst, src, nbytes, row        copy frame[nbytes] bytes from frame[src] to
                                              frame[dst] + frame[row] * frame[nbytes]
+    STEP        step                         call the Python step of that number (a cell); ends with LIBRARY if it fails
     EXPECT      address, size (1, 2, 4, 8), mask, low, high     ends with MISS unless
                                              low <= (element & frame[mask]) <= high, unsigned (low, high are cells too)
 
@@ -80,6 +81,7 @@ class Op(IntEnum):
     LOAD = 23
     BLIT = 24
     EXPECT = 25
+    STEP = 26
 
 
 class Arith(IntEnum):
@@ -214,6 +216,7 @@ class Cell(IntEnum):
     POLLED_AT = 49
     POLL_CLOCK = 50
     MEMCPY = 51
+    STEPPED = 52
     FIRST = 56
 
 

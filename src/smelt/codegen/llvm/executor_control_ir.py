@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from smelt.codegen.llvm.executor_body import Body
-from smelt.codegen.llvm.executor_launch_ir import CLOCK
+from smelt.codegen.llvm.executor_launch_ir import CLOCK, STEP
 from smelt.runtime.table import Arith, Cell, Element, Op
 
 _POLL = "smelt_poll"
@@ -326,8 +326,15 @@ def _arith(body: Body) -> None:
     body.store("%computed", body.word(3))
     body.do("br label %next")
     body.label("arith_python")
-    address = body.let("ptrtoint ptr %frame to i64")
-    rc = body.let(f"call i32 {body.function(Cell.CALLBACK)}(i64 {address}, i64 {body.cell(body.word(6))})")
+    _call_step(body, body.cell(body.word(6)))
+
+
+def _step(body: Body) -> None:
+    _call_step(body, body.cell(body.word(2)))
+
+
+def _call_step(body: Body, step: str) -> None:
+    rc = body.let(f"call i32 @{STEP}(ptr %frame, i64 {step})")
     fine = body.let(f"icmp eq i32 {rc}, 0")
     body.do(f"br i1 {fine}, label %next, label %library")
 
@@ -341,6 +348,7 @@ CONTROL_EMITTERS = (
     (Op.LOAD, _load),
     (Op.BLIT, _blit),
     (Op.EXPECT, _expect),
+    (Op.STEP, _step),
 )
 
 
@@ -353,11 +361,51 @@ def emit_jumped(body: Body) -> None:
 
 
 def control_text() -> str:
-    """LLVM IR of `i32 smelt_poll(ptr frame)`, not 0 where a signal's handler raised, and of what numbers need."""
+    """LLVM IR of `i32 smelt_poll(ptr frame)`, not 0 where a signal's handler raised, of `i32 smelt_step(ptr frame, i64
+    step)`, not 0 where a Python step failed, and of what numbers need.
+    """
     declarations = [
         f"declare {{ i64, i1 }} @llvm.{name}.with.overflow.i64(i64, i64)\n" for name in ("sadd", "ssub", "smul")
     ]
-    return "".join(declarations) + "declare double @llvm.sqrt.f64(double)\n" + _poll_text()
+    return "".join(declarations) + "declare double @llvm.sqrt.f64(double)\n" + _poll_text() + _step_text()
+
+
+def _look_for_signals(body: Body, then: str) -> tuple[str, str]:
+    """Take the GIL and let handlers run; what one raises is put into the frame, and `then` is next. Gives the state to
+    give the GIL back with, and what the look returned.
+    """
+    state = body.let(f"call i32 {body.function(Cell.GIL_TAKE)}()")
+    rc = body.let(f"call i32 {body.function(Cell.CHECK_SIGNALS)}()")
+    calm = body.let(f"icmp eq i32 {rc}, 0")
+    body.do(f"br i1 {calm}, label %calm, label %raised")
+    body.label("raised")
+    places = [f"ptr {body.cell_address(int(Cell.ERROR) + i)}" for i in range(3)]
+    body.do(f"call void {body.function(Cell.FETCH_ERROR)}({', '.join(places)})")
+    body.do(f"br label %{then}")
+    body.label("calm")
+    return state, rc
+
+
+def _step_text() -> str:
+    """Whatever is raised where the step's own function begins is lost on its way through the callback. So signals are
+    looked for before, and what did not come to its end has failed.
+    """
+    body = Body()
+    body.label("entry")
+    body.store("0", Cell.STEPPED)
+    state, _ = _look_for_signals(body, "failed")
+    address = body.let("ptrtoint ptr %frame to i64")
+    rc = body.let(f"call i32 {body.function(Cell.CALLBACK)}(i64 {address}, i64 %step)")
+    ended = body.let(f"icmp ne i64 {body.cell(Cell.STEPPED)}, 0")
+    fine = body.let(f"and i1 {ended}, {body.let(f'icmp eq i32 {rc}, 0')}")
+    body.do(f"br i1 {fine}, label %done, label %failed")
+    body.label("failed")
+    body.do(f"call void {body.function(Cell.GIL_GIVE)}(i32 {state})")
+    body.do("ret i32 1")
+    body.label("done")
+    body.do(f"call void {body.function(Cell.GIL_GIVE)}(i32 {state})")
+    body.do("ret i32 0")
+    return body.function_text(f"define internal i32 @{STEP}(ptr %frame, i64 %step) #0")
 
 
 def _poll_text() -> str:
@@ -392,13 +440,7 @@ def _poll_text() -> str:
     has = body.let(f"icmp ne i64 {body.cell(Cell.FETCH_ERROR)}, 0")
     body.do(f"br i1 {body.let(f'and i1 {due}, {has}')}, label %ask, label %fine")
     body.label("ask")
-    state = body.let(f"call i32 {body.function(Cell.GIL_TAKE)}()")
-    rc = body.let(f"call i32 {body.function(Cell.CHECK_SIGNALS)}()")
-    calm = body.let(f"icmp eq i32 {rc}, 0")
-    body.do(f"br i1 {calm}, label %asked, label %raised")
-    body.label("raised")
-    places = [f"ptr {body.cell_address(int(Cell.ERROR) + i)}" for i in range(3)]
-    body.do(f"call void {body.function(Cell.FETCH_ERROR)}({', '.join(places)})")
+    state, rc = _look_for_signals(body, "asked")
     body.do("br label %asked")
     body.label("asked")
     body.do(f"call void {body.function(Cell.GIL_GIVE)}(i32 {state})")

@@ -10,6 +10,7 @@ of CPU.
     smelt_help      claims and runs chunks of a launch while there are any
     smelt_judge     after a region: whether threads are worth waiting for, or one should do all for a while
     smelt_poll      looks for signals now and then while a loop runs
+    smelt_step      calls a Python step
     smelt_tick      (only with `profile`) adds the time since the last record to its row
 """
 

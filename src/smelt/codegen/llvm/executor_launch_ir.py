@@ -19,6 +19,7 @@ from smelt.codegen.llvm.executor_body import Body
 from smelt.runtime.table import CLAIM_STOP, CLOCK_MONOTONIC, Cell, Launched, TeamWord
 
 CLOCK = "smelt_clock"
+STEP = "smelt_step"
 _JUDGE = "smelt_judge"
 _LINGER = "smelt_linger"
 _TEAM = "smelt_team"
@@ -100,7 +101,6 @@ def _refused(body: Body) -> None:
     """Call the Python step of each launch with a fault until one fails; all faults are cleared."""
     body.label("refused")
     body.store("0", Cell.REFUSED)
-    address = body.let("ptrtoint ptr %frame to i64")
     body.do("br label %refused_one")
     body.label("refused_one")
     body.do("%fi = phi i64 [0, %refused], [%fn, %refused_step]")
@@ -113,7 +113,7 @@ def _refused(body: Body) -> None:
     body.do(f"br i1 {must}, label %refused_call, label %refused_step")
     body.label("refused_call")
     step = _descriptor(body, "%fi", Launched.STEP)
-    rc = body.let(f"call i32 {body.function(Cell.CALLBACK)}(i64 {address}, i64 {step})")
+    rc = body.let(f"call i32 @{STEP}(ptr %frame, i64 {step})")
     body.do("br label %refused_step")
     body.label("refused_step")
     body.do(f"%failed_now = phi i32 [%failing, %refused_one], [{rc}, %refused_call]")
