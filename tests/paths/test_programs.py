@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -147,3 +148,20 @@ def test_what_only_other_ways_read_is_guarded(both: str, monkeypatch: pytest.Mon
             change(n)
             agree(compiled, eager, inputs)
             agree(compiled, eager, inputs[::-1])
+
+
+def test_an_address_on_any_way_is_not_baked(both: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x * 2
+        return x + 1 if x.data_ptr() % 64 == 0 else x + 2
+
+    compiled = smelt.compile(f)
+    base = torch.zeros(40)
+    start = (-base.data_ptr() // 4) % 16
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", smelt.SmeltWarning)
+        for offset in (0, 1, 0, 3):
+            for value in (1.0, -1.0, -2.0):
+                x = base[start + offset : start + offset + 4].fill_(value)
+                assert torch.equal(compiled(x), f(x))

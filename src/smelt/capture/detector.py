@@ -11,6 +11,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from smelt._torch.dispatch import is_live, suspended
 from smelt._torch.record_patches import Patches, eager_stance, has_override, higher_order_operator
 from smelt.capture.recorder import Recorder
-from smelt.capture.spans import is_users
+from smelt.capture.spans import is_smelts, is_users
 
 # Each gives Python the elements, or a way to them.
 _READERS = ("tolist", "numpy", "__array__", "__repr__", "__dlpack__", "__reduce_ex__", "apply_", "map_", "map2_")
@@ -55,11 +56,19 @@ def _reader(name: str) -> Callable[[Any], Any]:
     return make
 
 
+def _caller_file() -> str:
+    """The file that asks, looked for behind our own code, which calls for the program in a staged run."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and is_smelts(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_code.co_filename if frame is not None else ""
+
+
 def _address(name: str) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
         def read(self: Any, *args: Any, **kwargs: Any) -> Any:
             recorder = _active()
-            if recorder is not None and is_users(sys._getframe(1).f_code.co_filename):
+            if recorder is not None and is_users(_caller_file()):
                 recorder.converted(recorder.slot_of(self), name)
             return original(self, *args, **kwargs)
 

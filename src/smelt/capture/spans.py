@@ -51,6 +51,11 @@ def is_users(filename: str) -> bool:
     return True
 
 
+def is_smelts(filename: str) -> bool:
+    """Whether a source file is Smelt's own."""
+    return filename.startswith(_SMELT) and not filename.startswith(PROGRAM_DIRS)
+
+
 class SiteFinder:
     """Finds sites; remembers which code objects are the user's, for one recording."""
 

@@ -25,7 +25,7 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     captured = capture(fn, args, kwargs, name=fn.name, target=fn.target, specialize=True)
     recorded_ms = (perf_counter() - start) * 1000
     unit, why_paths = None, ""
-    if captured.conversions and not fn.next_path:
+    if captured.conversions and captured.error is None and not fn.next_path:
         unit, why_paths = staged_unit(fn, captured, args, kwargs, options)
     if unit is None:
         unit = Unit.of(captured, options)
