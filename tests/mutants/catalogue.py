@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.mutants.converter import CONVERTER
 from tests.mutants.mutant import Mutant
+from tests.mutants.paths import PATHS
 
 _FUNCTIONALIZE = "tests/passes/test_functionalize.py"
 _PATTERNS = "tests/passes/test_patterns.py"
@@ -878,4 +879,4 @@ CHOICES = (
     ),
 )
 
-MUTANTS = (*PASSES, *FUSION, *EMISSION, *CONTRACT, *ATTENTION, *CONVOLUTION, *RUNTIME, *CHOICES, *CONVERTER)
+MUTANTS = (*PASSES, *FUSION, *EMISSION, *CONTRACT, *ATTENTION, *CONVOLUTION, *RUNTIME, *CHOICES, *CONVERTER, *PATHS)
