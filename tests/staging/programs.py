@@ -49,13 +49,10 @@ def same(a: Any, b: Any) -> bool:
 
 
 def check(fn: Any, *inputs: tuple[Any, ...], has: tuple[str, ...] = ()) -> str:
-    """Stage on the first inputs; on each the graph gives, raises, prints and writes what eager does. The graph's text."""
+    """Stage on the first inputs: on each the graph gives, raises, prints and writes what eager does. Its text."""
     first = copy.deepcopy(inputs[0])
     before = copy.deepcopy(first)
     random = torch.get_rng_state()
-    out = io.StringIO()
-    with redirect_stdout(out):
-        pass
     captured = staged(fn, first)
     assert captured.error is None, captured.error
     assert captured.graph is not None and captured.signature is not None

@@ -85,7 +85,15 @@ def branch(
             why = ("fork", key)
             arms = [
                 session.trace(
-                    arm(session, body, before, get, set_, snapshot, resolved(names, before, slot, answer, session.negations)),
+                    arm(
+                        session,
+                        body,
+                        before,
+                        get,
+                        set_,
+                        snapshot,
+                        resolved(names, before, slot, answer, session.negations),
+                    ),
                     names,
                     why,
                 )
@@ -166,7 +174,11 @@ def raised(session: Session, error: Exception) -> Outcome:
 def check_genuine(session: Session, error: Exception) -> None:
     """Raises: CannotStage for an error that eager might not meet."""
     # A variable without a value is so in eager too, on this path: merged ones hold a poison instead.
-    if isinstance(error, UnboundLocalError) or any(error is known for known in (*session.raised, *session.refused)) or _is_raised_by_user(error):
+    if (
+        isinstance(error, UnboundLocalError)
+        or any(error is known for known in (*session.raised, *session.refused))
+        or _is_raised_by_user(error)
+    ):
         return
     raise CannotStage(
         f"an error came up on shadows: {type(error).__name__}: {error}",

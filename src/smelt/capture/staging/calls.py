@@ -26,7 +26,7 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         handler = None
     if handler is not None:
         return handler(session, runtime, args, kwargs)
-    if getattr(fn, "__module__", None) == "math" and getattr(math, fn.__name__, None) is fn:
+    if getattr(fn, "__module__", None) == "math" and getattr(math, str(fn.__name__), None) is fn:
         if any(_is_data(session, a) for a in args):
             return session.emit("py.call", f"math.{fn.__name__}", *[_number(session, a) for a in args])
     if fn in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args and _holds_staged(args[0]):
@@ -89,7 +89,8 @@ def _tensor(session: Any, data: Any, dtype: Any = None, device: Any = None, requ
         return data.to(dtype) if dtype is not None else data
     if isinstance(data, StagedObject):
         session.cannot(f"a tensor is made of a staged {slot_of(data).type}")
-    kind = slot_of(data).type if is_staged(data) else {bool: BOOL, int: INT, float: FLOAT}.get(type(data))
+    plain: dict[type, Any] = {bool: BOOL, int: INT, float: FLOAT}
+    kind: Any = slot_of(data).type if is_staged(data) else plain.get(type(data))
     found = {BOOL: torch.bool, INT: torch.int64, FLOAT: torch.get_default_dtype()}.get(kind)
     if requires_grad or found is None:
         session.cannot("a tensor is made of a staged value")
@@ -202,7 +203,7 @@ def _isinstance(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[
     kinds = {ListType: list, TupleType: tuple, DictType: dict}
     kind = kind or kinds.get(type(slot_of(value).type))
     if kind is None:
-        session.cannot("the class of a staged value of unknown kind is asked for")
+        return session.cannot("the class of a staged value of unknown kind is asked for")
     return issubclass(kind, classes)
 
 

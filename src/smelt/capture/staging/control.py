@@ -406,7 +406,7 @@ def _use(session: Session, *values: Any) -> None:
 def _staged(session: Session, value: Any) -> Any:
     """The truth of a tensor or of a staged value as a staged bool."""
     slot = condition(session, value)
-    return session.emit("py.bool", value) if isinstance(value, torch.Tensor) else wrap(slot)
+    return session.emit("py.bool", value) if isinstance(value, torch.Tensor) else wrap(slot)  # type: ignore[arg-type]
 
 
 def _known(value: Any, answer: bool) -> Any:

@@ -9,8 +9,9 @@ Invariant: nothing of the user's is called; restoring leaves each container the 
 from __future__ import annotations
 
 import functools
+import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -50,17 +51,27 @@ class Change(NamedTuple):
         elif self.key is WHOLE:
             _refill(container, value)
         elif value is MISSING:
-            container.pop(self.key, None)
+            if dict.__contains__(container, self.key):
+                _base(container).__delitem__(container, self.key)
         else:
-            container[self.key] = value
+            _base(container).__setitem__(container, self.key, value)
 
 
 def _refill(container: Any, contents: Any) -> None:
-    container.clear()
-    if isinstance(container, (dict, set)):
-        container.update(contents)
+    base = _base(container)
+    base.clear(container)
+    if isinstance(container, dict):
+        for key, value in contents.items():
+            base.__setitem__(container, key, value)
+    elif isinstance(container, set):
+        base.update(container, contents)
     else:
-        container.extend(contents)
+        base.extend(container, contents)
+
+
+def _base(container: Any) -> Any:
+    """The builtin class that holds a container's contents: subclasses may load or compute what they show."""
+    return next(base for base in (OrderedDict, dict, list, set, deque) if isinstance(container, base))
 
 
 class Snapshot:
@@ -114,8 +125,9 @@ def contents(container: Any) -> Any:
         except ValueError:
             return MISSING
     if isinstance(container, dict):
-        return dict(container)
-    return set(container) if isinstance(container, set) else list(container)
+        return {key: value for key, value in dict.items(container)}  # noqa: C416 (a subclass's own keys() stays out)
+    base = _base(container)
+    return set(base.__iter__(container)) if base is set else list(base.__iter__(container))
 
 
 def _differences(container: Any, old: Any) -> Iterator[Change]:
@@ -127,25 +139,34 @@ def _differences(container: Any, old: Any) -> Iterator[Change]:
         if now is not old:
             yield Change(container, None, old, now)
     elif isinstance(container, dict):
-        if len(container) == len(old) and all(map(_same, container.items(), old.items())):
+        if dict.__len__(container) == len(old) and all(map(_same, dict.items(container), old.items())):
             return
-        for key in {**old, **container}:
-            before, after = old.get(key, MISSING), container.get(key, MISSING)
+        for key in {**old, **contents(container)}:
+            before, after = old.get(key, MISSING), dict.get(container, key, MISSING)
             if before is not after:
                 yield Change(container, key, before, after)
-    elif isinstance(container, set):
-        if {id(item) for item in container} != {id(item) for item in old}:
-            yield Change(container, WHOLE, old, set(container))
-    elif len(container) != len(old):
-        yield Change(container, WHOLE, old, list(container))
     else:
-        for i, (before, after) in enumerate(zip(old, container, strict=True)):
-            if before is not after:
-                yield Change(container, i, before, after)
+        now = contents(container)
+        if isinstance(container, set):
+            if {id(item) for item in now} != {id(item) for item in old}:
+                yield Change(container, WHOLE, old, now)
+        elif len(now) != len(old):
+            yield Change(container, WHOLE, old, now)
+        else:
+            for i, (before, after) in enumerate(zip(old, now, strict=True)):
+                if before is not after:
+                    yield Change(container, i, before, after)
 
 
 def _same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
     return a[0] is b[0] and a[1] is b[1]
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_installed(name: str | None) -> bool:
+    """Whether a module is an installed library's: what its own globals hold is not followed, there is too much."""
+    file = getattr(sys.modules.get(name or ""), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
 
 
 class _Walk:
@@ -178,14 +199,14 @@ class _Walk:
     def _visit(self, value: Any) -> None:
         if isinstance(value, dict):
             self._copy(value)
-            for item in list(value.values()):
+            for item in list(dict.values(value)):
                 self._held(item, value)
         elif isinstance(value, (list, deque, set)):
             self._copy(value)
-            for item in list(value):
+            for item in contents(value):
                 self._held(item, value)
         elif isinstance(value, (tuple, frozenset)):
-            for item in value:
+            for item in (tuple if isinstance(value, tuple) else frozenset).__iter__(value):
                 self._held(item, value)
         elif isinstance(value, types.FunctionType):
             self._function(value)
@@ -223,7 +244,7 @@ class _Walk:
         for item in (function.__defaults__, function.__kwdefaults__):
             if item:
                 self._add(item)
-        if is_skipped_module(function.__module__):
+        if is_skipped_module(function.__module__) or _is_installed(function.__module__):
             return
         names, namespace = names_in(function.__code__), function.__globals__
         if any(name in namespace for name in names):
@@ -234,7 +255,7 @@ class _Walk:
 
     def _class(self, cls: type) -> None:
         for base in cls.__mro__:
-            if not is_skipped_module(base.__module__):
+            if not (is_skipped_module(base.__module__) or _is_installed(base.__module__)):
                 for item in list(vars(base).values()):
                     self._add(item)
 

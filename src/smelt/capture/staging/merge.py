@@ -19,6 +19,7 @@ from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.shadows import tensor_type_of
 from smelt.capture.staging.stops import CannotMerge
 from smelt.capture.staging.symbols import ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.tree import Flattener, UnfitError, match, rebuild
 from smelt.ir import ANY, ListType, TensorType, Type, join, type_of_arg
 
 _RAISED: Any = type("_Raised", (), {})()
@@ -158,7 +159,7 @@ class Merger:
         if isinstance(value, torch.Tensor):
             type_ = tensor_type_of(self.session.recorder.slot_of(value))
             result, slot = self.session.tensor_of(type_, value)
-            self._yield(*((self._slot(value), type_) if is_left else (type_, self._slot(value))), slot)
+            self._yield_one(self._slot(value), type_, slot, is_left)
             self._entwine(value, value, slot)
             return result
         if type(value) in (tuple, list):
@@ -168,7 +169,7 @@ class Merger:
         if is_staged(value):
             slot = slot_of(value)
             found = ScalarSlot(slot.type, slot.worlds)
-            self._yield(*((slot, slot.type) if is_left else (slot.type, slot)), found)
+            self._yield_one(slot, slot.type, found, is_left)
             return wrap(found)
         return value
 
@@ -217,6 +218,8 @@ class Merger:
         return self._objects(a, b)
 
     def _objects(self, a: Any, b: Any) -> Any:
+        if isinstance(a, (dict, list)) and not (self.session.is_outer(a) or self.session.is_outer(b)):
+            return self._structures(a, b)
         if is_skipped_module(type(a).__module__) or not hasattr(a, "__dict__") or callable(a):
             self._fail(f"two objects of kind {type(a).__qualname__} meet")
         self._must_be_new(a.__dict__, b.__dict__)
@@ -225,6 +228,17 @@ class Merger:
         merged = object.__new__(type(a))
         merged.__dict__.update({k: self.merge(a.__dict__[k], b.__dict__[k]) for k in a.__dict__})
         return merged
+
+    def _structures(self, a: Any, b: Any) -> Any:
+        """Two containers of a class of the program's, such as the outputs of a model."""
+        flattener = Flattener()
+        tree = flattener.flatten(a, "a value")
+        found: dict[int, torch.Tensor] = {}
+        try:
+            match(tree, b, "a value", found)
+        except UnfitError as unfit:
+            self._fail(str(unfit))
+        return rebuild(tree, [self.merge(t, found[i]) for i, t in enumerate(flattener.tensors)])
 
     def _tensors(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         recorder = self.session.recorder
@@ -292,6 +306,10 @@ class Merger:
             return type(value)(self._export(item) for item in value)
         if type(value) is dict:
             return {k: self._export(item) for k, item in value.items()}
+        if isinstance(value, (dict, list)) and not self.session.is_outer(value):
+            flattener = Flattener()
+            tree = flattener.flatten(value, "a value")
+            return rebuild(tree, [self._export(t) for t in flattener.tensors])
         if isinstance(value, (*_NUMBERS, type(None), torch.dtype, torch.device, type)) or callable(value):
             return value
         return value if value is UNDEF or isinstance(value, Poison) else self._fail(f"a {_kind(value)} of one path")
@@ -311,6 +329,9 @@ class Merger:
         self.left.append(left)
         self.right.append(right)
         self.results.append(result)
+
+    def _yield_one(self, value: Any, other: Any, result: Slot, is_left: bool) -> None:
+        self._yield(value if is_left else other, other if is_left else value, result)
 
     def _same_length(self, a: Any, b: Any) -> None:
         if len(a) != len(b):

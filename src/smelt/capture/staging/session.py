@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import unseen
-from smelt.capture.recorder import Slot, StateSlot, slot_type
+from smelt.capture.recorder import Family, Slot, StateSlot, slot_type
 from smelt.capture.spans import Site
 from smelt.capture.staging import symbols
 from smelt.capture.staging.heap import Change, Snapshot
@@ -508,9 +508,9 @@ class Session:
         """Whether a variable of a function that runs now holds a value."""
         frame = self.site_frame()
         while frame is not None and frame is not self.base_frame:
-            if not frame.f_globals.get("__name__", "").startswith("smelt.capture"):
-                if any(held is value for held in frame.f_locals.values()):
-                    return True
+            is_ours = frame.f_globals.get("__name__", "").startswith("smelt.capture")
+            if not is_ours and any(held is value for held in frame.f_locals.values()):
+                return True
             frame = frame.f_back
         return False
 
@@ -519,7 +519,7 @@ class Session:
         return Snapshot([*self.heap_roots, *self._locals(), *more], [*without, self])
 
     def _locals(self) -> list[Any]:
-        found = []
+        found: list[Any] = []
         frame = self.site_frame()
         while frame is not None and frame is not self.base_frame:
             if not frame.f_globals.get("__name__", "").startswith("smelt.capture"):
@@ -539,7 +539,7 @@ class Session:
 
 
 def _tainted() -> Any:
-    return symbols.Family(True)
+    return Family(True)
 
 
 def _strides(type_: TensorType, sizes: Sequence[int], like: Sequence[int] | None) -> Sequence[int]:

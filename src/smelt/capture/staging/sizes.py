@@ -80,6 +80,12 @@ def _repeat_interleave(overload: Any, args: Sequence[Any], kwargs: dict[str, Any
     return make(x.dtype, sizes)
 
 
+def _narrow(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
+    # Where it starts follows from data, how much it takes does not.
+    x, dim, _, length = args
+    return x.narrow(dim, 0, length)
+
+
 _RULES: dict[str, Rule] = {
     "aten.nonzero.default": _nonzero,
     "aten.argwhere.default": _nonzero,
@@ -87,6 +93,7 @@ _RULES: dict[str, Rule] = {
     "aten.nonzero_numpy.default": _where,
     "aten.masked_select.default": _masked_select,
     "aten.index.Tensor": _index,
+    "aten.narrow.Tensor": _narrow,
     "aten._unique2.default": _unique2,
     "aten.unique_consecutive.default": _unique_consecutive,
     "aten.one_hot.default": _one_hot,
