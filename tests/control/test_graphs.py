@@ -398,3 +398,23 @@ graph f(%x: f32[4, 3], %c: bool[]) -> f32[3, 4] {
 }"""
     x = torch.randn(4, 3)
     compare(text, [x, TRUE], [x, FALSE], python=0)
+
+
+def test_state_in_regions_that_python_evaluates() -> None:
+    text = """\
+graph f(%x: f32[6], %c: bool[]) -> f32[_], f32[6] {
+  %0: f32[_] = if %c {
+    %w: f32[6] = param("w")
+    %1: bool[6] = aten.gt.Tensor(%x, %w)
+    %2: f32[_] = aten.masked_select.default(%w, %1)
+    yield %2
+  } else {
+    yield %x
+  }
+  %3: f32[6] = param("w")
+  %4: f32[6] = aten.mul.Tensor(%x, %3)
+  return %0, %4
+}"""
+    x, state = torch.randn(6), {"w": torch.zeros(6)}
+    made = compare(text, [x, TRUE], [x, FALSE], state=state)
+    assert [name.path for name in made.handles] == ["w"]

@@ -29,11 +29,9 @@ _Lookup = Callable[[str, str], Any]
 
 def lower_python(ctx: Context, node: Node) -> None:
     """Evaluate a node where it stands."""
-    for region in node.regions:
-        for inner in region.walk():
-            if inner.op in STATE_OPS:
-                # The caller guards what is read through live tensors.
-                ctx.add_state(inner.result)
+    inner = [n for region in node.regions for n in region.walk()]
+    # The evaluator looks these up itself; as operands they are guarded, and known to be read.
+    read = [_state_slot(ctx, n.result) for n in inner if n.op in STATE_OPS]
     values = list(dict.fromkeys(used_values(node)))
     slots: list[int] = []
     counts: list[int | None] = []
@@ -62,8 +60,13 @@ def lower_python(ctx: Context, node: Node) -> None:
             wanted.append(0)
     ctx.share(node.results)
     run = _Evaluated(ctx.statics.graph, node, tuple(values), tuple(counts), tuple(unsafe), tuple(wanted), ctx.lookup)
-    ctx.builder.emit(PyCall(run, tuple(slots), tuple(outs)))
+    ctx.builder.emit(PyCall(run, (*slots, *read), tuple(outs)))
     ctx.note(node, "python", node.op)
+
+
+def _state_slot(ctx: Context, value: Value) -> int:
+    ctx.add_state(value)
+    return ctx.builder.handle(ctx.place(value))
 
 
 def collect(ctx: Context, value: Value) -> None:
@@ -122,7 +125,7 @@ class _Evaluated:
             value: next(rest) if count is None else _sequence(value, [next(rest) for _ in range(count)])
             for value, count in zip(self._values, self._counts, strict=True)
         }
-        unsafe = {found[i].untyped_storage().data_ptr() for i in self._unsafe}
+        unsafe = {t.untyped_storage().data_ptr() for i in self._unsafe if isinstance(t := found[i], torch.Tensor)}
         results: list[Any] = []
         made = evaluate_node(self._graph, self._node, env, self._lookup)
         for result, wanted in zip(made, self._wanted, strict=True):
