@@ -18,28 +18,12 @@ PATHS = (
         (f"{_PROGRAMS}::test_it_is_as_in_eager",),
     ),
     Mutant(
-        "paths: writes before the last expectation",
-        "compiler/paths.py",
-        'if node.op != "expect" and (found.writes or found.io):',
-        'if node.op != "expect" and found.io:',
-        "a path that does not fit has written to shared memory",
-        (f"{_LIMITS}::test_memory_shared_between_what_is_written_and_what_decides",),
-    ),
-    Mutant(
         "paths: a miss counts as a hit",
         "compiler/compiled_types.py",
         "        self._hits -= 1\n",
         "        pass\n",
         "paths that never fit seem to pay",
         (f"{_PROGRAMS}::test_each_way_is_recorded_once_and_then_found",),
-    ),
-    Mutant(
-        "paths: errors are builds",
-        "compiler/compiled_dispatch.py",
-        "            if missed:\n                self._count_build(missed, -1)",
-        "            if missed:\n                self._count_build((), 1)",
-        "a way that ends in an error uses up the entries of the program",
-        (f"{_PROGRAMS}::test_a_way_that_ends_in_an_error_is_no_storm",),
     ),
     Mutant(
         "paths: the newest goes",
@@ -72,14 +56,6 @@ PATHS = (
         "                pass\n",
         "a size that follows from data is taken for fixed",
         (f"{_TRACE}::test_other_ways_name_the_line_and_both_values",),
-    ),
-    Mutant(
-        "expectations: memory that NumPy has",
-        "capture/recorder.py",
-        "            slot.family.is_foreign = True\n            self.lent",
-        "            self.lent",
-        "what NumPy reads after a write is what it read before",
-        (f"{_LIMITS}::test_what_numpy_may_write_is_not_compiled",),
     ),
     Mutant(
         "trace: by operators without a look at the way",
