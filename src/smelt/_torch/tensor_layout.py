@@ -79,6 +79,24 @@ class TensorLayout:
             strides = sizes + 8 * n
         return tuple(_words(sizes, n)), tuple(_words(strides, n))
 
+    def shape_words(self, tensor: torch.Tensor) -> list[tuple[int, int]]:
+        """Addresses, each with its word, that hold while sizes and strides do, each read while those before do."""
+        impl = self.implementation(tensor)
+        n, start = _word(impl + self.ndim), impl + self.sizes
+        found = [impl + self.ndim]
+        spans = [(start, n), (start + 8 * self.capacity, n)]
+        if n > self.capacity:
+            found.append(start)
+            spans = [(_word(start), 2 * n)]
+        found += [first + 8 * i for first, count in spans for i in range(count)]
+        return [(at, _word(at)) for at in found]
+
+    def address_words(self, tensor: torch.Tensor) -> list[tuple[int, int]]:
+        """The same for its place in memory."""
+        impl = self.implementation(tensor)
+        storage = _word(impl + self.storage)
+        return [(at, _word(at)) for at in (impl + self.storage, impl + self.offset, storage + self.data)]
+
     def address(self, tensor: torch.Tensor) -> int:
         """Address of the first element (for an empty tensor: where it would lie)."""
         impl = self.implementation(tensor)

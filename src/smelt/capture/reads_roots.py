@@ -161,6 +161,8 @@ class Roots:
             return
         seen = (function.__code__, function.__defaults__, function.__kwdefaults__)
         self._fact("function", function, None, seen, site)
+        if function.__kwdefaults__:
+            self.reach(function.__kwdefaults__, id(function), ".__kwdefaults__", site)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.reach(default, id(function), ".__defaults__", site)
         self._reach_function_dict(function, site)
@@ -229,8 +231,11 @@ class Roots:
                 if table:
                     self.reach(table, id(value), f".{name}", site)
             self._watch(value, site, CALL_PROTOCOL)
-        else:
-            self._watch(value, site)
+            return
+        own = instance_dict(value)
+        if own is not None:  # `type(value)` and `isinstance` are no reads of an attribute
+            self._fact("object", value, None, (type(value), own), site)
+        self._watch(value, site)
 
     def _watch(self, value: Any, site: Site | None, ignore: frozenset[str] = frozenset()) -> None:
         cls = type(value)

@@ -311,7 +311,7 @@ class Dispatcher:
             self._count(reason)
             self._warn(reason, f"{self.name} runs as it is, not compiled: {reason}")
             return
-        guards = GuardSet(log.reads, args, kwargs, writes=entry.writes)
+        guards = GuardSet(log.reads, args, kwargs, state=entry.state, writes=entry.writes)
         if is_grad_enabled() and any(t.requires_grad for t in guards.tensors):
             reason = "gradients are needed: a tensor that the program reads requires grad"
             self._add(Row(guards, None, reason, build_s=build_s))

@@ -31,6 +31,7 @@ from smelt.runtime.entry_table import LENGTH_AT, MAX_APART, MAX_REGISTERS, Guard
 from smelt.runtime.guard_args import BY_VALUE, TENSORS, Spans, extents_meet, members
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guard_facts import FactTest
+from smelt.runtime.guard_layouts import Layouts
 from smelt.runtime.guard_versions import Identities, Namespace, Namespaces, set_words
 from smelt.runtime.guards import GuardSet
 
@@ -154,9 +155,24 @@ def _facts(words: _Words, guards: GuardSet) -> None:
     _identities(words, facts.identities)
     for test in facts.single:
         _single(words, test)
+    _layouts(words, guards.layouts)
     if guards.grads:
         pairs = zip(facts.tensors, guards.grads, strict=True)
         words.emit(Guard.GRADS, len(guards.grads), *(w for t, wanted in pairs for w in (words.keep(t), int(wanted))))
+
+
+def _layouts(words: _Words, layouts: Layouts) -> None:
+    if not layouts:
+        return
+    told = layouts.words(words.layout)
+    if told is None:
+        words.ask(layouts.unchanged)
+        return
+    words.keep(layouts)
+    pairs, masked = told
+    words.emit(Guard.WORDS, len(pairs), *(word for pair in pairs for word in pair))
+    for one in masked:
+        words.emit(Guard.MASKED, *one)
 
 
 def _namespaces(words: _Words, namespaces: Namespaces) -> None:

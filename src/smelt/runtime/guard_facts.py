@@ -139,8 +139,9 @@ class Facts:
     """All facts of a program, and their compact test: `namespaces`, `identities`, and the `single` others."""
 
     def __init__(self, reads: Iterable[Any]) -> None:
-        self.tests = [FactTest(read) for read in reads if read.kind in _NOW and not _is_constant(read)]
-        self.tensors = _tensors(self.tests)
+        known = [read for read in reads if read.kind in _NOW]
+        self.tests = [FactTest(read) for read in known if not _is_constant(read)]
+        self.tensors = _tensors(known)
         self._spaces: dict[int, _SpaceBuilder] = {}
         self._objects: list[Any] = []
         self._functions: list[Any] = []
@@ -265,15 +266,13 @@ def _is_constant(read: Any) -> bool:
     return read.kind == "content" and isinstance(read.owner, (tuple, frozenset))
 
 
-def _tensors(tests: Iterable[FactTest]) -> list[torch.Tensor]:
+def _tensors(reads: Iterable[Any]) -> list[torch.Tensor]:
     """The tensors that the program reads by itself, each once."""
     found: dict[int, torch.Tensor] = {}
-    for test in tests:
-        values: Iterable[Any] = (test.seen,)
-        if test.kind == "content" and isinstance(test.seen, dict):
-            values = test.seen.values()
-        elif test.kind == "cached":
-            values = test.seen
+    for read in reads:
+        values: Iterable[Any] = (read.value,)
+        if read.kind in ("content", "cached"):
+            values = read.value.values() if isinstance(read.value, dict) else read.value
         for value in values:
             if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type != "meta":
                 found[id(value)] = value

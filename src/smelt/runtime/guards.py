@@ -18,12 +18,13 @@ from typing import Any, Protocol
 
 import torch
 
-from smelt._torch import state
+from smelt._torch import state as torch_state
 from smelt._torch.exact import MISSING, same
 from smelt.diag import Span
 from smelt.runtime.guard_args import ArgumentTests
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guard_facts import Facts, FactTest
+from smelt.runtime.guard_layouts import Layouts
 
 
 class ReadFact(Protocol):
@@ -61,12 +62,12 @@ class Guard:
 
 
 _STATE: tuple[tuple[str, str, Callable[[], Any]], ...] = (
-    ("torch.is_grad_enabled()", "grad", state.is_grad_enabled),
-    ("torch.is_inference_mode_enabled()", "inference", state.is_inference),
-    ("autocast dtypes", "autocast", state.autocast),
-    ("torch.get_default_dtype()", "default_dtype", state.default_dtype),
-    ("torch.are_deterministic_algorithms_enabled()", "deterministic", state.is_deterministic),
-    ("torch.get_float32_matmul_precision()", "precision", state.matmul_precision),
+    ("torch.is_grad_enabled()", "grad", torch_state.is_grad_enabled),
+    ("torch.is_inference_mode_enabled()", "inference", torch_state.is_inference),
+    ("autocast dtypes", "autocast", torch_state.autocast),
+    ("torch.get_default_dtype()", "default_dtype", torch_state.default_dtype),
+    ("torch.are_deterministic_algorithms_enabled()", "deterministic", torch_state.is_deterministic),
+    ("torch.get_float32_matmul_precision()", "precision", torch_state.matmul_precision),
 )
 # A comparison that raises (of tensors, where a value was replaced) means "changed": the exact tests decide.
 _FRAME = """def check(args, kwargs):
@@ -83,8 +84,8 @@ class GuardSet:
     """The guards of one recorded program.
 
     writes: whether it writes into memory that others may see. facts: what it reads; grads: whether each of the tensors
-    among them required gradients (empty where that did not matter); hooks: torch's tables of hooks for all modules,
-    hook_contents: what was in them.
+    among them required gradients (empty where that did not matter); layouts: of these and of `state`; hooks: torch's
+    tables of hooks for all modules, hook_contents: what was in them.
     """
 
     def __init__(
@@ -94,20 +95,23 @@ class GuardSet:
         kwargs: Mapping[str, Any],
         *,
         constants: Sequence[torch.Tensor] = (),
+        state: Sequence[torch.Tensor] = (),
         writes: bool = True,
     ) -> None:
         self.writes = writes
         self.facts = Facts(reads)
         self._arguments = ArgumentTests(args, kwargs, self.facts.tensors, writes)
         self._state = tuple((shown, read, read()) for shown, _, read in _STATE)
-        self.grads = [t.requires_grad for t in self.facts.tensors] if state.is_grad_enabled() else []
-        self.hooks = state.global_hooks()
+        self.grads = [t.requires_grad for t in self.facts.tensors] if torch_state.is_grad_enabled() else []
+        self.layouts = Layouts(list({id(t): t for t in (*self.facts.tensors, *state)}.values()), writes)
+        self.hooks = torch_state.global_hooks()
         self.hook_contents = tuple(dict(table) for table in self.hooks)
         self.watch(constants)
 
     def watch(self, constants: Sequence[torch.Tensor]) -> None:
         """Guard the contents of these tensors as they are now, in place of those guarded so far."""
         self.constants = Constants(constants)
+        self.layouts.leave_addresses_of(constants)
         self.source, scope = self._generate()
         exec(compile(self.source, "<smelt guards>", "exec"), scope)
         self.check: Callable[[tuple[Any, ...], Mapping[str, Any]], int | None] = scope["check"]
@@ -139,6 +143,7 @@ class GuardSet:
         made += [Guard("state", shown, seen) for shown, _, seen in self._state]
         made += [Guard("hooks", "torch.nn's global module hooks", [len(t) for t in self.hook_contents])]
         made += [Guard("requires_grad", "the tensors that the program reads", any(self.grads))]
+        made += [Guard("layout", "the tensors that the program reads", "as they were")]
         made += [Guard(t.kind, t.name, t.seen, t.span) for t in self.facts.tests]
         names = self.facts.tensor_names()
         made += [
@@ -159,6 +164,10 @@ class GuardSet:
         guard = self.guards[failed]
         if guard.kind == "constant":
             return f"the contents of {guard.expr} were changed"
+        changed = self.layouts.changed() if guard.kind == "layout" else None
+        if changed is not None:
+            name = self.facts.tensor_names().get(id(changed), "a tensor that the program reads")
+            return f"{name} has another layout, now {_short(changed)}"
         where = f" (read at {guard.span})" if guard.span is not None else ""
         before, now = _difference(guard.seen, self._now(failed, args, kwargs))
         return f"{guard.kind} of {guard.expr} was {_short(before)}, now {_short(now)}{where}"
@@ -174,9 +183,9 @@ class GuardSet:
         index -= len(tests)
         if index < len(self._state):
             return self._state[index][1]()
-        index -= len(self._state) + 2
+        index -= len(self._state) + 3
         if index < 0:
-            return [len(table) for table in self.hooks] if index == -2 else "another pattern"
+            return [len(table) for table in self.hooks] if index == -3 else "another pattern"
         return self.facts.tests[index].now()
 
     def first_failed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
@@ -194,7 +203,7 @@ class GuardSet:
             if read() != seen:
                 return index
             index += 1
-        for holds in (self.hooks == self.hook_contents, self._grads_unchanged()):
+        for holds in (self.hooks == self.hook_contents, self._grads_unchanged(), self.layouts.unchanged()):
             if not holds:
                 return index
             index += 1
@@ -218,7 +227,7 @@ class GuardSet:
         conditions = []
         for (_, name, read), (_, _, seen) in zip(_STATE, self._state, strict=True):
             if name == "autocast" and not seen:
-                scope["any_autocast"] = state.is_any_autocast
+                scope["any_autocast"] = torch_state.is_any_autocast
                 conditions.append("not any_autocast()")
                 continue
             scope[f"read_{name}"], scope[f"seen_{name}"] = read, seen
@@ -230,6 +239,9 @@ class GuardSet:
         if self.grads:
             scope["grads_unchanged"] = self._grads_unchanged
             body.append("if not grads_unchanged(): return failed(args, kwargs)")
+        if self.layouts:
+            scope["layouts_unchanged"] = self.layouts.unchanged
+            body.append("if not layouts_unchanged(): return failed(args, kwargs)")
         if self.constants.tensors:
             scope["constants_unchanged"] = self.constants.unchanged
             body.append("if not constants_unchanged(): return failed(args, kwargs)")
