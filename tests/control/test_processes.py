@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from smelt._torch import shim
 from smelt.codegen.lower import lower
 from smelt.ir import parse
 from smelt.ops.evaluate import evaluate
@@ -100,3 +101,10 @@ def test_other_instruction_sets(isa: str) -> None:
         [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("symbol", ["aoti_torch_get_data_ptr", "aoti_torch_empty_strided", "aoti_torch_copy_"])
+def test_missing_symbols_change_no_answer(symbol: str) -> None:
+    with shim.hidden(symbol):
+        for seed in range(10):
+            compare(Generator(seed).text(), inputs(seed), options=(OWN,))

@@ -9,51 +9,39 @@ knows; those are filled in as soon as their tensors are there.
 from __future__ import annotations
 
 import ctypes
-import math
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from smelt._torch import shim, stable
-from smelt.runtime.control import blocks_of
-from smelt.runtime.encode_records import Missing, Records
+from smelt.runtime.encode_blocks import BlockRecords
+from smelt.runtime.encode_records import Missing
 from smelt.runtime.failures import describe
 from smelt.runtime.frame_template import FrameTemplate
 from smelt.runtime.launches import Launches
 from smelt.runtime.plan import (
-    NUMBER_DTYPES,
     Blit,
-    Branch,
     Call,
     CheckLayout,
-    Control,
     Copy,
     Counts,
     Dispatch,
     Empty,
-    End,
-    Exit,
     Expect,
     Instruction,
-    Kind,
     Launch,
     Load,
-    Otherwise,
     Plan,
     PyCall,
     Release,
-    Scalar,
-    Use,
     View,
     outs_of,
 )
 from smelt.runtime.profile import Profile, Record
 from smelt.runtime.schedule import Enter, Group, Leave, Single, schedule
-from smelt.runtime.steps import compared_strides, is_same_number, python_step
+from smelt.runtime.steps import compared_strides, python_step
 from smelt.runtime.table import (
     ANY_STRIDE,
     FUNCTION_CELLS,
@@ -62,7 +50,6 @@ from smelt.runtime.table import (
     PARALLEL,
     SIGNAL_CELLS,
     Cell,
-    Element,
     Launched,
     Op,
 )
@@ -104,14 +91,11 @@ class Encoded:
     profile: Profile | None = None
 
 
-class _Encoder(Records):
+class _Encoder(BlockRecords):
     def __init__(self, plan: Plan) -> None:
         frame = FrameTemplate()
-        super().__init__(frame, _slot_cells(plan, frame))
-        self.plan = plan
+        super().__init__(frame, _slot_cells(plan, frame), plan)
         self.uncounted: set[int] = set()
-        self.steps: list[PyCall] = []
-        self.step_is_launch: list[bool] = []
         self.counts = Counts()
         self.held = dict(plan.held)
         self.arena_offsets = {planned.slot: planned.offset for planned in plan.arena}
@@ -120,15 +104,11 @@ class _Encoder(Records):
         self.arena_addresses: list[tuple[int, int]] = []
         # Cells that hold the address of a number's cell in the frame.
         self.number_addresses: list[tuple[int, int]] = []
-        self.blocks = blocks_of(plan.instructions)
-        # The word behind each control instruction, and the words to fill in with one of these.
-        self.labels: dict[int, int] = {}
-        self.jumps: list[tuple[int, int]] = []
         # Cells that wait for the address of a slot's memory, with the bytes to add.
         self.waiting: dict[int, list[tuple[int, int]]] = {}
         self.scratch_nbytes = 0
         self.arguments = self._arguments()
-        self.places = self._places()
+        self.places = {i: [self._located(slot) for slot in slots] for i, slots in self._addressed()}
 
     def group(self, group: Group) -> None:
         """Independent launches as one record; their descriptors stand side by side."""
@@ -152,7 +132,7 @@ class _Encoder(Records):
         cells[at + Launched.FUNCTION] = code.address(launch.kernel.symbol)
         cells[at + Launched.ITEMS], cells[at + Launched.CHUNK] = launch.items, chunk
         cells[at + Launched.FIRST_CHUNK] = begin
-        cells[at + Launched.STEP] = self._step(python_step(launch), is_launch=True)
+        cells[at + Launched.STEP] = self.step(python_step(launch), is_launch=True)
         self.frame.keep.append(code)
 
     def _arguments(self) -> dict[int, int]:
@@ -169,23 +149,21 @@ class _Encoder(Records):
                 self.frame.cells[args + i] = word
         return found
 
-    def _places(self) -> dict[int, list[int]]:
-        """For each instruction that needs to know where tensors lie, the cells with their addresses."""
-        found: dict[int, list[int]] = {}
-        if not self.launches.spots:
-            return found
-        for index, instruction in enumerate(self.plan.instructions):
+    def _addressed(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Instructions that, like launches, need to know where tensors lie: which tensors."""
+        for index, instruction in enumerate(self.plan.instructions if self.launches.spots else ()):
             match instruction:
                 case Load(src=slot) | Expect(slot=slot):
-                    slots: tuple[int, ...] = (slot,)
+                    yield index, (slot,)
                 case Blit(dst=dst, src=src):
-                    slots = (dst, src)
+                    yield index, (dst, src)
                 case _:
-                    continue
-            found[index] = [self.frame.cell() for _ in slots]
-            for slot, cell in zip(slots, found[index], strict=True):
-                self._locate(slot, cell)
-        return found
+                    pass
+
+    def _located(self, slot: int) -> int:
+        cell = self.frame.cell()
+        self._locate(slot, cell)
+        return cell
 
     def _locate(self, slot: int, cell: int) -> None:
         """See to it that the cell holds the address of the slot's first element when its instruction runs."""
@@ -270,65 +248,8 @@ class _Encoder(Records):
                 self._check(instruction)
             case Launch():
                 self._launch(instruction)
-            case Scalar(operation=operation, dst=dst, args=args):
-                step = frame.const(self._step(python_step(instruction)))
-                words = [self._number(a) for a in (*args, 0)[:2]]
-                self.emit(Op.ARITH, operation, self.cell_of[dst], *words, step)
-            case Load(dst=dst, dtype=dtype):
-                element = _ELEMENTS.get(dtype)
-                if element is None or self.current not in self.places:
-                    raise Missing(str(dtype))
-                self.emit(Op.LOAD, self.cell_of[dst], self.places[self.current][0], element)
-            case Blit():
-                self._blit(instruction)
-            case Expect():
-                self._expect(instruction)
             case _:
-                self._control(instruction)
-
-    def _control(self, instruction: Control) -> None:
-        index = self.current
-        match instruction:
-            case Branch(test=test) | Exit(test=test):
-                self.emit(Op.UNLESS, self.cell_of[test], 0)
-            case Otherwise():
-                self.emit(Op.JUMP, 0)
-            case End() if index in self.blocks.after:
-                self.emit(Op.AGAIN, 0)
-            case _:
-                self.labels[index] = len(self.words)
-                return
-        self.jumps.append((len(self.words) - 1, self.blocks.after[index] - 1))
-        self.labels[index] = len(self.words)
-
-    def _number(self, arg: Use | int | float | bool) -> int:
-        match arg:
-            case Use(slot=slot):
-                return self.cell_of[slot]
-            case float():
-                return self.frame.double(arg)
-            case _:
-                return self.frame.const(int(arg))
-
-    def _blit(self, blit: Blit) -> None:
-        cells = self.places.get(self.current)
-        where = c_function("memcpy")
-        if cells is None or where is None:
-            raise Missing("memcpy")
-        self.frame.cells[Cell.MEMCPY] = where
-        row = Cell.ZERO if blit.row is None else self.cell_of[blit.row]
-        self.emit(Op.BLIT, *cells, self.frame.const(blit.nbytes), row)
-
-    def _expect(self, expected: Expect) -> None:
-        cells = self.places.get(self.current)
-        if cells is None:
-            raise Missing(_GET_DATA)
-        bits = _expected_bits(expected, self.plan.kinds.get(expected.slot))
-        if bits is None:
-            # Of another type than the literal, or one that has no bits here: never equal, or Python's business.
-            raise Missing("a literal")
-        size, mask, low, high = bits
-        self.emit(Op.EXPECT, cells[0], size, *(self.frame.const(word) for word in (mask, low, high)))
+                self.number_or_jump(instruction)
 
     def _launch(self, launch: Launch) -> None:
         if self.current not in self.launches.code:
@@ -360,14 +281,8 @@ class _Encoder(Records):
             self.call(call.symbol, words, doubles)
         self.counts += Counts(library=1)
 
-    def _step(self, step: PyCall, *, is_launch: bool = False) -> int:
-        """The number of a new Python step; those of launches see numbers as tensors."""
-        self.steps.append(step)
-        self.step_is_launch.append(is_launch)
-        return len(self.steps) - 1
-
     def _python(self, step: PyCall) -> None:
-        index = self.frame.const(self._step(step, is_launch=isinstance(self.plan.instructions[self.current], Launch)))
+        index = self.frame.const(self.step(step, is_launch=isinstance(self.plan.instructions[self.current], Launch)))
         self.emit(Op.STEP, index)
         self.counts += Counts(python=1)
 
@@ -432,8 +347,7 @@ class _Encoder(Records):
             lists += [len(self.words), len(pairs)]
             self.words += [word for pair in pairs for word in pair]
         self.words[:HEADER_WORDS] = [HEADER_WORDS, *lists]
-        for word, index in self.jumps:
-            self.words[word] = self.labels[index]
+        self.link()
         return Encoded(
             code=(ctypes.c_int32 * len(self.words))(*self.words),
             cells=frame.cells,
@@ -461,45 +375,6 @@ class _Encoder(Records):
         owned = zip(self.starts, self.owners, strict=True)
         records = [Record(at, Op(self.words[at]), owner, at not in self.uncounted) for at, owner in owned]
         return Profile(self.plan, records, len(self.words))
-
-
-_ELEMENTS = {
-    torch.float64: Element.F64,
-    torch.float32: Element.F32,
-    torch.bfloat16: Element.BF16,
-    torch.int64: Element.I64,
-    torch.int32: Element.I32,
-    torch.int16: Element.I16,
-    torch.int8: Element.I8,
-    torch.uint8: Element.U8,
-    torch.bool: Element.BOOL,
-}
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _expected_bits(expected: Expect, kind: Kind | None) -> tuple[int, int, int, int] | None:
-    """Bytes of the element, the mask of its bits that are compared, and their least and greatest value (unsigned);
-    None where the element's type does not hold the literal as it is.
-    """
-    literal = expected.literal
-    dtype = expected.dtype if kind is None else NUMBER_DTYPES[kind]
-    if dtype is None or dtype not in _ELEMENTS or type(literal) is not type(torch.zeros((), dtype=dtype).item()):
-        return None
-    size = 1 if dtype is torch.bool else dtype.itemsize
-    every = (1 << 8 * size) - 1
-
-    def bits(value: torch.Tensor) -> int:
-        return int(value.view(_WORDS[size]).item()) & every
-
-    if isinstance(literal, float) and literal != literal:
-        mask = every >> 1
-        return size, mask, bits(torch.tensor(math.inf, dtype=dtype)) + 1, mask
-    try:
-        exact = torch.tensor(literal, dtype=dtype)
-    except (OverflowError, RuntimeError):
-        return None
-    found = bits(exact)
-    return (size, every, found, found) if is_same_number(exact.item(), literal) else None
 
 
 def encode(plan: Plan) -> Encoded:
