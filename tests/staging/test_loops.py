@@ -36,7 +36,7 @@ def test_early_exit_of_a_static_loop():
             x = x * 1.5
             if x.max() > 10:
                 break
-            x = x + 1
+            x = x + i
         else:
             x = x - 100
         return x, i

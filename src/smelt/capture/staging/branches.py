@@ -77,7 +77,8 @@ def branch(
 ) -> None:
     """An `if` statement. Both arms end with what their variables and the containers they changed hold."""
     site = session.site()
-    if key not in session.forked:
+    known = session.known(slot)
+    if known is None and key not in session.forked:
         before = get()
         snapshot = session.snapshot(own_cells(get, set_, names))
         session.snapshots.append(snapshot)
@@ -96,6 +97,7 @@ def branch(
                     ),
                     names,
                     why,
+                    {slot: answer},
                 )
                 for body, answer in ((then, True), (orelse, False))
             ]

@@ -26,13 +26,14 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         handler = None
     if handler is not None:
         return handler(session, runtime, args, kwargs)
-    if getattr(fn, "__module__", None) == "math" and getattr(math, str(fn.__name__), None) is fn:
-        if any(_is_data(session, a) for a in args):
-            return session.emit("py.call", f"math.{fn.__name__}", *[_number(session, a) for a in args])
-    if fn in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args and _holds_staged(args[0]):
-        return _tensor(session, args[0], **kwargs)
-    if getattr(fn, "__name__", "") == "join" and isinstance(getattr(fn, "__self__", None), str) and args:
-        if _holds_staged(args[0]):
+    name = str(getattr(fn, "__name__", ""))
+    is_math = getattr(fn, "__module__", None) == "math" and getattr(math, name, None) is fn
+    if is_math and any(_is_data(session, a) for a in args):
+        return session.emit("py.call", f"math.{name}", *[_number(session, a) for a in args])
+    if args and _holds_staged(args[0]):
+        if any(fn is known for known in (torch.tensor, torch.as_tensor, torch.scalar_tensor)):
+            return _tensor(session, args[0], **kwargs)
+        if name == "join" and isinstance(getattr(fn, "__self__", None), str):
             return session.emit("py.call", "str.join", fn.__self__, args[0])
     if getattr(fn, "__name__", "") in ("append", "extend", "insert") and isinstance(
         getattr(fn, "__self__", None), StagedObject
@@ -82,8 +83,8 @@ def _tensor(session: Any, data: Any, dtype: Any = None, device: Any = None, requ
         parts = [_tensor(session, item, dtype, device) for item in data]
         kinds = {part.dtype for part in parts}
         if len(kinds) > 1:
-            kind = torch.tensor([torch.zeros((), dtype=k).item() for k in kinds]).dtype
-            parts = [part.to(kind) for part in parts]
+            common = torch.tensor([torch.zeros((), dtype=k).item() for k in kinds]).dtype
+            parts = [part.to(common) for part in parts]
         return torch.stack(parts)
     if isinstance(data, torch.Tensor):
         return data.to(dtype) if dtype is not None else data
@@ -263,11 +264,9 @@ def _next(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _divmod(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return (
-        tuple(unpacked(session, session.emit("py.call", "builtins.divmod", *args)))
-        if any(map(is_staged, args))
-        else divmod(*args)
-    )
+    if any(map(is_staged, args)):
+        return tuple(unpacked(session, session.emit("py.call", "builtins.divmod", *args)))
+    return divmod(args[0], args[1])
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {

@@ -187,7 +187,11 @@ class StagingRuntime(PlainRuntime):
         session = self.session
         slot = condition(session, test)
         if slot is None:
-            _PLAIN.assert_(at, test, message)
+            try:
+                _PLAIN.assert_(at, test, message)
+            except AssertionError as error:
+                self._raised(error)
+                raise
             return
 
         def fails() -> None:

@@ -206,7 +206,8 @@ class _Walk:
             for item in contents(value):
                 self._held(item, value)
         elif isinstance(value, (tuple, frozenset)):
-            for item in (tuple if isinstance(value, tuple) else frozenset).__iter__(value):
+            kind: Any = tuple if isinstance(value, tuple) else frozenset
+            for item in kind.__iter__(value):
                 self._held(item, value)
         elif isinstance(value, types.FunctionType):
             self._function(value)
@@ -261,9 +262,8 @@ class _Walk:
 
     def _attributes(self, value: Any) -> None:
         cls = type(value)
-        if is_skipped_module(cls.__module__) and not isinstance(value, torch.nn.Module):
-            if cls in (dict, list, tuple, set, frozenset, deque) or not hasattr(cls, "__dict__"):
-                return
+        if cls in (dict, list, tuple, set, frozenset, deque):
+            return
         try:
             state = object.__getattribute__(value, "__dict__")
         except AttributeError:

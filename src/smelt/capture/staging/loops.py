@@ -534,7 +534,8 @@ def join_types(types: Sequence[Type]) -> Type:
 def examples_of(type_: Type, leaf: Any) -> tuple[Any, ...]:
     """Examples of a type for each world."""
     plain: dict[str, tuple[Any, ...]] = {
-        "int": (2, 0, 1, 7, 1_000_003), "float": (1.5, 0.0, 1.0, 7.5, 1000003.5), "bool": (True, False, True, False, True),
+        "int": (2, 0, 1, 7, 1_000_003), "float": (1.5, 0.0, 1.0, 7.5, 1000003.5),
+        "bool": (True, False, True, False, True),
         "str": ("a", "", "b", "abc", "abcd"), "complex": (1j, 0j, 1 + 0j, 2j, 3j),
     }  # fmt: skip
     if isinstance(type_, ListType):

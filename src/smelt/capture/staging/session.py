@@ -80,7 +80,7 @@ class Region:
     taken: list[bool] = field(default_factory=list)
     segments: list[tuple[list[Any], Any, Site | None]] = field(default_factory=list)
     outcome: Outcome = field(default_factory=Outcome)
-    after: list[Any] = field(default_factory=list)
+    known: dict[Slot, bool] = field(default_factory=dict)
 
 
 class Session:
@@ -336,14 +336,29 @@ class Session:
     def fork(self, slot: Slot, site: Site | None = None) -> bool:
         """Answer a question; what follows in the region is explored for both answers."""
         region = self.regions[-1]
+        known = self.known(slot)
+        if known is not None:
+            return known
         number = len(region.taken)
         if number >= MOST_PATHS:
             self.cannot("the program has too many paths", f"more than {MOST_PATHS} continuations")
         answer = region.prefix[number] if number < len(region.prefix) else True
         region.segments.append((self.recorder.records, slot, site or self.site()))
         region.taken.append(answer)
+        region.known[slot] = answer
         self.recorder.records = []
         return answer
+
+    def known(self, slot: Slot) -> bool | None:
+        """The answer that a question has already had on this path; None where it had none, or data changed since."""
+        if slot.family.written:
+            return None
+        for region in reversed(self.regions):
+            if slot in region.known:
+                return region.known[slot]
+        inner = self.negations.get(slot)
+        answer = None if inner is None else self.known(inner)
+        return None if answer is None else not answer
 
     def specialize(self, slot: ScalarSlot) -> Any:
         """The value that the native run had: the graph then holds for this value only. Raises: CannotStage."""
@@ -359,16 +374,24 @@ class Session:
     # --- regions -----------------------------------------------------------------------------------------------------
 
     def trace(
-        self, thunk: Callable[[], Outcome], names: Sequence[str] = (), why: object = None
+        self,
+        thunk: Callable[[], Outcome],
+        names: Sequence[str] = (),
+        why: object = None,
+        known: Mapping[Slot, bool] | None = None,
     ) -> tuple[list[Any], Outcome]:
-        """Run a region along all its paths: its records, with the paths merged, and the merged outcome."""
-        return self._combine(self._explore(thunk, ()), 0, (thunk, names, why))
+        """Run a region along all its paths: its records, with the paths merged, and the merged outcome.
 
-    def _explore(self, thunk: Callable[[], Outcome], prefix: tuple[bool, ...]) -> Region:
+        known: questions that have an answer throughout the region.
+        """
+        given = dict(known or {})
+        return self._combine(self._explore(thunk, (), given), 0, (thunk, names, why, given))
+
+    def _explore(self, thunk: Callable[[], Outcome], prefix: tuple[bool, ...], known: dict[Slot, bool]) -> Region:
         self.paths += 1
         if self.paths > MOST_PATHS * 4:
             self.cannot("the program has too many paths", f"more than {MOST_PATHS} continuations")
-        region = Region(prefix)
+        region = Region(prefix, known=dict(known))
         saved = self.recorder.enter()
         self.regions.append(region)
         try:
@@ -383,12 +406,12 @@ class Session:
         return region
 
     def _combine(self, region: Region, number: int, part: Any) -> tuple[list[Any], Outcome]:
-        thunk, names, why = part
+        thunk, names, why, known = part
         records, slot, site = region.segments[number]
         if slot is None:
             return list(records), region.outcome
         mine, my_outcome = self._combine(region, number + 1, part)
-        other = self._explore(thunk, (*region.taken[:number], not region.taken[number]))
+        other = self._explore(thunk, (*region.taken[:number], not region.taken[number]), known)
         for ours, theirs in zip(region.segments[: number + 1], other.segments[: number + 1], strict=True):
             unify(ours, theirs, self.aliases, self.recorder.constants)
         theirs_, their_outcome = self._combine(other, number + 1, part)
