@@ -113,10 +113,11 @@ def save(rows: dict[str, dict[str, Any]], path: Path) -> None:
         "transformers": version("transformers"),
         "command": "python -m tests.zoo.table",
         "totals": totals(rows),
-        "rows": [rows[name] for name in sorted(rows)],
     }
+    lines = ",\n".join(json.dumps(rows[name], ensure_ascii=False) for name in sorted(rows))
+    head = json.dumps(data, indent=1).removesuffix("\n}")
     fresh = path.with_suffix(".tmp")
-    fresh.write_text(json.dumps(data, indent=1) + "\n")
+    fresh.write_text(f'{head},\n "rows": [\n{lines}\n]}}\n')
     fresh.replace(path)
 
 
