@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from smelt.capture.reads_values import (
     class_attributes,
     has_own_lookup,
     instance_dict,
+    is_user_class,
     own_attribute,
     peek,
     raw_lookup,
@@ -205,6 +206,7 @@ def facts_of(roots: Roots) -> list[Read]:
     for raw in roots.raw:
         classifier.attribute(raw)
     _executed_functions(roots, classifier)
+    _classes_of_instances(roots, classifier)
     return list(classifier.facts.values())
 
 
@@ -224,6 +226,37 @@ def _executed_functions(roots: Roots, classifier: _Classifier) -> None:
         if isinstance(stored, types.FunctionType):
             seen = (stored.__code__, stored.__defaults__, stored.__kwdefaults__)
             classifier.add("function", stored, None, seen, None, code.co_qualname)
+
+
+# Methods that Python asks the class for, with another answer where there is none.
+_ASKED = ("__bool__", "__len__", "__eq__", "__contains__", "__iter__", "__getattr__", "__getattribute__", "__call__")
+
+
+def _classes_of_instances(roots: Roots, classifier: _Classifier) -> None:
+    """What a class holds and ran, however it was decorated, and what Python asks it for by itself."""
+    classes = {type(reached.value) for reached in roots.rooted.values()}
+    bases = {base: None for cls in classes for base in cls.__mro__ if is_user_class(base)}
+    for cls in filter(is_user_class, classes):
+        for name in _ASKED:
+            label = f"{cls.__qualname__}.{name}"
+            classifier.add("static", cls, name, raw_lookup(cls, name), None, label)
+    for base in bases:
+        for name, member in list(base.__dict__.items()):
+            if any(id(code) in roots.executed for code in _codes(member)):
+                classifier.add("static", base, name, own_attribute(base, name), None, f"{base.__qualname__}.{name}")
+
+
+def _codes(member: Any) -> Iterator[types.CodeType]:
+    """The code of a function, and of those that its decorators say they wrap."""
+    if isinstance(member, (staticmethod, classmethod)):
+        member = member.__func__
+    elif isinstance(member, property):
+        member = member.fget
+    seen: set[int] = set()
+    while isinstance(member, types.FunctionType) and id(member) not in seen:
+        seen.add(id(member))
+        yield member.__code__
+        member = member.__dict__.get("__wrapped__")
 
 
 def changes_of(roots: Roots) -> list[Change]:
