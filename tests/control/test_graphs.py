@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower import lower
 from smelt.ir import parse
+from smelt.runtime.cache import CodeCache
 from smelt.runtime.executable import Executable
 from smelt.runtime.plan import Empty, Loop, PyCall
 from tests.codegen.harness import lookup_in, machine_code
@@ -418,3 +421,22 @@ graph f(%x: f32[6], %c: bool[]) -> f32[_], f32[6] {
     x, state = torch.randn(6), {"w": torch.zeros(6)}
     made = compare(text, [x, TRUE], [x, FALSE], state=state)
     assert [name.path for name in made.handles] == ["w"]
+
+
+def test_profiles_of_loops() -> None:
+    text = """\
+graph f(%x: f32[64], %n: i64[]) -> f32[64] {
+  %k: int = aten.item.default(%n)
+  %0: f32[64] = for %i: int in (0, %k, 1) with (%h: f32[64] = %x) {
+    %1: f32[64] = aten.sin.default(%h)
+    yield %1
+  }
+  return %0
+}"""
+    made = lower(parse(text), lookup_in({}), replace(OWN, profile=True))
+    run = Executable(made.plan, executor_object(CodeCache(""), profile=True))
+    inputs = [torch.randn(64), torch.tensor(5)]
+    for _ in range(3):
+        run.run(inputs)
+    (row,) = [row for row in run.profile() if row.label == "sin"]
+    assert row.calls == 15 and row.total_ns > 0
