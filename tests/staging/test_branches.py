@@ -259,3 +259,31 @@ def test_what_cannot_be_staged_says_so():
     keeper.last = None
     assert "keeps what depends on data" in refused(keeper, X)
     assert not isinstance(keeper.last, torch._subclasses.FakeTensor)
+
+
+def test_an_operator_that_may_raise_where_it_would_be_caught():
+    def f(x):
+        try:
+            return x * (10 // int(x.sum()))
+        except ZeroDivisionError:
+            return x
+
+    def g(x):
+        return x * (10 // int(x.sum()))
+
+    assert "may raise" in refused(f, X)
+    check(g, (X,), (X * 0,))
+
+
+def test_sizes_as_a_result_are_refused():
+    assert "depends on data" in refused(lambda x: x[x > 0].shape, X)
+
+
+def test_a_question_asked_again_is_not_asked_twice():
+    def f(x):
+        flag = bool(x.sum() > 0)
+        y = [x] if flag else None
+        z = x + 1 if y is None else y[0]
+        return z * 2 if flag else z
+
+    check(f, (X,), (-X,))

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.staging.programs import check
+from tests.staging.programs import check, refused
 
 X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]])
 
@@ -235,3 +235,27 @@ def test_int_that_becomes_a_float():
         return best, score
 
     check(f, (X,), (-X,), (X * 0 + 99,))
+
+
+def test_what_a_loop_may_have_left_as_it_was_is_not_written():
+    def f(x):
+        h = x.clone()
+        g = h
+        while h.sum() < 50:
+            h = h * 2 + 1
+        g.add_(5)
+        return h, g
+
+    assert "means one thing on one path" in refused(f, X)
+
+
+def test_sorting_by_swaps():
+    def bubble(x):
+        a = [v for v in x.flatten()[:4]]  # noqa: C416
+        for i in range(4):
+            for j in range(3 - i):
+                if a[j] > a[j + 1]:
+                    a[j], a[j + 1] = a[j + 1], a[j]
+        return torch.stack(a)
+
+    check(bubble, (X,), (-X,), (X.flip(1),))

@@ -388,7 +388,7 @@ class StagingRuntime(PlainRuntime):
             return calls.unpacked(self.session, iterable)
         if isinstance(iterable, StagedSequence):
             self.session.cannot("a staged range or list was taken apart")
-        return iterable  # type: ignore[no-any-return]
+        return iterable
 
 
 def _key(at: int, names: Iterable[str]) -> tuple[Any, ...]:

@@ -515,11 +515,11 @@ def is_carried(leaf: Any) -> bool:
 def leaf_type(session: Session, leaf: Any) -> Type | None:
     """The type of a leaf in the graph, None for what cannot stand in one."""
     if isinstance(leaf, torch.Tensor):
-        return slot_type(session.recorder.slot_of(leaf))  # type: ignore[no-any-return]
+        return slot_type(session.recorder.slot_of(leaf))
     if is_staged(leaf):
-        return slot_of(leaf).type  # type: ignore[no-any-return]
+        return slot_of(leaf).type
     if isinstance(leaf, _Any):
-        return leaf.type  # type: ignore[no-any-return]
+        return leaf.type
     return type_of_arg(leaf) if isinstance(leaf, (bool, int, float, complex, str)) else None
 
 

@@ -258,7 +258,7 @@ class Merger:
         return result
 
     def _slot(self, tensor: torch.Tensor) -> Slot:
-        return self.session.encode(tensor)  # type: ignore[no-any-return]
+        return self.session.encode(tensor)
 
     def _entwine(self, a: torch.Tensor, b: torch.Tensor, result: Slot) -> None:
         """Where an arm gives a tensor that others can still reach, writes to either must not pass unseen."""

@@ -56,6 +56,7 @@ _EXAMPLES: dict[str, tuple[Any, ...]] = {
     "complex": (1.5 + 1j, 0j, 1 + 0j, 7.5 - 2j, 1000003j),
 }
 _NUMBERS = (bool, int, float, complex)
+_STATEMENTS = ("py.raise", "py.assert", "py.print")
 
 
 @dataclass
@@ -103,6 +104,7 @@ class Session:
         self._hints = _native_values(native)
         self._primes = itertools.count(1_000_003, 18)
         self.merge: Any = None
+        self.is_catchable: Callable[[], bool] = lambda: True
         self.snapshots: list[Snapshot] = []
         self.stopped: BaseException | None = None
         self.negations: dict[Slot, Slot] = {}
@@ -174,9 +176,12 @@ class Session:
         """Record an operator of Python's; the value it gives (a tuple of values where it gives several)."""
         operands = [self.encode(arg) for arg in args]
         named = {k: self.encode(v) for k, v in kwargs.items()}
-        types = infer_python(op, [_typed(o) for o in operands])
+        typed = [_typed(o) for o in operands]
+        types = infer_python(op, typed)
         found = python_op(op)
         assert found is not None
+        if op not in _STATEMENTS and found.throws(typed) and self.is_catchable():
+            self.cannot(f"{op} may raise", "the program handles exceptions there, which a graph does not")
         results: list[Any] = []
         slots: list[Slot] = []
         worlds = [_in_world(found.run, operands, named, w) for w in range(WORLDS)] if len(types) == 1 else []

@@ -11,6 +11,7 @@ functions are afterwards what they were, also where it fails.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random as pythons_random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.staging import current
-from smelt.capture.staging.branches import check_genuine, record_raise
+from smelt.capture.staging.branches import check_genuine, is_catchable, record_raise
 from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.control import StagingRuntime
 from smelt.capture.staging.functions import Functions
@@ -40,7 +41,7 @@ from smelt.capture.staging.patches import answering
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import Again, CannotStage, Stop
 from smelt.capture.staging.symbols import is_staged, slot_of
-from smelt.capture.tree import Flattener, hidden_tensors, is_lazy
+from smelt.capture.tree import ConstantLeaf, Flattener, Tree, hidden_tensors, is_lazy, leaves
 from smelt.diag import CaptureError, InternalError, SmeltError
 
 _MOST_RUNS = 64
@@ -96,6 +97,7 @@ class _Run:
         whole: set[object] = set()
         for _ in range(_MOST_RUNS):
             session = Session(self.native, functions.can, self.roots, Scope(self.roots.modules))
+            session.is_catchable = functools.partial(is_catchable, session)
             session.forked, session.peeled, session.whole, session.merge = forked, peeled, whole, Merger
             try:
                 return self._once(session, functions, arguments)
@@ -178,6 +180,8 @@ class _Run:
         for slot in slots:
             if slot.kind == "unknown":
                 recorder.unknown(slot)
+        if tree is not None:
+            _check_leaves(tree)
         if recorder.error is not None or tree is None:
             raise CannotStage("the result has no structure", "it holds what no graph returns", None)
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
@@ -235,6 +239,16 @@ def _with_stand_ins(value: Any, found: dict[int, Slot], session: Session) -> Any
     if isinstance(value, Poison):
         session.unmerge(value.why)
     return value
+
+
+def _check_leaves(tree: Tree) -> None:
+    for path, leaf in leaves(tree, "result"):
+        value = leaf.value if isinstance(leaf, ConstantLeaf) else None
+        parts = value if isinstance(value, tuple) else (value,)
+        if any(is_staged(part) or isinstance(part, (Pending, Poison)) for part in parts):
+            raise CannotStage(
+                f"{path} is a {type(value).__qualname__} that depends on data", "no graph returns it", None
+            )
 
 
 def _check_result(recorder: Any, roots: Roots) -> Callable[[Any, str], None]:
