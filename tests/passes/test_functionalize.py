@@ -344,3 +344,22 @@ def test_a_write_inside_a_branch_is_one_more_result() -> None:
         torch.tensor(True),
     )
     assert "write(%x, " in text
+
+
+def test_tensors_of_unknown_sizes_are_written_whole() -> None:
+    text = check(
+        """graph f(%x: f32[4], %m: bool[4], %n: int) -> f32[_], f32[_] {
+          %k: f32[_] = aten.masked_select.default(%x, %m)
+          for %i: int in (0, %n, 1) with () {
+            %a: f32[_] = aten.add_.Tensor(%k, %i)
+            %b: f32[_] = aten.mul_.Tensor(%a, 2)
+            yield
+          }
+          %s: f32[_] = aten.sin.default(%k)
+          return %k, %s
+        }""",
+        torch.arange(4.0),
+        torch.tensor([True, False, True, True]),
+        3,  # type: ignore[arg-type]
+    )
+    assert "with (" in text and "add_" not in text

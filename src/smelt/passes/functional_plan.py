@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smelt.analysis import Aliases, RegionAliases, alias_analysis, conflicts, is_external, region_aliases
+from smelt.diag import InternalError
 from smelt.ir import Graph, Node, Region, TensorType, TupleType, Value
 from smelt.ops.effects import aliases as node_aliases
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
+from smelt.ops.typing import infer
 from smelt.passes.mutations import Mutation, holds, mutation_of
 from smelt.passes.view_inverses import Inverse, element_inverse, inverse_of
 
@@ -47,7 +49,8 @@ def plan_of(graph: Graph, entangled: frozenset[str]) -> Plan:
         kept |= _unfit_roots(graph, aliases, written)
         for node, mutation in mutations.items():
             for value, _ in mutation.written:
-                if not _can_write_through(value, aliases) or _reads_itself_turned(node, value, aliases):
+                may_write = _can_write_through(value, aliases) or _can_write_unknown(mutation, value, aliases)
+                if not may_write or _reads_itself_turned(node, value, aliases):
                     kept |= aliases.of(value)
         if joined is not None:
             kept |= _written_by_tests(mutations, joined)
@@ -154,6 +157,26 @@ def _can_write_through(value: Value, aliases: Aliases) -> bool:
             return False
         current = step.base
     return holds(current.type) and isinstance(current.type, TensorType)
+
+
+def _can_write_unknown(mutation: Mutation, value: Value, aliases: Aliases) -> bool:
+    """Whether a tensor of unknown sizes is written whole: by a copy, which refuses what eager refuses."""
+    type_, whole = value.type, value
+    while whole not in aliases.of(value):
+        parent, node = parent_of(whole), whole.node
+        if parent is None or node is None or node.op == "unpack" or not effects(node).writes or parent.type != type_:
+            return False
+        whole = parent
+    if not isinstance(type_, TensorType):
+        return False
+    if type_.shape is None or type_.is_static or type_.strides is not None or type_.layout != "strided":
+        return False
+    try:
+        made = infer(mutation.op, mutation.args, mutation.kwargs)
+        copied = infer("aten.copy.default", (value, value))
+    except InternalError:
+        return False
+    return copied == (type_,) and all(isinstance(t, TensorType) and t.rank == type_.rank for t in made)
 
 
 @dataclass(frozen=True, slots=True)
