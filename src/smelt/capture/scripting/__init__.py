@@ -1,0 +1,6 @@
+"""Graphs from source: a program is run on what its parameters may be, and nothing computes."""
+
+from smelt.capture.scripting.annotations import TensorAnnotation
+from smelt.capture.scripting.run import Scripted, entry_of, script_graph
+
+__all__ = ["Scripted", "TensorAnnotation", "entry_of", "script_graph"]

@@ -1,0 +1,467 @@
+"""Calls in a scripted program: user functions run converted, torch's get marks for what a run knows, builtins are staged.
+
+Every Python function that is called runs in its converted form, a copy that nobody else sees.
+"""
+
+from __future__ import annotations
+
+import functools
+import sysconfig
+import types
+from collections.abc import Callable
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from smelt.capture.convert import CannotConvert, convert
+from smelt.capture.scripting import tensors
+from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread
+from smelt.capture.staging import calls as staged
+from smelt.capture.staging.symbols import StagedBool, StagedObject, is_staged, slot_of
+from smelt.capture.staging.views import StagedSequence
+from smelt.ir import ANY, INT, STR, ListType, OptionalType, TensorType
+
+_TORCH = f"{Path(torch.__file__).parent.resolve()}/"
+_SMELT = f"{Path(__file__).resolve().parents[2]}/"
+_STDLIB = f"{Path(sysconfig.get_path('stdlib')).resolve()}/"
+# torch's Python code that asks tensors for what types may not tell.
+_CONVERTED = tuple(
+    f"{_TORCH}{p}" for p in ("nn/", "functional.py", "_tensor.py", "utils/_contextlib.py", "distributions/")
+)
+_NOT_CONVERTED = (f"{_TORCH}nn/parameter.py", f"{_TORCH}nn/init.py")
+
+
+class Functions:
+    """The converted copies of functions."""
+
+    def __init__(self) -> None:
+        self.copies: dict[int, tuple[FunctionType, FunctionType]] = {}
+        self.codes: set[int] = set()
+        self.refused: dict[int, CannotConvert] = {}
+        self._keep: list[Any] = []
+
+    def of(self, function: FunctionType) -> FunctionType:
+        """What runs in place of a function."""
+        if id(function.__code__) in self.codes or not is_converted(function.__code__.co_filename):
+            return function
+        known = self.copies.get(id(function))
+        if known is not None and known[0] is function and known[2] is function.__code__:  # type: ignore[misc]
+            return known[1]
+        try:
+            made = convert(function)
+        except CannotConvert as refused:
+            self.refused[id(function.__code__)] = refused
+            return function
+        copy = FunctionType(
+            made.code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        )
+        copy.__kwdefaults__ = function.__kwdefaults__
+        copy.__qualname__ = function.__qualname__
+        copy.__dict__.update(function.__dict__)
+        copy.__module__ = function.__module__
+        self.copies[id(function)] = (function, copy, function.__code__)  # type: ignore[assignment]
+        self._add(made.code)
+        return copy
+
+    def _add(self, code: types.CodeType) -> None:
+        self._keep.append(code)
+        self.codes.add(id(code))
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._add(constant)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_converted(filename: str) -> bool:
+    """Whether functions of a file run converted: the user's and libraries' own, and torch's that look at tensors."""
+    if filename.startswith(_TORCH):
+        return filename.startswith(_CONVERTED) and not filename.startswith(_NOT_CONVERTED)
+    if filename.startswith(_SMELT) or filename.startswith("<frozen"):
+        return False
+    return not filename.startswith(_STDLIB) or "/site-packages/" in filename
+
+
+def call(session: ScriptSession, runtime: Any, at: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`fn(*args, **kwargs)`."""
+    if any(isinstance(a, Spread) for a in args):
+        args = _spread(session, fn, args)
+    handler = _handler(fn)
+    if handler is not None:
+        found = handler(session, runtime, args, kwargs)
+        if found is not NotImplemented:
+            return found
+    if isinstance(fn, functools.partial):
+        return call(session, runtime, at, fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
+    if isinstance(fn, MethodType):
+        if isinstance(fn.__func__, FunctionType):
+            return _bound(session, fn.__self__, fn.__func__, args, kwargs)
+        return call(session, runtime, at, fn.__func__, (fn.__self__, *args), kwargs)
+    if isinstance(fn, FunctionType):
+        return _function(session, fn, args, kwargs)
+    if isinstance(fn, torch.nn.Module):
+        return _module(session, runtime, at, fn, args, kwargs)
+    if isinstance(fn, type):
+        return _instance(session, runtime, at, fn, args, kwargs)
+    wrapped = getattr(fn, "__wrapped__", None)
+    if isinstance(fn, functools._lru_cache_wrapper) and wrapped is not None:
+        return call(session, runtime, at, wrapped, args, kwargs)
+    if is_torch(fn):
+        return torch_call(session, runtime, fn, args, kwargs)
+    if not isinstance(fn, (BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType)):
+        own = getattr(type(fn), "__call__", None)
+        if isinstance(own, FunctionType):
+            return _bound(session, fn, own, args, kwargs)
+    named = _staged_method(session, fn, args, kwargs)
+    if named is not NotImplemented:
+        return named
+    args = tuple(_callback(session, a) for a in args)
+    kwargs = {k: _callback(session, v) for k, v in kwargs.items()}
+    return staged.call(session, runtime, fn, args, kwargs)
+
+
+def _spread(session: ScriptSession, fn: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    spread = [i for i, a in enumerate(args) if isinstance(a, Spread)]
+    others = [a for i, a in enumerate(args) if i not in spread and not isinstance(a, torch.Tensor)]
+    if len(spread) == 1 and not others and (is_torch(fn) or isinstance(fn, BuiltinFunctionType)):
+        return tuple(a.items if isinstance(a, Spread) else a for a in args)
+    if is_torch(fn):
+        # Sizes among others: one list.
+        ahead = [a for a in args[: spread[0]] if isinstance(a, torch.Tensor)]
+        parts = [a.items if isinstance(a, Spread) else [a] for a in args[len(ahead) :]]
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = session.emit("py.concat", whole, part)
+        return (*ahead, ShapeObject(slot_of(whole)))
+    return session.cannot("a list whose length only a run knows is spread over a call's arguments")  # type: ignore[no-any-return]
+
+
+def _callback(session: ScriptSession, value: Any) -> Any:
+    """A function that C code is going to call, converted."""
+    if isinstance(value, FunctionType):
+        return session.functions.of(value)
+    return value
+
+
+def _function(session: ScriptSession, fn: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    session.depth += 1
+    try:
+        if session.depth > session.most_depth:
+            session.cannot(
+                f"{fn.__qualname__} calls itself more than {session.most_depth} deep",
+                "what ends the recursion depends on data, and a graph has no calls",
+            )
+        return session.functions.of(fn)(*args, **kwargs)
+    finally:
+        session.depth -= 1
+
+
+def _bound(session: ScriptSession, owner: Any, fn: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if isinstance(owner, torch.nn.Module) and fn.__name__ == "forward":
+        return _scoped(session, owner, lambda: _function(session, fn, (owner, *args), kwargs))
+    if isinstance(owner, torch.Tensor) and not args and not kwargs:
+        found = tensors.method(session, fn.__name__, owner, args, kwargs)
+        if found is not NotImplemented:
+            return found
+    return _function(session, fn, (owner, *args), kwargs)
+
+
+def _scoped(session: ScriptSession, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
+    scope = session.recorder.scope
+    if scope.module is module:
+        return run()
+    saved = scope.path, scope.module
+    scope.path, scope.module = scope.modules.get(id(module), scope.path), module
+    try:
+        return run()
+    finally:
+        scope.path, scope.module = saved
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _module(session: ScriptSession, runtime: Any, at: int, module: Any, args: Any, kwargs: Any) -> Any:
+    target = getattr(type(module), "smelt_target", None)
+    source = vars(module).get("_source") if type(module).__module__.startswith("smelt.") else None
+    if source is not None:
+        return call(session, runtime, at, source, args, kwargs)
+    if target is not None:
+        module = module.smelt_target
+    if type(module).__call__ is not torch.nn.Module.__call__ and not hasattr(type(module).__call__, "__smelt_tracks__"):
+        own = type(module).__call__
+        if isinstance(own, FunctionType) and is_converted(own.__code__.co_filename):
+            if not own.__code__.co_filename.startswith(_TORCH):
+                return _function(session, own, (module, *args), kwargs)
+    general = torch.nn.modules.module
+    has_hooks = any(getattr(module, name, None) for name in _HOOKS) or any(
+        getattr(general, f"_global{name}", None) for name in _HOOKS
+    )
+    if has_hooks:
+        whole = torch.nn.Module._call_impl
+        return _scoped(session, module, lambda: _function(session, whole, (module, *args), kwargs))
+    forward = module.forward
+    return _scoped(session, module, lambda: call(session, runtime, at, forward, args, kwargs))
+
+
+def _instance(session: ScriptSession, runtime: Any, at: int, cls: Any, args: Any, kwargs: Any) -> Any:
+    init = cls.__init__
+    plain = type(cls).__call__ is type.__call__ and cls.__new__ is object.__new__
+    if plain and isinstance(init, FunctionType) and is_converted(init.__code__.co_filename):
+        made = cls.__new__(cls)
+        _function(session, init, (made, *args), kwargs)
+        return made
+    if cls.__module__.startswith("torch") and issubclass(cls, torch.autograd.Function):
+        return cls(*args, **kwargs)
+    return staged.call(session, runtime, cls, args, kwargs)
+
+
+# --- torch -----------------------------------------------------------------------------------------------------------
+
+
+def is_torch(fn: Any) -> bool:
+    """Whether a callable is torch's, in C."""
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, torch.Tensor):
+        return True
+    if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return True
+    module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", None) or ""
+    if isinstance(fn, types.MethodDescriptorType) and issubclass(torch.Tensor, fn.__objclass__):
+        return True
+    named = (
+        type(owner).__name__ if owner is not None and not isinstance(owner, type) else getattr(owner, "__name__", "")
+    )
+    return isinstance(fn, BuiltinFunctionType) and (module.startswith("torch") or "VariableFunctions" in str(named))
+
+
+def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of torch's, with marks for what a run knows."""
+    name, owner = getattr(fn, "__name__", ""), getattr(fn, "__self__", None)
+    tensor, rest = (owner, args) if isinstance(owner, torch.Tensor) else (args[0] if args else None, args[1:])
+    if isinstance(tensor, torch.Tensor) and (isinstance(owner, torch.Tensor) or isinstance(fn, types.MethodDescriptorType)
+                                             or name in ("numel", "is_floating_point", "is_complex")):  # fmt: skip
+        found = tensors.method(session, name, tensor, rest, kwargs)
+        if found is not NotImplemented:
+            return found
+    if fn in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args and staged._holds_staged(args[0]):
+        return _tensor_of(session, args[0], *args[1:], **kwargs)
+    made = fn(*[mark(session, a) for a in args], **{k: mark(session, v) for k, v in kwargs.items()})
+    return given(session, made)
+
+
+def _tensor_of(
+    session: ScriptSession, data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
+    if isinstance(data, (list, tuple)):
+        parts = [_tensor_of(session, item, dtype, device) for item in data]
+        kinds = {session.type_of(p).dtype for p in parts}
+        if len(kinds) > 1:
+            session.cannot("a tensor is made of numbers of several kinds", "its element type follows from all of them")
+        return torch.stack(parts)
+    if isinstance(data, torch.Tensor):
+        return data.to(mark(session, dtype)) if dtype is not None else data
+    kinds_of = {"int": torch.int64, "float": torch.get_default_dtype(), "bool": torch.bool}
+    kind = str(slot_of(data).type) if is_staged(data) else type(data).__name__
+    if (dtype is None and kind not in kinds_of) or requires_grad:
+        session.cannot(f"a tensor is made of a value {kind}", "its element type is known to a run only")
+    if isinstance(data, StagedBool):
+        data = session.emit("py.int", data)
+    value = mark(session, data)
+    return torch.scalar_tensor(value, dtype=mark(session, dtype) or kinds_of[kind], device=mark(session, device))
+
+
+def mark(session: ScriptSession, value: Any) -> Any:
+    """What torch's argument parsers take for a value."""
+    if isinstance(value, StagedBool):
+        return bool(value)
+    if is_staged(value):
+        slot = slot_of(value)
+        found = session.recorder.marks.of(slot)
+        if found is not None:
+            return found
+        return _object_mark(session, value, slot)
+    if type(value) in (list, tuple, torch.Size):
+        items = [mark(session, item) for item in value]
+        return items if type(value) is list else tuple(items)
+    if isinstance(value, slice):
+        return slice(*(mark(session, b) for b in (value.start, value.stop, value.step)))
+    return value
+
+
+def _object_mark(session: ScriptSession, value: Any, slot: Any) -> Any:
+    type_ = slot.type
+    if isinstance(type_, ListType) and (isinstance(type_.element, TensorType) or type_.element == ANY):
+        marker, _ = session.tensor_of(type_.element if isinstance(type_.element, TensorType) else tensors_any())
+        session.recorder.listed[id(marker)] = slot
+        session.keep.append(marker)
+        return [marker]
+    if type_ == ANY or isinstance(type_, OptionalType):
+        return session.as_tensor(value)
+    if type_ == STR:
+        return session.specialize(slot)
+    return session.cannot(f"torch is given a {type_} that only a run knows")
+
+
+def tensors_any() -> TensorType:
+    """The type of a tensor of which nothing is known."""
+    from smelt.capture.scripting.types import TENSOR  # noqa: PLC0415
+
+    return TENSOR
+
+
+def given(session: ScriptSession, made: Any) -> Any:
+    """What torch gave; a list of tensors whose length a run knows is a staged one."""
+    if type(made) in (list, tuple) and len(made) == 1 and id(made[0]) in session.recorder.listed:
+        return StagedObject(session.recorder.listed[id(made[0])])
+    return made
+
+
+# --- builtins --------------------------------------------------------------------------------------------------------
+
+
+def _handler(fn: Any) -> Any:
+    try:
+        return _HANDLERS.get(fn)
+    except TypeError:
+        return None
+
+
+def _len(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    (value,) = args
+    if isinstance(value, ShapeObject):
+        return session.rank(value.of) if value.of is not None else session.emit("py.len", value)
+    if isinstance(value, torch.Tensor) and tensors.is_symbolic(session, value):
+        if session.type_of(value).rank == 0:
+            raise TypeError("len() of a 0-d tensor")
+        return session.size(value, 0)
+    own = getattr(type(value), "__len__", None)
+    return _function(session, own, (value,), {}) if isinstance(own, FunctionType) else NotImplemented
+
+
+def _getattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return runtime.getattr_(0, args[0], args[1])
+    except AttributeError:
+        if len(args) < 3:
+            raise
+        return args[2]
+
+
+def _setattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    return runtime.setattr_(0, *args)
+
+
+def _isinstance(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    value, classes = args
+    if isinstance(value, ShapeObject):
+        return isinstance(torch.Size(()), classes)
+    if is_staged(value) and slot_of(value).type == ANY:
+        return session.cannot("the class of a value of unknown kind is asked for", "annotate the parameter")
+    if isinstance(value, torch.Tensor):
+        if session.recorder.slot_of(value) in session.assumable:
+            kinds = classes if isinstance(classes, tuple) else (classes,)
+            if not any(isinstance(k, type) and issubclass(torch.Tensor, k) for k in kinds):
+                return False
+        if tensors.is_symbolic(session, value):
+            return isinstance(torch.empty(0), classes)
+    return NotImplemented
+
+
+def _map(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    fn, *rest = args
+    if any(is_staged(r) or isinstance(r, StagedSequence) for r in rest):
+        return session.cannot("map() goes over what only a run knows")
+    return [runtime.call(0, fn, items, {}) for items in zip(*rest, strict=False)]
+
+
+def _filter(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    fn, items = args
+    if is_staged(items):
+        return session.cannot("filter() goes over what only a run knows")
+    kept = []
+    for item in items:
+        keeps = item if fn is None else runtime.call(0, fn, (item,), {})
+        if bool(keeps):
+            kept.append(item)
+    return iter(kept)
+
+
+def _hasattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    value, name = args
+    if is_staged(value):
+        return hasattr(torch.Size(()), name) if isinstance(value, ShapeObject) else hasattr(value, name)
+    return hasattr(value, name)
+
+
+def _range(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            session.assume(value, INT)
+    return NotImplemented
+
+
+def _super(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    return super(*args)
+
+
+def _tuple_or_list(kind: type) -> Any:
+    def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], ShapeObject):
+            return session.emit("py.slice", args[0]) if kind is list else args[0]
+        if len(args) == 1 and isinstance(args[0], torch.Tensor) and not session.type_of(args[0]).is_static:
+            return session.cannot("a tensor of open sizes becomes a list")
+        return NotImplemented
+
+    return make
+
+
+def _equal(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    return NotImplemented
+
+
+def _is_scripting(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    return False
+
+
+def _annotate(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    return args[1]
+
+
+def _has_torch_function(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    return False
+
+
+def _str_of(kind: Any) -> Any:
+    def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], ShapeObject):
+            return session.emit("py.join", "torch.Size(", session.emit("py.str", args[0]), ")")
+        return NotImplemented
+
+    return make
+
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    len: _len, getattr: _getattr, setattr: _setattr, hasattr: _hasattr, isinstance: _isinstance, map: _map,
+    filter: _filter, range: _range, list: _tuple_or_list(list), tuple: _tuple_or_list(tuple),
+    str: _str_of(str), repr: _str_of(repr), torch.jit.is_scripting: _is_scripting,
+    torch.jit.is_tracing: _is_scripting, torch.jit.annotate: _annotate,
+    torch.overrides.has_torch_function: _has_torch_function,
+    torch.overrides.has_torch_function_unary: _has_torch_function,
+    torch.overrides.has_torch_function_variadic: _has_torch_function,
+}  # fmt: skip
+
+
+def _staged_method(session: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+    """A method of a plain string or list with staged arguments."""
+    owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
+    if isinstance(owner, str) and (
+        any(map(staged._holds_staged, args)) or any(map(staged._holds_staged, kwargs.values()))
+    ):
+        return session.emit("py.call", f"str.{name}", owner, *args, **kwargs)
+    if isinstance(owner, (list, tuple)) and name in ("count", "index") and any(map(is_staged, args)):
+        return session.emit("py.call", f"{type(owner).__name__}.{name}", owner, *args)
+    if type(owner) is dict and name == "get" and is_staged(args[0]):
+        return session.emit("py.call", "dict.get", owner, *args)
+    return NotImplemented

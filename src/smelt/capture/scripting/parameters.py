@@ -1,0 +1,250 @@
+"""What a program's parameters may be: from annotations, defaults, examples, and what their use has taught."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.capture.recorder import Slot
+from smelt.capture.scripting.annotations import TENSOR, Fields, type_of_annotation
+from smelt.capture.scripting.merging import join_open
+from smelt.capture.scripting.session import ScriptSession
+from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, slot_of, wrap
+from smelt.diag import CaptureError, Span
+from smelt.ir import BOOL, COMPLEX, FLOAT, INT, STR, DictType, ListType, OptionalType, TensorType, Type, join_all
+from smelt.ops.convert import type_of
+
+_DEFAULTS: dict[type, Type] = {bool: BOOL, int: INT, float: FLOAT, complex: COMPLEX, str: STR}
+_MOST_OPTIONALS = 3
+_NO_DEFAULT = inspect.Parameter.empty
+
+
+@dataclass
+class Leaf:
+    """One input of the graph."""
+
+    name: str
+    type: Type
+    default: Any = _NO_DEFAULT
+    is_assumable: bool = False
+    slot: Slot | None = None
+    tensor: torch.Tensor | None = None
+    stand_in: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A parameter that keeps its default."""
+
+    value: Any
+
+
+Parameter = Leaf | Fields | Constant
+
+
+class Parameters:
+    """The parameters of one program: what they are made of, in the order of the graph's inputs."""
+
+    def __init__(self, positional: Sequence[Parameter], named: Mapping[str, Parameter], span: Span) -> None:
+        self.positional, self.named, self.span = list(positional), dict(named), span
+        self.leaves: list[Leaf] = []
+        for parameter in (*self.positional, *self.named.values()):
+            self._gather(parameter)
+
+    def _gather(self, parameter: Any) -> None:
+        if isinstance(parameter, Leaf):
+            self.leaves.append(parameter)
+        elif isinstance(parameter, Fields):
+            for part in parameter.parts:
+                self._gather(part)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the graph's inputs."""
+        return [leaf.name for leaf in self.leaves]
+
+    def declare(self, session: ScriptSession) -> None:
+        """Make the inputs known to a session."""
+        for leaf in self.leaves:
+            if isinstance(leaf.type, TensorType):
+                leaf.tensor, slot = session.tensor_of(leaf.type)
+                slot.kind = "input"
+            else:
+                slot = ScalarSlot(leaf.type, (DEAD,) * WORLDS)
+                if leaf.default is not _NO_DEFAULT and leaf.default is not None:
+                    session.defaults[slot] = leaf.default
+            leaf.slot = slot
+            session.recorder.inputs.append(slot)
+            session.params[slot] = (leaf.name, self.span)
+            if leaf.is_assumable:
+                session.assumable[slot] = leaf.name
+
+    def make(self, session: ScriptSession) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of one run; each optional one is asked for first."""
+        chosen: dict[int, Any] = {}
+        return (
+            tuple(self._value(session, p, chosen) for p in self.positional),
+            {name: self._value(session, p, chosen) for name, p in self.named.items()},
+        )
+
+    def _value(self, session: ScriptSession, parameter: Any, chosen: dict[int, Any]) -> Any:
+        if isinstance(parameter, Constant):
+            return parameter.value
+        if isinstance(parameter, Fields):
+            parts = [self._value(session, p, chosen) for p in parameter.parts]
+            return _together(parameter, parts)
+        if parameter.tensor is not None:
+            return parameter.tensor
+        slot = parameter.slot
+        if isinstance(parameter.type, OptionalType):
+            if session.fork(slot_of(session.emit("py.is_none", wrap(slot)))):
+                return None
+            value, inner = session.value_of(parameter.type.element, ())
+            session.aliases[inner] = slot
+            return value
+        return wrap(slot)
+
+    def stand_ins(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with a tensor in the place of each input, for the signature."""
+
+        def of(parameter: Any) -> Any:
+            if isinstance(parameter, Constant):
+                return parameter.value
+            if isinstance(parameter, Fields):
+                return _together(parameter, [of(p) for p in parameter.parts])
+            return parameter.stand_in
+
+        return tuple(map(of, self.positional)), {name: of(p) for name, p in self.named.items()}
+
+
+def _together(fields: Fields, parts: list[Any]) -> Any:
+    if fields.cls is tuple:
+        return tuple(parts)
+    if issubclass(fields.cls, tuple):
+        return tuple.__new__(fields.cls, parts)
+    made = object.__new__(fields.cls)
+    for name, part in zip(fields.names, parts, strict=True):
+        object.__setattr__(made, name, part)
+    return made
+
+
+def parameters_of(
+    fn: Any, function: Any, examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]], assumed: Mapping[str, Type]
+) -> Parameters:
+    """What a program's parameters may be. Raises: CaptureError (S0106)."""
+    code = function.__code__
+    span = Span(code.co_filename, code.co_firstlineno, code.co_qualname)
+    target = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    try:
+        signature = inspect.signature(target, eval_str=True)
+    except Exception:  # an annotation may name what is not there
+        signature = inspect.signature(target)
+    given = [_bound(signature, *example) for example in examples]
+    positional: list[Parameter] = []
+    named: dict[str, Parameter] = {}
+    optionals = sum(_is_optional(p) for p in signature.parameters.values())
+    for parameter in signature.parameters.values():
+        values = [g[parameter.name] for g in given if parameter.name in g]
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            _variable(parameter, values, positional, named, assumed)
+            continue
+        found = _parameter(parameter, values, assumed, optionals <= _MOST_OPTIONALS, span)
+        if parameter.kind == parameter.KEYWORD_ONLY:
+            named[parameter.name] = found
+        else:
+            positional.append(found)
+    return Parameters(positional, named, span)
+
+
+def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return signature.bind(*args, **kwargs).arguments
+    except TypeError as unfit:
+        raise CaptureError(
+            f"example_inputs do not fit: {unfit}", why="they are arguments of one call", code="S0106"
+        ) from None
+
+
+def _variable(parameter: Any, values: list[Any], positional: list[Any], named: dict[str, Any], assumed: Any) -> None:
+    """`*args` and `**kwargs`: as in the examples, else none."""
+    if not values:
+        return
+    if parameter.kind == parameter.VAR_POSITIONAL:
+        positional.extend(
+            _of_values(f"{parameter.name}_{i}", [v[i]]) for i, v in enumerate([values[0]] * len(values[0]))
+        )
+    else:
+        named.update({k: _of_values(k, [v]) for k, v in values[0].items()})
+
+
+def _is_optional(parameter: Any) -> bool:
+    return isinstance(type_of_annotation(parameter.annotation), OptionalType)
+
+
+def _parameter(parameter: Any, values: list[Any], assumed: Any, splits_optionals: bool, span: Span) -> Parameter:
+    name, default = parameter.name, parameter.default
+    if values:
+        return _of_values(name, values)
+    if name in assumed:
+        return Leaf(name, assumed[name], default)
+    annotation = parameter.annotation
+    if annotation is not inspect.Parameter.empty and annotation is not Any:
+        found = type_of_annotation(annotation)
+        if isinstance(found, Fields):
+            return _with_leaves(name, found)
+        if isinstance(found, OptionalType) and default is None and not splits_optionals:
+            return Constant(None)
+        if found is not None:
+            return Leaf(name, found, default)
+        if default is not _NO_DEFAULT:
+            return Constant(default)
+        raise CaptureError(
+            f"parameter {name} is a {annotation}", span, why="no value of a graph is of this type",
+            fix="give it a default, or bind it with functools.partial", code="S0106",
+        )  # fmt: skip
+    if default is not _NO_DEFAULT:
+        kind = _DEFAULTS.get(type(default))
+        return Constant(default) if kind is None else Leaf(name, kind, default)
+    return Leaf(name, TENSOR, is_assumable=True)
+
+
+def _with_leaves(name: str, fields: Fields) -> Fields:
+    parts: list[Any] = []
+    for field_name, part in zip(fields.names, fields.parts, strict=True):
+        inner = f"{name}_{field_name}"
+        parts.append(_with_leaves(inner, part) if isinstance(part, Fields) else Leaf(inner, part or TENSOR))
+    return Fields(fields.cls, fields.names, parts)
+
+
+def _of_values(name: str, values: Sequence[Any]) -> Parameter:
+    """A parameter by examples of it."""
+    first = values[0]
+    if isinstance(first, tuple):
+        names = getattr(first, "_fields", None) or [str(i) for i in range(len(first))]
+        parts = [_of_values(f"{name}_{n}", [v[i] for v in values]) for i, n in enumerate(names)]
+        return Fields(type(first), names, parts)
+    types = [_type_of_value(v) for v in values]
+    if any(t is None for t in types):
+        return Constant(first)
+    found = types[0]
+    for type_ in types[1:]:
+        found = join_open(found, type_)  # type: ignore[arg-type]
+    return Leaf(name, found)  # type: ignore[arg-type]
+
+
+def _type_of_value(value: Any) -> Type | None:
+    if isinstance(value, torch.Tensor):
+        return type_of(value)
+    if type(value) in _DEFAULTS:
+        return _DEFAULTS[type(value)]
+    if type(value) is list and value:
+        inner = [_type_of_value(v) for v in value]
+        return None if None in inner else ListType(join_all(inner))  # type: ignore[arg-type]
+    if type(value) is dict and value:
+        keys, items = [_type_of_value(k) for k in value], [_type_of_value(v) for v in value.values()]
+        return None if None in (*keys, *items) else DictType(join_all(keys), join_all(items))  # type: ignore[arg-type]
+    return None

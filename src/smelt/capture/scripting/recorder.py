@@ -1,0 +1,288 @@
+"""The recorder of a scripted run: operators run on nothing; what they give follows from what they are given.
+
+Python's numbers that only a run knows reach torch's own argument parsers as *marks*: numbers, dtypes and devices that
+nobody writes, each of which stands for one value of the graph. So torch itself chooses the overload, as in a run.
+
+Invariant: an operator computes only where everything it is given is known to Python (`torch.zeros(3)`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt._torch.dispatch import unseen
+from smelt._torch.record_patches import is_plain_tensor_type
+from smelt._torch.schemas import read_schema
+from smelt.capture.opinfo import METADATA, OpInfo, op_info
+from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
+from smelt.capture.scripting.types import infer_open
+from smelt.capture.staging.shadows import _IN_PLACE_METADATA, ShadowRecorder, _give_back
+from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
+from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, NONE, STR, ListType, TensorType, TupleType, Type, Value
+from smelt.ops.convert import from_torch, type_of
+
+_SCALARS: dict[str, Type] = {
+    "int": INT, "SymInt": INT, "float": FLOAT, "bool": BOOL, "SymBool": BOOL, "complex": COMPLEX, "str": STR,
+    "number": ANY, "List[int]": ListType(INT),
+}  # fmt: skip
+_DEAD = (DEAD,) * WORLDS
+# dtypes without operators, which programs do not name.
+_MARK_DTYPES = tuple(
+    d for n in ("uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7", "bits1x8", "bits2x4", "bits4x2", "bits8")
+    if (d := getattr(torch, n, None)) is not None
+)  # fmt: skip
+
+
+class Marks:
+    """What stands for staged values in calls of torch's."""
+
+    def __init__(self) -> None:
+        self.slots: dict[Any, ScalarSlot] = {}
+        self._known: dict[int, Any] = {}
+        self._keep: list[ScalarSlot] = []
+
+    def of(self, slot: ScalarSlot) -> Any:
+        """The mark of a value; None where torch's parsers take nothing that could stand for it."""
+        if id(slot) not in self._known:
+            mark = self._new(slot)
+            if mark is None:
+                return None
+            self._known[id(slot)] = mark
+            self._keep.append(slot)
+            self.slots[self.key(mark[0] if isinstance(mark, list) else mark)] = slot
+        return self._known[id(slot)]
+
+    def _new(self, slot: ScalarSlot) -> Any:
+        number = len(self._keep)
+        if slot.type == INT:
+            return 0x5AFE_0000_0001 + 2 * number
+        if slot.type == FLOAT:
+            return 0x5AFE_0000_0000 + number + 0.015625
+        if slot.type == ListType(INT):
+            return [0x5AFE_8000_0001 + 2 * number]
+        if str(slot.type) == "device":
+            return torch.device("meta", number % 100)
+        if str(slot.type) == "dtype":
+            taken = {m for m in self._known.values() if isinstance(m, torch.dtype)}
+            return next((d for d in _MARK_DTYPES if d not in taken), None)
+        return None
+
+    @staticmethod
+    def key(mark: Any) -> Any:
+        """The key of a mark in `slots`."""
+        return (type(mark), str(mark) if isinstance(mark, torch.device) else mark)
+
+    def slot(self, value: Any) -> ScalarSlot | None:
+        """The value that a mark stands for; None for anything else."""
+        if type(value) in (int, float, torch.dtype, torch.device):
+            return self.slots.get(self.key(value))
+        if type(value) in (list, tuple, torch.Size) and len(value) == 1:
+            found = self.slot(value[0]) if type(value[0]) is int else None
+            return found if found is not None and found.type == ListType(INT) else None
+        return None
+
+
+class ScriptRecorder(ShadowRecorder):
+    """Records one scripted run."""
+
+    def __init__(self, roots: Any, scope: Any, session: Any) -> None:
+        super().__init__(roots, scope, session)
+        self.marks = Marks()
+        self.listed: dict[int, ScalarSlot] = {}
+        self.makers: dict[Slot, Any] = {}
+
+    # --- operands ----------------------------------------------------------------------------------------------------
+
+    def _encode(self, arg: Any, operands: list[Slot]) -> Any:
+        marked = self.marks.slot(arg)
+        if marked is not None:
+            operands.append(marked)
+            return marked
+        if isinstance(arg, torch.Size):
+            arg = list(arg)
+        if isinstance(arg, (list, tuple)) and len(arg) == 1 and id(arg[0]) in self.listed:
+            operands.append(self.listed[id(arg[0])])
+            return operands[-1]
+        return super()._encode(arg, operands)
+
+    # --- operators ---------------------------------------------------------------------------------------------------
+
+    def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        info = op_info(overload)
+        operands: list[Slot] = []
+        noted = [self._encode(arg, operands) for arg in args]
+        named = {k: self._encode(v, operands) for k, v in kwargs.items()}
+        writes = info.written(args, kwargs)
+        tainted = info.is_random or any(slot.family.tainted for slot in operands)
+        if not tainted and not (writes and self.depth):
+            result = overload(*args, **kwargs)
+            self._note(info, args, kwargs, result)
+            self._check()
+            return result
+        self._check_operands(info, operands)
+        if not info.returns_tensors:
+            return self._number(overload, info, args, kwargs, noted, named, operands)
+        if info.short in _IN_PLACE_METADATA and self.depth:
+            self.session.cannot(f"{info.name} changes a tensor's sizes on one path only")
+        for name, position in writes:
+            self._write(noted, named, name, position, True, info)
+            self._check_entwined(noted, named, name, position)
+        family = self._family(info, noted, operands, True)
+        types, made = self._types(overload, info, args, kwargs, noted, named, operands)
+        schema = read_schema(overload)
+        results, slots = [], []
+        for i, returned in enumerate(schema.returns):
+            given = self._written_operand(schema, returned, args, kwargs)
+            value, slot = self._result(types[i], None if made is None else made[i], given, family)
+            results.append(value)
+            slots.append(slot)
+        if info.is_kept:
+            self.records.append(
+                (info, noted, named, tuple(slots), self._find_site(2), self.scope.path, self._modes_now())
+            )
+            for slot in slots:
+                if isinstance(slot, Slot):
+                    self.makers[slot] = self.records[-1]
+        return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+    def _check_operands(self, info: OpInfo, operands: Sequence[Slot]) -> None:
+        for slot in operands:
+            if isinstance(slot, ScalarSlot):
+                continue
+            if slot.kind == "unknown" and not slot.family.tainted and info.short not in _CONSTANT_MAKERS:
+                self.unknown(slot)
+            tensor = slot.ref()
+            if tensor is not None and not is_plain_tensor_type(type(tensor)) and not self._is_ours(tensor):
+                self.session.cannot(f"a {type(tensor).__qualname__} was used")
+        self._check()
+
+    @staticmethod
+    def _written_operand(schema: Any, returned: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        """The operand that an operator writes and gives back."""
+        if not (returned.alias and returned.is_write):
+            return None
+        for i, argument in enumerate(schema.arguments):
+            if argument.is_write and argument.alias & returned.alias:
+                return args[i] if i < len(args) and not argument.kwarg_only else kwargs.get(argument.name)
+        return None
+
+    def _result(self, type_: Type, made: Any, given: Any, family: Family) -> tuple[Any, Any]:
+        if isinstance(given, torch.Tensor):
+            old = self.slot_of(given)
+            slot = Slot(given, old.family, "result")
+            slot.type = old.type
+            if old in self.varied:
+                self.varied[slot] = self.varied[old]
+            self._slots[id(given)] = slot
+            return given, slot
+        if isinstance(type_, TensorType):
+            if isinstance(made, torch.Tensor):
+                slot = self._define(made, family)
+                self.session.keep.append(made)
+                return made, slot
+            value, slot = self.session.tensor_of(type_)
+            slot.family = family
+            return value, slot
+        if isinstance(type_, TupleType):
+            parts = [
+                self._result(t, None if made is None else made[i], None, family) for i, t in enumerate(type_.elements)
+            ]
+            return [p[0] for p in parts], [p[1] for p in parts]
+        if type_ == NONE:
+            return None, None
+        slot = ScalarSlot(type_, _DEAD)
+        if not isinstance(type_, ListType) or not isinstance(type_.element, TensorType):
+            self.session.cannot(f"an operator gives a {type_}")
+        marker, _ = self.session.tensor_of(type_.element)
+        self.session.keep.append(marker)
+        self.listed[id(marker)] = slot
+        return [marker], slot
+
+    # --- types -------------------------------------------------------------------------------------------------------
+
+    def _types(
+        self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], noted: list[Any],
+        named: dict[str, Any], operands: Sequence[Slot],
+    ) -> tuple[Sequence[Type], Any]:  # fmt: skip
+        if info.sized_by is None and all(_is_static(slot) for slot in operands):
+            made = self._on_shadows(overload, info, args, kwargs)
+            if made is not None:
+                return [_type_of(m) for m in made], made
+        values: dict[Slot, Value] = {}
+        arguments = [_argument(a, values) for a in noted]
+        with unseen():
+            return infer_open(info.name, arguments, {k: _argument(v, values) for k, v in named.items()}), None
+
+    def _on_shadows(self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The results on shadows, None where these cannot tell. Raises: what eager would, for these types."""
+        back: dict[int, Any] = {}
+        try:
+            with self.shadows.running():
+                own = [self.in_world(a, 0, back) for a in args]
+                result = overload(*own, **{k: self.in_world(v, 0, back) for k, v in kwargs.items()})
+        except NotImplementedError:
+            return None
+        except (RuntimeError, IndexError, TypeError, ValueError) as refused:
+            if type(refused).__module__.startswith("torch._subclasses"):
+                return None
+            self.session.refuse(refused, info, args, kwargs)
+            raise
+        result = _give_back(result, back)
+        results = [result] if info.result_count == 1 else list(result or ())
+        return results if all(_is_fresh(r) for r in results) else None
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    def _number(
+        self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any], noted: list[Any],
+        named: dict[str, Any], operands: Sequence[Slot],
+    ) -> Any:  # fmt: skip
+        session = self.session
+        if info.short in ("item", "_local_scalar_dense"):
+            return session.item(args[0])
+        if info.short in METADATA and all(_is_static(slot) for slot in operands):
+            with self.shadows.running():
+                return overload(*[self.in_world(a, 0) for a in args], **kwargs)
+        schema = read_schema(overload)
+        if len(schema.returns) != 1 or schema.returns[0].type not in _SCALARS:
+            session.cannot(f"{info.name} gives Python what depends on data")
+        found = ScalarSlot(_SCALARS[schema.returns[0].type], _DEAD)
+        self.records.append((info, noted, named, (found,), self._find_site(2), self.scope.path, self._modes_now()))
+        return session.decide(found) if found.type == BOOL else wrap(found)
+
+
+def _is_static(slot: Slot) -> bool:
+    if isinstance(slot, ScalarSlot):
+        return False
+    type_ = slot_type(slot)
+    return isinstance(type_, TensorType) and type_.is_static
+
+
+def _is_fresh(result: Any) -> bool:
+    if isinstance(result, (list, tuple)):
+        return all(map(_is_fresh, result))
+    return result is None or isinstance(result, torch.Tensor)
+
+
+def _type_of(result: Any) -> Type:
+    if isinstance(result, torch.Tensor):
+        return type_of(result)
+    if result is None:
+        return NONE
+    return TupleType(tuple(map(_type_of, result)))
+
+
+def _argument(arg: Any, values: dict[Slot, Value]) -> Any:
+    """An argument as the graph's: values of the slots' types."""
+    if isinstance(arg, Slot):
+        if arg not in values:
+            values[arg] = Value(f"v{len(values)}", slot_type(arg), None)  # type: ignore[arg-type]
+        return values[arg]
+    if isinstance(arg, (list, tuple)):
+        return tuple(_argument(a, values) for a in arg)
+    if is_staged(arg):
+        return _argument(slot_of(arg), values)
+    return from_torch(arg)

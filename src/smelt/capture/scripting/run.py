@@ -1,0 +1,262 @@
+"""Script a program: run its source on what its parameters may be, and keep what it does as one graph.
+
+    scripted = script_graph(fn, {"x": ...})
+    scripted.graph      with `if`, `for` and `while`; nothing of the program has run
+
+Invariant: no operator computes on data, and the run leaves nothing: containers, attributes and modes are afterwards
+what they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from smelt._torch import shadow
+from smelt._torch.dispatch import recording
+from smelt._torch.record_modes import modes
+from smelt.capture.captured import Captured, State, _name_of, _returned
+from smelt.capture.convert import CannotConvert, convert
+from smelt.capture.convert.runtime import installed
+from smelt.capture.detector import detecting
+from smelt.capture.recorder import Slot
+from smelt.capture.roots import reachable
+from smelt.capture.scopes import Scope
+from smelt.capture.scripting import calls
+from smelt.capture.scripting.merging import ScriptMerger
+from smelt.capture.scripting.parameters import Parameters, parameters_of
+from smelt.capture.scripting.runtime import ScriptRuntime
+from smelt.capture.scripting.session import Assume, ScriptSession
+from smelt.capture.scripting.tensors import answering_open
+from smelt.capture.sharing import entangled
+from smelt.capture.signature import Signature, flatten_arguments
+from smelt.capture.staging import current
+from smelt.capture.staging.branches import check_genuine, record_raise
+from smelt.capture.staging.builder import StagedBuilder
+from smelt.capture.staging.heap import Snapshot
+from smelt.capture.staging.patches import answering
+from smelt.capture.staging.session import Outcome
+from smelt.capture.staging.stage import _check_effect, _check_result, _everything_kept, _with_stand_ins
+from smelt.capture.staging.stops import Again, CannotStage
+from smelt.capture.tree import Flattener
+from smelt.diag import CaptureError, InternalError, Span
+from smelt.ir import Type
+
+_MOST_RUNS = 64
+
+
+@dataclass
+class Learned:
+    """What earlier runs taught: branches that do not merge, loops that begin otherwise, types of parameters."""
+
+    forked: set[object] = field(default_factory=set)
+    peeled: dict[object, int] = field(default_factory=dict)
+    whole: set[object] = field(default_factory=set)
+    assumed: dict[str, Type] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A scripted program. raises: what every run ends with, where no path returns."""
+
+    captured: Captured
+    raises: str = ""
+    raised_at: Span | None = None
+
+
+def script_graph(
+    fn: Callable[..., Any], examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]] = ()
+) -> Scripted:
+    """The graph of a function or module, from its source. Raises: CaptureError."""
+    function, _ = entry_of(fn)
+    if not shadow.available():
+        raise CaptureError("this torch cannot script", why="a private name that it takes is missing", code="S0104")
+    try:
+        convert(function)
+    except CannotConvert as refused:
+        raise CaptureError(
+            f"{_name_of(fn)} cannot be scripted", refused.span, why=refused.reason,
+            fix="define it in a file, a notebook cell or a REPL; smelt.trace and smelt.compile need no source",
+            code="S0103",
+        ) from None  # fmt: skip
+    learned = Learned()
+    with _everything_kept():
+        for _ in range(_MOST_RUNS):
+            try:
+                return _Run(fn, examples, learned).run()
+            except Assume as assume:
+                if assume.name in learned.assumed:
+                    raise _error(
+                        f"parameter {assume.name} is used as things of several types", "annotate it", None
+                    ) from None
+                learned.assumed[assume.name] = assume.type
+            except Again as again:
+                if again.fork is not None:
+                    learned.forked.add(again.fork)
+                elif again.whole is not None:
+                    learned.whole.add(again.whole)
+                else:
+                    learned.peeled[again.peel] = learned.peeled.get(again.peel, 0) + 1
+    raise _error("scripting came to no end", f"it was started {_MOST_RUNS} times", None)
+
+
+def entry_of(fn: Callable[..., Any]) -> tuple[FunctionType, Any]:
+    """The Python function that a program starts with, and what it is bound to. Raises: CaptureError (S0106)."""
+    target: Any = fn
+    if isinstance(fn, torch.nn.Module):
+        target = fn.forward
+    owner = target.__self__ if isinstance(target, MethodType) else None
+    function = target.__func__ if isinstance(target, MethodType) else target
+    if not isinstance(function, FunctionType) and not isinstance(function, type):
+        called = getattr(type(function), "__call__", None)
+        if isinstance(called, FunctionType):
+            return called, function
+    if not isinstance(function, FunctionType):
+        raise CaptureError(
+            f"{fn!r} cannot be scripted", why="it is no Python function, method or module",
+            fix="give a function or an nn.Module", code="S0106",
+        )  # fmt: skip
+    return function, owner
+
+
+class _Run:
+    def __init__(self, fn: Any, examples: Any, learned: Learned) -> None:
+        self.fn, self.learned = fn, learned
+        self.caller = modes()
+        self.roots = reachable(fn)
+        self.session = ScriptSession(self.roots, Scope(self.roots.modules))
+        session = self.session
+        session.functions = calls.Functions()
+        session.depth, session.most_depth = 0, 200
+        session.forked, session.peeled, session.whole = learned.forked, learned.peeled, learned.whole
+        session.merge = ScriptMerger
+        function, _ = entry_of(fn)
+        self.parameters: Parameters = parameters_of(fn, function, examples, learned.assumed)
+
+    def run(self) -> Scripted:
+        session = self.session
+        session.heap_roots = [self.fn]
+        before = current.enter(session)
+        snapshot = Snapshot(session.heap_roots)
+        session.snapshots.append(snapshot)
+        try:
+            with contextlib.ExitStack() as stack:
+                recorder = session.recorder
+                stack.enter_context(detecting(recorder, "entry"))
+                stack.enter_context(answering())
+                stack.enter_context(answering_open())
+                runtime = ScriptRuntime(session)
+                stack.enter_context(installed(runtime))
+                self.parameters.declare(session)
+                stack.enter_context(recording(recorder.record, "entry"))
+                records, outcome = session.trace(lambda: self._program(runtime, snapshot))
+            recorder.records = records
+            if session.stopped is not None:
+                raise session.stopped
+            return self._scripted(outcome)
+        except CannotStage as stop:
+            raise self._failure(stop) from session.internal
+        finally:
+            current.enter(before)
+            snapshot.restore()
+
+    def _program(self, runtime: ScriptRuntime, snapshot: Snapshot) -> Outcome:
+        session = self.session
+        session.base_frame = sys._getframe()
+        self.error: Exception | None = None
+        try:
+            args, kwargs = self.parameters.make(session)
+            result = calls.call(session, runtime, 0, self.fn, args, kwargs)
+            return Outcome(result, snapshot.changes())
+        except Exception as error:
+            check_genuine(session, error)
+            self._check_types(error)
+            self.error = error
+            record_raise(session, error)
+            return Outcome(is_raised=True)
+        finally:
+            session.base_frame = None
+            snapshot.restore()
+
+    def _check_types(self, error: Exception) -> None:
+        """Raises: CaptureError where every run ends with this error, for the types alone."""
+        if len(self.session.regions) > 1 or any(self.session.regions[-1].taken):
+            return
+        found = next((r for r in self.session.refusals if r.error is error), None)
+        if found is None:
+            return
+        where = [f"{type_} comes from {span}" for type_, span in found.operands if span is not None]
+        raise CaptureError(
+            f"{found.name} refuses {', '.join(t for t, _ in found.operands)}: {error}",
+            found.site.span if found.site is not None else None,
+            why="; ".join(where) or "no run can avoid it",
+            fix="correct the types; no run of this program can get past this line",
+            code="S0108",
+        )
+
+    def _scripted(self, outcome: Outcome) -> Scripted:
+        session, recorder = self.session, self.session.recorder
+        arguments = flatten_arguments(*self.parameters.stand_ins())
+        raises, span = "", None
+        result = outcome.value
+        if outcome.is_raised:
+            result = None
+            error = self.error
+            raises = "" if error is None else f"{type(error).__name__}: {error}"
+            span = _line_of(error)
+        for change in outcome.writes.values():
+            _check_effect(change)
+        stand_ins: dict[int, Slot] = {}
+        result = _with_stand_ins(result, stand_ins, session)
+        flattener = Flattener(_check_result(recorder, self.roots))
+        tree = flattener.flatten(result, "result")
+        slots = [stand_ins.get(id(t)) or recorder.slot_of(t) for t in flattener.tensors]
+        for slot in slots:
+            if slot.kind == "unknown":
+                recorder.unknown(slot)
+        if recorder.error is not None:
+            raise recorder.error
+        signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
+        graph = StagedBuilder(_name_of(self.fn), recorder, self.caller).build(self.parameters.names, slots)
+        state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
+        captured = Captured(
+            graph.name, None, graph, signature, state, None, (), (), "entry", self.caller, self.roots, {},
+            entangled(graph, arguments.tensors, state.lookup), _returned(flattener.tensors, (), state),
+        )  # fmt: skip
+        return Scripted(captured, raises, span)
+
+    def _failure(self, stop: CannotStage) -> Exception:
+        session = self.session
+        if session.recorder.error is not None:
+            return session.recorder.error
+        if session.internal is not None:
+            site = stop.site
+            return InternalError(stop.what, site.span if site else None, why=stop.why, fix="report it with the program")
+        return _error(stop.what, stop.why, stop.site)
+
+
+def _line_of(error: Exception | None) -> Span | None:
+    """The user's line that an error came up at."""
+    found, trace = None, None if error is None else error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if calls.is_converted(code.co_filename) and trace.tb_lineno:
+            found = Span(code.co_filename, trace.tb_lineno, code.co_qualname)
+        trace = trace.tb_next
+    return found
+
+
+def _error(what: str, why: str, site: Any) -> CaptureError:
+    return CaptureError(
+        what,
+        site.span if site is not None else None,
+        why=why,
+        fix="annotate the parameters, keep structure and types the same on all paths, or use smelt.compile",
+        code="S0103",
+    )

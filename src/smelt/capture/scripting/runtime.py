@@ -1,0 +1,448 @@
+"""What converted code asks in a scripted run, beyond what a staged run answers: open tensors, methods of the user's own
+classes, and which exceptions are the program's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dis import opmap
+from pathlib import Path
+from types import FunctionType, MemberDescriptorType, MethodType
+from typing import Any
+
+import torch
+
+from smelt.capture.convert.runtime import PlainRuntime
+from smelt.capture.scripting import calls, tensors
+from smelt.capture.scripting.session import ScriptSession, ShapeObject
+from smelt.capture.staging.control import StagingRuntime, _use
+from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
+from smelt.capture.staging.views import StagedSequence
+from smelt.ir import ANY, INT, STR, DictType, ListType, OptionalType, TupleType
+
+_PLAIN = PlainRuntime()
+_SMELT = f"{Path(__file__).resolve().parents[2]}/"
+_PYTHONS = (f"{_SMELT}capture/convert/", f"{_SMELT}capture/staging/control.py", __file__)
+_OPERATORS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
+    "<<": "lshift", ">>": "rshift", "&": "and", "|": "or", "^": "xor",
+    "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
+}  # fmt: skip
+_REFLECTED = {"<": "gt", "<=": "ge", ">": "lt", ">=": "le", "==": "eq", "!=": "ne"}
+_UNPACK = opmap["UNPACK_SEQUENCE"]
+
+
+class ScriptRuntime(StagingRuntime):
+    """Answers for one scripted run."""
+
+    __slots__ = ()
+
+    session: ScriptSession
+
+    # --- calls and attributes ----------------------------------------------------------------------------------------
+
+    def call(self, at: int, fn: Any, args: Any, kwargs: Any) -> Any:
+        _use(self.session, fn, *args, *kwargs.values())
+        try:
+            return calls.call(self.session, self, at, fn, args, kwargs)
+        except Exception as error:
+            raise self._programs(error)
+
+    def getattr_(self, at: int, o: Any, name: str) -> Any:
+        session = self.session
+        _use(session, o)
+        try:
+            if isinstance(o, torch.Tensor):
+                return self._of_tensor(o, name)
+            if isinstance(o, ShapeObject):
+                if name == "numel":
+                    return lambda: session.emit("py.call", "math.prod", o)
+                return super().getattr_(at, o, name)
+            if isinstance(o, StagedObject):
+                if slot_of(o).type == ANY:
+                    return self._of_tensor(session.as_tensor(o), name)
+                return super().getattr_(at, o, name)
+            found = _property(o, name)
+            if found is not None:
+                return calls.call(session, self, at, found, (o,), {})
+            return getattr(o, name)
+        except Exception as error:
+            raise self._programs(error)
+
+    def _of_tensor(self, tensor: torch.Tensor, name: str) -> Any:
+        session = self.session
+        found = tensors.attribute(session, tensor, name)
+        if found is not NotImplemented:
+            return found
+        if not hasattr(torch.Tensor, name) and not hasattr(tensor, name):
+            if name in _LISTS:
+                session.assume(tensor, ListType(calls.tensors_any()))
+            if name in _DICTS:
+                session.assume(tensor, DictType(STR, calls.tensors_any()))
+            slot = session.recorder.slot_of(tensor)
+            if slot in session.assumable:
+                session.cannot(
+                    f"parameter {session.assumable[slot]} has an attribute {name}, which tensors have not",
+                    "nothing says what it is",
+                )
+        return getattr(tensor, name)
+
+    def setattr_(self, at: int, o: Any, name: str, v: Any) -> None:
+        try:
+            setter = _property(o, name, "fset")
+            if setter is not None:
+                calls.call(self.session, self, at, setter, (o, v), {})
+                return
+            super().setattr_(at, o, name, v)
+        except Exception as error:
+            raise self._programs(error)
+
+    # --- operators ---------------------------------------------------------------------------------------------------
+
+    def binop(self, at: int, op: str, a: Any, b: Any) -> Any:
+        session = self.session
+        _use(session, a, b)
+        try:
+            if isinstance(a, ShapeObject) or isinstance(b, ShapeObject):
+                if op == "+":
+                    return ShapeObject(slot_of(session.emit("py.concat", _listed(a), _listed(b))))
+            found = self._operator(at, f"__{_OPERATORS[op]}__", f"__r{_OPERATORS[op]}__", a, b)
+            if found is not NotImplemented:
+                return found
+            a, b = self._numbers_for_tensors(a, b), self._numbers_for_tensors(b, a)
+            return super().binop(at, op, a, b)
+        except Exception as error:
+            raise self._programs(error)
+
+    def _numbers_for_tensors(self, value: Any, other: Any) -> Any:
+        """A staged number beside a tensor, as torch's parsers take it."""
+        if is_staged(value) and isinstance(other, torch.Tensor):
+            return calls.mark(self.session, value)
+        return value
+
+    def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
+        _use(self.session, a, b)
+        try:
+            name = _OPERATORS[op]
+            own = getattr(type(a), f"__i{name}__", None)
+            if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
+                found = calls.call(self.session, self, at, MethodType(own, a), (b,), {})
+                if found is not NotImplemented:
+                    return found
+            if isinstance(a, (ShapeObject, torch.Size)) and op == "+":
+                return self.binop(at, op, a, b)
+            if (
+                not isinstance(a, (list, set, dict))
+                and not isinstance(a, torch.Tensor)
+                and not isinstance(a, StagedObject)
+            ):
+                if not hasattr(type(a), f"__i{name}__"):
+                    return self.binop(at, op, a, b)
+            return super().inplace(at, op, a, self._numbers_for_tensors(b, a))
+        except Exception as error:
+            raise self._programs(error)
+
+    def unop(self, at: int, op: str, a: Any) -> Any:
+        name = {"-": "__neg__", "+": "__pos__", "~": "__invert__"}[op]
+        try:
+            own = getattr(type(a), name, None)
+            if isinstance(own, FunctionType) and not isinstance(a, torch.Tensor) and not is_staged(a):
+                return calls.call(self.session, self, at, MethodType(own, a), (), {})
+            return super().unop(at, op, a)
+        except Exception as error:
+            raise self._programs(error)
+
+    def _operator(self, at: int, name: str, reflected: str, a: Any, b: Any) -> Any:
+        """A method of the user's own class; NotImplemented where there is none."""
+        for owner, method, other in ((a, name, b), (b, reflected, a)):
+            if isinstance(owner, (torch.Tensor, int, float, str, list, tuple, dict)) or is_staged(owner):
+                continue
+            own = getattr(type(owner), method, None)
+            if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
+                found = calls.call(self.session, self, at, MethodType(own, owner), (other,), {})
+                if found is not NotImplemented:
+                    return found
+        return NotImplemented
+
+    def _compare(self, op: str, left: Any, right: Any) -> Any:
+        session = self.session
+        _use(session, left, right)
+        try:
+            if op in ("is", "is not"):
+                return self._is(op, left, right)
+            if op in ("==", "!=", "<", "<=", ">", ">="):
+                found = self._operator(0, f"__{_OPERATORS[op]}__", f"__{_REFLECTED[op]}__", left, right)
+                if found is not NotImplemented:
+                    return found
+                if isinstance(left, ShapeObject) or isinstance(right, ShapeObject):
+                    return session.emit(f"py.{_OPERATORS[op]}", _listed(left), _listed(right))
+                for one, other in ((left, right), (right, left)):
+                    if isinstance(one, torch.Tensor) and isinstance(other, str):
+                        session.assume(one, STR)
+                    if isinstance(one, torch.Tensor) and is_staged(other):
+                        return self._with_tensor(op, left, right)
+                kinds = (torch.dtype, torch.device, torch.layout)
+                if any(map(is_staged, (left, right))) and any(isinstance(v, kinds) for v in (left, right)):
+                    return session.emit(f"py.{_OPERATORS[op]}", left, right)
+            return super()._compare(op, left, right)
+        except Exception as error:
+            raise self._programs(error)
+
+    def _with_tensor(self, op: str, left: Any, right: Any) -> Any:
+        left, right = self._numbers_for_tensors(left, right), self._numbers_for_tensors(right, left)
+        return _PLAIN.compare(0, left, (op, lambda: right))
+
+    def _is(self, op: str, left: Any, right: Any) -> Any:
+        session = self.session
+        value, other = (right, left) if left is None else (left, right)
+        if is_staged(value) and other is None:
+            kind = slot_of(value).type
+            if kind == ANY or isinstance(kind, OptionalType):
+                found = session.emit("py.is_none", value)
+                return found if op == "is" else session.emit("py.not_", found)
+        if is_staged(left) and is_staged(right):
+            same = slot_of(left) is slot_of(right)
+            return same if op == "is" else not same
+        for one, two in ((left, right), (right, left)):
+            if is_staged(one) and isinstance(two, (torch.dtype, bool)):
+                found = session.emit("py.eq", one, two)
+                return found if op == "is" else session.emit("py.not_", found)
+        return (left is right) if op == "is" else (left is not right)
+
+    def contains(self, at: int, item: Any, c: Any) -> Any:
+        try:
+            own = getattr(type(c), "__contains__", None)
+            if isinstance(own, FunctionType) and not isinstance(c, torch.Tensor) and not is_staged(c):
+                if calls.is_converted(own.__code__.co_filename):
+                    return calls.call(self.session, self, at, MethodType(own, c), (item,), {})
+            if isinstance(c, torch.Tensor):
+                if isinstance(item, str):
+                    self.session.assume(c, DictType(STR, calls.tensors_any()))
+                if tensors.is_symbolic(self.session, c):
+                    return self.session.item(
+                        (_PLAIN.compare(0, c, ("==", lambda: calls.mark(self.session, item)))).any()
+                    )
+            if is_staged(item) and isinstance(c, (set, frozenset)):
+                c = list(c)
+            return super().contains(at, item, c)
+        except Exception as error:
+            raise self._programs(error)
+
+    # --- items -------------------------------------------------------------------------------------------------------
+
+    def getitem(self, at: int, o: Any, k: Any) -> Any:
+        session = self.session
+        _use(session, o, k)
+        try:
+            if isinstance(o, torch.Tensor):
+                if isinstance(k, str):
+                    session.assume(o, DictType(STR, calls.tensors_any()))
+                if tensors.needs_care(session, o, k):
+                    return tensors.index(session, o, k)
+                return o[k]
+            if isinstance(o, torch.nn.ModuleList | torch.nn.Sequential) and (
+                is_staged(k) or _is_open_number(session, k)
+            ):
+                return self._module_at(at, o, k)
+            if isinstance(o, torch.Size) and is_staged(k):
+                return session.getitem(session.container(list(o)), k)
+            if isinstance(k, torch.Tensor) and type(o) in (list, tuple, dict):
+                session.assume(k, INT)
+            if is_staged(o):
+                key = session.item(k) if isinstance(k, torch.Tensor) else k
+                if type(o) is StagedObject and isinstance(slot_of(o).type, (ListType, TupleType, DictType)):
+                    return session.getitem(o, key)
+                return session.getitem(o, key)
+            own = getattr(type(o), "__getitem__", None)
+            if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
+                return calls.call(session, self, at, MethodType(own, o), (k,), {})
+            return super().getitem(at, o, k)
+        except Exception as error:
+            raise self._programs(error)
+
+    def _module_at(self, at: int, modules: Any, k: Any) -> Any:
+        """A module by a number that a run knows: whatever is done with it is done for each."""
+        session = self.session
+        number = session.item(k) if isinstance(k, torch.Tensor) else k
+        for i, module in enumerate(modules):
+            matches = self.or_(
+                at,
+                lambda i=i: session.emit("py.eq", number, i),  # type: ignore[misc]
+                lambda i=i: session.emit("py.eq", number, i - len(modules)),  # type: ignore[misc]
+            )
+            if session.fork(slot_of(matches)):
+                return module
+        raise self._raised(IndexError(f"index is out of range for {len(modules)} modules"))
+
+    def setitem(self, at: int, o: Any, k: Any, v: Any) -> None:
+        session = self.session
+        _use(session, o, k, v)
+        try:
+            if isinstance(o, torch.Tensor):
+                if tensors.needs_care(session, o, k) or is_staged(v):
+                    tensors.set_index(session, o, k, v)
+                else:
+                    o[k] = v
+                return
+            own = getattr(type(o), "__setitem__", None)
+            if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
+                calls.call(session, self, at, MethodType(own, o), (k, v), {})
+                return
+            if type(o) is list and is_staged(k):
+                session.cannot("a place of a list is written whose number only a run knows")
+            super().setitem(at, o, k, v)
+        except Exception as error:
+            raise self._programs(error)
+
+    def delitem(self, at: int, o: Any, k: Any) -> None:
+        try:
+            if isinstance(o, StagedObject):
+                o.slot = slot_of(self.session.emit("py.delitem", o, k))
+                return
+            super().delitem(at, o, k)
+        except Exception as error:
+            raise self._programs(error)
+
+    # --- loops -------------------------------------------------------------------------------------------------------
+
+    def for_(self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any) -> None:
+        session = self.session
+        if isinstance(iterable, ShapeObject):
+            iterable = StagedObject(slot_of(session.emit("py.slice", iterable)))
+        elif is_staged(iterable) and slot_of(iterable).type == ANY:
+            session.cannot("a value of unknown kind is iterated over", "annotate the parameter")
+        elif isinstance(iterable, torch.Tensor) and session.type_of(iterable).rank is None:
+            iterable = _OpenRows(session, iterable)
+        super().for_(at, iterable, body, names, get, set, more)
+
+    def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
+        session = self.session
+        _use(session, iterable)
+        if isinstance(iterable, ShapeObject) or (
+            isinstance(iterable, StagedObject) and not isinstance(slot_of(iterable).type, TupleType)
+        ):
+            return _Unpacked(self, iterable)
+        if isinstance(iterable, torch.Tensor) and not session.type_of(iterable).is_static:
+            return _Unpacked(self, iterable)
+        return super().iterate(at, iterable)
+
+    # --- text --------------------------------------------------------------------------------------------------------
+
+    def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> Any:
+        try:
+            if isinstance(v, ShapeObject):
+                v = self.session.emit("py.join", "torch.Size(", self.session.emit("py.str", v), ")")
+            return super().format_value(at, v, conversion, spec)
+        except Exception as error:
+            raise self._programs(error)
+
+    # --- exceptions --------------------------------------------------------------------------------------------------
+
+    def _programs(self, error: Exception) -> Exception:
+        """Note that an error is the program's own. Raises: what came up in Smelt itself, as such."""
+        session = self.session
+        if any(error is known for known in (*session.raised, *session.refused)):
+            return error
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        filename = "" if trace is None else trace.tb_frame.f_code.co_filename
+        if filename.startswith(_SMELT) and not _is_pythons(trace):
+            session.internal = error
+            session.cannot(f"scripting failed: {type(error).__name__}: {error}", "this is a defect of Smelt")
+        session.raised.append(error)
+        return error
+
+
+_LISTS = ("append", "extend", "insert", "pop", "sort", "reverse")
+_DICTS = ("items", "keys", "get", "update", "setdefault")
+
+
+def _is_pythons(trace: Any) -> bool:
+    """Whether an error came up where Smelt did for the program what Python does: a call of C, an operator."""
+    code, line = trace.tb_frame.f_code, trace.tb_lasti
+    names = ("CALL", "BINARY_OP", "COMPARE_OP", "BINARY_SUBSCR", "CALL_FUNCTION_EX", "STORE_SUBSCR", "LOAD_ATTR", "CONTAINS_OP",
+             "DELETE_SUBSCR", "UNARY_NEGATIVE", "UNARY_INVERT", "RAISE_VARARGS")  # fmt: skip
+    allowed = ("/capture/convert/", "/capture/scripting/", "/capture/staging/")
+    return any(a in code.co_filename for a in allowed) and code.co_name in _DOERS and line >= 0 and bool(names)
+
+
+_DOERS = frozenset((
+    "call", "getattr_", "_of_tensor", "setattr_", "binop", "inplace", "unop", "getitem", "setitem", "delitem", "contains",
+    "_compare", "compare", "_with_tensor", "_function", "torch_call", "_instance", "<lambda>", "_len", "_getattr", "make",
+    "convert", "_module", "_module_at", "_conversion", "_sorted", "_range", "_next", "_str", "extreme", "_sum", "item",
+    "_bound", "_scoped", "fold", "_zip", "_on_shadows", "record", "_unrolled", "for_", "_map", "_filter", "_isinstance",
+    "index", "set_index", "_basic", "_hasattr", "_fresh", "method", "_divmod", "_repr",
+))  # fmt: skip
+
+
+class _OpenRows(StagedSequence):
+    """The rows of a tensor of unknown rank."""
+
+    def __init__(self, session: ScriptSession, tensor: torch.Tensor) -> None:
+        self.session, self.tensor = session, tensor
+
+    def length(self) -> Any:
+        return self.session.size(self.tensor, 0)
+
+    def item(self, number: Any) -> Any:
+        return tensors.index(self.session, self.tensor, number)
+
+
+class _Unpacked:
+    """What stands on the right of an unpacking, where only a run knows how many items there are."""
+
+    def __init__(self, runtime: ScriptRuntime, items: Any) -> None:
+        self.runtime, self.items = runtime, items
+
+    def __iter__(self) -> Any:
+        session, items = self.runtime.session, self.items
+        frame = sys._getframe(1)
+        code = frame.f_code.co_code
+        at = frame.f_lasti
+        if at < 0 or code[at] != _UNPACK:
+            session.cannot("a sequence whose length only a run knows is taken apart")
+        count = code[at + 1]
+        length = calls._len(session, self.runtime, (items,), {})
+        length = session.emit("py.len", items) if length is NotImplemented else length
+        if isinstance(length, int) and not is_staged(length):
+            if length != count:
+                raise self.runtime._raised(ValueError(_unpack_error(length, count)))
+        else:
+            right = session.emit("py.eq", length, count)
+            session.statement("py.assert_length" if False else "py.assert", right, f"expected {count} values to unpack")
+        return iter([self.runtime.getitem(0, items, i) for i in range(count)])
+
+
+def _unpack_error(length: int, count: int) -> str:
+    if length > count:
+        return f"too many values to unpack (expected {count})"
+    return f"not enough values to unpack (expected {count}, got {length})"
+
+
+def _listed(value: Any) -> Any:
+    """A tuple as a list, as sizes stand in the graph."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_open_number(session: ScriptSession, value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and tensors.is_symbolic(session, value)
+
+
+def _property(o: Any, name: str, kind: str = "fget") -> Any:
+    """The function behind a property of the user's own class."""
+    if isinstance(o, type):
+        return None
+    for base in type(o).__mro__:
+        found = vars(base).get(name)
+        if found is None:
+            continue
+        if isinstance(found, property):
+            function = getattr(found, kind)
+            is_own = isinstance(function, FunctionType) and calls.is_converted(function.__code__.co_filename)
+            return function if is_own else None
+        if isinstance(found, MemberDescriptorType):
+            return None
+        return None
+    return None

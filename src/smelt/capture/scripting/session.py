@@ -1,0 +1,266 @@
+"""One scripted run: the staged run of a program of which nothing was seen, where types may be open.
+
+What a tensor is made of is asked when the graph runs, where types do not tell it: its rank, sizes, element type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from smelt.capture.recorder import Slot, slot_type
+from smelt.capture.scripting.recorder import ScriptRecorder
+from smelt.capture.scripting.types import TENSOR, is_known
+from smelt.capture.spans import Site
+from smelt.capture.staging.session import _ITEM_TYPES, Session, _strides, _tainted
+from smelt.capture.staging.stops import Stop
+from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.diag import Span
+from smelt.ir import (
+    ANY,
+    INT,
+    Device,
+    DType,
+    ListType,
+    TensorType,
+    Type,
+    Value,
+)
+from smelt.ops.convert import dtype_to_torch, from_torch
+from smelt.ops.python_ops import infer_python
+
+_DEAD = (DEAD,) * WORLDS
+_LITERALS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class Assume(Stop):
+    """The run starts again: a parameter that says nothing of its type is used as one of this type."""
+
+    def __init__(self, name: str, type_: Type) -> None:
+        super().__init__("assume")
+        self.name, self.type = name, type_
+
+
+class ShapeObject(StagedObject):
+    """The sizes of a tensor of unknown rank, or a part of them: a `torch.Size` in the program, a list in the graph."""
+
+    def __init__(self, slot: ScalarSlot, of: torch.Tensor | None = None) -> None:
+        super().__init__(slot)
+        self.of = of
+
+    def __iter__(self) -> Any:
+        yield Spread(self)
+
+
+class Spread:
+    """All items of a staged list, among the arguments of a call (`x.view(*shape)`)."""
+
+    def __init__(self, items: StagedObject) -> None:
+        self.items = items
+
+
+class Refused:
+    """An operator that torch refuses for these types, whatever the data."""
+
+    def __init__(
+        self, error: Exception, name: str, site: Site | None, operands: Sequence[tuple[str, Span | None]]
+    ) -> None:
+        self.error, self.name, self.site, self.operands = error, name, site, operands
+
+
+class ScriptSession(Session):
+    """The scripted run of one thread.
+
+    params: what each input is called; assumable: the inputs of which nothing says a type. defaults: what an input is
+    where nobody gives it.
+    """
+
+    recorder: ScriptRecorder
+
+    def __init__(self, roots: Any, scope: Any) -> None:
+        super().__init__(None, lambda code: False, roots, scope)
+        self.recorder = ScriptRecorder(roots, scope, self)
+        self.assumable: dict[Slot, str] = {}
+        self.defaults: dict[Slot, Any] = {}
+        self.params: dict[Slot, tuple[str, Span]] = {}
+        self.refusals: list[Refused] = []
+        self.internal: Exception | None = None
+
+    # --- errors ------------------------------------------------------------------------------------------------------
+
+    def refuse(self, error: Exception, info: Any, args: Sequence[Any], kwargs: Any) -> None:
+        """Note an error that types alone decided, with where its operands come from."""
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+        operands = [(str(slot_type(s)), self.origin(s)) for s in map(self.recorder.slot_of, tensors)]
+        self.refused.append(error)
+        self.refusals.append(Refused(error, info.name, self.site(), operands))
+
+    def origin(self, slot: Slot) -> Span | None:
+        """The line that a value comes from."""
+        if slot in self.params:
+            return self.params[slot][1]
+        record = self.recorder.makers.get(slot)
+        site = None if record is None else record[4]
+        return None if site is None else site.span
+
+    def assume(self, value: Any, type_: Type) -> None:
+        """A parameter without a type turns out to be of one by its use. Raises: Assume."""
+        slot = self.recorder.slot_of(value) if isinstance(value, torch.Tensor) else None
+        if slot in self.assumable:
+            raise Assume(self.assumable[slot], type_)
+
+    # --- values ------------------------------------------------------------------------------------------------------
+
+    def encode(self, value: Any) -> Any:
+        if type(value) in (torch.dtype, torch.device, torch.layout, torch.memory_format):
+            return value
+        if isinstance(value, _LITERALS) and not is_staged(value) and not isinstance(value, torch.Tensor):
+            return from_torch(value)
+        if isinstance(value, torch.Size):
+            return super().encode(list(value))
+        return super().encode(value)
+
+    def emit(self, op: str, *args: Any, **kwargs: Any) -> Any:
+        operands = [self.encode(arg) for arg in args]
+        named = {k: self.encode(v) for k, v in kwargs.items()}
+        types = infer_python(op, [_typed(o) for o in operands])
+        pairs = [self.value_of(t, _DEAD) for t in types]
+        self.append(op, operands, named, [slot for _, slot in pairs])
+        if op == "py.not_" and isinstance(operands[0], Slot):
+            self.negations[pairs[0][1]] = operands[0]
+        return pairs[0][0] if len(pairs) == 1 else tuple(v for v, _ in pairs)
+
+    def value_of(self, type_: Type, examples: tuple[Any, ...], is_native: bool = False) -> tuple[Any, Slot]:
+        return super().value_of(type_, _DEAD, False)
+
+    def read(self, name: str, tensor: torch.Tensor, type_: Type, *args: Any) -> Any:
+        """Record an operator of torch's that tells something of a tensor's type."""
+        slot = ScalarSlot(type_, _DEAD)
+        self.append(name, [self.recorder.slot_of(tensor), *map(self.encode, args)], {}, [slot])
+        return slot
+
+    def _tensor_of(self, type_: TensorType, like: torch.Tensor | None) -> tuple[torch.Tensor, Slot]:
+        recorder = self.recorder
+        shape = (
+            (2, 3)
+            if type_.shape is None
+            else tuple(d if isinstance(d, int) else 5 + i for i, d in enumerate(type_.shape))
+        )
+        known = type_.is_static
+        # Not row-major where nothing says so, or torch would think a copy needless.
+        steps = _strides(type_, shape, None) if known or type_.strides is not None else _transposed(shape)
+        dtype = torch.float32 if type_.dtype == DType.UNKNOWN else dtype_to_torch(type_.dtype)
+        made = recorder.shadows.fresh(dtype, shape, steps, type_.device)
+        slot = Slot(made, _tainted(), "result")
+        slot.type = type_
+        recorder._slots[id(made)] = slot
+        self.keep.append(made)
+        if not known:
+            recorder.varied[slot] = (made,) * WORLDS
+        return made, slot
+
+    def _new_tensor(self, type_: TensorType, site: Site | None) -> Slot:
+        if type_.shape is None or type_.dtype == DType.UNKNOWN:
+            dtype = DType.F32 if type_.dtype == DType.UNKNOWN else type_.dtype
+            type_ = TensorType(dtype, (0,) * (type_.rank or 0), None, type_.device)
+        sizes = [d if isinstance(d, int) else 0 for d in type_.shape or ()]
+        _, slot = self._tensor_of(TensorType.of(type_.dtype, sizes, None, type_.device), None)
+        kwargs: dict[str, Any] = {"dtype": type_.dtype, "device": Device(type_.device)}
+        self.append("aten.zeros.default", [sizes], kwargs, [slot], site)
+        return slot
+
+    def as_tensor(self, value: StagedObject) -> torch.Tensor:
+        """A value that may be a tensor, as one."""
+        found, slot = self.tensor_of(TENSOR)
+        self.aliases[slot] = slot_of(value)
+        return found
+
+    # --- what tensors tell -------------------------------------------------------------------------------------------
+
+    def type_of(self, tensor: torch.Tensor) -> TensorType:
+        """What is known of a tensor."""
+        found: TensorType = slot_type(self.recorder.slot_of(tensor))
+        return found
+
+    def is_open(self, tensor: Any) -> bool:
+        """Whether a tensor's rank or element type is unknown."""
+        return isinstance(tensor, torch.Tensor) and not is_known(self.type_of(tensor))
+
+    def item(self, tensor: torch.Tensor) -> Any:
+        slot = self.recorder.slot_of(tensor)
+        type_ = slot_type(slot)
+        if type_.is_static and type_.numel != 1:
+            error = RuntimeError(f"a Tensor with {type_.numel} elements cannot be converted to Scalar")
+            self.raised.append(error)
+            raise error
+        return wrap(self.read("aten.item.default", tensor, _ITEM_TYPES.get(type_.dtype.kind, ANY)))
+
+    def rank(self, tensor: torch.Tensor) -> Any:
+        """The number of dimensions."""
+        type_ = self.type_of(tensor)
+        return wrap(self.read("aten.dim.default", tensor, INT)) if type_.rank is None else type_.rank
+
+    def _size(self, tensor: torch.Tensor, dim: Any, what: str) -> Any:
+        type_ = self.type_of(tensor)
+        dims = type_.shape if what == "size" else (type_.steps if type_.is_static else type_.strides)
+        if not is_staged(dim):
+            if dims is not None and not -len(dims) <= dim < len(dims):
+                return (tensor.shape if what == "size" else tensor.stride())[dim]
+            if dims is not None and isinstance(dims[dim], int):
+                return dims[dim]
+            dim = dim + type_.rank if dim < 0 and type_.rank is not None else dim
+        return wrap(self.read(f"aten.sym_{what}.int", tensor, INT, dim))
+
+    def sizes(self, tensor: torch.Tensor) -> Any:
+        """`tensor.shape`: a tuple where the rank is known."""
+        rank = self.type_of(tensor).rank
+        if rank is None:
+            return ShapeObject(self.read("aten.sym_size.default", tensor, ListType(INT)), tensor)
+        return torch.Size([self.size(tensor, i) for i in range(rank)])
+
+    def numel(self, tensor: torch.Tensor) -> Any:
+        type_ = self.type_of(tensor)
+        if type_.is_static:
+            return type_.numel
+        return wrap(self.read("aten.sym_numel.default", tensor, INT))
+
+    def attribute(self, tensor: torch.Tensor, name: str) -> Any:
+        """An attribute that `py.getattr` reads."""
+        return self.emit("py.getattr", tensor, name)
+
+    def getitem(self, container: Any, key: Any) -> Any:
+        if isinstance(container, ShapeObject):
+            if isinstance(key, slice):
+                return ShapeObject(slot_of(self.emit("py.slice", container, key.start, key.stop, key.step)))
+            if container.of is not None:
+                return self.size(container.of, key)
+        return super().getitem(container, key)
+
+    # --- what Python insists on --------------------------------------------------------------------------------------
+
+    def specialize(self, slot: ScalarSlot) -> Any:
+        """A parameter's default: the graph then holds for it only. Raises: CannotStage for any other value."""
+        if slot not in self.defaults or len(self.regions) > 1:
+            what = f"parameter {self.params[slot][0]}" if slot in self.params else f"a value {slot.type}"
+            self.cannot(f"Python needs to know {what}", "only a run tells it")
+        value = self.defaults[slot]
+        self.append("expect", [slot, value], {}, [])
+        return value
+
+
+def _transposed(shape: Sequence[int]) -> list[int]:
+    steps, step = [], 2 if len(shape) == 1 else 1
+    for size in shape:
+        steps.append(step)
+        step *= max(size, 1)
+    return steps
+
+
+def _typed(operand: Any) -> Any:
+    if isinstance(operand, Slot):
+        return Value("", slot_type(operand), None)  # type: ignore[arg-type]
+    if isinstance(operand, (list, tuple)):
+        return tuple(map(_typed, operand))
+    return from_torch(operand)
