@@ -186,6 +186,76 @@ def test_the_class_of_an_object_in_a_global() -> None:
     _same(compiled(x), x * 3)
 
 
+def test_an_object_that_cannot_be_shown() -> None:
+    class Setting:
+        def __init__(self, gain: float) -> None:
+            self.gain = gain
+
+        def __repr__(self) -> str:
+            raise KeyError("half made")
+
+    held = {"setting": Setting(2.0)}
+    compiled, x = smelt.compile(lambda x: x * held["setting"].gain), torch.randn(4)
+    for _ in range(4):
+        _same(compiled(x), x * 2)
+    held["setting"] = Setting(3.0)
+    _same(compiled(x), x * 3)
+    assert "Setting" in next(iter(dispatcher_of(compiled).stats().misses))
+
+
+def _decorated(function: Any) -> Any:
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+class _Parent(torch.nn.Module):
+    @_decorated
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class _Child(_Parent):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+
+def test_a_decorated_method_called_through_super(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = _Child(), torch.randn(4)
+    compiled = smelt.compile(module)
+    for _ in range(4):
+        _same(compiled(x), x * 2 + 1)
+    monkeypatch.setattr(_Parent, "forward", lambda self, x: x * 5)
+    _same(compiled(x), x * 5 + 1)
+
+
+def test_a_decorated_special_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Table:
+        @_decorated
+        def __getitem__(self, index: int) -> float:
+            return index + 1.0
+
+    table = Table()
+    compiled, x = smelt.compile(lambda x: x * table[1]), torch.randn(4)
+    for _ in range(4):
+        _same(compiled(x), x * 2)
+    monkeypatch.setattr(Table, "__getitem__", lambda self, index: 7.0)
+    _same(compiled(x), x * 7)
+
+
+def test_a_truth_that_comes_to_a_class_later() -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    compiled, x = smelt.compile(lambda x: x * 2 if thing else x * 3), torch.randn(4)
+    for _ in range(4):
+        _same(compiled(x), x * 2)
+    Thing.__bool__ = lambda self: False  # type: ignore[attr-defined]
+    _same(compiled(x), x * 3)
+
+
 def _same(found: Any, expected: torch.Tensor) -> None:
     assert found.dtype == expected.dtype and found.shape == expected.shape
     torch.testing.assert_close(found, expected)

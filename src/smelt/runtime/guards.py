@@ -280,7 +280,10 @@ def _short(value: Any, limit: int = 80) -> str:
         return value.__qualname__
     if isinstance(value, (dict, list, tuple)) and any(isinstance(v, torch.Tensor) for v in _values(value)):
         return f"{type(value).__name__} of {len(value)}"
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # the user's own `__repr__`, of an object that may be half made
+        return f"a {type(value).__qualname__}"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
