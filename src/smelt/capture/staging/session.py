@@ -82,6 +82,7 @@ class Region:
     segments: list[tuple[list[Any], Any, Site | None]] = field(default_factory=list)
     outcome: Outcome = field(default_factory=Outcome)
     known: dict[Slot, bool] = field(default_factory=dict)
+    asked: dict[tuple[str, int, str], int] = field(default_factory=dict)
 
 
 class Session:
@@ -102,6 +103,7 @@ class Session:
         self.heap_roots: list[Any] = []
         self.base_frame: Any = None
         self._hints = _native_values(native)
+        self._asked: dict[tuple[str, int, str], int] = {}
         self._primes = itertools.count(1_000_003, 18)
         self.merge: Any = None
         self.is_catchable: Callable[[], bool] = lambda: True
@@ -318,10 +320,13 @@ class Session:
         if site is None:
             return None
         span = site.span
-        values = self._hints.get((span.file, span.line, what))
+        key = (span.file, span.line, what)
+        values = self._hints.get(key)
         if not values:
             return None
-        return values.pop(0) if len(values) > 1 else values[0]
+        number = self._asked.get(key, 0)
+        self._asked[key] = number + 1
+        return values[min(number, len(values) - 1)]
 
     # --- what Python insists on --------------------------------------------------------------------------------------
 
@@ -396,7 +401,7 @@ class Session:
         self.paths += 1
         if self.paths > MOST_PATHS * 4:
             self.cannot("the program has too many paths", f"more than {MOST_PATHS} continuations")
-        region = Region(prefix, known=dict(known))
+        region = Region(prefix, known=dict(known), asked=dict(self._asked))
         saved = self.recorder.enter()
         self.regions.append(region)
         try:
@@ -416,7 +421,9 @@ class Session:
         if slot is None:
             return list(records), region.outcome
         mine, my_outcome = self._combine(region, number + 1, part)
+        saved_asked, self._asked = self._asked, dict(region.asked)
         other = self._explore(thunk, (*region.taken[:number], not region.taken[number]), known)
+        self._asked = saved_asked
         for ours, theirs in zip(region.segments[: number + 1], other.segments[: number + 1], strict=True):
             unify(ours, theirs, self.aliases, self.recorder.constants)
         theirs_, their_outcome = self._combine(other, number + 1, part)
