@@ -1,5 +1,7 @@
 """Branches that depend on data: both sides, merged or forked, as in eager."""
 
+import contextlib
+
 import torch
 
 from tests.staging.programs import check, raises, refused
@@ -285,5 +287,34 @@ def test_a_question_asked_again_is_not_asked_twice():
         y = [x] if flag else None
         z = x + 1 if y is None else y[0]
         return z * 2 if flag else z
+
+    check(f, (X,), (-X,))
+
+
+class Shared:
+    total = 0
+
+
+def test_class_attributes_and_globals_of_one_arm():
+    def f(x):
+        Shared.total = 1
+        if x.sum() > 0:
+            Shared.total = 5
+        y = x * Shared.total
+        Shared.total = 0
+        return y
+
+    check(f, (X,), (-X,))
+    assert Shared.total == 0
+
+
+def test_raise_that_a_with_suppresses():
+    def f(x):
+        y = x
+        with contextlib.suppress(ValueError):
+            if x.sum() > 0:
+                raise ValueError("suppressed")
+            y = x + 1
+        return y
 
     check(f, (X,), (-X,))

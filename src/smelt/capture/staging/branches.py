@@ -19,6 +19,9 @@ from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.ir import BOOL
 
 
+_SUPPRESSING = frozenset(("suppress", "ExitStack", "raises", "assertRaises"))
+
+
 def condition(session: Session, test: Any) -> Slot | None:
     """The slot of a condition that depends on data, None for one that Python answers."""
     if isinstance(test, Poison):
@@ -211,19 +214,25 @@ def _is_raised_by_user(error: Exception) -> bool:
     return is_users(code.co_filename) and dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
-def is_catchable(session: Session) -> bool:
-    """Whether a frame of the program between here and its start handles exceptions where it stands."""
+def is_catchable(session: Session, is_strict: bool = True) -> bool:
+    """Whether a frame of the program between here and its start handles exceptions where it stands.
+
+    is_strict: a `with` may handle them, too; else only where its function speaks of what does that.
+    """
     frame: Any = sys._getframe(1)
     while frame is not None and frame is not session.base_frame:
         name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("smelt.", "torch.nn.modules.module")) and _handles(frame.f_code, frame.f_lasti):
+        if not name.startswith(("smelt.", "torch.nn.modules.module")) and _handles(
+            frame.f_code, frame.f_lasti, is_strict
+        ):
             return True
         frame = frame.f_back
     return False
 
 
-def _handles(code: Any, instruction: int) -> bool:
+def _handles(code: Any, instruction: int, is_strict: bool) -> bool:
     parse = getattr(dis, "_parse_exception_table", None)
     if parse is None:
         return True
-    return any(e.start <= instruction < e.end and not e.lasti for e in parse(code))
+    with_too = is_strict or not _SUPPRESSING.isdisjoint(code.co_names)
+    return any(e.start <= instruction < e.end and (with_too or not e.lasti) for e in parse(code))

@@ -43,6 +43,11 @@ class Change(NamedTuple):
         container = self.container
         if isinstance(container, StagedObject):
             container.slot = slot_of(value)
+        elif isinstance(container, type):
+            if value is MISSING:
+                type.__delattr__(container, self.key)
+            else:
+                type.__setattr__(container, self.key, value)
         elif isinstance(container, types.CellType):
             if value is MISSING:
                 del container.cell_contents
@@ -103,6 +108,9 @@ class Snapshot:
                 continue
             if isinstance(container, (types.CellType, StagedObject)):
                 changed[0].put(old)
+            elif isinstance(container, type):
+                for change in changed:
+                    change.put(change.old)
             else:
                 _refill(container, old)
 
@@ -124,6 +132,8 @@ def contents(container: Any) -> Any:
             return container.cell_contents
         except ValueError:
             return MISSING
+    if isinstance(container, type):
+        return dict(vars(container))
     if isinstance(container, dict):
         return {key: value for key, value in dict.items(container)}  # noqa: C416 (a subclass's own keys() stays out)
     base = _base(container)
@@ -138,6 +148,14 @@ def _differences(container: Any, old: Any) -> Iterator[Change]:
         now = contents(container)
         if now is not old:
             yield Change(container, None, old, now)
+    elif isinstance(container, type):
+        now = vars(container)
+        for key in {**old, **now}:
+            before, after = old.get(key, MISSING), now.get(key, MISSING)
+            # Methods are wrapped while a run is recorded.
+            is_method = isinstance(before, types.FunctionType) and isinstance(after, types.FunctionType)
+            if before is not after and not is_method and key not in ("__dict__", "__weakref__"):
+                yield Change(container, key, before, after)
     elif isinstance(container, dict):
         if dict.__len__(container) == len(old) and all(map(_same, dict.items(container), old.items())):
             return
@@ -257,6 +275,7 @@ class _Walk:
     def _class(self, cls: type) -> None:
         for base in cls.__mro__:
             if not (is_skipped_module(base.__module__) or _is_installed(base.__module__)):
+                self._copy(base)
                 for item in list(vars(base).values()):
                     self._add(item)
 

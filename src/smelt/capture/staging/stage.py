@@ -97,7 +97,7 @@ class _Run:
         whole: set[object] = set()
         for _ in range(_MOST_RUNS):
             session = Session(self.native, functions.can, self.roots, Scope(self.roots.modules))
-            session.is_catchable = functools.partial(is_catchable, session)
+            session.is_catchable = functools.partial(is_catchable, session, False)
             session.forked, session.peeled, session.whole, session.merge = forked, peeled, whole, Merger
             try:
                 return self._once(session, functions, arguments)
