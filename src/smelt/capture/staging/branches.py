@@ -18,7 +18,6 @@ from smelt.capture.staging.stops import CannotMerge, CannotStage
 from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.ir import BOOL
 
-
 _SUPPRESSING = frozenset(("suppress", "ExitStack", "raises", "assertRaises"))
 
 
