@@ -182,7 +182,7 @@ def _check(unit: Unit, result: Sequence[torch.Tensor], before: Sequence[torch.Te
     with _rng_kept(), torch.no_grad():
         torch.set_rng_state(rng)
         try:
-            outputs = evaluate(unit.graph, before, lookup)
+            outputs = evaluate(unit.graph, before, lookup, silent=True)
         except Miss as miss:
             raise _disagrees(captured.name, "the arguments it was traced with", f"{miss}") from None
     _compare(result, outputs, captured.name, "the arguments it was traced with")
@@ -206,7 +206,7 @@ def _check_on(unit: Unit, f: Callable[..., Any], args: tuple[Any, ...]) -> None:
             expected = copies_of(tensors_of(f(*args), args))
             restore()
             torch.set_rng_state(rng)
-            outputs = evaluate(unit.graph, copies_of(inputs), unit.captured.state.lookup)
+            outputs = evaluate(unit.graph, copies_of(inputs), unit.captured.state.lookup, silent=True)
         except Miss as miss:
             raise other_path(miss, unit.outcomes) from None
         finally:
