@@ -1,0 +1,146 @@
+"""Many random programs, in processes that may die: `python -m tests.programs.run FIRST COUNT [--jobs 2]`.
+
+Prints the share of each construct, how programs were captured, and each difference by class with its number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from tests.programs.generate import generate
+
+_CHUNK = 50
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("first", type=int)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop starting work after this time")
+    parser.add_argument("--ways", default="compile,trace,staged")
+    parser.add_argument("--own", action="store_true", help="with kernels of our own")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--worker", type=Path)
+    options = parser.parse_args()
+    if options.worker is not None:
+        _work(options)
+        return
+    rows = _collect(options)
+    print(report(rows))
+    if options.out is not None:
+        options.out.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+
+
+def _work(options: Any) -> None:
+    import torch
+
+    from tests.programs.judge import OPTIONS, OWN, judge
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, options.worker.open("a") as log:
+        for seed in range(options.first, options.first + options.count):
+            log.write(json.dumps({"start": seed}) + "\n")
+            log.flush()
+            path = Path(folder) / f"program_{seed}.py"
+            path.write_text(generate(seed).text)
+            begun = time.perf_counter()
+            try:
+                verdict = judge(path, options.ways.split(","), OWN if options.own else OPTIONS)
+                row = {"seed": seed, **vars(verdict), "s": round(time.perf_counter() - begun, 2)}
+            except Exception as error:
+                row = {"seed": seed, "difference": f"the judge: {type(error).__name__}: {error}"}
+            log.write(json.dumps(row) + "\n")
+            log.flush()
+
+
+def _collect(options: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    waiting = [(s, min(_CHUNK, options.first + options.count - s))
+               for s in range(options.first, options.first + options.count, _CHUNK)]  # fmt: skip
+    running: list[tuple[subprocess.Popen[bytes], Path, int, int]] = []
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        while waiting or running:
+            while waiting and len(running) < options.jobs and time.perf_counter() - begun < options.seconds:
+                first, count = waiting.pop(0)
+                log = Path(folder) / f"{first}_{count}.jsonl"
+                command = [sys.executable, "-m", "tests.programs.run", str(first), str(count), "--worker", str(log)]
+                command += ["--ways", options.ways] + (["--own"] if options.own else [])
+                process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+                running.append((process, log, first, count))
+            if not running:
+                break
+            time.sleep(0.2)
+            for item in list(running):
+                process, log, first, count = item
+                lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+                hangs = log.exists() and time.time() - log.stat().st_mtime > 60
+                if process.poll() is None and not hangs:
+                    continue
+                if hangs:
+                    process.kill()
+                    process.wait()
+                running.remove(item)
+                rows += [line for line in lines if "seed" in line]
+                started = [line["start"] for line in lines if "start" in line]
+                done = {line["seed"] for line in lines if "seed" in line}
+                dead = [s for s in started if s not in done]
+                if dead:
+                    how = "it hangs" if hangs else f"the process died ({process.returncode})"
+                    rows.append({"seed": dead[0], "difference": how})
+                    left = first + count - dead[0] - 1
+                    if left:
+                        waiting.insert(0, (dead[0] + 1, left))
+                elif not started:
+                    raise RuntimeError("a worker did not start")
+    return sorted(rows, key=lambda row: row["seed"])
+
+
+def kind_of(text: str) -> str:
+    """A difference without its numbers."""
+    text = re.sub(r"input \d|call \d+ of \([^)]*\)", "…", text)
+    text = re.sub(r"'[^']*'|\"[^\"]*\"", "''", text)
+    text = re.sub(r"-?\d+(\.\d+)?(e-?\d+)?|nan|inf", "#", text)
+    text = re.sub(r"[vwcxinmgpq]#|%\w+", "V", text)
+    return re.sub(r"\[[^\]]*\]", "[…]", text)[:110]
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    """What was run and found."""
+    constructs: Counter[str] = Counter()
+    for row in rows:
+        constructs.update(generate(row["seed"]).constructs.keys())
+    total = max(len(rows), 1)
+    lines = [f"{len(rows)} programs; the share of programs with each construct:"]
+    items = [f"{name} {100 * n / total:.0f}%" for name, n in constructs.most_common()]
+    lines += ["  " + ", ".join(items[i : i + 6]) for i in range(0, len(items), 6)]
+    captured = Counter(row.get("captured", "") or "not reached" for row in rows)
+    lines.append("captured: " + ", ".join(f"{k} {100 * n / total:.1f}%" for k, n in captured.most_common()))
+    for title, key in (("differences", "difference"), ("internal errors", "internal")):
+        classes: dict[str, list[int]] = defaultdict(list)
+        for row in rows:
+            if row.get(key):
+                classes[kind_of(row[key])].append(row["seed"])
+        lines.append(f"{title}: {sum(map(len, classes.values()))}")
+        for kind, seeds in sorted(classes.items(), key=lambda item: -len(item[1])):
+            lines.append(f"  {len(seeds):4}  {kind}   e.g. {seeds[:4]}")
+    for way in ("paths", "eager"):
+        why = Counter(kind_of(row.get("why", "")) for row in rows if row.get("captured") == way)
+        lines.append(f"why {way}:")
+        lines += [f"  {n:4}  {text}" for text, n in why.most_common(18)]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
