@@ -87,6 +87,10 @@ class ScriptedProgram(Program):
         self._units[self._training_flags(), ()] = unit
         return unit
 
+    def inputs_for(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """The inputs of `graph` for a call, for `smelt.ops.evaluate`. Raises: CaptureError (S0107) where none fit."""
+        return self._scripted.parameters.inputs(args, kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The program's answer."""
         if is_capturing():

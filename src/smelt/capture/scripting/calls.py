@@ -92,6 +92,8 @@ def call(session: ScriptSession, runtime: Any, at: int, fn: Any, args: tuple[Any
         found = handler(session, runtime, args, kwargs)
         if found is not NotImplemented:
             return found
+    if isinstance(fn, tensors.TensorMethod):
+        return fn(*args, **kwargs)
     if isinstance(fn, functools.partial):
         return call(session, runtime, at, fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
     if isinstance(fn, MethodType):
@@ -336,7 +338,7 @@ def _len(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         if session.type_of(value).rank == 0:
             raise TypeError("len() of a 0-d tensor")
         return session.size(value, 0)
-    own = getattr(type(value), "__len__", None)
+    own = None if is_staged(value) else getattr(type(value), "__len__", None)
     return _function(session, own, (value,), {}) if isinstance(own, FunctionType) else NotImplemented
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from smelt.capture.recorder import slot_type
-from smelt.capture.staging.loops import Loop
 from smelt.capture.staging.merge import Merger, _type
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.ir import ANY, BOOL, FLOAT, INT, DType, ListType, TensorType, Type, join
@@ -56,27 +55,9 @@ class ScriptMerger(Merger):
         return super()._scalars(a, b)
 
 
-class ScriptLoop(Loop):
-    """A loop being scripted."""
-
-    def _widen(self, place: Any, before: Any, after: Any) -> Type:
-        type_ = join_open(before, after)
-        if isinstance(before, TensorType) and isinstance(after, TensorType) and isinstance(type_, TensorType):
-            return type_
-        if before != after and {before, after} <= {*_NUMBERS, ANY}:
-            return ANY
-        return _plain_widen(self, place, before, after)
-
-
-_plain_widen = Loop._widen
-
-
-def _widen(self: Any, place: Any, before: Any, after: Any) -> Type:
-    from smelt.capture.scripting.session import ScriptSession
-
-    if isinstance(self.session, ScriptSession):
-        return ScriptLoop._widen(self, place, before, after)
-    return _plain_widen(self, place, before, after)
-
-
-Loop._widen = _widen
+def widened(before: Type, after: Type) -> Type | None:
+    """What a loop carries that is of two types: a tensor of either, a number of either."""
+    type_ = join_open(before, after)
+    if isinstance(type_, (TensorType, ListType)):
+        return type_
+    return ANY if before != after and {before, after} <= {*_NUMBERS, ANY} else None

@@ -49,8 +49,10 @@ Parameter = Leaf | Fields | Constant
 class Parameters:
     """The parameters of one program: what they are made of, in the order of the graph's inputs."""
 
-    def __init__(self, positional: Sequence[Parameter], named: Mapping[str, Parameter], span: Span) -> None:
-        self.positional, self.named, self.span = list(positional), dict(named), span
+    def __init__(
+        self, positional: Sequence[Parameter], named: Mapping[str, Parameter], span: Span, signature: inspect.Signature
+    ) -> None:
+        self.positional, self.named, self.span, self.signature = list(positional), dict(named), span, signature
         self.leaves: list[Leaf] = []
         for parameter in (*self.positional, *self.named.values()):
             self._gather(parameter)
@@ -108,6 +110,22 @@ class Parameters:
             return value
         return wrap(slot)
 
+    def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The graph's inputs for a call. Raises: CaptureError (S0107) where it is not one that the graph is of."""
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as unfit:
+            raise _unfit(str(unfit)) from None
+        bound.apply_defaults()
+        if len(bound.args) != len(self.positional) or set(bound.kwargs) != set(self.named):
+            raise _unfit("it has other variable arguments")
+        found: list[Any] = []
+        for parameter, value in zip(self.positional, bound.args, strict=True):
+            _collect(parameter, value, found)
+        for name, parameter in self.named.items():
+            _collect(parameter, bound.kwargs[name], found)
+        return found
+
     def stand_ins(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with a tensor in the place of each input, for the signature."""
 
@@ -130,6 +148,28 @@ def _together(fields: Fields, parts: list[Any]) -> Any:
     for name, part in zip(fields.names, parts, strict=True):
         object.__setattr__(made, name, part)
     return made
+
+
+def _collect(parameter: Any, value: Any, found: list[Any]) -> None:
+    if isinstance(parameter, Leaf):
+        found.append(value)
+    elif isinstance(parameter, Fields):
+        values = value if isinstance(value, tuple) else [getattr(value, name) for name in parameter.names]
+        if len(values) != len(parameter.parts):
+            raise _unfit(f"a tuple has {len(values)} items, not {len(parameter.parts)}")
+        for part, item in zip(parameter.parts, values, strict=True):
+            _collect(part, item, found)
+    elif value is not parameter.value and value != parameter.value:
+        raise _unfit(f"the graph is of {parameter.value!r}, not of {value!r}")
+
+
+def _unfit(what: str) -> CaptureError:
+    return CaptureError(
+        f"the graph is of other arguments: {what}",
+        why="a scripted graph holds for the types that its parameters have",
+        fix="call the program itself, which takes any arguments, or annotate the parameters",
+        code="S0107",
+    )
 
 
 def parameters_of(
@@ -157,7 +197,7 @@ def parameters_of(
             named[parameter.name] = found
         else:
             positional.append(found)
-    return Parameters(positional, named, span)
+    return Parameters(positional, named, span, signature)
 
 
 def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -66,6 +66,7 @@ class Scripted:
     """A scripted program. raises: what every run ends with, where no path returns."""
 
     captured: Captured
+    parameters: Parameters
     raises: str = ""
     raised_at: Span | None = None
 
@@ -133,7 +134,6 @@ class _Run:
         self.session = ScriptSession(self.roots, Scope(self.roots.modules))
         session = self.session
         session.functions = calls.Functions()
-        session.depth, session.most_depth = 0, 200
         session.forked, session.peeled, session.whole = learned.forked, learned.peeled, learned.whole
         session.merge = ScriptMerger
         function, _ = entry_of(fn)
@@ -229,7 +229,7 @@ class _Run:
             graph.name, None, graph, signature, state, None, (), (), "entry", self.caller, self.roots, {},
             entangled(graph, arguments.tensors, state.lookup), _returned(flattener.tensors, (), state),
         )  # fmt: skip
-        return Scripted(captured, raises, span)
+        return Scripted(captured, self.parameters, raises, span)
 
     def _failure(self, stop: CannotStage) -> Exception:
         session = self.session

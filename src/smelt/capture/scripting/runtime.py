@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from smelt.capture.convert.runtime import PlainRuntime
+from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.scripting import calls, tensors
 from smelt.capture.scripting.session import ScriptSession, ShapeObject
+from smelt.capture.staging.branches import branch
 from smelt.capture.staging.control import StagingRuntime, _use
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedSequence
@@ -337,6 +338,15 @@ class ScriptRuntime(StagingRuntime):
         except Exception as error:
             raise self._programs(error)
 
+    def raise_if(self, test: Any, error: Any) -> None:
+        """An exception that is raised where a staged test holds."""
+
+        def fails() -> None:
+            raise self._raised(error())
+
+        branch(self.session, ("raise", len(self.session.recorder.records)), slot_of(test), fails, nothing, (), tuple,
+               lambda values: None)  # fmt: skip
+
     # --- exceptions --------------------------------------------------------------------------------------------------
 
     def _programs(self, error: Exception) -> Exception:
@@ -410,8 +420,16 @@ class _Unpacked:
             if length != count:
                 raise self.runtime._raised(ValueError(_unpack_error(length, count)))
         else:
-            right = session.emit("py.eq", length, count)
-            session.statement("py.assert_length" if False else "py.assert", right, f"expected {count} values to unpack")
+            self.runtime.raise_if(
+                session.emit("py.gt", length, count), lambda: ValueError(f"too many values to unpack (expected {count})")
+            )
+            self.runtime.raise_if(
+                session.emit("py.lt", length, count),
+                lambda: ValueError(
+                    session.emit("py.join", f"not enough values to unpack (expected {count}, got ",
+                                 session.emit("py.str", length), ")")
+                ),
+            )  # fmt: skip
         return iter([self.runtime.getitem(0, items, i) for i in range(count)])
 
 

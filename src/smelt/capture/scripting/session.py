@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from smelt.capture.recorder import Slot, slot_type
+from smelt.capture.scripting.merging import widened
 from smelt.capture.scripting.recorder import ScriptRecorder
 from smelt.capture.scripting.types import TENSOR, is_known
 from smelt.capture.spans import Site
@@ -87,6 +88,9 @@ class ScriptSession(Session):
         self.params: dict[Slot, tuple[str, Span]] = {}
         self.refusals: list[Refused] = []
         self.internal: Exception | None = None
+        self.functions: Any = None
+        self.depth = 0
+        self.most_depth = 200
 
     # --- errors ------------------------------------------------------------------------------------------------------
 
@@ -110,6 +114,9 @@ class ScriptSession(Session):
         slot = self.recorder.slot_of(value) if isinstance(value, torch.Tensor) else None
         if slot in self.assumable:
             raise Assume(self.assumable[slot], type_)
+
+    def widened(self, before: Type, after: Type) -> Type | None:
+        return widened(before, after)
 
     # --- values ------------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ def attribute(session: ScriptSession, tensor: torch.Tensor, name: str) -> Any:
     """`tensor.name` where it is one that a type may not tell; NotImplemented for all others."""
     if not is_symbolic(session, tensor):
         return NotImplemented
+    if name in _METHODS:
+        return TensorMethod(session, tensor, name)
     type_ = session.type_of(tensor)
     match name:
         case "shape":
@@ -115,6 +117,17 @@ def method(session: ScriptSession, name: str, tensor: Any, args: tuple[Any, ...]
     if answer is None or not is_symbolic(session, tensor):
         return NotImplemented
     return answer(session, tensor, *args, **kwargs)
+
+
+class TensorMethod:
+    """`tensor.name`, not called yet."""
+
+    def __init__(self, session: ScriptSession, tensor: torch.Tensor, name: str) -> None:
+        self.session, self.tensor, self.name = session, tensor, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = method(self.session, self.name, self.tensor, args, kwargs)
+        return getattr(self.tensor, self.name)(*args, **kwargs) if found is NotImplemented else found
 
 
 # --- indexing --------------------------------------------------------------------------------------------------------

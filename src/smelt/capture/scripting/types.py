@@ -1,36 +1,27 @@
-"""The types of an operator's results where element types are unknown, too.
+"""The types of an operator's results where ranks or element types of operands are unknown, too.
 
-The operator is asked for every element type that may stand there; what all answers share is kept. Answers are kept by
-operator, operand types and literals.
+The operator is asked, on tensors without data, for a few of the types that may stand there. What all answers share is
+kept: the element type, and the rank where several ranks were tried. Answers are kept by operator, operand types and
+literals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from smelt.diag import InternalError
-from smelt.ir import (
-    ANY,
-    Arg,
-    DType,
-    ListType,
-    TensorType,
-    TupleType,
-    Type,
-    UnknownDim,
-    Value,
-    join,
-    map_values,
-    values_in,
-)
-from smelt.ops.meta import Operand, call_key
+from smelt.ir import ANY, NONE, UNKNOWN_DIM, Arg, DType, ListType, TensorType, TupleType, Type, Value, map_values, values_in
+from smelt.ops.meta import CannotRun, Operand, call_key, meta_outcome
 from smelt.ops.registry import schema_of
 from smelt.ops.typing import infer
 
 TENSOR = TensorType(DType.UNKNOWN, None)
-_CANDIDATES = (DType.F32, DType.I64, DType.BOOL, DType.F64, DType.C64, DType.BF16)
+_DTYPES = (DType.F32, DType.I64, DType.F64, DType.BOOL, DType.C64)
+_MOST_TRIALS = 60
+_FEW_RANKS = 3
 
 
 def infer_open(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Type, ...]:
@@ -41,28 +32,26 @@ def infer_open(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple
 
 @lru_cache(maxsize=8192)
 def _infer(op: str, key: Any) -> tuple[Type, ...]:
-    args, kwargs = _values(key)
-    known = {v: v.type for a in (*args, *kwargs.values()) for v in values_in(a)}
-    if not any(_is_open(t) for t in known.values()):
-        return _declared(op, _asked(op, args, kwargs))
-    answers = []
-    for dtype in _CANDIDATES:
-        chosen = {v: Value(v.name, _with(t, dtype), None) for v, t in known.items()}  # type: ignore[arg-type]
-        found = _asked(
-            op,
-            [map_values(a, lambda v, c=chosen: c[v]) for a in args],  # type: ignore[misc]
-            {k: map_values(a, lambda v, c=chosen: c[v]) for k, a in kwargs.items()},  # type: ignore[misc]
-        )
-        if found is not None and ANY not in found:
-            answers.append(found)
-    if not answers:
-        return _declared(op, None)
-    shortest = min(len(a) for a in answers)
-    joined = tuple(_joined([a[i] for a in answers]) for i in range(shortest))
-    return _declared(op, joined)
+    args, kwargs = _call_of(key)
+    types = {v: v.type for a in (*args, *kwargs.values()) for v in values_in(a)}
+    if all(map(is_known, types.values())):
+        try:
+            return _declared(op, infer(op, args, kwargs))
+        except (InternalError, TypeError):
+            return _declared(op, None)
+    return _declared(op, _shared(list(_answers(op, args, kwargs, types))))
 
 
-def _values(key: Any) -> tuple[list[Arg], dict[str, Arg]]:
+def is_known(type_: Type) -> bool:
+    """Whether rank and element type of all tensors in a type are known."""
+    if isinstance(type_, TensorType):
+        return type_.shape is not None and type_.dtype != DType.UNKNOWN
+    if isinstance(type_, TupleType):
+        return all(map(is_known, type_.elements))
+    return not isinstance(type_, ListType) or is_known(type_.element)
+
+
+def _call_of(key: Any) -> tuple[list[Arg], dict[str, Arg]]:
     """A call again, from its key: values of the types that stand in it."""
     made: dict[int, Value] = {}
 
@@ -77,62 +66,123 @@ def _values(key: Any) -> tuple[list[Arg], dict[str, Arg]]:
     return [arg(a) for a in key[0]], {k: arg(a) for k, a in key[1]}
 
 
-def _asked(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Type, ...] | None:
-    try:
-        return infer(op, args, kwargs)
-    except (InternalError, TypeError):
+# --- trials ----------------------------------------------------------------------------------------------------------
+
+
+def _answers(
+    op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], types: Mapping[Value, Type]
+) -> Iterator[tuple[tuple[int, ...], tuple[Type, ...]]]:
+    """The ranks that were tried, and the types that came of them, until nothing more can be learnt."""
+    found: list[tuple[tuple[int, ...], tuple[Type, ...]]] = []
+    for trial in list(_trials(types))[:_MOST_TRIALS]:
+        chosen = _stand_ins(types, *trial)
+        if chosen is None:
+            return
+        try:
+            outcome, _ = meta_outcome(
+                op,
+                [map_values(a, chosen.__getitem__) for a in args],
+                {k: map_values(a, chosen.__getitem__) for k, a in kwargs.items()},
+            )
+        except (CannotRun, TypeError):
+            continue
+        found.append((trial[1], outcome.types))
+        yield found[-1]
+        if len(found) > 1 and _tells_nothing([t for _, t in found]):
+            return
+
+
+def _trials(types: Mapping[Value, Type]) -> Iterator[tuple[DType, tuple[int, ...], int]]:
+    """An element type for what has none, ranks for what has none, and a size for what has none."""
+    tensors = [t for t in map(_tensor_of, types.values()) if t is not None]
+    count = sum(t.shape is None for t in tensors)
+    known = [t for t in tensors if t.shape is not None]
+    sizes = list(dict.fromkeys([4, 1, *(d for t in known for d in t.shape or () if isinstance(d, int) and d)]))[:4]
+    most = max((t.rank or 0 for t in known), default=0)
+    ranks = list(dict.fromkeys((2, 3, 1, most + 1, 4, most + 2, 0)))
+    combinations: list[tuple[int, ...]] = [(r,) * count for r in ranks]
+    if 1 < count < 4:
+        combinations[2:2] = [tuple(a if i == k else b for i in range(count)) for k in range(count) for a, b in ((0, 2), (2, 0))]
+    dtypes = _DTYPES if any(t.dtype == DType.UNKNOWN for t in tensors) else _DTYPES[:1]
+    for size, ranks_, dtype in product(sizes, combinations if count else [()], dtypes):
+        yield dtype, ranks_, size
+
+
+def _stand_ins(types: Mapping[Value, Type], dtype: DType, ranks: tuple[int, ...], size: int) -> dict[Value, Arg] | None:
+    """What stands for each value in one trial; None where nothing does."""
+    chosen: dict[Value, Arg] = {}
+    left = list(ranks)
+    for value, type_ in types.items():
+        tensor = _tensor_of(type_)
+        if tensor is not None:
+            shape = tuple(d if isinstance(d, int) else size for d in tensor.shape or ())
+            if tensor.shape is None:
+                shape = (size,) * left.pop(0)
+            kind = dtype if tensor.dtype == DType.UNKNOWN else tensor.dtype
+            made: Type = TensorType(kind, shape, None, tensor.device)
+            # A list may be of any length.
+            made = TupleType((made, made)) if isinstance(type_, ListType) else made
+            chosen[value] = Value(value.name, made, None)  # type: ignore[arg-type]
+        else:
+            literal: Arg = {"int": 1, "float": 1.5, "bool": True, "dtype": DType.F32}.get(str(type_))
+            if str(type_) == "list[int]":
+                literal = (size, size)
+            if literal is None or str(type_) == "dtype":
+                return None
+            chosen[value] = literal
+    return chosen
+
+
+def _tensor_of(type_: Type) -> TensorType | None:
+    """A tensor's type, or that of the tensors in a list."""
+    inner = type_.element if isinstance(type_, ListType) else type_
+    return inner if isinstance(inner, TensorType) else None
+
+
+def _tells_nothing(found: Sequence[tuple[Type, ...]]) -> bool:
+    """Whether answers differ in everything that could be learnt."""
+    for column in zip(*found, strict=False):
+        tensors = [t for t in column if isinstance(t, TensorType)]
+        if len({t.dtype for t in tensors}) < 2 or len({t.rank for t in tensors}) < 2:
+            return False
+    return True
+
+
+def _shared(found: Sequence[tuple[tuple[int, ...], tuple[Type, ...]]]) -> tuple[Type, ...] | None:
+    if not found:
         return None
+    several = len({ranks for ranks, _ in found}) >= _FEW_RANKS or not found[0][0]
+    return tuple(_common(column, several) for column in zip(*(types for _, types in found), strict=False))
 
 
-def _is_open(type_: Type) -> bool:
-    if isinstance(type_, TensorType):
-        return type_.dtype == DType.UNKNOWN
-    if isinstance(type_, TupleType):
-        return any(map(_is_open, type_.elements))
-    return isinstance(type_, ListType) and _is_open(type_.element)
-
-
-def _with(type_: Type, dtype: DType) -> Type:
-    if isinstance(type_, TensorType) and type_.dtype == DType.UNKNOWN:
-        return TensorType(dtype, type_.shape, type_.strides, type_.device, type_.layout)
-    if isinstance(type_, TupleType):
-        return TupleType(tuple(_with(t, dtype) for t in type_.elements))
-    return ListType(_with(type_.element, dtype)) if isinstance(type_, ListType) else type_
-
-
-def _joined(types: Sequence[Type]) -> Type:
-    found = types[0]
-    for type_ in types[1:]:
-        if isinstance(found, TensorType) and isinstance(type_, TensorType) and found.dtype != type_.dtype:
-            found = _with_dtype(found, DType.UNKNOWN)
-        found = join(found, type_)
-    return found
-
-
-def _with_dtype(type_: TensorType, dtype: DType) -> TensorType:
-    return TensorType(dtype, type_.shape, type_.strides, type_.device, type_.layout)
+def _common(types: Sequence[Type], knows_rank: bool) -> Type:
+    if all(isinstance(t, TensorType) for t in types):
+        tensors = [t for t in types if isinstance(t, TensorType)]
+        dtypes, ranks = {t.dtype for t in tensors}, {t.rank for t in tensors}
+        dtype = dtypes.pop() if len(dtypes) == 1 else DType.UNKNOWN
+        if not knows_rank or len(ranks) > 1:
+            return TensorType(dtype, None)
+        rank = ranks.pop() or 0
+        return TensorType(dtype, (UNKNOWN_DIM,) * rank, (UNKNOWN_DIM,) * rank if rank else None)
+    if all(isinstance(t, TupleType) for t in types):
+        lists = [t for t in types if isinstance(t, TupleType)]
+        inner = [e for t in lists for e in t.elements]
+        element = _common(inner, False) if inner else TENSOR
+        return ListType(element if isinstance(element, TensorType) else TENSOR)
+    return types[0] if all(t == types[0] for t in types) else ANY
 
 
 def _declared(op: str, found: tuple[Type, ...] | None) -> tuple[Type, ...]:
     """Types that the schema allows: a tensor where it gives one, whatever was (not) told."""
     schema = schema_of(op)
     assert schema is not None
-    types = []
+    types: list[Type] = []
     for i, returned in enumerate(schema.returns):
         told = found[i] if found is not None and i < len(found) else ANY
-        if returned.type == "Tensor" and not isinstance(told, TensorType) and str(told) != "none":
+        if returned.type == "Tensor" and not isinstance(told, TensorType) and told != NONE:
             told = TENSOR
-        if returned.type == "List[Tensor]" and not isinstance(told, (TupleType, ListType)):
-            told = ListType(TENSOR)
+        if returned.type == "List[Tensor]" and not isinstance(told, TupleType):
+            is_told = isinstance(told, ListType) and isinstance(told.element, TensorType)
+            told = told if is_told else ListType(TENSOR)
         types.append(told)
     return tuple(types)
-
-
-def is_known(type_: TensorType) -> bool:
-    """Whether rank and element type are known."""
-    return type_.shape is not None and type_.dtype != DType.UNKNOWN
-
-
-def has_open_sizes(type_: TensorType) -> bool:
-    """Whether a size or stride is known at run time only."""
-    return not type_.is_static or any(isinstance(d, UnknownDim) for d in type_.shape or ())

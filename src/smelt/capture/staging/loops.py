@@ -324,6 +324,9 @@ class Loop:
         return self._widen(place, before, after)
 
     def _widen(self, place: Place, before: Any, after: Any) -> Type:
+        wider = self.session.widened(before, after)
+        if wider is not None:
+            return wider
         type_ = join(before, after)
         if isinstance(before, TensorType) != isinstance(after, TensorType) or (type_ == ANY and before != after):
             self.unstable(f"{place.name or 'a place'} is {before} before it and {after} after a turn")

@@ -130,6 +130,10 @@ class Session:
             raise Again(peel=key)
         self.cannot("a variable or tensor means one thing on one path and another on the other", "no graph holds both")
 
+    def widened(self, before: Type, after: Type) -> Type | None:
+        """The type of what a loop carries that is of two, where this run allows more than the staged one."""
+        return None
+
     def note_refused(self, error: BaseException) -> None:
         """An error that types alone decided."""
         self.refused.append(error)
