@@ -1,12 +1,28 @@
 """Smelt melts a PyTorch program down to one typed, readable graph and runs it as native code.
 
 p = smelt.trace(f, args)        run once, record: p.graph, p.code, p.graph_for(*args)
+p = smelt.script(f)             from source, nothing run: branches and loops are in the graph
 c = smelt.compile(model)        the same program, compiled at its first call
 smelt.explain(c)                what became of it, and why
 smelt.parse(str(p.graph))       graphs are text that parses back
 """
 
-from smelt.compiler import Program, compile, trace
+from smelt.capture.scripting.annotations import (
+    bf16,
+    bool_,
+    c64,
+    c128,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+)
+from smelt.compiler import Program, compile, script, trace
+from smelt.compiler.doors.fx_in import from_exported, from_fx
 from smelt.diag import (
     CaptureError,
     InternalError,
@@ -35,8 +51,23 @@ __all__ = [
     "SmeltWarning",
     "VerifyError",
     "__version__",
+    "bf16",
+    "bool_",
+    "c64",
+    "c128",
     "compile",
     "explain",
+    "f16",
+    "f32",
+    "f64",
+    "from_exported",
+    "from_fx",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
     "parse",
+    "script",
     "trace",
+    "u8",
 ]
