@@ -15,6 +15,7 @@ from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.typing import infer
 from smelt.passes.mutations import Mutation, holds, mutation_of
+from smelt.passes.placed_views import can_place_again, is_placed
 from smelt.passes.view_inverses import Inverse, element_inverse, inverse_of
 
 STATE = ("param", "buffer", "captured")
@@ -90,17 +91,31 @@ def _regions_around(node: Node) -> list[Region]:
 
 
 def _reads_itself_turned(node: Node, target: Value, aliases: Aliases) -> bool:
-    """Whether a node reads all the memory that it writes in another order: eager sees what it has written already."""
+    """Whether a node reads the memory that it writes in another order: eager sees what it has written already."""
 
     def covers(value: Value) -> bool:
         kinds = (value.type, *(root.type for root in aliases.of(value)))
         return len({k.numel if isinstance(k, TensorType) and k.is_static else None for k in kinds}) == 1
 
+    def may_turn(operand: Value) -> bool:
+        if operand.type != target.type and covers(operand) and covers(target):
+            return True
+        return _lies_placed(operand, aliases) or _lies_placed(target, aliases)
+
     return any(
-        operand is not target and operand.type != target.type and covers(operand) and covers(target)
+        operand is not target and aliases.may_share(operand, target) and may_turn(operand)
         for operand in node.operands()
-        if aliases.may_share(operand, target)
     )
+
+
+def _lies_placed(value: Value, aliases: Aliases) -> bool:
+    """Whether a value is seen through a view that names places, and so may lie across what it shares memory with."""
+    current: Value | None = value
+    while current is not None and current not in aliases.of(value):
+        if current.node is not None and is_placed(current.node):
+            return True
+        current = parent_of(current)
+    return False
 
 
 def _drop_kept(
@@ -130,9 +145,11 @@ def _unfit_roots(graph: Graph, aliases: Aliases, written: frozenset[Value]) -> s
 
 
 def _is_replayable(value: Value) -> bool:
-    """Whether a view can be taken again of other content: not where it names a place in its storage."""
+    """Whether a view can be taken again of other content: not where it names a place that only its own memory has."""
     node = value.node
-    if node is None or node.regions or "as_strided" in node.op or parent_of(value) is None:
+    if node is None or node.regions or parent_of(value) is None:
+        return False
+    if is_placed(node) and not can_place_again(node):
         return False
     return node.op in ("unpack", "write") or isinstance(value.type, (TensorType, TupleType))
 

@@ -13,6 +13,7 @@ from smelt.ir import Node, TensorType, TupleType, Value
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.record import tensor_type
 from smelt.passes.base import call_of
+from smelt.passes.placed_views import AS_STRIDED, can_place_again, placed
 
 Inverse = Callable[[GraphEmitter, Value, Value, Node], Value]
 """Takes the emitter, the base as it is, the new content of the view, and the view's node; gives the new base."""
@@ -20,6 +21,8 @@ Inverse = Callable[[GraphEmitter, Value, Value, Node], Value]
 
 def inverse_of(node: Node, base: TensorType, view: TensorType) -> Inverse | None:
     """How to write through a view, or None where that is not known."""
+    if node.op == AS_STRIDED:
+        return placed if can_place_again(node) else None
     found = _INVERSES.get(node.op)
     if found is not None:
         return found
