@@ -84,7 +84,9 @@ def close(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         if not isinstance(b, torch.Tensor) or a.dtype != b.dtype or a.shape != b.shape:
             return False
-        return torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True) if a.is_floating_point() else torch.equal(a, b)
+        return (
+            torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True) if a.is_floating_point() else torch.equal(a, b)
+        )
     if isinstance(a, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(map(close, a, b))
     if isinstance(a, dict):

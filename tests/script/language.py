@@ -308,7 +308,7 @@ def match_structure(x, y):
 
 
 @case((X, Y))
-def try_except(x, y):
+def try_except(x: smelt.f32[3, 4], y: smelt.f32[3, 4]):
     try:
         z = x @ y
     except RuntimeError:
@@ -370,7 +370,7 @@ def strings(x, n: int):
     return x, text, text.upper().split("|"), len(text)
 
 
-@case((X,), (X * 3,))
+@case((X + 1,), (X * 3 + 1,))
 def tensor_text(x):
     return f"{x.sum().item():.2f}", str(x.dim()), "n=" + str(x.size(0))
 
@@ -413,7 +413,20 @@ def dicts(x, y):
 @case((X,))
 def numbers(x):
     big = 2**40 * 2**40
-    return x, big, 7 // -2, -7 % 3, 2**-1, 2**3, divmod(-7, 2), round(2.5), 7 / 2, math.floor(-1.5), 1 < 2 < 3, 5 and 0 or 4
+    return (
+        x,
+        big,
+        7 // -2,
+        -7 % 3,
+        2**-1,
+        2**3,
+        divmod(-7, 2),
+        round(2.5),
+        7 / 2,
+        math.floor(-1.5),
+        1 < 2 < 3,
+        (5 and 0) or 4,
+    )
 
 
 @case((X, 5), (X, -3), (X, 2**40))
@@ -670,7 +683,7 @@ def nested_loops(x):
 
 
 @case((X,), (-X,))
-def exceptions_caught(x):
+def exceptions_caught(x: smelt.f32[3, 4]):
     try:
         if x[0, 0] > 0:
             raise ValueError("a")

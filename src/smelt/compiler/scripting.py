@@ -7,10 +7,8 @@ errors before any run. What runs is compiled for the arguments at hand, with gua
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import torch
 
 from smelt.capture import capture, is_capturing
 from smelt.capture.scripting import Scripted, script_graph
@@ -36,8 +34,8 @@ def script(
 
     example_inputs: the arguments of a call (a tuple, or one tensor), or a list of such tuples: they give types, and
         sizes that all of them share. Else types come from annotations (`smelt.f32["B", 768]`), defaults and use.
-    Raises: CaptureError: S0103 for what cannot be scripted, with the line; S0106 for a parameter of which nothing can
-        be told; S0108 for an error of types that no run could avoid.
+    Raises: CaptureError: S0109 for what cannot be scripted, with the line; S0106 for a parameter of which nothing can
+        be told; S0110 for an error of types that no run could avoid.
     """
     chosen = Options.make(options)
     check_options(chosen)

@@ -30,6 +30,8 @@ CATALOGUE: tuple[Code, ...] = (
     Code("S0105", "the traced program disagrees with eager"),
     Code("S0106", "an argument has a type that cannot be captured"),
     Code("S0107", "called with arguments that do not fit the captured program"),
+    Code("S0109", "the program cannot be scripted"),
+    Code("S0110", "no run of a scripted program can get past a line"),
     Code("S0201", "the graph's text does not parse"),
     Code("S0202", "the graph is not well formed"),
     Code("S0203", "a constant of the graph is not at hand"),

@@ -243,13 +243,14 @@ TENSOR_ATTRIBUTES: Mapping[str, Type] = MappingProxyType(
     {
         "dtype": ScalarType("dtype"), "device": ScalarType("device"), "layout": ScalarType("layout"),
         "requires_grad": BOOL, "is_cuda": BOOL, "is_leaf": BOOL, "itemsize": INT, "nbytes": INT,
+        "type": STR, "is_floating_point": BOOL, "is_complex": BOOL, "is_signed": BOOL,
     }
 )  # fmt: skip
-"""What `py.getattr` reads of a tensor."""
+"""What `py.getattr` reads of a tensor, a device, an element type."""
 
 
 def attribute(args: Args) -> Types:
-    """What an attribute of a tensor is."""
+    """What an attribute of a tensor, a device or an element type is."""
     name = args[1]
     return (TENSOR_ATTRIBUTES.get(name, ANY) if isinstance(name, str) else ANY,)
 

@@ -17,9 +17,9 @@ import torch
 
 from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.scripting import tensors
-from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread
+from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread, TensorsObject
 from smelt.capture.staging import calls as staged
-from smelt.capture.staging.symbols import StagedBool, StagedObject, is_staged, slot_of
+from smelt.capture.staging.symbols import StagedBool, is_staged, slot_of
 from smelt.capture.staging.views import StagedSequence
 from smelt.ir import ANY, INT, STR, ListType, OptionalType, TensorType
 
@@ -316,7 +316,7 @@ def tensors_any() -> TensorType:
 def given(session: ScriptSession, made: Any) -> Any:
     """What torch gave; a list of tensors whose length a run knows is a staged one."""
     if type(made) in (list, tuple) and len(made) == 1 and id(made[0]) in session.recorder.listed:
-        return StagedObject(session.recorder.listed[id(made[0])])
+        return TensorsObject(session.recorder.listed[id(made[0])])
     return made
 
 
@@ -359,6 +359,8 @@ def _isinstance(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     value, classes = args
     if isinstance(value, ShapeObject):
         return isinstance(torch.Size(()), classes)
+    if isinstance(value, TensorsObject):
+        return isinstance((), classes)
     if is_staged(value) and slot_of(value).type == ANY:
         return session.cannot("the class of a value of unknown kind is asked for", "annotate the parameter")
     if isinstance(value, torch.Tensor):

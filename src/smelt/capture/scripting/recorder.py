@@ -8,6 +8,8 @@ Invariant: an operator computes only where everything it is given is known to Py
 
 from __future__ import annotations
 
+import dis
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,16 +21,19 @@ from smelt._torch.schemas import read_schema
 from smelt.capture.opinfo import METADATA, OpInfo, op_info
 from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
 from smelt.capture.scripting.types import infer_open
+from smelt.capture.spans import is_users
 from smelt.capture.staging.shadows import _IN_PLACE_METADATA, ShadowRecorder, _give_back
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, NONE, STR, ListType, TensorType, TupleType, Type, Value
 from smelt.ops.convert import from_torch, type_of
+from smelt.ops.registry import tags_of
 
 _SCALARS: dict[str, Type] = {
     "int": INT, "SymInt": INT, "float": FLOAT, "bool": BOOL, "SymBool": BOOL, "complex": COMPLEX, "str": STR,
     "number": ANY, "List[int]": ListType(INT),
 }  # fmt: skip
 _DEAD = (DEAD,) * WORLDS
+_FIRST = 0x5AFE_0000_0000
 # dtypes without operators, which programs do not name.
 _MARK_DTYPES = tuple(
     d for n in ("uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7", "bits1x8", "bits2x4", "bits4x2", "bits8")
@@ -58,11 +63,11 @@ class Marks:
     def _new(self, slot: ScalarSlot) -> Any:
         number = len(self._keep)
         if slot.type == INT:
-            return 0x5AFE_0000_0001 + 2 * number
+            return _FIRST + 1 + 2 * number
         if slot.type == FLOAT:
-            return 0x5AFE_0000_0000 + number + 0.015625
+            return _FIRST + number + 0.015625
         if slot.type == ListType(INT):
-            return [0x5AFE_8000_0001 + 2 * number]
+            return [_FIRST + 0x8000_0001 + 2 * number]
         if str(slot.type) == "device":
             return torch.device("meta", number % 100)
         if str(slot.type) == "dtype":
@@ -77,12 +82,19 @@ class Marks:
 
     def slot(self, value: Any) -> ScalarSlot | None:
         """The value that a mark stands for; None for anything else."""
+        if type(value) is float and value.is_integer() and value >= _FIRST:
+            value = int(value)  # a parser made a float of an int
         if type(value) in (int, float, torch.dtype, torch.device):
             return self.slots.get(self.key(value))
         if type(value) in (list, tuple, torch.Size) and len(value) == 1:
-            found = self.slot(value[0]) if type(value[0]) is int else None
+            found = self.slot(value[0]) if type(value[0]) in (int, float) else None
             return found if found is not None and found.type == ListType(INT) else None
         return None
+
+    @staticmethod
+    def is_broken(value: Any) -> bool:
+        """Whether a number was a mark before someone calculated with it."""
+        return type(value) in (int, float) and _FIRST <= abs(value) < 8 * _FIRST
 
 
 class ScriptRecorder(ShadowRecorder):
@@ -93,6 +105,7 @@ class ScriptRecorder(ShadowRecorder):
         self.marks = Marks()
         self.listed: dict[int, ScalarSlot] = {}
         self.makers: dict[Slot, Any] = {}
+        self.unsure: dict[int, Family] = {}
 
     # --- operands ----------------------------------------------------------------------------------------------------
 
@@ -101,6 +114,8 @@ class ScriptRecorder(ShadowRecorder):
         if marked is not None:
             operands.append(marked)
             return marked
+        if self.marks.is_broken(arg):
+            self.session.cannot("torch calculates with a number that only a run knows")
         if isinstance(arg, torch.Size):
             arg = list(arg)
         if isinstance(arg, (list, tuple)) and len(arg) == 1 and id(arg[0]) in self.listed:
@@ -111,6 +126,17 @@ class ScriptRecorder(ShadowRecorder):
     # --- operators ---------------------------------------------------------------------------------------------------
 
     def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session = self.session
+        try:
+            return self._record(overload, args, kwargs)
+        except Exception as error:
+            if not any(error is known for known in (*session.refused, *session.raised)):
+                # torch makes "unsupported operand" of a TypeError.
+                session.internal = error
+                session.cannot(f"scripting failed: {type(error).__name__}: {error}", "this is a defect of Smelt")
+            raise
+
+    def _record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(overload)
         operands: list[Slot] = []
         noted = [self._encode(arg, operands) for arg in args]
@@ -118,7 +144,11 @@ class ScriptRecorder(ShadowRecorder):
         writes = info.written(args, kwargs)
         tainted = info.is_random or any(slot.family.tainted for slot in operands)
         if not tainted and not (writes and self.depth):
-            result = overload(*args, **kwargs)
+            try:
+                result = overload(*args, **kwargs)
+            except Exception as error:
+                self.session.raised.append(error)
+                raise
             self._note(info, args, kwargs, result)
             self._check()
             return result
@@ -201,6 +231,20 @@ class ScriptRecorder(ShadowRecorder):
         self.listed[id(marker)] = slot
         return [marker], slot
 
+    def _write(
+        self, noted: list[Any], named: dict[str, Any], name: str, position: int | None, tainted: bool, info: OpInfo
+    ) -> None:
+        target = named.get(name)
+        if target is None and position is not None and position < len(noted):
+            target = noted[position]
+        for slot in target if isinstance(target, list) else (target,):
+            if isinstance(slot, Slot) and id(slot.family) in self.unsure:
+                self.session.cannot(
+                    "a tensor is written that is a view of another or a copy of its own",
+                    "types do not tell which: annotate the index",
+                )
+        super()._write(noted, named, name, position, tainted, info)
+
     # --- types -------------------------------------------------------------------------------------------------------
 
     def _types(
@@ -212,6 +256,11 @@ class ScriptRecorder(ShadowRecorder):
             if made is not None:
                 return [_type_of(m) for m in made], made
         values: dict[Slot, Value] = {}
+        if is_caught(self.session) and not _is_safe(info, noted):
+            self.session.cannot(
+                f"{info.name} stands where an exception is caught, and may raise one",
+                "types do not tell whether it does: annotate the parameters",
+            )
         arguments = [_argument(a, values) for a in noted]
         with unseen():
             return infer_open(info.name, arguments, {k: _argument(v, values) for k, v in named.items()}), None
@@ -252,6 +301,28 @@ class ScriptRecorder(ShadowRecorder):
         found = ScalarSlot(_SCALARS[schema.returns[0].type], _DEAD)
         self.records.append((info, noted, named, (found,), self._find_site(2), self.scope.path, self._modes_now()))
         return session.decide(found) if found.type == BOOL else wrap(found)
+
+
+def _handles(code: Any, instruction: int) -> bool:
+    """Whether an `except` or `finally` of a function stands around an instruction; a `with` is none."""
+    parse = getattr(dis, "_parse_exception_table", None)
+    return parse is None or any(e.start <= instruction < e.end and not e.lasti for e in parse(code))
+
+
+def is_caught(session: Any) -> bool:
+    """Whether a function of the program's handles exceptions where it stands."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame is not session.base_frame:
+        if is_users(frame.f_code.co_filename) and _handles(frame.f_code, frame.f_lasti):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_safe(info: OpInfo, noted: Sequence[Any]) -> bool:
+    """Whether an operator takes every tensor: one operand, each element for itself."""
+    tensors = [a for a in noted if isinstance(a, Slot) and not isinstance(a, ScalarSlot)]
+    return len(tensors) == 1 and "pointwise" in tags_of(info.name)
 
 
 def _is_static(slot: Slot) -> bool:

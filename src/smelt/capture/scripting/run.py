@@ -32,7 +32,7 @@ from smelt.capture.scripting import calls
 from smelt.capture.scripting.merging import ScriptMerger
 from smelt.capture.scripting.parameters import Parameters, parameters_of
 from smelt.capture.scripting.runtime import ScriptRuntime
-from smelt.capture.scripting.session import Assume, ScriptSession
+from smelt.capture.scripting.session import Assume, ScriptSession, ShapeObject, TensorsObject
 from smelt.capture.scripting.tensors import answering_open
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Signature, flatten_arguments
@@ -43,7 +43,7 @@ from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.patches import answering
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.stage import _check_effect, _check_result, _everything_kept, _with_stand_ins
-from smelt.capture.staging.stops import Again, CannotStage
+from smelt.capture.staging.stops import Again, CannotMerge, CannotStage
 from smelt.capture.tree import Flattener
 from smelt.diag import CaptureError, InternalError, Span
 from smelt.ir import Type
@@ -84,7 +84,7 @@ def script_graph(
         raise CaptureError(
             f"{_name_of(fn)} cannot be scripted", refused.span, why=refused.reason,
             fix="define it in a file, a notebook cell or a REPL; smelt.trace and smelt.compile need no source",
-            code="S0103",
+            code="S0109",
         ) from None  # fmt: skip
     learned = Learned()
     with _everything_kept():
@@ -173,7 +173,7 @@ class _Run:
         try:
             args, kwargs = self.parameters.make(session)
             result = calls.call(session, runtime, 0, self.fn, args, kwargs)
-            return Outcome(result, snapshot.changes())
+            return Outcome(_as_returned(session, result), snapshot.changes())
         except Exception as error:
             check_genuine(session, error)
             self._check_types(error)
@@ -197,7 +197,7 @@ class _Run:
             found.site.span if found.site is not None else None,
             why="; ".join(where) or "no run can avoid it",
             fix="correct the types; no run of this program can get past this line",
-            code="S0108",
+            code="S0110",
         )
 
     def _scripted(self, outcome: Outcome) -> Scripted:
@@ -238,7 +238,25 @@ class _Run:
         if session.internal is not None:
             site = stop.site
             return InternalError(stop.what, site.span if site else None, why=stop.why, fix="report it with the program")
+        if isinstance(stop, CannotMerge) and stop.site is not None:
+            where = stop.site.span
+            arms = session.arms.get((where.file, where.line))
+            if arms is not None:
+                first, second = (f"{where.file}:{line}" for line in arms)
+                return _error(stop.what, f"one path comes by {first}, the other by {second}; {stop.why}", stop.site)
         return _error(stop.what, stop.why, stop.site)
+
+
+def _as_returned(session: ScriptSession, value: Any) -> Any:
+    """A result with Python's own kind of sequence where the graph has lists."""
+    if isinstance(value, ShapeObject):
+        session.cannot("the sizes of a tensor of unknown rank are returned", "a graph has no torch.Size")
+    if isinstance(value, TensorsObject):
+        return session.emit("py.call", "builtins.tuple", value)
+    if type(value) in (list, tuple):
+        items = [_as_returned(session, item) for item in value]
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+    return value
 
 
 def _line_of(error: Exception | None) -> Span | None:
@@ -258,5 +276,5 @@ def _error(what: str, why: str, site: Any) -> CaptureError:
         site.span if site is not None else None,
         why=why,
         fix="annotate the parameters, keep structure and types the same on all paths, or use smelt.compile",
-        code="S0103",
+        code="S0109",
     )

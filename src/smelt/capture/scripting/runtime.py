@@ -24,7 +24,6 @@ from smelt.ir import ANY, INT, STR, DictType, ListType, OptionalType, TupleType
 
 _PLAIN = PlainRuntime()
 _SMELT = f"{Path(__file__).resolve().parents[2]}/"
-_PYTHONS = (f"{_SMELT}capture/convert/", f"{_SMELT}capture/staging/control.py", __file__)
 _OPERATORS = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
     "<<": "lshift", ">>": "rshift", "&": "and", "|": "or", "^": "xor",
@@ -40,6 +39,13 @@ class ScriptRuntime(StagingRuntime):
     __slots__ = ()
 
     session: ScriptSession
+
+    # --- branches ----------------------------------------------------------------------------------------------------
+
+    def if_(self, at: int, test: Any, then: Any, orelse: Any, names: Any, get: Any, set: Any) -> None:
+        frame = sys._getframe(1)
+        self.session.arms[frame.f_code.co_filename, at] = (_first_line(then, at), _first_line(orelse, at))
+        super().if_(at, test, then, orelse, names, get, set)
 
     # --- calls and attributes ----------------------------------------------------------------------------------------
 
@@ -58,11 +64,17 @@ class ScriptRuntime(StagingRuntime):
                 return self._of_tensor(o, name)
             if isinstance(o, ShapeObject):
                 if name == "numel":
-                    return lambda: session.emit("py.call", "math.prod", o)
+                    return lambda: session.emit("py.int", session.emit("py.call", "math.prod", o))
                 return super().getattr_(at, o, name)
             if isinstance(o, StagedObject):
-                if slot_of(o).type == ANY:
+                kind = slot_of(o).type
+                if kind == ANY:
                     return self._of_tensor(session.as_tensor(o), name)
+                if str(kind) in ("device", "dtype"):
+                    return session.emit("py.getattr", o, name)
+                plain = {ListType: list, DictType: dict, TupleType: tuple}.get(type(kind), str)
+                if not hasattr(plain, name):
+                    raise AttributeError(f"'{plain.__name__}' object has no attribute '{name}'")
                 return super().getattr_(at, o, name)
             found = _property(o, name)
             if found is not None:
@@ -371,11 +383,9 @@ _DICTS = ("items", "keys", "get", "update", "setdefault")
 
 def _is_pythons(trace: Any) -> bool:
     """Whether an error came up where Smelt did for the program what Python does: a call of C, an operator."""
-    code, line = trace.tb_frame.f_code, trace.tb_lasti
-    names = ("CALL", "BINARY_OP", "COMPARE_OP", "BINARY_SUBSCR", "CALL_FUNCTION_EX", "STORE_SUBSCR", "LOAD_ATTR", "CONTAINS_OP",
-             "DELETE_SUBSCR", "UNARY_NEGATIVE", "UNARY_INVERT", "RAISE_VARARGS")  # fmt: skip
-    allowed = ("/capture/convert/", "/capture/scripting/", "/capture/staging/")
-    return any(a in code.co_filename for a in allowed) and code.co_name in _DOERS and line >= 0 and bool(names)
+    code = trace.tb_frame.f_code
+    places = ("/capture/convert/", "/capture/scripting/", "/capture/staging/")
+    return any(place in code.co_filename for place in places) and code.co_name in _DOERS
 
 
 _DOERS = frozenset((
@@ -385,6 +395,13 @@ _DOERS = frozenset((
     "_bound", "_scoped", "fold", "_zip", "_on_shadows", "record", "_unrolled", "for_", "_map", "_filter", "_isinstance",
     "index", "set_index", "_basic", "_hasattr", "_fresh", "method", "_divmod", "_repr",
 ))  # fmt: skip
+
+
+def _first_line(arm: Any, at: int) -> int:
+    """Where the statements of an arm begin; the branch itself where it has none."""
+    if arm is nothing:
+        return at
+    return min((line for _, _, line in arm.__code__.co_lines() if line is not None and line > at), default=at)
 
 
 class _OpenRows(StagedSequence):
@@ -421,7 +438,8 @@ class _Unpacked:
                 raise self.runtime._raised(ValueError(_unpack_error(length, count)))
         else:
             self.runtime.raise_if(
-                session.emit("py.gt", length, count), lambda: ValueError(f"too many values to unpack (expected {count})")
+                session.emit("py.gt", length, count),
+                lambda: ValueError(f"too many values to unpack (expected {count})"),
             )
             self.runtime.raise_if(
                 session.emit("py.lt", length, count),

@@ -5,16 +5,19 @@ What a tensor is made of is asked when the graph runs, where types do not tell i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from smelt.capture.convert import helpers
 from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.scripting.merging import widened
-from smelt.capture.scripting.recorder import ScriptRecorder
+from smelt.capture.scripting.recorder import ScriptRecorder, is_caught
 from smelt.capture.scripting.types import TENSOR, is_known
 from smelt.capture.spans import Site
+from smelt.capture.staging import current
 from smelt.capture.staging.session import _ITEM_TYPES, Session, _strides, _tainted
 from smelt.capture.staging.stops import Stop
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
@@ -30,9 +33,10 @@ from smelt.ir import (
     Value,
 )
 from smelt.ops.convert import dtype_to_torch, from_torch
-from smelt.ops.python_ops import infer_python
+from smelt.ops.python_ops import infer_python, python_op
 
 _DEAD = (DEAD,) * WORLDS
+_RAISING = ("py.raise", "py.assert", "py.print")
 _LITERALS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -53,6 +57,15 @@ class ShapeObject(StagedObject):
 
     def __iter__(self) -> Any:
         yield Spread(self)
+
+    def __len__(self) -> int:
+        if sys._getframe(1).f_globals.get("__name__") != helpers.__name__:
+            current.session().cannot("the number of dimensions is asked for by code that is not converted")
+        raise TypeError  # to `list.extend`, which would know how much room it needs
+
+
+class TensorsObject(StagedObject):
+    """A tuple of tensors that torch gave, of a length that a run knows; a list in the graph."""
 
 
 class Spread:
@@ -89,6 +102,7 @@ class ScriptSession(Session):
         self.refusals: list[Refused] = []
         self.internal: Exception | None = None
         self.functions: Any = None
+        self.arms: dict[tuple[str, int], tuple[int, int]] = {}
         self.depth = 0
         self.most_depth = 200
 
@@ -132,7 +146,13 @@ class ScriptSession(Session):
     def emit(self, op: str, *args: Any, **kwargs: Any) -> Any:
         operands = [self.encode(arg) for arg in args]
         named = {k: self.encode(v) for k, v in kwargs.items()}
-        types = infer_python(op, [_typed(o) for o in operands])
+        values = [_typed(o) for o in operands]
+        found = python_op(op)
+        if found is not None and op not in _RAISING and found.throws(values) and is_caught(self):
+            self.cannot(
+                f"{op} stands where an exception is caught, and may raise one", "only a run tells whether it does"
+            )
+        types = infer_python(op, values)
         pairs = [self.value_of(t, _DEAD) for t in types]
         self.append(op, operands, named, [slot for _, slot in pairs])
         if op == "py.not_" and isinstance(operands[0], Slot):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from smelt._torch.dispatch import is_live
 from smelt._torch.record_patches import Patches
 from smelt.capture.scripting.session import ScriptSession, ShapeObject
+from smelt.capture.scripting.types import is_known
 from smelt.capture.staging import current
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.ir import BOOL, INT, DType, ListType
@@ -156,7 +158,11 @@ def index(session: ScriptSession, tensor: torch.Tensor, key: Any) -> Any:
     if rest is None:
         # An index that takes all is a view of its own.
         return torch.ops.aten.alias.default(view) if view is tensor else view
-    return torch.ops.aten.index.Tensor(view, rest)
+    found = torch.ops.aten.index.Tensor(view, rest)
+    if isinstance(key, torch.Tensor) and not is_known(session.type_of(key)):
+        # A single number takes a view, all else a copy.
+        session.recorder.unsure[id(session.recorder.slot_of(found).family)] = session.recorder.slot_of(found).family
+    return found
 
 
 def set_index(session: ScriptSession, tensor: torch.Tensor, key: Any, value: Any) -> None:
@@ -179,6 +185,8 @@ def _mark(session: ScriptSession, value: Any) -> Any:
 
 def _basic(session: ScriptSession, tensor: torch.Tensor, key: Any) -> tuple[Any, list[Any] | None]:
     """The view that numbers and slices stand for, and the tensors that index it, by dimension."""
+    if isinstance(key, torch.Tensor) and not _is_number(session, key):
+        return tensor, [key]
     keys = list(key) if isinstance(key, tuple) else [key]
     used = sum(_dims_of(session, k) for k in keys if k is not None and k is not Ellipsis)
     if not any(k is Ellipsis for k in keys):
@@ -279,6 +287,16 @@ def _asked(name: str) -> Callable[[Any], Any]:
     return make
 
 
+def _warn(original: Any) -> Any:
+    def warn(*args: Any, **kwargs: Any) -> None:
+        # What a path warns of that no run has taken yet is nothing to tell.
+        if session_now() is None:
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1 if len(args) < 3 else 1
+            original(*args[:2], **kwargs)
+
+    return warn
+
+
 @contextlib.contextmanager
 def answering_open() -> Iterator[None]:
     """Open tensors answer code that is not converted, too, in what the staged run leaves to torch."""
@@ -287,4 +305,5 @@ def answering_open() -> Iterator[None]:
             stack.enter_context(_patches.replaced(torch.Tensor, name, _property(name)))
         for name in ("dim", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "element_size"):
             stack.enter_context(_patches.replaced(torch.Tensor, name, _asked(name)))
+        stack.enter_context(_patches.replaced(warnings, "warn", _warn))
         yield

@@ -13,7 +13,20 @@ from itertools import product
 from typing import Any
 
 from smelt.diag import InternalError
-from smelt.ir import ANY, NONE, UNKNOWN_DIM, Arg, DType, ListType, TensorType, TupleType, Type, Value, map_values, values_in
+from smelt.ir import (
+    ANY,
+    NONE,
+    UNKNOWN_DIM,
+    Arg,
+    DType,
+    ListType,
+    TensorType,
+    TupleType,
+    Type,
+    Value,
+    map_values,
+    values_in,
+)
 from smelt.ops.meta import CannotRun, Operand, call_key, meta_outcome
 from smelt.ops.registry import schema_of
 from smelt.ops.typing import infer
@@ -102,7 +115,9 @@ def _trials(types: Mapping[Value, Type]) -> Iterator[tuple[DType, tuple[int, ...
     ranks = list(dict.fromkeys((2, 3, 1, most + 1, 4, most + 2, 0)))
     combinations: list[tuple[int, ...]] = [(r,) * count for r in ranks]
     if 1 < count < 4:
-        combinations[2:2] = [tuple(a if i == k else b for i in range(count)) for k in range(count) for a, b in ((0, 2), (2, 0))]
+        combinations[2:2] = [
+            tuple(a if i == k else b for i in range(count)) for k in range(count) for a, b in ((0, 2), (2, 0))
+        ]
     dtypes = _DTYPES if any(t.dtype == DType.UNKNOWN for t in tensors) else _DTYPES[:1]
     for size, ranks_, dtype in product(sizes, combinations if count else [()], dtypes):
         yield dtype, ranks_, size
