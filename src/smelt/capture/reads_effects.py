@@ -18,13 +18,15 @@ import torch
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
 _SMELT_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # The programs that these packages bring along are compiled like anyone's.
-PROGRAM_DIRS = tuple(os.path.join(_SMELT_DIR, name, "") for name in ("bench", "cli"))
+_DOORS = os.path.join("compiler", "doors", "programs")
+PROGRAM_DIRS = tuple(os.path.join(_SMELT_DIR, name, "") for name in ("bench", "cli", _DOORS))
 _STDLIB_DIR = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _CLASSIFY_LIMIT = 4096
 ENVIRONMENT = "uses the environment"
 LOGGING = "logs a message"
 LOOKS = "looks at files"
+PRINTS = "prints"
 
 
 @lru_cache(maxsize=_CLASSIFY_LIMIT)
@@ -48,7 +50,7 @@ _FUNCTIONS: dict[tuple[str, str], str] = {
         "gmtime", "strftime", "ctime", "thread_time",
     )},
     ("time", "sleep"): "sleeps",
-    ("builtins", "print"): "prints",
+    ("builtins", "print"): PRINTS,
     ("builtins", "input"): "reads from the terminal",
     ("builtins", "globals"): "reads globals by computed name",
     ("builtins", "eval"): "evaluates text",

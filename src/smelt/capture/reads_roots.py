@@ -232,9 +232,9 @@ class Roots:
                     self.reach(table, id(value), f".{name}", site)
             self._watch(value, site, CALL_PROTOCOL)
             return
-        own = instance_dict(value)
-        if own is not None:  # `type(value)` and `isinstance` are no reads of an attribute
-            self._fact("object", value, None, (type(value), own), site)
+        held = instance_dict(value)
+        if held is not None:  # `type(value)` and `isinstance` are no reads of an attribute
+            self._fact("object", value, None, (type(value), held), site)
         self._watch(value, site)
 
     def _watch(self, value: Any, site: Site | None, ignore: frozenset[str] = frozenset()) -> None:

@@ -12,11 +12,13 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
+from torch.fx import GraphModule
 
 from smelt.capture import Captured, capture, is_capturing
 from smelt.capture.sharing import entangled
 from smelt.codegen.python import python_source
 from smelt.compiler.code import Code, write_code
+from smelt.compiler.doors.fx_out import graph_module
 from smelt.compiler.pipeline import first_wrong_pass
 from smelt.compiler.program_calls import KnownCall
 from smelt.compiler.program_copy import SavedCapture, load, save
@@ -78,6 +80,14 @@ class Program(torch.nn.Module):
     def graph_for(self, *args: Any, **kwargs: Any) -> Graph:
         """The optimized graph that runs for these arguments. Raises: CaptureError (S0107) if they do not fit."""
         return self._unit_for(args, kwargs)[0].optimize()
+
+    def to_fx(self) -> GraphModule:
+        """The program as captured, as a module of torch.fx that runs with torch alone, over the same parameters.
+
+        Branches and loops become torch's `cond` and `while_loop`. Raises: CaptureError (S0110) where torch.fx has no
+        form for something.
+        """
+        return graph_module(self.unit)
 
     def bisect(self, *args: Any, **kwargs: Any) -> Culprit | None:
         """The first pass that changes the answer for these arguments, with the difference; None if none does.
@@ -172,7 +182,7 @@ class Program(torch.nn.Module):
         captured = capture(self._source, args, kwargs, specialize=True)
         if captured.error is not None:
             raise captured.error
-        if captured.conversions and not self.unit.is_path:
+        if (captured.conversions or self.unit.prints) and not self.unit.is_path:
             staged = staged_capture(captured, self._source, args, kwargs)
             captured = captured if staged.error is not None else staged
         return self._add(captured)

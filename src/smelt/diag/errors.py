@@ -31,6 +31,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code("S0106", "an argument has a type that cannot be captured"),
     Code("S0107", "called with arguments that do not fit the captured program"),
     Code("S0109", "the program cannot be scripted"),
+    Code("S0110", "torch.fx has no form for a part of the program"),
     Code("S0110", "no run of a scripted program can get past a line"),
     Code("S0201", "the graph's text does not parse"),
     Code("S0202", "the graph is not well formed"),

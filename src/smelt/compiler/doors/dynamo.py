@@ -1,0 +1,84 @@
+"""`torch.compile(f, backend="smelt")`: what Dynamo cuts out of a program runs as Smelt's `compile` makes it.
+
+Invariant: the answer is the module's own: where gradients are needed it runs itself, and each call is guarded by Smelt
+beside Dynamo's own guards. Sizes that Dynamo leaves open are numbers to Smelt, which keeps an entry for each.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from smelt.compiler.doors.fx_in import with_control_flow
+from smelt.diag import Options
+
+
+def backend(
+    gm: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | Options | None = None
+) -> Callable[..., Any]:
+    """The function that runs a graph of Dynamo's, found under the name "smelt" among torch's backends.
+
+    options: as of `smelt.compile`; torch.compile(options=…) hands them on. Nothing runs before the first call.
+    """
+    chosen = Options.make(options)
+    return _Served(gm, [isinstance(value, torch.nn.Parameter) for value in example_inputs], chosen)
+
+
+class _Served:
+    """A graph of Dynamo's. Parameters come as arguments: while they are the very ones of the first call, they are part
+    of the compiled program, so that it may pack them."""
+
+    def __init__(self, gm: GraphModule, is_parameter: list[bool], options: Options) -> None:
+        self._gm, self._options = gm, options
+        self._source = with_control_flow(gm)
+        self._parameters = [i for i, is_one in enumerate(is_parameter) if is_one]
+        self._others = [i for i, is_one in enumerate(is_parameter) if not is_one]
+        self._held: tuple[Any, ...] | None = None
+        self._bound: Any = None
+        self._general: Any = None
+        self.__name__ = "smelt_graph"
+
+    def __call__(self, *args: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+            return self._gm(*args)
+        if not self._parameters:
+            return self._unbound(args)
+        given = tuple(args[i] for i in self._parameters)
+        if self._held is None:
+            self._held, self._bound = given, _compile(_Bound(self._source, self._parameters, given), self._options)
+        if not all(map(operator.is_, given, self._held)):
+            return self._unbound(args)
+        return self._bound(*[args[i] for i in self._others])
+
+    def _unbound(self, args: tuple[Any, ...]) -> Any:
+        if self._general is None:
+            self._general = _compile(self._source, self._options)
+        return self._general(*args)
+
+
+class _Bound(torch.nn.Module):
+    """A graph with its parameters in their places."""
+
+    def __init__(self, source: GraphModule, places: Sequence[int], parameters: Sequence[torch.nn.Parameter]) -> None:
+        super().__init__()
+        self.source = source
+        self.places = tuple(places)
+        self.held = torch.nn.ParameterList(parameters)
+        self.train(source.training)
+
+    def forward(self, *others: Any) -> Any:
+        """The graph's own answer, the parameters put back between the other arguments."""
+        args = list(others)
+        for place, parameter in zip(self.places, self.held, strict=True):
+            args.insert(place, parameter)
+        return self.source(*args)
+
+
+def _compile(program: Any, options: Options) -> Any:
+    from smelt.compiler import compile  # noqa: PLC0415  # which imports this package
+
+    return compile(program, options=options)

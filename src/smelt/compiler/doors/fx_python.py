@@ -1,0 +1,126 @@
+"""Python's scalars and containers (`py.*`) as nodes of `torch.fx`: calls of builtins and `operator`, none of Smelt's.
+
+Invariant: a container is never changed in place but where it was copied just before.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph
+
+from smelt.ops.python_calls import FUNCTIONS
+
+_OPERATORS = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs", "lshift", "rshift", "and_", "or_",
+    "xor", "invert", "eq", "ne", "lt", "le", "gt", "ge", "not_", "getitem",
+)  # fmt: skip
+_BUILTINS = ("int", "float", "bool", "complex", "str", "round", "min", "max", "sum", "len", "getattr")
+_AS_LISTS = ("builtins.range", "builtins.zip", "builtins.enumerate", "builtins.reversed", "dict.keys", "dict.values",
+             "dict.items")  # fmt: skip
+_CONVERSIONS = {"r": repr, "s": str, "a": ascii}
+_DIRECT: Mapping[str, Callable[..., Any]] = {
+    **{f"py.{name}": getattr(operator, name) for name in _OPERATORS},
+    **{f"py.{name}": getattr(builtins, name) for name in _BUILTINS},
+    "py.concat": operator.add,
+}
+Emit = Callable[..., Any]
+
+
+def emit_python(graph: Graph, op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
+    """The results of an operator, its nodes appended to the graph; None where only Smelt can do it."""
+    direct = _DIRECT.get(op)
+    if direct is not None:
+        return [graph.call_function(direct, tuple(args))]
+    special = _SPECIAL.get(op)
+    return None if special is None else special(graph.call_function, list(args), dict(kwargs))
+
+
+def _is_none(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    return [call(operator.is_, (args[0], None))]
+
+
+def _in(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    return [call(operator.contains, (args[1], args[0]))]
+
+
+def _slice(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    return [call(operator.getitem, (args[0], slice(*[*args[1:], None, None, None][:3])))]
+
+
+def _list(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    return [call(list, (args,))]
+
+
+def _tuple(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    return [call(tuple, (args,))]
+
+
+def _dict(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    return [call(dict, ([[key, value] for key, value in zip(args[::2], args[1::2], strict=True)],))]
+
+
+def _append(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    return [call(operator.add, (args[0], [args[1]]))]
+
+
+def _changed(change: Any) -> Callable[[Emit, list[Any], dict[str, Any]], list[Any]]:
+    def emit(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        made = call(copy.copy, (args[0],))
+        call(change, (made, *args[1:]))
+        return [made]
+
+    return emit
+
+
+def _insert(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    made = call(copy.copy, (args[0],))
+    call(list.insert, (made, args[1], args[2]))
+    return [made]
+
+
+def _format(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    value, spec, conversion = [*args, "", ""][:3] if len(args) < 3 else args
+    if conversion:
+        value = call(_CONVERSIONS[conversion.lstrip("!")], (value,))
+    return [call(format, (value, spec or ""))]
+
+
+def _join(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    return [call(str.join, ("", args))]
+
+
+def _call(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any] | None:
+    name = args[0]
+    if name not in FUNCTIONS:
+        return None
+    if name not in _AS_LISTS:
+        return [call(FUNCTIONS[name], tuple(args[1:]), kwargs)]
+    owner, _, method = name.partition(".")
+    function = getattr(builtins, method) if owner == "builtins" else getattr(dict, method)
+    return [call(list, (call(function, tuple(args[1:]), kwargs),))]
+
+
+def _print(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any] | None:
+    if kwargs.get("stream", "stdout") != "stdout":
+        return None
+    call(print, tuple(args), {k: v for k, v in kwargs.items() if k != "stream"})
+    return []
+
+
+def _assert(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    call(torch._assert, (args[0], args[1] if len(args) > 1 else ""))
+    return []
+
+
+_SPECIAL: Mapping[str, Callable[[Emit, list[Any], dict[str, Any]], list[Any] | None]] = {
+    "py.is_none": _is_none, "py.in_": _in, "py.slice": _slice, "py.list": _list, "py.tuple": _tuple, "py.dict": _dict,
+    "py.append": _append, "py.setitem": _changed(operator.setitem), "py.delitem": _changed(operator.delitem),
+    "py.insert": _insert, "py.format": _format, "py.join": _join, "py.call": _call, "py.print": _print,
+    "py.assert": _assert,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""Python that becomes part of a user's program, and is captured like any other."""

@@ -1,0 +1,164 @@
+"""Programs in and out through `torch.fx` and `torch.export`, against eager."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import smelt
+from smelt import CaptureError
+from tests.doors.programs import CASES, Case, assert_alike, assert_same_call, fresh
+
+_NAMES = [case.name for case in CASES]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+@pytest.mark.parametrize("case", CASES, ids=_NAMES)
+def test_out_to_fx(case: Case) -> None:
+    module = case.make().eval()
+    eager = copy.deepcopy(module)
+    with torch.no_grad():
+        args, kwargs = fresh(case.calls[0])
+        program = smelt.trace(module, args, kwargs)
+        eager(*fresh(case.calls[0])[0], **fresh(case.calls[0])[1])
+        out = program.to_fx()
+        assert isinstance(out, GraphModule)
+        for args, kwargs in case.calls:
+            assert_same_call(out, eager, args, kwargs)
+    assert_alike(dict(module.named_buffers()), dict(eager.named_buffers()))
+    assert set(dict(module.named_parameters())) >= set(dict(out.named_parameters()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=_NAMES)
+def test_in_from_export(case: Case) -> None:
+    module = case.make().eval()
+    eager = copy.deepcopy(module)
+    with torch.no_grad():
+        args, kwargs = fresh(case.calls[0])
+        exported = torch.export.export(module, args, kwargs)
+        before = {k: v.clone() for k, v in exported.state_dict.items()}
+        program = smelt.from_exported(exported)
+        assert_alike(dict(exported.state_dict), before)  # nothing is left of the recorded run
+        for args, kwargs in case.calls:
+            assert_same_call(program, eager, args, kwargs)
+    assert program.native_failure is None
+
+
+@pytest.mark.parametrize("case", CASES, ids=_NAMES)
+def test_out_and_in_again(case: Case) -> None:
+    module = case.make().eval()
+    eager = copy.deepcopy(module)
+    with torch.no_grad():
+        args, kwargs = fresh(case.calls[0])
+        program = smelt.trace(module, args, kwargs)
+        eager(*fresh(case.calls[0])[0], **fresh(case.calls[0])[1])
+        if kwargs:
+            with pytest.raises(CaptureError, match="input"):
+                smelt.from_fx(program.to_fx())
+            return
+        again = smelt.from_fx(program.to_fx(), args)
+        for args, _ in case.calls:
+            assert_same_call(again, eager, args, {})
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c.calls[0][1]], ids=lambda c: c.name)
+def test_in_from_make_fx(case: Case) -> None:
+    """Flat inputs, ATen only, with what torch noted of them: no example is needed."""
+    module = case.make().eval()
+    leaves = torch.utils._pytree.tree_leaves(fresh(case.calls[0])[0])
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves) or case.name in ("nested", "buffers"):
+        pytest.skip("make_fx takes tensors, and burns others in")
+    with torch.no_grad():
+        gm = make_fx(module, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+        program = smelt.from_fx(gm)
+        for args, kwargs in case.calls:
+            assert_same_call(program, case.make().eval() if case.name != "state" else module, args, kwargs)
+
+
+def test_a_symbolic_trace_needs_examples() -> None:
+    gm = torch.fx.symbolic_trace(lambda x, y: torch.relu(x) + y)
+    with pytest.raises(CaptureError, match="example_inputs") as caught:
+        smelt.from_fx(gm)
+    assert caught.value.code == "S0106"
+    program = smelt.from_fx(gm, (torch.ones(3), torch.ones(3)))
+    for n in (3, 5):  # other sizes are captured when they come
+        x, y = torch.randn(n), torch.randn(n)
+        torch.testing.assert_close(program(x, y), torch.relu(x) + y)
+
+
+def test_the_module_itself_is_left_alone() -> None:
+    gm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)))
+    text, random = gm.code, torch.get_rng_state()
+    program = smelt.from_fx(gm, torch.ones(2, 4))
+    assert gm.code == text and torch.equal(torch.get_rng_state(), random)
+    assert next(program.parameters()) is next(gm.parameters())
+
+
+@pytest.mark.parametrize("what", [None, torch.nn.Linear(2, 2), 3])
+def test_what_is_no_program(what: object) -> None:
+    for door in (smelt.from_fx, smelt.from_exported):
+        with pytest.raises(CaptureError) as caught:
+            door(what)
+        assert caught.value.code == "S0106" and caught.value.why and caught.value.fix
+
+
+def test_dynamic_sizes_of_an_exported_program() -> None:
+    class Flat(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(x.shape[0] * x.shape[1], -1).sum(0) / x.shape[0]
+
+    rows = torch.export.Dim("rows", min=2, max=64)
+    exported = torch.export.export(Flat(), (torch.randn(4, 3, 5),), dynamic_shapes=({0: rows},))
+    program = smelt.from_exported(exported)
+    for n in (4, 2, 7, 64, 4):
+        x = torch.randn(n, 3, 5)
+        torch.testing.assert_close(program(x), Flat()(x))
+    with pytest.raises(Exception, match=r"64|rows|shape"):
+        program(torch.randn(65, 3, 5))
+
+
+def test_an_exported_program_without_examples() -> None:
+    module = torch.nn.Linear(4, 2)
+    exported = torch.export.export(module, (torch.randn(3, 4),))
+    exported._example_inputs = None
+    program, x = smelt.from_exported(exported), torch.randn(3, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(program(x), module(x))
+
+
+def test_what_goes_out_runs_without_smelt(tmp_path: object) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            y = x.sin()
+        else:
+            y = x.cos()
+        while y.abs().sum() > 1:
+            y = y * 0.5
+        return y
+
+    x = torch.full((4,), 3.0)
+    out = smelt.trace(program, x).to_fx()
+    path = f"{tmp_path}/program.pt"
+    torch.save(out, path)
+    torch.save((x, program(x), -x, program(-x)), f"{tmp_path}/calls.pt")
+    code = f"""
+import sys, torch
+sys.modules["smelt"] = None  # any import of it is an error
+gm = torch.load({path!r}, weights_only=False)
+a, ya, b, yb = torch.load({f"{tmp_path}/calls.pt"!r})
+torch.testing.assert_close(gm(a), ya)
+torch.testing.assert_close(gm(b), yb)
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=str(tmp_path))
