@@ -27,6 +27,7 @@ from typing import Any
 from smelt._torch.state import torch_state
 from smelt.capture.reads_effects import (
     ENVIRONMENT,
+    PRINTS,
     SUSPECT_NAMES,
     builtin_effect,
     code_effect,
@@ -92,6 +93,7 @@ class _Recorder:
     def __init__(self, roots: Roots, boundary: FrameType | None) -> None:
         self.roots = roots
         self.boundary = boundary  # the frame whose block is recorded
+        self.streams = (sys.stdout, sys.stderr)
         self.codes: dict[int, CodeType] = {}
         self.effects: dict[tuple[str, Any], Effect] = {}
         self.collector = {getattr(callback, "__code__", None) for callback in gc.callbacks} - {None}
@@ -107,6 +109,8 @@ class _Recorder:
                 self.roots.enter_context_variable(arg.__self__, frame)
                 return
             what = builtin_effect(arg)
+            if what == PRINTS and (sys.stdout, sys.stderr) != self.streams:
+                what = "replaces the standard streams and prints"
             if what is not None:
                 self._on_effect(what, arg.__name__, frame)
 

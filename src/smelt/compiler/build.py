@@ -9,6 +9,7 @@ from typing import Any
 from smelt.capture import capture
 from smelt.compiler.compiled_types import ObservedProgram
 from smelt.compiler.originals import move_originals
+from smelt.compiler.prints import only_prints
 from smelt.compiler.staged import staged_unit
 from smelt.compiler.unit import Unit
 from smelt.diag import Options
@@ -25,7 +26,8 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     captured = capture(fn, args, kwargs, name=fn.name, target=fn.target, specialize=True)
     recorded_ms = (perf_counter() - start) * 1000
     unit, why_paths = None, ""
-    if captured.conversions and captured.error is None and not fn.next_path:
+    asks = bool(captured.conversions) or (fn.log is not None and only_prints(fn.log))
+    if asks and captured.error is None and not fn.next_path:
         unit, why_paths = staged_unit(fn, captured, args, kwargs, options)
     if unit is None:
         unit = Unit.of(captured, options)

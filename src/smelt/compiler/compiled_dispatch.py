@@ -26,6 +26,7 @@ from smelt.compiler.compiled_inputs import first_unsupported, grad_witness
 from smelt.compiler.compiled_native import native_entry, target_of
 from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, Settings, Stats
 from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
+from smelt.compiler.prints import muted, pieces_since, pieces_written
 from smelt.diag import CaptureError, Miss, SmeltError, SmeltWarning, user_level
 from smelt.runtime.entry import Counters, EntryCode, keeps_in_reach
 from smelt.runtime.guard_constants import Constants
@@ -140,10 +141,11 @@ class Dispatcher:
         row.hit(self._counters.tick())
         if row.entry is None or not row.is_ready:
             return self._original(row.reason or "still compiling in the background", args, kwargs, row.is_ready)
+        before = pieces_written()
         try:
             return row.entry.run(args, kwargs)
         except SmeltError as error:
-            return self.recover(row, error, args, kwargs)
+            return self.recover(row, error, args, kwargs, pieces_since(before))
         except Miss:
             raise
         except Exception as error:
@@ -163,16 +165,41 @@ class Dispatcher:
         self._warn(reason, f"{self.name} runs as it is from now on: {reason}")
         return result
 
-    def recover(self, row: Row, error: SmeltError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The answer of a call whose compiled program failed: the original's. Raises: the error in strict mode."""
+    def recover(
+        self,
+        row: Row,
+        error: SmeltError,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        printed: dict[str, int] | None = None,
+    ) -> Any:
+        """The answer of a call whose compiled program failed: the original's. printed: what was before it failed.
+
+        Raises: the error in strict mode.
+        """
         if self._is_strict:
             raise error
         reason = f"the compiled program failed: {error.what}"
+        if row.entry is not None and row.entry.is_staged and not self.settings.fullgraph:
+            return self._record_paths(row, reason, args, kwargs)
         # Where it is the data's fault (an index out of range), the original raises here, and the entry stays.
-        result = self._original(reason, args, kwargs)
+        with muted(printed) if printed is not None and any(printed.values()) else contextlib.nullcontext():
+            result = self._original(reason, args, kwargs)
         row.entry, row.reason = None, reason
         self._withdraw(row)
         self._warn(row.reason, f"{self.name} runs as it is from now on: {row.reason}")
+        return result
+
+    def _record_paths(self, row: Row, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The answer of a call in which the graph of all ways failed: recorded, as a path of those that replace it."""
+        before, row.reason = self._rows, reason
+        result = self._miss(args, kwargs, (row,))
+        with self._lock:
+            # Where it is the data's fault, that raised, and the entry stays.
+            if self._rows is not before:
+                self._rows = tuple(other for other in self._rows if other is not row)
+                self._withdraw(row)
+        self._count(reason)
         return result
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
@@ -338,7 +365,7 @@ class Dispatcher:
         row.fits_again(row)
         for other in missed:
             if other.entry is not None:
-                row.cause = difference(other.entry.outcomes, outcomes)
+                row.cause = difference(other.entry.outcomes, outcomes) if other.paths is not None else other.reason
                 self._count_miss(row.cause)
         alike = [other for other in self._rows if other.paths is row.paths]
         if any(other in missed and other.entry is not None and other.entry.outcomes == outcomes for other in alike):

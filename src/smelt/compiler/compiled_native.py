@@ -103,8 +103,10 @@ def target_of(owner: Owner, row: Row, args: tuple[Any, ...], kwargs: dict[str, A
     unit = row.entry
     if not isinstance(unit, Unit) or unit.executable is None or unit.lowered is None:
         return Target(python)
-    if unit.draws and (unit.is_path or unit.repeats_errors):
+    if unit.draws and (unit.is_path or unit.repeats_errors or unit.is_staged):
         return Target(python)  # which puts the random generator back
+    if unit.prints:
+        return Target(python)  # which knows what is printed where a call fails
     context = entry_context(unit.executable.call)
     if context is None:
         return Target(python)

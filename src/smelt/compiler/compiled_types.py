@@ -39,6 +39,10 @@ class Entry(Protocol):
         """What Python read of data on the recorded path; empty where nothing was, and the guards decide alone."""
 
     @property
+    def is_staged(self) -> bool:
+        """Whether it holds for all ways that data may choose, none of them with effects, in the place of paths."""
+
+    @property
     def repeats_errors(self) -> bool:
         """Whether an error of `run` that is none of Smelt's is the program's own, before which nothing has happened."""
 

@@ -16,6 +16,7 @@ from smelt.capture import Captured
 from smelt.capture.reads import Effect, ReadLog, record_reads
 from smelt.capture.staging.stage import stage
 from smelt.compiler.compiled_types import ObservedProgram
+from smelt.compiler.prints import muted, only_prints, without_prints
 from smelt.compiler.unit import Unit
 from smelt.diag import Options, SmeltError
 from smelt.runtime.guard_facts import FactTest
@@ -29,13 +30,14 @@ def staged_unit(
 ) -> tuple[Unit | None, str]:
     """The whole program, compiled, with `fn.log` telling what all ways read; or None, and why not."""
     log = fn.log
-    if log is None or not log.is_replayable:
+    if log is None or not (log.is_replayable or only_prints(log)):
         return None, "the recorded run acts on Python's objects"
     found: list[ReadLog] = []
     before = _logs.set(found)
     start = perf_counter()
     try:
-        staged = stage(_reading(fn.target, fn.name), args, kwargs, target=fn.target, name=fn.name, native=native)
+        with muted():
+            staged = stage(_reading(fn.target, fn.name), args, kwargs, target=fn.target, name=fn.name, native=native)
     finally:
         _logs.reset(before)
     if staged.error is not None:
@@ -43,12 +45,17 @@ def staged_unit(
     acts = [effect for more in found for effect in more.effects if not _is_by_shadows(effect)]
     if acts:
         return None, ReadLog(effects=acts[:1]).why_not()
+    assert staged.graph is not None
+    left = without_prints(log, staged.graph)
+    if not left.is_replayable:
+        return None, left.why_not()
     try:
         unit = Unit.of(staged, options)
         unit.stages_ms["staged run"] = round((perf_counter() - start) * 1000, 3)
         unit.finish()
     except SmeltError as error:
         return None, error.what
+    log.effects.clear()
     log.reads.extend(read for more in found for read in map(_as_now, more.reads) if read is not None)
     return unit, ""
 
@@ -57,7 +64,8 @@ def staged_capture(
     native: Captured, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Captured:
     """The capture of all ways, with the answer of the native run; its `error` says why there is none."""
-    staged = stage(target, args, kwargs, target=target, name=native.name, native=native)
+    with muted():
+        staged = stage(target, args, kwargs, target=target, name=native.name, native=native)
     return replace(staged, result=native.result, written=native.written)
 
 

@@ -11,17 +11,19 @@ import torch
 
 from smelt.capture import Captured, capture, conversion_error, tensors_of
 from smelt.capture.reads import ReadLog, RecorderBusy, record_reads
-from smelt.capture.reads_effects import LOGGING
+from smelt.capture.reads_effects import LOGGING, PRINTS
 from smelt.compiler.agreement import disagreement
 from smelt.compiler.compiled import Compiled
 from smelt.compiler.copies import copies_of
 from smelt.compiler.originals import move_originals
 from smelt.compiler.paths import other_path, outcomes
 from smelt.compiler.pipeline import check_options
+from smelt.compiler.prints import without_prints
 from smelt.compiler.program import Program
 from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Miss, Options, SmeltWarning
+from smelt.ir import Graph
 from smelt.ops.evaluate import evaluate
 
 
@@ -65,15 +67,16 @@ def trace(
     captured = capture(observed, given, named, keep_written=check, target=target, specialize=True)
     if captured.error is not None:
         raise captured.error
-    left_out = observed.left_out()
+    results = tensors_of(captured.result, given, named)
+    asks = bool(captured.conversions) or observed.prints
+    program = _staged(target, captured, given, named, chosen, before if check else None, rng) if asks else None
+    left_out = observed.left_out(program.unit.captured.graph if program is not None else captured.graph)
     if left_out:
         warnings.warn(
             f"the program traced from {captured.name} does not repeat all that the run did: {left_out}",
             SmeltWarning,
             stacklevel=2,
         )
-    results = tensors_of(captured.result, given, named)
-    program = _staged(target, captured, given, named, chosen, before if check else None, rng)
     if program is None:
         if captured.conversions and chosen.strict:
             raise conversion_error(captured.conversions[0])
@@ -100,8 +103,6 @@ def _staged(
 
     before: copies of the inputs as they were, where the graph is to be checked on them.
     """
-    if not native.conversions:
-        return None
     captured = staged_capture(native, target, args, kwargs)
     if captured.error is not None:
         return None
@@ -131,8 +132,13 @@ class _Observed:
         self.target = target
         self.log: ReadLog | None = None
 
-    def left_out(self) -> str:
-        """A sentence on the first such thing; empty where there is none.
+    @property
+    def prints(self) -> bool:
+        """Whether it printed something."""
+        return self.log is not None and any(effect.what == PRINTS for effect in self.log.effects)
+
+    def left_out(self, graph: Graph | None) -> str:
+        """A sentence on the first such thing that this graph does not do; empty where there is none.
 
         A log message is no part of an answer, nor what its handlers do to stamp and write it.
         """
@@ -140,8 +146,9 @@ class _Observed:
             return ""
         logged = {effect.span for effect in self.log.effects if effect.what == LOGGING}  # which reads the clock, too
         handled = {"uses a file"} if logged else set()
-        effects = [e for e in self.log.effects if e.span not in logged and e.what not in handled]
-        return ReadLog([], effects, self.log.mutations).why_not()
+        log = self.log if graph is None else without_prints(self.log, graph)
+        effects = [e for e in log.effects if e.span not in logged and e.what not in handled]
+        return ReadLog([], effects, log.mutations).why_not()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         recording = record_reads({getattr(self.target, "__name__", "self"): self.target}, args, kwargs)

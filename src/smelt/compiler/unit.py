@@ -32,6 +32,7 @@ from smelt.compiler.paths import (
 )
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.compiler.precision import Precision, output_errors, why_not_repeatable
+from smelt.compiler.prints import muted, prints
 from smelt.diag import InternalError, Miss, Options, SmeltError, SmeltWarning
 from smelt.ir import Graph, Type
 from smelt.ops.effects import effects
@@ -167,6 +168,16 @@ class Unit:
         return draws(self.graph)
 
     @cached_property
+    def is_staged(self) -> bool:
+        """Whether the graph has all ways that data may choose, so that paths could stand in its place."""
+        return bool(self.captured.conversions) and not (self.is_path or self.prints)
+
+    @cached_property
+    def prints(self) -> bool:
+        """Whether a call prints something."""
+        return prints(self.graph)
+
+    @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What Python read of data in the recorded run, in order."""
         return outcomes(self.captured) if self.is_path else ()
@@ -206,7 +217,7 @@ class Unit:
         Raises: SmeltError (S0401, S0403) where a native call fails; Miss where this is a path and the call takes
             another one: then nothing has happened.
         """
-        if not (self.is_path or self.repeats_errors):
+        if not (self.is_path or self.repeats_errors or (self.draws and self.captured.conversions)):
             return self._run(args, kwargs)
         before = RandomState() if self.draws else None
         try:
@@ -244,8 +255,9 @@ class Unit:
         inputs = self.sample
         try:
             with torch.no_grad():
-                expected = evaluate(self.graph, inputs, self.lookup)
-                found = self.lowered.rebuild(self.executable.run(inputs), inputs, self.lookup)
+                expected = evaluate(self.graph, inputs, self.lookup, silent=True)
+                with muted():
+                    found = self.lowered.rebuild(self.executable.run(inputs), inputs, self.lookup)
         except (SmeltError, RuntimeError) as error:  # what the data makes an operator raise
             return Precision(why_not=f"running it again failed: {error}")
         tensors = [(a, b) for a, b in zip(expected, found, strict=True) if isinstance(a, torch.Tensor)]

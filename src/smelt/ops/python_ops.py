@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,6 +19,9 @@ from smelt.ir import Arg, Type
 from smelt.ops import python_throws as throws
 from smelt.ops import python_types as types
 from smelt.ops.python_calls import call, exception_of
+
+written = threading.local()
+"""How many pieces of text `py.print` gave to `stdout` and `stderr` in this thread."""
 
 Run = Callable[..., Any]
 Rule = Callable[[Sequence[Arg]], tuple[Type, ...]]
@@ -95,6 +99,7 @@ def _print(
     *args: Any, sep: str | None = " ", end: str | None = "\n", stream: str = "stdout", flush: bool = False
 ) -> None:
     print(*args, sep=sep, end=end, file=getattr(sys, stream), flush=flush)
+    setattr(written, stream, getattr(written, stream, 0) + max(2 * len(args), 1))
 
 
 def _raise(name: str, *args: Any, cause: str | None = None, cause_args: Sequence[Any] = ()) -> None:

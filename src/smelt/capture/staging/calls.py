@@ -104,7 +104,7 @@ def _tensor(session: Any, data: Any, dtype: Any = None, device: Any = None, requ
 def _print(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     file = kwargs.pop("file", None)
     kwargs = {k: v for k, v in kwargs.items() if v is not None}
-    if file is not None and file not in (sys.stdout, sys.stderr):
+    if (sys.stdout, sys.stderr) != session.streams or (file is not None and file not in session.streams):
         session.cannot("something is printed into a file")
     if file is not None and file is sys.stderr:
         kwargs["stream"] = "stderr"

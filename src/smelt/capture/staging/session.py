@@ -11,6 +11,7 @@ is known inside only.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +91,7 @@ class Session:
 
     def __init__(self, native: Any, convertible: Callable[[Any], bool], roots: Any, scope: Any) -> None:
         self.recorder = ShadowRecorder(roots, scope, self)
+        self.streams = (sys.stdout, sys.stderr)
         self.regions: list[Region] = []
         self.aliases: dict[Slot, Slot] = {}
         self.paths = 0
