@@ -1,4 +1,5 @@
-"""Operators that take a string, through C functions that mean the same: the dispatcher's C door passes no strings.
+"""Operators that take a string or a number of any type, through C functions that mean the same: the dispatcher's C door
+passes neither.
 
 Invariant: the same bits as the operator. torch's `_addmm_activation` is addmm followed by its own gelu; over an empty
 inner dimension the product is the bias itself, so gelu alone remains.
@@ -19,6 +20,7 @@ from smelt.runtime.plan import Call, Ints, OptionalDouble, Out, Text, Use
 
 _ADDMM_GELU = "aoti_torch_cpu__addmm_activation"
 _PAD = "aoti_torch_aten_pad"
+_HISTC = "aoti_torch_cpu_histc"
 
 
 def lower_gelu(ctx: Context, node: Node) -> bool:
@@ -77,6 +79,21 @@ def lower_pad(ctx: Context, node: Node) -> bool:
     )
     ctx.builder.emit(Call(_PAD, args, lambda x: F.pad(x, sizes, mode, fill)))
     ctx.note(node, "library", _PAD)
+    return True
+
+
+def lower_histc(ctx: Context, node: Node) -> bool:
+    """How many elements fall into each bin."""
+    call = ctx.call_arguments(node)
+    value, bins, low, high = (call[n] for n in ("self", "bins", "min", "max"))
+    if not isinstance(value, Value) or not isinstance(bins, int) or not shim.has(_HISTC) or "autocast" in node.mode:
+        return False
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
+        return False
+    count, first, last = bins, float(low), float(high)
+    args = (Use(ctx.slot(value)), count, first, last, Out(ctx.result(node.result)))
+    ctx.builder.emit(Call(_HISTC, args, lambda x: torch.histc(x, count, first, last)))
+    ctx.note(node, "library", _HISTC)
     return True
 
 

@@ -24,7 +24,7 @@ from smelt.codegen.lower.fuse import Epilogue, epilogue_of
 from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.hoist import hoisted
 from smelt.codegen.lower.kernels import with_code
-from smelt.codegen.lower.library import lower_gelu, lower_pad
+from smelt.codegen.lower.library import lower_gelu, lower_histc, lower_pad
 from smelt.codegen.lower.linear import Product, lower_product, product_of
 from smelt.codegen.lower.lists import lower_joined
 from smelt.codegen.lower.nests import Nests
@@ -57,6 +57,7 @@ _RULES: dict[str, Callable[[Context, Node], bool]] = {
     "aten.matmul.default": lower_matmul,
     "aten.scaled_dot_product_attention.default": lower_attention,
     "aten.gelu.default": lower_gelu,
+    "aten.histc.default": lower_histc,
     "aten.pad.default": lower_pad,
     "aten.constant_pad_nd.default": lower_pad,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from smelt.ir import UNKNOWN_DIM, Arg, DType, TensorType, Type, Value
+from smelt.ir import UNKNOWN_DIM, Arg, Device, DType, TensorType, Type, Value
 from smelt.ops.record import Call, Emitter, OpRecord, Samples, sample, tensor_type
 from smelt.ops.samples import bools, fixed, floats, ints, strided
 
@@ -25,6 +25,33 @@ def _lower_copy(b: Emitter, call: Call) -> Arg | None:
         return None
     kind = tensor_type(source)
     return b.call("aten.clone.default", source) if kind.strides is None and kind.is_static else None
+
+
+def _lower_scatter_value(b: Emitter, call: Call) -> Arg | None:
+    """Of a tensor full of the number."""
+    x, index = tensor_type(call["self"]), tensor_type(call["index"])
+    if isinstance(call["value"], Value) or not x.sizes or not index.sizes:
+        return None
+    full = b.call("aten.full.default", index.sizes, call["value"], dtype=x.dtype, device=Device(x.device))
+    return b.call("aten.scatter.src", call["self"], call["dim"], call["index"], full)
+
+
+# Of these a sum has the same bits however its terms are gathered in order; shorter floats are rounded at other times.
+_SUMMED_ALIKE = (DType.F32, DType.F64, DType.I8, DType.I16, DType.I32, DType.I64, DType.U8)
+
+
+def _lower_index_add(b: Emitter, call: Call) -> Arg | None:
+    """Each row's index for each of its elements."""
+    x, index, source = (tensor_type(call[n]) for n in ("self", "index", "source"))
+    alpha = call["alpha"]
+    if type(alpha) is not int or alpha != 1 or x.dtype not in _SUMMED_ALIKE or index.dtype is not DType.I64:
+        return None
+    if not x.sizes or not source.sizes or index.rank != 1 or x.dtype is not source.dtype or 0 in source.sizes:
+        return None
+    dim = call["dim"] % len(x.sizes)
+    wide = [index.sizes[0] if d == dim else 1 for d in range(len(x.sizes))]
+    places = b.call("aten.expand.default", b.call("aten.view.default", call["index"], tuple(wide)), source.sizes)
+    return b.call("aten.scatter_add.default", call["self"], dim, places, call["source"])
 
 
 def _nonzero_type(call: Call) -> tuple[Type, ...]:
@@ -69,7 +96,21 @@ INDEXING: tuple[OpRecord, ...] = (
         may_throw=True,
     ),
     OpRecord(
-        "aten.scatter.value", "torch.scatter", fixed(lambda: [sample(floats(3, 4), 0, _GRID, 1.5)]), may_throw=True
+        "aten.scatter.value",
+        "torch.scatter",
+        fixed(
+            lambda: [
+                sample(floats(3, 4), 0, _GRID, 1.5),
+                sample(strided(3, 4), -2, _GRID, -0.0),
+                sample(ints(3, 4), 0, _GRID, 2),
+                sample(floats(3, 4, dtype=torch.bfloat16), 1, _GRID, 1 / 3),
+                sample(bools(3, 4), 0, _GRID, True),
+                sample(floats(3, 4), 0, _GRID[:, :0], 1.5),
+            ]
+        ),
+        lower=_lower_scatter_value,
+        exact=True,
+        may_throw=True,
     ),
     OpRecord(
         "aten.index.Tensor",
@@ -97,7 +138,19 @@ INDEXING: tuple[OpRecord, ...] = (
     OpRecord(
         "aten.index_add.default",
         "torch.index_add",
-        fixed(lambda: [sample(floats(3, 4), 0, _INDEX, floats(3, 4, seed=1))]),
+        fixed(
+            lambda: [
+                sample(floats(3, 4), 0, _INDEX, floats(3, 4, seed=1)),
+                sample(floats(3, 4), -1, _INDEX, strided(3, 3), alpha=1),
+                sample(ints(3, 4), 0, _INDEX, ints(3, 4, seed=1)),
+                sample(floats(4), 0, _INDEX, floats(3)),
+                sample(floats(2, 3, 2), 1, _INDEX, floats(2, 3, 2, seed=1)),
+                sample(floats(3, 4), 0, _INDEX, floats(3, 4, seed=1), alpha=2),
+                sample(floats(3, 4, dtype=torch.bfloat16), 0, _INDEX, floats(3, 4, dtype=torch.bfloat16)),
+            ]
+        ),
+        lower=_lower_index_add,
+        exact=True,
         may_throw=True,
     ),
     OpRecord(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from smelt.ir import Arg, TensorType, Type
+from smelt.ops.composites import as_torch_does
 from smelt.ops.convert import dummy_of, type_of
-from smelt.ops.record import Call, Emitter, OpRecord, Sample, sample, tensor_type
-from smelt.ops.samples import fixed, floats, strided
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, sample, tensor_type
+from smelt.ops.samples import fixed, floats, ints, strided
 
 
 def _lower_matmul(b: Emitter, call: Call) -> Arg | None:
@@ -150,6 +152,66 @@ def _convolutions() -> Iterator[Sample]:
     yield sample(floats(3, 8, 8), weight)
 
 
+def _einsums() -> Iterator[Sample]:
+    q, k = floats(2, 5, 3, 4).transpose(1, 2), floats(2, 3, 4, 6)
+    yield sample("ij,jk->ik", [floats(3, 4), floats(4, 5)])
+    yield sample("bhid,bhdj->bhij", [q, k])
+    yield sample("bhid, bhjd -> bhij", [q, floats(2, 3, 6, 4)])
+    yield sample("bhwqc,hkc->bhwqk", [floats(2, 3, 4, 5, 6), floats(3, 7, 6)])
+    yield sample("ibh,hnd->ibnd", [floats(4, 2, 6), floats(6, 3, 5)])
+    yield sample("i,j", [floats(3), floats(4)])
+    yield sample("ij->ji", [floats(3, 4)])
+    yield sample("ii->i", [floats(3, 3)])
+    yield sample("ii", [floats(3, 3)])
+    yield sample("ijk->", [floats(2, 3, 4)])
+    yield sample("...ij,...jk->...ik", [floats(2, 3, 4), floats(4, 5)])
+    yield sample("ij,ij,jk->k", [floats(3, 4), floats(3, 4, seed=1), floats(4, 2)])
+    yield sample("ij,jk,kl->il", [floats(3, 4), floats(4, 5), floats(5, 2)], path=[1, 2, 0, 1])
+    yield sample("ij,ij->i", [ints(3, 4), ints(3, 4, seed=1)])
+    yield sample("ij,jk->ik", [floats(0, 4), floats(4, 5)])
+    yield sample("ij,jk->ik", [floats(3, 4, dtype=torch.bfloat16), floats(4, 5, dtype=torch.bfloat16)])
+
+
+def _lower_padding(n: int) -> Lowering:
+    """A convolution that pads to the same size, more at the end than at the start, of an operand that is padded."""
+
+    def lower(b: Emitter, call: Call) -> Arg | None:
+        kernel = tensor_type(call["weight"]).sizes[2:]
+        if call["padding"] != "same":
+            return None
+        totals = [d * (k - 1) for k, d in zip(kernel, _per_axis(call["dilation"], n), strict=True)]
+        if all(total % 2 == 0 for total in totals):
+            return None
+        ends = tuple(end for total in reversed(totals) for end in (0, total % 2))
+        padded = b.call("aten.constant_pad_nd.default", call["input"], ends, 0)
+        both = tuple(total // 2 for total in totals)
+        return b.call(
+            f"aten.conv{n}d.default",
+            padded, call["weight"], call["bias"], call["stride"], both, call["dilation"], call["groups"],
+        )  # fmt: skip
+
+    return lower
+
+
+def _per_axis(given: Any, n: int) -> tuple[int, ...]:
+    return given * n if len(given) == 1 else given
+
+
+def _same_paddings() -> Iterator[Sample]:
+    for kernel in (3, 4):
+        weight = floats(4, 3, kernel, seed=1)
+        yield sample(floats(2, 3, 9), weight, None, [1], "same")
+        yield sample(floats(3, 9), weight, floats(4), [1], "same", [3])
+    yield sample(floats(2, 4, 13), floats(4, 1, 32), None, [1], "same", [1], 4)
+    yield sample(floats(2, 3, 9), floats(4, 3, 3), None, [2], "valid")
+
+
+def _same_paddings_of_images() -> Iterator[Sample]:
+    yield sample(floats(2, 3, 9, 8), floats(4, 3, 2, 3), floats(4), [1, 1], "same")
+    yield sample(floats(2, 3, 9, 8), floats(4, 3, 4, 2), None, [1, 1], "same", [1, 3])
+    yield sample(floats(2, 3, 9, 8), floats(4, 3, 3, 3), None, [1, 1], "same")
+
+
 _M, _N, _K = 3, 5, 4
 PRODUCTS: tuple[OpRecord, ...] = (
     OpRecord("aten.linear.default", "torch.nn.functional.linear", _linears, lower=_lower_linear),
@@ -181,7 +243,9 @@ PRODUCTS: tuple[OpRecord, ...] = (
     OpRecord(
         "aten.einsum.default",
         "torch.einsum",
-        fixed(lambda: [sample("ij,jk->ik", [floats(3, 4), floats(4, 5)])]),
+        _einsums,
+        lower=as_torch_does("aten.einsum.default"),
+        exact=True,
         alias="maybe",
     ),
     OpRecord(
@@ -189,6 +253,8 @@ PRODUCTS: tuple[OpRecord, ...] = (
         "torch.conv1d",
         fixed(lambda: [sample(floats(2, 3, 9), floats(4, 3, 3), floats(4), [2], [1])]),
     ),
+    OpRecord("aten.conv1d.padding", "torch.conv1d", _same_paddings, lower=_lower_padding(1), exact=True),
+    OpRecord("aten.conv2d.padding", "torch.conv2d", _same_paddings_of_images, lower=_lower_padding(2), exact=True),
     OpRecord("aten.conv2d.default", "torch.conv2d", _convolutions, result=_convolution_type),
     OpRecord(
         "aten.conv_transpose2d.input",

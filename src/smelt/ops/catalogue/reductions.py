@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from smelt.ir import Arg
+from smelt.ops.composites import as_torch_does
 from smelt.ops.record import Call, Emitter, OpRecord, Sample, Samples, sample, tensor_type
 from smelt.ops.samples import all_operands, bools, each, fixed, float_operands, floats, ints, special, strided
 
@@ -111,6 +112,20 @@ REDUCTIONS: tuple[OpRecord, ...] = (
         "aten.linalg_vector_norm.default",
         "torch.linalg.vector_norm",
         fixed(lambda: [sample(floats(3, 4)), sample(floats(3, 4), 2, [-1], True), sample(floats(3, 4), 1.0, [0])]),
+    ),
+    OpRecord(
+        "aten.linalg_norm.default",
+        "torch.linalg.norm",
+        fixed(
+            lambda: [
+                sample(floats(3, 4)),
+                sample(floats(3, 4), 2, [-1], True),
+                sample(strided(3, 4), None, [0]),
+                sample(floats(3, 4), 1, [0, 1]),
+            ]
+        ),
+        lower=as_torch_does("aten.linalg_norm.default"),
+        exact=True,
     ),
     OpRecord("aten.softmax.int", "torch.softmax", _softmaxes, lower=_lower_softmax),
     OpRecord("aten._softmax.default", "torch._softmax", fixed(lambda: [sample(floats(3, 4), -1, False)])),

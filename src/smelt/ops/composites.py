@@ -1,0 +1,101 @@
+"""Composite operators as what torch itself makes of them.
+
+einsum("bhid,bhdj->bhij", [%q, %k])   ==>   %1 = permute %q ..; %2 = permute %k ..; %3 = bmm %1 %2; ...
+
+The composite's own code runs over memory that is never touched, and each operator that it calls becomes a node. Its
+way depends on types alone, so these are the operators that eager runs, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from smelt._torch.dispatch_mode import AVAILABLE, intercepting
+from smelt.diag import InternalError
+from smelt.ir import Arg, TensorType, Value
+from smelt.ops.convert import dummy_of, from_torch, to_torch, type_of
+from smelt.ops.record import Call, Emitter, Lowering
+from smelt.ops.registry import overload, schema_of
+
+
+class _CannotFollow(Exception):
+    """The composite does something that is not one node with one tensor as its result."""
+
+
+def as_torch_does(op: str) -> Lowering:
+    """The lowering of a composite with one result, by following torch's own code for it."""
+
+    def lower(b: Emitter, call: Call) -> Arg | None:
+        found, schema = overload(op), schema_of(op)
+        if found is None or schema is None or not AVAILABLE:
+            return None
+        walk = _Walk(b)
+        positional = [a.name for a in schema.positional]
+        try:
+            args = [walk.start(call[name]) for name in positional]
+            kwargs = {name: walk.start(value) for name, value in call.items() if name not in positional}
+            with torch.no_grad(), intercepting(walk.step):
+                result = found(*args, **kwargs)
+            return walk.value(result)
+        except (_CannotFollow, InternalError, RuntimeError):
+            # What torch refuses raises where the program runs.
+            return None
+
+    return lower
+
+
+class _Walk:
+    """A run over tensors without content, and the value that each of them stands for."""
+
+    def __init__(self, b: Emitter) -> None:
+        self.b = b
+        self.started: dict[Value, torch.Tensor] = {}
+        # Tensors are kept, so that no two have had the same identity.
+        self.known: dict[int, tuple[torch.Tensor, Value]] = {}
+
+    def start(self, arg: Any) -> Any:
+        """An argument of the composite, for torch."""
+        if isinstance(arg, Value):
+            if not isinstance(arg.type, TensorType) or not arg.type.is_static or arg.type.device != "cpu":
+                raise _CannotFollow
+            if arg not in self.started:
+                self.started[arg] = dummy_of(arg.type)
+                self.keep(self.started[arg], arg)
+            return self.started[arg]
+        return [self.start(item) for item in arg] if isinstance(arg, tuple) else to_torch(arg)
+
+    def keep(self, tensor: torch.Tensor, value: Value) -> torch.Tensor:
+        self.known[id(tensor)] = (tensor, value)
+        return tensor
+
+    def value(self, tensor: Any) -> Value:
+        """What a tensor stands for."""
+        found = self.known.get(id(tensor))
+        if found is None:
+            raise _CannotFollow
+        return found[1]
+
+    def step(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """One operator that the composite calls: a node, and a tensor like its result."""
+        if func._schema.is_mutable or len(func._schema.returns) != 1:
+            raise _CannotFollow
+        if func.overloadpacket is torch.ops.aten._reshape_alias:
+            func, args, kwargs = torch.ops.aten.view.default, args[:2], {}
+        name = ".".join((func.namespace, *func._schema.name.split("::")[1:], func._overloadname))
+        made = self.b.call(name, *map(self._arg, args), **{k: self._arg(v) for k, v in kwargs.items()})
+        if not isinstance(made.type, TensorType) or not made.type.is_static:
+            raise _CannotFollow
+        if not any(returned.alias_info for returned in func._schema.returns):
+            return self.keep(dummy_of(made.type), made)
+        result = func(*args, **kwargs)
+        if type_of(result) != made.type:
+            raise _CannotFollow
+        return self.keep(result, made)
+
+    def _arg(self, arg: Any) -> Arg:
+        if isinstance(arg, torch.Tensor):
+            return self.value(arg)
+        return tuple(map(self._arg, arg)) if isinstance(arg, (list, tuple)) else from_torch(arg)
