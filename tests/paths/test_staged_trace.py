@@ -13,9 +13,9 @@ from smelt import CaptureError, SmeltWarning
 from .judge import agree
 from .programs import PROGRAMS
 
-# What is not one graph: a result that is a tensor or None, elements read by NumPy, a text that depends on data, sizes
-# that only the recorded way fits, a training flag beside a counter that decides.
-APART = ("early_return", "numpy_read", "formatted", "indexed", "nested")
+# What is not one graph: a result that is a tensor or None, elements read by NumPy, a text that depends on data, a
+# training flag beside a counter that decides.
+APART = ("early_return", "numpy_read", "formatted", "nested")
 
 
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if n not in APART])
