@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from smelt.capture.staging.branches import condition
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import Count, StagedRange, StagedSequence, Zipped, sequence_of
+from smelt.capture.staging.watch import check_c
 from smelt.ir import BOOL, COMPLEX, FLOAT, INT, STR, DictType, ListType, TensorType, TupleType
 
 _CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool, COMPLEX: complex, STR: str}
@@ -30,6 +32,8 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
     is_math = getattr(fn, "__module__", None) == "math" and getattr(math, name, None) is fn
     if is_math and any(_is_data(session, a) for a in args):
         return session.emit("py.call", f"math.{name}", *[_number(session, a) for a in args])
+    if (fn is operator.is_ or fn is operator.is_not) and len(args) == 2:
+        return runtime.compare(0, args[0], ("is" if fn is operator.is_ else "is not", lambda: args[1]))
     if args and _holds_staged(args[0]):
         if any(fn is known for known in (torch.tensor, torch.as_tensor, torch.scalar_tensor)):
             return _tensor(session, args[0], **kwargs)
@@ -39,6 +43,7 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         getattr(fn, "__self__", None), StagedObject
     ):
         return fn(*args, **kwargs)
+    check_c(session, fn, args, kwargs)
     args = tuple(_for_torch(session, a, fn) for a in args)
     return fn(*args, **{k: _for_torch(session, v, fn) for k, v in kwargs.items()})
 

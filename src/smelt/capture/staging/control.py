@@ -20,7 +20,7 @@ from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
-from smelt.ir import ANY, BOOL
+from smelt.ir import ANY, BOOL, FLOAT, INT
 
 _PLAIN = PlainRuntime()
 _PY = {
@@ -28,6 +28,7 @@ _PY = {
     ">>": "rshift", "&": "and_", "|": "or_", "^": "xor", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt",
     ">=": "ge",
 }  # fmt: skip
+_CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool}
 _UNARY = {"-": "neg", "+": "pos", "~": "invert"}
 
 
@@ -298,6 +299,8 @@ class StagingRuntime(PlainRuntime):
                 return self.session.emit("py.is_none", one) if type_ == ANY else False
             if isinstance(other, bool) and not is_staged(other) and type_ == BOOL:
                 return self.session.emit("py.eq", one, other)
+            if type_ in (INT, FLOAT, BOOL) and not is_staged(other) and type(other) is not _CLASSES[type_]:
+                return False
         return self.session.cannot("the identity of a number that depends on data is asked for")
 
     def contains(self, at: int, item: Any, c: Any) -> Any:
@@ -307,6 +310,8 @@ class StagingRuntime(PlainRuntime):
             return session.item((item == c).any())
         if is_staged(c) or (is_staged(item) and type(c) in (list, tuple, dict)):
             return session.emit("py.in_", item, c)
+        if is_staged(item) and type(c) in (set, frozenset) and all(type(one) in (bool, int, str) for one in c):
+            return session.emit("py.in_", item, sorted(c, key=repr))
         return item in c
 
     def call(self, at: int, fn: Any, args: Any, kwargs: Any) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import gc
 import threading
 from collections.abc import Iterator
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import CodeType, FunctionType
 
 from smelt.capture.convert import CannotConvert, Converted, convert
@@ -20,13 +22,13 @@ class Functions:
     def __init__(self) -> None:
         self.converted: dict[int, tuple[FunctionType, Converted]] = {}
         self.refused: dict[CodeType, str] = {}
-        self._ours: set[CodeType] = set()
+        self.codes: set[CodeType] = set()
         self._asked: set[CodeType] = set()
 
     def can(self, code: CodeType) -> bool:
         """Whether a code object that runs now can still be converted."""
         return (
-            code not in self._ours
+            code not in self.codes
             and code not in self.refused
             and code not in self._asked
             and is_users(code.co_filename)
@@ -34,7 +36,7 @@ class Functions:
 
     def want(self, code: CodeType) -> bool:
         """Convert the functions that run a code object; whether there is one more than before."""
-        if code in self._asked or code in self._ours:
+        if code in self._asked or code in self.codes:
             return False
         self._asked.add(code)
         found = False
@@ -47,7 +49,8 @@ class Functions:
                 self.refused[code] = refused.reason
                 continue
             self.converted[id(function)] = (function, made)
-            self._ours.update(_all_codes(made.code))
+            as_before = set(_all_codes(function.__code__))
+            self.codes.update(c for c in _all_codes(made.code) if c not in as_before or _asks_nothing(c))
             found = True
         if not found:
             self.refused.setdefault(code, "no function with this code was found")
@@ -65,6 +68,13 @@ class Functions:
             finally:
                 for function, code in originals:
                     function.__code__ = code
+
+
+def _asks_nothing(code: CodeType) -> bool:
+    """Whether code that conversion left as it was asks nothing of a value (generators and methods are left, too)."""
+    if code.co_names or code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR):
+        return False
+    return all(instruction.opname != "IS_OP" for instruction in dis.get_instructions(code))
 
 
 def _all_codes(code: CodeType) -> Iterator[CodeType]:

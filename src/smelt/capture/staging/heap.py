@@ -20,6 +20,7 @@ import torch
 from smelt.capture.roots import _is_skipped as is_skipped_module
 from smelt.capture.roots import names_in
 from smelt.capture.staging.symbols import StagedObject, slot_of, wrap
+from smelt.capture.staging.watch import unwatched
 
 MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "MISSING"})()
 WHOLE: Any = type("_Whole", (), {"__repr__": lambda self: "WHOLE"})()
@@ -92,6 +93,7 @@ class Snapshot:
         """Whether a container was reachable."""
         return id(value) in self.copies
 
+    @unwatched
     def changes(self) -> dict[tuple[int, Any], Change]:
         """What is different now, by container and key."""
         found: dict[tuple[int, Any], Change] = {}
@@ -100,6 +102,7 @@ class Snapshot:
                 found[id(container), _hashable(change.key)] = change
         return found
 
+    @unwatched
     def restore(self) -> None:
         """Put everything back."""
         for container, old in self.copies.values():

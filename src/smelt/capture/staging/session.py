@@ -27,6 +27,7 @@ from smelt.capture.staging.records import RegionRecords, Structured, plain_info
 from smelt.capture.staging.shadows import ShadowRecorder
 from smelt.capture.staging.stops import Again, CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.watch import Watch, unwatched
 from smelt.ir import (
     BOOL,
     COMPLEX,
@@ -112,6 +113,7 @@ class Session:
         self.snapshots: list[Snapshot] = []
         self.stopped: BaseException | None = None
         self.negations: dict[Slot, Slot] = {}
+        self.watch: Watch | None = None
 
     # --- stops -------------------------------------------------------------------------------------------------------
 
@@ -215,6 +217,7 @@ class Session:
         slot = ScalarSlot(type_, examples, is_native)
         return (None if type_ == NONE else wrap(slot)), slot
 
+    @unwatched
     def tensor_of(self, type_: TensorType, like: torch.Tensor | None = None) -> tuple[torch.Tensor, Slot]:
         """A new shadow of a type, on which nothing is known but that; sizes of `like` in the program's world."""
         with unseen():
@@ -501,6 +504,7 @@ class Session:
             self.recorder.records = saved
         return None
 
+    @unwatched
     def _some_tensor(self, type_: TensorType, site: Site | None) -> Slot:
         with unseen():
             return self._new_tensor(type_, site)
@@ -555,6 +559,7 @@ class Session:
             frame = frame.f_back
         return False
 
+    @unwatched
     def snapshot(self, without: Sequence[Any] = (), more: Sequence[Any] = ()) -> Snapshot:
         """Copies of all containers that the program can reach from where it stands."""
         return Snapshot([*self.heap_roots, *self._locals(), *more], [*without, self])
@@ -627,6 +632,7 @@ def _native_values(native: Any) -> dict[tuple[str, int, str], list[Any]]:
     return found
 
 
+@unwatched
 def unify(ours: Any, theirs: Any, aliases: dict[Slot, Slot], constants: Mapping[Slot, Any]) -> None:
     """Note that two runs of the same code recorded the same. Raises: CannotStage where they did not."""
     match = _Unify(aliases, constants)

@@ -26,6 +26,7 @@ from smelt.capture.scopes import Scope
 from smelt.capture.staging.sizes import rule_of
 from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
+from smelt.capture.staging.watch import unwatched
 from smelt.ir import UNKNOWN_DIM, TensorType
 from smelt.ir.types import contiguous_strides
 from smelt.ops.convert import dtype_from_torch
@@ -87,6 +88,7 @@ class ShadowRecorder(Recorder):
             return operands[-1]
         return super()._encode(arg, operands)
 
+    @unwatched
     def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(overload)
         operands: list[Slot] = []

@@ -41,6 +41,7 @@ from smelt.capture.staging.patches import answering
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import Again, CannotStage, Stop
 from smelt.capture.staging.symbols import is_staged, slot_of
+from smelt.capture.staging.watch import Watch
 from smelt.capture.tree import ConstantLeaf, Flattener, Tree, hidden_tensors, is_lazy, leaves
 from smelt.diag import CaptureError, InternalError, SmeltError
 
@@ -135,6 +136,7 @@ class _Run:
         session.heap_roots = [self.program, self.fn, self.args, self.kwargs]
         self.snapshot = Snapshot(session.heap_roots)
         session.snapshots.append(self.snapshot)
+        session.watch = watch = Watch(session, functions.can, functions.codes)
         before = current.enter(session)
         try:
             with contextlib.ExitStack() as stack:
@@ -144,6 +146,7 @@ class _Run:
                 stack.enter_context(answering())
                 stack.enter_context(installed(StagingRuntime(session)))
                 stack.enter_context(recording(recorder.record, "entry"))
+                stack.enter_context(watch.ready())
                 records, outcome = session.trace(lambda: self._program(session))
             recorder.records = records
             if session.stopped is not None:

@@ -254,6 +254,9 @@ class StagedObject(_Staged):
 
 def wrap(slot: ScalarSlot) -> Any:
     """The Python value that stands for a slot."""
+    session = current.found()
+    if session is not None and session.watch is not None and not session.watch.is_on:
+        session.watch.start()
     if slot.type == INT:
         return StagedInt(Node(slot))
     if slot.type == FLOAT:
