@@ -11,6 +11,8 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.paths import PATHS
 
 _FUNCTIONALIZE = "tests/passes/test_functionalize.py"
+_PLACED = "tests/passes/test_placed_views.py"
+_CATALOGUE = "tests/ops/test_catalogue.py"
 _PATTERNS = "tests/passes/test_patterns.py"
 _GOLDEN = "tests/passes/test_golden.py"
 _MEANING = "tests/passes/test_meaning.py"
@@ -43,10 +45,42 @@ PASSES = (
     Mutant(
         "functionalize: views that are returned",
         "passes/functionalize.py",
-        "as its aliases do.\n            self.version[root] += 1\n",
+        "as its aliases do.\n            self.version[root] = next(self.versions)\n",
         "as its aliases do.\n            pass\n",
         "a returned view of an input that was written is a copy beside it",
         (_FUNCTIONALIZE,),
+    ),
+    Mutant(
+        "functionalize: places that other memory does not have",
+        "passes/placed_views.py",
+        "is_dense(base.type) and _reach(view) <= base.type.numel",
+        "_reach(view) <= base.type.numel",
+        "a view by strides is taken of memory with gaps, after a write that has none",
+        (_PLACED,),
+    ),
+    Mutant(
+        "functionalize: places counted from the start of a storage",
+        "passes/placed_views.py",
+        'or call["storage_offset"] is not None or',
+        "or",
+        "a view of the middle of a storage is taken of another one, that begins elsewhere",
+        (_PLACED,),
+    ),
+    Mutant(
+        "index_add: its factor",
+        "ops/catalogue/indexing.py",
+        "if type(alpha) is not int or alpha != 1 or x.dtype",
+        "if x.dtype",
+        "a sum by index with a factor leaves the factor out",
+        (_CATALOGUE,),
+    ),
+    Mutant(
+        "einsum: tensors that look alike",
+        "ops/composites.py",
+        "            if arg not in self.started:\n",
+        "            if arg.type not in {v.type for v in self.started}:\n",
+        "two operands of a composite that have one type become one",
+        (_CATALOGUE,),
     ),
     Mutant(
         "functionalize: inverse of a permutation",
@@ -756,7 +790,7 @@ RUNTIME = (
     Mutant(
         "plan: release twice",
         "runtime/check.py",
-        "                alive.discard(slot)\n",
+        "                    self.alive.discard(slot)\n",
         "",
         "a plan that gives a tensor back twice is not refused",
         ("tests/runtime/test_instructions.py::test_plans_that_break_the_rules",),

@@ -2,8 +2,8 @@
 
 einsum("bhid,bhdj->bhij", [%q, %k])   ==>   %1 = permute %q ..; %2 = permute %k ..; %3 = bmm %1 %2; ...
 
-The composite's own code runs over memory that is never touched, and each operator that it calls becomes a node. Its
-way depends on types alone, so these are the operators that eager runs, one by one.
+The composite's own code runs over memory that is never touched, and each operator that it calls becomes a node: none
+of them runs. Its way depends on types alone, so these are the operators that eager runs, one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from smelt._torch.dispatch_mode import AVAILABLE, intercepting
 from smelt.diag import InternalError
 from smelt.ir import Arg, TensorType, Value
-from smelt.ops.convert import dummy_of, from_torch, to_torch, type_of
+from smelt.ops.convert import dummy_of, from_torch, to_torch
 from smelt.ops.record import Call, Emitter, Lowering
 from smelt.ops.registry import overload, schema_of
 
@@ -88,12 +88,7 @@ class _Walk:
         made = self.b.call(name, *map(self._arg, args), **{k: self._arg(v) for k, v in kwargs.items()})
         if not isinstance(made.type, TensorType) or not made.type.is_static:
             raise _CannotFollow
-        if not any(returned.alias_info for returned in func._schema.returns):
-            return self.keep(dummy_of(made.type), made)
-        result = func(*args, **kwargs)
-        if type_of(result) != made.type:
-            raise _CannotFollow
-        return self.keep(result, made)
+        return self.keep(dummy_of(made.type), made)
 
     def _arg(self, arg: Any) -> Arg:
         if isinstance(arg, torch.Tensor):
