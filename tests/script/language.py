@@ -1,4 +1,4 @@
-"""Programs that TorchScript rejects or answers wrongly (facts of its front end), and what it accepts; each with calls."""
+"""Programs that TorchScript rejects, accepts, or answers otherwise than eager; each with calls."""
 
 from __future__ import annotations
 
@@ -366,7 +366,7 @@ def comprehension_if(x):
 
 @case((X, 3), (X, -7))
 def strings(x, n: int):
-    text = f"{n:>5}|{3.14159:.2f}|{n!r}|{'ab' * 2}" + "%d-%s" % (4, "q") + "{}".format("z")
+    text = f"{n:>5}|{3.14159:.2f}|{n!r}|{'ab' * 2}" + "%d-%s" % (4, "q") + "{}".format("z")  # noqa: UP031
     return x, text, text.upper().split("|"), len(text)
 
 
@@ -380,7 +380,7 @@ def sorting(x):
     rows = [("b", 2), ("a", 3), ("c", 1)]
     rows.sort(key=lambda r: r[1], reverse=True)
     best = max(rows, key=lambda r: r[0])
-    picked = list(map(lambda r: r[1], filter(lambda r: r[1] > 1, rows)))
+    picked = list(map(lambda r: r[1], filter(lambda r: r[1] > 1, rows)))  # noqa: C417
     return x * rows[0][1] + best[1], sorted(picked), list(reversed(picked)), ~picked[0]
 
 
@@ -425,7 +425,7 @@ def numbers(x):
         7 / 2,
         math.floor(-1.5),
         1 < 2 < 3,
-        (5 and 0) or 4,
+        bool(big) and 4,
     )
 
 

@@ -116,14 +116,15 @@ def type_of_annotation(annotation: Any) -> Type | Fields | None:
     return _generic(annotation)
 
 
-def _fields_of(cls: type) -> Fields | None:
+def _fields_of(cls: type) -> Any:
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
         hints = _hints(cls)
         return Fields(cls, cls._fields, [type_of_annotation(hints.get(n, torch.Tensor)) for n in cls._fields])
     if hasattr(cls, "__dataclass_fields__"):
         hints, names = _hints(cls), list(cls.__dataclass_fields__)
         return Fields(cls, names, [type_of_annotation(hints.get(n, Any)) for n in names])
-    return {list: ListType(TENSOR), dict: DictType(STR, TENSOR)}.get(cls)  # type: ignore[return-value]
+    bare: dict[type, Any] = {list: ListType(TENSOR), dict: DictType(STR, TENSOR)}
+    return bare.get(cls)
 
 
 def _hints(cls: type) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Calls in a scripted program: user functions run converted, torch's get marks for what a run knows, builtins are staged.
+"""Calls in a scripted program: functions run converted, torch's get marks for what a run knows, builtins are staged.
 
 Every Python function that is called runs in its converted form, a copy that nobody else sees.
 """
@@ -6,6 +6,7 @@ Every Python function that is called runs in its converted form, a copy that nob
 from __future__ import annotations
 
 import functools
+import inspect
 import sysconfig
 import types
 from collections.abc import Callable
@@ -112,7 +113,7 @@ def call(session: ScriptSession, runtime: Any, at: int, fn: Any, args: tuple[Any
     if is_torch(fn):
         return torch_call(session, runtime, fn, args, kwargs)
     if not isinstance(fn, (BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType)):
-        own = getattr(type(fn), "__call__", None)
+        own = inspect.getattr_static(type(fn), "__call__", None)
         if isinstance(own, FunctionType):
             return _bound(session, fn, own, args, kwargs)
     named = _staged_method(session, fn, args, kwargs)
@@ -136,7 +137,7 @@ def _spread(session: ScriptSession, fn: Any, args: tuple[Any, ...]) -> tuple[Any
         for part in parts[1:]:
             whole = session.emit("py.concat", whole, part)
         return (*ahead, ShapeObject(slot_of(whole)))
-    return session.cannot("a list whose length only a run knows is spread over a call's arguments")  # type: ignore[no-any-return]
+    return session.cannot("a list whose length only a run knows is spread over a call's arguments")
 
 
 def _callback(session: ScriptSession, value: Any) -> Any:
@@ -192,10 +193,10 @@ def _module(session: ScriptSession, runtime: Any, at: int, module: Any, args: An
     if target is not None:
         module = module.smelt_target
     if type(module).__call__ is not torch.nn.Module.__call__ and not hasattr(type(module).__call__, "__smelt_tracks__"):
-        own = type(module).__call__
-        if isinstance(own, FunctionType) and is_converted(own.__code__.co_filename):
-            if not own.__code__.co_filename.startswith(_TORCH):
-                return _function(session, own, (module, *args), kwargs)
+        own: Any = type(module).__call__
+        filename = own.__code__.co_filename if isinstance(own, FunctionType) else _TORCH
+        if is_converted(filename) and not filename.startswith(_TORCH):
+            return _function(session, own, (module, *args), kwargs)
     general = torch.nn.modules.module
     has_hooks = any(getattr(module, name, None) for name in _HOOKS) or any(
         getattr(general, f"_global{name}", None) for name in _HOOKS
@@ -242,8 +243,8 @@ def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, .
     """A call of torch's, with marks for what a run knows."""
     name, owner = getattr(fn, "__name__", ""), getattr(fn, "__self__", None)
     tensor, rest = (owner, args) if isinstance(owner, torch.Tensor) else (args[0] if args else None, args[1:])
-    if isinstance(tensor, torch.Tensor) and (isinstance(owner, torch.Tensor) or isinstance(fn, types.MethodDescriptorType)
-                                             or name in ("numel", "is_floating_point", "is_complex")):  # fmt: skip
+    is_method = isinstance(owner, torch.Tensor) or isinstance(fn, types.MethodDescriptorType)
+    if isinstance(tensor, torch.Tensor) and (is_method or name in ("numel", "is_floating_point", "is_complex")):
         found = tensors.method(session, name, tensor, rest, kwargs)
         if found is not NotImplemented:
             return found
@@ -406,10 +407,6 @@ def _range(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
-def _super(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
-    return super(*args)
-
-
 def _tuple_or_list(kind: type) -> Any:
     def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], ShapeObject):
@@ -419,10 +416,6 @@ def _tuple_or_list(kind: type) -> Any:
         return NotImplemented
 
     return make
-
-
-def _equal(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
-    return NotImplemented
 
 
 def _is_scripting(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where paths meet and loops turn, with types that may be open: two tensors are always one, whatever they are made of."""
+"""Where paths meet and loops turn, with types that may be open: two tensors are one, whatever they are made of."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ def join_open(a: Type, b: Type) -> Type:
 
 
 class ScriptMerger(Merger):
-    """The merging of two outcomes."""
+    """The merging of two outcomes; who they were is remembered, for `is`."""
+
+    def __init__(self, session: Any, *args: Any) -> None:
+        super().__init__(session, *args)
+        self.condition = session.condition
 
     def _tensors(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         session = self.session
@@ -37,6 +41,7 @@ class ScriptMerger(Merger):
         result, slot = session.tensor_of(type_, a)
         self._yield(self._slot(a), self._slot(b), slot)
         self._entwine(a, b, slot)
+        self.session.merged[id(result)] = (self.condition, a, b)
         return result
 
     def _merge(self, a: Any, b: Any) -> Any:

@@ -106,7 +106,11 @@ class Parameters:
             if session.fork(slot_of(session.emit("py.is_none", wrap(slot)))):
                 return None
             value, inner = session.value_of(parameter.type.element, ())
-            session.aliases[inner] = slot
+            if isinstance(parameter.type.element, TensorType):
+                session.aliases[inner] = slot
+            else:
+                # What it holds, by a type without None.
+                session.append("py.getitem", [slot_of(session.emit("py.tuple", wrap(slot))), 0], {}, [inner])
             return value
         return wrap(slot)
 
@@ -192,7 +196,11 @@ def parameters_of(
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             _variable(parameter, values, positional, named, assumed)
             continue
-        found = _parameter(parameter, values, assumed, optionals <= _MOST_OPTIONALS, span)
+        if given and not values and parameter.default is not _NO_DEFAULT:
+            # The calls of the examples leave it out.
+            found: Parameter = Constant(parameter.default)
+        else:
+            found = _parameter(parameter, values, assumed, optionals <= _MOST_OPTIONALS, span)
         if parameter.kind == parameter.KEYWORD_ONLY:
             named[parameter.name] = found
         else:

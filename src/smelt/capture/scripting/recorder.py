@@ -225,7 +225,7 @@ class ScriptRecorder(ShadowRecorder):
             return None, None
         slot = ScalarSlot(type_, _DEAD)
         if not isinstance(type_, ListType) or not isinstance(type_.element, TensorType):
-            self.session.cannot(f"an operator gives a {type_}")
+            return self.session.cannot(f"an operator gives a {type_}")
         marker, _ = self.session.tensor_of(type_.element)
         self.session.keep.append(marker)
         self.listed[id(marker)] = slot

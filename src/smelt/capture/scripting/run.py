@@ -10,6 +10,7 @@ what they were.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import torch
 from smelt._torch import shadow
 from smelt._torch.dispatch import recording
 from smelt._torch.record_modes import modes
+from smelt.capture.build import GraphBuilder
 from smelt.capture.captured import Captured, State, _name_of, _returned
 from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.convert.runtime import installed
@@ -41,6 +43,7 @@ from smelt.capture.staging.branches import check_genuine, record_raise
 from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.patches import answering
+from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.stage import _check_effect, _check_result, _everything_kept, _with_stand_ins
 from smelt.capture.staging.stops import Again, CannotMerge, CannotStage
@@ -115,7 +118,7 @@ def entry_of(fn: Callable[..., Any]) -> tuple[FunctionType, Any]:
     owner = target.__self__ if isinstance(target, MethodType) else None
     function = target.__func__ if isinstance(target, MethodType) else target
     if not isinstance(function, FunctionType) and not isinstance(function, type):
-        called = getattr(type(function), "__call__", None)
+        called = inspect.getattr_static(type(function), "__call__", None)
         if isinstance(called, FunctionType):
             return called, function
     if not isinstance(function, FunctionType):
@@ -223,7 +226,10 @@ class _Run:
         if recorder.error is not None:
             raise recorder.error
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
-        graph = StagedBuilder(_name_of(self.fn), recorder, self.caller).build(self.parameters.names, slots)
+        # Without regions, the graph is laid out as that of a recorded run.
+        is_plain = not session.aliases and not any(isinstance(r, Structured) for r in recorder.records)
+        builder = GraphBuilder if is_plain else StagedBuilder
+        graph = builder(_name_of(self.fn), recorder, self.caller).build(self.parameters.names, slots)
         state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
         captured = Captured(
             graph.name, None, graph, signature, state, None, (), (), "entry", self.caller, self.roots, {},

@@ -54,7 +54,8 @@ class ScriptRuntime(StagingRuntime):
         try:
             return calls.call(self.session, self, at, fn, args, kwargs)
         except Exception as error:
-            raise self._programs(error)
+            self._programs(error)
+            raise
 
     def getattr_(self, at: int, o: Any, name: str) -> Any:
         session = self.session
@@ -81,7 +82,8 @@ class ScriptRuntime(StagingRuntime):
                 return calls.call(session, self, at, found, (o,), {})
             return getattr(o, name)
         except Exception as error:
-            raise self._programs(error)
+            self._programs(error)
+            raise
 
     def _of_tensor(self, tensor: torch.Tensor, name: str) -> Any:
         session = self.session
@@ -109,7 +111,8 @@ class ScriptRuntime(StagingRuntime):
                 return
             super().setattr_(at, o, name, v)
         except Exception as error:
-            raise self._programs(error)
+            self._programs(error)
+            raise
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
@@ -117,16 +120,16 @@ class ScriptRuntime(StagingRuntime):
         session = self.session
         _use(session, a, b)
         try:
-            if isinstance(a, ShapeObject) or isinstance(b, ShapeObject):
-                if op == "+":
-                    return ShapeObject(slot_of(session.emit("py.concat", _listed(a), _listed(b))))
+            if op == "+" and (isinstance(a, ShapeObject) or isinstance(b, ShapeObject)):
+                return ShapeObject(slot_of(session.emit("py.concat", _listed(a), _listed(b))))
             found = self._operator(at, f"__{_OPERATORS[op]}__", f"__r{_OPERATORS[op]}__", a, b)
             if found is not NotImplemented:
                 return found
             a, b = self._numbers_for_tensors(a, b), self._numbers_for_tensors(b, a)
             return super().binop(at, op, a, b)
         except Exception as error:
-            raise self._programs(error)
+            self._programs(error)
+            raise
 
     def _numbers_for_tensors(self, value: Any, other: Any) -> Any:
         """A staged number beside a tensor, as torch's parsers take it."""
@@ -145,16 +148,12 @@ class ScriptRuntime(StagingRuntime):
                     return found
             if isinstance(a, (ShapeObject, torch.Size)) and op == "+":
                 return self.binop(at, op, a, b)
-            if (
-                not isinstance(a, (list, set, dict))
-                and not isinstance(a, torch.Tensor)
-                and not isinstance(a, StagedObject)
-            ):
-                if not hasattr(type(a), f"__i{name}__"):
-                    return self.binop(at, op, a, b)
+            if not isinstance(a, (torch.Tensor, StagedObject)) and not hasattr(type(a), f"__i{name}__"):
+                return self.binop(at, op, a, b)
             return super().inplace(at, op, a, self._numbers_for_tensors(b, a))
         except Exception as error:
-            raise self._programs(error)
+            self._programs(error)
+            raise
 
     def unop(self, at: int, op: str, a: Any) -> Any:
         name = {"-": "__neg__", "+": "__pos__", "~": "__invert__"}[op]
@@ -164,7 +163,8 @@ class ScriptRuntime(StagingRuntime):
                 return calls.call(self.session, self, at, MethodType(own, a), (), {})
             return super().unop(at, op, a)
         except Exception as error:
-            raise self._programs(error)
+            self._programs(error)
+            raise
 
     def _operator(self, at: int, name: str, reflected: str, a: Any, b: Any) -> Any:
         """A method of the user's own class; NotImplemented where there is none."""
@@ -200,7 +200,8 @@ class ScriptRuntime(StagingRuntime):
                     return session.emit(f"py.{_OPERATORS[op]}", left, right)
             return super()._compare(op, left, right)
         except Exception as error:
-            raise self._programs(error)
+            self._programs(error)
+            raise
 
     def _with_tensor(self, op: str, left: Any, right: Any) -> Any:
         left, right = self._numbers_for_tensors(left, right), self._numbers_for_tensors(right, left)
@@ -214,6 +215,9 @@ class ScriptRuntime(StagingRuntime):
             if kind == ANY or isinstance(kind, OptionalType):
                 found = session.emit("py.is_none", value)
                 return found if op == "is" else session.emit("py.not_", found)
+        if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+            found = session.same_tensor(left, right)
+            return found if op == "is" else self.not_(0, found)
         if is_staged(left) and is_staged(right):
             same = slot_of(left) is slot_of(right)
             return same if op == "is" else not same
@@ -225,10 +229,10 @@ class ScriptRuntime(StagingRuntime):
 
     def contains(self, at: int, item: Any, c: Any) -> Any:
         try:
-            own = getattr(type(c), "__contains__", None)
-            if isinstance(own, FunctionType) and not isinstance(c, torch.Tensor) and not is_staged(c):
-                if calls.is_converted(own.__code__.co_filename):
-                    return calls.call(self.session, self, at, MethodType(own, c), (item,), {})
+            own: Any = getattr(type(c), "__contains__", None)
+            is_own = isinstance(own, FunctionType) and not isinstance(c, torch.Tensor) and not is_staged(c)
+            if is_own and calls.is_converted(own.__code__.co_filename):
+                return calls.call(self.session, self, at, MethodType(own, c), (item,), {})
             if isinstance(c, torch.Tensor):
                 if isinstance(item, str):
                     self.session.assume(c, DictType(STR, calls.tensors_any()))
@@ -240,7 +244,8 @@ class ScriptRuntime(StagingRuntime):
                 c = list(c)
             return super().contains(at, item, c)
         except Exception as error:
-            raise self._programs(error)
+            self._programs(error)
+            raise
 
     # --- items -------------------------------------------------------------------------------------------------------
 
@@ -272,7 +277,8 @@ class ScriptRuntime(StagingRuntime):
                 return calls.call(session, self, at, MethodType(own, o), (k,), {})
             return super().getitem(at, o, k)
         except Exception as error:
-            raise self._programs(error)
+            self._programs(error)
+            raise
 
     def _module_at(self, at: int, modules: Any, k: Any) -> Any:
         """A module by a number that a run knows: whatever is done with it is done for each."""
@@ -281,8 +287,8 @@ class ScriptRuntime(StagingRuntime):
         for i, module in enumerate(modules):
             matches = self.or_(
                 at,
-                lambda i=i: session.emit("py.eq", number, i),  # type: ignore[misc]
-                lambda i=i: session.emit("py.eq", number, i - len(modules)),  # type: ignore[misc]
+                lambda i=i: session.emit("py.eq", number, i),
+                lambda i=i: session.emit("py.eq", number, i - len(modules)),
             )
             if session.fork(slot_of(matches)):
                 return module
@@ -306,7 +312,8 @@ class ScriptRuntime(StagingRuntime):
                 session.cannot("a place of a list is written whose number only a run knows")
             super().setitem(at, o, k, v)
         except Exception as error:
-            raise self._programs(error)
+            self._programs(error)
+            raise
 
     def delitem(self, at: int, o: Any, k: Any) -> None:
         try:
@@ -315,7 +322,8 @@ class ScriptRuntime(StagingRuntime):
                 return
             super().delitem(at, o, k)
         except Exception as error:
-            raise self._programs(error)
+            self._programs(error)
+            raise
 
     # --- loops -------------------------------------------------------------------------------------------------------
 
@@ -348,7 +356,8 @@ class ScriptRuntime(StagingRuntime):
                 v = self.session.emit("py.join", "torch.Size(", self.session.emit("py.str", v), ")")
             return super().format_value(at, v, conversion, spec)
         except Exception as error:
-            raise self._programs(error)
+            self._programs(error)
+            raise
 
     def raise_if(self, test: Any, error: Any) -> None:
         """An exception that is raised where a staged test holds."""
@@ -361,11 +370,11 @@ class ScriptRuntime(StagingRuntime):
 
     # --- exceptions --------------------------------------------------------------------------------------------------
 
-    def _programs(self, error: Exception) -> Exception:
+    def _programs(self, error: Exception) -> None:
         """Note that an error is the program's own. Raises: what came up in Smelt itself, as such."""
         session = self.session
         if any(error is known for known in (*session.raised, *session.refused)):
-            return error
+            return
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
@@ -374,7 +383,6 @@ class ScriptRuntime(StagingRuntime):
             session.internal = error
             session.cannot(f"scripting failed: {type(error).__name__}: {error}", "this is a defect of Smelt")
         session.raised.append(error)
-        return error
 
 
 _LISTS = ("append", "extend", "insert", "pop", "sort", "reverse")
@@ -389,11 +397,12 @@ def _is_pythons(trace: Any) -> bool:
 
 
 _DOERS = frozenset((
-    "call", "getattr_", "_of_tensor", "setattr_", "binop", "inplace", "unop", "getitem", "setitem", "delitem", "contains",
-    "_compare", "compare", "_with_tensor", "_function", "torch_call", "_instance", "<lambda>", "_len", "_getattr", "make",
-    "convert", "_module", "_module_at", "_conversion", "_sorted", "_range", "_next", "_str", "extreme", "_sum", "item",
-    "_bound", "_scoped", "fold", "_zip", "_on_shadows", "record", "_unrolled", "for_", "_map", "_filter", "_isinstance",
-    "index", "set_index", "_basic", "_hasattr", "_fresh", "method", "_divmod", "_repr",
+    "call", "getattr_", "_of_tensor", "setattr_", "binop", "inplace", "unop", "getitem", "setitem", "delitem",
+    "contains", "_compare", "compare", "_with_tensor", "_function", "torch_call", "_instance", "<lambda>", "_len",
+    "_getattr", "make", "convert", "_module", "_module_at", "_conversion", "_sorted", "_range", "_next", "_str",
+    "extreme", "_sum", "item", "_bound", "_scoped", "fold", "_zip", "_on_shadows", "record", "_unrolled", "for_",
+    "_map", "_filter", "_isinstance", "index", "set_index", "_basic", "_hasattr", "_fresh", "method", "_divmod",
+    "_repr",
 ))  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject
 from smelt.diag import Span
 from smelt.ir import (
     ANY,
+    BOOL,
     INT,
     Device,
     DType,
@@ -101,6 +102,8 @@ class ScriptSession(Session):
         self.params: dict[Slot, tuple[str, Span]] = {}
         self.refusals: list[Refused] = []
         self.internal: Exception | None = None
+        self.condition: Any = None
+        self.merged: dict[int, tuple[Any, Any, Any]] = {}
         self.functions: Any = None
         self.arms: dict[tuple[str, int], tuple[int, int]] = {}
         self.depth = 0
@@ -131,6 +134,31 @@ class ScriptSession(Session):
 
     def widened(self, before: Type, after: Type) -> Type | None:
         return widened(before, after)
+
+    def branch(self, slot: Slot, *args: Any, **kwargs: Any) -> Any:
+        self.condition = slot
+        return super().branch(slot, *args, **kwargs)
+
+    def same_tensor(self, a: torch.Tensor, b: torch.Tensor) -> Any:
+        """`a is b`, where that may follow from the path that was taken."""
+        mine, yours = self.merged.get(id(a)), self.merged.get(id(b))
+        if a is b or (mine is None and yours is None):
+            return a is b
+        condition = (mine or yours)[0]  # type: ignore[index]
+        if mine is not None and yours is not None and mine[0] is not yours[0]:
+            return False
+        left, right = ((v[1:] if v is not None else (t, t)) for v, t in ((mine, a), (yours, b)))
+        answers = [self.same_tensor(x, y) for x, y in zip(left, right, strict=True)]
+        if answers[0] is answers[1] and isinstance(answers[0], bool):
+            return answers[0]
+        if not all(isinstance(answer, bool) for answer in answers):
+            self.cannot("whether two tensors are the same follows from several branches")
+        test = wrap(condition) if isinstance(condition, ScalarSlot) else None
+        if test is None:
+            found = ScalarSlot(BOOL, _DEAD)
+            self.append("py.bool", [condition], {}, [found])
+            test = wrap(found)
+        return test if answers[0] else self.emit("py.not_", test)
 
     # --- values ------------------------------------------------------------------------------------------------------
 

@@ -217,7 +217,7 @@ def _basic(session: ScriptSession, tensor: torch.Tensor, key: Any) -> tuple[Any,
         elif isinstance(item, torch.Tensor) and not _is_number(session, item):
             rest[place] = item
             dim += _dims_of(session, item)
-        elif isinstance(item, bool) or isinstance(item, StagedObject):
+        elif isinstance(item, (bool, StagedObject)):
             session.cannot(f"a tensor is indexed with a {type(item).__qualname__}")
         else:
             view = torch.ops.aten.select.int(view, place, _bound(session, item))

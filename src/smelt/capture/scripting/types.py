@@ -139,10 +139,11 @@ def _stand_ins(types: Mapping[Value, Type], dtype: DType, ranks: tuple[int, ...]
             made = TupleType((made, made)) if isinstance(type_, ListType) else made
             chosen[value] = Value(value.name, made, None)  # type: ignore[arg-type]
         else:
-            literal: Arg = {"int": 1, "float": 1.5, "bool": True, "dtype": DType.F32}.get(str(type_))
+            known: dict[str, Arg] = {"int": 1, "float": 1.5, "bool": True}
+            literal = known.get(str(type_))
             if str(type_) == "list[int]":
                 literal = (size, size)
-            if literal is None or str(type_) == "dtype":
+            if literal is None:
                 return None
             chosen[value] = literal
     return chosen
