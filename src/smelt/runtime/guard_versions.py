@@ -219,7 +219,7 @@ HAVE_STAMPS = stamps_work()
 _HAVE_POINTERS = pointers_work()
 
 
-def _reader(addresses: Sequence[int]) -> Callable[[], Stamps]:
+def reader(addresses: Sequence[int]) -> Callable[[], Stamps]:
     """A function that gathers 8-byte words at all addresses in one call; the caller keeps their objects alive."""
     places = np.array(addresses, dtype=np.int64)
     first = int(places.min())
@@ -229,7 +229,7 @@ def _reader(addresses: Sequence[int]) -> Callable[[], Stamps]:
 
 
 def _stamp_reader(dicts: Sequence[dict[Any, Any]]) -> Callable[[], Stamps] | None:
-    return _reader([id(entries) + _STAMP_OFFSET for entries in dicts]) if HAVE_STAMPS else None
+    return reader([id(entries) + _STAMP_OFFSET for entries in dicts]) if HAVE_STAMPS else None
 
 
 class Identities:
@@ -249,7 +249,7 @@ class Identities:
         self._addresses = [id(value) + offset for value in fast for offset in (_TYPE_OFFSET, _DICT_OFFSET)]
         if _HAVE_POINTERS:
             self._addresses += [id(function) + offset for function in functions for offset in _FUNCTION_OFFSETS]
-        self._read = _reader(self._addresses) if self._addresses else None
+        self._read = reader(self._addresses) if self._addresses else None
         self._seen = b"" if self._read is None else self._read().tobytes()
 
     @property
