@@ -184,10 +184,17 @@ class Unit:
 
     @cached_property
     def repeats_errors(self) -> bool:
-        """Whether the graph raises the program's own errors, and nothing can be seen of it before it does."""
+        """Whether the graph raises the program's own errors, and nothing can be seen of it before it does.
+
+        The program has by then written what it writes first, here all is written last. An operator's error comes to
+        that, too, but for one: where random numbers are drawn as well, to put them back would cost every call.
+        """
         nodes = list(self.graph.walk())
         raises = any(node.op in ("py.raise", "py.assert") for node in nodes)
-        return raises and not any(effects(node).io for node in nodes if node.op not in _CONTROL)
+        found = {node: effects(node) for node in nodes if node.op not in (*_CONTROL, "write")}
+        if self.writes and not self.draws:
+            raises = raises or any(e.may_throw for e in found.values())
+        return raises and not any(e.io or e.writes for e in found.values())
 
     @cached_property
     def expectations(self) -> Graph:
