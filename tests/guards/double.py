@@ -39,6 +39,7 @@ class ReplayEntry:
         self.writes = True
         self.outcomes: tuple[Any, ...] = ()
         self.repeats_errors = False
+        self.is_staged = False
 
     def finish(self) -> None:
         self.finished = True
