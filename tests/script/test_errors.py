@@ -1,6 +1,7 @@
 """What scripting reports before any run, and that it leaves everything as it was."""
 
 import contextlib
+import copy
 import sys
 
 import pytest
@@ -134,6 +135,18 @@ def test_scripting_leaves_everything_as_it_was():
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.Tensor.shape is shape and sys.gettrace() is hooks
     assert torch.Tensor.dim(torch.ones(2, 3)) == 2 and torch.ones(2).requires_grad is False
+
+
+def test_copies_are_scripted_anew():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    program = smelt.script(model)
+    copied = copy.deepcopy(program)
+    x = torch.randn(2, 4)
+    assert type(copied) is type(program)
+    assert [n.op for n in copied.graph.walk()] == [n.op for n in program.graph.walk()]
+    with torch.no_grad():
+        model[0].weight.zero_()
+        assert not torch.equal(copied(x), program(x))
 
 
 def test_example_inputs_give_types():

@@ -7,7 +7,7 @@ errors before any run. What runs is compiled for the arguments at hand, with gua
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from smelt.capture import capture, is_capturing
@@ -45,14 +45,15 @@ def script(
             f"{target!r} cannot be scripted", why="it is not callable", fix="give a function or an nn.Module",
             code="S0106",
         )  # fmt: skip
-    scripted = script_graph(target, _examples(example_inputs))
+    examples = _examples(example_inputs)
+    scripted = script_graph(target, examples)
     if scripted.raises:
         text = f"every run of {scripted.captured.name} ends here: {scripted.raises}"
         if scripted.raised_at is None:
             warnings.warn(text, SmeltWarning, stacklevel=2)
         else:
             warnings.warn_explicit(text, SmeltWarning, scripted.raised_at.file, scripted.raised_at.line)
-    return ScriptedProgram(target, scripted, chosen)
+    return ScriptedProgram(target, scripted, chosen, examples)
 
 
 def _examples(given: Any) -> list[tuple[tuple[Any, ...], Mapping[str, Any]]]:
@@ -70,9 +71,11 @@ class ScriptedProgram(Program):
     arguments; the program runs once to make it, as at a first call.
     """
 
-    def __init__(self, source: Callable[..., Any], scripted: Scripted, options: Options) -> None:
+    def __init__(
+        self, source: Callable[..., Any], scripted: Scripted, options: Options, examples: Sequence[Any] = ()
+    ) -> None:
         super().__init__(source, scripted.captured, options)
-        self._scripted = scripted
+        self._scripted, self._examples = scripted, examples
         self._compiled: Any = None
 
     def _add(self, captured: Any) -> Unit:
@@ -97,6 +100,9 @@ class ScriptedProgram(Program):
             object.__setattr__(self, "_compiled", _compile(self._source, options=self._options))
         return self._compiled(*args, **kwargs)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_again, (self._source, self._options, self._examples))
+
     def graph_for(self, *args: Any, **kwargs: Any) -> Graph:
         """The optimized graph that runs for these arguments; the program runs once."""
         captured = capture(self._source, args, kwargs, specialize=True)
@@ -106,3 +112,8 @@ class ScriptedProgram(Program):
             staged = stage(self._source, args, kwargs, native=captured)
             captured = captured if staged.error is not None else staged
         return Unit.of(captured, self._options).optimize()
+
+
+def _again(source: Callable[..., Any], options: Options, examples: Sequence[Any]) -> ScriptedProgram:
+    """A program from what it was pickled or deep-copied as: its source, scripted anew."""
+    return ScriptedProgram(source, script_graph(source, examples), options, examples)
