@@ -1013,11 +1013,11 @@ def _tensor(rng: Random, kind: Kind, call: int, first: str = "") -> str:
     return text
 
 
-def generate(seed: int) -> Generated:
-    """The program of this number."""
+def generate(seed: int, size: int = 0) -> Generated:
+    """The program of this number. size: about how many statements it has; 0: many or few."""
     rng = Random(seed)
     is_module = rng.random() < 0.5
-    writer = Writer(rng, is_module, budget=rng.choice([6, 12, 22, 30]))
+    writer = Writer(rng, is_module, budget=size or rng.choice([3, 5, 8, 14, 22]))
     # What acts on Python's objects is left to eager as a whole, so most programs do not.
     writer.acts, writer.prints = rng.random() < 0.2, rng.random() < 0.2
     names = ["x", *rng.sample(sorted(set(_TENSORS) - {"x"}), rng.randint(0, 3))]

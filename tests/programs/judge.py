@@ -121,7 +121,7 @@ def compare(want: Seen, got: Seen, *, effects: bool = True, aliases: bool = True
     found = [*_parts(got.given), *got.state]
     for i, (x, y) in enumerate(zip([*_parts(want.given), *want.state], found, strict=False)):
         if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
-            text = tensor_difference(x, snapshot(y), is_exact=False)
+            text = tensor_difference(x, y, is_exact=False)
             if text is not None:
                 return f"argument or state {i}, after the call, {text}"
         elif type(x) is not type(y) or (not isinstance(x, torch.Tensor) and x != y and x == x):
@@ -139,15 +139,21 @@ def _parts(given: tuple[Any, ...]) -> list[Any]:
     return list(leaves_of(list(given)))
 
 
-def judge(path: Path, ways: Sequence[str] = WAYS, options: dict[str, Any] = OPTIONS) -> Verdict:
+def judge(
+    path: Path,
+    ways: Sequence[str] = WAYS,
+    options: dict[str, Any] = OPTIONS,
+    orders: Sequence[Sequence[int]] = ORDERS,
+) -> Verdict:
     """Run the program every way and compare with eager."""
     verdict = Verdict()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for way in ways:
-            found = {"compile": _compiled, "trace": _traced, "staged": _staged, "script": _scripted}[way](
-                path, options, verdict
-            )
+            if way == "compile":
+                found = _compiled(path, options, verdict, orders)
+            else:
+                found = {"trace": _traced, "staged": _staged, "script": _scripted}[way](path, options, verdict)
             if found:
                 verdict.difference = f"{way}: {found}"
                 return verdict
@@ -160,8 +166,8 @@ def _eager_seen(path: Path, order: Sequence[int]) -> Iterator[Seen]:
         yield call(subject.fn, subject, number)
 
 
-def _compiled(path: Path, options: dict[str, Any], verdict: Verdict) -> str:
-    for order in ORDERS:
+def _compiled(path: Path, options: dict[str, Any], verdict: Verdict, orders: Sequence[Sequence[int]]) -> str:
+    for order in orders:
         subject = load(path)
         compiled = smelt.compile(subject.fn, options=options)
         for at, want in enumerate(_eager_seen(path, order)):

@@ -30,6 +30,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop starting work after this time")
     parser.add_argument("--ways", default="compile,trace,staged")
     parser.add_argument("--own", action="store_true", help="with kernels of our own")
+    parser.add_argument("--size", type=int, default=0, help="statements of each program; 0: many or few")
+    parser.add_argument("--quick", action="store_true", help="one order of calls")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", type=Path)
     options = parser.parse_args()
@@ -45,7 +47,7 @@ def main() -> None:
 def _work(options: Any) -> None:
     import torch
 
-    from tests.programs.judge import OPTIONS, OWN, judge
+    from tests.programs.judge import OPTIONS, ORDERS, OWN, judge
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, options.worker.open("a") as log:
@@ -53,11 +55,12 @@ def _work(options: Any) -> None:
             log.write(json.dumps({"start": seed}) + "\n")
             log.flush()
             path = Path(folder) / f"program_{seed}.py"
-            path.write_text(generate(seed).text)
+            path.write_text(generate(seed, options.size).text)
             begun = time.perf_counter()
             try:
-                verdict = judge(path, options.ways.split(","), OWN if options.own else OPTIONS)
-                row = {"seed": seed, **vars(verdict), "s": round(time.perf_counter() - begun, 2)}
+                orders = ORDERS[seed % 2 :][:1] if options.quick else ORDERS
+                verdict = judge(path, options.ways.split(","), OWN if options.own else OPTIONS, orders)
+                row = {"seed": seed, "size": options.size, **vars(verdict), "s": round(time.perf_counter() - begun, 2)}
             except Exception as error:
                 row = {"seed": seed, "difference": f"the judge: {type(error).__name__}: {error}"}
             log.write(json.dumps(row) + "\n")
@@ -76,7 +79,8 @@ def _collect(options: Any) -> list[dict[str, Any]]:
                 first, count = waiting.pop(0)
                 log = Path(folder) / f"{first}_{count}.jsonl"
                 command = [sys.executable, "-m", "tests.programs.run", str(first), str(count), "--worker", str(log)]
-                command += ["--ways", options.ways] + (["--own"] if options.own else [])
+                command += ["--ways", options.ways, "--size", str(options.size)]
+                command += (["--own"] if options.own else []) + (["--quick"] if options.quick else [])
                 process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
                 running.append((process, log, first, count))
             if not running:
@@ -85,7 +89,7 @@ def _collect(options: Any) -> list[dict[str, Any]]:
             for item in list(running):
                 process, log, first, count = item
                 lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-                hangs = log.exists() and time.time() - log.stat().st_mtime > 60
+                hangs = log.exists() and time.time() - log.stat().st_mtime > 90
                 if process.poll() is None and not hangs:
                     continue
                 if hangs:
@@ -120,7 +124,7 @@ def report(rows: list[dict[str, Any]]) -> str:
     """What was run and found."""
     constructs: Counter[str] = Counter()
     for row in rows:
-        constructs.update(generate(row["seed"]).constructs.keys())
+        constructs.update(generate(row["seed"], row.get("size", 0)).constructs.keys())
     total = max(len(rows), 1)
     lines = [f"{len(rows)} programs; the share of programs with each construct:"]
     items = [f"{name} {100 * n / total:.0f}%" for name, n in constructs.most_common()]

@@ -1,0 +1,17 @@
+"""Programs that once gave another answer than eager, or a defect, each as small as it could be made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.programs.judge import judge
+
+FOUND = sorted((Path(__file__).parent / "found").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+def test_found(path: Path) -> None:
+    verdict = judge(path)
+    assert not verdict.difference and not verdict.internal, verdict
