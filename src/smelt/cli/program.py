@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json as json_
+import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -66,7 +68,8 @@ def show(
             form: Form = "llvm" if llvm else "assembly" if assembly else "loops"
             typer.echo("\n\n".join(listing(unit, form) for unit in _units(loaded)))
             return
-        program = smelt.trace(loaded.function, loaded.args, dict(loaded.kwargs))
+        with redirect_stdout(sys.stderr):  # what the program prints is no part of its graph's text
+            program = smelt.trace(loaded.function, loaded.args, dict(loaded.kwargs))
         if optimized:
             typer.echo(program.graph_for(*loaded.args, **loaded.kwargs))
         else:
@@ -76,7 +79,8 @@ def show(
 def _units(loaded: Target) -> list[Unit]:
     """The compiled units of one call. Raises: SmeltError (S0106) if it was not compiled."""
     compiled = smelt.compile(loaded.function)
-    compiled(*loaded.args, **loaded.kwargs)
+    with redirect_stdout(sys.stderr):
+        compiled(*loaded.args, **loaded.kwargs)
     units = compiled_units(compiled)
     if not units:
         raise SmeltError(
@@ -118,7 +122,7 @@ def explain(
     loaded = load_target(target)
     measures = profile or roofline is not None
     compiled = smelt.compile(loaded.function, options={"profile": measures})
-    with torch.no_grad():
+    with torch.no_grad(), redirect_stdout(sys.stderr):
         for _ in range(1 + _PROFILED_CALLS * measures):
             compiled(*loaded.args, **loaded.kwargs)
     report = smelt.explain(compiled)

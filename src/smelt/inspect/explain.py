@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from smelt._torch.storage import nbytes_spanned
@@ -92,6 +93,9 @@ def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     row["inputs"] = ", ".join(str(value.type) for value in unit.graph.inputs)
     row["nodes captured"] = sum(1 for _ in unit.graph.walk())
     row["nodes optimized"] = None if unit.optimized is None else sum(1 for _ in unit.optimized.walk())
+    ways = _ways(unit)
+    if ways:
+        row["ways"] = ways
     if unit.lowered is not None:
         counts = sorted(unit.lowered.report.counts.items(), key=lambda item: -item[1])
         row["nodes by how they run"] = ", ".join(f"{how} {count}" for how, count in counts)
@@ -99,6 +103,19 @@ def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     row["captured"] = str(unit.graph)
     row["optimized"] = None if unit.optimized is None else str(unit.optimized)
     return row
+
+
+def _ways(unit: Unit) -> str:
+    """Where data decide what runs, and whether the graph has all that may; nothing where they decide nothing."""
+    if unit.is_path:
+        why = f"; not one graph for all, because {unit.why_paths}" if unit.why_paths else ""
+        return f"one of those that were recorded{why}"
+    found = [node for node in unit.graph.walk() if node.op in ("if", "for", "while")]
+    places = dict.fromkeys(
+        f"{node.op} {Path(node.span.file).name}:{node.span.line}" if node.span is not None else node.op
+        for node in found
+    )
+    return f"all: {', '.join(places)}" if places else ""
 
 
 def _outcomes(entry: int, unit: Any) -> list[Row]:

@@ -28,7 +28,7 @@ _EMPTY = {
 # A graph's text is long: in the summary it stands as its size, in HTML it unfolds.
 _LONG = ("captured", "optimized", "code")
 # A kernel of many operators would fill a page: text shows the beginning of these, the other forms all.
-_CROPPED = ("nodes", "where")
+_CROPPED = ("nodes", "where", "ways")
 _CROPPED_TO = 72
 _ROWS_SHOWN = 40
 
@@ -37,7 +37,8 @@ _ROWS_SHOWN = 40
 class Report:
     """A report on a compiled object or a program.
 
-    graphs: one row a compiled entry (name, nodes captured and optimized, both texts, calls, why it was made).
+    graphs: one row a compiled entry (name, nodes captured and optimized, both texts, calls, why it was made; `ways`:
+    the branches and loops of a program whose way depends on data, or why each way is a graph of its own).
     guards: what must hold for an entry to be used (entry, kind, expression, value, source line); of kind "read of data"
     what Python read of tensors on the way that it holds for.
     breaks: places where a program was split.  recompiles: which guard failed, or what was read, old and new value.
