@@ -16,7 +16,8 @@ pytest.importorskip("transformers")
 
 from tests.zoo.build import build
 
-MODELS = ("bert", "gpt2", "llama", "mixtral", "fastspeech2_conformer", "fsmt")
+MODELS = ("bert", "gpt2", "llama", "mixtral", "fsmt")
+SLOW = ("fastspeech2_conformer",)
 
 
 def masks(mask: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -31,7 +32,7 @@ def masks(mask: torch.Tensor) -> dict[str, torch.Tensor]:
     return made
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(name, marks=pytest.mark.nightly) for name in SLOW)])
 def test_several_masks_each_twice(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of transformers, while it builds the model
