@@ -259,3 +259,94 @@ def test_sorting_by_swaps():
         return torch.stack(a)
 
     check(bubble, (X,), (-X,), (X.flip(1),))
+
+
+def test_a_long_loop_that_data_ends_is_one_loop():
+    def newton(x, tol=1e-6):
+        y = x.clone()
+        for _ in range(100):
+            d = (y * y - x) / (2 * y)
+            y = y - d
+            if d.abs().max() < tol:
+                break
+        return y
+
+    def returns(x):
+        for i in range(3, 50, 2):
+            x = x * 1.1
+            if x.abs().max() > 20:
+                return x, i
+        return x, -1
+
+    def grows(x):
+        out = []
+        for _ in range(20):
+            x = x * 1.5
+            out.append(x.sum())
+            if x.max() > 9:
+                break
+        return torch.stack(out)
+
+    def last(x):
+        for i in range(9, -1, -1):  # noqa: B007
+            x = x * 1.5
+            if x.max() > 9:
+                break
+        return x, i
+
+    inputs = ((X.abs() + 0.5,), (X,), (X * 3,), (X.abs() + 7,))
+    for f in (newton, returns, grows, last):
+        assert len(check(f, *inputs, has=("while",))) < 6000
+
+
+def test_a_long_loop_with_a_branch_is_one_loop():
+    def skips(x):
+        for i in range(12):
+            if x.sum() > i:
+                continue
+            x = x + 1
+        return x
+
+    def long(x):
+        if x.sum() > 0:
+            x = x + 1
+        for _ in range(200):
+            x = x * 0.99
+        return x
+
+    for f in (skips, long):
+        assert check(f, (X,), (-X,), (X * 3,), has=("for",)).count("aten.") < 10
+
+
+def test_a_loop_that_cannot_be_one_is_taken_turn_by_turn():
+    def numbers(x):
+        n = 0
+        y = x + 1 if x.sum() > 0 else x
+        for i in range(100):
+            n += i
+        return y * n, n
+
+    def keys(x):
+        table = {i: object() for i in range(10)}
+        for i in range(10):
+            if table[i] is None or x.sum() > i:
+                x = x - 1
+        return x
+
+    for f in (numbers, keys):
+        text = check(f, (X,), (-X,), (X * 3,))
+        assert "for %" not in text and "while" not in text
+
+
+def test_sizes_that_depend_on_data_flow_on():
+    def f(x):
+        y = x[x > 0.7]
+        n, m, k = y.shape[0], len(y), y.numel()
+        q = (x > 0.7).sum().item()
+        a = torch.zeros(n + 1)
+        for i in range(n):
+            a = a + i
+        return a, torch.ones(m, 2), torch.zeros(q), n, m, k, x.sum() * n, y.size(0) * 2
+
+    text = check(f, (X,), (-X,), (X * 0,), (X + 9,), has=("for",))
+    assert "aten.sym_size.int" in text and "aten.sym_numel" in text

@@ -16,12 +16,14 @@ from smelt.capture.staging import calls
 from smelt.capture.staging.branches import branch, condition, is_catchable
 from smelt.capture.staging.loops import Loop, run_loop
 from smelt.capture.staging.merge import Pending, Poison
+from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
-from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
+from smelt.capture.staging.views import KnownRange, StagedRange, StagedSequence, sequence_of
 from smelt.ir import ANY, BOOL, FLOAT, INT
 
+_SHORT, _LONG = 8, 64
 _PLAIN = PlainRuntime()
 _PY = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "<<": "lshift",
@@ -101,14 +103,17 @@ class StagingRuntime(PlainRuntime):
     def for_(self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any) -> None:
         session = self.session
         _use(session, iterable)
-        sequence = sequence_of(session, iterable)
+        sequence, key = sequence_of(session, iterable), _key(at, names)
+        if sequence is None and self._is_rolled(key, iterable, more):
+            sequence = KnownRange(iterable)
         if sequence is None:
-            self._unrolled(at, iterable, body, names, get, set, more)
+            self._unrolled(key, iterable, body, names, get, set, more)
             return
-        key = _key(at, names)
         for number in range(session.peeled.get(key, 0)):
-            if not session.fork(slot_of(session.emit("py.gt", sequence.length(), number))):
-                return
+            if not isinstance(sequence, KnownRange):
+                longer = session.emit("py.gt", sequence.length(), number)
+                if not session.fork(slot_of(longer)):
+                    return
             body(sequence.item(number))
             go = True if more is None else more()
             slot = condition(session, go)
@@ -118,9 +123,22 @@ class StagingRuntime(PlainRuntime):
         if more is None:
             bounds = sequence.bounds() if not start else (start, sequence.length(), 1)
             item = sequence.item_at if not start else sequence.item
-            run_loop(lambda: Loop(session, key, names, get, set, None, lambda i: body(item(i)), bounds))
+            loop = run_loop(lambda: Loop(session, key, names, get, set, None, lambda i: body(item(i)), bounds))
+            if isinstance(sequence, KnownRange) and not loop.carries_tensors():
+                # What Python computes on the way would depend on data.
+                raise Again(whole=("unrolled", key))
             return
         self._with_breaks(key, sequence, start, body, names, get, set, more)
+
+    def _is_rolled(self, key: Any, iterable: Any, more: Any) -> bool:
+        """Whether a loop that Python knows all of is one loop of the graph: a long one, or one that data may end."""
+        session = self.session
+        if type(iterable) is not range or ("unrolled", key) in session.whole:
+            return False
+        rolled = key in session.whole or (more is None and len(iterable) > _LONG)
+        if rolled:
+            session.rolled.add(key)
+        return rolled and len(iterable) > session.peeled.get(key, 0)
 
     def _with_breaks(
         self, key: Any, sequence: StagedSequence, start: int, body: Any, names: Any, get: Any, set: Any, more: Any
@@ -147,24 +165,32 @@ class StagingRuntime(PlainRuntime):
         every = (*names, "__smelt_index", "__smelt_more")
         run_loop(lambda: Loop(self.session, key, every, get_all, set_all, test, turn, None))
 
-    def _unrolled(self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any) -> None:
+    def _unrolled(self, key: Any, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any) -> None:
         """A loop over what Python knows; once it may have ended early, each further turn stands under an `if`."""
+        session = self.session
+        may_roll = type(iterable) is range and len(iterable) > _SHORT
+        may_roll = may_roll and session.whole.isdisjoint((key, ("unrolled", key)))
         iterator = iter(iterable)
         for item in iterator:
+            records, mark = session.recorder.records, len(session.recorder.records)
             body(item)
+            if may_roll and any(isinstance(r, Structured) for r in records[mark:]):
+                raise Again(whole=key)
             if more is None:
                 continue
             go = more()
-            slot = condition(self.session, go)
+            slot = condition(session, go)
             if slot is None:
                 if not go:
                     return
                 continue
+            if may_roll:
+                raise Again(whole=key)
             rest = list(iterator)
-            self._rest(at, rest, body, names, get, set, more, slot)
+            self._rest(key, rest, body, names, get, set, more, slot)
             return
 
-    def _rest(self, at: int, rest: list[Any], body: Any, names: Any, get: Any, set: Any, more: Any, slot: Any) -> None:
+    def _rest(self, key: Any, rest: list[Any], body: Any, names: Any, get: Any, set: Any, more: Any, slot: Any) -> None:
         if not rest:
             return
         session = self.session
@@ -172,7 +198,7 @@ class StagingRuntime(PlainRuntime):
         def turn() -> None:
             body(rest[0])
 
-        branch(session, (*_key(at, names), "turn", len(rest)), slot, turn, nothing, names, get, set)
+        branch(session, (*key, "turn", len(rest)), slot, turn, nothing, names, get, set)
         go = more()
         following = condition(session, go)
         if following is None:
@@ -182,7 +208,7 @@ class StagingRuntime(PlainRuntime):
                     if not more():
                         return
             return
-        self._rest(at, rest[1:], body, names, get, set, more, following)
+        self._rest(key, rest[1:], body, names, get, set, more, following)
 
     def assert_(self, at: int, test: Any, message: Any) -> None:
         session = self.session

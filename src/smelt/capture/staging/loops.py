@@ -85,6 +85,11 @@ class Loop:
                 return
         self.unstable("what it carries has no type that holds for every turn")
 
+    def carries_tensors(self) -> bool:
+        """Whether all that the program has it carry from turn to turn are tensors."""
+        places = [place for place in self.places.values() if not place.name.startswith(HIDDEN)]
+        return all(isinstance(type_, TensorType) for place in places for type_ in place.types.values())
+
     def look(self) -> Snapshot:
         """A snapshot of all that the loop can reach, without its own variables."""
         parts = [part for part in (self.test, self.body) if part is not None]
@@ -424,8 +429,8 @@ class _Grows(BaseException):
         self.grown, self.element = grown, element
 
 
-def run_loop(loop: Callable[[], Loop]) -> None:
-    """Stage a loop; lists that grow in it are staged first."""
+def run_loop(loop: Callable[[], Loop]) -> Loop:
+    """Stage a loop, and give it; lists that grow in it are staged first."""
     for _ in range(_MOST_TRIES):
         made = loop()
         try:
@@ -433,7 +438,7 @@ def run_loop(loop: Callable[[], Loop]) -> None:
         except _Grows as grows:
             _stage_list(made, grows)
             continue
-        return
+        return made
     raise CannotStage("a loop that depends on data cannot be one loop of the graph", "too many lists grow in it")
 
 

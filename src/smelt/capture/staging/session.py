@@ -14,6 +14,7 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import thread_time
 from typing import Any
 
 import torch
@@ -99,6 +100,7 @@ class Session:
         self.forked: set[object] = set()
         self.peeled: dict[object, int] = {}
         self.whole: set[object] = set()
+        self.rolled: set[object] = set()
         self.refused: list[BaseException] = []
         self.raised: list[BaseException] = []
         self.convertible = convertible
@@ -114,6 +116,7 @@ class Session:
         self.stopped: BaseException | None = None
         self.negations: dict[Slot, Slot] = {}
         self.watch: Watch | None = None
+        self.deadline: float | None = None
 
     # --- stops -------------------------------------------------------------------------------------------------------
 
@@ -124,6 +127,11 @@ class Session:
     def cannot(self, what: str, why: str = "it has no form in a graph") -> Any:
         """End the staged run. Raises: CannotStage."""
         raise CannotStage(what, why, self.site())
+
+    def check_time(self) -> None:
+        """Raises: CannotStage where the run has had its time (of this thread, however busy the machine is)."""
+        if self.deadline is not None and thread_time() > self.deadline:
+            self.cannot("staging took too long", "the program has too many ways, or too long ones")
 
     def unmerge(self, why: object) -> None:
         """Start again without merging at a place, because what was merged is not one value. Raises: Again."""
@@ -410,6 +418,7 @@ class Session:
         self.paths += 1
         if self.paths > MOST_PATHS * 4:
             self.cannot("the program has too many paths", f"more than {MOST_PATHS} continuations")
+        self.check_time()
         region = Region(prefix, known=dict(known), asked=dict(self._asked))
         saved = self.recorder.enter()
         self.regions.append(region)

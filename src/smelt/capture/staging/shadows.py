@@ -91,6 +91,7 @@ class ShadowRecorder(Recorder):
     @unwatched
     def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(overload)
+        self.session.check_time()
         operands: list[Slot] = []
         noted = [self._encode(arg, operands) for arg in args]
         named = {k: self._encode(v, operands) for k, v in kwargs.items()}

@@ -15,6 +15,7 @@ import functools
 import random as pythons_random
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from time import thread_time
 from typing import Any
 
 import torch
@@ -46,6 +47,8 @@ from smelt.capture.tree import ConstantLeaf, Flattener, Tree, hidden_tensors, is
 from smelt.diag import CaptureError, InternalError, SmeltError
 
 _MOST_RUNS = 64
+# The budget of all runs: some, and for each operator of the native run about 20 times what it takes to record it.
+_SECONDS, _SECONDS_EACH = 2.0, 2e-3
 
 
 def stage(
@@ -96,24 +99,32 @@ class _Run:
         forked: set[object] = set()
         peeled: dict[object, int] = {}
         whole: set[object] = set()
+        length = 0 if self.native.graph is None else sum(1 for _ in self.native.graph.walk())
+        deadline = thread_time() + _SECONDS + _SECONDS_EACH * length
         for _ in range(_MOST_RUNS):
             session = Session(self.native, functions.can, self.roots, Scope(self.roots.modules))
             session.is_catchable = functools.partial(is_catchable, session, False)
+            session.deadline = deadline
             session.forked, session.peeled, session.whole, session.merge = forked, peeled, whole, Merger
             try:
                 return self._once(session, functions, arguments)
-            except Again as again:
-                if again.convert is not None:
-                    functions.want(again.convert)
-                elif again.fork is not None:
-                    if again.fork in forked:
+            except Again as known:
+                if known.convert is not None:
+                    functions.want(known.convert)
+                elif known.fork is not None:
+                    if known.fork in forked:
                         return self.failed(_error("a branch cannot be merged", "it was forked, and met again", None))
-                    forked.add(again.fork)
-                elif again.whole is not None:
-                    whole.add(again.whole)
+                    forked.add(known.fork)
+                elif known.whole is not None:
+                    whole.add(known.whole)
                 else:
-                    peeled[again.peel] = peeled.get(again.peel, 0) + 1
+                    peeled[known.peel] = peeled.get(known.peel, 0) + 1
             except CannotStage as stop:
+                unrolled = {("unrolled", key) for key in session.rolled} - whole
+                if unrolled:
+                    # A loop over what Python knows need not be one of the graph.
+                    whole |= unrolled
+                    continue
                 if session.recorder.error is not None:
                     return self.failed(session.recorder.error)
                 return self.failed(_error(stop.what, stop.why, stop.site))

@@ -54,6 +54,29 @@ class StagedRange(StagedSequence):
         return index
 
 
+class KnownRange(StagedSequence):
+    """A `range` that does not depend on data, gone over by one loop of the graph."""
+
+    def __init__(self, numbers: range) -> None:
+        self.numbers = numbers
+
+    def length(self) -> int:
+        return len(self.numbers)
+
+    def item(self, number: Any) -> Any:
+        if isinstance(number, int) and not is_staged(number):
+            return self.numbers[number]
+        step, start = self.numbers.step, self.numbers.start
+        scaled = number if step == 1 else number * step
+        return scaled if start == 0 else scaled + start
+
+    def bounds(self) -> tuple[int, int, int]:
+        return (self.numbers.start, self.numbers.stop, self.numbers.step)
+
+    def item_at(self, index: Any) -> Any:
+        return index
+
+
 class StagedList(StagedSequence):
     """A staged list."""
 

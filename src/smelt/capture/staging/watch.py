@@ -34,8 +34,9 @@ _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _SAFE_TORCH = (
     "__init__.py", "functional.py", "_tensor.py", "_ops.py", "_jit_internal.py", "overrides.py", "_VF.py",
     "_compile.py", "nn/functional.py", "nn/init.py", "nn/modules/", "nn/parameter.py", "autograd/grad_mode.py",
-    "utils/_contextlib.py", "utils/_stats.py", "_dynamo/eval_frame.py", "_prims_common/", "_refs/", "_decomp/", "_subclasses/", "_library/",
-    "_higher_order_ops/", "fx/experimental/", "amp/", "utils/_python_dispatch.py",
+    "utils/_contextlib.py", "utils/_stats.py", "utils/_python_dispatch.py", "_dynamo/eval_frame.py",
+    "_prims_common/", "_refs/", "_decomp/", "_subclasses/", "_library/", "_higher_order_ops/", "fx/experimental/",
+    "amp/",
 )  # fmt: skip
 _SAFE_STDLIB = ("abc.py", "_collections_abc.py", "contextlib.py", "functools.py", "typing.py", "numbers.py",
                 "_weakrefset.py", "enum.py", "collections/__init__.py", "dataclasses.py")  # fmt: skip
@@ -84,7 +85,8 @@ def _attributes(value: Any) -> Iterator[Any]:
         state = None
     if isinstance(state, dict):
         yield from list(dict.values(state))
-    for name in _slots(type(value)):
+    cls: Any = type(value)
+    for name in _slots(cls):
         try:
             yield object.__getattribute__(value, name)
         except AttributeError:
@@ -229,17 +231,30 @@ def _home(fn: Any) -> str:
 
 
 def unwatched(function: Any) -> Any:
-    """A function of ours that calls nothing of the program's, and much of its own: its frames are not looked at."""
+    """A function of ours that calls nothing of the program's, and much of its own: no frame of it is looked at.
+
+    That goes for who profiles the thread, too: what the program reads is found by its calls.
+    """
 
     @functools.wraps(function)
     def quiet(*args: Any, **kwargs: Any) -> Any:
-        trace = sys.gettrace()
-        if trace is None or getattr(trace, "__func__", None) is not Watch._enter:
+        trace, profile = sys.gettrace(), sys.getprofile()
+        if trace is not None and getattr(trace, "__func__", None) is not Watch._enter:
+            trace = None
+        if not isinstance(profile, (types.FunctionType, types.MethodType)):
+            profile = None
+        if trace is None and profile is None:
             return function(*args, **kwargs)
-        sys.settrace(None)
+        if trace is not None:
+            sys.settrace(None)
+        if profile is not None:
+            sys.setprofile(None)
         try:
             return function(*args, **kwargs)
         finally:
-            sys.settrace(trace)
+            if trace is not None:
+                sys.settrace(trace)
+            if profile is not None:
+                sys.setprofile(profile)
 
     return quiet
