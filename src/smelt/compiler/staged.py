@@ -56,7 +56,11 @@ def staged_unit(
     except SmeltError as error:
         return None, error.what
     log.effects.clear()
-    log.reads.extend(read for more in found for read in map(_as_now, more.reads) if read is not None)
+    known = {_place(read) for read in log.reads}
+    for read in (read for more in found for read in map(_as_now, more.reads) if read is not None):
+        if _place(read) not in known:
+            known.add(_place(read))
+            log.reads.append(read)
     return unit, ""
 
 
@@ -91,6 +95,12 @@ def _reading(target: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _is_by_shadows(effect: Effect) -> bool:
     """Whether it was done by torch on its way to a shadow's type, not by the line that called the operator."""
     return effect.name in ("eval", "exec") and (effect.span is None or effect.name not in effect.span.text)
+
+
+def _place(read: Any) -> tuple[Any, ...]:
+    """What a fact is about: what two facts say of one place, and both hold now, is the same."""
+    key = read.key if isinstance(read.key, str | int) else id(read.key)
+    return read.kind, id(read.owner), type(read.key), key
 
 
 def _as_now(read: Any) -> Any:
