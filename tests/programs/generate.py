@@ -599,7 +599,9 @@ class Writer:
             self.note("dict item set")
             value = self.bounded(item, self.value(item, 2))
             if self.chance(0.2):
-                return [f"{name}[{self.key()}] = {name}.get({self.key()}, {self.value(item, 1)}) + {self.value(item, 0)}"]
+                return [
+                    f"{name}[{self.key()}] = {name}.get({self.key()}, {self.value(item, 1)}) + {self.value(item, 0)}"
+                ]
             return [f"{name}[{self.key()}] = {value}"]
         value = self.bounded(item, self.value(item, 2))
         match self.rng.randint(0, 6):
@@ -761,7 +763,10 @@ class Writer:
             writable = [n for n, k in saved.items() if k in ("int", VECTOR) and n not in locked]
             if writable and self.chance(0.4):
                 chosen = self.pick(writable)
-                lines += [f"    nonlocal {chosen}", f"    {chosen} = {self.bounded(saved[chosen], self.value(saved[chosen], 1))}"]
+                lines += [
+                    f"    nonlocal {chosen}",
+                    f"    {chosen} = {self.bounded(saved[chosen], self.value(saved[chosen], 1))}",
+                ]
                 self.note("nonlocal")
             self.locked = set(saved)
             self.bind(p, kind)
@@ -934,7 +939,9 @@ class Writer:
         self.bind(n, "int")
         self.locked.add(n)
         most = self.rng.choice([2, 3, 4, 12])
-        test = self.pick([f"{n} < {most} and {self.test(2)}", f"{self.test(2)} and {n} < {most}", f"{n} < {self.trips()}"])
+        test = self.pick(
+            [f"{n} < {most} and {self.test(2)}", f"{self.test(2)} and {n} < {most}", f"{n} < {self.trips()}"]
+        )
         lines = self.looped(f"while {test}:", place, {})
         return [f"{n} = 0", lines[0], f"    {n} += 1", *lines[1:]]
 

@@ -131,7 +131,11 @@ def report(rows: list[dict[str, Any]]) -> str:
     lines += ["  " + ", ".join(items[i : i + 6]) for i in range(0, len(items), 6)]
     captured = Counter(row.get("captured", "") or "not reached" for row in rows)
     lines.append("captured: " + ", ".join(f"{k} {100 * n / total:.1f}%" for k, n in captured.most_common()))
-    for title, key in (("differences", "difference"), ("internal errors", "internal")):
+    for title, key in (
+        ("differences", "difference"),
+        ("internal errors", "internal"),
+        ("results in other memory", "aliasing"),
+    ):
         classes: dict[str, list[int]] = defaultdict(list)
         for row in rows:
             if row.get(key):

@@ -117,9 +117,9 @@ def _program(tree: ast.Module) -> ast.FunctionDef:
 
 def main() -> None:
     """The command: the minimal program of a seed, or of a file."""
-    from tests.programs.judge import judge
-
     import torch
+
+    from tests.programs.judge import judge
 
     torch.set_num_threads(1)
     which, ways = sys.argv[1], tuple(sys.argv[2].split(",")) if len(sys.argv) > 2 else ("compile", "trace", "staged")

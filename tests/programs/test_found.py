@@ -8,10 +8,17 @@ import pytest
 
 from tests.programs.judge import judge
 
-FOUND = sorted((Path(__file__).parent / "found").glob("*.py"))
+HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((HERE / "found").glob("*.py")), ids=lambda path: path.stem)
 def test_found(path: Path) -> None:
     verdict = judge(path)
     assert not verdict.difference and not verdict.internal, verdict
+
+
+@pytest.mark.xfail(
+    strict=True, reason="what a branch yields is memory of its own, also where eager returns an argument"
+)
+def test_a_branch_returns_an_argument() -> None:
+    assert not judge(HERE / "found" / "branch_returns_argument.py").aliasing

@@ -28,7 +28,7 @@ def _check(folder: Path, seeds: range, size: int, **options: object) -> list[dic
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_programs(part: int, tmp_path: Path) -> None:
     each = PROGRAMS // PARTS
-    rows = _check(tmp_path, range(part * each, part * each + each), 6, orders=ORDERS[part % 2 :][:1])
+    rows = _check(tmp_path, range(part * each, part * each + each), 5, orders=ORDERS[part % 2 :][:1])
     print(report(rows))
 
 
@@ -45,7 +45,7 @@ def test_each_construct_is_written() -> None:
     written: set[str] = set()
     for seed in range(400):
         written |= set(generate(seed).constructs)
-    assert CONSTRUCTS <= written, CONSTRUCTS - written
+    assert written >= CONSTRUCTS, CONSTRUCTS - written
 
 
 CONSTRUCTS = {
@@ -55,5 +55,6 @@ CONSTRUCTS = {
     "list +=", "list pop", "dict item set", "unpacking", "defined on one path", ".item()", "int(tensor)",
     "float(tensor)", "bool(tensor)", "tolist", "len()", "size of data", "closure", "lambda", "nonlocal",
     "attribute effect", "print", "f-string", "comprehension", "match", "try", "with", "random numbers",
-    "dtype conversion", "None or a tensor", "range of data", "write to an argument's container", "any/all of a generator",
+    "dtype conversion", "None or a tensor", "range of data", "write to an argument's container",
+    "any/all of a generator",
 }  # fmt: skip
