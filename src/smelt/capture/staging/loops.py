@@ -16,14 +16,24 @@ from typing import Any
 import torch
 
 from smelt.capture.convert.runtime import HIDDEN, UNDEF
-from smelt.capture.recorder import Slot, slot_type
+from smelt.capture.recorder import Slot
 from smelt.capture.staging.branches import check_genuine, is_catchable, own_cells, record_raise
 from smelt.capture.staging.heap import MISSING, WHOLE, Change, Snapshot
+from smelt.capture.staging.leaves import (
+    Unread,
+    examples_of,
+    is_carried,
+    join_types,
+    leaf_type,
+    same,
+    shape_of,
+    take_apart,
+)
 from smelt.capture.staging.merge import Pending, Poison, flag_in, is_result
 from smelt.capture.staging.records import RegionRecords, Structured
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import Again, CannotStage
-from smelt.capture.staging.symbols import ScalarSlot, StagedObject, is_staged, slot_of
+from smelt.capture.staging.symbols import ScalarSlot, StagedObject
 from smelt.ir import ANY, ListType, TensorType, Type, fits, join, type_of_arg
 
 _MOST_TRIES = 12
@@ -255,8 +265,8 @@ class Loop:
     def _place_dummy(self, number: int, name: str, value: Any) -> None:
         """A place that is not read before the body filled it: before the first turn, any value like that."""
         leaves, build = take_apart(value)
-        some = [_Any(leaf_type(self.session, leaf)) if is_carried(leaf) else leaf for leaf in leaves]
-        types = {i: leaf.type for i, leaf in enumerate(some) if isinstance(leaf, _Any)}
+        some = [Unread(leaf_type(self.session, leaf)) if is_carried(leaf) else leaf for leaf in leaves]
+        types = {i: leaf.type for i, leaf in enumerate(some) if isinstance(leaf, Unread)}
         self.places[number] = Place(number, name, build(some), None, types)
 
     def _known_after(self, regions: list[RegionRecords]) -> set[int]:
@@ -357,7 +367,7 @@ class Loop:
                 if type_ is None:
                     made.append(leaf)
                     continue
-                if isinstance(leaf, _Any):
+                if isinstance(leaf, Unread):
                     inits.append(session.placeholder(type_, session.recorder.records, self.site))
                 else:
                     inits.append(session.encode(leaf))
@@ -414,13 +424,6 @@ class _Congruence:
         return all(self._equal(r.yields[mine[1]], r.yields[other[1]], equal) for r in mine[0].regions)
 
 
-class _Any:
-    """Stands before a loop for a value that is not read before the loop made one."""
-
-    def __init__(self, type_: Any) -> None:
-        self.type = type_
-
-
 class _Grows(BaseException):
     """A list grows in a loop: it must be staged before the loop."""
 
@@ -466,88 +469,3 @@ def _stage_list(loop: Loop, grows: _Grows) -> None:
     loop.set(tuple(staged if value is grown else value for value in values))
     if session.held_by_callers(grown):
         session.cannot("a list that grows in a loop is held by the caller", "a staged list cannot take its place there")
-
-
-# --- values and their leaves -----------------------------------------------------------------------------------------
-
-
-def take_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The leaves of nested tuples, lists and dictionaries, and what builds the same around others."""
-    if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
-        parts = [take_apart(item) for item in value]
-        sizes = [len(leaves) for leaves, _ in parts]
-        kind = type(value)
-
-        def build(leaves: list[Any]) -> Any:
-            items, at = [], 0
-            for size, (_, inner) in zip(sizes, parts, strict=True):
-                items.append(inner(leaves[at : at + size]))
-                at += size
-            return kind(items) if kind in (tuple, list) else tuple.__new__(kind, items)
-
-        return [leaf for leaves, _ in parts for leaf in leaves], build
-    if type(value) is dict:
-        keys = list(value)
-        leaves, inner = take_apart(list(value.values()))
-        return leaves, lambda made: dict(zip(keys, inner(made), strict=True))
-    return [value], lambda made: made[0]
-
-
-def shape_of(value: Any) -> Any:
-    """The structure of nested containers without their leaves."""
-    if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
-        return (type(value), tuple(map(shape_of, value)))
-    return (dict, tuple((k, shape_of(v)) for k, v in value.items())) if type(value) is dict else None
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two values are the same object, or plain numbers that nobody can tell apart."""
-    if a is b:
-        return True
-    if is_staged(a) and is_staged(b):
-        return slot_of(a) is slot_of(b)
-    if is_staged(a) or is_staged(b) or type(a) is not type(b):
-        return False
-    if isinstance(a, (bool, int, float, complex, str)):
-        return repr(a) == repr(b)
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return False
-
-
-def is_carried(leaf: Any) -> bool:
-    """Whether a leaf can be a value of the graph."""
-    return isinstance(leaf, (torch.Tensor, bool, int, float, complex, str, _Any)) or is_staged(leaf)
-
-
-def leaf_type(session: Session, leaf: Any) -> Type | None:
-    """The type of a leaf in the graph, None for what cannot stand in one."""
-    if isinstance(leaf, torch.Tensor):
-        return slot_type(session.recorder.slot_of(leaf))
-    if is_staged(leaf):
-        return slot_of(leaf).type
-    if isinstance(leaf, _Any):
-        return leaf.type
-    return type_of_arg(leaf) if isinstance(leaf, (bool, int, float, complex, str)) else None
-
-
-def join_types(types: Sequence[Type]) -> Type:
-    """The least type that holds all."""
-    found = types[0]
-    for type_ in types[1:]:
-        found = join(found, type_)
-    return found
-
-
-def examples_of(type_: Type, leaf: Any) -> tuple[Any, ...]:
-    """Examples of a type for each world."""
-    plain: dict[str, tuple[Any, ...]] = {
-        "int": (2, 0, 1, 7, 1_000_003), "float": (1.5, 0.0, 1.0, 7.5, 1000003.5),
-        "bool": (True, False, True, False, True),
-        "str": ("a", "", "b", "abc", "abcd"), "complex": (1j, 0j, 1 + 0j, 2j, 3j),
-    }  # fmt: skip
-    if isinstance(type_, ListType):
-        inner = examples_of(type_.element, None)
-        return ([inner[0]] * 3, [], [inner[2]], [inner[3]] * 7, [inner[4]] * 11)
-    found = plain.get(str(type_), (None,) * 5)
-    return (leaf, *found[1:]) if type(leaf) is type(found[0]) else found

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import unseen
-from smelt.capture.recorder import Family, Slot, StateSlot, slot_type
+from smelt.capture.recorder import Family, Slot, slot_type
 from smelt.capture.spans import Site
 from smelt.capture.staging import symbols
 from smelt.capture.staging.heap import Change, Snapshot
@@ -28,6 +28,7 @@ from smelt.capture.staging.records import RegionRecords, Structured, plain_info
 from smelt.capture.staging.shadows import ShadowRecorder
 from smelt.capture.staging.stops import Again, CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.unify import unify
 from smelt.capture.staging.watch import Watch, unwatched
 from smelt.ir import (
     BOOL,
@@ -639,83 +640,3 @@ def _native_values(native: Any) -> dict[tuple[str, int, str], list[Any]]:
         what = {"_local_scalar_dense": "item"}.get(conversion.what, conversion.what)
         found.setdefault((span.file, span.line, what), []).append(value)
     return found
-
-
-@unwatched
-def unify(ours: Any, theirs: Any, aliases: dict[Slot, Slot], constants: Mapping[Slot, Any]) -> None:
-    """Note that two runs of the same code recorded the same. Raises: CannotStage where they did not."""
-    match = _Unify(aliases, constants)
-    try:
-        match.records(ours[0], theirs[0])
-        match.value(ours[1], theirs[1])
-    except _DifferentError:
-        raise CannotStage(
-            "the program did not repeat itself", "a part of it was run twice and did not do the same", ours[2]
-        ) from None
-
-
-class _DifferentError(Exception):
-    pass
-
-
-class _Unify:
-    def __init__(self, aliases: dict[Slot, Slot], constants: Mapping[Slot, Any]) -> None:
-        self.aliases, self.constants = aliases, constants
-
-    def records(self, ours: Sequence[Any], theirs: Sequence[Any]) -> None:
-        if len(ours) != len(theirs):
-            raise _DifferentError
-        for a, b in zip(ours, theirs, strict=True):
-            if isinstance(a, Structured) != isinstance(b, Structured):
-                raise _DifferentError
-            if isinstance(a, Structured):
-                if a.op != b.op or len(a.regions) != len(b.regions):
-                    raise _DifferentError
-                self.value(a.args, b.args)
-                for one, two in zip(a.regions, b.regions, strict=True):
-                    self.define(one.params, two.params)
-                    self.records(one.records, two.records)
-                    self.value(one.yields, two.yields)
-                self.define(a.results, b.results)
-                continue
-            if a[0].name != b[0].name:
-                raise _DifferentError
-            self.value(a[1], b[1])
-            self.value(list(a[2].items()), list(b[2].items()))
-            self.define(a[3], b[3])
-
-    def define(self, ours: Any, theirs: Any) -> None:
-        if isinstance(ours, Slot):
-            if ours is not theirs:
-                self.aliases[theirs] = ours
-        elif isinstance(ours, (list, tuple)):
-            if len(ours) != len(theirs):
-                raise _DifferentError
-            for a, b in zip(ours, theirs, strict=True):
-                self.define(a, b)
-
-    def value(self, ours: Any, theirs: Any) -> None:
-        if isinstance(ours, Slot):
-            other = theirs
-            while isinstance(other, Slot) and other in self.aliases and other is not ours:
-                other = self.aliases[other]
-            if ours is other or not isinstance(theirs, Slot):
-                if ours is not other:
-                    raise _DifferentError
-                return
-            if isinstance(ours, StateSlot) and isinstance(theirs, StateSlot) and ours.entry is theirs.entry:
-                self.aliases[theirs] = ours
-                return
-            if ours in self.constants and theirs in self.constants:
-                a, b = self.constants[ours], self.constants[theirs]
-                if a.dtype == b.dtype and a.shape == b.shape and bytes(a.numpy()) == bytes(b.numpy()):
-                    self.aliases[theirs] = ours
-                    return
-            raise _DifferentError
-        if isinstance(ours, (list, tuple)):
-            if not isinstance(theirs, (list, tuple)) or len(ours) != len(theirs):
-                raise _DifferentError
-            for a, b in zip(ours, theirs, strict=True):
-                self.value(a, b)
-        elif type(ours) is not type(theirs) or (ours is not theirs and repr(ours) != repr(theirs)):
-            raise _DifferentError
