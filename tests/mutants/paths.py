@@ -68,9 +68,17 @@ PATHS = (
     Mutant(
         "staged: only the recorded way is guarded",
         "compiler/staged.py",
-        "    log.reads.extend(read for more in found for read in map(_as_now, more.reads) if read is not None)\n",
+        "            log.reads.append(read)\n",
         "",
         "what only other ways read may change unseen",
         (f"{_PROGRAMS}::test_what_only_other_ways_read_is_guarded",),
+    ),
+    Mutant(
+        "staged: a failed call prints again",
+        "compiler/compiled_dispatch.py",
+        "with muted(printed) if printed is not None and any(printed.values()) else contextlib.nullcontext():",
+        "with contextlib.nullcontext():",
+        "what was printed before native code failed is printed twice",
+        ("tests/paths/test_prints.py",),
     ),
 )
