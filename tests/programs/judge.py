@@ -59,7 +59,7 @@ class Subject:
 @dataclass
 class Verdict:
     """difference: the first one, or nothing. captured: whole (no branch), staged, paths, eager or raises. why: of paths
-    and eager, why it is not one graph. aliasing: results that are equal, but do not lie in the memory that eager's do.
+    and eager, why it is not one graph.
     """
 
     difference: str = ""
@@ -67,7 +67,6 @@ class Verdict:
     why: str = ""
     trace: str = ""
     internal: str = ""
-    aliasing: str = ""
     calls: int = 0
 
 
@@ -175,17 +174,10 @@ def _compiled(path: Path, options: dict[str, Any], verdict: Verdict, orders: Seq
             got = call(compiled, subject, order[at])
             verdict.calls += 1
             text = compare(want, got)
-            if _is_aliasing(text):
-                verdict.aliasing = verdict.aliasing or f"compile: call {at} of {order}: {text}"
-                text = compare(want, got, aliases=False)
             if text:
                 return f"call {at} of {order}: {text}"
         _note_capture(compiled, verdict)
     return ""
-
-
-def _is_aliasing(text: str) -> bool:
-    return text.startswith(("shares: ", "same: "))
 
 
 def _note_capture(compiled: Any, verdict: Verdict) -> None:
@@ -254,9 +246,6 @@ def _traced(path: Path, options: dict[str, Any], verdict: Verdict) -> str:
             continue
         want = call(eager.fn, eager, number)
         text = compare(want, got)
-        if _is_aliasing(text):
-            verdict.aliasing = verdict.aliasing or f"trace: input {number}: {text}"
-            text = compare(want, got, aliases=False)
         if text:
             return f"input {number}: {text}"
     verdict.trace = f"{missed} of 5 inputs refused"

@@ -134,7 +134,6 @@ def report(rows: list[dict[str, Any]]) -> str:
     for title, key in (
         ("differences", "difference"),
         ("internal errors", "internal"),
-        ("results in other memory", "aliasing"),
     ):
         classes: dict[str, list[int]] = defaultdict(list)
         for row in rows:

@@ -15,10 +15,3 @@ HERE = Path(__file__).parent
 def test_found(path: Path) -> None:
     verdict = judge(path)
     assert not verdict.difference and not verdict.internal, verdict
-
-
-@pytest.mark.xfail(
-    strict=True, reason="what a branch yields is memory of its own, also where eager returns an argument"
-)
-def test_a_branch_returns_an_argument() -> None:
-    assert not judge(HERE / "found" / "branch_returns_argument.py").aliasing

@@ -11,6 +11,7 @@ from time import perf_counter
 
 from smelt.codegen.fusion.groups import has_numbers
 from smelt.codegen.lower.attention import lower_attention
+from smelt.codegen.lower.chosen import with_choices
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.convolution import (
     Convolution,
@@ -129,7 +130,7 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
         start = now
 
     _check(graph)
-    graph = hoisted(graph)
+    graph, chosen = with_choices(hoisted(graph))
     ctx = Context(graph, state, options or Options())
     for value in graph.inputs:
         ctx.add_input(value)
@@ -140,7 +141,7 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
     stage("lower")
     parts = {"fold": ctx.statics.spent_ms, **ctx.spent_ms}
     stages.extend((f"lower: {name}", round(ms, 3)) for name, ms in parts.items())
-    slots, outputs = lower_outputs(ctx)
+    slots, outputs = lower_outputs(ctx, chosen)
     plan = ctx.builder.finish(slots)
     stage("memory")
     plan = with_code(ctx, plan)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from smelt.codegen.lower.builder import Place
+from smelt.codegen.lower.chosen import Choice
 from smelt.codegen.lower.context import Context, cannot_lower, tensor_type
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.plain import is_plain_type
 from smelt.codegen.lower.python_nodes import collect
-from smelt.codegen.lower.result import Fresh, Number, OutputRecipe, Plain, Same, ViewOf
+from smelt.codegen.lower.result import Either, Fresh, Number, OutputRecipe, Plain, Same, ViewOf
 from smelt.codegen.lower.sharing import returns_itself, view_source
 from smelt.codegen.lower.statics import STATE_OPS
 from smelt.ir import TensorType, Value, values_in
@@ -15,14 +18,14 @@ from smelt.ops.convert import to_torch
 from smelt.runtime.plan import Blit, Copy
 
 
-def lower_outputs(ctx: Context) -> tuple[tuple[int, ...], tuple[OutputRecipe, ...]]:
-    """The plan's output slots, and one recipe per output of the graph."""
+def lower_outputs(ctx: Context, chosen: Mapping[int, Choice]) -> tuple[tuple[int, ...], tuple[OutputRecipe, ...]]:
+    """The plan's output slots, and one recipe per output of the graph; `chosen`: what outputs may be instead."""
     ctx.builder.origin = "return"
     slots: list[int] = []
     recipes: list[OutputRecipe] = []
     roots: dict[Value, Place] = {}
     slot_of: dict[Value, int] = {}
-    for arg in ctx.graph.outputs:
+    for number, arg in enumerate(ctx.graph.outputs):
         if not isinstance(arg, Value):
             recipes.append(Plain(to_torch(arg)))
             continue
@@ -33,12 +36,26 @@ def lower_outputs(ctx: Context) -> tuple[tuple[int, ...], tuple[OutputRecipe, ..
         if seen is not None:
             recipes.append(seen)
             continue
-        recipes.append(Fresh(len(slots)))
+        fresh = Fresh(len(slots))
         very = _very_tensor(arg)
         if very not in slot_of:
             slot_of[very] = _own_slot(ctx, _fresh_place(ctx, arg, roots), slots)
         slots.append(slot_of[very])
+        choice = chosen.get(number)
+        recipes.append(fresh if choice is None else _either(ctx, fresh, choice, slots))
     return tuple(slots), tuple(recipes)
+
+
+def _either(ctx: Context, fresh: Fresh, choice: Choice, slots: list[int]) -> Either:
+    """What was made, or one of the tensors that the caller has itself."""
+    which = _mixed(ctx, choice.which, slots)
+    options = [_recipe(ctx, option) for option in choice.options]
+    known = tuple(option for option in options if isinstance(option, Same | ViewOf))
+    if len(known) < len(options) or not isinstance(which, Number):
+        node = choice.which.node
+        assert node is not None
+        raise cannot_lower(node, "it may be a view, not to be told by strides, of a tensor from outside")
+    return Either(which.index, (fresh, *known))
 
 
 def _mixed(ctx: Context, value: Value, slots: list[int]) -> OutputRecipe:

@@ -58,7 +58,15 @@ class Number:
     index: int
 
 
-OutputRecipe: TypeAlias = Fresh | Number | Same | ViewOf | Plain
+@dataclass(frozen=True, slots=True)
+class Either:
+    """One of several, by the number in result `which` of the plan."""
+
+    which: int
+    options: tuple[Fresh | Same | ViewOf, ...]
+
+
+OutputRecipe: TypeAlias = Fresh | Number | Same | ViewOf | Plain | Either
 
 Lookup: TypeAlias = Callable[[str, str], torch.Tensor]
 """(kind, path) -> the tensor; kind is "param", "buffer" or "captured"."""
@@ -99,7 +107,10 @@ class Lowered:
             return inputs[source] if isinstance(source, int) else lookup(source.kind, source.path)
 
         outputs: list[Any] = []
-        for recipe in self.outputs:
+        for wanted in self.outputs:
+            recipe = wanted
+            if isinstance(recipe, Either):
+                recipe = recipe.options[results[recipe.which].item()]
             match recipe:
                 case Fresh(index=index):
                     outputs.append(results[index])

@@ -1,0 +1,178 @@
+"""Outputs that are a new tensor on one way and a tensor from outside on another.
+
+    return x if c else x + 1        eager gives back x itself where c holds
+
+What a branch or a loop gives lies in the plan's own memory, so one more number comes out of it that says which it was:
+
+    %4, %w = if %c { yield %x, 1 } else { %5 = add %x, 1; yield %5, 0 }     # 0: new; n: the n-th of `options`
+
+Invariant: an output that may be memory from outside in a way that cannot be told so is refused, never copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from smelt.analysis.aliases import is_external
+from smelt.analysis.region_aliases import RegionAliases, region_aliases
+from smelt.codegen.lower.context import cannot_lower
+from smelt.codegen.lower.sharing import view_source
+from smelt.ir import Arg, Graph, Node, Region, TensorType, Value, may_hold_tensor, values_in
+from smelt.ir.types import INT
+from smelt.rewrite import Rewriter
+from smelt.rewrite.regions import add_carried, add_result, first_carried
+
+_CONTROL = ("if", "for", "while")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tensor an output is: the number that says so, and what stands for 1, 2, ... (0 is the output as made)."""
+
+    which: Value
+    options: tuple[Value, ...]
+
+
+@dataclass(slots=True)
+class _Picker:
+    """One output's way back through branches and loops."""
+
+    rewriter: Rewriter
+    output: Value
+    options: list[Value] = field(default_factory=list)
+    known: dict[Value, Arg] = field(default_factory=dict)
+
+    def of(self, value: Arg) -> Arg:
+        """A number in the value's region: where the tensor comes from."""
+        if not isinstance(value, Value):
+            return 0
+        found = self.known.get(value)
+        if found is None:
+            found = self.known[value] = self._made(value)
+        return found
+
+    def _made(self, value: Value) -> Arg:
+        root = _root(value)
+        if is_external(root):
+            self.options.append(value)
+            return len(self.options)
+        node = root.node
+        if root is not value and (node is None or node.op in _CONTROL):
+            # A view of what may be from outside: the number alone does not tell which view of it.
+            self.refuse(root)
+        if node is None:
+            self._of_parameter(root)
+            return self.known[root]
+        if node.op == "if":
+            return self._of_branch(node, node.results.index(root))
+        if node.op in _CONTROL:
+            return self._of_loop(node, node.results.index(root))
+        return 0
+
+    def _of_branch(self, node: Node, index: int) -> Arg:
+        arms = [self.of(region.yields[index]) for region in node.regions]
+        if arms[0] == arms[1] and not isinstance(arms[0], Value):
+            return arms[0]
+        which = add_result(self.rewriter, node, INT)
+        for region, arm in zip(node.regions, arms, strict=True):
+            self.rewriter.set_yields(region, (*region.yields, arm))
+        return which
+
+    def _of_parameter(self, param: Value) -> None:
+        """Make the numbers of another value that the loop carries, where they change places."""
+        region = param.owner
+        assert isinstance(region, Region) and isinstance(region.owner, Node)
+        loop = region.owner
+        skip = 1 if loop.op == "for" and region is loop.regions[-1] else 0
+        self._of_loop(loop, region.params.index(param) - skip)
+
+    def _of_loop(self, node: Node, index: int) -> Arg:
+        first = self.of(node.args[first_carried(node) + index])
+        params = add_carried(self.rewriter, node, first, INT)
+        skip = 1 if node.op == "for" else 0
+        for region, number in zip(node.regions, params, strict=True):
+            self.known[region.params[index + (skip if region is node.regions[-1] else 0)]] = number
+        which = add_result(self.rewriter, node, INT)
+        self.known[node.results[index]] = which
+        body = node.regions[-1]
+        # Its place is taken first: on the way back numbers of other carried values may be added.
+        place = len(body.yields)
+        self.rewriter.set_yields(body, (*body.yields, 0))
+        number = self.of(body.yields[index])
+        self.rewriter.set_yields(body, (*body.yields[:place], number, *body.yields[place + 1 :]))
+        return which
+
+    def refuse(self, root: Value) -> None:
+        node = self.output.node
+        assert node is not None
+        raise cannot_lower(node, f"it may be a view of %{root.name}, which may be memory from outside")
+
+
+def with_choices(graph: Graph) -> tuple[Graph, dict[int, Choice]]:
+    """A graph with the numbers that tell, and the choice of each output that needs one; the graph itself without any.
+
+    Raises: SmeltError (S0303) where one output may lie in another's memory, or be a view of memory from outside, on
+        some ways only.
+    """
+    if not any(node.op in _CONTROL for node in graph.body):
+        return graph, {}
+    found = region_aliases(graph)
+    wanted = [i for i, arg in enumerate(graph.outputs) if _may_be_outside(found, arg)]
+    _refuse_shared(graph, found)
+    if not wanted:
+        return graph, {}
+    copy = graph.clone()
+    rewriter = Rewriter(copy)
+    made: dict[int, Choice] = {}
+    for i in wanted:
+        output = copy.outputs[i]
+        assert isinstance(output, Value)
+        if not isinstance(output.type, TensorType):
+            assert output.node is not None
+            raise cannot_lower(output.node, "it may hold a tensor from outside")
+        picker = _Picker(rewriter, output)
+        which = picker.of(output)
+        if isinstance(which, Value):
+            made[i] = Choice(which, tuple(picker.options))
+    return copy, made
+
+
+def _may_be_outside(found: RegionAliases, arg: Arg) -> bool:
+    if not isinstance(arg, Value) or not may_hold_tensor(arg.type):
+        return False
+    root = found.local[arg]
+    return not is_external(root) and any(is_external(r) for r in _sources(found, root))
+
+
+def _refuse_shared(graph: Graph, found: RegionAliases) -> None:
+    """Two outputs that are one tensor on some ways only."""
+    seen: dict[Value, Value] = {}
+    for value in dict.fromkeys(v for arg in graph.outputs for v in values_in(arg) if may_hold_tensor(v.type)):
+        root = found.local[value]
+        for source in (s for s in _sources(found, root) if not is_external(s)):
+            other = seen.setdefault(source, root)
+            if other is not root:
+                node = value.node or root.node or other.node
+                assert node is not None
+                raise cannot_lower(node, "two results may share memory, on some ways only")
+
+
+def _sources(found: RegionAliases, root: Value) -> set[Value]:
+    """The roots that a root may be: itself, or where a branch or a loop gives it, what feeds it."""
+    reached, pending = {root}, [root]
+    while pending:
+        for source, _ in found.sources.get(pending.pop(), ()):
+            if source not in reached:
+                reached.add(source)
+                pending.append(source)
+    return reached
+
+
+def _root(value: Value) -> Value:
+    current = value
+    while current.node is not None:
+        source = view_source(current.node) if current.node.op not in _CONTROL else None
+        if source is None:
+            return current
+        current = source
+    return current
