@@ -98,8 +98,8 @@ class _Picker:
         # Its place is taken first: on the way back numbers of other carried values may be added.
         place = len(body.yields)
         self.rewriter.set_yields(body, (*body.yields, 0))
-        number = self.of(body.yields[index])
-        self.rewriter.set_yields(body, (*body.yields[:place], number, *body.yields[place + 1 :]))
+        told = self.of(body.yields[index])
+        self.rewriter.set_yields(body, (*body.yields[:place], told, *body.yields[place + 1 :]))
         return which
 
     def refuse(self, root: Value) -> None:
