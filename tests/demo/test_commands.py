@@ -245,7 +245,8 @@ def wrong(): return Wrong(), (torch.ones(2),)
 def unfitting(): return torch.nn.Linear(3, 2), (torch.ones(4, 5),)
 def takes(n): return torch.sin, torch.zeros(n)
 def takes_perhaps(n=2): return torch.sin, torch.zeros(n)
-def branches(): return (lambda x: x * 2 if x.sum() > 0 else x), (torch.ones(2),)
+SEEN = []
+def notes(): return (lambda x: (SEEN.append(1), x * 2)[1]), (torch.ones(2),)
 """
 
 
@@ -311,7 +312,7 @@ def test_a_report_that_cannot_be_written_is_one_line(
 def test_warnings_are_plain_messages(
     more_programs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_main(monkeypatch, "run", f"{more_programs}:branches", "--repeats", "1")
+    run_main(monkeypatch, "run", f"{more_programs}:notes", "--repeats", "1")
     shown = capsys.readouterr().err
     assert shown.startswith("warning: ") and "target.py" not in shown and "SmeltWarning" not in shown
 
