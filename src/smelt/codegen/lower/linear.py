@@ -25,6 +25,7 @@ from smelt.codegen.lower.report import CandidateReport, ChoiceReport
 from smelt.diag import Options
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.runtime import calls
+from smelt.runtime.cpu import cpu_flags
 
 # Below this many multiply-adds the fixed cost of a oneDNN call (about 9 us) outweighs its speed.
 MIN_ONEDNN_WORK = 1 << 20
@@ -35,6 +36,8 @@ _TIMED_ROWS, _TIMED_COLUMNS = 1024, 4096
 _NOISE = 1.05
 # Terms of a sum up to which oneDNN's error, one chain's, is within what is promised.
 _MAX_CHAIN = 768
+# Up to so many rows a product takes as long as its weight takes to read.
+_FEW_ROWS = 8
 # A lowering that has measured this long (a busy machine) goes on by rule.
 MAX_MEASURING_MS = 150.0
 
@@ -144,7 +147,11 @@ def _candidates(ctx: Context, product: Product) -> list[str]:
     if ctx.options.numerics == "eager-library":
         return ["plain"]
     dtype = tensor_type(product.x).dtype
-    is_own = own_isa(ctx, dtype) is not None and is_worthwhile(product.rows, product.n, product.k)
+    is_own = (
+        own_isa(ctx, dtype) is not None
+        and is_worthwhile(product.rows, product.n, product.k)
+        and not library_has_tiles(dtype, product.rows)
+    )
     names = ["own"] if is_own else []
     if dtype is DType.F64:
         return [*names, "plain"]
@@ -167,6 +174,14 @@ def own_isa_of(options: Options, dtype: DType) -> Isa | None:
     if isa is None or isa.name == "baseline" or options.numerics == "eager-library":
         return None
     return isa if tiling_for(isa, dtype) is not None else None
+
+
+def library_has_tiles(dtype: DType, rows: int) -> bool:
+    """Whether oneDNN has the CPU's tile registers (AMX) for a product, several times as fast as vectors are.
+
+    Few rows are read at the memory's pace, in which tiles are no better.
+    """
+    return dtype is DType.BF16 and rows > _FEW_ROWS and "amx_bf16" in cpu_flags() and mkldnn.has_linear()
 
 
 def is_accurate(ctx: Context, product: Product) -> bool:

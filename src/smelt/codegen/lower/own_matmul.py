@@ -26,7 +26,7 @@ from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, row_major, tensor_type
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.kernels import About
-from smelt.codegen.lower.linear import own_isa
+from smelt.codegen.lower.linear import library_has_tiles, own_isa
 from smelt.codegen.lower.own_products import Fused, applied, emit, is_fusible
 from smelt.ir import DType, Node, TensorType, Value
 
@@ -78,6 +78,8 @@ def own_matmul_of(ctx: Context, node: Node, claimed: set[Node]) -> OwnMatmul | N
     isa = own_isa(ctx, tensor_type(node.result).dtype)
     eager = [Geometry.of(tensor_type(v)) for v in (found.left, found.right)]
     *_, m, n = tensor_type(node.result).sizes
+    if library_has_tiles(tensor_type(node.result).dtype, m):
+        return None
     if isa is None or _batches(found, *eager) is None or not is_worthwhile(m, n, tensor_type(found.left).sizes[-1]):
         return None
     nodes = epilogue_nodes(node.result, lambda n: n not in claimed)
