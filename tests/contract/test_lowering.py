@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from smelt._torch import mkldnn
 from smelt.codegen.llvm.isa import host_isa
-from smelt.codegen.lower import Lowered
+from smelt.codegen.lower import Lowered, lower
 from smelt.diag import Options
 from smelt.ir import parse
 from smelt.ops.evaluate import evaluate
+from smelt.runtime.cpu import cpu_flags
 from tests.codegen.harness import RULE, State, check, executables, lookup_in, lowered, rms_ratio
 from tests.codegen.harness import call as run
 from tests.contract.harness import isas, normal
@@ -184,3 +186,20 @@ def test_eagers_library_is_kept_where_asked() -> None:
     plan = check(FEED_FORWARD.format(rows=12), [normal(12, 64)], STATE, options, exact=False)
     assert "own" not in {choice.chosen for choice in plan.report.choices}
     assert RULE.numerics != options.numerics
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+def test_the_library_has_bf16_where_it_has_tiles(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the CPU has tile registers, only few rows, which wait for memory, are ours."""
+    if not mkldnn.has_linear() or "avx512_bf16" not in cpu_flags():
+        pytest.skip("no oneDNN, or no own bf16 products")
+    monkeypatch.setattr("smelt.codegen.lower.linear.cpu_flags", lambda: frozenset(("amx_bf16",)))
+    text = f"""\
+graph f(%x: bf16[{rows}, 96]) -> bf16[{rows}, 64] {{
+  %w: bf16[64, 96] = param("w")
+  %0: bf16[{rows}, 64] = aten.linear.default(%x, %w)
+  return %0
+}}"""
+    weight = torch.randn(64, 96).bfloat16()
+    made = lower(parse(text), lambda kind, path: weight)
+    assert made.report.counts == ({"kernel": 1} if rows == 8 else {"library": 1}) | {"state": 1}

@@ -13,7 +13,7 @@ from smelt.codegen.lower import lower
 from smelt.ir import parse
 from smelt.runtime.cache import CodeCache
 from smelt.runtime.executable import Executable
-from smelt.runtime.plan import Empty, Loop, PyCall
+from smelt.runtime.plan import Empty, End, Loop, PyCall
 from tests.codegen.harness import lookup_in, machine_code
 from tests.control.harness import OWN, compare
 
@@ -49,7 +49,10 @@ graph f(%x: f32[3], %y: f32[3], %c: bool[]) -> f32[3], f32[3], f32[3] {
   } else {
     yield %y, %y, %s
   }
-  return %0, %1, %2
+  %3: f32[3] = aten.neg.default(%0)
+  %4: f32[3] = aten.neg.default(%1)
+  %5: f32[3] = aten.neg.default(%2)
+  return %3, %4, %5
 }"""
     x, y = torch.randn(3), torch.randn(3)
     compare(text, [x, y, TRUE], [x, y, FALSE], python=0)
@@ -111,7 +114,11 @@ graph f(%a: f32[5], %b: f32[5], %u: f32[2]) -> f32[5], f32[5], f32[5], f32[5], f
     %5: f32[5] = aten.add.Tensor(%r, %s)
     yield %q, %p, %s, %5, %w
   }
-  return %0, %1, %2, %3, %4
+  %6: f32[5] = aten.neg.default(%0)
+  %7: f32[5] = aten.neg.default(%1)
+  %8: f32[5] = aten.neg.default(%2)
+  %9: f32[5] = aten.neg.default(%3)
+  return %6, %7, %8, %9, %4
 }"""
     compare(text, [torch.randn(5), torch.randn(5), torch.randn(2)], python=0)
 
@@ -380,7 +387,8 @@ graph f(%x: f32[16, 64], %n: i64[]) -> f32[16, 64] {
     )
     instructions = made.plan.instructions
     begin = next(i for i, one in enumerate(instructions) if isinstance(one, Loop))
-    assert not any(isinstance(one, (Empty, PyCall)) for one in instructions[begin:])
+    end = next(i for i, one in enumerate(instructions) if i > begin and isinstance(one, End))
+    assert not any(isinstance(one, (Empty, PyCall)) for one in instructions[begin:end])
     inside = [k.label for k in made.report.kernels]
     assert inside[0] == "tanh" and sum("tanh" in label for label in inside) == 1
 

@@ -141,7 +141,14 @@ def _may_be_outside(found: RegionAliases, arg: Arg) -> bool:
     if not isinstance(arg, Value) or not may_hold_tensor(arg.type):
         return False
     root = found.local[arg]
-    return not is_external(root) and any(is_external(r) for r in _sources(found, root))
+    sources = set() if is_external(root) else _sources(found, root)
+    return any(is_external(r) for r in sources) and any(map(_is_junction, sources))
+
+
+def _is_junction(root: Value) -> bool:
+    """Whether a root is what a branch or a loop gives, or carries."""
+    owner = root.owner.owner if isinstance(root.owner, Region) else root.owner
+    return isinstance(owner, Node) and owner.op in _CONTROL
 
 
 def _refuse_shared(graph: Graph, found: RegionAliases) -> None:
