@@ -45,6 +45,7 @@ def test_every_change_is_seen(name: str) -> None:
 def test_the_programs_read_all_kinds_of_places() -> None:
     """Changes of each kind make a difference in some program: else the test above would show nothing of them."""
     seen: Counter[str] = Counter()
+    anew = {subject.name: subject for subject in subjects()}
     for name in (
         "with_helper_defaults",
         "with_partial",
@@ -54,7 +55,7 @@ def test_the_programs_read_all_kinds_of_places() -> None:
         "Hooked_5",
         "Block_1",
     ):
-        seen += fuzz(_SUBJECTS[name]).mattered
+        seen += fuzz(anew[name]).mattered
     kinds = {"attribute", "cell", "class", "default", "entry", "environment", "global", "hook", "modules", "parameters"}
     assert kinds | {"buffers", "class of", "code", "mode", "setting", "shadow", "tensor"} <= set(seen)
 
