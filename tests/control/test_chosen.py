@@ -26,6 +26,14 @@ def several(x: Tensor, y: Tensor) -> Tensor:
     return OUTSIDE
 
 
+def either_way(x: Tensor, y: Tensor) -> Tensor:
+    if x.sum() > 0:
+        x.add_(1)
+        return y
+    x.mul_(2)
+    return y
+
+
 def loop(x: Tensor, y: Tensor) -> Tensor:
     i = 0
     while x.sum() < 10 and i < 5:
@@ -80,8 +88,8 @@ def facts(results: Any, outside: list[Tensor]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("make", [lambda: argument, lambda: several, lambda: loop, lambda: swapped, lambda: view,
-                                  lambda: each_other, lambda: listed, Weight])  # fmt: skip
+@pytest.mark.parametrize("make", [lambda: argument, lambda: several, lambda: either_way, lambda: loop, lambda: swapped,
+                                  lambda: view, lambda: each_other, lambda: listed, Weight])  # fmt: skip
 def test_it_is_the_tensor_that_eager_returns(make: Callable[[], Any]) -> None:
     program = make()
     compiled = smelt.compile(program, options={"strict": True})

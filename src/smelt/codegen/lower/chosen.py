@@ -71,8 +71,8 @@ class _Picker:
 
     def _of_branch(self, node: Node, index: int) -> Arg:
         arms = [self.of(region.yields[index]) for region in node.regions]
-        if arms[0] == arms[1] and not isinstance(arms[0], Value):
-            return arms[0]
+        if arms == [0, 0]:
+            return 0
         which = add_result(self.rewriter, node, INT)
         for region, arm in zip(node.regions, arms, strict=True):
             self.rewriter.set_yields(region, (*region.yields, arm))
