@@ -21,6 +21,8 @@ from .programs import PROGRAMS
 
 pytestmark = pytest.mark.usefixtures("paths_only")
 
+SEED_OF_HIGH, SEED_OF_LOW = 1, 0  # the first draw is above and below a half
+
 
 def by_value(x: Tensor) -> Tensor:
     return x * x[0].item()
@@ -115,6 +117,49 @@ def test_threads(name: str) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def draws_between(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Draw between a path that missed and the record of the call, as another thread may: the call takes the missed way then."""
+    miss = compiled_dispatch.Dispatcher._miss
+    left = [times]
+
+    def drawing(self: Any, args: Any, kwargs: Any, missed: Any) -> Any:
+        if missed and left[0]:
+            left[0] -= 1
+            torch.manual_seed(SEED_OF_HIGH)
+        return miss(self, args, kwargs, missed)
+
+    monkeypatch.setattr(compiled_dispatch.Dispatcher, "_miss", drawing)
+
+
+def test_draws_of_another_thread_between_a_miss_and_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    factory, inputs = PROGRAMS["draws_decide"]
+    compiled = smelt.compile(factory())
+    (x,) = inputs[0]
+    torch.manual_seed(SEED_OF_HIGH)
+    assert torch.equal(compiled(x), x + 1)
+    draws_between(monkeypatch, 3)
+    for _ in range(4):
+        for seed in (SEED_OF_LOW, SEED_OF_HIGH):
+            torch.manual_seed(seed)
+            compiled(x)
+    stats = compiled.stats()
+    assert not stats.fallbacks and all(row.entry is not None for row in stats.rows) and len(stats.rows) == 2
+
+
+def test_a_path_that_is_contradicted_at_each_call_is_left_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    factory, inputs = PROGRAMS["draws_decide"]
+    compiled = smelt.compile(factory())
+    (x,) = inputs[0]
+    torch.manual_seed(SEED_OF_HIGH)
+    compiled(x)
+    draws_between(monkeypatch, 100)
+    with pytest.warns(SmeltWarning, match="does not come to the values that Python reads"):
+        for _ in range(10):
+            torch.manual_seed(SEED_OF_LOW)
+            compiled(x)
+    assert [row.entry for row in compiled.stats().rows] == [None]
 
 
 def test_what_another_way_would_fail_at_is_not_run() -> None:

@@ -367,9 +367,13 @@ class Dispatcher:
             if other.entry is not None:
                 row.cause = difference(other.entry.outcomes, outcomes) if other.paths is not None else other.reason
                 self._count_miss(row.cause)
+        for same in [other for other in missed if other.entry is not None and other.entry.outcomes == outcomes]:
+            # It missed and was then recorded to take this very way: another thread drew random numbers in between, or
+            # compiled it comes to other values than Python reads. The new one takes its place.
+            row.paths.contradicted += 1
+            row.paths.past_hits += same.hits
+            self._rows = tuple(other for other in self._rows if other is not same)
         alike = [other for other in self._rows if other.paths is row.paths]
-        if any(other in missed and other.entry is not None and other.entry.outcomes == outcomes for other in alike):
-            return f"compiled, it does not come to the values that Python reads: {row.paths.storming()}"
         if len(alike) >= PATH_LIMIT:
             oldest = min(alike[1:], key=lambda other: other.fitted, default=alike[0])
             row.paths.evicted += 1

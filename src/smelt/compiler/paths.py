@@ -21,7 +21,7 @@ from smelt.passes.early_expects import expects_first
 from smelt.rewrite import Rewriter
 
 PATH_LIMIT = 64  # paths kept under one set of guards; the least recently used one goes
-PATIENCE = 8  # paths recorded, or evicted, before it is asked whether they pay
+PATIENCE = 8  # paths recorded, evicted or contradicted before it is asked whether they pay
 
 
 def is_path(graph: Graph) -> bool:
@@ -144,13 +144,15 @@ class Paths:
     """What all paths under one set of guards share.
 
     recorded: how many were made; evicted: of these, and past_hits: how often they fitted; misses: runs of a path that
-    did not fit; seen: values read, by place. clock: counts paths that fitted; hits_in_front: of the first row, then.
+    did not fit; contradicted: of these, how many were then recorded to take the way of the path that had missed;
+    seen: values read, by place. clock: counts paths that fitted; hits_in_front: of the first row, then.
     """
 
     recorded: int = 0
     misses: int = 0
     evicted: int = 0
     past_hits: int = 0
+    contradicted: int = 0
     seen: dict[tuple[Span | None, str], dict[str, None]] = field(default_factory=dict)
     clock: int = 0
     hits_in_front: int = 0
@@ -163,6 +165,8 @@ class Paths:
 
     def why_hopeless(self, hits: int) -> str:
         """Why the original is faster than path after path, given how often those kept fitted; empty if it may pay."""
+        if self.contradicted >= PATIENCE and hits + self.past_hits < PATIENCE * self.contradicted:
+            return f"compiled, it does not come to the values that Python reads: {self.storming()}"
         if self.evicted >= PATIENCE:
             return f"more ways lead through it than are kept ({PATH_LIMIT}): {self.storming()}"
         if self.recorded >= PATIENCE and hits + self.past_hits < 2 * self.recorded:
