@@ -120,7 +120,7 @@ def test_threads(name: str) -> None:
 
 
 def draws_between(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Draw between a path that missed and the record of the call, as another thread may: the call takes the missed way then."""
+    """Draw between a path that missed and its record, as another thread may: the call takes the missed way then."""
     miss = compiled_dispatch.Dispatcher._miss
     left = [times]
 
