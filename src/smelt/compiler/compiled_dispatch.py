@@ -370,8 +370,7 @@ class Dispatcher:
         for same in [other for other in missed if other.entry is not None and other.entry.outcomes == outcomes]:
             # It missed and was then recorded to take this very way: another thread drew random numbers in between, or
             # compiled it comes to other values than Python reads. The new one takes its place.
-            row.paths.contradicted += 1
-            row.paths.past_hits += same.hits
+            row.paths.contradict(same.hits)
             self._rows = tuple(other for other in self._rows if other is not same)
         alike = [other for other in self._rows if other.paths is row.paths]
         if len(alike) >= PATH_LIMIT:

@@ -143,7 +143,7 @@ def _short(value: Any, limit: int = 60) -> str:
 class Paths:
     """What all paths under one set of guards share.
 
-    recorded: how many were made; evicted: of these, and past_hits: how often they fitted; misses: runs of a path that
+    recorded: how many different ones were made; evicted: of these, and past_hits: how often they fitted; misses: runs of a path that
     did not fit; contradicted: of these, how many were then recorded to take the way of the path that had missed;
     seen: values read, by place. clock: counts paths that fitted; hits_in_front: of the first row, then.
     """
@@ -162,6 +162,12 @@ class Paths:
         self.recorded += 1
         for outcome in path:
             self.seen.setdefault((outcome.where, outcome.what), {})[repr(outcome.value)] = None
+
+    def contradict(self, hits: int) -> None:
+        """Count a path that is recorded again in the place of one that missed, and fitted so often before."""
+        self.contradicted += 1
+        self.recorded -= 1
+        self.past_hits += hits
 
     def why_hopeless(self, hits: int) -> str:
         """Why the original is faster than path after path, given how often those kept fitted; empty if it may pay."""
