@@ -21,7 +21,7 @@ from smelt.passes.early_expects import expects_first
 from smelt.rewrite import Rewriter
 
 PATH_LIMIT = 64  # paths kept under one set of guards; the least recently used one goes
-PATIENCE = 8  # paths recorded, evicted or contradicted before it is asked whether they pay
+PATIENCE = 8  # paths recorded, or evicted, before it is asked whether they pay
 
 
 def is_path(graph: Graph) -> bool:
@@ -143,9 +143,9 @@ def _short(value: Any, limit: int = 60) -> str:
 class Paths:
     """What all paths under one set of guards share.
 
-    recorded: how many different ones were made; evicted: of these, and past_hits: how often they fitted; misses: runs of a path that
-    did not fit; contradicted: of these, how many were then recorded to take the way of the path that had missed;
-    seen: values read, by place. clock: counts paths that fitted; hits_in_front: of the first row, then.
+    recorded: how many were made; evicted: of these, and past_hits: how often they fitted; misses: runs
+    of a path that did not fit; contradicted: of these, how many were then recorded to take the way of the path that
+    had missed; seen: values read, by place. clock: counts paths that fitted; hits_in_front: of the first row, then.
     """
 
     recorded: int = 0
@@ -166,16 +166,15 @@ class Paths:
     def contradict(self, hits: int) -> None:
         """Count a path that is recorded again in the place of one that missed, and fitted so often before."""
         self.contradicted += 1
-        self.recorded -= 1
         self.past_hits += hits
 
     def why_hopeless(self, hits: int) -> str:
         """Why the original is faster than path after path, given how often those kept fitted; empty if it may pay."""
-        if self.contradicted >= PATIENCE and hits + self.past_hits < PATIENCE * self.contradicted:
-            return f"compiled, it does not come to the values that Python reads: {self.storming()}"
         if self.evicted >= PATIENCE:
             return f"more ways lead through it than are kept ({PATH_LIMIT}): {self.storming()}"
         if self.recorded >= PATIENCE and hits + self.past_hits < 2 * self.recorded:
+            if 2 * self.contradicted > self.recorded:
+                return f"compiled, it does not come to the values that Python reads: {self.storming()}"
             return f"its way differs at nearly each call: {self.storming()}"
         return ""
 
