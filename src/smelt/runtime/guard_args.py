@@ -1,7 +1,8 @@
 """Guards on a call's arguments: their structure, the plain values in it, and what each tensor is.
 
-Invariant: two calls that pass agree in everything a program can ask of its arguments short of the tensors' elements.
-Each guard is one Python expression over `args` and `kwargs`; the same text is compiled, shown and evaluated alone.
+Invariant: two calls that pass agree in everything a program can ask of its arguments short of the tensors' elements,
+and of what a form leaves free (`guard_sizes`). Each guard is one Python expression over `args` and `kwargs`; the same
+text is compiled, shown and evaluated alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,19 @@ import torch
 
 from smelt._torch.exact import same
 from smelt._torch.storage import nbytes_spanned
+from smelt.diag import InternalError, Span
+from smelt.runtime.guard_sizes import (
+    FUNCTIONS,
+    LIMIT,
+    Form,
+    NumberForm,
+    SizeCheck,
+    TensorForm,
+    binding_places,
+    parsed,
+    rewritten,
+    row_major,
+)
 
 TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 BY_VALUE = (complex, bytes, torch.device, torch.Size, slice, range, set, frozenset)
@@ -23,12 +37,17 @@ BY_VALUE = (complex, bytes, torch.device, torch.Size, slice, range, set, frozens
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArgumentTest:
-    """One guard: `code` is true if it holds; `place` selects the argument; `seen` is what was there."""
+    """One guard: `code` is true if it holds; `place` selects the argument; `seen` is what was there.
+
+    shown: what of a guard on sizes is printed, in the names of forms; span: the user's line that asked.
+    """
 
     kind: str
     place: str
     code: str
     seen: Any
+    shown: str = ""
+    span: Span | None = None
 
 
 class ArgumentTests:
@@ -40,8 +59,24 @@ class ArgumentTests:
         kwargs: Mapping[str, Any],
         rooted: Sequence[torch.Tensor] = (),
         writes: bool = True,
+        free: Mapping[str, Form] | None = None,
+        checks: Sequence[SizeCheck] = (),
     ) -> None:
-        self.scope: dict[str, Any] = {"same": same, "copysign": math.copysign, "extents_meet": extents_meet}
+        self.scope: dict[str, Any] = {
+            "same": same,
+            "copysign": math.copysign,
+            "extents_meet": extents_meet,
+            "nbytes_spanned": nbytes_spanned,
+            "row_major": row_major,
+            **FUNCTIONS,
+        }
+        self.free, self.checks = dict(free or {}), tuple(checks)
+        # Where each free name is found, as code over the arguments and as a variable of the check.
+        self.places: dict[str, str] = {}
+        self._variables: dict[str, str] = {}
+        self._binding = binding_places(self.free)
+        self._expressions: list[tuple[str, str, str]] = []
+        self._met: set[str] = set()
         self.tests: list[ArgumentTest] = []
         self.lines: list[str] = []
         self._tensors: list[tuple[str, str, torch.Tensor]] = []
@@ -57,6 +92,9 @@ class ArgumentTests:
             self._walk(value, f"args[{i}]", f"args[{i}]")
         for name, value in kwargs.items():
             self._walk(value, f"kwargs[{name!r}]", f"kwargs[{name!r}]")
+        if self._met != self.free.keys():
+            raise InternalError(f"there is no argument at {sorted(self.free.keys() - self._met)} that may be free")
+        self._sizes()
         self._aliasing(rooted, writes)
         self._flush()
 
@@ -71,8 +109,17 @@ class ArgumentTests:
         holds: Callable[[tuple[Any, ...], Mapping[str, Any]], bool] = scope["holds"]
         return holds
 
-    def _test(self, kind: str, place: str, code: str, seen: Any, inline: str | None = None) -> None:
-        self.tests.append(ArgumentTest(kind, place, code, seen))
+    def _test(
+        self,
+        kind: str,
+        place: str,
+        code: str,
+        seen: Any,
+        inline: str | None = None,
+        shown: str = "",
+        span: Span | None = None,
+    ) -> None:
+        self.tests.append(ArgumentTest(kind, place, code, seen, shown, span))
         self._pending.append(inline or code)
 
     def _flush(self) -> None:
@@ -97,8 +144,15 @@ class ArgumentTests:
 
     def _walk(self, value: Any, place: str, selector: str) -> None:
         cls = type(value)
+        form = self.free.get(place)
+        if form is not None:
+            self._met.add(place)
         if cls in TENSORS:
             self._tensor(value, place, self._variable(selector))
+        elif isinstance(form, NumberForm):
+            self._number(form, value, place, self._variable(selector))
+        elif form is not None:
+            raise InternalError(f"{place} is a {cls.__qualname__}, which has no sizes")
         elif value is None or cls is bool:
             self._each("value", place, selector, f"{{v}} is {value!r}", value)
         elif cls is int or cls is str:
@@ -115,6 +169,23 @@ class ArgumentTests:
             self._container(value, place, selector)
         else:
             self._each("identity", place, selector, f"{{v}} is {self._bind(value, 'O')}", value)
+
+    def _number(self, form: NumberForm, value: Any, place: str, variable: str) -> None:
+        """A number that is free: it keeps its type."""
+        cls = type(value)
+        if cls not in (int, float, bool):
+            raise InternalError(f"{place} is a {cls.__qualname__}; of numbers only int, float and bool may be free")
+        self._each("type", place, variable, f"type({{v}}) is {cls.__name__}", cls)
+        if cls is int:
+            self._each("range", place, variable, f"{-LIMIT} <= {{v}} < {LIMIT}", "an int of 64 bits")
+        self._bind_name(form.name, (place, None), place, variable)
+
+    def _bind_name(self, name: str, at: tuple[str, int | None], place: str, variable: str) -> bool:
+        """Let a name stand for what is found here, if it is here that it is bound."""
+        if self._binding.get(name) != at:
+            return False
+        self.places[name], self._variables[name] = place, variable
+        return True
 
     def _float(self, value: float, place: str, variable: str) -> None:
         if value != value:
@@ -161,8 +232,14 @@ class ArgumentTests:
         each("type", place, variable, f"type({{v}}) is {self._bind(type(value), 'T')}", type(value))
         each("dtype", place, variable, f"{{v}}.dtype is {self._bind(value.dtype, 'D')}", value.dtype)
         each("layout", place, variable, f"{{v}}.layout is {self._bind(value.layout, 'L')}", value.layout)
-        each("shape", place, variable, f"{{v}}.shape == {tuple(value.shape)!r}", tuple(value.shape))
-        each("stride", place, variable, f"{{v}}.stride() == {value.stride()!r}", value.stride())
+        form = self.free.get(place)
+        if isinstance(form, TensorForm):
+            self._form(form, value, place, variable)
+        elif form is not None:
+            raise InternalError(f"{place} is a tensor, and no number")
+        else:
+            each("shape", place, variable, f"{{v}}.shape == {tuple(value.shape)!r}", tuple(value.shape))
+            each("stride", place, variable, f"{{v}}.stride() == {value.stride()!r}", value.stride())
         if value.device.type == "cpu":
             each("device", place, variable, "{v}.is_cpu", value.device)
         else:
@@ -173,6 +250,47 @@ class ArgumentTests:
             each("conj", place, variable, f"{{v}}.is_conj() is {value.is_conj()}", value.is_conj())
         each("neg", place, variable, f"{{v}}.is_neg() is {value.is_neg()}", value.is_neg())
 
+    def _form(self, form: TensorForm, value: torch.Tensor, place: str, variable: str) -> None:
+        """The sizes and strides of a tensor that has free ones."""
+        rank = value.dim()
+        if len(form.sizes) != rank or (form.strides is not None and len(form.strides) != rank):
+            raise InternalError(f"the form of {place} has not the {rank} dimensions of the tensor")
+        self._each("rank", f"{place}.dim()", f"{variable}.dim()", f"{{v}} == {rank}", rank)
+        if form.strides is None:
+            self._each("stride", place, variable, "{v}.stride() == row_major({v}.shape)", value.stride())
+        shape = self._variable(f"{variable}.shape")
+        for dim, size in enumerate(form.sizes):
+            where, at = f"{place}.shape[{dim}]", f"{shape}[{dim}]"
+            if isinstance(size, int):
+                self._each("size", where, at, f"{{v}} == {size}", size)
+            elif not self._bind_name(size, (place, dim), where, at):
+                self._expressions.append((where, at, size))
+        for dim, stride in enumerate(form.strides or ()):
+            where, at = f"{place}.stride({dim})", f"{variable}.stride({dim})"
+            if isinstance(stride, int):
+                self._each("stride", where, at, f"{{v}} == {stride}", stride)
+            else:
+                self._expressions.append((where, at, stride))
+
+    def _sizes(self) -> None:
+        """What must hold of free sizes and numbers, once all of them are found."""
+        self._flush()
+        for where, at, text in self._expressions:
+            tree = parsed(text)
+            codes = [f"{w} == ({rewritten(tree, p)})" for w, p in ((where, self.places), (at, self._variables))]
+            self._test("check", codes[0], codes[0], True, codes[1], f"{where} == {text}")
+        for check in self.checks:
+            tree = parsed(check.text)
+            wanted = "" if check.outcome else "not "
+            shown, inline = (f"({wanted}({rewritten(tree, p)}))" for p in (self.places, self._variables))
+            self._test("check", shown, shown, True, inline, str(check), check.span)
+
+    def _extent(self, place: str, variable: str, value: torch.Tensor) -> tuple[str, str]:
+        """The bytes that a tensor spans, as code over the arguments and over variables."""
+        if place in self.free:
+            return f"nbytes_spanned({place})", f"nbytes_spanned({variable})"
+        return (str(nbytes_spanned(value)),) * 2
+
     def _aliasing(self, rooted: Sequence[torch.Tensor], writes: bool) -> None:
         """Which tensor arguments share memory with each other, and with tensors the program reads by itself.
 
@@ -180,15 +298,19 @@ class ArgumentTests:
         """
         if len(self._tensors) > 1:
             extents = tuple(nbytes_spanned(t) for _, _, t in self._tensors)
-            extent_name = self._bind(extents, "E")
+            names = [self._bind(extents, "E")] * 2
+            if self.free:
+                found = [self._extent(*each) for each in self._tensors]
+                names = [f"({', '.join(codes)})" for codes in zip(*found, strict=True)]
             seen = extents_meet([t.data_ptr() for _, _, t in self._tensors], extents)
             meet = f"== {self._bind(seen, 'M')}" if seen else "== ()"
             codes = [
-                ", ".join(f"{name}.data_ptr()" for name in names)
-                for names in zip(*[(p, v) for p, v, _ in self._tensors], strict=True)
+                ", ".join(f"{tensor}.data_ptr()" for tensor in tensors)
+                for tensors in zip(*[(p, v) for p, v, _ in self._tensors], strict=True)
             ]
             template = "extents_meet(({pointers}), {extents}) {meet}"
-            shown, inline = (template.format(pointers=c, extents=extent_name, meet=meet) for c in codes)
+            pairs = zip(codes, names, strict=True)
+            shown, inline = (template.format(pointers=c, extents=e, meet=meet) for c, e in pairs)
             places = ", ".join(p for p, _, _ in self._tensors)
             if seen or writes:
                 self._test("aliasing", places, shown, seen or "no shared memory", inline)
@@ -200,8 +322,11 @@ class ArgumentTests:
                 touched = spans.touched(value.data_ptr(), extent)
                 if not touched and not writes:
                     continue
-                code = f"{name}.touched({{v}}.data_ptr(), {extent}) == {touched}"
-                self._each("aliasing", place, variable, code, touched or "memory of its own")
+                shown, inline = (
+                    f"{name}.touched({v}.data_ptr(), {e}) == {touched}"
+                    for v, e in zip((place, variable), self._extent(place, variable, value), strict=True)
+                )
+                self._test("aliasing", place, shown, touched or "memory of its own", inline)
 
 
 def _never(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -4,6 +4,10 @@
     table.check(args, kwargs)      -> None if all hold, else the index of the first guard that failed
     table.guards[i], table.explain(i, args, kwargs), table.source
 
+    free = {"args[0]": TensorForm(("B", 16)), "args[1]": NumberForm("n")}     sizes and numbers that are not compared
+    GuardSet(log.reads, args, kwargs, free=free, checks=[SizeCheck("B % 8 == 0"), SizeCheck("n >= 0")])
+    table.free_values(args, kwargs)    -> {"B": 24, "n": 3}
+
 Invariant: `check` answers None only if each guard holds by itself. The generated function tests groups; when a group
 fails, the guards are asked one by one, exactly, so an equal value in another object passes and the index is precise.
 """
@@ -25,6 +29,7 @@ from smelt.runtime.guard_args import ArgumentTests
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guard_facts import Facts, FactTest
 from smelt.runtime.guard_layouts import Layouts
+from smelt.runtime.guard_sizes import Form, NumberForm, SizeCheck, TensorForm
 
 
 class ReadFact(Protocol):
@@ -85,7 +90,8 @@ class GuardSet:
 
     writes: whether it writes into memory that others may see. facts: what it reads; grads: whether each of the tensors
     among them required gradients (empty where that did not matter); layouts: of these and of `state`; hooks: torch's
-    tables of hooks for all modules, hook_contents: what was in them.
+    tables of hooks for all modules, hook_contents: what was in them. free: forms of the arguments whose sizes, or whose
+    values, are not compared, by place; checks: what these must fulfil (`guard_sizes`).
     """
 
     def __init__(
@@ -97,10 +103,12 @@ class GuardSet:
         constants: Sequence[torch.Tensor] = (),
         state: Sequence[torch.Tensor] = (),
         writes: bool = True,
+        free: Mapping[str, Form] | None = None,
+        checks: Sequence[SizeCheck] = (),
     ) -> None:
         self.writes = writes
         self.facts = Facts(reads)
-        self._arguments = ArgumentTests(args, kwargs, self.facts.tensors, writes)
+        self._arguments = ArgumentTests(args, kwargs, self.facts.tensors, writes, free, checks)
         self._state = tuple((shown, read, read()) for shown, _, read in _STATE)
         self.grads = [t.requires_grad for t in self.facts.tensors] if torch_state.is_grad_enabled() else []
         self.layouts = Layouts(list({id(t): t for t in (*self.facts.tensors, *state)}.values()), writes)
@@ -123,6 +131,26 @@ class GuardSet:
         return self.facts.tensors
 
     @property
+    def free(self) -> Mapping[str, Form]:
+        """The forms of arguments that are not compared as a whole, by place."""
+        return self._arguments.free
+
+    @property
+    def checks(self) -> Sequence[SizeCheck]:
+        """What free sizes and numbers must fulfil."""
+        return self._arguments.checks
+
+    def free_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The value of each free name in a call that has the arguments' structure."""
+        return self._free_values(args, kwargs)
+
+    @cached_property
+    def _free_values(self) -> Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]]:
+        pairs = ", ".join(f"{name!r}: {place}" for name, place in self._arguments.places.items())
+        found: Callable[..., dict[str, Any]] = eval(f"lambda args, kwargs: {{{pairs}}}", dict(self._arguments.scope))
+        return found
+
+    @property
     def is_for_gradients(self) -> bool:
         """Whether these guards hold while gradients are recorded."""
         return bool(self._state[0][1])
@@ -139,7 +167,7 @@ class GuardSet:
     @cached_property
     def guards(self) -> tuple[Guard, ...]:
         """Every guard, in the order of their indices: arguments, torch's settings, what the program read, constants."""
-        made = [Guard(t.kind, t.place, t.seen) for t in self._arguments.tests]
+        made = [Guard(t.kind, t.shown or t.place, t.seen, t.span) for t in self._arguments.tests]
         made += [Guard("state", shown, seen) for shown, _, seen in self._state]
         made += [Guard("hooks", "torch.nn's global module hooks", [len(t) for t in self.hook_contents])]
         made += [Guard("requires_grad", "the tensors that the program reads", any(self.grads))]
@@ -169,8 +197,14 @@ class GuardSet:
             name = self.facts.tensor_names().get(id(changed), "a tensor that the program reads")
             return f"{name} has another layout, now {_short(changed)}"
         where = f" (read at {guard.span})" if guard.span is not None else ""
+        if guard.kind == "check":
+            return f"{guard.expr} does not hold for {self._shown_values(args, kwargs)}{where}"
         before, now = _difference(guard.seen, self._now(failed, args, kwargs))
         return f"{guard.kind} of {guard.expr} was {_short(before)}, now {_short(now)}{where}"
+
+    def _shown_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        found = self.free_values(args, kwargs)
+        return ", ".join(f"{name} = {value} ({self._arguments.places[name]})" for name, value in found.items())
 
     def _now(self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         tests = self._arguments.tests
@@ -196,7 +230,7 @@ class GuardSet:
             try:
                 if not eval(test, self._arguments.scope, names):
                     return index
-            except (LookupError, AttributeError, TypeError):
+            except (LookupError, AttributeError, TypeError, ArithmeticError):
                 return index
             index += 1
         for _, read, seen in self._state:
@@ -254,7 +288,7 @@ def _aspect(kind: str, value: Any) -> Any:
         found = getattr(value, kind)
         return tuple(found) if kind == "shape" else found
     if kind == "stride":
-        return value.stride()
+        return value.stride() if isinstance(value, torch.Tensor) else value
     if kind == "type":
         return type(value)
     if kind == "length":
@@ -291,4 +325,4 @@ def _values(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else value
 
 
-__all__ = ["FactTest", "Guard", "GuardSet", "ReadFact"]
+__all__ = ["FactTest", "Form", "Guard", "GuardSet", "NumberForm", "ReadFact", "SizeCheck", "TensorForm"]
