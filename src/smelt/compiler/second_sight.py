@@ -1,0 +1,98 @@
+"""Which sizes and numbers of a call are left free when it is compiled.
+
+Static first: a number that nobody saw change is part of the program. One that differs from an earlier call that is
+alike otherwise is free from then on, and so is what was free for those. `dynamic=True` frees all from the first call,
+`dynamic_shapes` what it names, `dynamic=False` nothing else.
+
+Invariant: it only chooses; whatever it chooses, the guards of what is captured decide which calls an entry serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from smelt.compiler.dims import Entry
+from smelt.compiler.dynamic_shapes import Wish
+from smelt.compiler.seen_calls import SeenCall, Spot
+
+
+@dataclass(frozen=True, slots=True)
+class Freedom:
+    """What is to be free in one capture. entries: by spot, a name and bounds where they were given.
+
+    why: by spot, a phrase on why it is free.
+    """
+
+    entries: Mapping[Spot, Entry] = field(default_factory=dict)
+    why: Mapping[Spot, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A call that an entry was made for, and what is free in that entry."""
+
+    call: SeenCall
+    free: frozenset[Spot]
+
+
+def freedom(
+    call: SeenCall,
+    earlier: Iterable[Earlier],
+    dynamic: bool | None,
+    wishes: Iterable[Wish],
+    refused: Mapping[Spot, str],
+) -> Freedom:
+    """What is to be free when this call is compiled.
+
+    refused: spots of which a capture said that they cannot be free.
+    """
+    entries: dict[Spot, Entry] = {}
+    why: dict[Spot, str] = {}
+    auto = Entry("auto")
+    for spot, reason in _changed(call, earlier) if dynamic is None else _all(call) if dynamic else ():
+        entries[spot], why[spot] = auto, reason
+    for wish in wishes:
+        spot = wish.place, wish.axis
+        if wish.entry.kind == "static":
+            entries.pop(spot, None)
+        else:
+            entries[spot], why[spot] = wish.entry, "dynamic_shapes names it"
+    kept = {
+        spot: entry
+        for spot, entry in entries.items()
+        if entry.kind == "named" or (spot not in refused and may_be_free(spot, call.raw[spot]))
+    }
+    return Freedom(kept, {spot: why[spot] for spot in kept})
+
+
+def may_be_free(spot: Spot, value: int | float) -> bool:
+    """Whether a size or number is left free without being named: sizes of 0 and 1 have other rules than all others."""
+    return isinstance(value, float) or value not in (0, 1)
+
+
+def _all(call: SeenCall) -> Iterable[tuple[Spot, str]]:
+    return ((spot, "dynamic=True") for spot in call.values)
+
+
+def _changed(call: SeenCall, earlier: Iterable[Earlier]) -> Iterable[tuple[Spot, str]]:
+    """What changed since the nearest earlier call, and what is free in any that differs in sizes and numbers only."""
+    alike = [(found, before) for before in earlier if (found := before.call.difference(call)) is not None]
+    if not alike:
+        return {}.items()
+    changed, nearest = min(alike, key=lambda pair: len(pair[0] - pair[1].free))
+    spots = {spot: f"was {_shown(nearest.call, spot)}, now {_shown(call, spot)}" for spot in changed}
+    for _, before in alike:
+        for spot in before.free:
+            spots.setdefault(spot, "is free in an earlier entry")
+    return spots.items()
+
+
+def _shown(call: SeenCall, spot: Spot) -> str:
+    return repr(call.raw[spot])
+
+
+__all__ = ["Earlier", "Freedom", "Spot", "freedom"]

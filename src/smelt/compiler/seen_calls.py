@@ -1,0 +1,82 @@
+"""What a call's arguments looked like: their structure, each tensor's form, each number; and how two calls differ.
+
+Invariant: two calls that differ in nothing but sizes and numbers agree in structure, types, dtypes, ranks and every
+other plain value. No argument is kept alive.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from smelt.capture.tree import has_parts, parts
+
+Spot: TypeAlias = tuple[str, int | None]
+"""A size or number of the arguments: the place as a `Signature` spells it, and the dimension (None: a number)."""
+
+_PLAIN = (bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.layout, torch.Size, slice, range)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenCall:
+    """kinds: by place, what must be alike; values: the sizes and numbers, which may differ. Floats stand as bits."""
+
+    kinds: Mapping[str, tuple[Any, ...]]
+    values: Mapping[Spot, Any]
+    raw: Mapping[Spot, int | float]
+
+    def difference(self, other: SeenCall) -> frozenset[Spot] | None:
+        """The sizes and numbers that differ; None where more does."""
+        if self.kinds != other.kinds:
+            return None
+        return frozenset(spot for spot, value in self.values.items() if other.values[spot] != value)
+
+
+def seen_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SeenCall:
+    """What these arguments look like."""
+    walk = _Walk()
+    walk.visit(args, "args")
+    walk.visit(dict(kwargs), "kwargs")
+    return SeenCall(walk.kinds, walk.values, walk.raw)
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.kinds: dict[str, tuple[Any, ...]] = {}
+        self.values: dict[Spot, Any] = {}
+        self.raw: dict[Spot, int | float] = {}
+        self._met: dict[int, str] = {}
+
+    def visit(self, value: Any, place: str) -> None:
+        cls = type(value)
+        if isinstance(value, torch.Tensor):
+            self._tensor(value, place)
+        elif cls is int or cls is float:
+            self.kinds[place] = (cls,)
+            self.raw[place, None] = value
+            self.values[place, None] = value if cls is int else struct.pack("<d", value)
+        elif isinstance(value, _PLAIN):
+            self.kinds[place] = (cls, repr(value))
+        elif not has_parts(value):
+            self.kinds[place] = (cls, id(value))
+        elif id(value) in self._met:
+            self.kinds[place] = ("same", self._met[id(value)])
+        else:
+            self._met[id(value)] = place
+            inner = list(parts(value))
+            self.kinds[place] = (cls, tuple(suffix for suffix, _ in inner))
+            for suffix, part in inner:
+                self.visit(part, place + suffix)
+
+    def _tensor(self, value: torch.Tensor, place: str) -> None:
+        if id(value) in self._met:
+            self.kinds[place] = ("same", self._met[id(value)])
+            return
+        self._met[id(value)] = place
+        self.kinds[place] = (type(value), value.dtype, value.layout, str(value.device), value.dim())
+        for axis, size in enumerate(value.shape):
+            self.values[place, axis] = self.raw[place, axis] = int(size)

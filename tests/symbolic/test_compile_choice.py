@@ -1,0 +1,113 @@
+"""Which sizes and numbers of a call are left free: static first, what changed after that."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from smelt.compiler.dims import Dim
+from smelt.compiler.dynamic_shapes import wishes
+from smelt.compiler.second_sight import Earlier, freedom
+from smelt.compiler.seen_calls import seen_call
+
+X, Y = ("args[0]", 0), ("args[0]", 1)
+
+
+def chosen(call: tuple[Any, ...], *earlier: tuple[tuple[Any, ...], set[Any]], dynamic: Any = None, **more: Any) -> Any:
+    before = [Earlier(seen_call(args, {}), frozenset(free)) for args, free in earlier]
+    found = freedom(seen_call(call, {}), before, dynamic, more.get("wishes", ()), more.get("refused", {}))
+    assert found.entries.keys() == found.why.keys()
+    return set(found.entries)
+
+
+def t(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor]:
+    return (torch.zeros(shape, dtype=dtype),)
+
+
+def test_the_first_call_is_static() -> None:
+    assert chosen(t(4, 8)) == set()
+
+
+def test_what_changed_is_free() -> None:
+    assert chosen(t(5, 8), (t(4, 8), set())) == {X}
+    assert chosen(t(5, 9), (t(4, 8), set())) == {X, Y}
+    assert chosen(t(4, 8), (t(4, 8), set())) == set()
+
+
+def test_sizes_of_0_and_1_stay() -> None:
+    assert chosen(t(1, 9), (t(4, 8), set())) == {Y}
+    assert chosen(t(0, 8), (t(4, 8), {X})) == set()
+    assert chosen(t(5, 8), (t(1, 8), set())) == {X}
+
+
+def test_what_was_free_stays_free() -> None:
+    assert chosen(t(5, 9), (t(4, 8), set()), (t(5, 8), {X})) == {X, Y}
+    # Whatever made the second entry miss, the call differs from it in nothing.
+    assert chosen(t(5, 8), (t(4, 8), set()), (t(5, 8), {X})) == {X}
+
+
+def test_the_nearest_call_decides() -> None:
+    assert chosen(t(4, 9), (t(5, 8), set()), (t(4, 8), set())) == {Y}
+
+
+@pytest.mark.parametrize("other", [t(5, 8, dtype=torch.float64), t(5, 8, 1), (torch.zeros(5, 8), 1), ([1],), (None,)])
+def test_other_kinds_of_calls_are_no_neighbours(other: Any) -> None:
+    assert chosen(other, (t(4, 8), set())) == set()
+
+
+def test_numbers() -> None:
+    n = ("args[0]", None)
+    assert chosen((3,), ((2,), set())) == {n}
+    assert chosen((-3,), ((2,), set())) == {n}
+    assert chosen((1,), ((2,), set())) == set()
+    assert chosen((2.5,), ((2.0,), set())) == {n}
+    assert chosen((1.0,), ((2.0,), set())) == {n}
+    assert chosen((-0.0,), ((0.0,), set())) == {n}
+    assert chosen((math.nan,), ((math.nan,), set())) == set()
+    assert chosen((2,), ((2.0,), set())) == set()
+    assert chosen((True,), ((2,), set())) == set()
+    assert chosen((True,), ((False,), set())) == set()
+
+
+def test_what_is_no_plain_number_stays() -> None:
+    class Color(enum.IntEnum):
+        RED, BLUE = 2, 3
+
+    import numpy as np
+
+    assert chosen((Color.RED,), ((Color.BLUE,), set())) == set()
+    assert chosen((np.int64(3),), ((np.int64(2),), set())) == set()
+    assert chosen(("a",), (("b",), set())) == set()
+
+
+def test_a_tensor_given_twice_is_another_kind() -> None:
+    (a,), (b,), (c,) = t(4, 8), t(4, 8), t(5, 8)
+    assert chosen((c, c), ((a, b), set())) == set()
+    assert chosen((c, c), ((a, a), set())) == {X}
+
+
+def test_nested_arguments() -> None:
+    call, before = ({"k": [*t(5, 8), 3]},), ({"k": [*t(4, 8), 2]},)
+    assert chosen(call, (before, set())) == {("args[0]['k'][0]", 0), ("args[0]['k'][1]", None)}
+
+
+def test_dynamic_true_and_false() -> None:
+    assert chosen((*t(4, 1), 5, 0, 0.5, True), dynamic=True) == {X, ("args[1]", None), ("args[3]", None)}
+    assert chosen(t(5, 8), (t(4, 8), set()), dynamic=False) == set()
+
+
+def test_named_and_kept() -> None:
+    def f(x: Any) -> None: ...
+
+    named = wishes({"x": {0: Dim("B"), 1: None}}, f, t(1, 8), {})
+    assert chosen(t(1, 8), wishes=named) == {X}
+    assert chosen(t(1, 9), (t(1, 8), {X}), wishes=named, dynamic=False) == {X}
+    assert chosen(t(4, 8), wishes=wishes({"x": {1: None}}, f, t(4, 8), {}), dynamic=True) == {X}
+
+
+def test_refused() -> None:
+    assert chosen(t(5, 9), (t(4, 8), set()), refused={X: "because"}) == {Y}
