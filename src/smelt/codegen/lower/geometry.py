@@ -10,7 +10,8 @@ import torch
 
 from smelt.ir import Arg, Node, TensorType, Value
 from smelt.ops.convert import dtype_to_torch, to_torch
-from smelt.ops.registry import overload
+from smelt.ops.registry import arguments_of, overload, schema_of
+from smelt.ops.shapes.views import VIEW_RULES, Layout, view_layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,18 @@ def view_geometry(node: Node, operand: Value, at: Geometry) -> list[Geometry] | 
     result = node.results[0].type
     if node.op in _AT_START and isinstance(result, TensorType) and at.strides == type_.steps:
         return [Geometry(result.sizes, result.steps, at.offset)] if result.dtype is type_.dtype else None
-    op = overload(node.op)
-    if op is None or node.op.startswith("aten.as_strided."):
+    op, schema = overload(node.op), schema_of(node.op)
+    if op is None or schema is None or node.op.startswith("aten.as_strided."):
         # as_strided counts from the storage's start, which is known for no tensor that comes from outside.
+        return None
+    if any(not isinstance(v.type, TensorType) for v in node.operands()):
+        return None
+    if node.op in VIEW_RULES:
+        call = arguments_of(schema, node.args, node.kwargs)
+        told = view_layouts(node.op, Layout(at.sizes, at.strides, at.offset), call)
+        return None if told is None else [Geometry(one.sizes, one.strides, one.offset) for one in told]
+    if any(type(n) is not int for n in (*at.sizes, *at.strides)):
+        # torch takes numbers only.
         return None
     base = dummy(type_, at.strides)
 

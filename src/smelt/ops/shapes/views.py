@@ -145,7 +145,7 @@ def _transpose(at: Layout, call: Call) -> list[Layout]:
     first, second = call.get("dim0", call.get("axis0")), call.get("dim1", call.get("axis1"))
     order = list(range(at.rank))
     if order:
-        order[first], order[second] = order[second], order[first]  # type: ignore[index]
+        order[first], order[second] = order[second], order[first]
     return permuted(at, order)
 
 
