@@ -84,6 +84,7 @@ class _Known:
         self.alive: set[int] = set()
         self.given: set[int] = set()
         self._ever = set(lent)
+        self._inputs = set(plan.inputs)
         self._open: list[_Open] = []
 
     def enter(self, where: str, instruction: Instruction) -> None:
@@ -120,7 +121,7 @@ class _Known:
 
     def _fill(self, where: str, instruction: Instruction) -> None:
         for slot in outs_of(instruction):
-            if slot in self.plan.kinds:
+            if slot in self.plan.kinds and slot not in self._inputs:
                 self.given.add(slot)
             elif not 0 <= slot < self.plan.nslots or slot in self._ever:
                 raise _bad(f"{where} fills slot {slot}, which is out of range or filled already")
@@ -143,6 +144,8 @@ def _lent_slots(plan: Plan) -> set[int]:
     lent = set(slots)
     if len(lent) != len(slots) or any(not 0 <= slot < plan.nslots for slot in slots):
         raise _bad("an input, held or arena slot is used twice or out of range")
+    if any(plan.kinds.get(slot) == "object" for slot in plan.inputs):
+        raise _bad("an input is neither a tensor nor a number")
     for tensor in plan.arena:
         if tensor.offset % ARENA_ALIGNMENT or tensor.offset < 0 or tensor.offset + tensor.nbytes > plan.arena_nbytes:
             raise _bad(f"the arena tensor of slot {tensor.slot} is not aligned or does not fit")

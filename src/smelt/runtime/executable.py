@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -35,9 +36,10 @@ class Executable:
     with `profile` set needs the executor that measures.
 
     `call(*inputs)` gives the plan's outputs as a list. The inputs are CPU tensors with the shapes, strides and dtypes
-    that were planned for, without conjugate or negative bit: whoever calls has checked. Raises SmeltError (S0401: a
-    library call failed; S0403: a result has another layout than planned; S0404: a number beyond 64 bits),
-    InternalError, Miss where an `Expect` of the plan does not hold, or what a `PyCall` or a signal's handler raises.
+    that were planned for, without conjugate or negative bit, and numbers of the planned types: whoever calls has
+    checked. Raises SmeltError (S0401: a library call failed; S0403: a result has another layout than planned; S0404: a
+    number beyond 64 bits), InternalError, Miss where an `Expect` of the plan does not hold, or what a `PyCall` or a
+    signal's handler raises.
 
     `counts` are the calls of one run. The plan, hence its packed weights, lives as long as this or its `call`.
     """
@@ -75,7 +77,7 @@ class Executable:
         profile = self._runner.encoded.profile if self._runner is not None else self._interpreted.profile
         return profile.rows() if profile is not None else ()
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The same as `call(*inputs)`."""
         return self.call(*inputs)
 
@@ -90,7 +92,7 @@ class _Interpreted:
         self.counts, self.profile = self._interpreter.counts, self._interpreter.profile
         self.runs = 0
 
-    def run(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    def run(self, *inputs: Any) -> list[torch.Tensor]:
         check_inputs(self._plan, inputs)
         outputs = self._interpreter.run(inputs)
         with self._lock:

@@ -47,7 +47,7 @@ class Frame:
         for planned, tensor in zip(plan.arena, self.arena, strict=True):
             self.view[encoded.cell_of[planned.slot]] = handle_of(bridge, tensor, owned)
         weakref.finalize(self, delete_all, bridge, owned).atexit = False
-        self.inputs: Sequence[torch.Tensor] = ()
+        self.inputs: Sequence[Any] = ()
         self.error: BaseException | None = None
         # What slots of kind "object" hold, for the time of a run.
         self.objects: dict[int, Any] = {}
@@ -76,7 +76,8 @@ class PythonSteps:
 
     def _tensor(self, frame: Frame, slot: int) -> torch.Tensor:
         if slot in self._input and frame.inputs:
-            return frame.inputs[self._input[slot]]
+            lent: torch.Tensor = frame.inputs[self._input[slot]]
+            return lent
         if slot in self._held:
             return self._held[slot]
         if slot in self._arena:

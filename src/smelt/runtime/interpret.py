@@ -29,7 +29,7 @@ class Interpreter:
         self.profile = Profile(plan) if plan.profile else None
         self.counts = Counts(python=sum(step is not None for step in self._steps))
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The plan's outputs for these inputs.
 
         Raises: SmeltError (S0401, S0403, S0404), Miss, or whatever a `PyCall` of the plan raises.

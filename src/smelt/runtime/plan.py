@@ -2,10 +2,10 @@
 
 Invariant: a plan is frozen data; `check_plan` holds for it before anything runs it. A slot holds one tensor handle, or
 what `Plan.kinds` says: a Python number, which native code keeps as eight bytes, or any Python object.
-It is an *input* (lent by the caller for the run), *held* (a parameter, a packed weight or a constant that the plan
-keeps alive), an *arena* tensor (memory planned at compile time, one arena per concurrent run) or *owned* (made by one
-instruction, deleted by `Release`, at the latest when the run ends, also when it fails). Only owned slots can be
-outputs, so nothing that a caller receives shares memory with an arena, an input or a weight.
+It is an *input* (a tensor lent by the caller for the run, or a number), *held* (a parameter, a packed weight or a
+constant that the plan keeps alive), an *arena* tensor (memory planned at compile time, one arena per concurrent run) or
+*owned* (made by one instruction, deleted by `Release`, at the latest when the run ends, also when it fails). Only owned
+slots can be outputs, so nothing that a caller receives shares memory with an arena, an input or a weight.
 
     inputs=(0,)  held=((1, packed_weight), (2, bias))  outputs=(4,)  nslots=5
     Call("aoti_torch_cpu__linear_pointwise", (Use(0), Use(1), OptionalUse(2), Text("none"), ..., Out(3)), eager=...)
@@ -394,9 +394,9 @@ class ArenaTensor:
 class Plan:
     """Everything a run needs; see the module's head.
 
-    `nslots`: slots are 0..nslots-1. `inputs[i]` is the slot of the i-th tensor given to `run`. `outputs` are owned
-    slots; the same one may stand twice and then gives the same tensor twice. `arena_nbytes` is the size of the arena.
-    `keep_grad_mode`: leave the caller's grad mode as it is instead of switching gradients off around the run. `fixed`
+    `nslots`: slots are 0..nslots-1. `inputs[i]` is the slot of the i-th tensor, or number, given to `run`. `outputs`
+    are owned slots; the same one may stand twice and then gives the same tensor twice. `arena_nbytes` is the size of
+    the arena. `keep_grad_mode`: leave the caller's grad mode as it is instead of switching gradients off around the run. `fixed`
     are held slots whose tensors keep their memory (the compiler's own: packed weights, folded constants); that of a
     program's live state may be exchanged between runs. `origins[i]`, if given, says where instruction i comes from, for
     error messages. `profile`: measure every instruction. `kinds`: the slots that hold no tensors; these may be filled

@@ -31,6 +31,7 @@ from smelt.runtime.plan import (
     Empty,
     End,
     Expect,
+    Kind,
     Launch,
     Load,
     Otherwise,
@@ -40,7 +41,8 @@ from smelt.runtime.plan import (
     View,
 )
 from smelt.runtime.signals import fetched_error
-from smelt.runtime.table import BYTES_OFFSET, TYPE_OFFSET, Cell, Field, Op, Status
+from smelt.runtime.steps import check_kind, number_bits
+from smelt.runtime.table import BYTES_OFFSET, NUMBER_CODES, TYPE_OFFSET, Cell, Field, Op, Status
 
 _MAX_IDLE_FRAMES = 8
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64)
@@ -65,6 +67,8 @@ class NativeRunner:
         self._bridge, self._entry = bridge, entry
         self._code = ctypes.addressof(encoded.code)
         self._input_cells = [encoded.cell_of[slot] for slot in plan.inputs]
+        self._input_kinds = tuple(plan.kinds.get(slot) for slot in plan.inputs)
+        self._has_numbers = any(self._input_kinds)
         order = list(dict.fromkeys(plan.outputs))
         self._output_slots = order
         self._output_cells = [encoded.cell_of[slot] for slot in order]
@@ -105,7 +109,7 @@ class NativeRunner:
         with self._lock:
             return self._retired_runs + sum(frame.runs for frame in self._all)
 
-    def run(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    def run(self, *inputs: Any) -> list[torch.Tensor]:
         """One run through Python."""
         check_inputs(self.plan, inputs)
         try:
@@ -126,20 +130,20 @@ class NativeRunner:
             self._retire(frame)
         return outputs
 
-    def _run_in(self, frame: Frame, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _run_in(self, frame: Frame, inputs: Sequence[Any]) -> list[torch.Tensor]:
         view = frame.view
         bridge = self._bridge
         frame.inputs = inputs
         offset = bridge.lend_offset
-        if offset is not None:
+        if offset is not None and not self._has_numbers:
             for cell, tensor in zip(self._input_cells, inputs, strict=True):
                 view[cell] = id(tensor) + offset
             status = self._call(self._code, frame.address)
         else:
             owned: list[int] = []
             try:
-                for cell, tensor in zip(self._input_cells, inputs, strict=True):
-                    view[cell] = handle_of(bridge, tensor, owned)
+                for cell, kind, value in zip(self._input_cells, self._input_kinds, inputs, strict=True):
+                    view[cell] = handle_of(bridge, value, owned) if kind is None else number_bits(kind, value)
                 status = self._call(self._code, frame.address)
             finally:
                 delete_all(bridge, owned)
@@ -228,7 +232,7 @@ class NativeRunner:
         address = ctypes.addressof(context)
         this, give = weakref.ref(self), self._entry.give
 
-        def slow(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        def slow(*inputs: Any) -> list[torch.Tensor]:
             runner = this()
             assert runner is not None
             check_inputs(runner.plan, inputs)
@@ -250,12 +254,15 @@ class NativeRunner:
             raise failure
 
         cells = (ctypes.c_int64 * max(len(self._output_cells), 1))(*self._output_cells)
+        codes = [0 if kind is None else NUMBER_CODES[kind] for kind in self._input_kinds]
+        kinds = (ctypes.c_int64 * max(len(codes), 1))(*codes)
         fields |= {Field.SLOW: id(slow), Field.FAIL: id(fail), Field.OUTPUT_CELLS: ctypes.addressof(cells)}
+        fields[Field.KINDS] = ctypes.addressof(kinds)
         for field, value in fields.items():
             context[field] = value
         owner = _Context(address.to_bytes(8, "little"))
-        owner.keeps = (self, context, cells, slow, fail)
-        owner.enter = EntryContext(address, _address(self._entry.run), fail, _is_short(self.plan))
+        owner.keeps = (self, context, cells, kinds, slow, fail)
+        owner.enter = EntryContext(address, _address(self._entry.run), fail, _is_short(self.plan), self._input_kinds)
         make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
             ("PyCFunction_NewEx", ctypes.pythonapi)
         )
@@ -277,6 +284,10 @@ class NativeRunner:
             # Inputs are the first slots, in order.
             Field.FIRST_INPUT: self._input_cells[0] if self._input_cells else 0,
             Field.TENSOR_TYPE: id(torch.Tensor),
+            Field.INT_TYPE: id(int),
+            Field.FLOAT_TYPE: id(float),
+            Field.BOOL_TYPE: id(bool),
+            Field.TRUE: id(True),
             Field.LEND_OFFSET: bridge.lend_offset,
             Field.WRAP: wrap,
             **{field: _python_address(name) for field, name in _PYTHON.items()},
@@ -292,6 +303,8 @@ _PYTHON = {
     Field.IS_SUBTYPE: "PyType_IsSubtype",
     Field.LONG: "PyLong_FromLongLong",
     Field.DECREF: "Py_DecRef",
+    Field.AS_INT: "PyLong_AsLongLongAndOverflow",
+    Field.AS_FLOAT: "PyFloat_AsDouble",
 }
 
 
@@ -300,14 +313,15 @@ class EntryContext:
     """A plan as other native code enters it.
 
     address: of the context's words (`table.Field`); run: of `smelt_run`. fail(frame, status) raises what a run in this
-    frame failed with. is_short: a run is over before another thread could make use of the GIL. Valid while the builtin
-    lives.
+    frame failed with. is_short: a run is over before another thread could make use of the GIL. kinds: of its inputs,
+    None for tensors. Valid while the builtin lives.
     """
 
     address: int
     run: int
     fail: Callable[[int, int], None]
     is_short: bool
+    kinds: tuple[Kind | None, ...]
 
 
 class _Context(bytes):
@@ -358,12 +372,15 @@ def _layout_is_known() -> bool:
 
 
 def check_inputs(plan: Plan, inputs: Sequence[Any]) -> None:
-    """A plan takes exactly its inputs, and only tensors: anything else would be read as one.
+    """A plan takes exactly its inputs, tensors and numbers of one type each: anything else would be read as one.
 
-    Raises: InternalError.
+    Raises: InternalError; SmeltError (S0404) for a number beyond 64 bits.
     """
     if len(inputs) != len(plan.inputs):
         raise InternalError(f"the plan takes {len(plan.inputs)} inputs, {len(inputs)} were given")
-    for i, value in enumerate(inputs):
-        if not isinstance(value, torch.Tensor):
+    for i, (slot, value) in enumerate(zip(plan.inputs, inputs, strict=True)):
+        kind = plan.kinds.get(slot)
+        if kind is not None:
+            check_kind(kind, value, f"input {i}")
+        elif not isinstance(value, torch.Tensor):
             raise InternalError(f"input {i} is {type(value).__name__}, not a tensor")

@@ -90,7 +90,7 @@ def results_of(step: PyCall, result: Any, kinds: Mapping[int, Kind]) -> Sequence
     for slot, value in zip(step.outs, found, strict=True):
         kind = kinds.get(slot) if kinds else None
         if kind is not None:
-            _check_kind(kind, value)
+            check_kind(kind, value, "a result of a Python step")
         # None is an undefined tensor, as some operators return in the place of a result they did not make.
         elif value is not None and not isinstance(value, torch.Tensor):
             raise InternalError(f"a Python step returned {type(value).__name__} in the place of a tensor")
@@ -100,11 +100,12 @@ def results_of(step: PyCall, result: Any, kinds: Mapping[int, Kind]) -> Sequence
 _TYPES: dict[Kind, type] = {"int": int, "float": float, "bool": bool}
 
 
-def _check_kind(kind: Kind, value: Any) -> None:
+def check_kind(kind: Kind, value: Any, what: str) -> None:
+    """Raises: InternalError where a value is no such number; SmeltError (S0404) where 64 bits do not hold it."""
     if kind == "object":
         return
     if type(value) is not _TYPES[kind]:
-        raise InternalError(f"a Python step returned {type(value).__name__} in the place of a {kind}")
+        raise InternalError(f"{what} is {type(value).__name__}, in the place of a {kind}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise SmeltError(
             f"the number {value} is beyond 64 bits",

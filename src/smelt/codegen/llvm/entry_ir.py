@@ -5,13 +5,22 @@ Invariant: like the executor it refers to no symbol but `smelt_run` beside it; a
 
     check the number and types of the arguments      (else SLOW)
     take an idle frame                               (none: SLOW)
-    write the handles lent by the arguments; release the GIL; smelt_run; take the GIL     (status: FAIL)
+    write the handles lent by the arguments, and numbers; release the GIL; smelt_run; take the GIL     (status: FAIL)
     wrap the outputs into a list; give the frame back
 """
 
 from __future__ import annotations
 
-from smelt.runtime.table import BYTES_OFFSET, ENTER_SYMBOL, ENTRY_SYMBOL, GIVE_SYMBOL, TYPE_OFFSET, Cell, Field
+from smelt.runtime.table import (
+    BYTES_OFFSET,
+    ENTER_SYMBOL,
+    ENTRY_SYMBOL,
+    GIVE_SYMBOL,
+    NUMBER_CODES,
+    TYPE_OFFSET,
+    Cell,
+    Field,
+)
 
 
 def _field(name: str, field: Field, kind: str = "i64") -> str:
@@ -36,6 +45,10 @@ define dso_local void @{GIVE_SYMBOL}(ptr %ctx, ptr %frame) {{
 """
 
 
+def _cases(prefix: str) -> str:
+    return " ".join(f"i64 {code}, label %{prefix}.{kind}" for kind, code in NUMBER_CODES.items())
+
+
 def _enter() -> str:
     fields = "\n".join(
         (
@@ -49,12 +62,20 @@ def _enter() -> str:
             _field("restore", Field.RESTORE_THREAD, "ptr"),
             _field("vectorcall", Field.VECTORCALL, "ptr"),
             _field("idle", Field.IDLE),
+            _field("kinds", Field.KINDS, "ptr"),
+            _field("int", Field.INT_TYPE),
+            _field("float", Field.FLOAT_TYPE),
+            _field("bool", Field.BOOL_TYPE),
+            _field("true", Field.TRUE),
+            _field("as.int", Field.AS_INT, "ptr"),
+            _field("as.float", Field.AS_FLOAT, "ptr"),
         )
     )
     return f"""
 define dso_local ptr @{ENTER_SYMBOL}(ptr %self, ptr %args, i64 %nargs) {{
 entry:
   %pair = alloca [2 x i64], align 8
+  %overflow = alloca i32, align 4
   %ctx.at = getelementptr i8, ptr %self, i64 {BYTES_OFFSET}
   %ctx = load ptr, ptr %ctx.at, align 1
 {fields}
@@ -70,6 +91,24 @@ type:
   %arg = load ptr, ptr %arg.at
   %type.at = getelementptr i8, ptr %arg, i64 {TYPE_OFFSET}
   %type.is = load i64, ptr %type.at
+  %kind.at = getelementptr i64, ptr %kinds, i64 %t
+  %kind = load i64, ptr %kind.at
+  switch i64 %kind, label %type.tensor [{_cases("type")}]
+type.int:
+  %is.int = icmp eq i64 %type.is, %int
+  br i1 %is.int, label %type.int.fits, label %slow
+type.int.fits:
+  %number = call i64 %as.int(ptr %arg, ptr %overflow)
+  %over = load i32, ptr %overflow
+  %fits = icmp eq i32 %over, 0
+  br i1 %fits, label %type.ok, label %slow
+type.float:
+  %is.float = icmp eq i64 %type.is, %float
+  br i1 %is.float, label %type.ok, label %slow
+type.bool:
+  %is.bool = icmp eq i64 %type.is, %bool
+  br i1 %is.bool, label %type.ok, label %slow
+type.tensor:
   %type.same = icmp eq i64 %type.is, %tensor
   br i1 %type.same, label %type.ok, label %type.ask
 type.ask:
@@ -91,15 +130,37 @@ lend.begin:
   %inputs = getelementptr i64, ptr %frame, i64 %first
   br label %lends
 lends:
-  %i = phi i64 [0, %lend.begin], [%i.next, %lend.one]
+  %i = phi i64 [0, %lend.begin], [%i.next, %lend.put]
   %i.done = icmp eq i64 %i, %nargs
   br i1 %i.done, label %run, label %lend.one
 lend.one:
   %object.at = getelementptr i64, ptr %args, i64 %i
   %object = load i64, ptr %object.at
+  %lend.kind.at = getelementptr i64, ptr %kinds, i64 %i
+  %lend.kind = load i64, ptr %lend.kind.at
+  %lend.object = inttoptr i64 %object to ptr
+  switch i64 %lend.kind, label %lend.tensor [{_cases("lend")}]
+lend.int:
+  %lend.whole = call i64 %as.int(ptr %lend.object, ptr %overflow)
+  br label %lend.store
+lend.float:
+  %lend.double = call double %as.float(ptr %lend.object)
+  %lend.bits = bitcast double %lend.double to i64
+  br label %lend.store
+lend.bool:
+  %lend.is = icmp eq i64 %object, %true
+  %lend.truth = zext i1 %lend.is to i64
+  br label %lend.store
+lend.tensor:
   %handle.in = add i64 %object, %lend
+  br label %lend.put
+lend.store:
+  %lent.number = phi i64 [%lend.whole, %lend.int], [%lend.bits, %lend.float], [%lend.truth, %lend.bool]
+  br label %lend.put
+lend.put:
+  %lent = phi i64 [%lent.number, %lend.store], [%handle.in, %lend.tensor]
   %input.at = getelementptr i64, ptr %inputs, i64 %i
-  store i64 %handle.in, ptr %input.at
+  store i64 %lent, ptr %input.at
   %i.next = add i64 %i, 1
   br label %lends
 

@@ -138,6 +138,12 @@ class PlanBuilder:
         self.kinds[storage.slot] = kind
         return storage
 
+    def input_number(self, kind: Kind) -> Storage:
+        """The next input of the plan, a number."""
+        storage = self.number(kind)
+        self.inputs.append(storage.slot)
+        return storage
+
     @contextmanager
     def block(self) -> Iterator[None]:
         """Instructions that may not run: what they make known is forgotten behind them."""
@@ -248,7 +254,7 @@ class PlanBuilder:
             origins=tuple(origins),
             fixed=frozenset(s.slot for s in self._storages if s.kind == "held") - unused,
             profile=self.profile,
-            kinds={slot: kind for slot, kind in self.kinds.items() if slot in first},
+            kinds={slot: kind for slot, kind in self.kinds.items() if slot in first or slot in self.inputs},
         )
 
     def _cover_blocks(self, first: dict[int, int], last: dict[int, int]) -> None:

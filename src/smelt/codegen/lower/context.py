@@ -21,7 +21,7 @@ from smelt.codegen.lower.builder import Place, PlanBuilder, Storage
 from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
 from smelt.codegen.lower.geometry import row_major as row_major
 from smelt.codegen.lower.growing import Lists
-from smelt.codegen.lower.plain import is_plain, kind_of
+from smelt.codegen.lower.plain import is_number, is_plain, kind_of
 from smelt.codegen.lower.report import ChoiceReport, How, KernelReport, NodeReport
 from smelt.codegen.lower.result import Lookup, StateName
 from smelt.codegen.lower.sharing import feared_sources, view_source
@@ -173,12 +173,16 @@ class Context:
     # --- places
 
     def add_input(self, value: Value) -> None:
-        """The next input of the plan. Raises: SmeltError (S0303) for what is no tensor."""
+        """The next input of the plan. Raises: SmeltError (S0303) for what is neither a tensor nor a number."""
         type_ = value.type
+        if is_number(type_):
+            number = self.builder.input_number(kind_of(type_))
+            self._places[value] = Place(number, number.base)
+            return
         if not isinstance(type_, TensorType):
             raise SmeltError(
-                f"input %{value.name} is {type_}, not a tensor",
-                why="a plan takes tensors only",
+                f"input %{value.name} is {type_}, neither a tensor nor a number of 64 bits",
+                why="a plan takes tensors, ints, floats and bools",
                 fix="nothing needs to be done: the program runs eagerly",
                 code="S0303",
             )

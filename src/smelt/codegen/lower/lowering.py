@@ -118,7 +118,7 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
 
     state: (kind, path) -> the live tensor of a parameter, buffer or captured value.
     Raises: SmeltError (S0303) naming the node and its source line, where the graph cannot be in a plan: another
-        device than the CPU, sparse layouts, inputs of unknown sizes or that are no tensors.
+        device than the CPU, sparse layouts, inputs of unknown sizes or that are neither tensors nor numbers.
     """
     stages: list[tuple[str, float]] = []
     start = perf_counter()
