@@ -396,10 +396,10 @@ class Plan:
 
     `nslots`: slots are 0..nslots-1. `inputs[i]` is the slot of the i-th tensor, or number, given to `run`. `outputs`
     are owned slots; the same one may stand twice and then gives the same tensor twice. `arena_nbytes` is the size of
-    the arena. `keep_grad_mode`: leave the caller's grad mode as it is instead of switching gradients off around the run. `fixed`
-    are held slots whose tensors keep their memory (the compiler's own: packed weights, folded constants); that of a
-    program's live state may be exchanged between runs. `origins[i]`, if given, says where instruction i comes from, for
-    error messages. `profile`: measure every instruction. `kinds`: the slots that hold no tensors; these may be filled
+    the arena. `keep_grad_mode`: leave the caller's grad mode as it is instead of switching gradients off around the
+    run. `fixed` are held slots whose tensors keep their memory (the compiler's own: packed weights, folded constants);
+    that of a program's live state may be exchanged between runs. `origins[i]`, if given, says where instruction i comes
+    from, for error messages. `profile`: measure every instruction. `kinds`: the slots that hold no tensors; these may be filled
     again and again.
     """
 
