@@ -50,11 +50,15 @@ class Subject:
 
 @dataclass
 class Report:
-    """What became of a program's places: tried and seen to matter, by kind; those that a compiled call missed."""
+    """What became of a program's places: tried and seen to matter, by kind; those that a compiled call missed.
+
+    fleeting: changes that the program itself takes back as it runs, so that the next call cannot see them.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     mattered: Counter[str] = field(default_factory=Counter)
     stale: list[str] = field(default_factory=list)
+    fleeting: list[str] = field(default_factory=list)
     uncompiled: str = ""
 
 
@@ -738,13 +742,24 @@ def agree(a: Any, b: Any) -> bool:
 
 def _leaves_agree(a: Any, b: Any) -> bool:
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return type(a) is type(b) and (a == b or a != a)
+        return type(a) is type(b) and (a is b or _parts_agree(a, b))
     if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
     if not a.is_floating_point() or a.device.type == "meta":
         return a.device.type == "meta" or torch.equal(a, b)
     tolerance = 2e-2 if a.dtype in (torch.bfloat16, torch.float16) else 1e-4
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _parts_agree(a: Any, b: Any) -> bool:
+    """Whether two values of one type are the same; objects of a library's (a cache of keys) are by what they hold."""
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_leaves_agree, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(_leaves_agree(a[key], b[key]) for key in a)
+    if _is_ours(type(a)) and hasattr(a, "__dict__"):
+        return _parts_agree(vars(a), vars(b))
+    return bool(a == b or a != a)
 
 
 def fuzz(subject: Subject, every: int = 1, start: int = 0, again: bool = False) -> Report:
@@ -789,13 +804,17 @@ def _try(subject: Subject, compiled: Any, kind: str, name: str, change: Apply, f
     except Exception:
         return  # not a change that Python, or torch, allows
     try:
-        expected, found = outcome(subject.fn, subject), outcome(compiled, subject)
-        found_again = outcome(compiled, subject)
+        expected, lasts = outcome(subject.fn, subject), True
+        if not agree(expected, first):  # some programs put a place back themselves
+            lasts = agree(expected, outcome(subject.fn, subject))
+        found, found_again = outcome(compiled, subject), outcome(compiled, subject)
     finally:
         undo()
     report.counts[kind] += 1
     report.mattered[kind] += not agree(expected, first)
-    if not agree(expected, found):
+    if not lasts:
+        report.fleeting.append(f"{kind}: {name}")
+    elif not agree(expected, found):
         report.stale.append(f"{kind}: {name}: {_brief(found)} for {_brief(expected)}")
     elif not agree(expected, found_again):
         report.stale.append(f"{kind}: {name}, at the second call: {_brief(found_again)} for {_brief(expected)}")

@@ -40,6 +40,7 @@ def test_every_change_is_seen(name: str) -> None:
     assert not report.uncompiled
     assert not report.stale
     assert report.mattered.total() >= 1
+    assert len(report.fleeting) <= 2
 
 
 def test_the_programs_read_all_kinds_of_places() -> None:
@@ -87,6 +88,7 @@ def test_models(name: str) -> None:
     assert not report.uncompiled
     assert not report.stale
     assert report.mattered.total() >= 1
+    assert len(report.fleeting) <= 2
 
 
 @pytest.mark.nightly
