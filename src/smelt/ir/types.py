@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from smelt.ir.dims import Dim, is_static, symbols
 from smelt.ir.dtypes import DType
+from smelt.ir.sizes import Size
 
 ScalarName = Literal[
     "int", "float", "bool", "complex", "str", "none", "dtype", "device", "layout", "memory_format", "any"
@@ -53,8 +54,8 @@ class TensorType:
         layout: str = "strided",
     ) -> TensorType:
         """A static tensor type; strides equal to row-major ones are dropped."""
-        sizes = tuple(int(s) for s in shape)
-        steps = None if strides is None else tuple(int(s) for s in strides)
+        sizes = tuple(s if type(s) is Size else int(s) for s in shape)
+        steps = None if strides is None else tuple(s if type(s) is Size else int(s) for s in strides)
         if steps is not None and steps == contiguous_strides(sizes):
             steps = None
         return TensorType(dtype, sizes, steps, device, layout)

@@ -1,0 +1,357 @@
+"""The trace of one computation on sizes: what its atoms mean, between what bounds they lie, which comparisons it took.
+
+A comparison that the ranges do not decide becomes a *guard*, or, under `blind`, a *decision*; both have a text that
+does not depend on the sizes at hand, so that two computations at different sizes can be compared. Guards narrow the
+ranges of what follows. A trace belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from smelt.ir import size_terms as terms
+from smelt.ir.size_terms import Poly
+
+INFINITY = math.inf
+Bounds: TypeAlias = tuple[float, float]
+"""The least and the greatest value, both within; int where finite, for sizes."""
+FloatExpr: TypeAlias = "tuple[Any, ...]"
+"""("size", Poly) | ("float", number) | ("atom", index) | (operator, FloatExpr, FloatExpr)."""
+
+
+class SizeLeak(Exception):
+    """Something asked for the number behind a size that is known at run time only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a symbol may be: low to high, both within; no bound above where `high` is None."""
+
+    low: int = 2
+    high: int | None = None
+
+    @property
+    def bounds(self) -> Bounds:
+        return self.low, INFINITY if self.high is None else self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A comparison that must come out again: `poly` against 0, or one expression of floats against another.
+
+    relation: <= == != of sizes (all comparisons of integers are one of these); < <= == of floats, by `outcome`.
+    """
+
+    relation: Literal["<=", "==", "!=", "<"]
+    poly: Poly
+    floats: tuple[FloatExpr, FloatExpr] | None
+    outcome: bool
+    text: str
+    where: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A size, or a float, that comes with the inputs."""
+
+    name: str
+    is_float: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """left // right or left % right."""
+
+    operator: Literal["//", "%"]
+    left: Poly
+    right: Poly
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A float made an integer."""
+
+    function: Literal["floor", "ceil", "round", "trunc"]
+    of: FloatExpr
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Number `leaf` of the result of late call `call`."""
+
+    call: int
+    leaf: int
+
+
+Atom: TypeAlias = Symbol | Division | Rounded | Late
+
+
+@dataclass(frozen=True, slots=True)
+class LateCall:
+    """A pure function that is called again for each tuple of sizes: `function(*numbers)` with `operands` evaluated.
+
+    leaves: the numbers that it gives at the sizes at hand.
+    """
+
+    function: Callable[..., tuple[int | float, ...]]
+    operands: tuple[Poly | FloatExpr, ...]
+    are_float: tuple[bool, ...]
+    leaves: tuple[int | float, ...]
+    name: str
+
+
+@dataclass(slots=True)
+class Trace:
+    """See the module's head. `replay`: decisions of an earlier trace, taken instead of the sizes at hand."""
+
+    replay: Mapping[str, Any] | None = None
+    atoms: list[Atom] = field(default_factory=list)
+    values: list[int | float] = field(default_factory=list)
+    ranges: list[Bounds] = field(default_factory=list)
+    calls: list[LateCall] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+    decisions: dict[str, Any] = field(default_factory=dict)
+    leaks: list[str] = field(default_factory=list)
+    symbols: dict[str, Any] = field(default_factory=dict)
+    is_open: bool = True
+    blind_depth: int = 0
+    call_ids: dict[Any, int] = field(default_factory=dict)
+    _ids: dict[Any, int] = field(default_factory=dict)
+    _texts: dict[Any, str] = field(default_factory=dict)
+    _forms: dict[Poly, Bounds] = field(default_factory=dict)
+    _unequal: set[tuple[Poly, int]] = field(default_factory=set)
+    _taken: set[Any] = field(default_factory=set)
+
+    # --- atoms ----------------------------------------------------------------------------------------------------
+
+    def atom(self, meaning: Atom, value: int | float, bounds: Bounds) -> int:
+        """The number of an atom, made where it is new."""
+        index = self._ids.get(meaning)
+        if index is None:
+            index = self._ids[meaning] = len(self.atoms)
+            self.atoms.append(meaning)
+            self.values.append(value)
+            self.ranges.append(bounds)
+        return index
+
+    # --- ranges ---------------------------------------------------------------------------------------------------
+
+    def bounds(self, p: Poly) -> Bounds:
+        """Between which numbers a polynomial lies, by the ranges of its atoms and the guards so far."""
+        low, high = self._interval(p, self.ranges)
+        if len(p) > 1:
+            starts = [self.ranges[i][0] for i in terms.atoms_of(p)]
+            if all(s != -INFINITY for s in starts):
+                shifted = self._shifted(p)
+                a, b = self._interval(shifted, [(0, high - low) for low, high in self.ranges])
+                low, high = max(low, a), min(high, b)
+        if self._forms and p and not terms.is_constant(p):
+            form, g, c = terms.primitive(p)
+            known = self._forms.get(form)
+            if known is not None:
+                ends = sorted(_times(g, end) + c for end in known)
+                low, high = max(low, ends[0]), min(high, ends[1])
+        return low, high
+
+    def _interval(self, p: Poly, ranges: list[Bounds]) -> Bounds:
+        low: float = 0
+        high: float = 0
+        for monomial, coefficient in p:
+            a: float = 1
+            b: float = 1
+            for index in monomial:
+                c, d = ranges[index]
+                if a >= 0 and c >= 0:
+                    a, b = _times(a, c), _times(b, d)
+                else:
+                    ends = (_times(a, c), _times(a, d), _times(b, c), _times(b, d))
+                    a, b = min(ends), max(ends)
+            if coefficient < 0:
+                a, b = b, a
+            low, high = low + _times(coefficient, a), high + _times(coefficient, b)
+        return low, high
+
+    def _shifted(self, p: Poly) -> Poly:
+        """The polynomial over atoms counted from their least values, so that B*S - B is seen to be positive."""
+        total: Poly = ()
+        for monomial, coefficient in p:
+            product = terms.constant(coefficient)
+            for index in monomial:
+                start = int(self.ranges[index][0])
+                product = terms.multiply(product, terms.add(terms.atom(index), terms.constant(start)))
+            total = terms.add(total, product)
+        return total
+
+    # --- comparisons ----------------------------------------------------------------------------------------------
+
+    def compare(self, operator: Literal["<", "<=", "=="], difference: Poly, value: int) -> bool:
+        """Whether `difference` compares so to 0; `value` is what it is now."""
+        decided = self.decide(operator, difference)
+        if decided is not None:
+            return decided
+        self._must_be_open()
+        outcome = value < 0 if operator == "<" else value <= 0 if operator == "<=" else value == 0
+        if self.blind_depth:
+            return bool(self.decision(f"{self.text(difference)} {operator} 0", outcome))
+        if operator == "==":
+            self._guard("==" if outcome else "!=", difference)
+        else:
+            if operator == "<":
+                difference = terms.add(difference, terms.constant(1))
+            if not outcome:
+                difference = terms.add(terms.constant(1), difference, -1)
+            self._guard("<=", difference)
+        return outcome
+
+    def decide(self, operator: Literal["<", "<=", "=="], p: Poly) -> bool | None:
+        """How `p` compares to 0 at all sizes in range; None where that differs."""
+        if terms.is_constant(p):
+            c = terms.constant_of(p)
+            return c < 0 if operator == "<" else c <= 0 if operator == "<=" else c == 0
+        low, high = self.bounds(p)
+        if operator == "<":
+            return True if high < 0 else False if low >= 0 else None
+        if operator == "<=":
+            return True if high <= 0 else False if low > 0 else None
+        if low > 0 or high < 0:
+            return False
+        form, g, c = terms.primitive(p)
+        if c % g or (form, -c // g) in self._unequal:
+            return False
+        return True if low == high == 0 else None
+
+    def _guard(self, relation: Literal["<=", "==", "!="], p: Poly) -> None:
+        form, g, c = terms.primitive(p)
+        low, high = self._forms.get(form, (-INFINITY, INFINITY))
+        if relation == "<=":  # g * form + c <= 0
+            if g > 0:
+                high = min(high, -c // g)
+            else:
+                low = max(low, -(c // g))  # form >= c / -g, rounded up
+        elif relation == "==":
+            low = high = -c // g
+        if relation == "!=":
+            self._unequal.add((form, -c // g))
+        else:
+            self._forms[form] = low, high
+            if len(form) == 1 and form[0][1] == 1 and len(form[0][0]) == 1:
+                index = form[0][0][0]
+                a, b = self.ranges[index]
+                self.ranges[index] = max(a, low), min(b, high)
+        # The normal form: no common factor, one reading for each inequality.
+        if relation == "<=":
+            p = terms.add(form, terms.constant(-int(high)), 1) if g > 0 else _at_least(form, int(low))
+        else:
+            p = terms.add(form, terms.constant(-(-c // g)))
+        text = f"{self.text(p)} {relation} 0"
+        if text not in self._taken:
+            self._taken.add(text)
+            self.guards.append(Guard(relation, p, None, True, text, place()))
+
+    def compare_floats(
+        self, operator: Literal["<", "<=", "=="], left: FloatExpr, right: FloatExpr, outcome: bool
+    ) -> bool:
+        """The same for floats, which have no normal form."""
+        self._must_be_open()
+        text = f"{self.float_text(left)} {operator} {self.float_text(right)}"
+        if self.blind_depth:
+            return bool(self.decision(text, outcome))
+        if text not in self._taken:
+            self._taken.add(text)
+            shown = text if outcome else f"not {text}"
+            self.guards.append(Guard(operator, (), (left, right), outcome, shown, place()))
+        return outcome
+
+    def decision(self, key: str, outcome: Any) -> Any:
+        """A choice of which every outcome is right: the first trace's where this one replays it."""
+        if self.replay is not None and key in self.replay:
+            outcome = self.replay[key]
+        return self.decisions.setdefault(key, outcome)
+
+    def _must_be_open(self) -> None:
+        if not self.is_open:
+            raise self.leak("a comparison of sizes whose trace has ended")
+
+    def leak(self, what: str) -> SizeLeak:
+        """The error for a size whose number something wants; it is kept, too, should somebody catch it."""
+        where = place()
+        self.leaks.append(f"{what} at {where}")
+        return SizeLeak(f"{what}, known at run time only, is asked for as a number at {where}")
+
+    # --- text -----------------------------------------------------------------------------------------------------
+
+    def text(self, p: Poly) -> str:
+        """A polynomial in words, the same in every trace of the same computation."""
+        known = self._texts.get(p)
+        if known is None:
+            parts = sorted((-len(m), "*".join(sorted(map(self.atom_text, m))), c) for m, c in p)
+            text = ""
+            for _, m, c in parts:
+                amount = m if m and abs(c) == 1 else f"{abs(c)}*{m}" if m else str(abs(c))
+                text += f" {'-' if c < 0 else '+'} {amount}"
+            known = self._texts[p] = (f"-{text[3:]}" if text[:2] == " -" else text[3:]) or "0"
+        return known
+
+    def atom_text(self, index: int) -> str:
+        """An atom in words."""
+        match self.atoms[index]:
+            case Symbol(name=name):
+                return name
+            case Division(operator=operator, left=left, right=right):
+                return f"(({self.text(left)}) {operator} ({self.text(right)}))"
+            case Rounded(function=function, of=of):
+                return f"{function}({self.float_text(of)})"
+            case Late(call=call, leaf=leaf):
+                return f"{self.call_text(call)}[{leaf}]"
+
+    def call_text(self, index: int) -> str:
+        """A late call in words."""
+        known = self._texts.get(index)
+        if known is None:
+            call = self.calls[index]
+            parts = [
+                self.float_text(e) if is_float else self.text(e)
+                for e, is_float in zip(call.operands, call.are_float, strict=True)
+            ]
+            known = self._texts[index] = f"{call.name}({', '.join(parts)})"
+        return known
+
+    def float_text(self, e: FloatExpr) -> str:
+        """An expression of floats in words."""
+        match e:
+            case ("size", p):
+                return f"({self.text(p)})"
+            case ("float", number):
+                return repr(number)
+            case ("atom", index):
+                return self.atom_text(index)
+            case (operator, left, right):
+                return f"({self.float_text(left)} {operator} {self.float_text(right)})"
+        raise AssertionError(e)
+
+
+def _at_least(form: Poly, low: int) -> Poly:
+    return terms.add(terms.constant(low), form, -1)
+
+
+def _times(a: float, b: float) -> float:
+    return 0 if a == 0 or b == 0 else a * b
+
+
+def place() -> str:
+    """The line of this package that asked, outside of the modules about sizes, and who called it."""
+    frame = sys._getframe(1)
+    found: list[str] = []
+    while frame is not None and len(found) < 2:
+        name = frame.f_code.co_filename
+        if "/ir/size" not in name and ("/smelt/" in name or not found):
+            found.append(f"{name.rsplit('/smelt/', 1)[-1]}:{frame.f_lineno} in {frame.f_code.co_name}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return " < ".join(found)
