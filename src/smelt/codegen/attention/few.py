@@ -7,7 +7,9 @@
       for a block of keys: products += powers @ values
       result = products / sums
 
-Invariant: rows are dense in their columns and whole vectors long, and there are at least as many keys as lanes.
+Invariant: rows are dense in their columns and whole vectors long, and there are at least as many keys as lanes; where
+that is not known before the run (`Variant.short`) the last key stands for those that are missing, and its scores there
+are not looked at.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from functools import lru_cache
 
 from smelt.codegen.attention.parts import Parts
 from smelt.codegen.attention.variant import AHEAD, BLOCK, Variant
-from smelt.codegen.attention.vectors import least, number, up
+from smelt.codegen.attention.vectors import least, most, number, up
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 
@@ -83,7 +85,11 @@ class _FewKernel(Parts):
         fn, lanes, words = self.fn, self.lanes, self.words
         count = lanes.count
         last = fn.add(words["keys"], -count)
-        places = [fn.mul(words["k_row"], i) for i in range(count)]
+        numbers: list[str | int] = list(range(count))
+        if self.variant.short:
+            final = fn.add(words["keys"], -1)
+            last, numbers = most(fn, last, "0"), [least(fn, i, final) for i in numbers]
+        places = [fn.mul(words["k_row"], i) for i in numbers]
         with fn.loop("0", words["keys"], count) as keys:
             first = least(fn, keys.index, last)
             here = self.at(self.dtype, base, self.offset((first, "k_row")))

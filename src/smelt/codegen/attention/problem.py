@@ -1,4 +1,8 @@
-"""An attention to compute: sizes, strides, semantics; which kernel does it, and the words of its launch."""
+"""An attention to compute: sizes, strides, semantics; which kernel does it, and the words of its launch.
+
+Numbers of rows, keys, heads and batches may be known at run time only (`ir.sizes`). Then the kernel is one that is
+right for all of them: tiles for rows; the path for few where a known few are the rows, with any number of keys.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from smelt.codegen.attention.vectors import lanes_of
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.ir import DType
+from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole, late, late_float, size_min
 
 _DTYPES = (DType.F32, DType.F64, DType.BF16, DType.F16)
 # Rows of an item where one head is divided among several: packing keys again for each must stay cheap beside them.
@@ -85,7 +90,11 @@ def _is_fit(a: Attention, isa: Isa) -> bool:
     if a.mask is not None and a.mask.dtype not in (a.q.dtype, DType.BOOL, DType.F32):
         return False
     (b, h, s, d), (_, heads, t, _) = a.q.sizes, a.k.sizes
-    return min(b, h, s, t, d, heads, a.v.sizes[3]) > 0 and h % heads == 0
+    value_size = a.v.sizes[3]
+    if is_symbolic((d, value_size)):
+        # The room for a row stands in the text.
+        return False
+    return all(count > 0 for count in (b, h, s, t, d, heads, value_size)) and is_whole(h, heads)
 
 
 def _row_size(size: int) -> int:
@@ -104,9 +113,13 @@ def _group(a: Attention) -> int:
 
 def _is_few(a: Attention, isa: Isa) -> bool:
     rows, keys = _group(a) * a.q.sizes[2], a.k.sizes[2]
+    if is_symbolic(rows):
+        return False
     lanes = _few_lanes(a, isa)
-    is_dense = a.k.strides[3] == 1 and a.v.strides[3] == 1
-    return rows <= MAX_ROWS and lanes <= keys <= MAX_KEYS and lanes >= _LEAST_LANES and is_dense and not a.is_causal
+    # More keys than MAX_KEYS take more scratch memory and nothing else, and for fewer than lanes there is a text.
+    fits = is_symbolic(keys) or lanes <= keys <= MAX_KEYS
+    is_dense = is_one(a.k.strides[3]) and is_one(a.v.strides[3])
+    return rows <= MAX_ROWS and fits and lanes >= _LEAST_LANES and is_dense and not a.is_causal
 
 
 def _few_lanes(a: Attention, isa: Isa) -> int:
@@ -120,14 +133,22 @@ def _few_lanes(a: Attention, isa: Isa) -> int:
 def _few(a: Attention, isa: Isa) -> Work:
     (batches, _, queries, size), (_, heads, keys, _), value_size = a.q.sizes, a.k.sizes, a.v.sizes[3]
     rows = _group(a) * queries
-    variant = Variant(a.q.dtype, None if a.mask is None else a.mask.dtype, rows, lanes=_few_lanes(a, isa))
+    lanes = _few_lanes(a, isa)
+    is_short = not equals(size_min(keys, lanes), lanes)
+    variant = Variant(a.q.dtype, None if a.mask is None else a.mask.dtype, rows, lanes=lanes, short=is_short)
     numbers = few.scratch_numbers(variant, size=size, value_width=value_size, keys=keys)
     sizes = {"value_width": value_size, "chunks": 1, "chunk": rows, "block": keys}
-    item_ns = keys * (size + value_size) * (a.q.dtype.itemsize / _BANDWIDTH + rows / _RATE)
+    item_ns = _few_ns(keys, size + value_size, a.q.dtype.itemsize, rows)
     nbytes = numbers * variant.compute.itemsize
     return Work(
         few.few_kernel(variant, isa), _words(a, sizes), batches * heads, item_ns, nbytes, True, few.__doc__ or ""
     )
+
+
+@late_float
+def _few_ns(keys: int, width: int, itemsize: int, rows: int) -> float:
+    """The cost of an item."""
+    return keys * width * (itemsize / _BANDWIDTH + rows / _RATE)
 
 
 def _tiles(a: Attention, isa: Isa) -> Work:
@@ -135,15 +156,12 @@ def _tiles(a: Attention, isa: Isa) -> Work:
     variant = Variant(a.q.dtype, None if a.mask is None else a.mask.dtype, 0, _row_size(size))
     lanes = lanes_of(isa, variant.compute)
     rows, value_width = _group(a) * queries, _rounded(value_size, lanes)
-    chunks = max(1, min(-(-_ITEMS // (batches * heads)), rows // _CHUNK))
-    chunk = _rounded(-(-rows // chunks), Tile.of(isa).rows)
-    chunks = -(-rows // chunk)
-    block = _rounded(-(-keys // -(-keys // BLOCK)), 16)
+    chunks, chunk, block = _cut(batches * heads, rows, keys, Tile.of(isa).rows)
     numbers = tile.scratch_numbers(
         variant, isa, size=size, value_width=value_width, block=block, chunk=chunk, lanes=lanes
     )
     sizes = {"value_width": value_width, "chunks": chunks, "chunk": chunk, "block": block}
-    item_ns = min(chunk, rows) * keys * (size + value_size) * (0.5 if a.is_causal else 1.0) / _RATE
+    item_ns = _tiles_ns(chunk, rows, keys, size + value_size, a.is_causal)
     nbytes = numbers * variant.compute.itemsize
     return Work(
         tile.tile_kernel(variant, isa),
@@ -154,6 +172,20 @@ def _tiles(a: Attention, isa: Isa) -> Work:
         False,
         tile.__doc__ or "",
     )
+
+
+@late(low=1)
+def _cut(heads: int, rows: int, keys: int, tile: int) -> tuple[int, int, int]:
+    """(chunks of a head's rows, rows of a chunk, keys of a block)."""
+    chunks = max(1, min(-(-_ITEMS // heads), rows // _CHUNK))
+    chunk = _rounded(-(-rows // chunks), tile)
+    return -(-rows // chunk), chunk, _rounded(-(-keys // -(-keys // BLOCK)), 16)
+
+
+@late_float
+def _tiles_ns(chunk: int, rows: int, keys: int, width: int, is_causal: bool) -> float:
+    """The cost of an item."""
+    return min(chunk, rows) * keys * width * (0.5 if is_causal else 1.0) / _RATE
 
 
 def _words(a: Attention, sizes: dict[str, int]) -> tuple[int, ...]:
@@ -179,19 +211,24 @@ def _strides(a: Attention, group: int) -> dict[str, int]:
 def _semantics(a: Attention) -> dict[str, int]:
     keys = a.k.sizes[2]
     largest = _LARGEST[DType.F64 if a.q.dtype is DType.F64 else DType.F32]
-    # Spelled out, a mean of values is never larger than they are; here their sum must not overflow first.
-    bound = largest / (2 * keys) if a.is_spelled else largest
     return {
         "limit": 1 if a.is_causal else keys,
         "limit_step": int(a.is_causal),
         "checked": int(a.is_causal or a.is_spelled),
-        "bound": _bits(bound),
+        "bound": _bound_of_means(largest, keys) if a.is_spelled else _bits(largest),
         "scale_before": _bits(a.scale_before),
         "scale_after": _bits(a.scale_after),
         "empty": _bits(float("nan") if a.is_spelled else 0.0),
     }
 
 
+@late
+def _bound_of_means(largest: float, keys: int) -> int:
+    """Spelled out, a mean of values is never larger than they are; here their sum must not overflow first."""
+    return _bits(largest / (2 * keys))
+
+
+@late(low=None)
 def _bits(number: float) -> int:
     found: int = struct.unpack("<q", struct.pack("<d", number))[0]
     return found

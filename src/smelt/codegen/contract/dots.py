@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from smelt.codegen.contract.driver import Driver
+from smelt.codegen.contract.driver import Driver, Part
 from smelt.codegen.contract.epilogue import Epilogue
 from smelt.codegen.contract.integers import minimum
 from smelt.codegen.contract.module import module_text
@@ -23,7 +23,7 @@ from smelt.codegen.contract.tiling import Tiling
 from smelt.codegen.contract.vectors import lane_mask, masked_load, prefetch, shuffled
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
-from smelt.codegen.llvm.text import Carried
+from smelt.codegen.llvm.text import Carried, FunctionText
 
 HEIGHTS = (1, 2, 4, 8)
 """Row counts with a kernel of their own; a kernel serves fewer rows, too."""
@@ -53,14 +53,14 @@ class Dots:
 @lru_cache(maxsize=256)
 def dots_source(dots: Dots, isa: Isa) -> KernelSource:
     """The text of a kernel."""
-    return KernelSource.of(_DotsDriver(dots, isa).text())
+    return KernelSource.of(module_text(DotsDriver(dots, isa).function(), ()))
 
 
-class _DotsDriver(Driver):
+class DotsDriver(Driver):
     """The kernel's function under construction."""
 
-    def __init__(self, dots: Dots, isa: Isa) -> None:
-        super().__init__(dots.tiling, dots.epilogue, isa)
+    def __init__(self, dots: Dots, isa: Isa, part: Part | None = None) -> None:
+        super().__init__(dots.tiling, dots.epilogue, isa, part)
         self.height = dots.height
         # Lines at once, and registers of sums for each with each row: enough to hide the latency of a multiply-add, few
         # enough to stay in registers. Many lines share loads of the left matrix and the work of summing up lanes.
@@ -70,11 +70,11 @@ class _DotsDriver(Driver):
             lines, self.chains = max(1, lines // 2), 2 * self.chains
         self.lines = min(lines, dots.tiling.lanes)
 
-    def text(self) -> str:
-        """The whole module."""
+    def function(self) -> FunctionText:
+        """The function but for its `ret`."""
         with self.fn.loop("%begin", "%end") as item:
             self._item(item.index)
-        return module_text(self.fn, ())
+        return self.fn
 
     def _item(self, item: str) -> None:
         fn, word = self.fn, self.word

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from smelt.codegen.contract.epilogue import Block, Epilogue, emit_epilogue
 from smelt.codegen.contract.integers import ceil_div, div_rem
 from smelt.codegen.contract.problem import WORDS
@@ -10,14 +12,31 @@ from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 
 
-class Driver:
-    """A kernel's function under construction. Sums of the item at hand begin at %scratch, a row every panel."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A function that a kernel calls with its own arguments: its name, and which of the right matrices it reads."""
 
-    def __init__(self, tiling: Tiling, epilogue: Epilogue, isa: Isa) -> None:
+    name: str
+    right: int
+    rights: int
+
+
+class Driver:
+    """A kernel's function under construction, or a part of one. Sums of the item at hand begin at %scratch, a row every
+    panel.
+    """
+
+    def __init__(self, tiling: Tiling, epilogue: Epilogue, isa: Isa, part: Part | None = None) -> None:
         self.tiling, self.epilogue, self.isa = tiling, epilogue, isa
-        self.fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
-        nbuffers = 3 + len(epilogue.buffers)
-        self.left, self.right, *self.extra, self.out = (self.fn.address(i) for i in range(nbuffers))
+        if part is None:
+            self.fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
+            right, rights = 0, 1
+        else:
+            self.fn = FunctionText(part.name, KERNEL_PARAMETERS, result="internal void")
+            right, rights = part.right, part.rights
+        nbuffers = 2 + rights + len(epilogue.buffers)
+        self.left, *buffers, self.out = (self.fn.address(i) for i in range(nbuffers))
+        self.right, self.extra = buffers[right], buffers[rights:]
         self.word = {name: self.fn.word(nbuffers + i) for i, name in enumerate(WORDS)}
         self._first_epilogue_word = nbuffers + len(WORDS)
 

@@ -19,6 +19,7 @@ from smelt.codegen.llvm.lanes import ExprEmitter, is_supported
 from smelt.codegen.llvm.text import FunctionText
 from smelt.diag import InternalError
 from smelt.ir import DType
+from smelt.ir.sizes import equals, is_one, is_symbolic
 
 _WORDS_PER_LOAD = 4
 
@@ -54,19 +55,22 @@ def plain(out: DType) -> Bound:
 def bound(expr: Expr, out: DType, buffers: Sequence[DType]) -> Bound | None:
     """An epilogue from an expression whose loops are (row, column), or (outer, inner, row, column) with batches.
 
-    None where it holds what no epilogue can: positions, gathers, masked loads, another stride along columns.
+    None where it holds what no epilogue can: positions, gathers, masked loads, another stride along columns, a constant
+    that is known at run time only.
     """
     words: list[int] = []
     numbers: dict[tuple[int, Index], Load] = {}
 
     def canonical(item: Expr) -> Expr | None:
         match item:
-            case Const() | Ref():
+            case Const(value=number):
+                return None if is_symbolic(number) else item
+            case Ref():
                 return item
             case Op(args=args):
                 made = [canonical(a) for a in args]
                 return None if None in made else replace(item, args=tuple(a for a in made if a is not None))
-            case Load(index=index, where=None) if not index.gathers and index.strides[-1] in (0, 1):
+            case Load(index=index, where=None) if not index.gathers and _is_line(index.strides[-1]):
                 known = numbers.get((item.buffer, index))
                 if known is None:
                     batch = index.strides[:-2] or (0, 0)
@@ -81,6 +85,10 @@ def bound(expr: Expr, out: DType, buffers: Sequence[DType]) -> Bound | None:
     if made is None:
         return None
     return Bound(Epilogue(made, out, tuple(buffers), len(numbers)), tuple(words))
+
+
+def _is_line(step: int) -> bool:
+    return is_one(step) or equals(step, 0)
 
 
 @dataclass(frozen=True, slots=True)

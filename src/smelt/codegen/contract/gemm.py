@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from smelt.codegen.contract.driver import Driver
+from smelt.codegen.contract.driver import Driver, Part
 from smelt.codegen.contract.epilogue import Epilogue
 from smelt.codegen.contract.integers import ceil_div, minimum
 from smelt.codegen.contract.module import module_text
@@ -68,18 +68,18 @@ _SUM_ROWS = MAX_ROWS + 8  # The last tile of an item stores all its rows.
 @lru_cache(maxsize=256)
 def gemm_source(gemm: Gemm, isa: Isa) -> KernelSource:
     """The text of a kernel."""
-    return KernelSource.of(_GemmDriver(gemm, isa).text())
+    return KernelSource.of(module_text(*GemmDriver(gemm, isa).functions()))
 
 
-class _GemmDriver(Driver):
+class GemmDriver(Driver):
     """The kernel's function under construction."""
 
-    def __init__(self, gemm: Gemm, isa: Isa) -> None:
-        super().__init__(gemm.tiling, gemm.epilogue, isa)
+    def __init__(self, gemm: Gemm, isa: Isa, part: Part | None = None) -> None:
+        super().__init__(gemm.tiling, gemm.epilogue, isa, part)
         self.lies, self.walk = gemm.right, gemm.walk
 
-    def text(self) -> str:
-        """The whole module."""
+    def functions(self) -> tuple[FunctionText, list[FunctionText]]:
+        """The function but for its `ret`, and those that it calls."""
         widths = range(self.tiling.vectors, 0, -1)
         helpers = [_strip(self.tiling, width, self.walk) for width in widths]
         for width in widths:
@@ -91,7 +91,7 @@ class _GemmDriver(Driver):
             helpers.append(pack_columns(self.tiling))
         with self.fn.loop("%begin", "%end") as item:
             self._item(item.index)
-        return module_text(self.fn, helpers)
+        return self.fn, helpers
 
     def _item(self, item: str) -> None:
         fn, tiling, word = self.fn, self.tiling, self.word

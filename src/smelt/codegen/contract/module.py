@@ -12,8 +12,11 @@ def module_text(kernel: FunctionText, helpers: Iterable[FunctionText]) -> str:
     functions = [(kernel, "i32 0"), *((helper, "") for helper in helpers)]
     declarations = dict.fromkeys(line for fn, _ in functions for line in fn.declarations)
     texts = []
+    told: set[str] = set()
     for fn, answer in functions:
         fn.declarations = {}
+        fn.helpers = {text: None for text in fn.helpers if text not in told}
+        told.update(fn.helpers)
         texts.append(fn.finish(answer))
     bodies = [text[: text.rindex("attributes #0")] for text in texts]
     attributes = texts[0][texts[0].rindex("attributes #0") :]

@@ -1,10 +1,15 @@
-"""Which kernel computes a product, with which words: chosen by sizes and layout alone."""
+"""Which kernel computes a product, with which words: chosen by sizes and layout alone.
+
+Sizes may be known at run time only (`ir.sizes`). Then a kernel is chosen that is right for all of them, and words,
+items and costs are late.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
+from smelt.codegen.contract.anyrows import AnyRows, any_rows_source
 from smelt.codegen.contract.dots import HEIGHTS, Dots, dots_source
 from smelt.codegen.contract.epilogue import Bound
 from smelt.codegen.contract.gemm import MAX_ROWS, Gemm, Right, gemm_source
@@ -15,6 +20,7 @@ from smelt.codegen.contract.tiling import BLOCK, Tiling, tiling_for
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.ir import DType
+from smelt.ir.sizes import blind, equals, is_one, is_symbolic, late, late_float, size_max
 
 # Estimates of one core, for the grain of threads: what a tile computes and memory delivers, and a chunk worth claiming.
 _FLOPS_PER_NS, _BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
@@ -43,14 +49,30 @@ class ProductPlan:
     kind: str
 
 
+@blind
 def is_worthwhile(m: int, n: int, k: int) -> bool:
     """Whether own kernels suit the sizes: not a matrix times a vector of activations, not hardly anything to sum."""
     return (n > 1 or m <= max(HEIGHTS)) and (k >= _LEAST_TERMS or m * n <= _SMALL)
 
 
+def is_few(m: int) -> bool:
+    """Whether there are so few rows, at all sizes, that dot products compute them."""
+    return equals(size_max(m, max(HEIGHTS)), max(HEIGHTS))
+
+
 def takes_dots(m: int, right: Right) -> bool:
     """Whether the product is computed as dot products: few rows, columns of unit stride."""
-    return right == "columns" and m <= max(HEIGHTS)
+    return right == "columns" and is_few(m)
+
+
+def takes_both(m: int) -> bool:
+    """Whether rows may be few or many, and few are expected: either way of computing many is right for them."""
+    return is_symbolic(m) and not is_few(m) and _is_few_at_hand(m)
+
+
+@blind
+def _is_few_at_hand(m: int) -> bool:
+    return m <= max(HEIGHTS)
 
 
 def plan_product(isa: Isa, dtype: DType, right: Right, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
@@ -59,37 +81,108 @@ def plan_product(isa: Isa, dtype: DType, right: Right, problem: Problem, batch: 
 
     Raises: ValueError if the instruction set has no product of that dtype.
     """
-    tiling = tiling_for(isa, dtype)
-    if tiling is None:
-        raise ValueError(f"no product of {dtype} for {isa.name}")
+    tiling = _tiling(isa, dtype)
     if takes_dots(problem.m, right):
         return _dots(isa, tiling, problem, batch, bound)
-    if right == "rows" and problem.m <= max(LINE_HEIGHTS) and tiling.group == 1:
+    if right == "rows" and tiling.group == 1 and not is_symbolic(problem.m) and problem.m <= max(LINE_HEIGHTS):
         return _lines(isa, tiling, problem, batch, bound)
     return _gemm(isa, tiling, right, problem, batch, bound)
 
 
+def plan_both(isa: Isa, dtype: DType, problem: Problem, packed: tuple[int, int], bound: Bound) -> ProductPlan:
+    """The plan of a product whose rows may be few or many (`takes_both`); its right matrix comes as it lies, with
+    columns of unit stride, then packed. packed: elements between the panels, and between their steps.
+
+    Raises: ValueError if the instruction set has no product of that dtype.
+    """
+    tiling = _tiling(isa, dtype)
+    kernel = AnyRows(tiling, bound.epilogue, many=True)
+    chosen, items, item_ns = _words_of_both(tiling, problem.m, problem.n, problem.k, problem.right_step, *packed)
+    words = (*replace(problem, **chosen.as_fields()).words(), *bound.words)
+    return ProductPlan(any_rows_source(kernel, isa), words, items, item_ns, kernel.scratch_nbytes, "dots, packed")
+
+
+def _tiling(isa: Isa, dtype: DType) -> Tiling:
+    tiling = tiling_for(isa, dtype)
+    if tiling is None:
+        raise ValueError(f"no product of {dtype} for {isa.name}")
+    return tiling
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Fields of a problem that depend on the way a product is computed."""
+
+    right_panel: int
+    right_step: int
+    block_rows: int
+    direct: int
+    block_terms: int
+
+    def as_fields(self) -> dict[str, int]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@late
+def _words_of_both(
+    tiling: Tiling, m: int, n: int, k: int, step: int, panel: int, panel_step: int
+) -> tuple[_Chosen, int, float]:
+    """The words for m rows, the items, and the cost of one."""
+    if m <= max(HEIGHTS):
+        columns = _dot_columns(tiling)
+        chosen = _Chosen(0, step, columns, _is_far(tiling, n, k), BLOCK)
+        return chosen, _ceil(n, columns), _dots_ns(tiling, m, n, k)
+    panels = _ceil(n, tiling.panel)
+    rows = _block_rows(tiling, m, k, panels)
+    chosen = _Chosen(panel, panel_step, rows, 1, _block_terms(m))
+    return chosen, panels * _ceil(m, rows), _gemm_ns(tiling, m, n, k, rows)
+
+
+# --- dot products
+
+
 def _dots(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
-    height = next(h for h in HEIGHTS if h >= problem.m)
-    dots = Dots(tiling, height, bound.epilogue)
-    columns = min(_DOT_COLUMNS, tiling.panel)
+    columns = _dot_columns(tiling)
     items = batch * _ceil(problem.n, columns)
-    nbytes = min(columns, problem.n) * problem.k * tiling.element_nbytes
-    item_ns = nbytes * max(1.0 / _BYTES_PER_NS, problem.m / (4 * _FLOPS_PER_NS))
-    far = int(problem.n * problem.k * tiling.element_nbytes > _NEAR_NBYTES)
+    item_ns = _dots_ns(tiling, problem.m, problem.n, problem.k)
+    far = _is_far(tiling, problem.n, problem.k)
     words = (*replace(problem, block_rows=columns, direct=far).words(), *bound.words)
+    if is_symbolic(problem.m):
+        heights = AnyRows(tiling, bound.epilogue, many=False)
+        return ProductPlan(any_rows_source(heights, isa), words, items, item_ns, heights.scratch_nbytes, "dots")
+    dots = Dots(tiling, next(h for h in HEIGHTS if h >= problem.m), bound.epilogue)
     return ProductPlan(dots_source(dots, isa), words, items, item_ns, dots.scratch_nbytes, "dots")
+
+
+def _dot_columns(tiling: Tiling) -> int:
+    return min(_DOT_COLUMNS, tiling.panel)
+
+
+@late_float
+def _dots_ns(tiling: Tiling, m: int, n: int, k: int) -> float:
+    """The cost of an item."""
+    nbytes = min(_dot_columns(tiling), n) * k * tiling.element_nbytes
+    return nbytes * max(1.0 / _BYTES_PER_NS, m / (4 * _FLOPS_PER_NS))
+
+
+@late
+def _is_far(tiling: Tiling, n: int, k: int) -> int:
+    """Whether the matrix is so large that it is asked for ahead of its use, as a word."""
+    return int(n * k * tiling.element_nbytes > _NEAR_NBYTES)
+
+
+# --- lines
 
 
 def _lines(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
     lines = Lines(tiling, problem.m, bound.epilogue)
-    columns = _line_columns(tiling, problem.n)
-    items = batch * _ceil(problem.n, columns)
-    item_ns = min(columns, problem.n) * problem.k * tiling.element_nbytes / _BYTES_PER_NS
+    columns, item_ns = _line_columns(tiling, problem.n), _lines_ns(tiling, problem.n, problem.k)
+    items = batch * _line_items(tiling, problem.n)
     words = (*replace(problem, block_rows=columns).words(), *bound.words)
     return ProductPlan(lines_source(lines, isa), words, items, item_ns, lines.scratch_nbytes, "lines")
 
 
+@late
 def _line_columns(tiling: Tiling, n: int) -> int:
     """Columns of an item: whole lines are read up to 1.4 times as fast as pieces of 384, but each core needs some."""
     cores = os.cpu_count() or 1
@@ -98,33 +191,63 @@ def _line_columns(tiling: Tiling, n: int) -> int:
     return min(max(share, _LEAST_COLUMNS), MAX_COLUMNS)
 
 
+@late
+def _line_items(tiling: Tiling, n: int) -> int:
+    return _ceil(n, _line_columns(tiling, n))
+
+
+@late_float
+def _lines_ns(tiling: Tiling, n: int, k: int) -> float:
+    return min(_line_columns(tiling, n), n) * k * tiling.element_nbytes / _BYTES_PER_NS
+
+
+# --- panels
+
+
 def _gemm(isa: Isa, tiling: Tiling, right: Right, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
-    gemm = Gemm(tiling, right, bound.epilogue, unit=problem.left_k == 1)
+    gemm = Gemm(tiling, right, bound.epilogue, unit=is_one(problem.left_k))
     panels = batch * _ceil(problem.n, tiling.panel)
-    rows = _block_rows(tiling, problem, panels)
-    items = panels * _ceil(problem.m, rows)
-    columns = min(tiling.panel, _ceil(problem.n, tiling.lanes) * tiling.lanes)
-    work = 2.0 * min(rows, problem.m) * columns * problem.k / tiling.group / _FLOPS_PER_NS
-    read = columns * problem.k * tiling.element_nbytes / _BYTES_PER_NS
-    filled = replace(problem, block_rows=rows, block_terms=BLOCK if problem.m >= _MANY_ROWS else _FEW_ROWS_BLOCK)
+    rows = _block_rows(tiling, problem.m, problem.k, panels)
+    items = panels * _row_blocks(problem.m, rows)
+    item_ns = _gemm_ns(tiling, problem.m, problem.n, problem.k, rows)
+    filled = replace(problem, block_rows=rows, block_terms=_block_terms(problem.m))
     if right == "rows":
         filled = replace(filled, right_panel=tiling.panel)
     elif right == "columns":
         filled = replace(filled, right_panel=tiling.panel * problem.right_step)
     words = (*filled.words(), *bound.words)
-    return ProductPlan(gemm_source(gemm, isa), words, items, max(work, read), gemm.scratch_nbytes, right)
+    return ProductPlan(gemm_source(gemm, isa), words, items, item_ns, gemm.scratch_nbytes, right)
 
 
-def _block_rows(tiling: Tiling, problem: Problem, panels: int) -> int:
+@late
+def _block_terms(m: int) -> int:
+    return BLOCK if m >= _MANY_ROWS else _FEW_ROWS_BLOCK
+
+
+@late
+def _row_blocks(m: int, rows: int) -> int:
+    return _ceil(m, rows)
+
+
+@late_float
+def _gemm_ns(tiling: Tiling, m: int, n: int, k: int, rows: int) -> float:
+    """The cost of an item."""
+    columns = min(tiling.panel, _ceil(n, tiling.lanes) * tiling.lanes)
+    work = 2.0 * min(rows, m) * columns * k / tiling.group / _FLOPS_PER_NS
+    return max(work, columns * k * tiling.element_nbytes / _BYTES_PER_NS)
+
+
+@late
+def _block_rows(tiling: Tiling, m: int, k: int, panels: int) -> int:
     """Rows of an item: as many as stay in cache, fewer where there would be too few items to share."""
-    blocks = _ceil(problem.m, MAX_ROWS)
-    total_ns = 2.0 * problem.m * problem.k * panels * tiling.panel / tiling.group / _FLOPS_PER_NS
+    blocks = _ceil(m, MAX_ROWS)
+    total_ns = 2.0 * m * k * panels * tiling.panel / tiling.group / _FLOPS_PER_NS
     wanted = min(_CHUNKS, int(total_ns / _CHUNK_NS))
     if panels * blocks < wanted:
-        blocks = min(_ceil(wanted, panels), max(problem.m // (2 * tiling.rows), blocks))
-    even = _ceil(problem.m, blocks)
+        blocks = min(_ceil(wanted, panels), max(m // (2 * tiling.rows), blocks))
+    even = _ceil(m, blocks)
     whole = _ceil(even, tiling.rows) * tiling.rows
-    return min((whole, even), key=lambda rows: _tiled_rows(tiling, problem.m, rows))
+    return min((whole, even), key=lambda rows: _tiled_rows(tiling, m, rows))
 
 
 def _tiled_rows(tiling: Tiling, m: int, block: int) -> int:

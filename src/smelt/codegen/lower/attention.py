@@ -7,7 +7,8 @@ import torch
 from smelt._torch import products, shim
 from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
 from smelt.codegen.lower.geometry import dummy
-from smelt.ir import Node, Value
+from smelt.ir import Node, TensorType, Value
+from smelt.ir.sizes import chosen
 from smelt.runtime import calls
 from smelt.runtime.plan import Dispatch, Use
 
@@ -26,13 +27,8 @@ def lower_attention(ctx: Context, node: Node) -> bool:
         return False
     if "autocast" in node.mode:
         return False
-    # Nothing is read from these, only their sizes and strides.
-    samples = [None if t is None else dummy(tensor_type(t), tensor_type(t).steps, "cpu") for t in (q, k, v, mask)]
-    query, key, value, bias = samples
-    assert query is not None and key is not None and value is not None
-    if not products.attention_is_flash(
-        query, key, value, bias, is_causal=bool(is_causal), scale=scale, enable_gqa=bool(gqa)
-    ):
+    operands = tensor_type(q), tensor_type(k), tensor_type(v), None if mask is None else tensor_type(mask)
+    if not _is_flash(*operands, is_causal=bool(is_causal), scale=scale, enable_gqa=bool(gqa)):
         return False
     slots = [ctx.slot(t) for t in (q, k, v)]
     bias_slot = None if mask is None else _additive_mask(ctx, mask, torch_dtype(q))
@@ -42,6 +38,18 @@ def lower_attention(ctx: Context, node: Node) -> bool:
     ctx.builder.emit(flash)
     ctx.note(node, "library", flash.symbol)
     return True
+
+
+@chosen
+def _is_flash(
+    q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None, *, is_causal: bool, scale: float | None,
+    enable_gqa: bool,
+) -> bool:  # fmt: skip
+    """Whether torch chooses the flash kernel, which is right wherever another one is."""
+    # Nothing is read from these, only their sizes and strides.
+    query, key, value = (dummy(t, t.steps, "cpu") for t in (q, k, v))
+    bias = None if mask is None else dummy(mask, mask.steps, "cpu")
+    return products.attention_is_flash(query, key, value, bias, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _additive_mask(ctx: Context, mask: Value, dtype: torch.dtype) -> int:

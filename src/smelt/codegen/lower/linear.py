@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -19,11 +20,12 @@ from smelt.codegen.llvm.isa import Isa, host_isa
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, row_major, tensor_type
 from smelt.codegen.lower.fuse import Epilogue
-from smelt.codegen.lower.geometry import Geometry, dummy
+from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.measure import CHOICES, Timing, time_candidates
 from smelt.codegen.lower.report import CandidateReport, ChoiceReport
 from smelt.diag import Options
 from smelt.ir import DType, Node, TensorType, Value
+from smelt.ir.sizes import blind, equals, is_one, is_symbolic
 from smelt.runtime import calls
 from smelt.runtime.cpu import cpu_flags
 
@@ -54,6 +56,11 @@ class Product:
     rows: int
     n: int
     k: int
+
+    @property
+    def work(self) -> int:
+        """Multiply-adds."""
+        return self.rows * self.n * self.k
 
     @property
     def shape(self) -> str:
@@ -143,7 +150,9 @@ def choose(ctx: Context, product: Product) -> str:
     return choice.chosen
 
 
+@blind
 def _candidates(ctx: Context, product: Product) -> list[str]:
+    """The ways that compute a product, any of which is right."""
     if ctx.options.numerics == "eager-library":
         return ["plain"]
     dtype = tensor_type(product.x).dtype
@@ -157,8 +166,9 @@ def _candidates(ctx: Context, product: Product) -> list[str]:
         return [*names, "plain"]
     if mkldnn.has_linear() and is_accurate(ctx, product):
         names.append("onednn")
-    is_small = product.rows * product.n * product.k <= MAX_MKL_WORK
-    if is_small and dtype is DType.F32 and mkldnn.has_mkl_linear():
+    # What MKL packs is for the rows at hand.
+    is_fixed = not is_symbolic(product.rows)
+    if is_fixed and product.work <= MAX_MKL_WORK and dtype is DType.F32 and mkldnn.has_mkl_linear():
         names.append("mkl")
     return [*names, "plain"]
 
@@ -176,6 +186,7 @@ def own_isa_of(options: Options, dtype: DType) -> Isa | None:
     return isa if tiling_for(isa, dtype) is not None else None
 
 
+@blind
 def library_has_tiles(dtype: DType, rows: int) -> bool:
     """Whether oneDNN has the CPU's tile registers (AMX) for a product, several times as fast as vectors are.
 
@@ -200,7 +211,7 @@ def _choose(ctx: Context, product: Product) -> ChoiceReport:
     if "own" in names:
         # Never measured slower than a library where there are vectors, and as exact as eager.
         return ChoiceReport(product.shape, "own", untimed, "rule")
-    if ctx.options.deterministic or not ctx.options.measure:
+    if ctx.options.deterministic or not ctx.options.measure or is_symbolic(product.rows):
         return ChoiceReport(product.shape, rule(product, names), untimed, "rule")
     if ctx.spent_ms.get("measure", 0.0) > MAX_MEASURING_MS:
         return ChoiceReport(product.shape, rule(product, names), untimed, "rule: measuring took too long")
@@ -220,10 +231,11 @@ def _preferred(product: Product, timings: tuple[Timing, ...]) -> str:
     return expected if expected in close else timings[0].name
 
 
+@blind
 def rule(product: Product, names: list[str]) -> str:
     """The choice without measuring: oneDNN for large products on AVX-512, where MKL's f32 may run at AVX2 speed."""
     wide = torch.backends.cpu.get_cpu_capability() in ("AVX512", "AMX")
-    is_large = product.rows * product.n * product.k >= MIN_ONEDNN_WORK
+    is_large = product.work >= MIN_ONEDNN_WORK
     return "onednn" if "onednn" in names and wide and is_large else "plain"
 
 
@@ -334,11 +346,18 @@ def as_matrix(ctx: Context, product: Product) -> Place:
     """x as a matrix [rows, k]: a view where its layout allows one, else a row-major copy."""
     type_, place = tensor_type(product.x), ctx.place(product.x)
     sizes = (product.rows, product.k)
-    if type_.sizes == sizes:
+    if len(type_.sizes) == 2:
         return place
-    try:
-        strides = dummy(type_, place.geometry.strides).view(sizes).stride()
-    except RuntimeError:
+    row = _row_step(type_.sizes, place.geometry.strides)
+    if row is None:
         place = ctx.with_strides(place, row_major(type_.sizes).strides)
-        strides = row_major(sizes).strides
-    return Place(place.storage, Geometry(sizes, strides, place.geometry.offset))
+        row = product.k
+    return Place(place.storage, Geometry(sizes, (row, place.geometry.strides[-1]), place.geometry.offset))
+
+
+def _row_step(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
+    """From one row to the next where all dimensions but the last are seen as one; None if they do not run on."""
+    loops = [(n, step) for n, step in zip(sizes[:-1], strides[:-1], strict=True) if not is_one(n)]
+    if not all(equals(outer, n * inner) for (_, outer), (n, inner) in pairwise(loops)):
+        return None
+    return loops[-1][1] if loops else sizes[-1] * strides[-1]

@@ -23,6 +23,7 @@ from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.kernels import About, launch
 from smelt.ir import Node, TensorType, Value
+from smelt.ir.sizes import blind, equals, is_one, is_whole
 from smelt.ops.convert import dtype_to_torch
 from smelt.passes.attention_guard import ATTENTION, guard_nodes
 
@@ -63,7 +64,9 @@ def own_attention_of(ctx: Context, node: Node, claimed: set[Node]) -> OwnAttenti
     return found if found.result.type == node.result.type else found.bare()
 
 
+@blind
 def _is_worthwhile(node: Node, work: Work) -> bool:
+    """Whether it is no slower than the library, which is as right."""
     query, key, *_ = (tensor_type(v) for v in node.operands())
     rows = query.numel // query.sizes[-1] // work.items
     return work.is_few or rows > _FEW_ROWS or key.sizes[-2] <= _FEW_KEYS
@@ -174,21 +177,27 @@ def _four(numbers: tuple[int, ...]) -> Four:
 
 def _spread(mask: Operand, sizes: Four) -> Operand | None:
     """The mask with a stride of 0 where it is broadcast; None if it does not fit."""
-    if any(n not in (1, size) for n, size in zip(mask.sizes, sizes, strict=True)):
+    if not all(is_one(n) or equals(n, size) for n, size in zip(mask.sizes, sizes, strict=True)):
         return None
     return replace(mask, sizes=sizes, strides=_four(tuple(
-        0 if n == 1 else s for n, s in zip(mask.sizes, mask.strides, strict=True)
+        0 if is_one(n) else s for n, s in zip(mask.sizes, mask.strides, strict=True)
     )))  # fmt: skip
 
 
 def _are_fit(q: Operand, k: Operand, v: Operand, out: Operand, is_gqa: bool) -> bool:
     (batch, heads, queries, size), (_, kv_heads, keys, _) = q.sizes, k.sizes
-    if k.sizes != (batch, kv_heads, keys, size) or v.sizes[:3] != k.sizes[:3] or 0 in (*q.sizes, *k.sizes, *v.sizes):
+    if not _are_same(k.sizes, (batch, kv_heads, keys, size)) or not _are_same(v.sizes[:3], k.sizes[:3]):
         return False
-    if out.sizes != (batch, heads, queries, v.sizes[3]) or heads % kv_heads or (heads != kv_heads and not is_gqa):
+    if 0 in (*q.sizes, *k.sizes, *v.sizes) or not _are_same(out.sizes, (batch, heads, queries, v.sizes[3])):
+        return False
+    if not is_whole(heads, kv_heads) or not (equals(heads, kv_heads) or is_gqa):
         return False
     # Elements of a result never share memory; an eager result that did would not be dense.
-    return all(n == 1 or s > 0 for n, s in zip(out.sizes, out.strides, strict=True))
+    return all(is_one(n) or s > 0 for n, s in zip(out.sizes, out.strides, strict=True))
+
+
+def _are_same(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+    return all(map(equals, left, right))
 
 
 # --- the same in torch

@@ -29,6 +29,7 @@ from smelt.codegen.lower.kernels import About
 from smelt.codegen.lower.linear import library_has_tiles, own_isa
 from smelt.codegen.lower.own_products import Fused, applied, emit, is_fusible
 from smelt.ir import DType, Node, TensorType, Value
+from smelt.ir.sizes import equals, is_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +137,10 @@ def _batches(own: OwnMatmul, left: Geometry, right: Geometry, added: Geometry | 
     operands = (left, right, added, row_major(sizes))
     loops: list[tuple[int, tuple[int, ...]]] = []
     for dim, size in enumerate(sizes[:-2]):
-        if size == 1:
+        if is_one(size):
             continue
         strides = tuple(_stride(g, dim - len(sizes)) for g in operands)
-        if loops and all(outer == inner * size for outer, inner in zip(loops[-1][1], strides, strict=True)):
+        if loops and all(equals(outer, inner * size) for outer, inner in zip(loops[-1][1], strides, strict=True)):
             loops[-1] = (loops[-1][0] * size, strides)
         else:
             loops.append((size, strides))
@@ -153,7 +154,7 @@ def _batches(own: OwnMatmul, left: Geometry, right: Geometry, added: Geometry | 
 
 def _stride(geometry: Geometry, dim: int) -> int:
     """The stride of a dimension counted from the end; 0 where it is broadcast."""
-    if len(geometry.sizes) < -dim or geometry.sizes[dim] == 1:
+    if len(geometry.sizes) < -dim or is_one(geometry.sizes[dim]):
         return 0
     return geometry.strides[dim]
 
@@ -191,7 +192,7 @@ def lower_own_matmul(ctx: Context, own: OwnMatmul) -> None:
         f"{dtype} {batches.count}x {m}x{n}x{k} ({plan.kind})", (own.node, *own.nodes), nbytes,
         2 * batches.count * m * n * k,
     )  # fmt: skip
-    emit(ctx, plan, *slots, out, fused, _eager(own, fused.values), about)
+    emit(ctx, plan, slots, out, fused, _eager(own, fused.values), about)
 
 
 def _steps(right: Geometry, is_transposed: bool) -> tuple[int, int]:
@@ -205,10 +206,10 @@ def _right(ctx: Context, own: OwnMatmul, m: int) -> tuple[Right, Place]:
     place = ctx.place(own.right)
     along_k, along_n = _steps(place.geometry, own.is_transposed)
     *_, n = tensor_type(own.node.result).sizes
-    is_single = tensor_type(own.left).sizes[-1] == 1
-    if (along_k == 1 or is_single) and (along_n != 1 or takes_dots(m, "columns")):
+    is_single = is_one(tensor_type(own.left).sizes[-1])
+    if (is_one(along_k) or is_single) and (not is_one(along_n) or takes_dots(m, "columns")):
         return "columns", place
-    if along_n == 1 or n == 1:
+    if is_one(along_n) or is_one(n):
         return "rows", place
     return "columns" if own.is_transposed else "rows", ctx.with_strides(place, row_major(place.geometry.sizes).strides)
 
@@ -216,7 +217,7 @@ def _right(ctx: Context, own: OwnMatmul, m: int) -> tuple[Right, Place]:
 def _left(ctx: Context, own: OwnMatmul, needs_unit: bool) -> Place:
     """Where the left matrix is read; copied if a stride of 1 along k is needed and it has another."""
     place = ctx.place(own.left)
-    if needs_unit and place.geometry.strides[-1] != 1 and place.geometry.sizes[-1] > 1:
+    if needs_unit and not _is_dense(place):
         return ctx.with_strides(place, row_major(place.geometry.sizes).strides)
     return place
 
@@ -224,9 +225,14 @@ def _left(ctx: Context, own: OwnMatmul, needs_unit: bool) -> Place:
 def _added(ctx: Context, value: Value) -> Place:
     """Where the added tensor is read; copied if its columns are neither side by side nor one."""
     place = ctx.place(value)
-    if place.geometry.sizes and place.geometry.strides[-1] != 1 and place.geometry.sizes[-1] > 1:
+    if place.geometry.sizes and not _is_dense(place):
         return ctx.with_strides(place, row_major(place.geometry.sizes).strides)
     return place
+
+
+def _is_dense(place: Place) -> bool:
+    """Whether the elements of a row lie side by side."""
+    return is_one(place.geometry.strides[-1]) or is_one(place.geometry.sizes[-1])
 
 
 def _fused(ctx: Context, own: OwnMatmul, added: Place | None, batches: Batches, m: int) -> Fused:

@@ -2,7 +2,8 @@
 
     %1 = linear(%x, %w, %b); %2 = gelu(%1); %3 = add(%2, %r)      ==>      one launch: x, w packed, b, r -> %3
 
-Few rows read the live weight as it lies; more rows read it packed in panels, one packing for all row counts.
+Few rows read the live weight as it lies; more rows read it packed in panels, one packing for all row counts. Where the
+number of rows is known at run time only, and few are expected, the kernel has both.
 Invariant: what is fused is eager's own formula with eager's roundings, so NaN, inf and signs of zero come out as from
 the operators one by one.
 """
@@ -15,11 +16,10 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.contract.dots import HEIGHTS
 from smelt.codegen.contract.epilogue import Bound, bound, is_emittable
 from smelt.codegen.contract.gemm import Right
 from smelt.codegen.contract.packing import Packing, packing_source
-from smelt.codegen.contract.planning import ProductPlan, plan_product
+from smelt.codegen.contract.planning import ProductPlan, is_few, plan_both, plan_product, takes_both
 from smelt.codegen.contract.problem import Problem
 from smelt.codegen.contract.tiling import Tiling, tiling_for
 from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes, in_eager_layout
@@ -36,6 +36,7 @@ from smelt.codegen.lower.linear import Product, as_matrix, choose, matrix_of, ow
 from smelt.codegen.lower.packs import packs
 from smelt.codegen.lower.run_kernel import run_kernel
 from smelt.ir import Arg, DType, Node, Value
+from smelt.ir.sizes import is_one
 from smelt.ops.convert import to_torch
 from smelt.ops.registry import overload
 
@@ -89,29 +90,39 @@ def lower_own_product(ctx: Context, own: OwnProduct) -> None:
     tiling = None if isa is None else tiling_for(isa, dtype)
     assert isa is not None and tiling is not None
     fused = fused_behind(ctx, own.nodes, product.node.result, product.bias)
-    right, weight, panel, step = _right(ctx, product, isa, tiling)
-    x, left_row, left_k = _left(ctx, product, tiling, right)
-    problem = Problem(product.rows, product.n, product.k, left_row, left_k, panel, step, product.n, 0)
-    plan = plan_product(isa, dtype, right, problem, 1, fused.bound)
+    read = _right(ctx, product, isa, tiling)
+    x, left_row, left_k = _left(ctx, product, tiling, read)
+    problem = Problem(product.rows, product.n, product.k, left_row, left_k, read.panel, read.step, product.n, 0)
+    if read.packed is None:
+        plan = plan_product(isa, dtype, read.lies, problem, 1, fused.bound)
+    else:
+        plan = plan_both(isa, dtype, problem, read.packed, fused.bound)
     out = ctx.buffer(own.result, (product.rows, product.n))
-    packing = Packing(tiling, product.n, product.k) if right == "packed" else None
+    packing = Packing(tiling, product.n, product.k) if read.lies == "packed" else None
     about = About(
         f"{product.shape} ({plan.kind})", (product.node, *own.nodes),
         nbytes=(product.rows * (product.k + product.n) + product.n * product.k) * tiling.element_nbytes,
         flops=2 * product.rows * product.n * product.k,
     )  # fmt: skip
-    emit(ctx, plan, x, weight, out, fused, _eager(product, packing, own.nodes, fused.values), about)
+    result = product.node.result
+    eager = _Eager(
+        result, product.bias, product.is_transposed, packing, len(read.slots), own.nodes, fused.values,
+        tensor_type(result).sizes,
+    )  # fmt: skip
+    emit(ctx, plan, (x, *read.slots), out, fused, eager, about)
 
 
 def emit(
-    ctx: Context, plan: ProductPlan, left: int, right: int, out: int, fused: Fused, eager: Callable[..., Any],
+    ctx: Context, plan: ProductPlan, matrices: tuple[int, ...], out: int, fused: Fused, eager: Callable[..., Any],
     about: About,
 ) -> None:  # fmt: skip
-    """Append the launch of a product, and note how its nodes run; `about.nodes`: the product's, then those fused."""
+    """Append the launch of a product of slots, and note how its nodes run; `about.nodes`: the product's, then those
+    fused.
+    """
     main, *nodes = about.nodes
     launch(
-        ctx, plan.source, (left, right, *fused.slots, out), plan.words, items=plan.items,
-        eager=eager, writes=(2 + len(fused.slots),), item_ns=plan.item_ns,
+        ctx, plan.source, (*matrices, *fused.slots, out), plan.words, items=plan.items,
+        eager=eager, writes=(len(matrices) + len(fused.slots),), item_ns=plan.item_ns,
         scratch_nbytes=plan.scratch_nbytes, label=f"product {plan.kind}",
         about=about,
     )  # fmt: skip
@@ -120,19 +131,37 @@ def emit(
         ctx.note(node, "fused", f"%{main.result.name}")
 
 
-def _right(ctx: Context, product: Product, isa: Isa, tiling: Tiling) -> tuple[Right, int, int, int]:
-    """How the weight is read: (its layout, slot, elements between panels, between steps)."""
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """How the weight is read: its layout, slots, elements between panels and between steps.
+
+    packed: the same two of the packed weight, in the second slot, for a kernel that reads either.
+    """
+
+    lies: Right
+    slots: tuple[int, ...]
+    panel: int
+    step: int
+    packed: tuple[int, int] | None = None
+
+
+def _right(ctx: Context, product: Product, isa: Isa, tiling: Tiling) -> _Read:
     geometry = ctx.place(product.weight).geometry
     sizes, strides = geometry.sizes, geometry.strides
     along_k, along_n = (strides[0], strides[1]) if product.is_transposed else (strides[1], strides[0])
     k, n = (sizes[0], sizes[1]) if product.is_transposed else (sizes[1], sizes[0])
-    if product.rows <= max(HEIGHTS):
-        if along_k == 1 or k == 1:
-            return "columns", ctx.builder.handle(ctx.place(product.weight)), 0, along_n
-        if along_n == 1 or n == 1:
-            return "rows", ctx.builder.handle(ctx.place(product.weight)), 0, along_k
+    takes_live = along_k == 1 or k == 1
     packing = Packing(tiling, product.n, product.k)
-    return "packed", packed(ctx, product, isa, packing).slot, packing.panel_nelements, tiling.panel * tiling.group
+    panel, step = packing.panel_nelements, tiling.panel * tiling.group
+    if is_few(product.rows):
+        if takes_live:
+            return _Read("columns", (ctx.builder.handle(ctx.place(product.weight)),), 0, along_n)
+        if along_n == 1 or n == 1:
+            return _Read("rows", (ctx.builder.handle(ctx.place(product.weight)),), 0, along_k)
+    elif takes_live and takes_both(product.rows):
+        slots = (ctx.builder.handle(ctx.place(product.weight)), packed(ctx, product, isa, packing).slot)
+        return _Read("columns", slots, 0, along_n, (panel, step))
+    return _Read("packed", (packed(ctx, product, isa, packing).slot,), panel, step)
 
 
 def packed(ctx: Context, product: Product, isa: Isa, packing: Packing) -> Storage:
@@ -180,12 +209,12 @@ def unpacked(made: torch.Tensor, packing: Packing) -> torch.Tensor:
     return panels.reshape(packing.panels * columns, rows)[: packing.n, : packing.k]
 
 
-def _left(ctx: Context, product: Product, tiling: Tiling, right: Right) -> tuple[int, int, int]:
+def _left(ctx: Context, product: Product, tiling: Tiling, read: _Read) -> tuple[int, int, int]:
     """The slot of x as a matrix, and its strides along rows and k."""
     place = as_matrix(ctx, product)
     row, k = place.geometry.strides
-    needs_unit = tiling.group > 1 or (right == "columns" and product.rows <= max(HEIGHTS))
-    if needs_unit and k != 1 and product.k > 1:
+    needs_unit = tiling.group > 1 or read.lies == "columns"
+    if needs_unit and not is_one(k) and product.k > 1:
         place = ctx.with_strides(place, (product.k, 1))
         row, k = product.k, 1
     return ctx.builder.handle(place), row, k
@@ -224,27 +253,35 @@ def fused_behind(ctx: Context, nodes: Sequence[Node], product: Value, bias: Valu
     return Fused(made, tuple(ctx.slot(v) for v in operands), operands)
 
 
-def _eager(
-    product: Product, packing: Packing | None, nodes: Sequence[Node], operands: Sequence[Value]
-) -> Callable[..., Any]:
-    """The same in torch: (x, weight as the kernel gets it, operands.., out) -> writes out."""
-    result, bias, is_transposed = product.node.result, product.bias, product.is_transposed
+@dataclass(frozen=True, slots=True)
+class _Eager:
+    """The same in torch: (x, weight as the kernel gets it, or more such, operands.., out) -> writes out.
 
-    def run(*tensors: torch.Tensor) -> None:
+    sizes: of the product. They are no part of a closure, so that a plan for sizes known at run time can fill them in.
+    """
+
+    result: Value
+    bias: Value | None
+    is_transposed: bool
+    packing: Packing | None
+    weights: int
+    nodes: tuple[Node, ...]
+    operands: tuple[Value, ...]
+    sizes: tuple[int, ...]
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
         x, weight, *others, out = tensors
-        known = dict(zip(operands, others, strict=True))
-        if packing is not None:
-            weight = unpacked(weight, packing)
-        elif is_transposed:
+        known = dict(zip(self.operands, others[self.weights - 1 :], strict=True))
+        if self.packing is not None:
+            weight = unpacked(weight, self.packing)
+        elif self.is_transposed:
             weight = weight.t()
         with torch.no_grad():
-            made = torch.nn.functional.linear(x, weight, None if bias is None else known[bias])
-            known[result] = made.reshape(tensor_type(result).sizes)
-            for node in nodes:
+            made = torch.nn.functional.linear(x, weight, None if self.bias is None else known[self.bias])
+            known[self.result] = made.reshape(self.sizes)
+            for node in self.nodes:
                 known[node.result] = applied(node, known)
-            out.copy_(known[nodes[-1].result if nodes else result].reshape(out.shape))
-
-    return run
+            out.copy_(known[self.nodes[-1].result if self.nodes else self.result].reshape(out.shape))
 
 
 def applied(node: Node, known: Mapping[Value, torch.Tensor]) -> torch.Tensor:

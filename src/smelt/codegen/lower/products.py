@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, tensor_type
-from smelt.codegen.lower.geometry import Geometry, dummy
+from smelt.codegen.lower.geometry import Geometry
 from smelt.ir import Arg, DType, Node, TensorType, Value
+from smelt.ir.sizes import equals
+from smelt.ops.shapes.views import Layout, numel, seen_as
 from smelt.runtime import calls
 from smelt.runtime.plan import Call
 
@@ -59,7 +61,7 @@ def lower_matmul(ctx: Context, node: Node) -> bool:
         return False
     assert isinstance(left, Value) and isinstance(right, Value)
     a, b = tensor_type(left).sizes, tensor_type(right).sizes
-    if len(a) != len(b) or len(a) < 2 or a[:-2] != b[:-2]:
+    if len(a) != len(b) or len(a) < 2 or not all(map(equals, a[:-2], b[:-2])):
         return False
     if len(a) == 2:
         return lower_mm(ctx, node)
@@ -67,10 +69,7 @@ def lower_matmul(ctx: Context, node: Node) -> bool:
     if None in sides:
         return False
     slots = [ctx.builder.handle(side) for side in sides if side is not None]
-    batch = 1
-    for size in a[:-2]:
-        batch *= size
-    out = ctx.buffer(node.result, (batch, a[-2], b[-1]))
+    out = ctx.buffer(node.result, (numel(a[:-2]), a[-2], b[-1]))
     return _emit(ctx, node, calls.bmm_out(out, *slots))
 
 
@@ -78,11 +77,9 @@ def _as_batch(ctx: Context, value: Value) -> Place | None:
     """The value as [batch, rows, columns] where that is a view of it."""
     type_ = tensor_type(value)
     place = ctx.to_eager(value)
-    try:
-        view = dummy(type_, place.geometry.strides).view(-1, *type_.sizes[-2:])
-    except RuntimeError:
-        return None
-    return Place(place.storage, Geometry(tuple(view.shape), view.stride(), place.geometry.offset))
+    sizes = (numel(type_.sizes[:-2]), *type_.sizes[-2:])
+    strides = seen_as(Layout(type_.sizes, place.geometry.strides), sizes)
+    return None if strides is None else Place(place.storage, Geometry(sizes, strides, place.geometry.offset))
 
 
 def _emit(ctx: Context, node: Node, call: Call) -> bool:
