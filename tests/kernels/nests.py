@@ -77,7 +77,7 @@ def softmax(rows: int, n: int, dtype: DType = F32) -> Nest:
 def layer_norm(rows: int, n: int) -> Nest:
     """Without bias; %1 is the weight."""
     x = load(0, n, 1)
-    count = const(float(n))
+    count = Const(n * 1.0, F32)
     d = op("sub", x, op("div", Ref("s", F32), count))
     r = op("rsqrt", op("add", op("div", Ref("v", F32), count), const(1e-5)))
     body = [

@@ -12,6 +12,7 @@ from smelt.codegen.fusion.tidy import mapped_statement, tidy
 from smelt.codegen.kernels.nest import Expr, Index, Nest, Position, Statement
 from smelt.codegen.lower.geometry import Geometry
 from smelt.ir import TensorType, Value
+from smelt.ir.sizes import blind
 
 _ATTEMPTS = 12
 
@@ -46,7 +47,8 @@ def build(
 
 
 def _attempt(pull: Pull, roots: Sequence[Value], into: Where) -> Built:
-    ordered = sorted(roots, key=lambda r: -_type(r).numel)
+    with blind():  # what cannot be told apart at all sizes has no common loops either
+        ordered = sorted(roots, key=lambda r: -_type(r).numel)
     first = _type(ordered[0]).sizes
     idx: Idx = tuple(pull.dimension(size) for size in first)
     for root in ordered:

@@ -35,6 +35,7 @@ from smelt.codegen.kernels.nest import (
     walk,
 )
 from smelt.ir import DType
+from smelt.ir.sizes import blind, ceil_div, equals, is_symbolic, late
 
 CHUNK = 16_384
 """Elements of a chunk: some microseconds of work."""
@@ -60,10 +61,9 @@ def stages(nest: Nest) -> tuple[Stage, ...]:
     whole = Stage(nest, tuple(range(len(nest.buffers))))
     if not _can_be_split(nest):
         return (whole,)
-    rest = prod(nest.inner[1:])
-    chunk = _chunk_of(nest.inner[0], max(1, CHUNK // rest))
-    count = -(-nest.inner[0] // chunk)
-    if count < 2:
+    chunk = _chunk(nest.inner)
+    count = ceil_div(nest.inner[0], chunk)
+    if not is_symbolic(count) and count < 2:
         return (whole,)
     reduces = [s for s in nest.body if isinstance(s, Reduce)]
     points = prod(nest.outer)
@@ -80,8 +80,16 @@ def stages(nest: Nest) -> tuple[Stage, ...]:
 
 
 def _can_be_split(nest: Nest) -> bool:
-    if prod(nest.outer) >= _FEW or prod(nest.inner) < 2 * CHUNK or nest.ordered:
-        return False
+    return not nest.ordered and not _keeps_busy(nest.outer) and prod(nest.inner) >= 2 * CHUNK and _combines(nest)
+
+
+@blind
+def _keeps_busy(outer: Sequence[int]) -> bool:
+    return prod(outer) >= _FEW
+
+
+def _combines(nest: Nest) -> bool:
+    """Whether all that a nest stores follows from reductions whose partial results can be combined."""
     names = inner_names(nest)
     derived: set[str] = set()
     for statement in nest.body:
@@ -106,6 +114,11 @@ def _can_be_split(nest: Nest) -> bool:
     return True
 
 
+@late(low=1)
+def _chunk(inner: tuple[int, ...]) -> int:
+    return _chunk_of(inner[0], max(1, CHUNK // prod(inner[1:])))
+
+
 def _chunk_of(size: int, wanted: int) -> int:
     """The largest divisor not far below what is wanted, else what is wanted."""
     if wanted >= size:
@@ -122,7 +135,7 @@ class _Chunked:
     def __init__(self, nest: Nest, chunk: int, count: int) -> None:
         self.nest, self.chunk, self.count = nest, chunk, count
         self.nouter = len(nest.outer)
-        self.is_exact = chunk * count == nest.inner[0]
+        self.is_exact = equals(chunk * count, nest.inner[0])
 
     def position(self) -> Expr:
         """The counter of the loop that is split."""
@@ -148,7 +161,7 @@ class _Chunked:
         return None
 
     def _is_cut(self, index: Index) -> bool:
-        return not self.is_exact and bool(index.strides[self.nouter])
+        return not self.is_exact and not equals(index.strides[self.nouter], 0)
 
     def statements(self, first: int) -> Iterator[Statement]:
         if not self.is_exact:

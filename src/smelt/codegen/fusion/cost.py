@@ -23,6 +23,7 @@ from smelt.codegen.kernels.nest import (
     is_inner,
     walk,
 )
+from smelt.ir.sizes import chosen
 
 LAUNCH_NBYTES = 16_384
 """Bytes that could be moved in the time that starting a kernel and meeting at its end takes (about a microsecond)."""
@@ -50,8 +51,9 @@ class NestCost:
         return self.nbytes + self.operations + LAUNCH_NBYTES
 
 
+@chosen
 def cost(nest: Nest) -> NestCost:
-    """The cost of a nest."""
+    """The cost of a nest, at the sizes at hand: any grouping of nodes that it leads to is right."""
     sizes = nest.sizes
     touched: dict[tuple[int, Index], int] = {}
     operations = 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from smelt.codegen.fusion.index import Idx, Unfusible
 from smelt.codegen.fusion.pointwise import result_dtype
 from smelt.codegen.fusion.promote import INTEGERS
-from smelt.codegen.fusion.pull import Pull, Rule
+from smelt.codegen.fusion.pull import FAR, Pull, Rule
 from smelt.codegen.kernels.nest import Expr
 from smelt.ir import DType, Node
 
@@ -58,8 +58,7 @@ def _triangle(lower: bool) -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         call, out = p.call(node), result_dtype(node)
         way = idx[-1].plus(idx[-2].scaled(-1)).scaled(1, -call["diagonal"])
-        far = 1 << 40
-        keep = p.between(way, -far, 1) if lower else p.between(way, 0, far)
+        keep = p.between(way, -FAR, 1) if lower else p.between(way, 0, FAR)
         return p.choose(keep, lambda: p.element(call["self"], idx), lambda: p.const(0, out))
 
     return rule

@@ -15,8 +15,10 @@ from smelt.codegen.fusion.pull import Memory, Pull, Where
 from smelt.codegen.fusion.rules import RULES
 from smelt.codegen.fusion.tidy import mapped, mapped_index
 from smelt.codegen.kernels.nest import ACC, Buffer, Expr, Index, Let, Load, Op, Ref, walk
+from smelt.codegen.kernels.sizes import same_sizes
 from smelt.codegen.lower.geometry import Geometry
 from smelt.ir import DType, Node, TensorType, Value
+from smelt.ir.sizes import equals
 
 _LARGEST = 64
 """Parts that an epilogue may have; what is longer is a kernel of its own."""
@@ -46,7 +48,7 @@ def epilogue_expr(nodes: Sequence[Node], product: Value, where: Where, *, column
         return EpilogueExpr(rounded(type_.dtype), (), ())
     result = nodes[-1].result
     inside = frozenset(r for node in nodes for r in node.results)
-    if not isinstance(result.type, TensorType) or result.type.sizes != type_.sizes:
+    if not isinstance(result.type, TensorType) or not same_sizes(result.type.sizes, type_.sizes):
         raise Unfusible("the epilogue changes the product's sizes")
     pull = Pull(inside, RULES, where, {}, {product: rounded(type_.dtype)})
     idx = tuple(pull.dimension(size) for size in type_.sizes)
@@ -81,7 +83,7 @@ def _in_two_loops(expr: Expr, lets: dict[str, Expr], rows: Sequence[tuple[int, i
         step = strides.get(rows[-1][0], 0) if rows else 0
         reach = step
         for loop, size in reversed(rows):
-            if strides.get(loop, 0) != reach:
+            if not equals(strides.get(loop, 0), reach):
                 raise Unfusible("an operand's rows do not lie as one dimension")
             reach *= size
         return Index(index.offset, (step, strides.get(column, 0) if column is not None else 0), index.gathers)
@@ -119,7 +121,9 @@ def epilogue_nodes(product: Value, limit: Callable[[Node], bool] = lambda node: 
             break
         if not isinstance(result.type, TensorType) or not isinstance(product.type, TensorType):
             break
-        if result.type.sizes != product.type.sizes or node.parent is not (value.node and value.node.parent):
+        if not same_sizes(result.type.sizes, product.type.sizes) or node.parent is not (
+            value.node and value.node.parent
+        ):
             break
         found.append(node)
         value = result

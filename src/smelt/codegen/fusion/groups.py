@@ -20,6 +20,7 @@ from smelt.codegen.fusion.rules import RULES
 from smelt.codegen.fusion.views import VIEW_LISTS
 from smelt.codegen.lower.sharing import view_source
 from smelt.ir import Graph, Node, TensorType, Value
+from smelt.ir.sizes import blind, is_one
 from smelt.ops.effects import effects
 from smelt.ops.meta import call_key
 
@@ -50,6 +51,7 @@ class Group:
     roots: tuple[Value, ...] = ()
 
     @property
+    @blind
     def numel(self) -> int:
         """Elements of its largest result."""
         return max(r.type.numel for n in self.nodes for r in n.results if isinstance(r.type, TensorType))
@@ -167,7 +169,7 @@ def is_number(node: Node) -> bool:
     if node.op != "const":
         return not any(isinstance(v, Value) for v in node.args[1:])
     type_ = node.result.type
-    return isinstance(type_, TensorType) and type_.numel == 1 and not isinstance(node.args[0], str)
+    return isinstance(type_, TensorType) and is_one(type_.numel) and not isinstance(node.args[0], str)
 
 
 def _keeps_dtype(result: Value, source: Value) -> bool:

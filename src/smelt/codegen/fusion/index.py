@@ -3,7 +3,8 @@
     x[i, j] of f32[4, 6] seen as f32[2, 2, 6]:   i = 2*l0 + l1,  j = l2
 
 Invariant: an index that is used to reach memory lies within its dimension wherever its mask holds. Loops are known by
-number while a nest is made; a loop of size 1 never is.
+number while a nest is made; a loop of size 1 never is. Sizes known at run time only are told by their expressions: what
+does not hold of all of them is treated as if it held of none, so that one nest serves them all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from smelt.codegen.kernels.nest import Expr
+from smelt.codegen.kernels.sizes import at_most
+from smelt.ir.sizes import blind, equals, is_one, is_whole, size_max, size_min
 
 
 class Unfusible(Exception):
@@ -47,7 +50,7 @@ class Ix:
 
     def scaled(self, factor: int, plus: int = 0) -> Ix:
         """`factor * self + plus`."""
-        if factor == 0:
+        if equals(factor, 0):
             return Ix(plus)
         return Ix(
             self.offset * factor + plus,
@@ -60,8 +63,18 @@ class Ix:
         found = dict(self.terms)
         for loop, c in other.terms:
             found[loop] = found.get(loop, 0) + c
-        terms = tuple(sorted((loop, c) for loop, c in found.items() if c))
+        terms = tuple((loop, c) for loop, c in sorted(found.items()) if not equals(c, 0))
         return Ix(self.offset + other.offset, terms, self.indirect + other.indirect)
+
+    def is_same(self, other: Ix) -> bool:
+        """Whether two indices without indirect terms are equal at all sizes."""
+        return (
+            not self.indirect
+            and not other.indirect
+            and equals(self.offset, other.offset)
+            and len(self.terms) == len(other.terms)
+            and all(a[0] == b[0] and equals(a[1], b[1]) for a, b in zip(self.terms, other.terms, strict=True))
+        )
 
     @property
     def loops(self) -> frozenset[int]:
@@ -80,26 +93,27 @@ def bounds(ix: Ix, sizes: Mapping[int, int]) -> tuple[int, int]:
     low = high = ix.offset
     for loop, c in ix.terms:
         reach = c * (sizes[loop] - 1)
-        low, high = low + min(reach, 0), high + max(reach, 0)
+        low, high = low + size_min(reach, 0), high + size_max(reach, 0)
     return low, high
 
 
 def divided(ix: Ix, divisor: int, sizes: Mapping[int, int]) -> tuple[Ix, Ix]:
     """(ix // divisor, ix % divisor), both affine. Raises: NeedSplit, Unfusible where they are not."""
-    if divisor == 1:
+    if is_one(divisor):
         return ix, ZERO
     if ix.indirect:
         raise Unfusible("a position read at run time would have to be taken apart")
-    quotient = tuple((loop, c // divisor) for loop, c in ix.terms if c % divisor == 0)
-    rest = tuple((loop, c) for loop, c in ix.terms if c % divisor)
+    quotient = tuple((loop, c // divisor) for loop, c in ix.terms if is_whole(c, divisor))
+    rest = tuple((loop, c) for loop, c in ix.terms if not is_whole(c, divisor))
     remainder = Ix(ix.offset % divisor, rest)
     low, high = bounds(remainder, sizes)
-    if low >= 0 and high < divisor:
+    if at_most(0, low) and at_most(high + 1, divisor):
         return Ix(ix.offset // divisor, quotient), remainder
     for loop, c in rest:
-        if 0 < c < divisor and divisor % c == 0:
+        if at_most(1, c) and at_most(c + 1, divisor) and is_whole(divisor, c):
             inner = divisor // c
-            if sizes[loop] > inner and sizes[loop] % inner == 0:
+            # A multiple that is not equal is larger.
+            if is_whole(sizes[loop], inner) and not equals(sizes[loop], inner):
                 raise NeedSplit(loop, inner)
     raise Unfusible("its dimensions are taken apart where no loop ends")
 
@@ -119,7 +133,7 @@ def linear(idx: Idx, shape: Sequence[int]) -> Ix:
     """The row-major linear index."""
     total, step = ZERO, 1
     for ix, size in zip(reversed(idx), reversed(shape), strict=True):
-        if size != 1:
+        if not is_one(size):
             total = total.plus(ix.scaled(step))
         step *= size
     return total
@@ -136,8 +150,8 @@ def reshaped(idx: Idx, shape: Sequence[int], into: Sequence[int], sizes: Mapping
         i, j = a + 1, b + 1
         left = shape[a] if a < len(shape) else 1
         right = into[b] if b < len(into) else 1
-        while left != right:
-            if left < right:
+        while not equals(left, right) and (i < len(shape) or j < len(into)):
+            if j >= len(into) or (i < len(shape) and _is_less(left, right)):
                 left *= shape[i]
                 i += 1
             else:
@@ -149,9 +163,15 @@ def reshaped(idx: Idx, shape: Sequence[int], into: Sequence[int], sizes: Mapping
     return tuple(found)
 
 
+@blind
+def _is_less(left: int, right: int) -> bool:
+    """Which of two products a group of dimensions goes on with: each way gives groups that are right."""
+    return left < right
+
+
 def _regrouped(idx: Idx, shape: Sequence[int], into: Sequence[int], sizes: Mapping[int, int]) -> Idx:
-    wide = [k for k, size in enumerate(into) if size != 1]
-    known = [ix for ix, size in zip(idx, shape, strict=True) if size != 1]
+    wide = [k for k, size in enumerate(into) if not is_one(size)]
+    known = [ix for ix, size in zip(idx, shape, strict=True) if not is_one(size)]
     if len(wide) == len(known) and len(wide) <= 1:
         return tuple(known[0] if k in wide else ZERO for k in range(len(into)))
     return unravelled(linear(idx, shape), into, sizes)
@@ -160,4 +180,4 @@ def _regrouped(idx: Idx, shape: Sequence[int], into: Sequence[int], sizes: Mappi
 def broadcast(idx: Idx, shape: Sequence[int]) -> Idx:
     """The index of the element that a tensor of `shape` gives at `idx` of a larger shape."""
     tail = idx[len(idx) - len(shape) :] if shape else ()
-    return tuple(ZERO if size == 1 else ix for ix, size in zip(tail, shape, strict=True))
+    return tuple(ZERO if is_one(size) else ix for ix, size in zip(tail, shape, strict=True))

@@ -10,7 +10,9 @@ from smelt.codegen.fusion.pointwise import result_dtype
 from smelt.codegen.fusion.pull import Pull, Rule, at_run_time
 from smelt.codegen.fusion.views import sizes_of, slice_range
 from smelt.codegen.kernels.nest import Const, Expr
+from smelt.codegen.kernels.sizes import at_most
 from smelt.ir import DType, Node, TensorType, Value
+from smelt.ir.sizes import equals, is_one
 
 
 def _position(p: Pull, index: Any, idx: Idx, size: int, *, wraps: bool) -> Ix:
@@ -92,7 +94,7 @@ def _cat(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     at = 0
     for part in parts:
         size = sizes_of(part)[dim]
-        if size:
+        if not equals(size, 0):
             starts.append((part, at, size))
         at += size
     return _one_of(p, starts, idx, dim, out)
@@ -148,7 +150,7 @@ def _constant_pad(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
 def _edge(p: Pull, mode: str, ix: Ix, size: int) -> Ix:
     """The index that a padded one stands for: mirrored, at the edge, or from the other side."""
     low, high = bounds(ix, p.sizes)
-    if low >= 0 and high < size:
+    if at_most(0, low) and at_most(high + 1, size):
         return ix
     t = DType.I64
     at = p.position(ix)
@@ -161,8 +163,8 @@ def _edge(p: Pull, mode: str, ix: Ix, size: int) -> Ix:
             at = p.op("min", t, p.op("max", t, at, Const(0, t)), last)
         case "circular":
             up, down = p.op("add", t, at, Const(size, t)), p.op("sub", t, at, Const(size, t))
-            at = p.op("select", t, p.op("lt", DType.BOOL, at, Const(0, t)), up, at) if low < 0 else at
-            at = p.op("select", t, p.op("gt", DType.BOOL, at, last), down, at) if high >= size else at
+            at = p.op("select", t, p.op("lt", DType.BOOL, at, Const(0, t)), up, at) if not at_most(0, low) else at
+            at = p.op("select", t, p.op("gt", DType.BOOL, at, last), down, at) if not at_most(high + 1, size) else at
         case _:
             raise Unfusible(f"it pads by {mode}")
     return at_run_time(at, size)
@@ -202,7 +204,7 @@ def _repeat(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     sizes = sizes_of(call["self"])
     tail = idx[len(idx) - len(sizes) :] if sizes else ()
     at = tuple(divided(ix, size, p.sizes)[1] for ix, size in zip(tail, sizes, strict=True))
-    return p.element(call["self"], tuple(ZERO if s == 1 else ix for ix, s in zip(at, sizes, strict=True)))
+    return p.element(call["self"], tuple(ZERO if is_one(s) else ix for ix, s in zip(at, sizes, strict=True)))
 
 
 def _repeat_interleave(p: Pull, node: Node, idx: Idx, k: int) -> Expr:

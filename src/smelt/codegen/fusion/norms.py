@@ -19,7 +19,7 @@ from smelt.ops.convert import dtype_to_torch
 
 def _moments(p: Pull, m: DType, x: Expr, count: int) -> tuple[Expr, Expr, Expr]:
     """(mean, x - mean, variance about it) over the inner loops."""
-    n = p.const(float(count), m)
+    n = p.const(count, m)
     mean = p.op("div", m, p.reduce("sum", m, x), n)
     d = p.op("sub", m, x, mean)
     return mean, d, p.op("div", m, p.reduce("sum", m, p.op("mul", m, d, d)), n)
@@ -73,7 +73,7 @@ def _rms_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     eps = call["eps"]
     if eps is None:
         eps = float(torch.finfo(dtype_to_torch(m)).eps)
-    scale = _scale(p, m, p.op("div", m, squares, p.const(float(math.prod(shape)), m)), eps)
+    scale = _scale(p, m, p.op("div", m, squares, p.const(math.prod(shape), m)), eps)
     tail = idx[len(sizes) - len(shape) :]
     weight = None if call["weight"] is None else p.operand(call["weight"], tail, m)
     return p.cast(_affine(p, m, p.op("mul", m, element, scale), weight, None), out)

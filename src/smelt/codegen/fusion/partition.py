@@ -19,6 +19,7 @@ from smelt.codegen.fusion.cost import NestCost
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.fusion.groups import Accepts, Facts, Group, Trials, is_fusible
 from smelt.ir import Graph, Node, Value
+from smelt.ir.sizes import equals
 
 MAX_NODES = 80
 """Nodes that one nest may hold: beyond, registers spill and builds take long."""
@@ -206,7 +207,7 @@ class _Partition:
 
     def _is_akin(self, a: Group, b: Group) -> bool:
         """Whether one reads what the other does or makes, over equal loops."""
-        if a.segment != b.segment or self.numel[a] != self.numel[b]:
+        if a.segment != b.segment or not equals(self.numel[a], self.numel[b]):
             return False
         made = {r for node in a.nodes for r in node.results}
         needed = self._reads(b)

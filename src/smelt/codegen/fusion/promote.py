@@ -12,6 +12,7 @@ import torch
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.kernels.nest import Const
 from smelt.ir import BOOL, FLOAT, INT, Arg, DType, TensorType, Type, Value
+from smelt.ir.sizes import is_symbolic, late_float
 from smelt.ops.convert import dtype_from_torch, dtype_to_torch
 
 FLOATS = (DType.F32, DType.F64, DType.F16, DType.BF16)
@@ -82,14 +83,24 @@ def _category(dtype: torch.dtype) -> int:
     return 0 if dtype == torch.bool else 1
 
 
+@late_float
+def _rounded(value: float, dtype: DType) -> float:
+    return number(value, dtype).value
+
+
 def number(value: float | int | bool, dtype: DType) -> Const:
     """A number as a constant of a dtype, rounded as torch does. Raises: Unfusible where torch would not keep it."""
+    if is_symbolic(value):
+        if dtype in FLOATS:
+            return Const(_rounded(value, dtype), dtype)
+        if dtype is DType.I64 and isinstance(value, int):
+            return Const(value, dtype)
     if dtype is DType.BOOL:
         return Const(bool(value), dtype)
     if dtype in INTEGERS:
         if isinstance(value, float) and not math.isfinite(value):
             raise Unfusible(f"{value} is no integer")
-        whole, (low, high) = int(value), _LIMITS[dtype]
+        whole, (low, high) = math.trunc(value), _LIMITS[dtype]
         if not low <= whole <= high:
             raise Unfusible(f"{value} does not fit {dtype}")
         return Const(whole, dtype)

@@ -48,12 +48,17 @@ from smelt.codegen.kernels.nest import (
     Statement,
     Store,
 )
+from smelt.codegen.kernels.sizes import at_most
 from smelt.codegen.lower.geometry import Geometry
 from smelt.ir import Arg, DType, Node, TensorType, Value
+from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole
 from smelt.ops.registry import arguments_of, schema_of
 
 Rule: TypeAlias = "Callable[[Pull, Node, Idx, int], Expr]"
 """The element at an index of a node's result number k."""
+
+FAR = 1 << 40
+"""Beyond every index."""
 
 MAX_DEPTH = 120
 """Rules within rules; deeper groups are not made."""
@@ -108,7 +113,7 @@ class Pull:
 
     def dimension(self, size: int) -> Ix:
         """A new dimension of the nest: its index, running over one loop or, where it is split, several."""
-        if size == 1:
+        if is_one(size):
             return ZERO
         factors = self._splits.get(len(self._dims), (size,))
         loops = []
@@ -207,8 +212,9 @@ class Pull:
         type_ = value.type
         assert isinstance(type_, TensorType)
         expected = [self._over(loops) for loops in self._dims]
-        found = [ix for ix, size in zip(idx, type_.sizes, strict=True) if size != 1]
-        if found != expected[: len(found)] or self._mask is not None:
+        found = [ix for ix, size in zip(idx, type_.sizes, strict=True) if not is_one(size)]
+        at_hand = len(found) <= len(expected) and all(map(Ix.is_same, found, expected))
+        if not at_hand or self._mask is not None:
             raise Unfusible("the product is needed at another element than the one at hand")
 
     def operand(self, arg: Any, idx: Idx, dtype: DType) -> Expr:
@@ -250,12 +256,14 @@ class Pull:
         """An index of a tensor as a place in its buffer."""
         total = ZERO
         for ix, stride, size in zip(idx, at.strides, at.sizes, strict=True):
-            if size != 1:
+            if not is_one(size):
                 total = total.plus(ix.scaled(stride))
         strides = [0] * (max((loop for loop, _ in total.terms), default=-1) + 1)
         for loop, c in total.terms:
             strides[loop] = c
-        gathers = tuple(Gather(g.position, g.coefficient, g.size, g.wraps) for g in total.indirect if g.coefficient)
+        gathers = tuple(
+            Gather(g.position, g.coefficient, g.size, g.wraps) for g in total.indirect if not equals(g.coefficient, 0)
+        )
         return Index(at.offset + total.offset, tuple(strides), gathers)
 
     def store(self, memory: Memory, dtype: DType, idx: Idx, expr: Expr, *, add: bool = False) -> None:
@@ -286,7 +294,7 @@ class Pull:
         """An expression in another dtype, as torch's `to`."""
         if expr.dtype is dtype:
             return expr
-        if isinstance(expr, Const):
+        if isinstance(expr, Const) and not is_symbolic(expr.value):
             return number(expr.value, dtype)
         return self.op("cast", dtype, expr)
 
@@ -299,7 +307,7 @@ class Pull:
         parts: list[Expr] = []
         for loop, c in ix.terms:
             at = Position(loop)
-            parts.append(at if c == 1 else self.op("mul", DType.I64, at, Const(c, DType.I64)))
+            parts.append(at if is_one(c) else self.op("mul", DType.I64, at, Const(c, DType.I64)))
         for g in ix.indirect:
             at_run = g.position
             if g.wraps:
@@ -307,9 +315,9 @@ class Pull:
                 beyond = self.op("add", DType.I64, at_run, Const(g.size, DType.I64))
                 at_run = self.op("select", DType.I64, below, beyond, at_run)
             parts.append(
-                at_run if g.coefficient == 1 else self.op("mul", DType.I64, at_run, Const(g.coefficient, DType.I64))
+                at_run if is_one(g.coefficient) else self.op("mul", DType.I64, at_run, Const(g.coefficient, DType.I64))
             )
-        if ix.offset or not parts:
+        if not parts or not equals(ix.offset, 0):
             parts.append(Const(ix.offset, DType.I64))
         total = parts[0]
         for part in parts[1:]:
@@ -320,11 +328,12 @@ class Pull:
         """Whether low <= index < high: a bool expression, or True or False where it is always so."""
         if not ix.indirect:
             least, most = bounds(ix, self.sizes)
-            if least >= low and most < high:
-                return True
-            if most < low or least >= high:
+            if at_most(most + 1, low) or at_most(high, least):
                 return False
-            needs_low, needs_high = least < low, most >= high
+            needs_low = low != -FAR and not at_most(low, least)
+            needs_high = high != FAR and not at_most(most + 1, high)
+            if not needs_low and not needs_high:
+                return True
         else:
             needs_low = needs_high = True
         at = self.position(ix)
@@ -378,7 +387,7 @@ class Pull:
         if 0 in shape:
             raise Unfusible("there are no elements")
         used = self.loops_at(tuple(ix for ix in kept if ix is not None))
-        needed = [size for ix, size in zip(kept, shape, strict=True) if ix is None and size != 1]
+        needed = [size for ix, size in zip(kept, shape, strict=True) if ix is None and not is_one(size)]
         if self.inner is None and needed:
             free = [loop for loop in self.sizes if loop not in used]
             if not free:
@@ -391,7 +400,8 @@ class Pull:
         over = self._matched(inner, needed) if needed else []
         parts = iter(over)
         return tuple(
-            ix if ix is not None else (ZERO if size == 1 else next(parts)) for ix, size in zip(kept, shape, strict=True)
+            ix if ix is not None else (ZERO if is_one(size) else next(parts))
+            for ix, size in zip(kept, shape, strict=True)
         )
 
     def _new(self, size: int) -> list[tuple[int, int]]:
@@ -402,13 +412,14 @@ class Pull:
         found, at = [], 0
         for size in needed:
             reach, taken = 1, []
-            while reach < size and at < len(inner):
+            while at < len(inner) and not _covers(reach, size):
                 taken.append(inner[at])
                 reach *= self.sizes[inner[at]]
                 at += 1
-            if reach > size and reach % size == 0 and self.sizes[taken[-1]] % (reach // size) == 0:
+            more = not equals(reach, size) and is_whole(reach, size)
+            if more and is_whole(self.sizes[taken[-1]], reach // size):
                 raise NeedSplit(taken[-1], reach // size)
-            if reach != size:
+            if not equals(reach, size):
                 raise Unfusible("it reduces over other dimensions than its neighbours")
             found.append(self._over(taken))
         if at != len(inner):
@@ -420,10 +431,10 @@ class Pull:
         loops: list[int] = []
         for dim in sorted(dims):
             ix, size = idx[dim], shape[dim]
-            if size == 1:
+            if is_one(size):
                 continue
-            own = [loop for loop, _ in sorted(ix.terms, key=lambda term: -term[1])]
-            if ix.indirect or ix != self._over(own) or bounds(ix, self.sizes)[1] != size - 1:
+            own = self._by_step(ix)
+            if not ix.is_same(self._over(own)) or not equals(bounds(ix, self.sizes)[1], size - 1):
                 raise Unfusible("only part of a row is needed")
             loops.extend(own)
         rest = self.loops_at(tuple(ix for dim, ix in enumerate(idx) if dim not in dims))
@@ -436,13 +447,25 @@ class Pull:
         if rest.intersection(loops):
             raise Unfusible("its row is not a row of its operand")
 
+    def _by_step(self, ix: Ix) -> list[int]:
+        """The loops of an index from the largest step to the smallest, if each runs through the next one's."""
+        left, step, found = dict(ix.terms), 1, list[int]()
+        while left:
+            loop = next((loop for loop, c in left.items() if equals(c, step)), None)
+            if loop is None:
+                raise Unfusible("only part of a row is needed")
+            found.append(loop)
+            step *= self.sizes[loop]
+            del left[loop]
+        return found[::-1]
+
     def window(self, sizes: Sequence[int]) -> Idx:
         """New inner loops of their own, the same for every window of these sizes."""
-        needed = [size for size in sizes if size != 1]
+        needed = [size for size in sizes if not is_one(size)]
         if self.inner is None and needed:
             self.inner = tuple(loop for size in needed for loop, _ in self._new(size))
         parts = iter(self._matched(list(self.inner or ()), needed) if needed else ())
-        return tuple(ZERO if size == 1 else next(parts) for size in sizes)
+        return tuple(ZERO if is_one(size) else next(parts) for size in sizes)
 
     def reduce(self, kind: ReduceKind, dtype: DType, expr: Expr) -> Expr:
         """An expression combined over the inner loops (over none: itself)."""
@@ -486,12 +509,17 @@ class Pull:
     def index_of_root(self, shape: Sequence[int], first: tuple[Sequence[int], Idx]) -> Idx:
         """The index of a second stored value: over all loops where it is as large as the first, else the outer."""
         numel, whole = _numel(shape), _numel(first[0])
-        if numel == whole:
+        if equals(numel, whole):
             return reshaped(first[1], first[0], shape, self.sizes)
         outer = self.outer
-        if self.inner is None or numel != _numel([self.sizes[loop] for loop in outer]):
+        if self.inner is None or not equals(numel, _numel([self.sizes[loop] for loop in outer])):
             raise Unfusible("the values that are stored have sizes of their own")
         return unravelled(self._over(outer), shape, self.sizes)
+
+
+def _covers(reach: int, size: int) -> bool:
+    """Whether loops that reach so far hold a dimension of a size: no fewer turns, or a multiple if all is known."""
+    return is_whole(reach, size) if is_symbolic(reach) or is_symbolic(size) else reach >= size
 
 
 def _numel(shape: Sequence[int]) -> int:

@@ -16,6 +16,7 @@ from smelt.codegen.fusion.pull import Pull, Rule
 from smelt.codegen.fusion.views import sizes_of
 from smelt.codegen.kernels.nest import Expr, ReduceKind, ScanKind
 from smelt.ir import DType, Node
+from smelt.ir.sizes import size_max
 
 
 def reduced_dims(call: Mapping[str, Any], rank: int) -> tuple[int, ...]:
@@ -63,7 +64,7 @@ def _mean(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     out = result_dtype(node)
     m = math_dtype(out)
     total = p.reduce("sum", m, p.cast(x, m))
-    return p.cast(p.op("div", m, total, p.const(float(count), m)), out)
+    return p.cast(p.op("div", m, total, p.const(count, m)), out)
 
 
 def _prod(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
@@ -132,13 +133,13 @@ def _variance(is_root: bool) -> Rule:
             raise Unfusible(f"{node.op} of {x.dtype}")
         m = DType.F64
         x = p.cast(x, m)
-        mean = p.op("div", m, p.reduce("sum", m, x), p.const(float(count), m))
+        mean = p.op("div", m, p.reduce("sum", m, x), p.const(count, m))
         correction = call.get("correction", 1)
         if "unbiased" in call:
             correction = 1 if call["unbiased"] else 0
-        rest = max(count - (1 if correction is None else correction), 0)
+        rest = size_max(count - (1 if correction is None else correction), 0)
         d = p.op("sub", m, x, mean)
-        found = p.op("div", m, p.reduce("sum", m, p.op("mul", m, d, d)), p.const(float(rest), m))
+        found = p.op("div", m, p.reduce("sum", m, p.op("mul", m, d, d)), p.const(rest, m))
         return p.cast(p.op("sqrt", m, found) if is_root else found, out)
 
     return rule

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -29,7 +29,7 @@ class _At:
 class _Step:
     op: Any
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    kwargs: tuple[tuple[str, Any], ...]
     outs: tuple[int, ...]
     is_list: bool
 
@@ -49,19 +49,30 @@ class Number:
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """A tensor of which only the type matters: nothing is loaded from it."""
+
+    geometry: Geometry
+    dtype: torch.dtype
+
+
+Source: TypeAlias = Loaded | Number | Blank | torch.Tensor
+
+
 def replay_of(
     group: Group,
     facts: Facts,
-    loaded: Callable[[Value], Loaded | Number | torch.Tensor],
+    loaded: Callable[[Value], Source],
     stored: Mapping[Value, Loaded],
-) -> Callable[..., None]:
+) -> Replay:
     """The group's computation as a function of the tensors of its buffers, which writes those that it stores.
 
     loaded: where a value that the group does not compute lies, or the tensor itself.
     """
     numbers: dict[Value, int] = {}
     steps: list[_Step] = []
-    sources: dict[int, Loaded | Number | torch.Tensor] = {}
+    sources: dict[int, Source] = {}
     inside = facts.inside(group.nodes) - facts.numbers
 
     def number(value: Value) -> int:
@@ -85,7 +96,7 @@ def replay_of(
 
     def add(node: Node) -> None:
         args = tuple(fill(a) for a in node.args)
-        kwargs = {k: fill(v) for k, v in node.kwargs.items()}
+        kwargs = tuple((k, fill(v)) for k, v in node.kwargs.items())
         outs = tuple(numbers.setdefault(r, len(numbers)) for r in node.results)
         op = _unpack if node.op == "unpack" else overload(node.op)
         steps.append(_Step(op, args, kwargs, outs, len(outs) > 1 or node.op == "unpack"))
@@ -93,7 +104,7 @@ def replay_of(
     for node in group.nodes:
         add(node)
     results = [(numbers[root], at) for root, at in stored.items()]
-    return _Replay(tuple(steps), sources, tuple(results)).run
+    return Replay(tuple(steps), tuple(sources.items()), tuple(results))
 
 
 def _unpack(parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -101,14 +112,16 @@ def _unpack(parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Replay:
+class Replay:
+    """The steps, what they start from, and what is stored; sizes in it may be known at run time only."""
+
     steps: tuple[_Step, ...]
-    sources: Mapping[int, Loaded | Number | torch.Tensor]
+    sources: tuple[tuple[int, Source], ...]
     results: tuple[tuple[int, Loaded], ...]
 
-    def run(self, *tensors: torch.Tensor) -> None:
+    def __call__(self, *tensors: torch.Tensor) -> None:
         """Compute from the buffers' tensors and write the results."""
-        known: dict[int, Any] = {number: _given(tensors, source) for number, source in self.sources.items()}
+        known: dict[int, Any] = {number: _given(tensors, source) for number, source in self.sources}
 
         def fill(arg: Any) -> Any:
             if isinstance(arg, _At):
@@ -116,15 +129,17 @@ class _Replay:
             return [fill(a) for a in arg] if isinstance(arg, tuple) else arg
 
         for step in self.steps:
-            made = step.op(*map(fill, step.args), **{k: fill(v) for k, v in step.kwargs.items()})
+            made = step.op(*map(fill, step.args), **{k: fill(v) for k, v in step.kwargs})
             for number, result in zip(step.outs, made if step.is_list else (made,), strict=True):
                 known[number] = result
         for number, at in self.results:
             _seen(tensors, at).copy_(known[number])
 
 
-def _given(tensors: Sequence[torch.Tensor], source: Loaded | Number | torch.Tensor) -> Any:
+def _given(tensors: Sequence[torch.Tensor], source: Source) -> Any:
     match source:
+        case Blank(geometry=geometry, dtype=dtype):
+            return torch.empty_strided(geometry.sizes, geometry.strides, dtype=dtype).zero_()
         case Loaded():
             return _seen(tensors, source)
         case Number(position=position):

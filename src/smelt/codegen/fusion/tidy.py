@@ -28,6 +28,7 @@ from smelt.codegen.kernels.nest import (
     expressions,
     walk,
 )
+from smelt.ir.sizes import blind, equals
 
 _INLINE_SIZE = 12
 """Largest number of parts that a value used once may have to be written where it is used."""
@@ -169,7 +170,8 @@ def _sorted(nest: Nest) -> Nest:
     if store is None or nest.ordered:
         return nest
     strides = store.index.strides
-    order = sorted(range(len(nest.outer)), key=lambda k: -abs(strides[k]))
+    with blind():
+        order = sorted(range(len(nest.outer)), key=lambda k: -abs(strides[k]))
     return _permuted(nest, order)
 
 
@@ -200,7 +202,7 @@ def _merged(nest: Nest) -> Nest:
     while k + 1 < len(groups):
         a, b = groups[k][-1], groups[k + 1][0]
         joined = (a < nouter) == (b < nouter) and a not in fixed and b not in fixed
-        if joined and all(i.strides[a] == i.strides[b] * sizes[b] for i in indices):
+        if joined and all(equals(i.strides[a], i.strides[b] * sizes[b]) for i in indices):
             groups[k] = groups[k] + groups.pop(k + 1)
         else:
             k += 1

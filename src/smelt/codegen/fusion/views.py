@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from smelt.codegen.fusion.index import ZERO, Idx, Unfusible, broadcast, reshaped
 from smelt.codegen.fusion.pull import Pull, Rule, at_run_time
 from smelt.codegen.kernels.nest import Expr
 from smelt.ir import INT, Node, TensorType, Value
+from smelt.ir.sizes import ceil_div, is_one, size_max, size_min
 
 View = Callable[[Pull, dict[str, Any], tuple[int, ...], Idx], Idx]
 """The operand's index for the result's: (pull, arguments, operand's sizes, index)."""
@@ -74,7 +75,7 @@ def _squeezed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -
     rank = len(sizes)
     given = call.get("dim")
     dims = range(rank) if given is None else [given] if isinstance(given, int) else given
-    gone = {d % rank for d in dims if rank and sizes[d % rank] == 1}
+    gone = {d % rank for d in dims if rank and is_one(sizes[d % rank])}
     parts = iter(idx)
     return tuple(ZERO if d in gone else next(parts) for d in range(rank))
 
@@ -84,8 +85,8 @@ def slice_range(call: Mapping[str, Any], size: int) -> tuple[int, int, int]:
     start, end = (call["start"] or 0), call["end"]
     end = size if end is None else end
     start, end = (v + size if v < 0 else v for v in (start, end))
-    start = min(max(start, 0), size)
-    return start, min(max(end, start), size), call["step"]
+    start = size_min(size_max(start, 0), size)
+    return start, size_min(size_max(end, start), size), call["step"]
 
 
 def _sliced(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
@@ -109,7 +110,7 @@ def _selected(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -
         return (*idx[:dim], at_run_time(p.number(at), sizes[dim], True), *idx[dim:])
     if not isinstance(at, int):
         raise Unfusible("its index is a tensor")
-    return (*idx[:dim], ZERO.scaled(1, at % sizes[dim]), *idx[dim:])
+    return (*idx[:dim], ZERO.scaled(1, at + sizes[dim] if at < 0 else at), *idx[dim:])
 
 
 def _diagonal(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
@@ -148,16 +149,12 @@ def _unpacked(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.element(source, _LISTS[maker.op](call, sizes_of(source), idx, k))
 
 
-def _split_at(starts: Callable[[dict[str, Any], int], Sequence[int]]) -> Callable[..., Idx]:
+def _split_at(start: Callable[[dict[str, Any], int, int], int]) -> Callable[..., Idx]:
     def at(call: dict[str, Any], sizes: tuple[int, ...], idx: Idx, k: int) -> Idx:
         dim = call["dim"] % len(sizes)
-        return tuple(ix.scaled(1, starts(call, sizes[dim])[k]) if d == dim else ix for d, ix in enumerate(idx))
+        return tuple(ix.scaled(1, start(call, sizes[dim], k)) if d == dim else ix for d, ix in enumerate(idx))
 
     return at
-
-
-def _running(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:i]) for i in range(len(sizes))]
 
 
 def _unbound(call: dict[str, Any], sizes: tuple[int, ...], idx: Idx, k: int) -> Idx:
@@ -166,10 +163,10 @@ def _unbound(call: dict[str, Any], sizes: tuple[int, ...], idx: Idx, k: int) -> 
 
 
 _LISTS: Mapping[str, Callable[..., Idx]] = {
-    "aten.split.Tensor": _split_at(lambda c, n: list(range(0, max(n, 1), max(c["split_size"], 1)))),
-    "aten.chunk.default": _split_at(lambda c, n: list(range(0, max(n, 1), max(-(-n // c["chunks"]), 1)))),
-    "aten.split_with_sizes.default": _split_at(lambda c, n: _running(c["split_sizes"])),
-    "aten.split.sizes": _split_at(lambda c, n: _running(c["split_size"])),
+    "aten.split.Tensor": _split_at(lambda c, n, k: k * c["split_size"]),
+    "aten.chunk.default": _split_at(lambda c, n, k: k * ceil_div(n, c["chunks"])),
+    "aten.split_with_sizes.default": _split_at(lambda c, n, k: sum(c["split_sizes"][:k])),
+    "aten.split.sizes": _split_at(lambda c, n, k: sum(c["split_size"][:k])),
     "aten.unbind.int": _unbound,
 }
 

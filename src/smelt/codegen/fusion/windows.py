@@ -9,10 +9,11 @@ from typing import Any
 from smelt.codegen.fusion.index import Idx, Ix, Unfusible, divided
 from smelt.codegen.fusion.pointwise import result_dtype
 from smelt.codegen.fusion.promote import is_float, math_dtype
-from smelt.codegen.fusion.pull import Pull, Rule
+from smelt.codegen.fusion.pull import FAR, Pull, Rule
 from smelt.codegen.fusion.views import sizes_of
 from smelt.codegen.kernels.nest import Const, Expr
 from smelt.ir import DType, Node
+from smelt.ir.sizes import equals, is_one, is_whole
 
 
 def _each(given: Any, rank: int) -> tuple[int, ...]:
@@ -92,8 +93,8 @@ def _avg_pool(rank: int) -> Rule:
             else:
                 found = count if isinstance(found, Const) else p.op("mul", DType.I64, found, count)
         if isinstance(found, Const):
-            return p.cast(p.op("div", m, total, p.const(float(known), m)), out)
-        number = found if known == 1 else p.op("mul", DType.I64, found, Const(known, DType.I64))
+            return p.cast(p.op("div", m, total, p.const(known, m)), out)
+        number = found if is_one(known) else p.op("mul", DType.I64, found, Const(known, DType.I64))
         return p.cast(p.op("div", m, total, p.cast(number, m)), out)
 
     return rule
@@ -104,7 +105,7 @@ def _count(p: Pull, o: Ix, step: int, pad: int, kernel: int, size: int, *, inclu
     start = o.scaled(step, -pad)
     most = size + pad if include else size
     least = -pad if include else 0
-    fits_low, fits_high = p.between(start, least, 1 << 40), p.between(start, -(1 << 40), most - kernel + 1)
+    fits_low, fits_high = p.between(start, least, FAR), p.between(start, -FAR, most - kernel + 1)
     if fits_low is True and fits_high is True:
         return kernel
     t = DType.I64
@@ -132,7 +133,7 @@ def _adaptive(rank: int) -> Rule:
             raise Unfusible("its window runs with its reader's row")
         at = tuple(o.scaled(s).plus(w) for o, s, w in zip(idx[-rank:], kernel, inner, strict=True))
         x = p.cast(p.element(call["self"], (*idx[:-rank], *at)), m)
-        return p.cast(p.op("div", m, p.reduce("sum", m, x), p.const(float(math.prod(kernel)), m)), out)
+        return p.cast(p.op("div", m, p.reduce("sum", m, x), p.const(math.prod(kernel), m)), out)
 
     return rule
 
@@ -152,9 +153,9 @@ def _nearest(rank: int) -> Rule:
 
 
 def _source(p: Pull, ix: Ix, size: int, wanted: int, call: Mapping[str, Any]) -> Ix:
-    if size == wanted:
+    if equals(size, wanted):
         return ix
-    if wanted % size or not _is_whole(call, wanted // size):
+    if not is_whole(wanted, size) or not _is_whole(call, wanted // size):
         raise Unfusible("its factor is not whole")
     return divided(ix, wanted // size, p.sizes)[0]
 
@@ -164,7 +165,7 @@ def _is_whole(call: Mapping[str, Any], factor: int) -> bool:
     for name in ("scale_factors", "scales", "scales_h", "scales_w", "scales_d"):
         value = call.get(name)
         given.extend(value if isinstance(value, tuple) else [value])
-    return all(g is None or g == factor for g in given)
+    return all(g is None or equals(g, factor) for g in given)
 
 
 def _names(rules: Mapping[str, Rule]) -> dict[str, Rule]:

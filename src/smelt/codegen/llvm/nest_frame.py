@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from smelt.codegen.kernels.nest import FAILED, Index
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import ExprEmitter
 from smelt.codegen.llvm.lanes_bits import LaneBits
-from smelt.codegen.llvm.lanes_types import vector_type
+from smelt.codegen.llvm.lanes_types import register_type, vector_type
 from smelt.codegen.llvm.nest_graph import Graph
 from smelt.codegen.llvm.nest_schedule import Schedule
 from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
+from smelt.ir import DType
+from smelt.ir.sizes import equals, is_one
 
 FAIL_LABEL = "refused"
 
@@ -43,7 +46,7 @@ class Frame:
         self.graph, self.schedule, self.isa = graph, schedule, isa
         self.nest = graph.nest
         self.fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
-        self.words: list[int] = []
+        self.words: list[float] = []
         self._word_names: dict[Hashable, str] = {}
         self.counters: dict[int, str] = {}
         self.open_bits = 0
@@ -61,14 +64,30 @@ class Frame:
 
     # --- words
 
-    def word(self, value: int, key: Hashable) -> str:
-        """A constant that the launch gives, one for each key."""
+    def word(self, value: float, key: Hashable) -> str:
+        """A constant that the launch gives, one for each key; a float as the bits of a double."""
         name = self._word_names.get(key)
         if name is None:
             place = len(self.nest.buffers) + len(self.words)
             at = self.fn.at_entry(f"getelementptr i64, ptr %args, i64 {place}", "p")
             name = self.fn.at_entry(f"load i64, ptr {at}, align 8")
             self.words.append(value)
+            self._word_names[key] = name
+        return name
+
+    def number(self, value: float, dtype: DType) -> str:
+        """A number of a dtype (rounded to it already) that is known when the kernel runs, in a register."""
+        key = ("number", repr(value), dtype)
+        name = self._word_names.get(key)
+        if name is None:
+            name = self.word(value, (*key, "word"))
+            element = register_type(dtype)
+            if dtype.is_floating:
+                name = self.fn.at_entry(f"bitcast i64 {name} to double")
+            if element == "float":
+                name = self.fn.at_entry(f"fptrunc double {name} to float")
+            elif element not in ("double", "i64"):
+                name = self.fn.at_entry(f"trunc i64 {name} to {element}")
             self._word_names[key] = name
         return name
 
@@ -164,23 +183,23 @@ class Frame:
         order = [*schedule.order, *range(len(self.nest.outer), len(self.nest.sizes))]
         total, seen = "0", []
         for loop in order:
-            if not index.strides[loop] or loop not in self.counters:
+            if loop not in self.counters or equals(index.strides[loop], 0):
                 continue
             counter = self.span.starts[self.copy] if loop == schedule.lane else self.counters[loop]
             seen.append((loop, counter))
             key = ("offset", index.strides, tuple(seen))
             known = self.recall(key)
             if known is None:
-                step: str | int = index.strides[loop]
-                if not (loop == schedule.lane and step == 1):
-                    step = self.word(int(step), ("stride", index.strides, loop))
+                step: Any = index.strides[loop]
+                if not (loop == schedule.lane and is_one(step)):
+                    step = self.word(step, ("stride", index.strides, loop))
                 known = self.remember(key, self.fn.add(total, self.fn.mul(counter, step)))
             total = known
         return total
 
     def base(self, buffer: int, index: Index, element: str) -> str:
         """The address of the element where an index begins."""
-        if not index.offset:
+        if equals(index.offset, 0):
             return self.bases[buffer]
         key = ("base", buffer, index.offset)
         name = self._word_names.get(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -16,6 +17,7 @@ from smelt.codegen.llvm.nest_simplify import simplify_nest
 from smelt.codegen.llvm.nest_values import scratch_row
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.diag import InternalError
+from smelt.ir.sizes import MARK, Trace, current_trace, to_words
 
 __all__ = ["EmittedKernel", "emit_nest", "simplify_nest", "unsupported"]
 
@@ -64,7 +66,28 @@ def emit_nest(nest: Nest, isa: Isa) -> EmittedKernel:
     Raises: InternalError if the nest holds something that `unsupported` names.
     """
     nameless = replace(nest, buffers=tuple(Buffer(f"b{i}", b.dtype) for i, b in enumerate(nest.buffers)))
-    return _emitted(_Asked(repr(nameless), nest), isa)
+    asked = _Asked(repr(nameless), nest)
+    return _emitted_in_trace(asked, isa) if MARK in asked.text else _emitted(asked, isa)
+
+
+class _Known(threading.local):
+    """The kernels of one trace: their words are its sizes, and mean nothing in another."""
+
+    trace: Trace | None = None
+    kernels: dict[tuple[_Asked, Isa], EmittedKernel]
+
+
+_known = _Known()
+
+
+def _emitted_in_trace(asked: _Asked, isa: Isa) -> EmittedKernel:
+    trace = current_trace()
+    if _known.trace is not trace:
+        _known.trace, _known.kernels = trace, {}
+    key = (asked, isa)
+    if key not in _known.kernels:
+        _known.kernels[key] = _made(asked.nest, isa)
+    return _known.kernels[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +100,10 @@ class _Asked:
 
 @lru_cache(maxsize=256)
 def _emitted(asked: _Asked, isa: Isa) -> EmittedKernel:
-    nest = asked.nest
+    return _made(asked.nest, isa)
+
+
+def _made(nest: Nest, isa: Isa) -> EmittedKernel:
     graph = Graph(simplify_nest(nest))
     reason = _obstacle(graph, isa)
     if reason is not None:
@@ -88,7 +114,7 @@ def _emitted(asked: _Asked, isa: Isa) -> EmittedKernel:
         graph.keep(_ONLY_WHAT_MUST)
     Loops(frame).kernel()
     source = KernelSource.of(frame.finish())
-    return EmittedKernel(source, tuple(frame.words), schedule.items, schedule.item_ns, _scratch_nbytes(frame))
+    return EmittedKernel(source, to_words(frame.words), schedule.items, schedule.item_ns, _scratch_nbytes(frame))
 
 
 def _scratch_nbytes(frame: Frame) -> int:

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from smelt.codegen.kernels.nest import Reduce, Scan
+from smelt.codegen.kernels.sizes import at_most, rest_of
 from smelt.codegen.llvm.lanes_types import vector_type
 from smelt.codegen.llvm.nest_frame import Frame, Span
 from smelt.codegen.llvm.nest_graph import Pass, Value, reach
 from smelt.codegen.llvm.nest_reduce import Accumulator
-from smelt.codegen.llvm.nest_schedule import sum_blocks
+from smelt.codegen.llvm.nest_schedule import block_lengths
 from smelt.codegen.llvm.nest_tiles import emit_tiles
 from smelt.codegen.llvm.nest_values import Values
+from smelt.ir.sizes import ceil_div, equals, is_one, is_symbolic
 
 Carry = list[tuple[str, str]]
 """What a loop carries: (type, name) each."""
@@ -62,10 +65,14 @@ class Loops:
         nest = frame.nest
         self.inner = list(range(len(nest.outer), len(nest.sizes)))
         self.lane_is_inner = self.schedule.lane is not None and self.schedule.lane >= len(nest.outer)
+
+    @cached_property
+    def index_type(self) -> str:
+        """The type of a position over the inner loops."""
         points = 1
-        for size in nest.inner:
+        for size in self.frame.nest.inner:
             points *= size
-        self.index_type = "i32" if points < 2**31 - 1 else "i64"
+        return "i32" if points < 2**31 - 1 else "i64"
 
     # --- items
 
@@ -83,11 +90,11 @@ class Loops:
         spread = list(schedule.order[: schedule.block])
         blocked = schedule.order[schedule.block]
         size = frame.nest.sizes[blocked]
-        count = -(-size // schedule.block_size)
+        count = ceil_div(size, schedule.block_size)
         counters: dict[int, str] = {}
         rest = number
         for loop, turns in [(blocked, count), *((k, frame.nest.sizes[k]) for k in reversed(spread))]:
-            if turns == 1:
+            if is_one(turns):
                 counters[loop] = "0"
                 continue
             last = loop == (spread[0] if spread else blocked)
@@ -106,7 +113,7 @@ class Loops:
                 self._spread(loops[1:], counters, blocked, block)
             return
         size, length = self.frame.nest.sizes[blocked], self.schedule.block_size
-        if length >= size:
+        if equals(length, size):
             bounds = ("0", self.frame.size(blocked))
         else:
             start = self.fn.mul(block, self.frame.word(length, ("block", blocked)))
@@ -154,11 +161,11 @@ class Loops:
         fn, schedule = self.fn, self.schedule
         lanes, size = schedule.lanes, self.frame.nest.sizes[loop]
         step = lanes * schedule.copies
-        if size >= step:
-            stop = high if size % step == 0 else fn.add(high, 1 - step)
+        rest = rest_of(size, step)
+        if is_symbolic(size) or size >= step:
+            stop = fn.add(high, 1 - step) if rest else high
             carry = self._vectors(loop, (low, stop), lanes, schedule.copies, carry, body)
-            low = self._after(low, high, step) if size % step else low
-        rest = size % step
+            low = self._after(low, high, step) if rest else low
         if not rest:
             return carry
         if schedule.masked:
@@ -237,7 +244,8 @@ class Loops:
         carry: Carry = []
         for owner in (*step.scans, *step.reduces):
             assert isinstance(owner.source, Reduce | Scan)
-            accumulator = Accumulator(owner.source, owner.args[0].dtype, self.frame.emitter, self.fn, self.index_type)
+            index_type = self.index_type if owner.source.kind.startswith("arg") else "i64"
+            accumulator = Accumulator(owner.source, owner.args[0].dtype, self.frame.emitter, self.fn, index_type)
             if self.lane_is_inner:
                 shapes = [(self.schedule.lanes, copy) for copy in range(self.schedule.copies)]
                 if not self.schedule.masked:
@@ -263,14 +271,14 @@ class Loops:
         total = 1
         for loop in self.inner:
             total *= sizes[loop]
-        long = sums and total // unit > 64
+        long = sums and not at_most(total // unit, 64)
         levels = []
         for loop in self.inner:
             is_lane = loop == self.schedule.lane
             width = unit if is_lane else 1
             if long:
-                blocks = sum_blocks(sizes[loop] // width)
-                levels += [Level("blocks", loop, length * width, fresh=True) for length in blocks]
+                lengths = block_lengths(sizes[loop], width)
+                levels += [Level("blocks", loop, length, fresh=True) for length in lengths]
             last = loop == self.inner[-1]
             levels.append(Level("lanes" if is_lane else "plain", loop, fresh=long and not last))
         return levels

@@ -7,15 +7,12 @@ off, reads the first element of its buffer at most (which exists: sizes are at l
 from __future__ import annotations
 
 from smelt.codegen.kernels.nest import Const, Index, Load
+from smelt.codegen.kernels.sizes import is_short_step
 from smelt.codegen.llvm.lanes_types import type_suffix, vector_type
 from smelt.codegen.llvm.nest_frame import Frame
 from smelt.codegen.llvm.nest_graph import StoreValue, Value
 from smelt.ir import DType
-
-
-def is_short_step(step: int) -> bool:
-    """Whether lanes so far apart are picked from whole vectors rather than loaded one by one."""
-    return 2 <= step <= 4
+from smelt.ir.sizes import equals, is_one
 
 
 class Memory:
@@ -44,9 +41,9 @@ class Memory:
         emitter = self.frame.emitter(lanes)
         total = emitter.splat(offset, DType.I64) if offset != "0" else "zeroinitializer"
         step = self.steps(index)
-        if step:
+        if not equals(step, 0):
             iota = f"<{', '.join(f'i64 {k}' for k in range(lanes))}>"
-            if step == 1:
+            if is_one(step):
                 walked = iota
             else:
                 word = self.frame.word(step, ("stride", index.strides, self.frame.schedule.lane))
@@ -54,7 +51,7 @@ class Memory:
             total = fn.let(f"add {type_} {total}, {walked}")
         for place, stride, width in positions:
             part = place if width > 1 else emitter.splat(place, DType.I64)
-            if stride != 1:
+            if not is_one(stride):
                 word = self.frame.word(stride, ("gather", index.strides, stride))
                 part = fn.let(f"mul {type_} {part}, {emitter.splat(word, DType.I64)}")
             total = fn.let(f"add {type_} {total}, {part}")
@@ -96,11 +93,11 @@ class Memory:
         if where is not None and where_lanes == 1:
             where = self.frame.emitter(lanes).splat(where, DType.BOOL)
         mask = self._both(self.frame.mask(), where, lanes)
-        if not moves and step == 1:
+        if not moves and is_one(step):
             offset = self._with_places(source.index, offset, places)
             at = self.fn.gep(element, base, offset)
             raw = self.contiguous(element, at, lanes, source.dtype.itemsize, mask)
-        elif not moves and step == 0:  # one place, but a mask of its own for each lane
+        elif not moves and equals(step, 0):  # one place, but a mask of its own for each lane
             used = mask and self._any(mask, lanes)
             one = self._load_one(Load(source.buffer, source.index, source.dtype), places, used, other)
             return self._or_other(self.frame.emitter(lanes).splat(one, source.dtype), where, other, source.dtype, lanes)
@@ -110,7 +107,7 @@ class Memory:
 
     def _with_places(self, index: Index, offset: str, places: list[tuple[str, int, int]]) -> str:
         for place, stride, _ in places:
-            step: str | int = 1 if stride == 1 else self.frame.word(stride, ("gather", index.strides, stride))
+            step: str | int = 1 if is_one(stride) else self.frame.word(stride, ("gather", index.strides, stride))
             offset = self.fn.add(offset, self.fn.mul(place, step))
         return offset
 
@@ -207,7 +204,7 @@ class Memory:
             return fn.let(f"call {type_} {name}({args})")
         if mask is not None:
             # Lanes out of use read the buffer's first element, which an offset may lie before.
-            back = fn.let(f"sub i64 0, {self._begin(source)}") if source.index.offset else "0"
+            back = "0" if equals(source.index.offset, 0) else fn.let(f"sub i64 0, {self._begin(source)}")
             safe = self.frame.emitter(lanes).splat(back, DType.I64) if back != "0" else "zeroinitializer"
             places = fn.let(f"select {vector_type('i1', lanes)} {mask}, {wide} {places}, {wide} {safe}")
         result = "poison"
@@ -241,7 +238,7 @@ class Memory:
                     self._write_one(store, name, at, element, dtype)
             return
         mask = self._both(self.frame.mask(), where, lanes)
-        if self.steps(source.index) == 1:
+        if is_one(self.steps(source.index)):
             at = self.fn.gep(element, base, self._with_places(source.index, offset, places))
             if source.mode == "add":
                 old = bits.from_memory(self.contiguous(element, at, lanes, dtype.itemsize, mask), dtype)

@@ -7,12 +7,14 @@ a point of its own. The choice is the cheaper by the places that a vector's lane
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smelt.codegen.kernels.nest import Index, Load, Nest, Op, Reduce
+from smelt.codegen.kernels.sizes import at_most, is_short_step, unit_loop
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.nest_graph import Graph, StoreValue, Value, op_cost, operand_dtype
 from smelt.ir import DType
+from smelt.ir.sizes import chosen, current_trace, equals, is_one, is_symbolic, late
 
 # Loads of one vector whose lanes have places of their own, against 1 for neighbours: this much for each lane.
 _SCATTERED = 0.75
@@ -63,7 +65,29 @@ def lane_count(graph: Graph, isa: Isa) -> int:
 
 
 def plan(graph: Graph, isa: Isa) -> Schedule:
-    """The schedule of a nest for an instruction set."""
+    """The schedule of a nest for an instruction set.
+
+    Where sizes are known at run time only, the sizes at hand say how the loops run, and each tuple of sizes how much of
+    them is an item.
+    """
+    nest = graph.nest
+    if current_trace() is None or not is_symbolic(nest):
+        return _plan(graph, isa)
+    at_hand, element_ns = _chosen_plan(nest, isa)
+    loops = Nesting(nest.outer, nest.inner, nest.ordered, at_hand.order, at_hand.lane, at_hand.tile)
+    step = at_hand.lanes * at_hand.copies
+    block_size, items, item_ns = _amounts(loops, step, element_ns, at_hand.block)
+    return replace(at_hand, block_size=block_size, items=items, item_ns=item_ns)
+
+
+@chosen
+def _chosen_plan(nest: Nest, isa: Isa) -> tuple[Schedule, float]:
+    graph = Graph(nest)
+    made = _plan(graph, isa)
+    return made, _element_ns(graph, made.lane, made.lanes)
+
+
+def _plan(graph: Graph, isa: Isa) -> Schedule:
     nest = graph.nest
     lanes = lane_count(graph, isa)
     lane = _lane_loop(graph, lanes)
@@ -75,9 +99,11 @@ def plan(graph: Graph, isa: Isa) -> Schedule:
         order = (*(k for k in order if k not in (tile, lane)), tile, lane)
     copies = 1 if tile is not None else _copies(graph, lane, lanes, isa)
     element_ns = _element_ns(graph, lane, lanes)
-    block, block_size, items, per_item = _blocks(nest, order, lane, lanes * copies, element_ns, tile)
+    loops = Nesting(nest.outer, nest.inner, nest.ordered, order, lane, tile)
+    block = _blocked_loop(loops, element_ns)
+    block_size, items, item_ns = _amounts(loops, lanes * copies, element_ns, block)
     masked = isa.name == "avx512" or (isa.name == "avx2" and _has_masks(graph, lane))
-    return Schedule(lane, lanes, copies, order, block, block_size, items, per_item * element_ns, masked, tile)
+    return Schedule(lane, lanes, copies, order, block, block_size, items, item_ns, masked, tile)
 
 
 def _has_masks(graph: Graph, lane: int | None) -> bool:
@@ -135,7 +161,7 @@ def _lane_cost(graph: Graph, loop: int, lanes: int) -> float | None:
             cost += 1.0 if step in (0, 1) else _SCATTERED_STORE * lanes
         elif step == 0 and not moves:
             cost += 0.2
-        elif 2 <= step <= 4 and not moves:
+        elif is_short_step(step) and not moves:
             cost += 1.5 * step  # picked from vectors of neighbours
         else:
             cost += 1.0 if step == 1 and not moves else _SCATTERED * lanes
@@ -160,8 +186,8 @@ def _tile_loop(graph: Graph, lane: int | None, lanes: int) -> int | None:
         return None
     for index, dtype, owner in accesses(graph):
         if isinstance(owner, Value) and is_transposed(owner, lane) and dtype is not DType.BOOL:
-            loop = index.strides.index(1)
-            if nest.outer[loop] >= lanes:
+            loop = unit_loop(index.strides)
+            if loop is not None and nest.outer[loop] >= lanes:
                 return loop
     return None
 
@@ -172,9 +198,10 @@ def is_transposed(value: Value, lane: int, along: int | None = None) -> bool:
     if not isinstance(source, Load) or source.index.gathers or source.where is not None:
         return False
     strides = source.index.strides
-    if 0 <= strides[lane] <= 4 or 1 not in strides:
+    unit = unit_loop(strides)
+    if unit is None or is_short_step(strides[lane]) or equals(strides[lane], 0) or is_one(strides[lane]):
         return False
-    return along is None or strides.index(1) == along
+    return along is None or unit == along
 
 
 def _copies(graph: Graph, lane: int | None, lanes: int, isa: Isa) -> int:
@@ -206,36 +233,54 @@ def _element_ns(graph: Graph, lane: int | None, lanes: int) -> float:
     return 0.01 + 0.22 * work / lanes + touched / 80.0
 
 
-def _blocks(
-    nest: Nest, order: tuple[int, ...], lane: int | None, step: int, element_ns: float, tile: int | None
-) -> tuple[int, int, int, float]:
-    """(position of the blocked loop, its block, items, points in an item)."""
-    points = 1.0
-    for size in nest.inner:
-        points *= size
-    if not order:
-        return 0, 1, 1, points
-    if nest.ordered:
-        for size in nest.outer:
+@dataclass(frozen=True, slots=True)
+class Nesting:
+    """What the items of a nest are cut from: its loops, and how they are nested (see `Schedule`)."""
+
+    outer: tuple[int, ...]
+    inner: tuple[int, ...]
+    ordered: bool
+    order: tuple[int, ...]
+    lane: int | None
+    tile: int | None
+
+    def points(self, block: int) -> float:
+        """The innermost points of one turn of the loop at a position of the order."""
+        points = 1.0
+        for size in self.inner:
             points *= size
-        return 0, nest.outer[order[0]], 1, points
-    at, block = len(order) - 1, 1
-    if tile is not None:  # a square is cut along neither side
-        points *= nest.outer[order[at]]
+        for loop in reversed(self.order[block + 1 :]):
+            points *= self.outer[loop]
+        return points
+
+
+def _blocked_loop(loops: Nesting, element_ns: float) -> int:
+    """The position of the loop that is cut: the last one of which all turns are enough for an item."""
+    if not loops.order or loops.ordered:
+        return 0
+    at = len(loops.order) - (1 if loops.tile is None else 2)  # a square is cut along neither side
+    while at and loops.points(at) * loops.outer[loops.order[at]] * element_ns < _ITEM_NS:
         at -= 1
-    while True:
-        size = nest.outer[order[at]]
-        if points * size * element_ns >= _ITEM_NS or at == 0:
-            wanted = max(1, round(_ITEM_NS / (points * element_ns)))
-            unit = step if order[at] == lane else (16 if order[at] == tile else 1)
-            block = min(-(-wanted // unit) * unit, size)
-            break
-        points *= size
-        at -= 1
-    items = -(-nest.outer[order[at]] // block)
-    for loop in order[:at]:
-        items *= nest.outer[loop]
-    return at, block, items, points * block
+    return at
+
+
+@late
+def _amounts(loops: Nesting, step: int, element_ns: float, block: int) -> tuple[int, int, float]:
+    """(turns of the blocked loop in an item, items, time of one)."""
+    points = loops.points(block)
+    if not loops.order:
+        return 1, 1, points * element_ns
+    loop = loops.order[block]
+    size = loops.outer[loop]
+    if loops.ordered:
+        return size, 1, points * size * element_ns
+    wanted = max(1, round(_ITEM_NS / (points * element_ns)))
+    unit = step if loop == loops.lane else (16 if loop == loops.tile else 1)
+    length = min(-(-wanted // unit) * unit, size)
+    items = -(-size // length)
+    for before in loops.order[:block]:
+        items *= loops.outer[before]
+    return length, items, points * length * element_ns
 
 
 def sum_blocks(chain: int) -> tuple[int, ...]:
@@ -249,6 +294,26 @@ def sum_blocks(chain: int) -> tuple[int, ...]:
         return (_power_of_two(chain**0.5),)
     third = chain ** (1 / 3)
     return (_power_of_two(third * third), _power_of_two(third))
+
+
+def block_lengths(size: int, width: int) -> tuple[int, ...]:
+    """Turns of a loop of `size` in the blocks of a sum that takes `width` at once, the longest first.
+
+    Where the size is known at run time only, there are as many levels as it may need: those that it does not need are
+    as long as the loop, so that the additions are those of a size that is known.
+    """
+    if not is_symbolic(size):
+        return tuple(length * width for length in sum_blocks(size // width))
+    if at_most(size // width, 2 * _BLOCK_SHARE):
+        return ()
+    whole, part = _two_lengths(size, width)
+    return (part,) if at_most(size // width, _BLOCK_SHARE**2) else (whole, part)
+
+
+@late(low=1)
+def _two_lengths(size: int, width: int) -> tuple[int, int]:
+    lengths = [size, size, *block_lengths(size, width)]
+    return lengths[-2], lengths[-1]
 
 
 def _power_of_two(value: float) -> int:

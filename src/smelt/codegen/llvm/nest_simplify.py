@@ -30,6 +30,7 @@ from smelt.codegen.kernels.nest import (
     walk,
 )
 from smelt.ir import DType
+from smelt.ir.sizes import blind, equals, is_one
 
 
 def simplify_nest(nest: Nest) -> Nest:
@@ -135,8 +136,8 @@ def _gathers_all(nest: Nest) -> bool:
 
 def _without_single_turns(nest: Nest) -> Nest:
     n = len(nest.outer)
-    outer = [k for k, size in enumerate(nest.outer) if size > 1]
-    inner = [n + k for k, size in enumerate(nest.inner) if size > 1]
+    outer = [k for k, size in enumerate(nest.outer) if not is_one(size)]
+    inner = [n + k for k, size in enumerate(nest.inner) if not is_one(size)]
     if not inner and nest.inner and _gathers_all(nest):
         inner = [n + len(nest.inner) - 1]
     return _permuted(nest, outer, inner)
@@ -165,11 +166,12 @@ def _reordered(nest: Nest) -> Nest:
         return (-written if written else -touched, -touched)
 
     outer, inner = list(range(n)), list(range(n, len(nest.sizes)))
-    if not nest.ordered:
-        outer.sort(key=far)
     fixed = any(isinstance(s, Scan) or (isinstance(s, Reduce) and s.kind.startswith("arg")) for s in nest.body)
-    if not fixed and not any(isinstance(s, Store) and s.mode == "add" for s in nest.body):
-        inner.sort(key=far)
+    with blind():
+        if not nest.ordered:
+            outer.sort(key=far)
+        if not fixed and not any(isinstance(s, Store) and s.mode == "add" for s in nest.body):
+            inner.sort(key=far)
     return _permuted(nest, outer, inner)
 
 
@@ -185,7 +187,7 @@ def _merged(nest: Nest) -> Nest:
         if (
             before is not None
             and not {before, loop} & used
-            and all(i.strides[before] == i.strides[loop] * size for i in found)
+            and all(equals(i.strides[before], i.strides[loop] * size) for i in found)
         ):
             merged[loop] = merged.pop(before) * size
             kept[-1] = loop

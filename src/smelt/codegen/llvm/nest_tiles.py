@@ -17,6 +17,7 @@ from smelt.codegen.llvm.nest_frame import Frame, Span
 from smelt.codegen.llvm.nest_graph import Value
 from smelt.codegen.llvm.nest_schedule import is_transposed
 from smelt.codegen.llvm.nest_values import Values
+from smelt.ir.sizes import is_whole
 
 
 def emit_tiles(frame: Frame, values: Values, bounds: tuple[str, str], rows: Callable[[int, str, str], None]) -> None:
@@ -36,9 +37,9 @@ def emit_tiles(frame: Frame, values: Values, bounds: tuple[str, str], rows: Call
                 for value in turned:
                     _turn(frame, values, value, (blocks.index, squares.index), tiles[value.number])
                 _square(frame, values, span, (blocks.index, stop), tiles)
-            if frame.nest.sizes[lane] % lanes:
+            if not is_whole(frame.nest.sizes[lane], lanes):
                 _edge(frame, values, across, lane, (blocks.index, stop), whole)
-    if frame.nest.sizes[across] % lanes or schedule.block_size % lanes:
+    if not is_whole(frame.nest.sizes[across], lanes) or not is_whole(schedule.block_size, lanes):
         length = high if low == "0" else fn.let(f"sub i64 {high}, {low}", "i")
         rows(across, fn.add(low, fn.let(f"and i64 {length}, {-lanes}", "i")), high)
 

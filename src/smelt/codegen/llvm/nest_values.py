@@ -11,6 +11,7 @@ from smelt.codegen.llvm.nest_graph import StoreValue, Value, operand_dtype
 from smelt.codegen.llvm.nest_memory import Memory
 from smelt.diag import InternalError
 from smelt.ir import DType
+from smelt.ir.sizes import is_symbolic
 
 # Products are these powers for every value; roots are not at -inf and -0.0, reciprocals not where the square overflows.
 _POWERS = frozenset({2.0, 3.0})
@@ -47,7 +48,7 @@ class Values:
 
     def wide(self, value: Value, lanes: int) -> str:
         """A value in so many lanes: 1, or as many as the vectors at hand have."""
-        if isinstance(value.source, Const):
+        if isinstance(value.source, Const) and not is_symbolic(value.source.value):
             return self.frame.emitter(lanes).const(value.source.value, value.dtype)
         name = self.at(value)
         if lanes == 1 or self.is_vector(value):
@@ -62,6 +63,8 @@ class Values:
             return self._from_scratch(value, lanes)
         match value.source:
             case Const(value=number):
+                if is_symbolic(number):
+                    return self.frame.number(number, value.dtype)
                 return self.frame.emitter(1).const(number, value.dtype)
             case Position(loop=loop):
                 return self._position(loop, lanes)

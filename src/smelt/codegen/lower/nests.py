@@ -9,8 +9,7 @@ operands that lie otherwise. Invariant: what a nest cannot do, or not here, runs
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,7 +21,7 @@ from smelt.codegen.fusion.groups import Group, is_fusible
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.partition import Partition, partition
 from smelt.codegen.fusion.pull import Memory
-from smelt.codegen.fusion.replay import Loaded, Number, replay_of
+from smelt.codegen.fusion.replay import Blank, Loaded, Number, Replay, Source, replay_of
 from smelt.codegen.fusion.rules import RULES
 from smelt.codegen.fusion.schedule import schedule
 from smelt.codegen.kernels.evaluate import evaluate_nest
@@ -37,6 +36,7 @@ from smelt.codegen.lower.geometry import Geometry, same_layout
 from smelt.codegen.lower.kernels import About, launch
 from smelt.diag import InternalError
 from smelt.ir import DType, Node, TensorType, Type, Value
+from smelt.ir.sizes import equals, is_one
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.meta import CannotRun, meta_outcome
 
@@ -172,7 +172,7 @@ class Nests:
                 buffers,
                 kernel.words,
                 items=kernel.items,
-                eager=replay if len(emitted) == 1 else partial(_evaluated, stage.nest),
+                eager=replay if len(emitted) == 1 else Evaluated(stage.nest),
                 writes=stage.nest.writes,
                 item_ns=kernel.item_ns,
                 scratch_nbytes=kernel.scratch_nbytes,
@@ -201,20 +201,17 @@ class Nests:
 
     def _replay(
         self, group: Group, built: Built, new: Mapping[Value, Hashable], layouts: Mapping[Value, tuple[int, ...]]
-    ) -> Callable[..., None]:
+    ) -> Replay:
         position = {key: i for i, key in enumerate(built.keys)}
 
-        def loaded(value: Value) -> Loaded | Number | torch.Tensor:
+        def loaded(value: Value) -> Source:
             if self.ctx.statics.is_static(value) and value in self.facts.numbers:
                 return self.ctx.statics.tensor(value).detach()
             place = self.ctx.place(value)
             if place.storage.kind == "number":
                 return Number(position[place.storage])
             if place.storage not in position:
-                # Only its type matters: nothing is loaded from it.
-                return torch.empty_strided(
-                    place.geometry.sizes, place.geometry.strides, dtype=place.storage.dtype
-                ).zero_()
+                return Blank(place.geometry, place.storage.dtype)
             return Loaded(position[place.storage], place.geometry)
 
         stored = {
@@ -274,19 +271,27 @@ class Nests:
             self._gone.update(r for r in node.results if not self.ctx.is_bound(r))
 
 
-def _evaluated(nest: Nest, *tensors: torch.Tensor) -> None:
+@dataclass(frozen=True, slots=True)
+class Evaluated:
     """One of several stages, in torch."""
-    if evaluate_nest(nest, tensors):
-        raise IndexError("index out of range in self")
+
+    nest: Nest
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Compute from the buffers' tensors and write the results."""
+        if evaluate_nest(self.nest, tensors):
+            raise IndexError("index out of range in self")
 
 
 def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the elements fill their memory, each in a place of its own."""
+    left = [(stride, size) for stride, size in zip(strides, sizes, strict=True) if not is_one(size)]
     expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(strides, sizes, strict=True) if n != 1):
-        if stride != expected:
+    while left:
+        found = next((k for k, (stride, _) in enumerate(left) if equals(stride, expected)), None)
+        if found is None:
             return False
-        expected *= size
+        expected *= left.pop(found)[1]
     return True
 
 
