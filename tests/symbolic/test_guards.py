@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.diag import InternalError, Span
+from smelt.compiler.compiled_dispatch import Dispatcher, _slow
+from smelt.compiler.compiled_native import native_entry
+from smelt.diag import InternalError, Options, Span
+from smelt.runtime.entry_guards import native_guards
 from smelt.runtime.guards import GuardSet, NumberForm, SizeCheck, TensorForm
 
 
@@ -18,17 +21,37 @@ def no_grad() -> Iterator[None]:
         yield
 
 
-def holds(guards: GuardSet, *args: Any, **kwargs: Any) -> bool:
-    """What the check says; the exact tests, asked one by one, must agree."""
+CODE = native_entry(Dispatcher, _slow, Options())
+
+
+class Known(GuardSet):
+    """Guards with the call that they were made from."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], **named: Any) -> None:
+        super().__init__((), args, kwargs, **named)
+        assert self.check(args, kwargs) is None and CODE is not None
+        self.native = native_guards(self, args, kwargs, CODE.layout)
+
+
+def holds(guards: Known, *args: Any, is_exact: bool = True, **kwargs: Any) -> bool:
+    """What the check says; the exact tests, asked one by one, must agree, and native code.
+
+    is_exact: native code needs no help of Python's.
+    """
     found = guards.check(args, kwargs)
     assert guards.first_failed(args, kwargs) == found
     if found is not None:
         assert guards.explain(found, args, kwargs)
+    if guards.native is not None:
+        assert CODE is not None
+        native = CODE.holds(guards.native, args, kwargs)
+        assert native == (found is None) or (not is_exact and not native)
     return found is None
 
 
-def made(*args: Any, free: Mapping[str, Any], checks: tuple[str, ...] = (), **named: Any) -> GuardSet:
-    return GuardSet((), args, {}, free=free, checks=[SizeCheck(text) for text in checks], writes=False, **named)
+def made(*args: Any, free: Mapping[str, Any], checks: tuple[str, ...] = (), **named: Any) -> Known:
+    found = [SizeCheck(text) for text in checks]
+    return Known(args, {}, free=free, checks=found, writes=False, **named)
 
 
 # --- numbers
@@ -124,6 +147,12 @@ CHECKS = {
     "B / 2 > n": lambda n, b: b / 2 > n,
     "n * n * n * n < 100": lambda n, b: n**4 < 100,
 }
+DIVIDED = ("B % n == 0",)
+PYTHON = (
+    ("n % -3 == -1", True), ("n % -3 == -1", False), ("0 < n <= B < 9", False),
+    ("n < 2 or B > 6", True), ("B / 2 > n", True), ("B / 2 > n", False),
+)  # fmt: skip
+"""What native code leaves to Python."""
 NUMBERS = (0, 1, 2, 3, 5, 8, -1, -3, -4, 2**40, 2**62, -(2**63), 2**63 - 1)
 
 
@@ -131,21 +160,34 @@ NUMBERS = (0, 1, 2, 3, 5, 8, -1, -3, -4, 2**40, 2**62, -(2**63), 2**63 - 1)
 @pytest.mark.parametrize("text", CHECKS)
 def test_checks(text: str, outcome: bool) -> None:
     free = {"args[0]": TensorForm(("B", 2)), "args[1]": NumberForm("n")}
-    guards = GuardSet((), (torch.ones(4, 2), 3), {}, free=free, checks=[SizeCheck(text, outcome)], writes=False)
-    for n in NUMBERS:
-        for b in (2, 4, 7, 8):
-            if text == "B % n == 0" and n == 0:
-                # It is neither true nor false.
-                assert not holds(guards, torch.ones(b, 2), n)
-                continue
-            assert holds(guards, torch.ones(b, 2), n) == (CHECKS[text](n, b) == outcome), (n, b)
+    calls = [(b, n) for b in (2, 4, 7, 8) for n in NUMBERS]
+    # It is neither true nor false where it divides by 0.
+    fits = [(b, n) for b, n in calls if not ("% n" in text and n == 0) and CHECKS[text](n, b) == outcome]
+    first = (torch.ones(fits[0][0], 2), fits[0][1])
+    guards = Known(first, {}, free=free, checks=[SizeCheck(text, outcome)], writes=False)
+    assert (guards.native is None) == ((text, outcome) in PYTHON)
+    for b, n in calls:
+        is_exact = abs(n) < 2**30 and not (text in DIVIDED and n <= 0)
+        assert holds(guards, torch.ones(b, 2), n, is_exact=is_exact) == ((b, n) in fits), (b, n)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -3.0, float("nan"), float("inf")])
 def test_checks_on_floats(value: float) -> None:
-    for text in ("f >= 0", "f < 1.5", "f != f", "2 > f"):
-        guards = made(torch.ones(2), 0.5, free={"args[1]": NumberForm("f")}, checks=(text,))
-        assert holds(guards, torch.ones(2), value) == bool(eval(text, {"f": value})), text
+    for text in ("f >= 0", "f < 1.5", "f != f", "2 > f", "-0.5 != f"):
+        seen = bool(eval(text, {"f": 0.5}))
+        free = {"args[1]": NumberForm("f")}
+        guards = Known((torch.ones(2), 0.5), {}, free=free, checks=[SizeCheck(text, seen)], writes=False)
+        assert guards.native is not None
+        assert holds(guards, torch.ones(2), value) == (bool(eval(text, {"f": value})) == seen), text
+
+
+def test_one_name_for_two_numbers() -> None:
+    guards = made(torch.ones(2), 3, 3, free={"args[1]": NumberForm("n"), "args[2]": NumberForm("n")})
+    assert holds(guards, torch.ones(2), 4, 4) and not holds(guards, torch.ones(2), 4, 5)
+    guards = made(torch.ones(2), 2, free={"args[0]": TensorForm(("n",)), "args[1]": NumberForm("n")})
+    assert holds(guards, torch.ones(4), 4) and not holds(guards, torch.ones(4), 5)
+    with pytest.raises(InternalError, match="two floats"):
+        made(torch.ones(2), 0.5, 0.5, free={"args[1]": NumberForm("f"), "args[2]": NumberForm("f")})
 
 
 def test_a_check_tells_its_line_and_its_values() -> None:
@@ -164,21 +206,22 @@ def test_a_check_tells_its_line_and_its_values() -> None:
 
 def test_places_in_containers_and_by_name() -> None:
     args, kwargs = ({"a": [torch.ones(2, 3), 4]},), {"scale": 2.0}
-    free = {
+    free: dict[str, Any] = {
         "args[0]['a'][0]": TensorForm(("B", 3)),
         "args[0]['a'][1]": NumberForm("n"),
         "kwargs['scale']": NumberForm(),
     }
-    guards = GuardSet((), args, kwargs, free=free, checks=[SizeCheck("n == 2 * B")], writes=False)
-    assert holds(guards, {"a": [torch.ones(5, 3), 10]}, scale=-1.0)
-    assert not holds(guards, {"a": [torch.ones(5, 3), 11]}, scale=-1.0)
-    assert not holds(guards, {"a": (torch.ones(5, 3), 10)}, scale=-1.0)
-    assert not holds(guards, {"a": [torch.ones(5, 3), 10]}, scale=1)
+    guards = Known(args, kwargs, free=free, checks=[SizeCheck("n == B + 2")], writes=False)
+    assert holds(guards, {"a": [torch.ones(5, 3), 7]}, scale=-1.0)
+    assert not holds(guards, {"a": [torch.ones(5, 3), 8]}, scale=-1.0)
+    assert not holds(guards, {"a": (torch.ones(5, 3), 7)}, scale=-1.0)
+    assert not holds(guards, {"a": [torch.ones(5, 3), 7]}, scale=1)
 
 
 def test_shared_memory_is_told_at_each_size() -> None:
     free = {"args[0]": TensorForm(("B",)), "args[1]": TensorForm(("C",))}
-    guards = GuardSet((), (torch.ones(4), torch.ones(4)), {}, free=free, writes=True)
+    guards = Known((torch.ones(4), torch.ones(4)), {}, free=free, writes=True)
+    assert guards.native is not None
     memory = torch.ones(100)
     assert holds(guards, memory[:50], memory[50:])
     assert not holds(guards, memory[:51], memory[50:])

@@ -143,8 +143,8 @@ class EntryCode:
         if found is None:
             return None
         plan = None if target.call is None else entry_context(target.call)
-        inputs = [found.registers.get(place, -1) for place in target.inputs]
-        if plan is None or -1 in inputs:
+        inputs = [] if plan is None else found.inputs(target.inputs, plan.kinds)
+        if inputs is None:
             plan, inputs = None, []
         registers = (ctypes.c_int64 * max(len(inputs), 1))(*inputs)
         address = ctypes.addressof(counters.words)
@@ -238,6 +238,7 @@ def _block_words(layout: TensorLayout, dispatcher: type, slow: Callable[..., Any
         Block.TEXT_TYPE: id(str),
         Block.INT_TYPE: id(int),
         Block.FLOAT_TYPE: id(float),
+        Block.BOOL_TYPE: id(bool),
         Block.REQUIRES_GRAD: layout.requires_grad,
         Block.IMPL: layout.impl,
         Block.KEYS: layout.keys,

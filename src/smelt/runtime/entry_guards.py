@@ -27,13 +27,17 @@ from smelt._torch.exact import MISSING
 from smelt._torch.storage import nbytes_spanned
 from smelt._torch.tensor_layout import TensorLayout
 from smelt.runtime import guard_versions
+from smelt.runtime.entry_sizes import CannotWrite, SizeWords
 from smelt.runtime.entry_table import LENGTH_AT, MAX_APART, MAX_REGISTERS, Guard, Space
 from smelt.runtime.guard_args import BY_VALUE, TENSORS, Spans, extents_meet, members
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guard_facts import FactTest
 from smelt.runtime.guard_layouts import Layouts
+from smelt.runtime.guard_sizes import Form, NumberForm, TensorForm, is_name
 from smelt.runtime.guard_versions import Identities, Namespace, Namespaces, set_words
 from smelt.runtime.guards import GuardSet
+from smelt.runtime.plan import Kind
+from smelt.runtime.table import NUMBER_CODES
 
 _CELL_CONTENT_AT = 16  # PyCellObject: object header, ob_ref
 _LIMIT = 1 << 63
@@ -47,13 +51,28 @@ class _Unsupported(Exception):
 class Guards:
     """Native guards. words: the table; registers: place of an argument (`args[0]`) -> its register.
 
+    numbers: place of a free number -> its kind, and the register with its bits; symbols: the registers of free names.
     keeps: whatever the words point to. asks: how many guards call Python at each call.
     """
 
     words: Any
     registers: Mapping[str, int]
+    numbers: Mapping[str, tuple[Kind, int]]
+    symbols: Mapping[str, int]
     keeps: tuple[Any, ...]
     asks: int
+
+    def inputs(self, places: Sequence[str], kinds: Sequence[Kind | None]) -> list[int] | None:
+        """Where a plan finds its inputs (`Row.INPUTS`); None if one is not there, or is not what it takes."""
+        if len(places) != len(kinds):
+            return None
+        found = []
+        for place, kind in zip(places, kinds, strict=True):
+            number, at = self.numbers.get(place, (None, -1))
+            if number != kind or (number is None and place not in self.registers):
+                return None
+            found.append(self.registers[place] if number is None else ~at)
+        return found
 
     @property
     def address(self) -> int:
@@ -70,11 +89,13 @@ def native_guards(
         _state(words, guards)
         _facts(words, guards)
         _constants(words, guards.constants)
-        registers = _Arguments(words, guards).write(args, kwargs)
-    except _Unsupported:
+        arguments = _Arguments(words, guards)
+        registers = arguments.write(args, kwargs)
+    except (_Unsupported, CannotWrite):
         return None
     words.emit(Guard.END)
-    return Guards((ctypes.c_int64 * len(words.made))(*words.made), registers, tuple(words.keeps), words.asks)
+    made = (ctypes.c_int64 * len(words.made))(*words.made)
+    return Guards(made, registers, arguments.numbers, arguments.sizes.names, tuple(words.keeps), words.asks)
 
 
 @dataclass(slots=True)
@@ -284,6 +305,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 # Never equal to another value once they are the same object.
 _IMMUTABLE = tuple(kind for kind in BY_VALUE if kind is not set)
+_KINDS: dict[type, Kind] = {int: "int", float: "float", bool: "bool"}
 
 
 class _Arguments:
@@ -296,6 +318,11 @@ class _Arguments:
         self._tensors: list[tuple[int, torch.Tensor]] = []
         self._containers: dict[int, int] = {}
         self._wants_grad = torch.is_grad_enabled()
+        self.numbers: dict[str, tuple[Kind, int]] = {}
+        self.sizes = SizeWords(words.emit, self._take)
+        self._expressions: list[tuple[int, str]] = []
+        # Registers with the bytes that tensors with free sizes span, by the tensor's register.
+        self._spans: dict[int, int] = {}
 
     def write(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
         """Raises: _Unsupported."""
@@ -308,6 +335,10 @@ class _Arguments:
             self._walk(value, f"args[{i}]", i)
         for i, (name, value) in enumerate(kwargs.items(), start=len(args)):
             self._walk(value, f"kwargs[{name!r}]", i)
+        for register, text in self._expressions:
+            self.sizes.equals(register, text)
+        for check in self.guards.checks:
+            self.sizes.check(check.text, check.outcome)
         self._aliasing()
         return self.registers
 
@@ -322,8 +353,11 @@ class _Arguments:
     def _walk(self, value: Any, place: str, at: int) -> None:
         self.registers[place] = at
         emit, keep, cls = self.words.emit, self.words.keep, type(value)
+        form = self.guards.free.get(place)
         if cls in TENSORS:
-            self._tensor(value, at)
+            self._tensor(value, at, form)
+        elif isinstance(form, NumberForm):
+            self._number(form, value, place, at)
         elif cls is int and -_LIMIT <= value < _LIMIT:
             emit(Guard.INT, at, value)
         elif cls is float:
@@ -341,6 +375,14 @@ class _Arguments:
             raise _Unsupported
         else:
             emit(Guard.IS, at, keep(value))
+
+    def _number(self, form: NumberForm, value: Any, place: str, at: int) -> None:
+        kind = _KINDS[type(value)]
+        to = self._take(1)
+        self.words.emit(Guard.NUMBER, at, NUMBER_CODES[kind], to)
+        self.numbers[place] = kind, to
+        if form.name and not self.sizes.bind(form.name, to, is_float=kind == "float"):
+            self._expressions.append((to, form.name))
 
     def _container(self, value: Any, place: str, at: int) -> None:
         if id(value) in self._containers:
@@ -360,7 +402,7 @@ class _Arguments:
         for i, (step, inner) in enumerate(members(value)):
             self._walk(inner, f"{place}{step}", first + i)
 
-    def _tensor(self, value: torch.Tensor, at: int) -> None:
+    def _tensor(self, value: torch.Tensor, at: int, form: Form | None) -> None:
         for before, tensor in self._tensors:
             if tensor is value:
                 self.words.emit(Guard.SAME, at, before)
@@ -373,7 +415,31 @@ class _Arguments:
         mask, keys, dtype = layout.keys_mask, layout.key_bits(value), layout.dtype_number(value)
         wants_grad = int(value.requires_grad) if self._wants_grad else -1
         kind = self.words.keep(type(value))
-        self.words.emit(Guard.TENSOR, at, kind, mask, keys, dtype, len(sizes), wants_grad, *sizes, *strides)
+        head = (at, kind, mask, keys, dtype, len(sizes), wants_grad)
+        if isinstance(form, TensorForm):
+            self._form(form, value, head)
+        else:
+            self.words.emit(Guard.TENSOR, *head, *sizes, *strides)
+
+    def _form(self, form: TensorForm, value: torch.Tensor, head: tuple[int, ...]) -> None:
+        """A tensor with free sizes: those that are not go by their registers."""
+        rank = len(form.sizes)
+        first = self._take(rank)
+        strides = -1 if form.strides is None else self._take(rank)
+        wanted = [size if isinstance(size, int) else -1 for size in form.sizes]
+        self.words.emit(Guard.FORM, *head, first, strides, *wanted)
+        for register, size in enumerate(form.sizes, start=first):
+            # The first place of a name binds it, and each later one is compared with it.
+            if isinstance(size, str) and not (is_name(size) and self.sizes.bind(size, register)):
+                self._expressions.append((register, size))
+        for register, stride in enumerate(form.strides or (), start=strides):
+            if isinstance(stride, int):
+                self.sizes.equals(register, str(stride))
+            else:
+                self._expressions.append((register, stride))
+        if self.guards.knows_aliases:
+            last = None if strides < 0 else range(strides, strides + rank)
+            self._spans[head[0]] = self.sizes.spanned(range(first, first + rank), last, value.element_size())
 
     def _aliasing(self) -> None:
         if not self.guards.knows_aliases:
@@ -386,15 +452,20 @@ class _Arguments:
         if any(spans.touched(t.data_ptr(), extent) for t, extent in zip(tensors, extents, strict=True)):
             raise _Unsupported
         triples = zip(self._tensors, extents, strict=True)
-        words = [word for (at, t), extent in triples for word in (at, extent, t.element_size())]
+        words = [word for (at, t), extent in triples for word in (at, self._extent(at, extent), t.element_size())]
         self.words.emit(Guard.APART, len(tensors), *words)
         ranges = [word for pair in zip(spans.starts, spans.ends, strict=True) for word in pair]
         if not ranges:
             return
         table = self.words.array(ranges)
         for (at, tensor), extent in zip(self._tensors, extents, strict=True):
-            if extent:
-                self.words.emit(Guard.CLEAR, at, extent, tensor.element_size(), len(spans.starts), table)
+            if extent or at in self._spans:
+                nbytes = self._extent(at, extent)
+                self.words.emit(Guard.CLEAR, at, nbytes, tensor.element_size(), len(spans.starts), table)
+
+    def _extent(self, at: int, nbytes: int) -> int:
+        """The bytes of the tensor in a register, as `Guard.APART` takes them."""
+        return ~self._spans[at] if at in self._spans else nbytes
 
 
 def _reads_as(cls: type, base: type) -> bool:

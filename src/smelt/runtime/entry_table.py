@@ -16,8 +16,18 @@ then the named ones in order, then what was taken out of containers. Addresses a
     IS          reg, object                         the same object
     SAME        reg, reg
     INT         reg, value                          FLOAT   reg, mask, bits (mask 0: any NaN)       TEXT   reg, object
-    APART       n, (reg, nbytes, itemsize)...       tensors that share no memory with each other
-    CLEAR       reg, nbytes, itemsize, n, ranges    a tensor that meets none of n (start, end) ranges
+    FORM        reg, type, mask, keys, dtype, ndim, requires_grad, first, strides, sizes... (-1: any)
+                a tensor whose sizes go to the registers from `first`, its strides to those from `strides`, unless that
+                is -1: then they are row-major
+    NUMBER      reg, code, to                       an int of 64 bits, a float or a bool (`table.NUMBER_CODES`); its
+                bits go to register `to`
+    SET         to, value                           words in registers: a constant,
+    COMPUTE     operation, to, a, is_constant, b    an integer of one in a register and of another or a constant,
+    COMPARE     outcomes, a, is_constant, b         what is allowed of 1: less, 2: equal, 4: greater
+    COMPARE_FLOAT   outcomes, a, is_constant, b     likewise, and 8: one is a NaN
+    APART       n, (reg, nbytes, itemsize)...       tensors that share no memory with each other; nbytes < 0: what
+                stands in register ~nbytes
+    CLEAR       reg, nbytes, itemsize, n, ranges    a tensor that meets none of n (start, end) ranges; nbytes likewise
     WORDS       n, (address, value)...              memory words
     MASKED      address, mask, value                one of them, under a mask
     VALUE       function, argument, mask, value     what a C function returns
@@ -41,7 +51,7 @@ from enum import IntEnum
 CALL_SYMBOL = "smelt_call"
 GUARDS_SYMBOL = "smelt_guards"
 BLOCK_SYMBOL = "smelt_block"
-MAX_REGISTERS = 64
+MAX_REGISTERS = 128
 MAX_APART = 16
 
 
@@ -74,6 +84,24 @@ class Guard(IntEnum):
     PYTHON = 23
     EITHER = 24
     MASKED = 25
+    FORM = 26
+    NUMBER = 27
+    SET = 28
+    COMPUTE = 29
+    COMPARE = 30
+    COMPARE_FLOAT = 31
+
+
+class Compute(IntEnum):
+    """Operations of `Guard.COMPUTE`; what 64 bits do not hold, and what is divided by less than 1, is a miss."""
+
+    ADD = 0
+    SUB = 1
+    MUL = 2
+    FLOORDIV = 3
+    MOD = 4
+    MAX = 5
+    MIN = 6
 
 
 class Block(IntEnum):
@@ -105,6 +133,7 @@ class Block(IntEnum):
     META = 18
     VERSION = 19
     COUNT = 20
+    BOOL_TYPE = 21
 
 
 class Space(IntEnum):
@@ -123,9 +152,9 @@ class Row(IntEnum):
     """Words of a row of a compiled object's table, which is [number of rows, addresses of rows...].
 
     CALLS, CLOCK: addresses of the object's counters. KIND: how the result is made. CONTEXT: the plan's words
-    (`table.Field`); INPUTS: registers of its inputs. PYTHON: called as python(args, kwargs or None), the whole way in
-    Python. FAIL: fail(frame, status, args, kwargs or None). DELIVER: deliver(results, args, kwargs or None). KEEPS_GIL:
-    the run is too short to let others have the GIL. RUN: address of `smelt_run`.
+    (`table.Field`); INPUTS: registers of its inputs, of a number ~register. PYTHON: called as python(args, kwargs or
+    None), the whole way in Python. FAIL: fail(frame, status, args, kwargs or None). DELIVER: deliver(results, args,
+    kwargs or None). KEEPS_GIL: the run is too short to let others have the GIL. RUN: address of `smelt_run`.
     """
 
     GUARDS = 0

@@ -178,7 +178,10 @@ class ArgumentTests:
         self._each("type", place, variable, f"type({{v}}) is {cls.__name__}", cls)
         if cls is int:
             self._each("range", place, variable, f"{-LIMIT} <= {{v}} < {LIMIT}", "an int of 64 bits")
-        self._bind_name(form.name, (place, None), place, variable)
+        if form.name and not self._bind_name(form.name, (place, None), place, variable):
+            if cls is float:
+                raise InternalError(f"the name {form.name!r} stands for two floats")
+            self._expressions.append((place, variable, form.name))
 
     def _bind_name(self, name: str, at: tuple[str, int | None], place: str, variable: str) -> bool:
         """Let a name stand for what is found here, if it is here that it is bound."""

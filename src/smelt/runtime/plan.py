@@ -399,8 +399,8 @@ class Plan:
     the arena. `keep_grad_mode`: leave the caller's grad mode as it is instead of switching gradients off around the
     run. `fixed` are held slots whose tensors keep their memory (the compiler's own: packed weights, folded constants);
     that of a program's live state may be exchanged between runs. `origins[i]`, if given, says where instruction i comes
-    from, for error messages. `profile`: measure every instruction. `kinds`: the slots that hold no tensors; these may be filled
-    again and again.
+    from, for error messages. `profile`: measure every instruction. `kinds`: the slots that hold no tensors; these may
+    be filled again and again.
     """
 
     nslots: int

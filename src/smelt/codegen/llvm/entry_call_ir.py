@@ -7,7 +7,7 @@ let the GIL go. Whatever is not understood goes to the block's SLOW with the sam
     find the table of the object                                     (none, or someone records: SLOW)
     for each row whose guards hold, the first one:
         without a plan, or without an idle frame: PYTHON
-        lend the inputs' handles to the frame; smelt_run             (status: FAIL)
+        lend the inputs' handles and numbers to the frame; smelt_run             (status: FAIL)
         wrap the outputs; make the result of them
     no row: SLOW
 """
@@ -123,10 +123,20 @@ def _run(c: _Call) -> None:
     lend, registers = c.context(Field.LEND_OFFSET), c.row(Row.INPUTS, "ptr")
     c.do(f"%ninputs = load i64, ptr {c.gep('i64', '%row', int(Row.NINPUTS))}")
     with c.loop(0, "%ninputs") as loop:
-        tensor = c.element("%regs", c.element(registers, loop.index), "ptr")
-        c.python("Py_IncRef", tensor)
-        handle = c.let(f"add i64 {c.let(f'ptrtoint ptr {tensor} to i64')}, {lend}")
+        at = c.element(registers, loop.index)
+        number, tensor, lent = c.fresh("number"), c.fresh("tensor"), c.fresh("lent")
+        c.branch(c.let(f"icmp slt i64 {at}, 0"), number, tensor)
+        c.label(number)
+        bits = c.element("%regs", c.let(f"xor i64 {at}, -1"))
+        c.store("i64", bits, c.gep("i64", inputs, loop.index))
+        c.go(lent)
+        c.label(tensor)
+        found = c.element("%regs", at, "ptr")
+        c.python("Py_IncRef", found)
+        handle = c.let(f"add i64 {c.let(f'ptrtoint ptr {found} to i64')}, {lend}")
         c.store("i64", handle, c.gep("i64", inputs, loop.index))
+        c.go(lent)
+        c.label(lent)
     code, run = c.context(Field.CODE, "ptr"), c.row(Row.RUN, "ptr")
     c.branch(c.equal(c.row(Row.KEEPS_GIL), 0), "free", "kept")
     c.label("free")
@@ -140,8 +150,10 @@ def _run(c: _Call) -> None:
     c.label("ran")
     c.do("%status = phi i32 [%status.free, %free], [%status.kept, %kept]")
     with c.loop(0, "%ninputs") as loop:
-        handle = c.let(f"sub i64 {c.element(inputs, loop.index)}, {lend}")
-        c.python("Py_DecRef", c.let(f"inttoptr i64 {handle} to ptr"))
+        is_tensor = c.let(f"icmp sge i64 {c.element(registers, loop.index)}, 0")
+        with c.when(is_tensor):
+            handle = c.let(f"sub i64 {c.element(inputs, loop.index)}, {lend}")
+            c.python("Py_DecRef", c.let(f"inttoptr i64 {handle} to ptr"))
     c.need(c.equal("%status", 0, "i32"), "fail")
 
 

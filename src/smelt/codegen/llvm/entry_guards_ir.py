@@ -8,7 +8,7 @@ verified, and leaves no Python exception behind. It runs with the GIL held and c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from smelt.codegen.llvm.entry_text import EntryText
 from smelt.runtime.entry_table import (
@@ -20,9 +20,11 @@ from smelt.runtime.entry_table import (
     TUPLE_ITEMS_AT,
     TYPE_AT,
     Block,
+    Compute,
     Guard,
     Space,
 )
+from smelt.runtime.table import NUMBER_CODES
 
 
 class _Guards(EntryText):
@@ -72,6 +74,12 @@ class _Guards(EntryText):
         offset = self.field(impl, self.block_word(Block.OFFSET))
         return self.add(start, self.mul(offset, itemsize))
 
+    def nbytes(self, word: str) -> str:
+        """A number of bytes: itself, or below 0 the register that it is in."""
+        elsewhere = self.let(f"icmp slt i64 {word}, 0")
+        at = self.let(f"select i1 {elsewhere}, i64 {self.let(f'xor i64 {word}, -1')}, i64 0")
+        return self.let(f"select i1 {elsewhere}, i64 {self.element('%regs', at)}, i64 {word}")
+
 
 def _args(g: _Guards) -> None:
     count, named = g.operand(0), g.operand(1)
@@ -114,7 +122,8 @@ def _mapping(g: _Guards) -> None:
     g.members(source, length, g.operands_from(4), g.operand(3))
 
 
-def _tensor(g: _Guards) -> None:
+def _plain_tensor(g: _Guards) -> tuple[str, str, str]:
+    """What an exact tensor's guard and a form's begin with; its rank, and where its sizes and strides are."""
     tensor = g.register(g.operand(0))
     g.need(g.equal(g.field(tensor, TYPE_AT), g.operand(1)))
     impl = g.field(tensor, g.block_word(Block.IMPL), "ptr")
@@ -135,10 +144,133 @@ def _tensor(g: _Guards) -> None:
     outside = g.load("ptr", inside)
     sizes = g.let(f"select i1 {is_outside}, ptr {outside}, ptr {inside}")
     strides = g.gep("i64", sizes, g.let(f"select i1 {is_outside}, i64 {ndim}, i64 {capacity}"))
+    return ndim, sizes, strides
+
+
+def _tensor(g: _Guards) -> None:
+    ndim, sizes, strides = _plain_tensor(g)
     with g.loop(0, ndim) as loop:
         want = g.operands_from(7)
         g.need(g.equal(g.element(sizes, loop.index), g.element(want, loop.index)))
         g.need(g.equal(g.element(strides, loop.index), g.element(want, g.add(ndim, loop.index))))
+
+
+def _form(g: _Guards) -> None:
+    ndim, sizes, strides = _plain_tensor(g)
+    first, keeps, want = g.operand(7), g.operand(8), g.operands_from(9)
+    with g.loop(0, ndim) as loop:
+        size, wanted = g.element(sizes, loop.index), g.element(want, loop.index)
+        fits = g.let(f"or i1 {g.equal(wanted, -1)}, {g.equal(size, wanted)}")
+        g.need(fits)
+        g.store("i64", size, g.gep("i64", "%regs", g.add(first, loop.index)))
+    rows, given, done = g.fresh("rows"), g.fresh("given"), g.fresh("formed")
+    g.branch(g.equal(keeps, -1), rows, given)
+    g.label(given)
+    with g.loop(0, ndim) as loop:
+        stride = g.element(strides, loop.index)
+        g.store("i64", stride, g.gep("i64", "%regs", g.add(keeps, loop.index)))
+    g.go(done)
+    g.label(rows)
+    with g.loop(0, ndim, carried=(("i64", "1"),)) as loop:
+        at = g.let(f"sub i64 {g.let(f'sub i64 {ndim}, 1')}, {loop.index}")
+        g.need(g.equal(g.element(strides, at), loop.carried[0].now))
+        size = g.element(sizes, at)
+        counted = g.let(f"select i1 {g.equal(size, 0)}, i64 1, i64 {size}")
+        loop.carried[0].next = g.let(f"mul i64 {loop.carried[0].now}, {counted}")
+    g.go(done)
+    g.label(done)
+
+
+def _number(g: _Guards) -> None:
+    found, code = g.register(g.operand(0)), g.operand(1)
+    kind = g.field(found, TYPE_AT)
+    to, stored = g.gep("i64", "%regs", g.operand(2)), g.fresh("stored")
+    names = {name: g.fresh(name) for name in NUMBER_CODES}
+    cases = " ".join(f"i64 {number}, label %{names[name]}" for name, number in NUMBER_CODES.items())
+    g.do(f"switch i64 {code}, label %miss [{cases}]")
+    g.label(names["int"])
+    g.need(g.equal(kind, g.block_word(Block.INT_TYPE)))
+    whole = g.python("PyLong_AsLongLongAndOverflow", found, "%overflow")
+    g.need(g.equal(g.load("i32", "%overflow"), 0, "i32"))
+    g.store("i64", whole, to)
+    g.go(stored)
+    g.label(names["float"])
+    g.need(g.equal(kind, g.block_word(Block.FLOAT_TYPE)))
+    g.store("double", g.python("PyFloat_AsDouble", found), to)
+    g.go(stored)
+    g.label(names["bool"])
+    g.need(g.equal(kind, g.block_word(Block.BOOL_TYPE)))
+    g.store("i64", g.let(f"zext i1 {g.equal(found, g.block_word(Block.TRUE, 'ptr'), 'ptr')} to i64"), to)
+    g.go(stored)
+    g.label(stored)
+
+
+def _set(g: _Guards) -> None:
+    g.store("i64", g.operand(1), g.gep("i64", "%regs", g.operand(0)))
+
+
+def _word(g: _Guards, is_constant: str, word: str) -> str:
+    """An operand: a constant, or what stands in a register."""
+    there = g.let(f"icmp ne i64 {is_constant}, 0")
+    at = g.let(f"select i1 {there}, i64 0, i64 {word}")
+    return g.let(f"select i1 {there}, i64 {word}, i64 {g.element('%regs', at)}")
+
+
+def _compute(g: _Guards) -> None:
+    a, b = g.element("%regs", g.operand(2)), _word(g, g.operand(3), g.operand(4))
+    names = {operation: g.fresh(operation.name.lower()) for operation in Compute}
+    done = g.fresh("computed")
+    cases = " ".join(f"i64 {int(operation)}, label %{name}" for operation, name in names.items())
+    g.do(f"switch i64 {g.operand(0)}, label %miss [{cases}]")
+    found: list[tuple[str, str]] = []
+    for operation, name in names.items():
+        g.label(name)
+        value = _computed(g, operation, a, b)
+        found.append((value, g.block))
+        g.go(done)
+    g.label(done)
+    value = g.let(f"phi i64 {', '.join(f'[{value}, %{block}]' for value, block in found)}")
+    g.store("i64", value, g.gep("i64", "%regs", g.operand(1)))
+
+
+def _computed(g: _Guards, operation: Compute, a: str, b: str) -> str:
+    match operation:
+        case Compute.ADD | Compute.SUB | Compute.MUL:
+            function = f"llvm.s{operation.name.lower()}.with.overflow.i64"
+            g.declare(f"declare {{ i64, i1 }} @{function}(i64, i64)")
+            both = g.let(f"call {{ i64, i1 }} @{function}(i64 {a}, i64 {b})")
+            g.need_not(g.let(f"extractvalue {{ i64, i1 }} {both}, 1"))
+            return g.let(f"extractvalue {{ i64, i1 }} {both}, 0")
+        case Compute.FLOORDIV | Compute.MOD:
+            g.need(g.let(f"icmp sgt i64 {b}, 0"))
+            rest = g.let(f"srem i64 {a}, {b}")
+            below = g.let(f"icmp slt i64 {rest}, 0")
+            if operation is Compute.MOD:
+                return g.let(f"select i1 {below}, i64 {g.let(f'add i64 {rest}, {b}')}, i64 {rest}")
+            quotient = g.let(f"sdiv i64 {a}, {b}")
+            return g.let(f"select i1 {below}, i64 {g.let(f'sub i64 {quotient}, 1')}, i64 {quotient}")
+        case Compute.MAX | Compute.MIN:
+            better = g.let(f"icmp {'sgt' if operation is Compute.MAX else 'slt'} i64 {a}, {b}")
+            return g.let(f"select i1 {better}, i64 {a}, i64 {b}")
+
+
+def _compare(g: _Guards) -> None:
+    a, b = g.element("%regs", g.operand(1)), _word(g, g.operand(2), g.operand(3))
+    _allowed(g, [g.let(f"icmp {how} i64 {a}, {b}") for how in ("slt", "eq", "sgt")])
+
+
+def _compare_float(g: _Guards) -> None:
+    a, b = g.element("%regs", g.operand(1), "double"), _word(g, g.operand(2), g.operand(3))
+    other = g.let(f"bitcast i64 {b} to double")
+    _allowed(g, [g.let(f"fcmp {how} double {a}, {other}") for how in ("olt", "oeq", "ogt", "uno")])
+
+
+def _allowed(g: _Guards, outcomes: Sequence[str]) -> None:
+    """Go on if the one outcome that holds is among those of operand 0."""
+    found = "0"
+    for bit, holds in enumerate(outcomes):
+        found = g.let(f"select i1 {holds}, i64 {1 << bit}, i64 {found}")
+    g.need_not(g.equal(g.let(f"and i64 {g.operand(0)}, {found}"), 0))
 
 
 def _needs_grad(g: _Guards, impl: str, wanted: str, then: str) -> None:
@@ -189,7 +321,7 @@ def _apart(g: _Guards) -> None:
     triples = g.operands_from(1)
     with g.loop(0, count) as loop:
         triple = g.gep("i64", triples, g.mul(loop.index, 3))
-        nbytes = g.element(triple, 1)
+        nbytes = g.nbytes(g.element(triple, 1))
         start = g.data_address(g.register(g.element(triple, 0)), g.element(triple, 2))
         end = g.add(start, nbytes)
         with g.loop(0, loop.index) as before:
@@ -205,7 +337,7 @@ def _apart(g: _Guards) -> None:
 
 def _clear(g: _Guards) -> None:
     start = g.data_address(g.register(g.operand(0)), g.operand(2))
-    end = g.add(start, g.operand(1))
+    end = g.add(start, g.nbytes(g.operand(1)))
     with g.loop(0, g.operand(3)) as loop:
         low, high = g.pair(g.operand(4, "ptr"), loop.index)
         meets = g.let(f"and i1 {g.let(f'icmp ult i64 {start}, {high}')}, {g.let(f'icmp ult i64 {low}, {end}')}")
@@ -426,6 +558,12 @@ _OPERATIONS: dict[Guard, Callable[[_Guards], None]] = {
     Guard.PYTHON: _python,
     Guard.EITHER: _either,
     Guard.MASKED: _masked,
+    Guard.FORM: _form,
+    Guard.NUMBER: _number,
+    Guard.SET: _set,
+    Guard.COMPUTE: _compute,
+    Guard.COMPARE: _compare,
+    Guard.COMPARE_FLOAT: _compare_float,
 }
 
 
