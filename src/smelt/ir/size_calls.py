@@ -15,12 +15,12 @@ from smelt.ir.size_trace import INFINITY, Bounds, Late, LateCall, SizeLeak, Trac
 
 
 @dataclass(frozen=True, slots=True)
-class _Hole:
+class Hole:
     """Where a number stands that depends on sizes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Plain:
+class Plain:
     """A constant with its type: 1, 1.0 and True are equal, and not the same."""
 
     kind: type
@@ -28,14 +28,14 @@ class _Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
     """A list or a mapping (of the keys), or a dataclass (the constant it is like, for what is no field)."""
 
     like: Any
     parts: tuple[Any, ...]
 
 
-_HOLE = _Hole()
+_HOLE = Hole()
 
 
 def stripped(x: Any, numbers: list[Any]) -> Any:
@@ -49,29 +49,29 @@ def stripped(x: Any, numbers: list[Any]) -> Any:
     if kind is int or kind is str or x is None:
         return x
     if kind is float or kind is bool:
-        return _Plain(kind, x)
+        return Plain(kind, x)
     if kind is list:
-        return _Group(list, tuple([stripped(y, numbers) for y in x]))
+        return Group(list, tuple([stripped(y, numbers) for y in x]))
     if kind is dict:
-        return _Group(tuple(x), tuple([stripped(y, numbers) for y in x.values()]))
+        return Group(tuple(x), tuple([stripped(y, numbers) for y in x.values()]))
     if is_dataclass(kind):
         before = len(numbers)
         parts = tuple([(f.name, stripped(getattr(x, f.name), numbers)) for f in fields(x) if f.init])
         # One without sizes stands for itself.
-        return x if len(numbers) == before else _Group(kind, parts)
+        return x if len(numbers) == before else Group(kind, parts)
     return x
 
 
 def filled(template: Any, numbers: Iterator[Any]) -> Any:
     """The structure again, with numbers in the holes."""
     kind = type(template)
-    if kind is _Hole:
+    if kind is Hole:
         return next(numbers)
     if kind is tuple:
         return tuple([filled(part, numbers) for part in template])
-    if kind is _Plain:
+    if kind is Plain:
         return template.value
-    if kind is _Group:
+    if kind is Group:
         if template.like is list:
             return [filled(part, numbers) for part in template.parts]
         if type(template.like) is tuple:
@@ -81,7 +81,7 @@ def filled(template: Any, numbers: Iterator[Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Applied:
+class Applied:
     """A late function on the numbers of its holes alone, giving those of its result."""
 
     function: Callable[..., Any]
@@ -117,10 +117,10 @@ def _taken(x: Any, numbers: list[Any], is_float: bool) -> Any:
     if kind is tuple:
         return tuple([_taken(y, numbers, is_float) for y in x])
     if kind is list:
-        return _Group(list, tuple([_taken(y, numbers, is_float) for y in x]))
+        return Group(list, tuple([_taken(y, numbers, is_float) for y in x]))
     if is_dataclass(kind):
         parts = tuple([(f.name, _taken(getattr(x, f.name), numbers, is_float)) for f in fields(x) if f.init])
-        return _Group(kind, parts)
+        return Group(kind, parts)
     return x
 
 
@@ -145,7 +145,7 @@ def call_late(
     key = (function, template, exprs, are_float)
     known = trace.call_ids.get(key)
     if known is None:
-        applied = _Applied(function, template, is_float, bounds[0])
+        applied = Applied(function, template, is_float, bounds[0])
         result, found = applied.raw(iter([x.value for x in operands]))
         applied = replace(applied, result=result, kinds=tuple(map(type, found)))
         name = f"{function.__module__}.{function.__qualname__}{template}"
