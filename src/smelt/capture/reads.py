@@ -29,10 +29,12 @@ from smelt.capture.reads_effects import (
     ENVIRONMENT,
     PRINTS,
     SUSPECT_NAMES,
+    Callers,
     builtin_effect,
     code_effect,
     file_kind,
     is_by_recorder,
+    note_callers,
     user_site,
 )
 from smelt.capture.reads_facts import Read
@@ -68,6 +70,7 @@ class ReadLog:
     reads: list[Read] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     mutations: list[Mutation] = field(default_factory=list)
+    callers: Callers = field(default_factory=dict)  # who called each function of the user's first
 
     @property
     def is_replayable(self) -> bool:
@@ -96,6 +99,7 @@ class _Recorder:
         self.streams = (sys.stdout, sys.stderr)
         self.codes: dict[int, CodeType] = {}
         self.effects: dict[tuple[str, Any], Effect] = {}
+        self.callers: Callers = {}
         self.collector = {getattr(callback, "__code__", None) for callback in gc.callbacks} - {None}
 
     def profile(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -121,6 +125,7 @@ class _Recorder:
             generated_for_us = code.co_filename == "<string>" and is_by_recorder(frame.f_back)
             if not generated_for_us and not self._is_aside(frame):
                 self.codes[id(code)] = code
+                note_callers(frame, self.boundary, self.callers)
                 self.roots.enter_code(code, frame)
             return
         what = code_effect(code) if kind in ("stdlib", "torch") else None
@@ -222,6 +227,7 @@ def _caller(frame: FrameType | None) -> FrameType | None:
 def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
     facts, changes = found.finish()
     log.reads.extend(facts)
+    log.callers.update(recorder.callers)
     log.effects.extend(recorder.effects.values())
     log.effects.extend(Effect(what, name, site.span if site else None) for what, name, site in found.refusals)
     log.mutations.extend(Mutation(c.name, c.before, c.after, c.site.span if c.site else None) for c in changes)

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from smelt.diag import Span
+
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
 _SMELT_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # The programs that these packages bring along are compiled like anyone's.
@@ -27,6 +29,7 @@ ENVIRONMENT = "uses the environment"
 LOGGING = "logs a message"
 LOOKS = "looks at files"
 PRINTS = "prints"
+DEBUGS = "stops in the debugger"
 
 
 @lru_cache(maxsize=_CLASSIFY_LIMIT)
@@ -52,6 +55,7 @@ _FUNCTIONS: dict[tuple[str, str], str] = {
     ("time", "sleep"): "sleeps",
     ("builtins", "print"): PRINTS,
     ("builtins", "input"): "reads from the terminal",
+    ("builtins", "breakpoint"): DEBUGS,
     ("builtins", "globals"): "reads globals by computed name",
     ("builtins", "eval"): "evaluates text",
     ("builtins", "exec"): "executes text",
@@ -194,6 +198,36 @@ def user_site(frame: FrameType | None, what: str = "") -> tuple[CodeType, int] |
             return None
         frame = frame.f_back
     return None
+
+
+# Functions of torch that only hand on to the user's: a call goes through them as through the user's own.
+_THROUGH = tuple(_TORCH_DIR + os.path.join(*parts) for parts in (
+    ("nn", "modules", "container.py"), ("utils", "_contextlib.py"), ("amp", "autocast_mode.py"),
+))  # fmt: skip
+
+
+def hands_on(code: CodeType) -> bool:
+    """Whether a function of torch's does nothing of its own but call the user's."""
+    return code.co_filename.startswith(_THROUGH)
+
+
+Callers = dict[tuple[str, str], Span]
+"""By file and qualified name of a function: the line that called it."""
+
+
+def note_callers(frame: FrameType, boundary: FrameType | None, callers: Callers) -> None:
+    """Note who called the function of a frame, and so on upwards to what is known; the first caller counts."""
+    code, above = frame.f_code, frame.f_back
+    while above is not None and above is not boundary:
+        outer = above.f_code
+        kind = file_kind(outer.co_filename)
+        if kind == "user" or (kind == "torch" and hands_on(outer)):
+            key = (code.co_filename, code.co_qualname)
+            if key in callers:
+                return
+            callers[key] = Span(outer.co_filename, above.f_lineno, outer.co_qualname)
+            code = outer
+        above = above.f_back
 
 
 def is_by_recorder(frame: FrameType | None) -> bool:
