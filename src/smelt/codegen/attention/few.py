@@ -7,9 +7,9 @@
       for a block of keys: products += powers @ values
       result = products / sums
 
-Invariant: rows are dense in their columns and whole vectors long, and there are at least as many keys as lanes; where
-that is not known before the run (`Variant.short`) the last key stands for those that are missing, and its scores there
-are not looked at.
+Invariant: rows are dense in their columns and whole vectors long, and there are at least as many keys as lanes and at
+most `MAX_KEYS`. Where that is not known before the run (`Variant.any_keys`) the last key stands for those that are
+missing, whose scores are not looked at, and powers are summed in blocks, so that no chain of additions is long.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ MAX_ROWS = 4
 """Queries of a group beyond which tiles are faster."""
 
 MAX_KEYS = 16384
-"""Keys whose scores may lie in scratch memory at once."""
+"""Keys whose scores may lie in scratch memory at once, and be summed by one chain of additions a lane."""
 
 # Keys that are read side by side: enough chains of additions, few enough streams that hardware fetches ahead.
 _TOGETHER = 4
+# Keys whose powers are summed by one chain of additions a lane.
+_SUMMED = 4096
 # Columns of the values that are summed at once, in vectors.
 _VECTORS = 4
 
@@ -86,7 +88,7 @@ class _FewKernel(Parts):
         count = lanes.count
         last = fn.add(words["keys"], -count)
         numbers: list[str | int] = list(range(count))
-        if self.variant.short:
+        if self.variant.any_keys:
             final = fn.add(words["keys"], -1)
             last, numbers = most(fn, last, "0"), [least(fn, i, final) for i in numbers]
         places = [fn.mul(words["k_row"], i) for i in numbers]
@@ -125,10 +127,21 @@ class _FewKernel(Parts):
                 row = self.at(self.variant.mask, mask, self.offset((group, "m_group"), (query, "m_row")))
                 self.mask_row(row, words["keys"], self.mask)
             largest = self.scaled_row(scores, words["keys"], None if mask is None else self.mask)
-            total = self.powers_row(scores, words["keys"], words["keys"], self.origin(largest))
+            total = self._powers(scores, self.origin(largest))
             fn.store(self.kind, self.inverse(total), fn.gep(self.kind, self.sums, loop.index))
             with fn.when(fn.let(f"icmp ne i64 {words['checked']}, 0")):
                 self._divide(scores, fn.gep(self.kind, self.sums, loop.index))
+
+    def _powers(self, scores: str, origin: str) -> str:
+        """Powers of a row in the place of its scores; their sum."""
+        fn, keys = self.fn, self.words["keys"]
+        if not self.variant.any_keys:
+            return self.powers_row(scores, keys, keys, origin)
+        with fn.loop("0", keys, _SUMMED, [(self.kind, number(0.0))]) as block:
+            count = least(fn, fn.let(f"sub i64 {keys}, {block.index}"), _SUMMED)
+            part = self.powers_row(fn.gep(self.kind, scores, block.index), count, count, origin)
+            block.carried[0].next = fn.let(f"fadd {self.kind} {block.carried[0].now}, {part}")
+        return block.carried[0].last
 
     def _divide(self, scores: str, inverse_at: str) -> None:
         fn, lanes = self.fn, self.lanes

@@ -16,7 +16,7 @@ from smelt.codegen.attention.vectors import lanes_of
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.ir import DType
-from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole, late, late_float, size_min
+from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole, late, late_float, size_max, size_min
 
 _DTYPES = (DType.F32, DType.F64, DType.BF16, DType.F16)
 # Rows of an item where one head is divided among several: packing keys again for each must stay cheap beside them.
@@ -116,7 +116,7 @@ def _is_few(a: Attention, isa: Isa) -> bool:
     if is_symbolic(rows):
         return False
     lanes = _few_lanes(a, isa)
-    # More keys than MAX_KEYS take more scratch memory and nothing else, and for fewer than lanes there is a text.
+    # For more keys or fewer there is a text, if not as short.
     fits = is_symbolic(keys) or lanes <= keys <= MAX_KEYS
     is_dense = is_one(a.k.strides[3]) and is_one(a.v.strides[3])
     return rows <= MAX_ROWS and fits and lanes >= _LEAST_LANES and is_dense and not a.is_causal
@@ -134,8 +134,8 @@ def _few(a: Attention, isa: Isa) -> Work:
     (batches, _, queries, size), (_, heads, keys, _), value_size = a.q.sizes, a.k.sizes, a.v.sizes[3]
     rows = _group(a) * queries
     lanes = _few_lanes(a, isa)
-    is_short = not equals(size_min(keys, lanes), lanes)
-    variant = Variant(a.q.dtype, None if a.mask is None else a.mask.dtype, rows, lanes=lanes, short=is_short)
+    fits = equals(size_min(keys, lanes), lanes) and equals(size_max(keys, MAX_KEYS), MAX_KEYS)
+    variant = Variant(a.q.dtype, None if a.mask is None else a.mask.dtype, rows, lanes=lanes, any_keys=not fits)
     numbers = few.scratch_numbers(variant, size=size, value_width=value_size, keys=keys)
     sizes = {"value_width": value_size, "chunks": 1, "chunk": rows, "block": keys}
     item_ns = _few_ns(keys, size + value_size, a.q.dtype.itemsize, rows)

@@ -43,7 +43,7 @@ class Variant:
     """One kernel text: dtypes of queries, keys, values and result, of the mask, and which path.
 
     rows: queries that the path for few takes, 0 for tiles. row_size: room for a query in a tile. lanes: of its
-    vectors, 0 for full registers. short: in the path for few there may be fewer keys than lanes.
+    vectors, 0 for full registers. any_keys: in the path for few there may be fewer keys than lanes, or very many.
     """
 
     dtype: DType
@@ -51,7 +51,7 @@ class Variant:
     rows: int = 0
     row_size: int = BLOCK
     lanes: int = 0
-    short: bool = False
+    any_keys: bool = False
 
     @property
     def compute(self) -> DType:
