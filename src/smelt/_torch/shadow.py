@@ -31,7 +31,7 @@ class Shadows:
     """The shadows of one staged run; tensors over one storage have shadows over one storage."""
 
     def __init__(self) -> None:
-        self._mode = FakeTensorMode()
+        self._mode: Any = FakeTensorMode()
         self._log = logging.getLogger("torch._subclasses.fake_tensor")
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -47,6 +47,10 @@ class Shadows:
         with self.running():
             made = torch.empty_strided(sizes, strides, dtype=dtype, device=device)
         return made.requires_grad_() if grad else made
+
+    def admit_symbols(self) -> None:
+        """Let sizes be symbolic numbers; torch's cache of results, which asks torch's own symbols, is not used then."""
+        self._mode.cache_enabled = False
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from smelt._torch.dispatch import Level, is_recording, levels, recording
 from smelt._torch.record_modes import Modes, modes
 from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
+from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.recorder import Conversion, Recorder, Slot
 from smelt.capture.roots import Roots, StateTensor, reachable
 from smelt.capture.scopes import Scope, tracking
@@ -60,6 +61,7 @@ class Captured:
     written: by id of a state tensor, what it held before the run first wrote to it (with `keep_written`).
     entangled: names of the inputs and state values that lay in each other's memory; writes to them must stay in order.
     returned: for each output that was the very object of an input or of state: the input's number, or (kind, path).
+    sizes: the symbols in the graph's types and among its inputs, and the guards on them; None where it has none.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Captured:
     written: Mapping[int, torch.Tensor] = field(default_factory=dict)
     entangled: frozenset[str] = frozenset()
     returned: Mapping[int, int | tuple[str, str]] = field(default_factory=dict)
+    sizes: SizeFacts | None = None
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -93,12 +96,16 @@ def capture(
     target: Callable[..., Any] | None = None,
     keep_written: bool = False,
     specialize: bool = False,
+    dynamic: Spec | None = None,
 ) -> Captured:
     """Call `fn(*args, **kwargs)` once and record it. Whatever the program raises is raised unchanged.
 
     target: the program that `fn` stands for, where `fn` wraps it; names and state are the target's.
     specialize: let Python read what depends on data; where it can be compared, the graph expects it (`expect`) where
         it was read, and holds for runs in which nothing else is found there.
+    dynamic: the sizes and numbers of the arguments that are symbols: the graph is then the one of a staged run (see
+        `staging.stage`), with `sizes`. Where there is none, the graph is the ordinary one, `sizes` is None, and
+        `warnings` says why.
     keep_written: keep what state held before it was written, in `Captured.written`.
     level: force one of `smelt._torch.dispatch.levels()`; the best by default.
     Raises: CaptureError (S0104) where this thread is being recorded already; other capture errors are in the result.
@@ -137,11 +144,24 @@ def capture(
             recorder.error = error
     state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
     shared = frozenset() if graph is None else entangled(graph, arguments.tensors, state.lookup)
-    return Captured(
+    native = Captured(
         title, result, graph, signature, state, recorder.error,
         tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
         _returned(tensors, arguments.tensors, state),
     )  # fmt: skip
+    return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic)
+
+
+def _with_symbols(
+    native: Captured, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
+    target: Callable[..., Any] | None, dynamic: Spec,
+) -> Captured:  # fmt: skip
+    from smelt.capture.staging.stage import stage  # noqa: PLC0415  (staging is built on this module)
+
+    staged = stage(fn, args, kwargs, target=target, name=native.name, native=native, dynamic=dynamic)
+    if staged.error is not None:
+        return replace(native, warnings=(str(staged.error),))
+    return replace(staged, result=native.result, written=native.written)
 
 
 def _run(

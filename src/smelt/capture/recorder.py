@@ -18,6 +18,7 @@ import torch
 from smelt._torch.record_modes import Modes, modes
 from smelt._torch.record_patches import is_plain_tensor_type, is_transform_wrapper
 from smelt._torch.state import is_any_autocast, is_grad_enabled, is_inference
+from smelt.capture.dynamic.dims import sized_type
 from smelt.capture.opinfo import OpInfo, expectation, op_info
 from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
@@ -518,7 +519,11 @@ def slot_type(slot: Slot) -> Any:
     if not isinstance(slot.type, tuple):
         return slot.type
     dtype, shape, strides, device = slot.type
-    return tensor_type(dtype, shape, strides, device)
+    try:
+        return tensor_type(dtype, shape, strides, device)
+    except TypeError:
+        # A size that is a symbol has no hash; what its type says of it may be known better later.
+        return sized_type(dtype_from_torch(dtype), shape, strides, str(device))
 
 
 def conversion_error(found: Conversion) -> CaptureError:

@@ -19,7 +19,7 @@ def entangled(
     graph: Graph, inputs: Sequence[torch.Tensor], lookup: Callable[[str, str], torch.Tensor]
 ) -> frozenset[str]:
     """The names of the graph's inputs and state nodes whose memory reaches into that of another of them."""
-    named = [(value.name, tensor) for value, tensor in zip(graph.inputs, inputs, strict=True)]
+    named = [(value.name, tensor) for value, tensor in zip(graph.inputs, inputs, strict=False)]
     for node in graph.walk():
         if node.op in _STATE:
             named.append((node.result.name, lookup(node.op, str(node.args[0]))))

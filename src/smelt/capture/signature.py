@@ -66,7 +66,8 @@ class Signature:
     """The structure of one call.
 
     args, kwargs: structure of the arguments; tensor leaf i is the graph's input i (a tensor that was passed twice is
-        one input). result: structure of the result; its tensor leaf i is the graph's output i.
+        one input), and so is number leaf i, of a capture in which numbers are inputs.
+    result: structure of the result; its tensor leaf i is the graph's output i.
     inputs: for each graph input where it stands, e.g. `args[0]['mask']`.
     """
 
@@ -75,12 +76,12 @@ class Signature:
     result: Tree
     inputs: tuple[str, ...]
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Any]:
         """The graph's inputs for a call.
 
         Raises: CaptureError (S0107) where the arguments differ in structure, naming the first difference.
         """
-        tensors: dict[int, torch.Tensor] = {}
+        tensors: dict[int, Any] = {}
         given = dict(kwargs or {})
         if set(given) == set(self.kwargs.keys):
             given = {key: given[key] for key in self.kwargs.keys}

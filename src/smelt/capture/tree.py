@@ -15,7 +15,7 @@ import struct
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -28,6 +28,14 @@ class TensorLeaf:
     """A tensor: which one of the flat list."""
 
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLeaf:
+    """In arguments: an int or float that is an input of the graph, which one of the flat list."""
+
+    index: int
+    cls: type
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +71,7 @@ class Container:
     context: Any = None
 
 
-Tree: TypeAlias = TensorLeaf | ConstantLeaf | SameObject | Container
+Tree: TypeAlias = TensorLeaf | NumberLeaf | ConstantLeaf | SameObject | Container
 
 _ATOMS = (
     int, float, bool, complex, str, bytes, type(None), type(Ellipsis), slice, range, torch.dtype, torch.device,
@@ -239,7 +247,20 @@ def same_constant(a: Any, b: Any) -> bool:
         return False
 
 
-def match(tree: Tree, value: Any, path: str, tensors: dict[int, torch.Tensor]) -> None:
+def mapped(tree: Tree, path: str, change: Callable[[str, ConstantLeaf], Tree]) -> Tree:
+    """The structure with its constants changed, each told by its path."""
+    match tree:
+        case ConstantLeaf():
+            return change(path, tree)
+        case Container():
+            labels = [f"[{k!r}]" for k in tree.keys] or [f"[{i}]" for i in range(len(tree.items))]
+            items = tuple(mapped(t, path + label, change) for label, t in zip(labels, tree.items, strict=True))
+            more = zip(tree.names, tree.attributes, strict=True)
+            return replace(tree, items=items, attributes=tuple(mapped(t, f"{path}.{n}", change) for n, t in more))
+    return tree
+
+
+def match(tree: Tree, value: Any, path: str, tensors: dict[int, Any]) -> None:
     """Check a value against a structure and put its tensors into their places.
 
     Raises: UnfitError, which names the first place that differs.
@@ -250,6 +271,10 @@ def match(tree: Tree, value: Any, path: str, tensors: dict[int, torch.Tensor]) -
                 raise UnfitError(f"{path} is {describe(value)}, where a tensor stood when the program was captured")
             if tensors.setdefault(index, value) is not value:
                 raise UnfitError(f"{path} is another tensor than one it was identical with at capture")
+        case NumberLeaf(index, cls):
+            if type(value) is not cls:
+                raise UnfitError(f"{path} is {describe(value)}, where a number of type {cls.__name__} stood at capture")
+            tensors[index] = value
         case ConstantLeaf(constant):
             if not same_constant(constant, value):
                 raise UnfitError(f"{path} is {describe(value)}, where it was {describe(constant)} at capture")
@@ -259,7 +284,7 @@ def match(tree: Tree, value: Any, path: str, tensors: dict[int, torch.Tensor]) -
             raise UnfitError(f"{path} refers to an argument, which only a result can")
 
 
-def _match_container(tree: Container, given: object, path: str, tensors: dict[int, torch.Tensor]) -> None:
+def _match_container(tree: Container, given: object, path: str, tensors: dict[int, Any]) -> None:
     value: Any = given
     if type(given) is not tree.cls:
         raise UnfitError(f"{path} is {describe(value)}, where a {tree.cls.__qualname__} stood at capture")
@@ -295,7 +320,7 @@ def describe(value: Any) -> str:
 def rebuild(tree: Tree, tensors: Sequence[Any], same: Mapping[str, Any] | None = None) -> Any:
     """A value of the structure around other tensors; containers are new, constants are the same objects."""
     match tree:
-        case TensorLeaf(index):
+        case TensorLeaf(index) | NumberLeaf(index):
             return tensors[index]
         case ConstantLeaf(value):
             return value
@@ -335,10 +360,10 @@ def _shell(tree: Container, items: list[Any]) -> Any:
     return object.__new__(cls)
 
 
-def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, TensorLeaf | ConstantLeaf]]:
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, TensorLeaf | NumberLeaf | ConstantLeaf]]:
     """All leaves with their paths, in order."""
     match tree:
-        case TensorLeaf() | ConstantLeaf():
+        case TensorLeaf() | NumberLeaf() | ConstantLeaf():
             yield path, tree
         case Container():
             labels = [f"[{k!r}]" for k in tree.keys] or [f"[{i}]" for i in range(len(tree.items))]

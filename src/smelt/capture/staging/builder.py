@@ -9,15 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from smelt._torch.record_modes import Modes
 from smelt.capture.build import GraphBuilder
+from smelt.capture.dynamic.dims import Emitter
+from smelt.capture.dynamic.inputs import Symbols
+from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.recorder import Record, Slot, StateSlot, slot_type
 from smelt.capture.staging.records import RegionRecords, Structured
 from smelt.diag import CaptureError
-from smelt.ir import Graph, Value
+from smelt.ir import INT, Graph, Type, Value
 
 
 class StagedBuilder(GraphBuilder):
     """Builds the graph of a staged run."""
+
+    def __init__(self, name: str, recorder: Any, caller: Modes, symbols: Symbols | None = None) -> None:
+        super().__init__(name, recorder, caller)
+        self.symbols = symbols
+        self.numbers: dict[Any, Any] = {}
 
     def build(self, input_names: Sequence[str], outputs: Sequence[Slot]) -> Graph:
         graph = self.builder.graph
@@ -53,17 +62,38 @@ class StagedBuilder(GraphBuilder):
     def _region(self, node: Any, region: RegionRecords, escaping: set[Any]) -> None:
         inner = self.builder.add_region(node)
         saved, self.values = self.values, dict(self.values)
+        numbers, self.numbers = self.numbers, dict(self.numbers)
         for slot in region.params:
             self.values[slot] = self.builder.add_param(inner, "", slot_type(slot))
         with self.builder.inside(inner):
             self._records(region.records, escaping)
             inner.set_yields(tuple(self._arg_of(y) for y in region.yields))
-        self.values = saved
+        self.values, self.numbers = saved, numbers
+
+    def _number(self, slot: SizeSlot) -> Any:
+        """The value of a number, computed here unless it was before; a literal where nothing is left of it."""
+        if slot in self.values:
+            return self.values[slot]
+        return Emitter(slot.trace, self._plain, self._symbol).number(slot.number, self.numbers)
+
+    def _plain(self, op: str, args: tuple[Any, ...], types: list[Type]) -> Value:
+        mode, self.builder.mode = self.builder.mode, ""
+        node = self.builder.add(op, args, types)
+        self.builder.mode = mode
+        return node.result
+
+    def _symbol(self, name: str) -> Value:
+        assert self.symbols is not None
+        origin = self.symbols.origins[name]
+        value = self.builder.graph.body.params[origin.input]
+        return value if origin.dim is None else self._plain("aten.sym_size.int", (value, origin.dim), [INT])
 
     def _arg_of(self, value: Any) -> Any:
         return self._value(value) if isinstance(value, Slot) else value
 
     def _value(self, slot: Slot) -> Value:
+        if isinstance(slot, SizeSlot):
+            return self._number(slot)
         recorder: Any = self.recorder
         found = self.values.get(slot)
         if found is None:

@@ -15,9 +15,11 @@ import torch
 
 from smelt._torch.dispatch import is_live
 from smelt._torch.record_patches import Patches
+from smelt.capture.dynamic.values import is_sized, own
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging import current
 from smelt.capture.staging.symbols import is_staged
+from smelt.ir import UnknownDim
 
 _patches = Patches()
 
@@ -36,7 +38,7 @@ def _shape(original: Any) -> Any:
         sizes = original.__get__(self, type(self))
         session = _session()
         if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
-            return sizes
+            return sizes if session is None or session.size_trace is None else torch.Size(session.shown(sizes))
         return torch.Size([session.size(self, i) for i in range(len(sizes))])
 
     return property(read)
@@ -47,7 +49,10 @@ def _size(what: str) -> Callable[[Any], Any]:
         def size(self: Any, dim: Any = None) -> Any:
             session = _session()
             if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
-                return original(self) if dim is None else original(self, dim)
+                found = original(self) if dim is None else original(self, dim)
+                if session is None or session.size_trace is None:
+                    return found
+                return own(found) if dim is not None else type(found)(session.shown(found))
             if dim is not None:
                 return session.size(self, dim, what)
             found = [session.size(self, i, what) for i in range(self.dim())]
@@ -69,7 +74,9 @@ def _numel(original: Any) -> Any:
 def _len(original: Any) -> Any:
     def length(self: Any) -> Any:
         session = _session()
-        if session is None or self.dim() == 0 or session.recorder.slot_of(self) not in session.recorder.varied:
+        if session is None or self.dim() == 0:
+            return original(self)
+        if session.size_trace is None and session.recorder.slot_of(self) not in session.recorder.varied:
             return original(self)
         found = session.size(self, 0)
         return int(found)
@@ -158,7 +165,8 @@ def _iter(original: Any) -> Any:
             size = slot_type(session.recorder.slot_of(self)).shape
             if size is None or not isinstance(size[0], int):
                 session.want_converted()
-                session.cannot("a tensor is iterated over whose first size depends on data")
+                if size is None or isinstance(size[0], UnknownDim):
+                    session.cannot("a tensor is iterated over whose first size depends on data")
         return original(self)
 
     return iterate
@@ -181,11 +189,11 @@ def _getitem(original: Any) -> Any:
 def _setitem(original: Any) -> Any:
     def setitem(self: Any, key: Any, value: Any) -> None:
         session = _session()
-        if session is None or not (_needs_care(session, self, key) or is_staged(value)):
+        if session is None or not (_needs_care(session, self, key) or is_staged(value) or is_sized(value)):
             original(self, key, value)
             return
         view, rest = _basic(session, self, key)
-        if is_staged(value):
+        if is_staged(value) or is_sized(value):
             value = torch.scalar_tensor(value, dtype=view.dtype)
         if rest is not None:
             original(view, rest, value)
@@ -202,7 +210,7 @@ def _needs_care(session: Any, tensor: Any, key: Any) -> bool:
     keys = key if isinstance(key, tuple) else (key,)
     varied = session.recorder.slot_of(tensor) in session.recorder.varied
     for item in keys:
-        if is_staged(item):
+        if is_staged(item) or is_sized(item):
             return True
         if isinstance(item, slice) and (varied or any(map(is_staged, (item.start, item.stop, item.step)))):
             return True

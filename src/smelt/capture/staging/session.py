@@ -20,6 +20,9 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import unseen
+from smelt.capture.dynamic.slots import SizeSlot
+from smelt.capture.dynamic.trace import CaptureTrace
+from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of, own
 from smelt.capture.recorder import Family, Slot, slot_type
 from smelt.capture.spans import Site
 from smelt.capture.staging import symbols
@@ -60,6 +63,10 @@ _EXAMPLES: dict[str, tuple[Any, ...]] = {
     "complex": (1.5 + 1j, 0j, 1 + 0j, 7.5 - 2j, 1000003j),
 }
 _NUMBERS = (bool, int, float, complex)
+# What a function calls that, converted, leaves a size free where Python's own wants its value.
+_ASKING = frozenset((
+    "range", "len", "int", "float", "math", "sqrt", "ceil", "floor", "log", "log2", "enumerate", "zip", "exp",
+))  # fmt: skip
 _STATEMENTS = ("py.raise", "py.assert", "py.print")
 
 
@@ -94,6 +101,8 @@ class Session:
 
     def __init__(self, native: Any, convertible: Callable[[Any], bool], roots: Any, scope: Any) -> None:
         self.recorder = ShadowRecorder(roots, scope, self)
+        self.size_trace: CaptureTrace | None = None
+        self.size_slots: dict[Any, SizeSlot] = {}
         self.streams = (sys.stdout, sys.stderr)
         self.regions: list[Region] = []
         self.aliases: dict[Slot, Slot] = {}
@@ -172,6 +181,8 @@ class Session:
         """A value as an argument of a record: a slot, or a literal. Raises: CannotStage."""
         if is_staged(value):
             return slot_of(value)
+        if is_sized(value):
+            return self.size_slot(value)
         if isinstance(value, torch.Tensor):
             slot = self.recorder.slot_of(value)
             if slot.kind == "unknown":
@@ -183,6 +194,30 @@ class Session:
         if isinstance(value, (list, tuple, dict)) and type(value) in (list, tuple, dict, torch.Size):
             return slot_of(self.container(value))
         return self.cannot(f"a {type(value).__qualname__} is used together with values that depend on data")
+
+    def size_slot(self, value: Any) -> Any:
+        """The slot of a size or number that has an expression; a literal where nothing is left of it."""
+        number = number_of(value)
+        if self.size_trace is None or not is_symbolic(number):
+            return number
+        key = (type(number), self.size_trace.expr(number))
+        found = self.size_slots.get(key)
+        if found is None:
+            found = self.size_slots[key] = SizeSlot(self.size_trace, number)
+        return found
+
+    def shown(self, sizes: Sequence[Any]) -> Any:
+        """Sizes as torch tells them, for the program."""
+        return sizes if self.size_trace is None else [own(size) for size in sizes]
+
+    def want_free(self, value: Any) -> None:
+        """A size is asked for as a plain number; where the function that asks may do without it is converted.
+
+        Raises: Again.
+        """
+        site = self.site()
+        if site is not None and not _ASKING.isdisjoint(site.code.co_names) and self.convertible(site.code):
+            raise Again(convert=site.code)
 
     def container(self, value: Any) -> StagedObject:
         """A Python container as a staged one."""
@@ -309,8 +344,8 @@ class Session:
         worlds = self.recorder.varied.get(slot)
         dim = dim + tensor.dim() if dim < 0 else dim
         known = type_.shape[dim] if what == "size" else (type_.strides[dim] if type_.strides else None)
-        if worlds is None or isinstance(known, int):
-            return (tensor.shape if what == "size" else tensor.stride())[dim]
+        if worlds is None or not isinstance(known, UnknownDim):
+            return own((tensor.shape if what == "size" else tensor.stride())[dim])
         examples = tuple(t if t is DEAD else (tuple(t.shape) if what == "size" else t.stride())[dim] for t in worlds)
         found = ScalarSlot(INT, examples)
         self.append(f"aten.sym_{what}.int", [slot, dim], {}, [found])
@@ -322,7 +357,7 @@ class Session:
         worlds = self.recorder.varied.get(slot)
         with unseen():
             if worlds is None:
-                return tensor.numel()
+                return own(tensor.numel())
             found = ScalarSlot(INT, tuple(t if t is DEAD else t.numel() for t in worlds))
         self.append("aten.sym_numel.default", [slot], {}, [found])
         return wrap(found)
@@ -620,6 +655,8 @@ def _in_world(run: Any, operands: Sequence[Any], named: Mapping[str, Any], world
     values = []
     for operand in operands:
         value = operand.worlds[world] if isinstance(operand, ScalarSlot) else operand
+        if isinstance(operand, SizeSlot):
+            value = operand.in_worlds(WORLDS)[world]
         if value is DEAD:
             return DEAD
         values.append(value)

@@ -19,6 +19,8 @@ import torch
 from smelt._torch.dispatch import unseen
 from smelt._torch.record_patches import is_plain_tensor_type
 from smelt._torch.shadow import Shadows
+from smelt.capture.dynamic.dims import dim_of, row_major
+from smelt.capture.dynamic.values import for_torch, is_sized
 from smelt.capture.opinfo import METADATA, OpInfo, op_info
 from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, slot_type
 from smelt.capture.roots import Roots
@@ -28,7 +30,6 @@ from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
 from smelt.capture.staging.watch import unwatched
 from smelt.ir import UNKNOWN_DIM, TensorType
-from smelt.ir.types import contiguous_strides
 from smelt.ops.convert import dtype_from_torch
 
 _IN_PLACE_METADATA = frozenset((
@@ -83,6 +84,11 @@ class ShadowRecorder(Recorder):
 
     def _encode(self, arg: Any, operands: list[Slot]) -> Any:
         spread = self.spread_of(arg)
+        if self.session.size_trace is not None and is_sized(arg):
+            slot = self.session.size_slot(arg)
+            if isinstance(slot, Slot):
+                operands.append(slot)
+            return slot
         if spread is not None or is_staged(arg):
             operands.append(slot_of(arg) if spread is None else spread)
             return operands[-1]
@@ -173,7 +179,7 @@ class ShadowRecorder(Recorder):
         elif isinstance(arg, (list, tuple)):
             return [self.in_world(item, world, back) for item in arg]
         else:
-            return arg
+            return for_torch(arg)
         if found is DEAD:
             raise _DeadWorldError
         if back is not None and isinstance(arg, torch.Tensor):
@@ -294,28 +300,28 @@ def type_in_worlds(worlds: Sequence[Any]) -> TensorType | None:
     """The type that holds in all worlds; None where the first one's own type does."""
     alive = [t for t in worlds if t is not DEAD]
     first = alive[0]
-    if len(alive) > 1:
-        shapes, strides = [tuple(t.shape) for t in alive], [t.stride() for t in alive]
-        if all(s == shapes[0] for s in shapes) and all(s == strides[0] for s in strides):
-            return None
+    shapes = [tuple(map(dim_of, t.shape)) for t in alive]
+    strides = [tuple(map(dim_of, t.stride())) for t in alive]
+    if len(alive) > 1 and all(s == shapes[0] for s in shapes) and all(s == strides[0] for s in strides):
+        return None
     rank = first.dim()
     if any(t.dim() != rank for t in alive):
         return TensorType(dtype_from_torch(first.dtype), None, None, str(first.device))
 
-    def dims(of: Any) -> tuple[Any, ...]:
+    def dims(found: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         if len(alive) == 1:
             return (UNKNOWN_DIM,) * rank
-        found = [of(t) for t in alive]
         return tuple(d[0] if all(e == d[0] for e in d) else UNKNOWN_DIM for d in zip(*found, strict=True))
 
-    shape = dims(lambda t: tuple(t.shape))
-    plain = len(alive) > 1 and all(t.numel() == 0 or _is_row_major(t) for t in alive)
-    steps = None if plain else dims(lambda t: t.stride())
+    shape = dims(shapes)
+    plain = len(alive) > 1 and all(0 in s or _is_row_major(t) for s, t in zip(shapes, alive, strict=True))
+    steps = None if plain else dims(strides)
     return TensorType(dtype_from_torch(first.dtype), shape, steps, str(first.device))
 
 
 def _is_row_major(tensor: torch.Tensor) -> bool:
-    return bool(tensor.stride() == contiguous_strides(tuple(tensor.shape)))
+    sizes = tuple(map(dim_of, tensor.shape))
+    return tuple(map(dim_of, tensor.stride())) == row_major(tensor.shape, sizes)
 
 
 def tensor_type_of(slot: Slot) -> TensorType:

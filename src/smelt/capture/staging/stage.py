@@ -26,6 +26,10 @@ from smelt._torch.record_modes import modes
 from smelt.capture.captured import Captured, State, _input_names, _name_of, _returned
 from smelt.capture.convert.runtime import installed
 from smelt.capture.detector import detecting
+from smelt.capture.dynamic.inputs import Symbols, held_memory, make_symbols
+from smelt.capture.dynamic.spec import Spec
+from smelt.capture.dynamic.trace import CaptureTrace
+from smelt.capture.dynamic.values import is_sized, plain
 from smelt.capture.recorder import Slot
 from smelt.capture.roots import Roots, reachable
 from smelt.capture.scopes import Scope, tracking
@@ -59,10 +63,14 @@ def stage(
     target: Callable[..., Any] | None = None,
     name: str | None = None,
     native: Captured,
+    dynamic: Spec | None = None,
 ) -> Captured:
-    """The program as one graph, or a capture whose `error` says why it has none. Raises nothing of the program's."""
+    """The program as one graph, or a capture whose `error` says why it has none. Raises nothing of the program's.
+
+    dynamic: the sizes and numbers of the arguments that are symbols; what was found out of them is in `sizes`.
+    """
     program = fn if target is None else target
-    run = _Run(fn, args, dict(kwargs or {}), program, name or _name_of(program), native)
+    run = _Run(fn, args, dict(kwargs or {}), program, name or _name_of(program), native, dynamic)
     if not shadow.available():
         return run.failed(_error("this torch cannot run operators on shadows", "a private name is missing", None))
     try:
@@ -75,8 +83,10 @@ def stage(
 
 class _Run:
     def __init__(
-        self, fn: Any, args: Sequence[Any], kwargs: dict[str, Any], program: Any, title: str, native: Captured
-    ) -> None:
+        self, fn: Any, args: Sequence[Any], kwargs: dict[str, Any], program: Any, title: str, native: Captured,
+        dynamic: Spec | None,
+    ) -> None:  # fmt: skip
+        self.dynamic = dynamic
         self.fn, self.args, self.kwargs = fn, args, kwargs
         self.program, self.title, self.native = program, title, native
         self.roots = Roots({}, {})
@@ -142,9 +152,14 @@ class _Run:
 
     def _once(self, session: Session, functions: Functions, arguments: Arguments) -> Captured:
         recorder = session.recorder
-        for tensor in arguments.tensors:
+        symbols = self._symbols(session, arguments)
+        self.call = (self.args, self.kwargs) if symbols is None else (symbols.args, symbols.kwargs)
+        for tensor in arguments.tensors if symbols is None else symbols.tensors:
             recorder.add_input(tensor)
-        session.heap_roots = [self.program, self.fn, self.args, self.kwargs]
+        if symbols is not None:
+            session.size_trace = symbols.trace
+            recorder.inputs.extend(symbols.numbers)
+        session.heap_roots = [self.program, self.fn, *self.call]
         self.snapshot = Snapshot(session.heap_roots)
         session.snapshots.append(self.snapshot)
         session.watch = watch = Watch(session, functions.can, functions.codes)
@@ -162,15 +177,24 @@ class _Run:
             recorder.records = records
             if session.stopped is not None:
                 raise session.stopped
-            return self._captured(session, outcome, arguments)
+            return self._captured(session, outcome, arguments, symbols)
         finally:
             current.enter(before)
             self.snapshot.restore()
 
+    def _symbols(self, session: Session, arguments: Arguments) -> Symbols | None:
+        """The symbols of this run, None where there are to be none."""
+        if self.dynamic is None:
+            return None
+        held = held_memory([entry.tensor for entry in self.roots.entries.values()])
+        trace = CaptureTrace(site=session.site)
+        return make_symbols(self.dynamic, arguments, session.recorder.shadows, trace, held)
+
     def _program(self, session: Session) -> Outcome:
         session.base_frame = sys._getframe()
         try:
-            result = self.fn(*self.args, **self.kwargs)
+            args, kwargs = self.call
+            result = self.fn(*args, **kwargs)
             return Outcome(result, self.snapshot.changes())
         except Exception as error:
             check_genuine(session, error)
@@ -180,7 +204,7 @@ class _Run:
             session.base_frame = None
             self.snapshot.restore()
 
-    def _captured(self, session: Session, outcome: Outcome, arguments: Arguments) -> Captured:
+    def _captured(self, session: Session, outcome: Outcome, arguments: Arguments, symbols: Symbols | None) -> Captured:
         recorder = session.recorder
         if outcome.is_raised:
             raise CannotStage("the program raises on every path", "there is nothing to return", None)
@@ -188,7 +212,8 @@ class _Run:
             _check_effect(change)
         stand_ins: dict[int, Slot] = {}
         result = _with_stand_ins(outcome.value, stand_ins, session)
-        flattener = Flattener(_check_result(recorder, self.roots), same=arguments.containers)
+        given = arguments if symbols is None else symbols
+        flattener = Flattener(_check_result(recorder, self.roots), same=given.containers)
         tree = flattener.flatten(result, "result")
         slots = [stand_ins.get(id(t)) or recorder.slot_of(t) for t in flattener.tensors]
         for slot in slots:
@@ -199,16 +224,19 @@ class _Run:
         if recorder.error is not None or tree is None:
             raise CannotStage("the result has no structure", "it holds what no graph returns", None)
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
+        if symbols is not None:
+            signature = Signature(symbols.args_tree, symbols.kwargs_tree, tree, tuple(symbols.paths))
         try:
-            names = _input_names(self.program, arguments.paths)
-            graph = StagedBuilder(self.title, recorder, self.caller).build(names, slots)
+            names = _input_names(self.program, signature.inputs)
+            graph = StagedBuilder(self.title, recorder, self.caller, symbols).build(names, slots)
         except CaptureError as error:
             return self.failed(error)
         state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
         shared = entangled(graph, arguments.tensors, state.lookup)
         return Captured(
             self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,
-            self.roots, {}, shared, _returned(flattener.tensors, arguments.tensors, state),
+            self.roots, {}, shared, _returned(flattener.tensors, given.tensors, state),
+            None if symbols is None else symbols.facts(),
         )  # fmt: skip
 
 
@@ -226,16 +254,21 @@ def _depends(value: Any) -> bool:
         return any(map(_depends, value))
     if isinstance(value, dict):
         return any(map(_depends, value.values()))
-    return isinstance(value, (torch.Tensor, Poison)) or is_staged(value)
+    return isinstance(value, (torch.Tensor, Poison)) or is_staged(value) or is_sized(value)
 
 
 def _with_stand_ins(value: Any, found: dict[int, Slot], session: Session) -> Any:
     """The result with a tensor in the place of each staged number; by the tensor's id, the number's slot."""
-    if is_staged(value):
+    slot = slot_of(value) if is_staged(value) else session.size_slot(value) if is_sized(value) else None
+    if isinstance(slot, Slot):
         stand_in = torch.empty(0)
         session.keep.append(stand_in)
-        found[id(stand_in)] = slot_of(value)
+        found[id(stand_in)] = slot
         return stand_in
+    if isinstance(value, torch.Size):
+        return torch.Size(map(plain, value))
+    if slot is not None:
+        return slot
     if type(value) in (list, tuple):
         items = [_with_stand_ins(item, found, session) for item in value]
         return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
@@ -259,7 +292,7 @@ def _check_leaves(tree: Tree) -> None:
     for path, leaf in leaves(tree, "result"):
         value = leaf.value if isinstance(leaf, ConstantLeaf) else None
         parts = value if isinstance(value, tuple) else (value,)
-        if any(is_staged(part) or isinstance(part, (Pending, Poison)) for part in parts):
+        if any(is_staged(part) or is_sized(part) or isinstance(part, (Pending, Poison)) for part in parts):
             raise CannotStage(
                 f"{path} is a {type(value).__qualname__} that depends on data", "no graph returns it", None
             )

@@ -1,0 +1,1 @@
+"""Captures whose sizes and numbers are symbols: what is free, what torch's shadows carry, and what Python sees."""

@@ -1,0 +1,268 @@
+"""The trace of one staged run with symbols: comparisons keep the user's line, and equalities are used at once.
+
+Invariant: an answer that is not the same at all sizes within the ranges leaves a guard.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from smelt.ir import size_terms as terms
+from smelt.ir.size_numbers import Size, SizeFloat
+from smelt.ir.size_terms import Poly
+from smelt.ir.size_trace import Atom, Bounds, Division, FloatExpr, Rounded, Symbol, Trace
+from smelt.ops.python_ops import python_op
+
+Number = Any
+"""Size | SizeFloat | int | float | bool."""
+Expr = Any
+"""Poly or FloatExpr; told apart by `is_float` beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The result of one of Python's operators on numbers, which no polynomial says."""
+
+    op: str
+    operands: tuple[Expr, ...]
+    are_float: tuple[bool, ...]
+    literals: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True)
+class CaptureTrace(Trace):
+    """A trace that knows who asked. site: finds the line of the user's that asks now."""
+
+    site: Callable[[], Any] = lambda: None
+    sites: list[Any] = field(default_factory=list)
+    known: dict[int, Poly] = field(default_factory=dict)
+    known_floats: dict[int, float] = field(default_factory=dict)
+    _answers: dict[tuple[str, Poly], bool] = field(default_factory=dict)
+    _resolved: dict[Poly, Poly] = field(default_factory=dict)
+
+    # --- comparisons -------------------------------------------------------------------------------------------------
+
+    def compare(self, operator: Literal["<", "<=", "=="], difference: Poly, value: int) -> bool:
+        p = self.resolved(difference)
+        key = (operator, p)
+        answer = self._answers.get(key)
+        if answer is not None:
+            return answer
+        before = len(self.guards)
+        answer = super(CaptureTrace, self).compare(operator, p, value)
+        if len(self.guards) > before:
+            self.sites.append(self.site())
+            self._answers.clear()
+            if operator == "==" and answer:
+                self._learn(p)
+        self._answers[key] = answer
+        return answer
+
+    def decide(self, operator: Literal["<", "<=", "=="], p: Poly) -> bool | None:
+        return super(CaptureTrace, self).decide(operator, self.resolved(p))
+
+    def compare_floats(
+        self, operator: Literal["<", "<=", "=="], left: FloatExpr, right: FloatExpr, outcome: bool
+    ) -> bool:
+        before = len(self.guards)
+        found = super(CaptureTrace, self).compare_floats(operator, left, right, outcome)
+        if len(self.guards) > before:
+            self.sites.append(self.site())
+        return found
+
+    def fix_float(self, number: SizeFloat) -> float:
+        """The float at hand, which it must be from now on."""
+        self.compare_floats("==", number.expr, ("float", number.value), True)
+        if number.expr[0] == "atom":
+            self.known_floats[number.expr[1]] = number.value
+        return number.value
+
+    # --- equalities --------------------------------------------------------------------------------------------------
+
+    def _learn(self, p: Poly) -> None:
+        """Note what p == 0 says of a symbol: the one that came last follows from the others."""
+        counts: dict[int, int] = {}
+        for monomial, _ in p:
+            for index in monomial:
+                counts[index] = counts.get(index, 0) + 1
+        for monomial, coefficient in sorted(p, reverse=True):
+            if len(monomial) != 1 or abs(coefficient) != 1 or counts[monomial[0]] != 1:
+                continue
+            index = monomial[0]
+            if not isinstance(self.atoms[index], Symbol) and len(p) > 2:
+                continue
+            rest = tuple(t for t in p if t[0] != monomial)
+            found = terms.scale(rest, -coefficient)
+            if index in terms.atoms_of(self.resolved(found)) or self._uses(found, index):
+                continue
+            self.known[index] = found
+            self._resolved.clear()
+            if len(found) == 1 and found[0][1] == 1 and len(found[0][0]) == 1:
+                other = found[0][0][0]
+                (a, b), (c, d) = self.ranges[index], self.ranges[other]
+                self.ranges[other] = max(a, c), min(b, d)
+            return
+
+    def _uses(self, p: Poly, index: int) -> bool:
+        """Whether an atom stands in a polynomial, also inside of other atoms."""
+        return any(i == index or self._is_inside(i, index) for i in terms.atoms_of(p))
+
+    def _is_inside(self, of: int, index: int) -> bool:
+        atom = self.atoms[of]
+        if isinstance(atom, Division):
+            return self._uses(atom.left, index) or self._uses(atom.right, index)
+        # What computes with floats is not taken apart.
+        return not isinstance(atom, Symbol)
+
+    def resolved(self, p: Poly) -> Poly:
+        """A polynomial with what is known of its symbols put in."""
+        if not self.known:
+            return p
+        found = self._resolved.get(p)
+        if found is None:
+            found = ()
+            for monomial, coefficient in p:
+                product = terms.constant(coefficient)
+                for index in monomial:
+                    product = terms.multiply(product, self._resolved_atom(index))
+                found = terms.add(found, product)
+            self._resolved[p] = found
+        return found
+
+    def _resolved_atom(self, index: int) -> Poly:
+        known = self.known.get(index)
+        if known is not None:
+            return self.resolved(known)
+        atom = cast(Any, self.atoms[index])
+        if isinstance(atom, Division):
+            left, right = self.resolved(atom.left), self.resolved(atom.right)
+            if left != atom.left or right != atom.right:
+                run = operator.floordiv if atom.operator == "//" else operator.mod
+                return self.poly_of(run(self.number(left), self.number(right)))
+        if isinstance(atom, Computed) and not any(atom.are_float):
+            operands = tuple(map(self.resolved, atom.operands))
+            if operands != atom.operands:
+                made = self.computed(atom.op, tuple(map(self.number, operands)), atom.literals)
+                return self.poly_of(made)
+        return terms.atom(index)
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    def number(self, p: Poly) -> Number:
+        """The number that a polynomial is."""
+        if terms.is_constant(p):
+            return terms.constant_of(p)
+        return Size(self, p, self.at_hand(p))
+
+    def at_hand(self, p: Poly) -> int:
+        """The value at the sizes at hand."""
+        total = 0
+        for monomial, coefficient in p:
+            for index in monomial:
+                coefficient *= int(self.values[index])
+            total += coefficient
+        return total
+
+    def poly_of(self, number: Number) -> Poly:
+        """The polynomial of an integer."""
+        return number.poly if type(number) is Size else terms.constant(int(number))
+
+    def symbol(self, name: str, value: int | float, bounds: Bounds) -> Number:
+        """A new symbol."""
+        is_float = isinstance(value, float)
+        index = self.atom(Symbol(name, is_float), value, bounds)
+        if is_float:
+            return SizeFloat(self, ("atom", index), value, bounds)
+        return Size(self, terms.atom(index), int(value))
+
+    def computed(self, op: str, operands: tuple[Number, ...], literals: tuple[Any, ...] = ()) -> Number:
+        """The result of an operator of Python's as a number of its own. It must not be complex."""
+        run = python_op(op)
+        assert run is not None
+        value = run.run(*literals, *[n.value if type(n) in (Size, SizeFloat) else n for n in operands])
+        are_float = tuple(type(n) in (SizeFloat, float) for n in operands)
+        meaning = Computed(op, tuple(self.expr(n) for n in operands), are_float, literals)
+        bounds = self._bounds_of(op, operands)
+        index = self.atom(cast(Atom, meaning), value, bounds)
+        if type(value) is float:
+            return SizeFloat(self, ("atom", index), value, bounds)
+        return Size(self, terms.atom(index), int(value))
+
+    def _bounds_of(self, op: str, operands: tuple[Number, ...]) -> Bounds:
+        if op in ("py.min", "py.max") and not any(type(n) in (SizeFloat, float) for n in operands):
+            ends = [self.bounds(self.poly_of(n)) for n in operands]
+            pick = min if op == "py.min" else max
+            return pick(low for low, _ in ends), pick(high for _, high in ends)
+        return float("-inf"), float("inf")
+
+    def expr(self, number: Number) -> Expr:
+        """The expression of a number: a polynomial of an int, a tree of a float."""
+        if type(number) is SizeFloat:
+            return number.expr
+        return ("float", number) if type(number) is float else self.poly_of(number)
+
+    # --- text and evaluation -----------------------------------------------------------------------------------------
+
+    def atom_text(self, index: int) -> str:
+        atom = cast(Any, self.atoms[index])
+        if not isinstance(atom, Computed):
+            return super(CaptureTrace, self).atom_text(index)
+        parts = [*map(str, atom.literals)] + [
+            self.float_text(e) if is_float else self.text(e)
+            for e, is_float in zip(atom.operands, atom.are_float, strict=True)
+        ]
+        return f"{atom.op.removeprefix('py.')}({', '.join(parts)})"
+
+    def evaluate(self, p: Poly, symbols: Mapping[str, int | float]) -> int:
+        """The value of a polynomial at other values of the symbols."""
+        total = 0
+        for monomial, coefficient in p:
+            for index in monomial:
+                coefficient *= int(self.evaluate_atom(index, symbols))
+            total += coefficient
+        return total
+
+    def evaluate_atom(self, index: int, symbols: Mapping[str, int | float]) -> Any:
+        """The value of an atom at other values of the symbols."""
+        atom = cast(Any, self.atoms[index])
+        match atom:
+            case Symbol(name=name):
+                return symbols[name]
+            case Division(operator=sign, left=left, right=right):
+                a, b = self.evaluate(left, symbols), self.evaluate(right, symbols)
+                return a // b if sign == "//" else a % b
+            case Rounded(function=function, of=of):
+                return _ROUND[function](self.evaluate_float(of, symbols))
+            case Computed(op=op, operands=operands, are_float=are_float, literals=literals):
+                run = python_op(op)
+                assert run is not None
+                values = [
+                    self.evaluate_float(e, symbols) if is_float else self.evaluate(e, symbols)
+                    for e, is_float in zip(operands, are_float, strict=True)
+                ]
+                return run.run(*literals, *values)
+        raise AssertionError(atom)
+
+    def evaluate_float(self, e: FloatExpr, symbols: Mapping[str, int | float]) -> Any:
+        """The value of a tree at other values of the symbols."""
+        match e:
+            case ("size", p):
+                return self.evaluate(p, symbols)
+            case ("float", number):
+                return number
+            case ("atom", index):
+                return self.evaluate_atom(index, symbols)
+            case (sign, left, right):
+                return _FLOAT[sign](self.evaluate_float(left, symbols), self.evaluate_float(right, symbols))
+        raise AssertionError(e)
+
+
+_ROUND: dict[str, Callable[[Any], int]] = {
+    "floor": lambda x: x.__floor__(), "ceil": lambda x: x.__ceil__(), "round": round, "trunc": int,
+}  # fmt: skip
+_FLOAT: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow,
+}  # fmt: skip

@@ -1,0 +1,262 @@
+"""The sizes and numbers that the program gets: ints and floats for all that Python can ask, with an expression inside.
+
+Arithmetic gives more of them. Comparisons, truth and the rest of what Python decides by are answered by the value at
+hand, and leave a guard; where C code wants the number itself it is fixed by one, unless the function that asks can be
+converted and then does without.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smelt._torch.shadow import SymFloat, SymInt
+from smelt.capture.dynamic.arithmetic import NoExpressionError, call, compute, is_symbolic
+from smelt.capture.dynamic.nodes import SizeNode, node_of
+from smelt.capture.dynamic.trace import CaptureTrace, Number
+from smelt.capture.staging import current
+from smelt.ir.size_numbers import Size, SizeFloat
+
+
+def sized(trace: CaptureTrace, number: Number) -> Any:
+    """What Python sees of a number."""
+    if type(number) is Size:
+        return SizedInt(SizeNode(trace, number))
+    if type(number) is SizeFloat:
+        return SizedFloat(SizeNode(trace, number))
+    return number
+
+
+def own(value: Any) -> Any:
+    """torch gives its own class around a node of ours back: the same as one of ours."""
+    if type(value) is SymInt or type(value) is SymFloat:
+        node = node_of(value)
+        return value if node is None else sized(node.trace, node.number)
+    return value
+
+
+def for_torch(value: Any) -> Any:
+    """The same number in torch's own class, which its kernels need."""
+    if type(value) is SizedInt:
+        return SymInt(value.node)
+    return SymFloat(value.node) if type(value) is SizedFloat else value
+
+
+def is_sized(value: Any) -> bool:
+    """Whether a value is a size or number with an expression."""
+    return isinstance(value, (SymInt, SymFloat)) and node_of(value) is not None
+
+
+def number_of(value: Any) -> Number:
+    """The number in a value, None where there is none."""
+    node = node_of(value) if isinstance(value, (SymInt, SymFloat)) else None
+    if node is not None:
+        return node.number
+    return value if type(value) in (int, float, bool) else None
+
+
+def computed(op: str, *values: Any, literals: tuple[Any, ...] = ()) -> Any:
+    """An operator of Python's on sizes and plain numbers; NotImplemented where one is neither."""
+    numbers = [number_of(v) for v in values]
+    if any(n is None for n in numbers):
+        return NotImplemented
+    trace = next(node.trace for v in values if (node := node_of(v)) is not None)
+    try:
+        return sized(trace, compute(trace, op, *numbers, literals=literals))
+    except NoExpressionError:
+        return compute(trace, op, *[plain(v) for v in values], literals=literals)
+
+
+def called(name: str, *values: Any) -> Any:
+    """A function of `math`, or a method of a number, on sizes."""
+    trace = next(node.trace for v in values if (node := node_of(v)) is not None)
+    return sized(trace, call(trace, name, *[number_of(v) for v in values]))
+
+
+def plain(value: Any) -> Any:
+    """The number at hand, which the graph then holds for."""
+    node = node_of(value)
+    return value if node is None else node.guard_int("", 0)
+
+
+def _fixed(value: Any) -> Any:
+    """The same where Python's own code asks: in converted code it need not."""
+    session = current.found()
+    if session is not None:
+        session.want_free(value)
+    return plain(value)
+
+
+def _mixed(op: str, a: Any, b: Any) -> Any:
+    found = computed(op, a, b)
+    if found is NotImplemented:
+        session = current.found()
+        if session is not None:
+            return session.binary(op, a, b)
+    return found
+
+
+def _forward(op: str) -> Any:
+    def method(self: Any, other: Any) -> Any:
+        return _mixed(op, self, other)
+
+    return method
+
+
+def _reverse(op: str) -> Any:
+    def method(self: Any, other: Any) -> Any:
+        return _mixed(op, other, self)
+
+    return method
+
+
+def _unary(op: str) -> Any:
+    def method(self: Any) -> Any:
+        return computed(op, self)
+
+    return method
+
+
+def _call(function: str) -> Any:
+    def method(self: Any) -> Any:
+        return called(function, self)
+
+    return method
+
+
+class _Sized:
+    """What both kinds have."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return bool(computed("py.ne", self, 0))
+
+    def __round__(self, digits: Any = None) -> Any:
+        return computed("py.round", self, *(() if digits is None else (digits,)))
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __int__(self) -> Any:
+        return int(_fixed(self))
+
+    def __float__(self) -> Any:
+        return float(_fixed(self))
+
+    def __complex__(self) -> Any:
+        return complex(_fixed(self))
+
+    def __hash__(self) -> int:
+        return hash(_fixed(self))
+
+    def __repr__(self) -> str:
+        return repr(_fixed(self))
+
+    def __str__(self) -> str:
+        return str(_fixed(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(_fixed(self), spec)
+
+    def __reduce__(self) -> Any:
+        return type(plain(self)), (plain(self),)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    @property
+    def real(self) -> Any:
+        return self
+
+    @property
+    def imag(self) -> Any:
+        return type(plain(self))(0)
+
+    def conjugate(self) -> Any:
+        return self
+
+    def as_integer_ratio(self) -> Any:
+        return plain(self).as_integer_ratio()
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(_Sized, f"__{_name}__", _forward(f"py.{_name}"))
+    setattr(_Sized, f"__r{_name}__", _reverse(f"py.{_name}"))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(_Sized, f"__{_name}__", _forward(f"py.{_name}"))
+for _name in ("neg", "pos", "abs"):
+    setattr(_Sized, f"__{_name}__", _unary(f"py.{_name}"))
+# What `torch.sym_max` and its like ask for.
+for _name, _op in (("max", "max"), ("min", "min")):
+    setattr(_Sized, f"__sym_{_name}__", _forward(f"py.{_op}"))
+for _name, _op in (("int", "int"), ("float", "float")):
+    setattr(_Sized, f"__sym_{_name}__", _unary(f"py.{_op}"))
+for _name in ("floor", "ceil", "trunc"):
+    setattr(_Sized, f"__{_name}__", _call(f"math.{_name}"))
+
+
+def _class(kind: type) -> Any:
+    """What `isinstance` is told."""
+    return property(lambda self: kind)
+
+
+class SizedInt(_Sized, SymInt):
+    """An int that the graph's inputs tell."""
+
+    __class__ = _class(int)
+
+    def __index__(self) -> Any:
+        return _fixed(self)
+
+    def is_integer(self) -> bool:
+        return True
+
+    def bit_length(self) -> Any:
+        return called("int.bit_length", self)
+
+    def bit_count(self) -> Any:
+        return called("int.bit_count", self)
+
+    numerator = property(lambda self: self)
+    denominator = property(lambda self: 1)
+
+
+for _name, _op in (
+    ("lshift", "lshift"), ("rshift", "rshift"), ("and", "and_"), ("or", "or_"), ("xor", "xor"),
+):  # fmt: skip
+    setattr(SizedInt, f"__{_name}__", _forward(f"py.{_op}"))
+    setattr(SizedInt, f"__r{_name}__", _reverse(f"py.{_op}"))
+SizedInt.__invert__ = _unary("py.invert")
+
+
+class SizedFloat(_Sized, SymFloat):
+    """A float that the graph's inputs tell."""
+
+    __class__ = _class(float)
+
+    def is_integer(self) -> Any:
+        return bool(called("math.floor", self) == self)
+
+    def hex(self) -> str:
+        return float(plain(self)).hex()
+
+
+__all__ = [
+    "SizedFloat",
+    "SizedInt",
+    "called",
+    "computed",
+    "for_torch",
+    "is_sized",
+    "is_symbolic",
+    "number_of",
+    "own",
+    "plain",
+    "sized",
+]
