@@ -38,6 +38,8 @@ from smelt.ir import (
 from smelt.ir.dtypes import DType
 from smelt.ops.convert import dummy_of, to_torch, type_of
 from smelt.ops.registry import overload, schema_of, tags_of
+from smelt.ops.shapes.calls import infer_open, open_call
+from smelt.ops.shapes.symbolic import Ask, CannotTell, Found
 
 # Elements up to which the last resort may allocate real data for one operand.
 _DUMMY_NUMEL = 1 << 24
@@ -111,11 +113,36 @@ def meta_outcome(
     type_of_value: the type to suppose for an operand, where it lies otherwise than its own type says.
     Raises: CannotRun where a type is not static or the meta kernel is missing or needs data.
     """
+    if open_call(args, kwargs, type_of_value):
+        return symbolic_outcome(op, args, kwargs, type_of_value, _static_outcome)
     key, values = call_key(args, kwargs, type_of_value)
     found = _meta_outcome(op, key)
     if isinstance(found, str):
         raise CannotRun(found)
     return found, values
+
+
+def _static_outcome(
+    op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of_value: Callable[[Value], Type]
+) -> Found:
+    """As `meta_outcome`, in the form that `shapes` takes, for a call whose sizes are integers."""
+    key, values = call_key(args, kwargs, type_of_value)
+    found = _meta_outcome(op, key)
+    if isinstance(found, str):
+        raise CannotRun(found)
+    return found.types, tuple(frozenset(values[n] for n in shared) for shared in found.shares)
+
+
+def symbolic_outcome(
+    op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of_value: Callable[[Value], Type], ask: Ask
+) -> tuple[Outcome, list[Value]]:
+    """The outcome of a call whose sizes are known at run time only. Raises: CannotRun where they do not tell."""
+    try:
+        types, shares = infer_open(op, args, kwargs, type_of_value, ask)
+    except CannotTell as failure:
+        raise CannotRun(str(failure)) from None
+    values = operand_values(args, kwargs)
+    return Outcome(types, tuple(frozenset(i for i, v in enumerate(values) if v in shared) for shared in shares)), values
 
 
 def fake_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Outcome, list[Value]]:

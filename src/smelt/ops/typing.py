@@ -6,15 +6,17 @@ whose sizes follow the data, several such runs. Where sizes are unknown, all tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from smelt.diag import InternalError
-from smelt.ir import Arg, Type
+from smelt.ir import Arg, Type, Value, map_values, values_in
+from smelt.ir.sizes import current_trace
 from smelt.ops.catalogue import record_of
-from smelt.ops.meta import CannotRun, data_outcome, dummy_outcome, fake_outcome, meta_outcome
+from smelt.ops.meta import CannotRun, data_outcome, dummy_outcome, fake_outcome, meta_outcome, symbolic_outcome
 from smelt.ops.python_ops import infer_python
 from smelt.ops.registry import arguments_of, schema_of, tags_of
 from smelt.ops.scalar_reads import scalar_read
+from smelt.ops.shapes.calls import open_call
 from smelt.ops.unknown_sizes import infer_unknown, is_static_call
 
 
@@ -29,9 +31,29 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
     if scalar is not None:
         return (scalar.result(args),)
     named = kwargs or {}
+    if open_call(args, named, _own):
+        try:
+            return symbolic_outcome(op, args, named, _own, _by_trying)[0].types
+        except CannotRun:
+            if current_trace() is not None:
+                raise InternalError(f"the result type of {op} cannot be told", code="S0902") from None
     if not is_static_call(args, named):
         return infer_unknown(op, args, named, (_infer_quick, _infer_static))
     return _infer_static(op, args, named)
+
+
+def _own(value: Value) -> Type:
+    return value.type
+
+
+def _by_trying(
+    op: str, args: Sequence[Arg], named: Mapping[str, Arg], type_of: Callable[[Value], Type]
+) -> tuple[tuple[Type, ...], tuple[frozenset[Value], ...]]:
+    """The types by everything that tells them for integers; who shares memory is not asked."""
+    standins = {v: Value(v.name, type_of(v), v.owner) for a in (*args, *named.values()) for v in values_in(a)}
+    swapped = [map_values(a, standins.__getitem__) for a in args]
+    types = _infer_quick(op, swapped, {k: map_values(a, standins.__getitem__) for k, a in named.items()})
+    return types, tuple(frozenset() for _ in types)
 
 
 def _infer_quick(op: str, args: Sequence[Arg], named: Mapping[str, Arg]) -> tuple[Type, ...]:

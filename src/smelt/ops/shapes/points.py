@@ -1,0 +1,76 @@
+"""Sizes that the symbols of a trace may have: what a call is tried with to see how its results follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from smelt.ir import size_terms as terms
+from smelt.ir.size_trace import INFINITY, Symbol, Trace
+from smelt.ir.sizes import Evaluation, Size
+
+# Sizes that tell symbols apart: each symbol takes every so many-th.
+_PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
+_FEW = (3, 2, 5, 4, 7, 6)
+# Ways to choose that are tried, and points that are enough besides the sizes at hand.
+_MOST_TRIES = 64
+_ENOUGH = 3
+
+
+def points(trace: Trace) -> list[Evaluation]:
+    """The sizes at hand, then others within the ranges at which all guards hold, the last one small."""
+    names = [name for name, size in trace.symbols.items() if type(size) is Size]
+    floats = {name: x.value for name, x in trace.symbols.items() if name not in names}
+    at_hand = {name: trace.symbols[name].value for name in names}
+    found = [Evaluation(trace, {**at_hand, **floats})]
+    known = {tuple(at_hand.values())}
+    for chosen in islice(_choices(trace, names), _MOST_TRIES):
+        point = Evaluation(trace, {**chosen, **floats})
+        if tuple(chosen.values()) not in known and all(map(point.holds, trace.guards)):
+            known.add(tuple(chosen.values()))
+            found.append(point)
+            if len(found) > _ENOUGH:
+                break
+    small = {name: _within(trace, name, _FEW[i % len(_FEW)]) for i, name in enumerate(names)}
+    _equalize(trace, small)
+    point = Evaluation(trace, {**small, **floats})
+    if tuple(small.values()) not in known and all(map(point.holds, trace.guards)):
+        found.append(point)
+    return found
+
+
+def _choices(trace: Trace, names: list[str]) -> Iterator[dict[str, int]]:
+    step = 0
+    while True:
+        step += 1
+        chosen = {name: _within(trace, name, _PRIMES[(i + step * (1 + i % 3)) % 8]) for i, name in enumerate(names)}
+        _equalize(trace, chosen)
+        yield chosen
+
+
+def _within(trace: Trace, name: str, wanted: int) -> int:
+    """A number that the symbol may be, the wanted one if possible."""
+    size = trace.symbols[name]
+    low, high = trace.bounds(size.poly)
+    if wanted < low:
+        wanted += int(low)
+    if high < INFINITY and wanted > high:
+        wanted = int(low) + wanted % (int(high) - int(low) + 1)
+    return wanted
+
+
+def _equalize(trace: Trace, chosen: dict[str, int]) -> None:
+    """Let the equations among the guards hold, where one symbol of each follows from the others."""
+    for guard in trace.guards:
+        if guard.relation != "==":
+            continue
+        for monomial, coefficient in reversed(guard.poly):
+            meaning = trace.atoms[monomial[0]] if len(monomial) == 1 else None
+            if isinstance(meaning, Symbol) and abs(coefficient) == 1 and _stands_once(guard.poly, monomial[0]):
+                rest = Evaluation(trace, chosen).poly(terms.add(guard.poly, ((monomial, coefficient),), -1))
+                chosen[meaning.name] = -rest * coefficient
+                break
+
+
+def _stands_once(poly: terms.Poly, index: int) -> bool:
+    return sum(index in monomial for monomial, _ in poly) == 1
