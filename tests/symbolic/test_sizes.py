@@ -26,6 +26,7 @@ from smelt.ir.sizes import (
     chosen,
     current_trace,
     equals,
+    evaluating,
     expression,
     is_one,
     is_symbolic,
@@ -360,12 +361,54 @@ def test_sizes_of_two_traces_are_never_one():
             _tiles(S, ())
 
 
-def test_a_closed_trace_takes_no_guards():
+def test_sizes_of_a_trace_that_has_ended_are_no_numbers():
     with tracing(B_TO_S) as trace:
         S = trace.symbols["S"]
-    assert S > 1
+    assert trace.symbols["S"] == S
+    for use in (
+        lambda: S > 1,
+        lambda: S + 1,
+        lambda: S // 4,
+        lambda: S * 0.5,
+        lambda: int(S),
+        lambda: -S,
+        lambda: S == 3,
+    ):
+        with pytest.raises(SizeLeak):
+            use()
+
+
+def test_sizes_of_a_trace_that_has_ended_are_what_an_evaluation_says():
+    import torch
+
+    with tracing(B_TO_S) as trace:
+        B, S = trace.symbols["B"], trace.symbols["S"]
+        rows, half, chunks = B * S, S * 0.5, _tiles(S, (B,))
+    atoms = len(trace.atoms)
+    inner = []
+
+    def in_thread():
+        with pytest.raises(SizeLeak) as raised:
+            int(rows)
+        inner.append(raised.value)
+
+    with evaluating(trace, Evaluation(trace, {"B": 3, "S": 10})):
+        assert (rows, half, int(rows), float(rows), int(half)) == (30, 5.0, 30, 30.0, 5)
+        assert (
+            type(rows + 1) is int and type(rows * 0.5) is float and type(half + 1) is float and type(rows / 4) is float
+        )
+        assert rows + S == 40 and 50 - rows == 20 and S - 20 == -10 and rows // S == 3 and 7 % S == 7 and S**2 == 100
+        assert rows > 29 and not rows < S and half <= S and -rows == -30 and bool(rows) and divmod(rows, 4) == (7, 2)
+        assert 2 / half == 0.4 and half > 4.5 and math.ceil(half * 1.1) == 6 and size_min(rows, 7) == 7
+        assert chunks == _tiles(10, (3,)) and [0] * B == [0, 0, 0] and list(range(B)) == [0, 1, 2]
+        assert torch.zeros(rows).view(B, S).shape == (3, 10) and torch.zeros(4).as_strided((B,), (1,)).shape == (3,)
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        thread.join()
+        assert len(inner) == 1
     with pytest.raises(SizeLeak):
-        assert S > 5
+        int(rows)
+    assert len(trace.atoms) == atoms
 
 
 def test_each_thread_has_its_own_trace():

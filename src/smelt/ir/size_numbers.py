@@ -3,7 +3,8 @@
 A `Size` passes for an `int` wherever Python asks what it is (`isinstance`, `match`), but is none: C code that wants the
 number must call `__index__`, which is an error. Arithmetic that leaves no symbol gives a plain number again, so a size
 never hides a constant. Two sizes are equal if their expressions are, before any value is looked at; the hash is of the
-expression, so that a dictionary does not see values, and sizes of two traces are never equal.
+expression, so that a dictionary does not see values, and sizes of two traces are never equal. When the trace has ended,
+a size is whatever number `evaluating` says.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Size(_Int):
     # --- arithmetic -----------------------------------------------------------------------------------------------
 
     def __add__(self, other: Any) -> Any:
+        if not self.trace.is_open:
+            return self._ended() + other
         if type(other) in _INTS:
             return _made(self.trace, terms.add(self.poly, _poly(self, other)), self.value + _value(other))
         return _as_float(self).__add__(other) if type(other) in _FLOATS else NotImplemented
@@ -48,16 +51,22 @@ class Size(_Int):
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
+        if not self.trace.is_open:
+            return self._ended() - other
         if type(other) in _INTS:
             return _made(self.trace, terms.add(self.poly, _poly(self, other), -1), self.value - _value(other))
         return _as_float(self).__sub__(other) if type(other) in _FLOATS else NotImplemented
 
     def __rsub__(self, other: Any) -> Any:
+        if not self.trace.is_open:
+            return other - self._ended()
         if type(other) in _INTS:
             return _made(self.trace, terms.add(_poly(self, other), self.poly, -1), _value(other) - self.value)
         return _as_float(self).__rsub__(other) if type(other) in _FLOATS else NotImplemented
 
     def __mul__(self, other: Any) -> Any:
+        if not self.trace.is_open:
+            return self._ended() * other
         if type(other) in _INTS:
             return _made(self.trace, terms.multiply(self.poly, _poly(self, other)), self.value * _value(other))
         return _as_float(self).__mul__(other) if type(other) in _FLOATS else NotImplemented
@@ -65,6 +74,8 @@ class Size(_Int):
     __rmul__ = __mul__
 
     def __neg__(self) -> Any:
+        if not self.trace.is_open:
+            return -self._ended()
         return Size(self.trace, terms.scale(self.poly, -1), -self.value)
 
     def __pos__(self) -> Any:
@@ -140,13 +151,15 @@ class Size(_Int):
     # --- comparisons ----------------------------------------------------------------------------------------------
 
     def _compare(self, relation: Literal["<", "<=", "=="], left: Any, right: Any) -> bool:
+        if not self.trace.is_open:
+            return _RELATIONS[relation](*(self._ended() if x is self else x for x in (left, right)))
         difference = terms.add(_poly(self, left), _poly(self, right), -1)
         return self.trace.compare(relation, difference, _value(left) - _value(right))
 
     def __eq__(self, other: object) -> bool:
         if type(other) in _INTS:
-            if type(other) is Size and other.trace is not self.trace:
-                return False
+            if type(other) is Size and (other.trace is not self.trace or other.poly == self.poly):
+                return other.trace is self.trace
             return self._compare("==", self, other)
         return _as_float(self) == other if type(other) in _FLOATS else NotImplemented
 
@@ -185,18 +198,21 @@ class Size(_Int):
     def _leak(self, what: str) -> NoReturn:
         raise self.trace.leak(f"{self} ({what})")
 
-    def __index__(self) -> NoReturn:
-        self._leak("__index__")
+    def _ended(self) -> int:
+        return self.trace.ended_number(self)
 
-    def __int__(self) -> NoReturn:
-        self._leak("int")
+    def __index__(self) -> int:
+        return self._leak("__index__") if self.trace.is_open else self._ended()
 
-    def __float__(self) -> NoReturn:
-        self._leak("float")
+    def __int__(self) -> int:
+        return self._leak("int") if self.trace.is_open else self._ended()
 
-    def bit_length(self) -> NoReturn:
+    def __float__(self) -> float:
+        return self._leak("float") if self.trace.is_open else float(self._ended())
+
+    def bit_length(self) -> int:
         """Not for a size that is not known."""
-        self._leak("bit_length")
+        return self._leak("bit_length") if self.trace.is_open else self._ended().bit_length()
 
     def is_integer(self) -> bool:
         """As of every integer."""
@@ -233,6 +249,8 @@ class SizeFloat(_Float):
     def _with(self, symbol: str, other: Any, is_swapped: bool = False) -> Any:
         if type(other) not in _NUMBERS:
             return NotImplemented
+        if not self.trace.is_open:
+            return _OPERATORS[symbol](*((other, self._ended()) if is_swapped else (self._ended(), other)))
         a, b = (other, self) if is_swapped else (self, other)
         (left, low), (right, high) = _tree(self.trace, a), _tree(self.trace, b)
         number = _OPERATORS[symbol](_value(a), _value(b))
@@ -278,6 +296,8 @@ class SizeFloat(_Float):
         return self if self >= 0.0 else -self
 
     def _compare(self, relation: Literal["<", "<=", "=="], left: Any, right: Any) -> bool:
+        if not self.trace.is_open:
+            return _RELATIONS[relation](*(self._ended() if x is self else x for x in (left, right)))
         (a, (a_low, a_high)), (b, (b_low, b_high)) = _tree(self.trace, left), _tree(self.trace, right)
         if a == b and relation != "<" and a_low > -INFINITY and a_high < INFINITY:
             return True
@@ -317,6 +337,8 @@ class SizeFloat(_Float):
         return hash(("size", id(self.trace), self.expr))
 
     def _rounded(self, function: Literal["floor", "ceil", "round", "trunc"]) -> Any:
+        if not self.trace.is_open:
+            return _ROUNDINGS[function](self._ended())
         number = _ROUNDINGS[function](self.value)
         low, high = self.bounds
         index = self.trace.atom(
@@ -344,11 +366,14 @@ class SizeFloat(_Float):
     def _leak(self, what: str) -> NoReturn:
         raise self.trace.leak(f"{self} ({what})")
 
-    def __int__(self) -> NoReturn:
-        self._leak("int")
+    def _ended(self) -> float:
+        return self.trace.ended_number(self)
 
-    def __float__(self) -> NoReturn:
-        self._leak("float")
+    def __int__(self) -> int:
+        return self._leak("int") if self.trace.is_open else int(self._ended())
+
+    def __float__(self) -> float:
+        return self._leak("float") if self.trace.is_open else self._ended()
 
     def __copy__(self) -> SizeFloat:
         return self
@@ -374,6 +399,7 @@ _NUMBERS = _INTS | _FLOATS
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow,
 }  # fmt: skip
+_RELATIONS: dict[str, Callable[[Any, Any], bool]] = {"<": operator.lt, "<=": operator.le, "==": operator.eq}
 _ROUNDINGS: dict[str, Callable[[float], int]] = {
     "floor": lambda x: x.__floor__(), "ceil": lambda x: x.__ceil__(), "round": round, "trunc": int,
 }  # fmt: skip
@@ -395,7 +421,9 @@ def _made(trace: Trace, poly: Poly, value: int) -> Any:
     return terms.constant_of(poly) if terms.is_constant(poly) else Size(trace, poly, value)
 
 
-def _as_float(x: Size) -> SizeFloat:
+def _as_float(x: Size) -> Any:
+    if not x.trace.is_open:
+        return float(x._ended())
     low, high = x.trace.bounds(x.poly)
     return SizeFloat(x.trace, ("size", x.poly), x.value, (low, high))
 
@@ -424,5 +452,7 @@ def _float_bounds(symbol: str, a: Bounds, b: Bounds) -> Bounds:
 
 
 def _division(anchor: Size, left: Any, right: Any, rule: Callable[..., Poly], on_values: Callable[..., int]) -> Any:
+    if not anchor.trace.is_open:
+        return on_values(*(anchor._ended() if x is anchor else x for x in (left, right)))
     number = on_values(_value(left), _value(right))
     return _made(anchor.trace, rule(anchor.trace, _poly(anchor, left), _poly(anchor, right), number), number)

@@ -2,14 +2,17 @@
 
 A comparison that the ranges do not decide becomes a *guard*, or, under `blind`, a *decision*; both have a text that
 does not depend on the sizes at hand, so that two computations at different sizes can be compared. Guards narrow the
-ranges of what follows. A trace belongs to one thread.
+ranges of what follows. A trace belongs to one thread. When it has ended, its sizes are numbers only within
+`evaluating`.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +24,16 @@ Bounds: TypeAlias = tuple[float, float]
 """The least and the greatest value, both within; int where finite, for sizes."""
 FloatExpr: TypeAlias = "tuple[Any, ...]"
 """("size", Poly) | ("float", number) | ("atom", index) | (operator, FloatExpr, FloatExpr)."""
+
+
+class _Local(threading.local):
+    """What sizes of a trace that has ended are, while something computes with them."""
+
+    at: Callable[[Any], Any] | None = None
+    trace: Trace | None = None
+
+
+_local = _Local()
 
 
 class SizeLeak(Exception):
@@ -196,7 +209,6 @@ class Trace:
         decided = self.decide(operator, difference)
         if decided is not None:
             return decided
-        self._must_be_open()
         outcome = value < 0 if operator == "<" else value <= 0 if operator == "<=" else value == 0
         if self.blind_depth:
             return bool(self.decision(f"{self.text(difference)} {operator} 0", outcome))
@@ -259,7 +271,6 @@ class Trace:
         self, operator: Literal["<", "<=", "=="], left: FloatExpr, right: FloatExpr, outcome: bool
     ) -> bool:
         """The same for floats, which have no normal form."""
-        self._must_be_open()
         text = f"{self.float_text(left)} {operator} {self.float_text(right)}"
         if self.blind_depth:
             return bool(self.decision(text, outcome))
@@ -275,9 +286,11 @@ class Trace:
             outcome = self.replay[key]
         return self.decisions.setdefault(key, outcome)
 
-    def _must_be_open(self) -> None:
-        if not self.is_open:
-            raise self.leak("a comparison of sizes whose trace has ended")
+    def ended_number(self, size: Any) -> Any:
+        """What a size of a trace that has ended is, within `evaluating`. Raises: SizeLeak elsewhere."""
+        if _local.trace is not self or _local.at is None:
+            raise self.leak(f"{size}, of a trace that has ended")
+        return _local.at(size)
 
     def leak(self, what: str) -> SizeLeak:
         """The error for a size whose number something wants; it is kept, too, should somebody catch it."""
@@ -335,6 +348,17 @@ class Trace:
             case (operator, left, right):
                 return f"({self.float_text(left)} {operator} {self.float_text(right)})"
         raise AssertionError(e)
+
+
+@contextmanager
+def evaluating(trace: Trace, at: Callable[[Any], Any]) -> Iterator[None]:
+    """In this thread, sizes of a trace that has ended are the numbers that `at` gives for them."""
+    before = _local.trace, _local.at
+    _local.trace, _local.at = trace, at
+    try:
+        yield
+    finally:
+        _local.trace, _local.at = before
 
 
 def _at_least(form: Poly, low: int) -> Poly:

@@ -21,6 +21,10 @@ Code that lowers computes with them as with integers. Where a comparison need no
     if is_one(size): ...            # True for 1; False for a size that may be another one: the general form
     size_min(rows, 64)              # one term, where min() would be a comparison
 
+When the trace has ended its sizes are numbers in one place only, for code that keeps some and runs later:
+
+    with evaluating(trace, at): torch.empty(rows)
+
 Outside of a trace, and on plain integers, all of these do what plain Python does. Invariant: a plain number never
 depends on the sizes at hand, but for what `value` gives (hints and reports) and what blind and chosen functions return.
 """
@@ -38,12 +42,12 @@ from smelt.ir import size_terms as terms
 from smelt.ir.size_calls import call_late, filled, stripped
 from smelt.ir.size_evaluation import Evaluation
 from smelt.ir.size_numbers import MARK, Size, SizeFloat
-from smelt.ir.size_trace import INFINITY, Bounds, Guard, Range, SizeLeak, Symbol, Trace
+from smelt.ir.size_trace import INFINITY, Bounds, Guard, Range, SizeLeak, Symbol, Trace, evaluating
 
 __all__ = [
     "MARK", "Evaluation", "Guard", "Range", "Size", "SizeFloat", "SizeLeak", "Trace", "blind", "ceil_div", "chosen",
-    "current_trace", "equals", "expression", "is_one", "is_symbolic", "is_whole", "late", "late_float", "size_max",
-    "size_min", "to_words", "tracing", "value",
+    "current_trace", "equals", "evaluating", "expression", "is_one", "is_symbolic", "is_whole", "late", "late_float",
+    "size_max", "size_min", "to_words", "tracing", "value",
 ]  # fmt: skip
 
 P = ParamSpec("P")

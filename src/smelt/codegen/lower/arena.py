@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from smelt.ir.sizes import late
 from smelt.runtime.plan import ARENA_ALIGNMENT
 
 
@@ -25,6 +26,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
 
 
+@late
 def plan_offsets(blocks: Sequence[Lifetime]) -> tuple[list[int], int]:
     """The offset of each block and the size of the arena: largest first, each into the smallest gap that takes it.
 

@@ -14,8 +14,9 @@ from typing import Literal
 import torch
 
 from smelt.codegen.lower.arena import Lifetime, aligned, plan_offsets
-from smelt.codegen.lower.geometry import Geometry, same_layout
+from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.result import StateName
+from smelt.ir.sizes import value
 from smelt.runtime.control import blocks_of
 from smelt.runtime.plan import (
     NUMBER_DTYPES,
@@ -169,10 +170,6 @@ class PlanBuilder:
         known = storage.handles.get(geometry)
         if known is not None:
             return known
-        if geometry.offset == storage.base.offset and geometry.sizes == storage.base.sizes:
-            same = same_layout(geometry.sizes, geometry.strides, storage.base.strides)
-            if same and geometry.strides == storage.base.strides:
-                return storage.slot
         self.check(storage)
         slot = self.slot()
         self._storage_of[slot] = storage
@@ -279,7 +276,7 @@ class PlanBuilder:
             slots = [s for s in self._slots_of(storage) if s in first]
             blocks.append(Lifetime(storage.nbytes, min(first[s] for s in slots), max(last[s] for s in slots)))
         offsets, total = plan_offsets(blocks)
-        self.arena_naive_nbytes = sum(aligned(block.nbytes) for block in blocks)
+        self.arena_naive_nbytes = sum(aligned(value(block.nbytes)) for block in blocks)
         tensors = tuple(
             ArenaTensor(s.slot, offset, s.base.sizes, s.base.strides, s.dtype)
             for s, offset in zip(storages, offsets, strict=True)
@@ -295,14 +292,15 @@ class PlanBuilder:
             if storage.kind != "owned" or storage.slot not in owned:
                 continue
             slots = [s for s in self._slots_of(storage) if s in first]
-            change[min(first[s] for s in slots)] += storage.nbytes
+            nbytes = value(storage.nbytes)
+            change[min(first[s] for s in slots)] += nbytes
             if not outputs.intersection(slots):
-                change[max(last[s] for s in slots) + 1] -= storage.nbytes
+                change[max(last[s] for s in slots) + 1] -= nbytes
         alive = peak = 0
         for delta in change:
             alive += delta
             peak = max(peak, alive)
-        self.peak_nbytes = peak + arena_nbytes
+        self.peak_nbytes = peak + value(arena_nbytes)
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -113,10 +113,10 @@ class _Groups:
             self.units.append(sorted(unit, key=order.__getitem__))
 
 
-def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowered:
+def lower(graph: Graph, state: Lookup, options: Options | None = None, *, build: bool = True) -> Lowered:
     """The plan of a graph, with what its caller must know.
 
-    state: (kind, path) -> the live tensor of a parameter, buffer or captured value.
+    state: (kind, path) -> the live tensor of a parameter, buffer or captured value. build: make its kernels' code.
     Raises: SmeltError (S0303) naming the node and its source line, where the graph cannot be in a plan: another
         device than the CPU, sparse layouts, inputs of unknown sizes or that are neither tensors nor numbers.
     """
@@ -144,7 +144,8 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None) -> Lowere
     slots, outputs = lower_outputs(ctx, chosen)
     plan = ctx.builder.finish(slots)
     stage("memory")
-    plan = with_code(ctx, plan)
+    if build:
+        plan = with_code(ctx, plan)
     stage("kernels")
     memory = MemoryReport(
         plan.arena_nbytes,
