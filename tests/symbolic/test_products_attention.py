@@ -1,4 +1,4 @@
-"""Attention planned once for sizes known at run time only: at every size within eager's own error, NaN where it has it."""
+"""Attention planned once for sizes known at run time only: within eager's own error at every size, NaN where it is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class At(Case):
 
 @dataclass(frozen=True)
 class Heads:
-    """q [b, s, h, d], k and v [b, t, h', d], transposed, as models have them; a mask [b or 1, 1, s, t] or [1, 1, 1, t]."""
+    """q [b, s, h, d], k and v [b, t, h', d], transposed as in models; a mask [b, 1, s, t], or [1, 1, 1, t] if shared."""
 
     heads: int = 2
     kv_heads: int = 2

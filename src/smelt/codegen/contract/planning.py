@@ -20,7 +20,7 @@ from smelt.codegen.contract.tiling import BLOCK, Tiling, tiling_for
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.ir import DType
-from smelt.ir.sizes import blind, equals, is_one, is_symbolic, late, late_float, size_max
+from smelt.ir.sizes import blind, equals, is_one, is_symbolic, late, size_max
 
 # Estimates of one core, for the grain of threads: what a tile computes and memory delivers, and a chunk worth claiming.
 _FLOPS_PER_NS, _BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
@@ -129,24 +129,18 @@ def _words_of_both(
 ) -> tuple[_Chosen, int, float]:
     """The words for m rows, the items, and the cost of one."""
     if m <= max(HEIGHTS):
-        columns = _dot_columns(tiling)
-        chosen = _Chosen(0, step, columns, _is_far(tiling, n, k), BLOCK)
-        return chosen, _ceil(n, columns), _dots_ns(tiling, m, n, k)
-    panels = _ceil(n, tiling.panel)
-    rows = _block_rows(tiling, m, k, panels)
-    chosen = _Chosen(panel, panel_step, rows, 1, _block_terms(m))
-    return chosen, panels * _ceil(m, rows), _gemm_ns(tiling, m, n, k, rows)
+        far, items, item_ns = _dots_cut(tiling, m, n, k, 1)
+        return _Chosen(0, step, _dot_columns(tiling), far, BLOCK), items, item_ns
+    rows, terms, items, item_ns = _gemm_cut(tiling, m, n, k, 1)
+    return _Chosen(panel, panel_step, rows, 1, terms), items, item_ns
 
 
 # --- dot products
 
 
 def _dots(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
-    columns = _dot_columns(tiling)
-    items = batch * _ceil(problem.n, columns)
-    item_ns = _dots_ns(tiling, problem.m, problem.n, problem.k)
-    far = _is_far(tiling, problem.n, problem.k)
-    words = (*replace(problem, block_rows=columns, direct=far).words(), *bound.words)
+    far, items, item_ns = _dots_cut(tiling, problem.m, problem.n, problem.k, batch)
+    words = (*replace(problem, block_rows=_dot_columns(tiling), direct=far).words(), *bound.words)
     if is_symbolic(problem.m):
         heights = AnyRows(tiling, bound.epilogue, many=False)
         return ProductPlan(any_rows_source(heights, isa), words, items, item_ns, heights.scratch_nbytes, "dots")
@@ -158,17 +152,13 @@ def _dot_columns(tiling: Tiling) -> int:
     return min(_DOT_COLUMNS, tiling.panel)
 
 
-@late_float
-def _dots_ns(tiling: Tiling, m: int, n: int, k: int) -> float:
-    """The cost of an item."""
-    nbytes = min(_dot_columns(tiling), n) * k * tiling.element_nbytes
-    return nbytes * max(1.0 / _BYTES_PER_NS, m / (4 * _FLOPS_PER_NS))
-
-
 @late
-def _is_far(tiling: Tiling, n: int, k: int) -> int:
-    """Whether the matrix is so large that it is asked for ahead of its use, as a word."""
-    return int(n * k * tiling.element_nbytes > _NEAR_NBYTES)
+def _dots_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, int, float]:
+    """(whether the matrix is far, items, the cost of one)."""
+    columns = _dot_columns(tiling)
+    nbytes = min(columns, n) * k * tiling.element_nbytes
+    item_ns = nbytes * max(1.0 / _BYTES_PER_NS, m / (4 * _FLOPS_PER_NS))
+    return int(n * k * tiling.element_nbytes > _NEAR_NBYTES), batch * _ceil(n, columns), item_ns
 
 
 # --- lines
@@ -176,13 +166,19 @@ def _is_far(tiling: Tiling, n: int, k: int) -> int:
 
 def _lines(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
     lines = Lines(tiling, problem.m, bound.epilogue)
-    columns, item_ns = _line_columns(tiling, problem.n), _lines_ns(tiling, problem.n, problem.k)
-    items = batch * _line_items(tiling, problem.n)
+    columns, items, item_ns = _lines_cut(tiling, problem.n, problem.k, batch)
     words = (*replace(problem, block_rows=columns).words(), *bound.words)
     return ProductPlan(lines_source(lines, isa), words, items, item_ns, lines.scratch_nbytes, "lines")
 
 
 @late
+def _lines_cut(tiling: Tiling, n: int, k: int, batch: int) -> tuple[int, int, float]:
+    """(columns of an item, items, the cost of one)."""
+    columns = _line_columns(tiling, n)
+    item_ns = min(columns, n) * k * tiling.element_nbytes / _BYTES_PER_NS
+    return columns, batch * _ceil(n, columns), item_ns
+
+
 def _line_columns(tiling: Tiling, n: int) -> int:
     """Columns of an item: whole lines are read up to 1.4 times as fast as pieces of 384, but each core needs some."""
     cores = os.cpu_count() or 1
@@ -191,26 +187,13 @@ def _line_columns(tiling: Tiling, n: int) -> int:
     return min(max(share, _LEAST_COLUMNS), MAX_COLUMNS)
 
 
-@late
-def _line_items(tiling: Tiling, n: int) -> int:
-    return _ceil(n, _line_columns(tiling, n))
-
-
-@late_float
-def _lines_ns(tiling: Tiling, n: int, k: int) -> float:
-    return min(_line_columns(tiling, n), n) * k * tiling.element_nbytes / _BYTES_PER_NS
-
-
 # --- panels
 
 
 def _gemm(isa: Isa, tiling: Tiling, right: Right, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
     gemm = Gemm(tiling, right, bound.epilogue, unit=is_one(problem.left_k))
-    panels = batch * _ceil(problem.n, tiling.panel)
-    rows = _block_rows(tiling, problem.m, problem.k, panels)
-    items = panels * _row_blocks(problem.m, rows)
-    item_ns = _gemm_ns(tiling, problem.m, problem.n, problem.k, rows)
-    filled = replace(problem, block_rows=rows, block_terms=_block_terms(problem.m))
+    rows, terms, items, item_ns = _gemm_cut(tiling, problem.m, problem.n, problem.k, batch)
+    filled = replace(problem, block_rows=rows, block_terms=terms)
     if right == "rows":
         filled = replace(filled, right_panel=tiling.panel)
     elif right == "columns":
@@ -220,24 +203,16 @@ def _gemm(isa: Isa, tiling: Tiling, right: Right, problem: Problem, batch: int, 
 
 
 @late
-def _block_terms(m: int) -> int:
-    return BLOCK if m >= _MANY_ROWS else _FEW_ROWS_BLOCK
-
-
-@late
-def _row_blocks(m: int, rows: int) -> int:
-    return _ceil(m, rows)
-
-
-@late_float
-def _gemm_ns(tiling: Tiling, m: int, n: int, k: int, rows: int) -> float:
-    """The cost of an item."""
+def _gemm_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, int, int, float]:
+    """(rows of an item, terms of a chain, items, the cost of one)."""
+    panels = batch * _ceil(n, tiling.panel)
+    rows = _block_rows(tiling, m, k, panels)
     columns = min(tiling.panel, _ceil(n, tiling.lanes) * tiling.lanes)
     work = 2.0 * min(rows, m) * columns * k / tiling.group / _FLOPS_PER_NS
-    return max(work, columns * k * tiling.element_nbytes / _BYTES_PER_NS)
+    item_ns = max(work, columns * k * tiling.element_nbytes / _BYTES_PER_NS)
+    return rows, BLOCK if m >= _MANY_ROWS else _FEW_ROWS_BLOCK, panels * _ceil(m, rows), item_ns
 
 
-@late
 def _block_rows(tiling: Tiling, m: int, k: int, panels: int) -> int:
     """Rows of an item: as many as stay in cache, fewer where there would be too few items to share."""
     blocks = _ceil(m, MAX_ROWS)
