@@ -86,7 +86,7 @@ def place_of(body: Sequence[ast.stmt]) -> Place:
 
 
 class Planner:
-    """Plans for one function, again and again as marks grow. params: its own; free: variables of functions around it."""
+    """Plans for one function, anew as marks grow. params: its own; free: variables of functions around it."""
 
     def __init__(self, body: list[ast.stmt], params: Sequence[str], free: Sequence[str]) -> None:
         self.source = body
@@ -95,10 +95,8 @@ class Planner:
         declared = {name for n in inner if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names}
         self.locals -= declared
         self.untouchable = frozenset(declared)  # and those that functions inside rebind are among them
-        self.captured = frozenset[str]().union(
-            *(loads(n) for n in inner if isinstance(n, (*_FUNCTIONS, ast.GeneratorExp)))
-        )
-        self.has_frame_looks = any(shows_frame(node) for node in body)
+        nested = [loads(n) for n in inner if isinstance(n, (*_FUNCTIONS, ast.GeneratorExp))]
+        self.captured = frozenset[str]().union(*nested)
         self.flow = Flow(body, params, self.locals)
 
     def plan(self, marks: Marks) -> Plan:
@@ -180,7 +178,7 @@ class _Planning:
         if len(body) > 1 and stores(*body[:-1]) & self.flow.caught[last]:
             return [new for node in body for new in self._run([node])]
         if not isinstance(last, _SIMPLE) and stored & self.flow.caught[last]:
-            return self._run(body[:-1]) + [self._python(last)]
+            return [*self._run(body[:-1]), self._python(last)]
         bound = self.flow.bound[body[0]]
         flow = Flow(body, (), frozenset())
         needs, ways = flow.entry & self.planner.locals, _ways(body)
