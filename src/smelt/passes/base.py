@@ -12,6 +12,7 @@ from smelt.ops.effects import effects
 from smelt.ops.evaluate import Lookup, no_state
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.registry import arguments_of, schema_of
+from smelt.passes.sized import Sizes
 from smelt.rewrite import Rewriter
 from smelt.rewrite.rewriter import Listener
 
@@ -52,6 +53,7 @@ class PassContext:
     all of them is faster on this machine.
     narrowing_pays: whether an f32 product is faster in bf16 on this machine.
     peaks: the last peak of memory that a pass has found, for its report.
+    sizes: the symbols of the graph, if it has some and they are to be numbers meanwhile.
     """
 
     lookup: Lookup = no_state
@@ -61,6 +63,7 @@ class PassContext:
     merging_pays: MergingPays = always
     narrowing_pays: NarrowingPays = each
     peaks: list[Peak] = field(default_factory=list)
+    sizes: Sizes | None = None
 
     def type(self, kind: str, path: str) -> TensorType:
         """The type of a parameter, buffer or captured tensor."""

@@ -17,6 +17,7 @@ from smelt.ops.check import check as check_node
 from smelt.ops.convert import strided_copy
 from smelt.ops.evaluate import Lookup, evaluate, no_state
 from smelt.passes.base import Pass, PassContext, Peak
+from smelt.passes.sized import sized
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,19 @@ def run_passes(
     """
     context = context or PassContext()
     _check_names(passes, skip)
-    reports = []
     _dump(graph, dump, 0, "captured")
+    with sized(graph, context.sizes):
+        reports = _run_all(graph, passes[:stop_after], context, check, dump, skip)
+    return reports
+
+
+def _run_all(
+    graph: Graph, passes: Sequence[Pass], context: PassContext, check: bool, dump: str | Path, skip: Sequence[str]
+) -> tuple[PassReport, ...]:
+    reports = []
     checked = _Checked() if check else None
     after = sum(1 for _ in graph.walk())
-    for number, one in enumerate(passes[:stop_after], 1):
+    for number, one in enumerate(passes, 1):
         if one.name in skip:
             continue
         before = after
