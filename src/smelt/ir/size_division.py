@@ -18,6 +18,8 @@ def quotient(trace: Trace, p: Poly, q: Poly, value: int) -> Poly:
     low, high = trace.bounds(q)
     if low <= 0 <= high:
         return _divided(trace, "//", p, q, value)
+    if _is_below(trace, p, q):
+        return ()
     exact = terms.divide(p, q)
     if exact is not None or not terms.is_constant(q):
         return _divided(trace, "//", p, q, value) if exact is None else exact
@@ -37,6 +39,8 @@ def remainder(trace: Trace, p: Poly, q: Poly, value: int) -> Poly:
     low, high = trace.bounds(q)
     if low <= 0 <= high:
         return _divided(trace, "%", p, q, value)
+    if _is_below(trace, p, q):
+        return p
     if not terms.is_constant(q):
         return () if terms.divide(p, q) is not None else _divided(trace, "%", p, q, value)
     by = terms.constant_of(q)
@@ -46,6 +50,11 @@ def remainder(trace: Trace, p: Poly, q: Poly, value: int) -> Poly:
     shared = gcd(by, *(c for _, c in p))
     p, by = tuple((m, c // shared) for m, c in p), by // shared
     return terms.scale(_divided(trace, "%", p, terms.constant(by), value // shared), shared)
+
+
+def _is_below(trace: Trace, p: Poly, q: Poly) -> bool:
+    """Whether 0 <= p < q at all sizes."""
+    return trace.decide("<", p) is False and trace.decide("<", terms.add(p, q, -1)) is True
 
 
 def _divided(trace: Trace, symbol: Literal["//", "%"], p: Poly, q: Poly, value: int) -> Poly:

@@ -1,0 +1,235 @@
+"""A graph with symbols in its types, lowered once for all sizes that its guards allow.
+
+The graph is lowered with `Size`s in the place of its symbols: what comes out is a plan whose numbers are expressions.
+It is then lowered at two other tuples of sizes within the guards, with the same blind decisions and without building
+kernels, and every number, slot and kernel is compared with the first plan's expressions there. Where anything differs,
+asks for a number, or becomes text, the graph is not symbolic (`NotSymbolic`), and is lowered for each tuple of sizes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+
+from smelt.codegen.lower.lowering import lower
+from smelt.codegen.lower.result import Lookup, Lowered, OutputRecipe
+from smelt.codegen.lower.symbolic.code import guards_function, words_function
+from smelt.codegen.lower.symbolic.substitute import substituted
+from smelt.codegen.lower.symbolic.template import NotSymbolic, at_hand, numbers_of, templated
+from smelt.diag import InternalError, Options
+from smelt.ir import Graph, Sym, TensorType
+from smelt.ir.sizes import MARK, Evaluation, Range, SizeLeak, Trace, evaluating, tracing
+from smelt.runtime.sizes import SizedPlan, filled
+
+_CHECKS = 2
+_ATTEMPTS = 4000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SymbolicLowered:
+    """A plan for many sizes with what its caller must know.
+
+    lowered: the plan at the sizes of the hints, with its handles, constants, mutations and report. guards: what must
+    hold beside the ranges, each with the line that asked. outputs: as of `Lowered`, for each tuple of sizes.
+    """
+
+    plan: SizedPlan
+    lowered: Lowered
+    guards: tuple[tuple[str, str], ...]
+    outputs: Callable[[tuple[int, ...]], tuple[OutputRecipe, ...]]
+    checked: tuple[tuple[int, ...], ...]
+
+    def at(self, sizes: tuple[int, ...]) -> Lowered:
+        """The plan for these sizes alone."""
+        return replace(self.lowered, plan=self.plan.at(sizes), outputs=self.outputs(sizes))
+
+
+def lower_symbolic(
+    graph: Graph,
+    state: Lookup,
+    options: Options | None,
+    hints: Mapping[str, int],
+    ranges: Mapping[str, Range],
+    *,
+    inputs: Mapping[int, str] | None = None,
+    holds: Callable[..., bool] | None = None,
+) -> SymbolicLowered:
+    """The plan of an optimized graph for all sizes of its symbols.
+
+    hints: the sizes at hand. inputs: inputs that are numbers and symbols, by position. holds: what else must hold of
+    the symbols, in order, for the graph to be right.
+    Raises: NotSymbolic; SmeltError (S0303) where the graph has no plan at all.
+    """
+    names = tuple(hints)
+    first = _Attempt.of(graph, state, options, hints, ranges, inputs, {}, build=True)
+    bounds = {name: ranges[name].bounds for name in names}
+    own = guards_function(first.trace, first.trace.guards, bounds)
+    both = own if holds is None else _both(own, holds)
+    template, numbers = templated(first.lowered.plan, lambda function: _sized(first.trace, names, function))
+    recipes, more = templated(first.lowered.outputs, lambda function: function)
+    words = words_function(first.trace, numbers)
+    plan = SizedPlan(names, _sources(graph, names, inputs or {}), template, words, both)
+    checked = []
+    for sizes in islice(_other_sizes(tuple(hints.values()), list(bounds.values()), both), _CHECKS):
+        again = _Attempt.of(
+            graph,
+            state,
+            options,
+            dict(zip(names, sizes, strict=True)),
+            ranges,
+            inputs,
+            first.trace.decisions,
+            build=False,
+        )
+        first.compare(again, sizes)
+        checked.append(sizes)
+    if not checked:
+        raise NotSymbolic("no other sizes are within its guards", *map(str, first.trace.guards))
+    made = at_hand(first.lowered)
+    return SymbolicLowered(
+        plan,
+        made,
+        tuple((guard.text, guard.where) for guard in first.trace.guards),
+        _outputs(recipes, words_function(first.trace, more)),
+        tuple(checked),
+    )
+
+
+def _both(first: Callable[..., bool], second: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda *sizes: second(*sizes) and first(*sizes)
+
+
+def _sized(trace: Trace, names: Sequence[str], function: Callable[..., Any]) -> Callable[..., Any]:
+    """(sizes) -> the function, within which sizes of the trace are numbers."""
+
+    def at(sizes: tuple[int, ...]) -> Callable[..., Any]:
+        evaluation = Evaluation(trace, dict(zip(names, sizes, strict=True)))
+
+        def run(*args: Any) -> Any:
+            with evaluating(trace, evaluation):
+                return function(*args)
+
+        return run
+
+    return at
+
+
+def _outputs(
+    recipes: Any, words: Callable[..., tuple[Any, ...]]
+) -> Callable[[tuple[int, ...]], tuple[OutputRecipe, ...]]:
+    return lambda sizes: filled(recipes, words(*sizes), sizes)
+
+
+def _sources(graph: Graph, names: Sequence[str], inputs: Mapping[int, str]) -> tuple[tuple[int, int | None], ...]:
+    """Where each symbol is read: a number among the inputs, or a dimension that is the symbol and nothing else."""
+    found: dict[str, tuple[int, int | None]] = {name: (index, None) for index, name in inputs.items()}
+    for index, value in enumerate(graph.inputs):
+        if isinstance(value.type, TensorType):
+            for axis, dim in enumerate(value.type.shape or ()):
+                if isinstance(dim, Sym):
+                    found.setdefault(dim.name, (index, axis))
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise NotSymbolic(f"no input has the size {missing[0]}")
+    return tuple(found[name] for name in names)
+
+
+def _other_sizes(
+    hints: tuple[int, ...], bounds: Sequence[tuple[float, float]], holds: Callable[..., bool]
+) -> Iterator[tuple[int, ...]]:
+    """Sizes within the guards, other than those at hand: all of them changed where that can be."""
+    steps: list[Callable[[int], int]] = [
+        lambda n: n + 1, lambda n: 2 * n + 1, lambda n: n // 2, lambda n: 3 * n, lambda n: n - 1, lambda n: 5 * n + 3,
+        lambda n: n + 7, lambda n: 2 * n, lambda n: n + 16, lambda n: n // 3 + 1,
+    ]  # fmt: skip
+    seen = {hints}
+    generator = random.Random(0)
+
+    def candidates() -> Iterator[tuple[int, ...]]:
+        for shift in range(len(steps)):
+            yield tuple(steps[(shift + 3 * i) % len(steps)](n) for i, n in enumerate(hints))
+        for step in steps:
+            yield tuple(map(step, hints))
+        for _ in range(_ATTEMPTS):
+            chosen = [generator.choice((n, generator.choice(steps)(n), generator.randint(1, 4 * n + 8))) for n in hints]
+            yield tuple(chosen)
+
+    for sizes in candidates():
+        within = all(low <= n <= high for n, (low, high) in zip(sizes, bounds, strict=True))
+        if sizes not in seen and within and holds(*sizes):
+            seen.add(sizes)
+            yield sizes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attempt:
+    """One lowering in a trace."""
+
+    trace: Trace
+    lowered: Lowered
+
+    @staticmethod
+    def of(
+        graph: Graph,
+        state: Lookup,
+        options: Options | None,
+        sizes: Mapping[str, int],
+        ranges: Mapping[str, Range],
+        inputs: Mapping[int, str] | None,
+        decisions: Mapping[str, Any],
+        *,
+        build: bool,
+    ) -> _Attempt:
+        """Raises: NotSymbolic where something asks for a number, or holds a size as text."""
+        with tracing({name: (sizes[name], ranges[name]) for name in sizes}, decisions) as trace:
+            try:
+                lowered = lower(substituted(graph, trace.symbols, inputs), state, options, build=build)
+            except (SizeLeak, InternalError) as error:
+                raise NotSymbolic(str(error), *trace.leaks) from error
+        if trace.leaks:
+            raise NotSymbolic("a number was asked for", *trace.leaks)
+        for symbol, text in lowered.report.texts.items():
+            if MARK in text:
+                raise NotSymbolic(f"kernel {symbol} holds a size as text: {_around(text)}")
+        return _Attempt(trace, lowered)
+
+    def compare(self, other: _Attempt, sizes: tuple[int, ...]) -> None:
+        """Raises: NotSymbolic where another lowering's plan is not this one's at its sizes."""
+        ours = [str(guard) for guard in self.trace.guards]
+        theirs = [str(guard) for guard in other.trace.guards]
+        if ours != theirs:
+            raise NotSymbolic(f"at {sizes} other guards are taken", *sorted(set(ours) ^ set(theirs)))
+        at = Evaluation(self.trace, dict(zip(self.trace.symbols, sizes, strict=True)))
+        for what, mine, found in (
+            ("plan", self.lowered.plan, other.lowered.plan),
+            ("outputs", self.lowered.outputs, other.lowered.outputs),
+            ("mutations", self.lowered.mutations, other.lowered.mutations),
+            ("handles", self.lowered.handles, other.lowered.handles),
+            ("constants", self.lowered.constants, other.lowered.constants),
+        ):
+            pairs = zip(numbers_of(mine), numbers_of(found), strict=False)
+            different = next(
+                (path for (path, a), (there, b) in pairs if path != there or not _same(at(a), at_hand(b))), None
+            )
+            if different is not None or len(list(numbers_of(mine))) != len(list(numbers_of(found))):
+                raise NotSymbolic(f"at {sizes} the {what} is another: {different}")
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        if a is b:
+            return True
+        if not isinstance(b, torch.Tensor) or (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
+            return False
+        return a.layout != torch.strided or (a.stride() == b.stride() and torch.equal(a, b))
+    return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+def _around(text: str) -> str:
+    at = text.index(MARK)
+    return " ".join(text[max(at - 60, 0) : at + 60].split())

@@ -1,0 +1,84 @@
+"""Plans with sizes in them: taken apart into numbers, turned into templates, or into the plan at the sizes at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+
+from smelt.ir.sizes import Size, SizeFloat, expression, value
+from smelt.runtime.sizes import SizedFunction, Word
+
+T = TypeVar("T")
+
+_NOT_COMPARED = frozenset(("eager", "fn", "object", "op", "origins"))
+_FUNCTIONS = frozenset(("eager", "fn"))
+
+
+class NotSymbolic(Exception):
+    """A graph has no plan for many sizes; its plans are made for one tuple of sizes each."""
+
+    def __init__(self, reason: str, *details: str) -> None:
+        super().__init__("; ".join((reason, *details[:4])))
+        self.reason, self.details = reason, details
+
+
+def numbers_of(x: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Everything in a plan that tells it from another, each with the way there; functions are left out."""
+    kind = type(x)
+    if kind in (tuple, list):
+        yield path, len(x)
+        for i, item in enumerate(x):
+            yield from numbers_of(item, (*path, i))
+    elif isinstance(x, Mapping):
+        yield from numbers_of(tuple(x.items()), path)
+    elif is_dataclass(kind):
+        yield path, kind
+        for field in fields(x):
+            if field.name not in _NOT_COMPARED:
+                yield from numbers_of(getattr(x, field.name), (*path, field.name))
+    else:
+        yield path, x
+
+
+def templated(x: T, sized: Callable[[Callable[..., Any]], Callable[..., Any]]) -> tuple[T, list[Any]]:
+    """The same with `Word`s in the place of sizes, and what these are; functions that may hold sizes become `sized`."""
+    numbers: list[Any] = []
+    known: dict[Any, Word] = {}
+
+    def word(number: Any) -> Word:
+        key = expression(number)
+        if key not in known:
+            known[key] = Word(len(numbers))
+            numbers.append(number)
+        return known[key]
+
+    def function(old: Any) -> Any:
+        return SizedFunction(sized(old))
+
+    return _mapped(x, word, function), numbers
+
+
+def at_hand(x: T) -> T:
+    """The same with the sizes at hand as numbers; what functions keep stays as it is."""
+    return _mapped(x, value, lambda old: old)
+
+
+def _mapped(x: Any, number: Callable[[Any], Any], function: Callable[[Any], Any]) -> Any:
+    kind = type(x)
+    if kind is Size or kind is SizeFloat:
+        return number(x)
+    if kind is tuple or kind is list:
+        items = [_mapped(item, number, function) for item in x]
+        return kind(items) if any(new is not old for new, old in zip(items, x, strict=True)) else x
+    if is_dataclass(kind) and not isinstance(x, torch.Tensor):
+        changed = {}
+        for field in fields(x):
+            old = getattr(x, field.name)
+            new = function(old) if field.name in _FUNCTIONS else _mapped(old, number, function)
+            if new is not old:
+                changed[field.name] = new
+        return replace(x, **changed) if changed else x
+    return x
