@@ -6,15 +6,17 @@ from collections.abc import Mapping
 
 from smelt.codegen.fusion.index import Idx, Unfusible
 from smelt.codegen.fusion.pointwise import result_dtype
-from smelt.codegen.fusion.promote import INTEGERS
+from smelt.codegen.fusion.promote import INTEGERS, NUMBER_TYPES
 from smelt.codegen.fusion.pull import FAR, Pull, Rule
 from smelt.codegen.kernels.nest import Expr
-from smelt.ir import DType, Node
+from smelt.ir import DType, Node, Value
 
 
 def _full(name: str) -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         value = p.call(node)[name]
+        if isinstance(value, Value) and value.type in NUMBER_TYPES:
+            return p.scalar(value, result_dtype(node))
         if not isinstance(value, (bool, int, float)):
             raise Unfusible("its number is a tensor")
         return p.const(value, result_dtype(node))

@@ -29,11 +29,17 @@ TAKES_NUMBERS = frozenset(
         *(f"aten.{name}.{form}" for name in ("add", "sub", "rsub", "mul", "div") for form in ("Tensor", "Scalar")),
         *(
             f"aten.{name}.{form}"
-            for name in ("eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod")
+            for name in (
+                "eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod", "bitwise_and", "bitwise_or", "bitwise_xor",
+            )
             for form in ("Tensor", "Scalar")
         ),
         "aten.where.Scalar", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.masked_fill.Scalar",
-        "aten.select.int",
+        "aten.select.int", "aten.floor_divide.default", "aten.floor_divide.Scalar", "aten.div.Tensor_mode",
+        "aten.div.Scalar_mode", "aten.pow.Tensor_Scalar", "aten.pow.Scalar", "aten.clamp.default",
+        "aten.clamp_min.default", "aten.clamp_max.default", "aten.lerp.Scalar", "aten.addcmul.default",
+        "aten.addcdiv.default", "aten.full.default", "aten.full_like.default", "aten.new_full.default",
+        "aten.fill.Scalar", "aten.scalar_tensor.default",
     )
 )  # fmt: skip
 """Operators whose rules take numbers of the run."""

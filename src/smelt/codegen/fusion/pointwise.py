@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smelt.codegen.fusion.index import Idx, Unfusible
-from smelt.codegen.fusion.promote import INTEGERS, common_dtype, is_float, math_dtype
+from smelt.codegen.fusion.promote import INTEGERS, LARGEST, NUMBER_TYPES, common_dtype, is_float, math_dtype
 from smelt.codegen.fusion.pull import Pull, Rule
 from smelt.codegen.kernels.nest import Const, Expr
-from smelt.ir import Arg, DType, Node, TensorType, Value
+from smelt.ir import FLOAT, INT, Arg, DType, Node, TensorType, Value
 
 Formula = Callable[[Pull, DType, Expr], Expr]
 """The result for an element, both in the dtype of the computation."""
@@ -127,7 +127,7 @@ def _nan_to_num(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     if not is_float(out):
         return x
     m = math_dtype(out)
-    x, largest = p.cast(x, m), _LARGEST[out]
+    x, largest = p.cast(x, m), LARGEST[out]
     nan, high, low = (
         p.cast(p.const(default if call[n] is None else call[n], out), m)
         for n, default in (("nan", 0.0), ("posinf", largest), ("neginf", -largest))
@@ -136,14 +136,6 @@ def _nan_to_num(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     is_low = p.op("eq", DType.BOOL, x, p.const(-math.inf, m))
     found = p.op("select", m, is_high, high, p.op("select", m, is_low, low, x))
     return p.cast(p.op("select", m, p.op("isnan", DType.BOOL, x), nan, found), out)
-
-
-_LARGEST = {
-    DType.F16: 65504.0,
-    DType.BF16: 3.3895313892515355e38,
-    DType.F32: 3.4028234663852886e38,
-    DType.F64: 1.7976931348623157e308,
-}
 
 
 # --- two operands
@@ -176,6 +168,8 @@ def _sum(sign: int, first: str = "self", second: str = "other") -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         call, out = p.call(node), result_dtype(node)
         alpha = call.get("alpha", 1)
+        if isinstance(alpha, Value):
+            return _scaled_sum(p, sign, (call[first], call[second], alpha), idx, out)
         _require(isinstance(alpha, (int, float)), "its alpha is no number")
         if out is DType.BOOL:
             _require(sign == 1 and alpha in (True, 1), "alpha beside bools")
@@ -187,9 +181,24 @@ def _sum(sign: int, first: str = "self", second: str = "other") -> Rule:
         if out in INTEGERS:
             factor = p.const(int(alpha), out)
             return p.op("add" if sign == 1 else "sub", out, a, p.op("mul", out, b, factor))
-        return p.cast(p.op("fma", m, b, p.const(sign * float(alpha), m), a), out)
+        return p.cast(p.op("fma", m, b, p.const(float(sign * alpha), m), a), out)
 
     return rule
+
+
+def _scaled_sum(p: Pull, sign: int, args: tuple[Arg, Arg, Value], idx: Idx, out: DType) -> Expr:
+    """The same for an alpha of the run: where it is 1, a multiplication by it changes nothing."""
+    first, second, alpha = args
+    _require(out is not DType.BOOL and alpha.type in (INT, FLOAT), "alpha beside bools")
+    m = math_dtype(out)
+    a, b = _in_math(p, first, idx, out), _in_math(p, second, idx, out)
+    if out in INTEGERS:
+        return p.op("add" if sign == 1 else "sub", out, a, p.op("mul", out, b, p.scalar(alpha, out)))
+    factor = p.scalar(alpha, m)
+    if sign == -1:
+        # As an int where it is one: -0 is 0 there.
+        factor = p.op("neg", m, factor) if alpha.type == FLOAT else p.cast(p.op("neg", DType.I64, p.number(alpha)), m)
+    return p.cast(p.op("fma", m, b, factor, a), out)
 
 
 def _mul(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
@@ -321,6 +330,8 @@ def _power(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     """x ** number with torch's own shortcuts."""
     call, out = p.call(node), result_dtype(node)
     exponent = call["exponent"]
+    if isinstance(exponent, Value):
+        return _power_of_run(p, p.operand(call["self"], idx, out), exponent, out)
     _require(isinstance(exponent, (int, float)), "its exponent is no number")
     x = p.operand(call["self"], idx, out)
     if out in INTEGERS:
@@ -354,6 +365,32 @@ def _power(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(found, out)
 
 
+def _power_of_run(p: Pull, x: Expr, exponent: Value, out: DType) -> Expr:
+    """x ** number of the run, by the same shortcuts."""
+    _require(is_float(out) and exponent.type in NUMBER_TYPES, f"a power of {out}")
+    m = math_dtype(out)
+    x, e = p.cast(x, m), p.cast(p.scalar(exponent, out), m)
+    if out is DType.F32:
+        # torch computes with the number in f64: whether it is odd, or not quite 0, must not be lost.
+        wide = p.cast(p.number(exponent), DType.F64)
+        size = p.op("abs", DType.F64, wide)
+        usual = p.op("and", DType.BOOL, *(
+            p.op(name, DType.BOOL, size, p.const(limit, DType.F64)) for name, limit in (("gt", 1e-30), ("lt", 2.0**24))
+        ))  # fmt: skip
+        exact = p.op("eq", DType.BOOL, p.cast(e, DType.F64), wide)
+        e = p.unless_refused(p.op("or", DType.BOOL, usual, exact), e)
+    square = p.op("mul", m, x, x)
+    narrow = p.cast(p.cast(square, out), m)
+    ways = [(1.0, x), (0.0, p.const(1.0, m)), (2.0, square), (3.0, p.op("mul", m, narrow, x))]
+    if out is not DType.F16:
+        ways += [(0.5, p.op("sqrt", m, x)), (-0.5, p.op("rsqrt", m, x))]
+    ways += [(-1.0, p.op("recip", m, x)), (-2.0, p.op("recip", m, narrow))]
+    found = p.op("pow", m, x, e)
+    for special, value in ways:
+        found = p.op("select", m, p.op("eq", DType.BOOL, e, p.const(special, m)), value, found)
+    return p.cast(found, out)
+
+
 # --- three operands
 
 
@@ -363,10 +400,15 @@ def _addcmul(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     a, b, c = (_in_math(p, call[n], idx, out) for n in ("self", "tensor1", "tensor2"))
     value = call["value"]
     if out in INTEGERS:
-        scaled = b if value == 1 else p.op("mul", out, b, p.const(value, out))
+        scaled = b if _is_one(value) else p.op("mul", out, b, p.scalar(value, out))
         return p.op("add", out, a, p.op("mul", out, scaled, c))
-    scaled = b if value == 1 else p.op("mul", m, p.const(value, m), b)
+    scaled = b if _is_one(value) else p.op("mul", m, p.scalar(value, m), b)
     return p.cast(p.op("fma", m, scaled, c, a), out)
+
+
+def _is_one(factor: Arg) -> bool:
+    """Whether a factor changes nothing, as far as is known."""
+    return not isinstance(factor, Value) and factor == 1
 
 
 def _addcdiv(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
@@ -375,7 +417,7 @@ def _addcdiv(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     m = math_dtype(out)
     a, b, c = (_in_math(p, call[n], idx, out) for n in ("self", "tensor1", "tensor2"))
     value = call["value"]
-    scaled = b if value == 1 else p.op("mul", m, p.const(value, m), b)
+    scaled = b if _is_one(value) else p.op("mul", m, p.scalar(value, m), b)
     return p.cast(p.op("add", m, a, p.op("div", m, scaled, c)), out)
 
 
@@ -392,7 +434,7 @@ def _lerp(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         if abs(float(w.value)) < 0.5:
             return p.cast(p.op("fma", m, w, way, start), out)
         return p.cast(p.op("fma", m, p.op("sub", m, w, p.const(1.0, m)), way, end), out)
-    at = _in_math(p, weight, idx, out)
+    at = p.scalar(weight, m) if weight.type in NUMBER_TYPES else _in_math(p, weight, idx, out)
     small = p.op("lt", DType.BOOL, p.op("abs", m, at), p.const(0.5, m))
     rest = p.op("sub", m, at, p.const(1.0, m))
     factor, base = p.op("select", m, small, at, rest), p.op("select", m, small, start, end)
@@ -404,7 +446,11 @@ def _where(yes: str, no: str) -> Rule:
         call, out = p.call(node), result_dtype(node)
         condition = _plain(p, call["condition"], idx)
         _require(condition.dtype is DType.BOOL, "its condition is not bool")
-        return p.op("select", out, condition, p.operand(call[yes], idx, out), p.operand(call[no], idx, out))
+        picked, other = (
+            p.scalar(arg, out) if not isinstance(arg, Value) or arg.type in NUMBER_TYPES else p.operand(arg, idx, out)
+            for arg in (call[yes], call[no])
+        )
+        return p.op("select", out, condition, picked, other)
 
     return rule
 
@@ -415,7 +461,7 @@ def _masked_fill(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     _require(mask.dtype is DType.BOOL, "its mask is not bool")
     value = call["value"]
     if isinstance(value, Value):
-        filler = p.operand(value, idx[:0], out)
+        filler = p.scalar(value, out) if value.type in NUMBER_TYPES else p.operand(value, idx[:0], out)
     else:
         filler = p.const(value, out)
     return p.op("select", out, mask, filler, p.operand(call["self"], idx, out))
@@ -435,11 +481,18 @@ def _clamp(low: str, high: str) -> Rule:
         call, out = p.call(node), result_dtype(node)
         m = math_dtype(out)
         limits: list[Expr | None] = []
+        of_run: list[Expr] = []
         for name in (low, high):
             limit = call[name] if name else None
             _require(not isinstance(limit, float) or not math.isnan(limit), "a bound is NaN")
-            limits.append(None if limit is None else p.cast(p.const(limit, out), m))
-        return p.cast(clamped(p, m, _in_math(p, call["self"], idx, out), limits[0], limits[1]), out)
+            limits.append(None if limit is None else p.cast(p.scalar(limit, out), m))
+            of_run += [p.number(limit)] if isinstance(limit, Value) and limits[-1] is not None else []
+        found = p.cast(clamped(p, m, _in_math(p, call["self"], idx, out), limits[0], limits[1]), out)
+        for number in of_run if is_float(out) else ():
+            # A NaN among the bounds is the answer.
+            if number.dtype is DType.F64:
+                found = p.op("select", out, p.op("isnan", DType.BOOL, number), p.const(math.nan, out), found)
+        return found
 
     return rule
 

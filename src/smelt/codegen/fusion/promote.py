@@ -20,8 +20,14 @@ INTEGERS = (DType.U8, DType.I8, DType.I16, DType.I32, DType.I64)
 DTYPES = frozenset((*FLOATS, *INTEGERS, DType.BOOL))
 """The element types that nests take."""
 
-_LIMITS = {d: (int(torch.iinfo(dtype_to_torch(d)).min), int(torch.iinfo(dtype_to_torch(d)).max)) for d in INTEGERS}
-
+LIMITS = {d: (int(torch.iinfo(dtype_to_torch(d)).min), int(torch.iinfo(dtype_to_torch(d)).max)) for d in INTEGERS}
+LARGEST = {
+    DType.F16: 65504.0,
+    DType.BF16: 3.3895313892515355e38,
+    DType.F32: 3.4028234663852886e38,
+    DType.F64: 1.7976931348623157e308,
+}
+"""The largest finite number of each floating-point type."""
 
 NUMBER_TYPES: dict[Type, DType] = {INT: DType.I64, FLOAT: DType.F64, BOOL: DType.BOOL}
 """Python's numbers that a run computes, and what their memory holds."""
@@ -100,7 +106,7 @@ def number(value: float | int | bool, dtype: DType) -> Const:
     if dtype in INTEGERS:
         if isinstance(value, float) and not math.isfinite(value):
             raise Unfusible(f"{value} is no integer")
-        whole, (low, high) = math.trunc(value), _LIMITS[dtype]
+        whole, (low, high) = math.trunc(value), LIMITS[dtype]
         if not low <= whole <= high:
             raise Unfusible(f"{value} does not fit {dtype}")
         return Const(whole, dtype)

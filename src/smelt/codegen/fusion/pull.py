@@ -28,7 +28,7 @@ from smelt.codegen.fusion.index import (
     reshaped,
     unravelled,
 )
-from smelt.codegen.fusion.promote import DTYPES, INTEGERS, NUMBER_TYPES, number
+from smelt.codegen.fusion.promote import DTYPES, INTEGERS, LARGEST, LIMITS, NUMBER_TYPES, number
 from smelt.codegen.kernels.nest import (
     OPS,
     Buffer,
@@ -220,10 +220,7 @@ class Pull:
     def operand(self, arg: Any, idx: Idx, dtype: DType) -> Expr:
         """A tensor's element (broadcast to a result's index) or a number, in a dtype."""
         if isinstance(arg, Value) and arg.type in NUMBER_TYPES:
-            if dtype is not NUMBER_TYPES[arg.type] and (dtype is DType.BOOL or dtype in INTEGERS):
-                # torch raises for one that does not fit.
-                raise Unfusible(f"{arg.type} of the run beside {dtype}")
-            return self.cast(self.number(arg), dtype)
+            return self.cast(self._number_for(arg, dtype), dtype)
         if isinstance(arg, Value):
             type_ = arg.type
             assert isinstance(type_, TensorType)
@@ -236,6 +233,45 @@ class Pull:
         """A number of the run, loaded as what its memory holds."""
         memory, dtype = self._where(value), NUMBER_TYPES[value.type]
         return Load(self._buffer(memory, dtype), self.index(memory.geometry, ()), dtype)
+
+    def _number_for(self, value: Value, dtype: DType) -> Load:
+        """A number of the run that is a number of a dtype, if only modulo its range."""
+        found = self.number(value)
+        if (dtype in INTEGERS and found.dtype is DType.F64) or (dtype is DType.BOOL and found.dtype is not DType.BOOL):
+            raise Unfusible(f"{value.type} of the run beside {dtype}")
+        return found
+
+    def scalar(self, arg: Any, dtype: DType) -> Expr:
+        """A number whose range torch looks at: the kernel refuses one that is beyond, and torch raises."""
+        if not isinstance(arg, Value) or arg.type not in NUMBER_TYPES:
+            return self.operand(arg, (), dtype)
+        found = self._number_for(arg, dtype)
+        fits = self._fits(found, dtype)
+        if fits is None:
+            return self.cast(found, dtype)
+        return self.unless_refused(fits, self.cast(found, dtype))
+
+    def unless_refused(self, holds: Expr, value: Expr) -> Expr:
+        """A value; where the condition does not hold the kernel refuses its data, and torch decides."""
+        # A division by zero is what kernels refuse.
+        one, none = Const(1, DType.I64), Const(0, DType.I64)
+        checked = self.op("idiv", DType.I64, one, self.op("select", DType.I64, holds, one, none))
+        is_fine = self.op("ne", DType.BOOL, checked, none)
+        return self.op("select", value.dtype, is_fine, value, number(0, value.dtype))
+
+    def _fits(self, found: Load, dtype: DType) -> Expr | None:
+        """Whether a number of the run is in a dtype's range; None where each one is."""
+        if dtype in INTEGERS and found.dtype is DType.I64 and dtype is not DType.I64:
+            low, high = (self.const(limit, DType.I64) for limit in LIMITS[dtype])
+            above, below = self.op("ge", DType.BOOL, found, low), self.op("le", DType.BOOL, found, high)
+            return self.op("and", DType.BOOL, above, below)
+        if dtype in LARGEST and found.dtype is not DType.BOOL and dtype is not DType.F64:
+            wide = self.cast(found, DType.F64)
+            largest = self.const(LARGEST[dtype], DType.F64)
+            beyond = self.op("gt", DType.BOOL, self.op("abs", DType.F64, wide), largest)
+            finite = self.op("not", DType.BOOL, self.op("isinf", DType.BOOL, wide))
+            return self.op("not", DType.BOOL, self.op("and", DType.BOOL, beyond, finite))
+        return None
 
     def _load(self, value: Value, idx: Idx) -> Load:
         type_ = value.type
@@ -330,8 +366,8 @@ class Pull:
             least, most = bounds(ix, self.sizes)
             if at_most(most + 1, low) or at_most(high, least):
                 return False
-            needs_low = low != -FAR and not at_most(low, least)
-            needs_high = high != FAR and not at_most(most + 1, high)
+            needs_low = not equals(low, -FAR) and not at_most(low, least)
+            needs_high = not equals(high, FAR) and not at_most(most + 1, high)
             if not needs_low and not needs_high:
                 return True
         else:
