@@ -52,6 +52,17 @@ class Shadows:
         """Let sizes be symbolic numbers; torch's cache of results, which asks torch's own symbols, is not used then."""
         self._mode.cache_enabled = False
 
+    def direct(self, dtype: torch.dtype, sizes: Any, strides: Any, device: torch.device) -> torch.Tensor | None:
+        """The same without torch's dispatcher, in a third of the time; None where this torch makes shadows otherwise.
+
+        Where nobody sees it, and not inside of `running`.
+        """
+        made = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+        try:
+            return FakeTensor(self._mode, made, device)  # type: ignore[no-any-return]
+        except TypeError:  # pragma: no cover - another torch
+            return None
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Operators run on shadows in the block, and nobody sees them."""

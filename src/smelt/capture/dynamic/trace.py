@@ -40,6 +40,7 @@ class CaptureTrace(Trace):
     sites: list[Any] = field(default_factory=list)
     known: dict[int, Poly] = field(default_factory=dict)
     known_floats: dict[int, float] = field(default_factory=dict)
+    _decided: dict[tuple[str, Poly], bool | None] = field(default_factory=dict)
     _answers: dict[tuple[str, Poly], bool] = field(default_factory=dict)
     _resolved: dict[Poly, Poly] = field(default_factory=dict)
 
@@ -56,13 +57,18 @@ class CaptureTrace(Trace):
         if len(self.guards) > before:
             self.sites.append(self.site())
             self._answers.clear()
+            self._decided.clear()
             if operator == "==" and answer:
                 self._learn(p)
         self._answers[key] = answer
         return answer
 
     def decide(self, operator: Literal["<", "<=", "=="], p: Poly) -> bool | None:
-        return super(CaptureTrace, self).decide(operator, self.resolved(p))
+        p = self.resolved(p)
+        key = (operator, p)
+        if key not in self._decided:
+            self._decided[key] = super(CaptureTrace, self).decide(operator, p)
+        return self._decided[key]
 
     def compare_floats(
         self, operator: Literal["<", "<=", "=="], left: FloatExpr, right: FloatExpr, outcome: bool

@@ -20,6 +20,7 @@ from smelt._torch.dispatch import unseen
 from smelt._torch.record_patches import is_plain_tensor_type
 from smelt._torch.shadow import Shadows
 from smelt.capture.dynamic.dims import dim_of, row_major
+from smelt.capture.dynamic.rules import by_rule, has_rule
 from smelt.capture.dynamic.values import for_torch, is_sized
 from smelt.capture.opinfo import METADATA, OpInfo, op_info
 from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, slot_type
@@ -203,6 +204,10 @@ class ShadowRecorder(Recorder):
             try:
                 own_args = [self.in_world(a, world, back) for a in args]
                 own_kwargs = {k: self.in_world(v, world, back) for k, v in kwargs.items()}
+                found = self._by_rule(info, own_args, own_kwargs)
+                if found is not None:
+                    results.append(found)
+                    continue
                 with self.shadows.running():
                     if rule is None or numbers is None:
                         result = overload(*own_args, **own_kwargs)
@@ -223,6 +228,12 @@ class ShadowRecorder(Recorder):
         if varied and sum(r is not DEAD for r in results[1:]) == 0:
             results[1:] = [DEAD] * (WORLDS - 1)
         return results
+
+    def _by_rule(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if self.session.size_trace is None or not has_rule(info.name):
+            return None
+        with unseen():
+            return by_rule(self.shadows, info.name, args, kwargs)
 
     def _refused(self, refused: Exception, info: OpInfo) -> None:
         if not isinstance(refused, (RuntimeError, IndexError, TypeError, ValueError)):
