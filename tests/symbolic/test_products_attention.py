@@ -30,7 +30,7 @@ class At(Case):
 
 @dataclass(frozen=True)
 class Heads:
-    """q [b, s, h, d], k and v [b, t, h', d], transposed as in models; a mask [b, 1, s, t], or [1, 1, 1, t] if shared."""
+    """q [b, s, h, d], k and v [b, t, h', d], transposed as in models; a mask [b, 1, s, t], shared: [1, 1, 1, t]."""
 
     heads: int = 2
     kv_heads: int = 2

@@ -104,11 +104,7 @@ def lower_own_product(ctx: Context, own: OwnProduct) -> None:
         nbytes=(product.rows * (product.k + product.n) + product.n * product.k) * tiling.element_nbytes,
         flops=2 * product.rows * product.n * product.k,
     )  # fmt: skip
-    result = product.node.result
-    eager = _Eager(
-        result, product.bias, product.is_transposed, packing, len(read.slots), own.nodes, fused.values,
-        tensor_type(result).sizes,
-    )  # fmt: skip
+    eager = _eager(product, packing, len(read.slots), own.nodes, fused.values)
     emit(ctx, plan, (x, *read.slots), out, fused, eager, about)
 
 
@@ -253,35 +249,27 @@ def fused_behind(ctx: Context, nodes: Sequence[Node], product: Value, bias: Valu
     return Fused(made, tuple(ctx.slot(v) for v in operands), operands)
 
 
-@dataclass(frozen=True, slots=True)
-class _Eager:
-    """The same in torch: (x, weight as the kernel gets it, or more such, operands.., out) -> writes out.
+def _eager(
+    product: Product, packing: Packing | None, weights: int, nodes: Sequence[Node], operands: Sequence[Value]
+) -> Callable[..., Any]:
+    """The same in torch: (x, weight as the kernel gets it, or more such, operands.., out) -> writes out."""
+    result, bias, is_transposed = product.node.result, product.bias, product.is_transposed
 
-    sizes: of the product. They are no part of a closure, so that a plan for sizes known at run time can fill them in.
-    """
-
-    result: Value
-    bias: Value | None
-    is_transposed: bool
-    packing: Packing | None
-    weights: int
-    nodes: tuple[Node, ...]
-    operands: tuple[Value, ...]
-    sizes: tuple[int, ...]
-
-    def __call__(self, *tensors: torch.Tensor) -> None:
+    def run(*tensors: torch.Tensor) -> None:
         x, weight, *others, out = tensors
-        known = dict(zip(self.operands, others[self.weights - 1 :], strict=True))
-        if self.packing is not None:
-            weight = unpacked(weight, self.packing)
-        elif self.is_transposed:
+        known = dict(zip(operands, others[weights - 1 :], strict=True))
+        if packing is not None:
+            weight = unpacked(weight, packing)
+        elif is_transposed:
             weight = weight.t()
         with torch.no_grad():
-            made = torch.nn.functional.linear(x, weight, None if self.bias is None else known[self.bias])
-            known[self.result] = made.reshape(self.sizes)
-            for node in self.nodes:
+            made = torch.nn.functional.linear(x, weight, None if bias is None else known[bias])
+            known[result] = made.reshape(tuple(map(int, tensor_type(result).sizes)))
+            for node in nodes:
                 known[node.result] = applied(node, known)
-            out.copy_(known[self.nodes[-1].result if self.nodes else self.result].reshape(out.shape))
+            out.copy_(known[nodes[-1].result if nodes else result].reshape(out.shape))
+
+    return run
 
 
 def applied(node: Node, known: Mapping[Value, torch.Tensor]) -> torch.Tensor:
