@@ -21,7 +21,7 @@ from smelt.capture.scripting.annotations import (
     i64,
     u8,
 )
-from smelt.compiler import Program, compile, script, trace
+from smelt.compiler import Dim, Program, compile, script, trace
 from smelt.compiler.doors.fx_in import from_exported, from_fx
 from smelt.diag import (
     CaptureError,
@@ -40,6 +40,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CaptureError",
+    "Dim",
     "Graph",
     "InternalError",
     "Options",

@@ -40,6 +40,12 @@ class ReplayEntry:
         self.outcomes: tuple[Any, ...] = ()
         self.repeats_errors = False
         self.is_staged = False
+        self.forms: dict[str, Any] = {}
+        self.checks = ()
+        self.free: frozenset[Any] = frozenset()
+        self.why_fixed = ""
+
+    def on_constants(self, watch: Any) -> None: ...
 
     def finish(self) -> None:
         self.finished = True

@@ -2,12 +2,15 @@
 
 from smelt.compiler.build import build
 from smelt.compiler.compiled import Compiled, make_compile
+from smelt.compiler.dims import Dim
 from smelt.compiler.pipeline import check_options
 from smelt.compiler.program import Program
 from smelt.compiler.scripting import script
+from smelt.compiler.sized_unit import SizedUnit
+from smelt.compiler.splitting import split_program
 from smelt.compiler.tracing import trace
 from smelt.compiler.unit import Unit
 
-compile = make_compile(build, check_options)
+compile = make_compile(build, check_options, split_program)
 
-__all__ = ["Compiled", "Program", "Unit", "build", "compile", "script", "trace"]
+__all__ = ["Compiled", "Dim", "Program", "SizedUnit", "Unit", "build", "compile", "script", "trace"]

@@ -25,13 +25,18 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     start = perf_counter()
     captured = capture(fn, args, kwargs, name=fn.name, target=fn.target, specialize=True)
     recorded_ms = (perf_counter() - start) * 1000
-    unit, why_paths = None, ""
+    unit, why_paths, why_fixed = None, "", ""
+    # A run whose effects no graph repeats is not taken up again: a debugger would stop in it a second time.
+    is_whole = fn.log is None or fn.log.is_replayable or only_prints(fn.log)
     asks = bool(captured.conversions) or (fn.log is not None and only_prints(fn.log))
-    if asks and captured.error is None and not fn.next_path:
-        unit, why_paths = staged_unit(fn, captured, args, kwargs, options)
+    if captured.error is None and is_whole and not fn.next_path:
+        if fn.freedom:
+            unit, why_fixed = staged_unit(fn, captured, args, kwargs, options, fn.freedom.spec)
+        if unit is None and asks:
+            unit, why_paths = staged_unit(fn, captured, args, kwargs, options)
     if unit is None:
         unit = Unit.of(captured, options)
-        unit.why_paths = why_paths
+    unit.why_paths, unit.why_fixed, unit.background = why_paths, why_fixed, fn.background
     unit.moved = moved
     unit.keep_sample(captured.signature.flatten(args, kwargs) if captured.signature is not None else ())
     unit.stages_ms = {"recorded run": round(recorded_ms, 3), **unit.stages_ms}

@@ -11,14 +11,15 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 
 from smelt.capture.reads_values import raw_lookup
 from smelt.compiler.compiled_dispatch import DISPATCHER, Dispatcher
-from smelt.compiler.compiled_types import Builder, Settings, Stats
+from smelt.compiler.compiled_types import Builder, Settings, SplitProgram, Stats
+from smelt.compiler.dynamic_shapes import check_names
 from smelt.diag import Options, SmeltError
 
 P = ParamSpec("P")
@@ -182,28 +183,40 @@ def compile_with(target: Any, settings: Settings) -> Any:
     return CompiledFunction(target, settings)
 
 
-def make_compile(builder: Builder, check: Callable[[Options], None] = lambda options: None) -> Callable[..., Any]:
-    """The public `compile` over a given builder; `check` raises for options that the builder would refuse."""
+def make_compile(
+    builder: Builder,
+    check: Callable[[Options], None] = lambda options: None,
+    split: Callable[..., SplitProgram | None] | None = None,
+) -> Callable[..., Any]:
+    """The public `compile` over a given builder; `check` raises for options that the builder would refuse.
+
+    split: makes pieces of a program that cannot be one graph.
+    """
 
     def compile(
         f: Any = None,
         *,
         fullgraph: bool = False,
         dynamic: bool | None = None,
+        dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
         background: bool = False,
         options: Mapping[str, Any] | Options | None = None,
     ) -> Any:
         """Run `f` as one native program for each kind of call, with the answers that `f` itself gives.
 
         f: a function or an nn.Module; left out, a decorator is returned. fullgraph: a call that cannot be compiled
-        whole is an error. background: answer with the original while an entry is being compiled. options: see
+        whole is an error. dynamic: None compiles for the sizes and numbers of the first call, and leaves those free
+        that change in later ones; True leaves all free from the first call, False none. dynamic_shapes: those that are
+        free whatever `dynamic` says, by parameter: {"x": {0: "B"}}, as torch.export spells it; names or `smelt.Dim`s.
+        background: answer with the original while an entry is being compiled. options: see
         `Options`. The first call with a new kind of argument runs natively and is recorded; that run's answer is the
         call's answer.
-        Raises: SmeltError (S0301) for a wrong option, (S0106) if `f` cannot be called.
+        Raises: SmeltError (S0301) for a wrong option, (S0106) if `f` cannot be called, (S0304) for dynamic_shapes that
+            name no parameter.
         """
         chosen = Options.make(options)
         check(chosen)
-        settings = Settings(builder, chosen, fullgraph, dynamic, background)
+        settings = Settings(builder, chosen, fullgraph, dynamic, background, dynamic_shapes, split)
         if f is None:
             return functools.partial(_compile_checked, settings=settings)
         return _compile_checked(f, settings)
@@ -219,4 +232,5 @@ def _compile_checked(f: Any, settings: Settings) -> Any:
             fix="give a function or an nn.Module",
             code="S0106",
         )
+    check_names(settings.dynamic_shapes, f)
     return compile_with(f, settings)

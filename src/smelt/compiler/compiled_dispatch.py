@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn
@@ -24,10 +25,12 @@ from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.reads_effects import file_kind
 from smelt.compiler.compiled_inputs import first_unsupported, grad_witness
 from smelt.compiler.compiled_native import native_entry, target_of
-from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, Settings, Stats
+from smelt.compiler.compiled_types import Entry, LeftAlone, ObservedProgram, Row, Settings, SplitProgram, Stats
 from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.prints import muted, pieces_since, pieces_written
-from smelt.diag import CaptureError, Miss, SmeltError, SmeltWarning, user_level
+from smelt.compiler.second_sight import shown
+from smelt.compiler.sight import Look, Sight
+from smelt.diag import CaptureError, InternalError, Miss, SmeltError, SmeltWarning, user_level
 from smelt.runtime.entry import Counters, EntryCode, keeps_in_reach
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guards import GuardSet
@@ -37,6 +40,7 @@ ENTRY_LIMIT = 8  # entries kept; the least recently used one goes
 STORM_LIMIT = 16  # entries built, after which a value that changes at each call is left to the original
 EFFECT_ATTEMPTS = 2  # a first run often fills caches: only a program that does it again is given up
 
+_HOW = ("runs as it is, not compiled", "is compiled in pieces, not as one graph")
 _GRAD_REMEDY = "call it under torch.no_grad() or torch.inference_mode()"
 _GRAD_ADVICE = (
     "{name} runs as it is, not compiled: gradients are needed (grad mode is on and {what} requires grad). "
@@ -71,6 +75,8 @@ class Dispatcher:
         self._warned: set[str] = set()
         self._effects_seen = 0
         self._guarded_builds = 0  # those that no path asked for
+        self.splits: SplitProgram | None = None
+        self._sight = Sight(target, settings.dynamic, settings.dynamic_shapes)
         self._witness: torch.Tensor | None = None
         self._counters = Counters()
         self._publishing = threading.RLock()
@@ -139,6 +145,9 @@ class Dispatcher:
 
     def _run(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         row.hit(self._counters.tick())
+        if row.split is not None:
+            self._count(row.reason)
+            return row.split.run(*args, **kwargs)
         if row.entry is None or not row.is_ready:
             return self._original(row.reason or "still compiling in the background", args, kwargs, row.is_ready)
         before = pieces_written()
@@ -148,6 +157,8 @@ class Dispatcher:
             return self.recover(row, error, args, kwargs, pieces_since(before))
         except Miss:
             raise
+        except LeftAlone as why:
+            return self._original(str(why), args, kwargs, is_fault=False)
         except Exception as error:
             if not row.entry.repeats_errors:
                 raise
@@ -185,6 +196,8 @@ class Dispatcher:
         # Where it is the data's fault (an index out of range), the original raises here, and the entry stays.
         with muted(printed) if printed is not None and any(printed.values()) else contextlib.nullcontext():
             result = self._original(reason, args, kwargs)
+        if error.code == "S0404" and row.entry is not None and row.entry.forms:
+            return result  # another number fits
         row.entry, row.reason = None, reason
         self._withdraw(row)
         self._warn(row.reason, f"{self.name} runs as it is from now on: {row.reason}")
@@ -212,6 +225,8 @@ class Dispatcher:
             self._publish()
             return self._with_gradients("a parameter" if witness[1] else "an argument", args, kwargs)
         if not missed and self._guarded_builds >= STORM_LIMIT:
+            if self.splits is not None:
+                return self.splits.run(*args, **kwargs)
             return self._original("too many different calls were compiled already", args, kwargs)
         if not self._lock.acquire(blocking=False):
             return self._original("another thread is compiling it", args, kwargs, is_fault=False)
@@ -256,16 +271,17 @@ class Dispatcher:
 
     def _warn(self, key: str, message: str) -> None:
         """One warning for each reason, at the user's own line."""
-        if key not in self._warned:
+        if key not in self._warned and self.settings.refused is None:
             self._warned.add(key)
             warnings.warn(message, SmeltWarning, stacklevel=user_level())
 
     # ---------------------------------------------------------------- a build
 
     def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
+        look = self._look(args, kwargs)
         cause = self._note_misses(args, kwargs)
         self._count_build(missed, 1)
-        program = ObservedProgram(self.target, self.name, self.settings, next_path=bool(missed))
+        program = ObservedProgram(self.target, self.name, self.settings, next_path=bool(missed), freedom=look.freedom)
         started = time.perf_counter()
         failure: Exception | None = None
         entry: Entry | None = None
@@ -284,8 +300,17 @@ class Dispatcher:
             failure = CaptureError(f"the builder did not run {self.name}", code="S0104")
         if not program.has_result:
             return self._interrupted(program, failure, args, kwargs)
-        self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs, missed, cause)
+        self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs, missed, cause, look)
         return program.result
+
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Look:
+        """What is to be free in the build for this call. Raises: SmeltError (S0304) for wishes without a place."""
+        look = self._sight.look([row.seen for row in self._rows if row.entry and row.seen], args, kwargs)
+        if look.unfit:
+            if self._is_strict or self.settings.fullgraph:
+                self._refuse(look.unfit, remedy="widen what dynamic_shapes says")
+            self._warn("dynamic_shapes", f"{self.name} is compiled for this call alone: {look.unfit}")
+        return look
 
     def _count_build(self, missed: tuple[Row, ...], times: int) -> None:
         self._stats.builds += times
@@ -321,34 +346,48 @@ class Dispatcher:
         kwargs: dict[str, Any],
         missed: tuple[Row, ...] = (),
         cause: str = "",
+        look: Look | None = None,
     ) -> None:
         """Put the outcome of a build into the table; missed: rows whose guards held, but not what they expect.
 
-        cause: why no row served the call.
+        cause: why no row served the call. look: what was to be free.
         """
         log = program.log or ReadLog()
         if not log.is_replayable:
-            self._settle_effects(log, args, kwargs, missed)
+            self._settle_effects(log, entry, args, kwargs, missed)
             return
         if failure is not None or entry is None:
             if self._is_strict or self.settings.fullgraph:
                 self._fail(failure)
             reason = _sentence(failure)
-            self._add(Row(GuardSet(log.reads, args, kwargs), None, reason, build_s=build_s))
+            split = self._split(log, failure, entry)
+            self._add(Row(GuardSet(log.reads, args, kwargs), None, reason, build_s=build_s, split=split))
             self._count(reason)
-            self._warn(reason, f"{self.name} runs as it is, not compiled: {reason}")
+            self._warn(reason, f"{self.name} {_HOW[split is not None]}: {reason}")
             return
-        guards = GuardSet(log.reads, args, kwargs, state=entry.state, writes=entry.writes)
+        forms, checks = entry.forms, entry.checks
+        try:
+            guards = GuardSet(
+                log.reads, args, kwargs, state=entry.state, writes=entry.writes, free=forms, checks=checks
+            )
+        except InternalError as error:
+            if not forms or look is None:
+                raise
+            # What cannot be guarded is not free: the next such call is compiled as it stands.
+            self._sight.refuse(look, error.what)
+            return
         if is_grad_enabled() and any(t.requires_grad for t in guards.tensors):
             reason = "gradients are needed: a tensor that the program reads requires grad"
             self._add(Row(guards, None, reason, build_s=build_s))
             self._warn("gradients", _GRAD_ADVICE.format(name=self.name, what="a tensor that it reads"))
             return
-        row = Row(guards, entry, build_s=build_s, is_ready=False, cause=cause)
+        seen = None if look is None else self._sight.settle(look, entry)
+        row = Row(guards, entry, build_s=build_s, is_ready=False, cause=cause, seen=seen)
+        entry.on_constants(_watcher(weakref.ref(self), weakref.ref(row)))
         if entry.outcomes:
             hopeless = self._join_paths(row, entry.outcomes, missed)
             if hopeless:
-                self._give_up_paths(row, hopeless, args, kwargs)
+                self._give_up_paths(row, hopeless, log, args, kwargs)
                 return
         self._add(row)
         # Taken before anything is folded or packed: what changes meanwhile may be in the entry or not.
@@ -380,27 +419,55 @@ class Dispatcher:
             self._rows = tuple(other for other in self._rows if other is not oldest)
         return row.paths.why_hopeless(sum(other.hits for other in alike))
 
-    def _give_up_paths(self, row: Row, why: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _give_up_paths(
+        self, row: Row, why: str, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if self._is_strict or self.settings.fullgraph:
             self._refuse(why)
         self._rows = tuple(other for other in self._rows if other.paths is not row.paths)
+        split = self._split(log, row.paths.hopeless(why) if row.paths is not None else None, row.entry)
         # What it reads may differ from path to path, so only the arguments say when this holds again.
-        self._add(Row(GuardSet((), args, kwargs), None, why))
+        self._add(Row(GuardSet((), args, kwargs), None, why, split=split))
         self._count(why)
-        self._warn("paths", f"{self.name} runs as it is from now on, not compiled: {why}")
+        self._warn("paths", f"{self.name} {_HOW[split is not None]} from now on: {why}")
+
+    def _split(self, log: ReadLog, failure: Exception | None, entry: Entry | None) -> SplitProgram | None:
+        """What runs in the place of a refused program; None where it can only run as it is."""
+        if self.settings.refused is not None:
+            self.settings.refused(log, failure, entry)
+        elif self.splits is not None:
+            self.splits.more(log, failure)
+        elif self.settings.split is not None:
+            self.splits = self.settings.split(self.target, self.name, self.settings, log, failure, entry)
+        return self.splits
 
     def _settle_effects(
-        self, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]
+        self, log: ReadLog, entry: Entry | None, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]
     ) -> None:
         self._effects_seen += 1
         reason = f"it has effects that a compiled program would not repeat: {log.why_not()}"
         if self._is_strict or self.settings.fullgraph:
             self._refuse(reason)
         self._count(reason)
-        if self._effects_seen >= EFFECT_ATTEMPTS:
+        if self._effects_seen >= EFFECT_ATTEMPTS or self.settings.refused is not None:
+            split = self._split(log, None, entry)
             # What it reads may be what it changes, so only the arguments say when this holds again.
-            self._add(Row(GuardSet((), args, kwargs), None, reason, is_last=bool(missed)))
-            self._warn("effects", f"{self.name} runs as it is, not compiled: {reason}")
+            self._add(Row(GuardSet((), args, kwargs), None, reason, is_last=bool(missed), split=split))
+            self._warn("effects", f"{self.name} {_HOW[split is not None]}: {reason}")
+
+    def watch_more(self, row: Row) -> bool:
+        """Guard what a further plan of a row's entry has baked in, too; whether nothing of it has changed meanwhile."""
+        if not row.is_ready or row.entry is None:
+            return True  # all of it is watched when the row is finished
+        before = row.guards.constants
+        row.guards.watch(row.entry.constants)
+        self._withdraw(row)
+        if not before.changed():
+            return True
+        with self._lock:
+            self._rows = tuple(other for other in self._rows if other is not row)
+        self._publish()
+        return False
 
     def _finish(self, row: Row, before: Constants) -> None:
         entry = row.entry
@@ -537,6 +604,7 @@ class Dispatcher:
             dict(now.misses),
             dict(now.fallbacks),
             self._rows,
+            {shown(spot): why for spot, why in self._sight.refused.items()},
         )
 
 
@@ -544,6 +612,16 @@ def _slow(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -
     """A call that native code does not serve."""
     dispatcher: Dispatcher = object.__getattribute__(compiled, DISPATCHER)
     return dispatcher(args, dict(kwargs) if kwargs else {})
+
+
+def _watcher(get_dispatcher: Callable[[], Dispatcher | None], get_row: Callable[[], Row | None]) -> Callable[[], bool]:
+    """What an entry tells of more constants: neither the row nor its dispatcher is kept alive."""
+
+    def watch() -> bool:
+        dispatcher, row = get_dispatcher(), get_row()
+        return dispatcher is not None and row is not None and dispatcher.watch_more(row)
+
+    return watch
 
 
 def _sentence(failure: BaseException | None) -> str:

@@ -6,17 +6,19 @@ run's answer is the first call's answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from smelt.capture.dynamic.spec import Spot
 from smelt.capture.reads import ReadLog, record_reads
 from smelt.compiler.paths import Outcome, Paths
+from smelt.compiler.second_sight import NO_FREEDOM, Earlier, Freedom, shown
 from smelt.diag import Options
 from smelt.runtime.entry import NativeRow
-from smelt.runtime.guards import GuardSet
+from smelt.runtime.guards import Form, GuardSet, SizeCheck
 
 
 class Entry(Protocol):
@@ -46,14 +48,37 @@ class Entry(Protocol):
     def repeats_errors(self) -> bool:
         """Whether an error of `run` that is none of Smelt's is the program's own, before which nothing has happened."""
 
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """The arguments with free sizes, or that are free numbers, by place; empty where it holds for one call's."""
+
+    @property
+    def free(self) -> frozenset[Spot]:
+        """The sizes and numbers of these that may differ from call to call."""
+
+    @property
+    def checks(self) -> Sequence[SizeCheck]:
+        """What free sizes and numbers must fulfil."""
+
+    @property
+    def why_fixed(self) -> str:
+        """Why sizes and numbers that were to be free are not; empty where they are, or where none was to be."""
+
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The program's answer for arguments that pass the guards.
 
-        Raises: SmeltError if it cannot be computed; Miss where other `outcomes` are found: nothing has happened.
+        Raises: SmeltError if it cannot be computed; Miss where other `outcomes` are found: nothing has happened;
+            LeftAlone where it is left to the original.
         """
 
     def finish(self) -> None:
         """Do what is left of the compilation; called once before the first `run`, maybe in another thread."""
+
+    def on_constants(self, watch: Callable[[], bool]) -> None:
+        """Have `watch` called when `constants` have become more, before anything runs that needs those.
+
+        It tells whether none of them has changed meanwhile.
+        """
 
     def refresh(self) -> None:
         """Fold and pack the constants anew from their present contents."""
@@ -67,30 +92,60 @@ class Builder(Protocol):
     ) -> Entry: ...
 
 
+class LeftAlone(Exception):
+    """The original runs for this call, and the entry stays as it is. The text says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How an object was asked to be compiled."""
+    """How an object was asked to be compiled.
+
+    dynamic_shapes: as the user wrote them (`dynamic_shapes`). split: makes pieces of a program that was refused.
+    refused: for such a piece, what is told when it is refused, too.
+    """
 
     builder: Builder
     options: Options
     fullgraph: bool = False
     dynamic: bool | None = None
     background: bool = False
+    dynamic_shapes: Any = None
+    split: Callable[..., SplitProgram | None] | None = None
+    refused: Callable[[ReadLog, Exception | None, Entry | None], None] | None = None
+
+
+class SplitProgram(Protocol):
+    """A refused program in pieces (`splitting`)."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The program's answer."""
+
+    def more(self, log: ReadLog, error: Exception | None) -> None:
+        """Take up another refusal."""
 
 
 class ObservedProgram:
     """The user's program, to be called once by a builder: runs it natively and records what it reads.
 
     target: the function or module itself (for its parameters, names, signature). next_path: other ways through it are
-    kept as paths already.
+    kept as paths already. freedom: the sizes and numbers that are to be free.
     """
 
-    def __init__(self, target: Callable[..., Any], name: str, settings: Settings, *, next_path: bool = False) -> None:
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        name: str,
+        settings: Settings,
+        *,
+        next_path: bool = False,
+        freedom: Freedom = NO_FREEDOM,
+    ) -> None:
         self.target = target
         self.name = name
         self.next_path = next_path
+        self.freedom = freedom
         self.fullgraph = settings.fullgraph
-        self.dynamic = settings.dynamic
+        self.background = settings.background
         self.log: ReadLog | None = None
         self.error: BaseException | None = None
         self.result: Any = None
@@ -120,7 +175,8 @@ class Row:
     native: the same for native code, once a call has shown what it is made of; may_be_native: until that was tried.
     paths: for an entry that holds for some outcomes only, what it shares with the others under the same guards.
     is_last: it fits whatever others fit, too, and stands behind them. cause: why no earlier row served the call.
-    fitted: when it fitted last, by the clock of its paths; those in front may do so unseen.
+    fitted: when it fitted last, by the clock of its paths; those in front may do so unseen. seen: the call that it was
+    made for, and what is free. split: runs in the place of the original where there is no entry.
     """
 
     guards: GuardSet
@@ -134,6 +190,8 @@ class Row:
     is_last: bool = False
     cause: str = ""
     fitted: int = 0
+    seen: Earlier | None = None
+    split: SplitProgram | None = None
     _hits: int = 0
     _used: int = 0
 
@@ -174,7 +232,10 @@ class Row:
 
 @dataclass(slots=True)
 class Stats:
-    """Counts since the object was made. misses: text of the guard that failed -> times; fallbacks: reason -> times."""
+    """Counts since the object was made. misses: text of the guard that failed -> times; fallbacks: reason -> times.
+
+    refused: sizes and numbers that were to be free and could not, by place -> why.
+    """
 
     calls: int = 0
     builds: int = 0
@@ -182,6 +243,7 @@ class Stats:
     misses: dict[str, int] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for reports."""
@@ -191,12 +253,14 @@ class Stats:
             "evictions": self.evictions,
             "misses": dict(self.misses),
             "fallbacks": dict(self.fallbacks),
+            "refused": dict(self.refused),
             "entries": [
                 {
                     "hits": row.hits,
                     "build_s": row.build_s,
                     "runs": "original" if row.entry is None else "compiled",
                     "reason": row.reason,
+                    "free": sorted(map(shown, row.seen.free)) if row.seen is not None else [],
                     "guards": [str(guard) for guard in row.guards.listed],
                 }
                 for row in self.rows

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from smelt.capture.dynamic.spec import Free, Spec, Spot
 from smelt.compiler.dims import Entry
 from smelt.compiler.dynamic_shapes import Wish
-from smelt.compiler.seen_calls import SeenCall, Spot
+from smelt.compiler.seen_calls import SeenCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,14 @@ class Freedom:
 
     def __bool__(self) -> bool:
         return bool(self.entries)
+
+    @property
+    def spec(self) -> Spec:
+        """The same for a capture."""
+        return {spot: Free(entry.name, entry.low, entry.high) for spot, entry in self.entries.items()}
+
+
+NO_FREEDOM = Freedom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +104,10 @@ def _shown(call: SeenCall, spot: Spot) -> str:
     return repr(call.raw[spot])
 
 
-__all__ = ["Earlier", "Freedom", "Spot", "freedom"]
+def shown(spot: Spot) -> str:
+    """A size or number of the arguments as code."""
+    place, axis = spot
+    return place if axis is None else f"{place}.shape[{axis}]"
+
+
+__all__ = ["NO_FREEDOM", "Earlier", "Freedom", "Spot", "freedom", "shown"]

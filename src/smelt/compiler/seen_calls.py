@@ -9,14 +9,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
+from smelt.capture.dynamic.spec import Spot
 from smelt.capture.tree import has_parts, parts
-
-Spot: TypeAlias = tuple[str, int | None]
-"""A size or number of the arguments: the place as a `Signature` spells it, and the dimension (None: a number)."""
 
 _PLAIN = (bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.layout, torch.Size, slice, range)
 

@@ -13,10 +13,12 @@ from time import perf_counter
 from typing import Any
 
 from smelt.capture import Captured
+from smelt.capture.dynamic.spec import Spec
 from smelt.capture.reads import Effect, ReadLog, record_reads
 from smelt.capture.staging.stage import stage
 from smelt.compiler.compiled_types import ObservedProgram
 from smelt.compiler.prints import muted, only_prints, without_prints
+from smelt.compiler.sized_unit import unit_of
 from smelt.compiler.unit import Unit
 from smelt.diag import Options, SmeltError
 from smelt.runtime.guard_facts import FactTest
@@ -26,9 +28,17 @@ _logs: ContextVar[list[ReadLog]] = ContextVar("smelt staged reads")
 
 
 def staged_unit(
-    fn: ObservedProgram, native: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+    fn: ObservedProgram,
+    native: Captured,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Options,
+    dynamic: Spec | None = None,
 ) -> tuple[Unit | None, str]:
-    """The whole program, compiled, with `fn.log` telling what all ways read; or None, and why not."""
+    """The whole program, compiled, with `fn.log` telling what all ways read; or None, and why not.
+
+    dynamic: the sizes and numbers that are to be free.
+    """
     log = fn.log
     if log is None or not (log.is_replayable or only_prints(log)):
         return None, "the recorded run acts on Python's objects"
@@ -37,7 +47,8 @@ def staged_unit(
     start = perf_counter()
     try:
         with muted():
-            staged = stage(_reading(fn.target, fn.name), args, kwargs, target=fn.target, name=fn.name, native=native)
+            run = _reading(fn.target, fn.name)
+            staged = stage(run, args, kwargs, target=fn.target, name=fn.name, native=native, dynamic=dynamic)
     finally:
         _logs.reset(before)
     if staged.error is not None:
@@ -50,7 +61,7 @@ def staged_unit(
     if not left.is_replayable:
         return None, left.why_not()
     try:
-        unit = Unit.of(staged, options)
+        unit = unit_of(staged, options)
         unit.stages_ms["staged run"] = round((perf_counter() - start) * 1000, 3)
         unit.finish()
     except SmeltError as error:
@@ -65,11 +76,15 @@ def staged_unit(
 
 
 def staged_capture(
-    native: Captured, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    native: Captured,
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic: Spec | None = None,
 ) -> Captured:
     """The capture of all ways, with the answer of the native run; its `error` says why there is none."""
     with muted():
-        staged = stage(target, args, kwargs, target=target, name=native.name, native=native)
+        staged = stage(target, args, kwargs, target=target, name=native.name, native=native, dynamic=dynamic)
     return replace(staged, result=native.result, written=native.written)
 
 

@@ -8,17 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from smelt.capture import Captured
+from smelt.capture.dynamic.spec import Spot
 from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.packs import packs
 from smelt.codegen.lower.result import Same, StateName
 from smelt.compiler.copies import copies_of
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
+from smelt.compiler.forms import checks_of, forms_of, free_spots
 from smelt.compiler.originals import Moved, release
 from smelt.compiler.paths import (
     Outcome,
@@ -40,6 +42,7 @@ from smelt.ops.evaluate import evaluate
 from smelt.passes.manager import PassReport
 from smelt.runtime.cache import code_cache
 from smelt.runtime.executable import Executable
+from smelt.runtime.guards import Form, SizeCheck
 from smelt.runtime.plan import uses_of
 
 Lookup = Callable[[str, str], torch.Tensor]
@@ -53,7 +56,9 @@ class Unit:
     lookup: (kind, path) -> the live tensor of a parameter, buffer or captured value.
     stages_ms: wall time of each stage of the compilation.
     sample: copies of the inputs of the first call, kept where the program computes in another precision than written.
-    why_paths: why a program whose way depends on data is not one graph for all ways.
+    why_paths: why a program whose way depends on data is not one graph for all ways. why_fixed: why sizes and numbers
+    that were to be free are not. background: what is left to do when calls are answered already is done in another
+    thread.
     moved, released_nbytes: what became of the originals of packed weights, where their release was asked for.
     """
 
@@ -68,13 +73,15 @@ class Unit:
     executable: Executable | None = None
     sample: list[torch.Tensor] | None = None
     why_paths: str = ""
+    why_fixed: str = ""
+    background: bool = False
     moved: Moved | None = None
     released_nbytes: int = 0
     _ready: _Ready | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @staticmethod
-    def of(captured: Captured, options: Options, lookup: Lookup | None = None) -> Unit:
+    @classmethod
+    def of(cls, captured: Captured, options: Options, lookup: Lookup | None = None) -> Self:
         """The functional graph of a capture that has no error. Raises: the capture's error; SmeltError of a pass."""
         if captured.error is not None:
             raise captured.error
@@ -83,7 +90,7 @@ class Unit:
         start = perf_counter()
         graph, records = functional_graph(captured.graph, options, captured.entangled)
         check_path(graph)
-        unit = Unit(captured, options, lookup or captured.state.lookup, graph, list(records))
+        unit = cls(captured, options, lookup or captured.state.lookup, graph, list(records))
         unit.stages_ms["functionalize"] = _since(start)
         return unit
 
@@ -121,6 +128,21 @@ class Unit:
         read = (n for n in self.graph.walk() if n.op in ("param", "buffer", "captured"))
         return tuple((n.op, str(n.args[0]), n.result.type) for n in read)
 
+    @cached_property
+    def forms(self) -> Mapping[str, Form]:
+        """The arguments with free sizes, or that are free numbers, by place."""
+        return forms_of(self.captured)
+
+    @cached_property
+    def free(self) -> frozenset[Spot]:
+        """The sizes and numbers of the arguments that may differ from call to call."""
+        return free_spots(self.captured)
+
+    @cached_property
+    def checks(self) -> Sequence[SizeCheck]:
+        """What free sizes and numbers must fulfil."""
+        return checks_of(self.captured)
+
     def optimize(self) -> Graph:
         """The graph that runs, after all passes."""
         if self.optimized is None:
@@ -144,6 +166,9 @@ class Unit:
             self.stages_ms["load"] = _since(start)
             if self.options.release_originals:
                 self.released_nbytes = release(self.originals)
+
+    def on_constants(self, watch: Callable[[], bool]) -> None:
+        """Nothing to do: `constants` are complete after `finish`."""
 
     def refresh(self) -> None:
         """Fold and pack anew from the present contents of the state."""

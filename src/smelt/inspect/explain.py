@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from smelt._torch.storage import nbytes_spanned
-from smelt.compiler import Compiled, Program, Unit
+from smelt.compiler import Compiled, Program, SizedUnit, Unit
 from smelt.compiler.paths import reading
 from smelt.diag import SmeltError
 from smelt.inspect.kernels import kernel_rows
+from smelt.inspect.parts import Part, parts_of
 from smelt.inspect.report import Report, Row
+from smelt.inspect.symbols import symbol_rows
 from smelt.ir import DType, TensorType
 from smelt.passes.lower_precision import PRODUCT_OPS
 
@@ -19,9 +21,9 @@ MB = 1 << 20
 
 
 def explain(compiled: Any) -> Report:
-    """The report on what `smelt.compile` or `smelt.trace` returned: graphs and why each was made, guards with the
-    source line they came from and what Python read of data on each recorded way, why calls compiled anew, passes with
-    times, how each node runs, fallbacks with reasons, compile time by stage, memory.
+    """The report on what `smelt.compile` or `smelt.trace` returned: graphs and why each was made, which sizes and
+    numbers are free, guards with the source line they came from and what Python read of data on each recorded way, why
+    calls compiled anew, passes with times, how each node runs, fallbacks with reasons, compile time by stage, memory.
 
     Raises: SmeltError (S0106) for anything else.
     """
@@ -38,39 +40,35 @@ def explain(compiled: Any) -> Report:
 
 
 def _of_program(program: Program) -> Report:
-    units = program.units
+    units = list(enumerate(program.units))
     fallbacks = [
         {"reason": reason, "times": None} for reason in ([program.native_failure] if program.native_failure else [])
     ]
-    return Report(
+    return _report(
         program.unit.captured.name,
-        graphs=[_graph_row(i, unit, None) for i, unit in enumerate(units)],
-        guards=[row for i, unit in enumerate(units) for row in _outcomes(i, unit)],
-        fallbacks=[*fallbacks, *_python_nodes(units)],
-        passes=_passes(units),
-        kernels=_kernels(units),
-        timings=_timings(units),
-        memory=_memory(units),
-        precision=_precision(units),
+        units,
+        graphs=[_graph_row(i, unit, None) for i, unit in units],
+        guards=[row for i, unit in units for row in (*_checks(i, unit), *_outcomes(i, unit))],
+        fallbacks=fallbacks,
     )
 
 
 def _of_compiled(compiled: Compiled) -> Report:
     stats = compiled.stats()
     rows = list(reversed(stats.rows))  # oldest first: the order in which they were compiled
-    units = [row.entry for row in rows if isinstance(row.entry, Unit)]
+    units = [(i, row.entry) for i, row in enumerate(rows) if isinstance(row.entry, Unit)]
     graphs = [
-        {**_graph_row(i, row.entry, row.hits), "why": row.cause or "the first call of its kind"}
-        for i, row in enumerate(rows) if isinstance(row.entry, Unit)
-    ]  # fmt: skip
+        {**_graph_row(i, unit, rows[i].hits), "why": rows[i].cause or "the first call of its kind"} for i, unit in units
+    ]
     breaks = [{"entry": i, "why": row.reason} for i, row in enumerate(rows) if row.entry is None]
     told = {row.reason: i for i, row in reversed(list(enumerate(rows))) if row.entry is None}
     fallbacks = [
         {"reason": f"entry {told[reason]} is not compiled: see Breaks" if reason in told else reason, "times": times}
         for reason, times in stats.fallbacks.items()
     ]
-    return Report(
+    return _report(
         getattr(compiled.smelt_target, "__qualname__", type(compiled.smelt_target).__name__),
+        units,
         graphs=graphs,
         guards=[
             found
@@ -79,12 +77,36 @@ def _of_compiled(compiled: Compiled) -> Report:
         ],
         breaks=breaks,
         recompiles=[{"guard": text, "times": times} for text, times in stats.misses.items()],
-        passes=_passes(units),
-        kernels=_kernels(units),
-        fallbacks=[*fallbacks, *_python_nodes(units)],
-        timings=_timings(units),
-        memory=_memory(units),
-        precision=_precision(units),
+        refused=stats.refused,
+        fallbacks=fallbacks,
+    )
+
+
+def _report(
+    name: str,
+    units: Sequence[tuple[int, Unit]],
+    *,
+    graphs: Sequence[Row],
+    guards: Sequence[Row],
+    fallbacks: Sequence[Row],
+    breaks: Sequence[Row] = (),
+    recompiles: Sequence[Row] = (),
+    refused: Mapping[str, str] | None = None,
+) -> Report:
+    parts = parts_of(units)
+    return Report(
+        name,
+        graphs=graphs,
+        symbols=symbol_rows(units, refused or {}),
+        guards=guards,
+        breaks=breaks,
+        recompiles=recompiles,
+        passes=_passes(units, parts),
+        kernels=_kernels(parts),
+        fallbacks=[*fallbacks, *_python_nodes(parts)],
+        timings=_timings(units, parts),
+        memory=_memory(parts),
+        precision=_precision(parts),
     )
 
 
@@ -96,10 +118,13 @@ def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     ways = _ways(unit)
     if ways:
         row["ways"] = ways
-    if unit.lowered is not None:
-        counts = sorted(unit.lowered.report.counts.items(), key=lambda item: -item[1])
+    if isinstance(unit, SizedUnit):
+        row["plans"] = f"{len(unit.plans)} of {unit.plans_made} made, found {unit.plans_used} times"
+    shown = next(reversed(unit.plans.values()), unit) if isinstance(unit, SizedUnit) else unit
+    if shown.lowered is not None:
+        counts = sorted(shown.lowered.report.counts.items(), key=lambda item: -item[1])
         row["nodes by how they run"] = ", ".join(f"{how} {count}" for how, count in counts)
-    row["native"] = unit.executable is not None and unit.executable.is_native
+    row["native"] = shown.executable is not None and shown.executable.is_native
     row["captured"] = str(unit.graph)
     row["optimized"] = None if unit.optimized is None else str(unit.optimized)
     return row
@@ -142,90 +167,113 @@ def _short(value: Any, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def _passes(units: Sequence[Unit]) -> list[Row]:
+def _checks(entry: int, unit: Unit) -> list[Row]:
+    """What free sizes and numbers of a program must fulfil."""
     return [
-        {"entry": i, "pass": record.name, "ms": record.seconds * 1000, "nodes before": record.nodes_before,
-         "nodes after": record.nodes_after, "changed": record.changed}
-        for i, unit in enumerate(units) for record in unit.passes
+        {"entry": entry, "kind": "check", "guard": str(check), "value": "True",
+         "where": str(check.span) if check.span is not None else ""}
+        for check in unit.checks
     ]  # fmt: skip
 
 
-def _kernels(units: Sequence[Unit]) -> list[Row]:
+def _passes(units: Sequence[tuple[int, Unit]], parts: Sequence[Part]) -> list[Row]:
+    """Those of each entry's own graph, then those of its plans."""
+    whole = [Part(i, unit) for i, unit in units if isinstance(unit, SizedUnit)]
+    return [
+        row
+        for part in sorted((*whole, *parts), key=lambda part: part.entry)
+        for row in part.rows(
+            {"pass": record.name, "ms": record.seconds * 1000, "nodes before": record.nodes_before,
+             "nodes after": record.nodes_after, "changed": record.changed}
+            for record in part.unit.passes
+        )
+    ]  # fmt: skip
+
+
+def _kernels(parts: Sequence[Part]) -> list[Row]:
     """Own kernels, the choices between them and libraries, why nodes were fused or not, and how each node runs."""
-    rows: list[Row] = kernel_rows(units)
-    for i, unit in enumerate(units):
-        if unit.lowered is None:
+    rows: list[Row] = [row for part in parts for row in part.rows(_without_entry(kernel_rows([part.unit])))]
+    for part in parts:
+        if part.unit.lowered is None:
             continue
-        report = unit.lowered.report
-        rows.extend(
-            {"entry": i, "choice": choice.shape, "nodes": choice.nodes, "chosen": choice.chosen, "why": choice.reason,
+        report = part.unit.lowered.report
+        rows.extend(part.rows(
+            {"choice": choice.shape, "nodes": choice.nodes, "chosen": choice.chosen, "why": choice.reason,
              "us": {c.name: c.latency_us for c in choice.candidates}}
             for choice in report.choices
-        )  # fmt: skip
-        rows.extend(
-            {"entry": i, "group": " + ".join(decision.group), "fused": decision.fused, "why": decision.why,
+        ))  # fmt: skip
+        rows.extend(part.rows(
+            {"group": " + ".join(decision.group), "fused": decision.fused, "why": decision.why,
              "bytes apart": decision.nbytes_before, "bytes as one": decision.nbytes_after}
             for decision in report.decisions
-        )  # fmt: skip
-        rows.extend(
-            {"entry": i, "node": f"%{node.value} = {node.op}", "how": node.how, "target": node.target,
+        ))  # fmt: skip
+        rows.extend(part.rows(
+            {"node": f"%{node.value} = {node.op}", "how": node.how, "target": node.target,
              "where": node.where, "scope": node.scope}
             for node in report.nodes
-        )  # fmt: skip
+        ))  # fmt: skip
     return rows
 
 
-def _python_nodes(units: Sequence[Unit]) -> list[Row]:
+def _without_entry(rows: Sequence[Row]) -> list[Row]:
+    return [{key: value for key, value in row.items() if key != "entry"} for row in rows]
+
+
+def _python_nodes(parts: Sequence[Part]) -> list[Row]:
     return [
         {"reason": f"{node.op} runs in Python ({node.target})", "where": node.where, "times": None}
-        for unit in units if unit.lowered is not None for node in unit.lowered.report.python_nodes
+        for part in parts if part.unit.lowered is not None for node in part.unit.lowered.report.python_nodes
     ]  # fmt: skip
 
 
-def _timings(units: Sequence[Unit]) -> list[Row]:
+def _timings(units: Sequence[tuple[int, Unit]], parts: Sequence[Part]) -> list[Row]:
+    whole = [Part(i, unit) for i, unit in units if isinstance(unit, SizedUnit)]
     rows: list[Row] = []
-    for i, unit in enumerate(units):
-        rows.extend({"entry": i, "stage": stage, "ms": ms} for stage, ms in unit.stages_ms.items())
-        if unit.lowered is not None:
-            rows.extend({"entry": i, "stage": f"lower: {s}", "ms": ms} for s, ms in unit.lowered.report.stages_ms)
+    for part in sorted((*whole, *parts), key=lambda part: part.entry):
+        rows += part.rows({"stage": stage, "ms": ms} for stage, ms in part.unit.stages_ms.items())
+        if part.unit.lowered is not None:
+            rows += part.rows({"stage": f"lower: {s}", "ms": ms} for s, ms in part.unit.lowered.report.stages_ms)
     return rows
 
 
-def _memory(units: Sequence[Unit]) -> list[Row]:
+def _memory(parts: Sequence[Part]) -> list[Row]:
     """The plan's own memory, copies of weights and their originals, and what reordering gained."""
     rows: list[Row] = []
-    for i, unit in enumerate(units):
+    for part in parts:
+        unit = part.unit
         if unit.lowered is None:
             continue
         found: Mapping[str, int] = unit.lowered.report.to_dict()["memory"]
-        rows.extend({"entry": i, "what": what.removesuffix("_nbytes"), "MB": n / MB} for what, n in found.items())
+        mine: list[Row] = [{"what": what.removesuffix("_nbytes"), "MB": n / MB} for what, n in found.items()]
         peak = next((p.peak for p in reversed(unit.passes) if p.peak is not None), None)
         if peak is not None:
-            rows.append({"entry": i, "what": "peak before order", "MB": peak.before / MB})
-            rows.append({"entry": i, "what": "peak after order", "MB": peak.after / MB})
+            mine.append({"what": "peak before order", "MB": peak.before / MB})
+            mine.append({"what": "peak after order", "MB": peak.after / MB})
         originals = sum(nbytes_spanned(t) for t in unit.originals)
-        rows.append({"entry": i, "what": "originals of packed and folded", "MB": originals / MB})
+        mine.append({"what": "originals of packed and folded", "MB": originals / MB})
         if unit.options.release_originals:
-            given = {"entry": i, "what": "originals released", "MB": unit.released_nbytes / MB}
+            given = {"what": "originals released", "MB": unit.released_nbytes / MB}
             why_not = "" if unit.moved is None else unit.moved.why_not
-            rows.append({**given, "note": why_not} if why_not else given)
+            mine.append({**given, "note": why_not} if why_not else given)
+        rows += part.rows(mine)
     return rows
 
 
-def _precision(units: Sequence[Unit]) -> list[Row]:
+def _precision(parts: Sequence[Part]) -> list[Row]:
     """One row an output, where a unit was told to compute in another precision."""
     rows: list[Row] = []
-    for i, unit in enumerate(units):
+    for part in parts:
+        unit = part.unit
         if unit.options.dtype == "default":
             continue
         found = unit.precision()
         if found is None:
-            rows.append({"entry": i, "note": "not measured: nothing was called yet"})
+            rows += part.rows([{"note": "not measured: nothing was called yet"}])
         elif found.why_not:
-            rows.append({"entry": i, "note": f"not measured: {found.why_not}"})
+            rows += part.rows([{"note": f"not measured: {found.why_not}"}])
         else:
-            rows.extend(
-                {"entry": i, "output": e.output, "dtype": e.dtype, "rms error": e.rms, "relative to rms": e.relative,
+            rows += part.rows(
+                {"output": e.output, "dtype": e.dtype, "rms error": e.rms, "relative to rms": e.relative,
                  "largest": e.largest, "NaN or inf elsewhere": e.nonfinite, "note": _narrowed(unit)}
                 for e in found.errors
             )  # fmt: skip

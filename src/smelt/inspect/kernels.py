@@ -15,6 +15,7 @@ from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.lower.report import KernelReport
 from smelt.compiler import Compiled, Unit
 from smelt.diag import SmeltError
+from smelt.inspect.parts import parts_of
 from smelt.inspect.report import Row
 from smelt.inspect.roofline import Ceilings
 from smelt.runtime.plan import Launch
@@ -37,8 +38,9 @@ class Launched:
 
 
 def compiled_units(compiled: Compiled) -> list[Unit]:
-    """What a compiled object has compiled so far, oldest first."""
-    return [row.entry for row in reversed(compiled.stats().rows) if isinstance(row.entry, Unit)]
+    """What a compiled object has compiled so far, oldest first; of a graph with free sizes each plan."""
+    units = [row.entry for row in reversed(compiled.stats().rows) if isinstance(row.entry, Unit)]
+    return [part.unit for part in parts_of(enumerate(units))]
 
 
 def short_name(symbol: str) -> str:

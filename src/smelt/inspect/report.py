@@ -15,14 +15,19 @@ from rich.console import Console
 from rich.table import Table
 
 Row = Mapping[str, Any]
-KEYS = ("graphs", "guards", "breaks", "recompiles", "passes", "kernels", "fallbacks", "timings", "memory", "precision")
+KEYS = (
+    "graphs", "symbols", "guards", "breaks", "recompiles", "passes", "kernels", "fallbacks", "timings", "memory",
+    "precision",
+)  # fmt: skip
 _TITLES = {
-    "graphs": "Graphs", "guards": "Guards", "breaks": "Breaks", "recompiles": "Recompiles", "passes": "Passes",
+    "graphs": "Graphs", "symbols": "Sizes and numbers",
+    "guards": "Guards", "breaks": "Breaks", "recompiles": "Recompiles", "passes": "Passes",
     "kernels": "Kernels", "fallbacks": "Fallbacks", "timings": "Compile time by stage", "memory": "Memory",
     "precision": "Error against the program as written, on the first call's inputs",
 }  # fmt: skip
 _EMPTY = {
     "graphs": "nothing has been compiled yet: call it, or use warmup(...)", "breaks": "none: each graph is whole",
+    "symbols": "none is free: each entry holds for one call's",
     "recompiles": "none", "fallbacks": "none", "precision": "computed in the dtypes of the program",
 }  # fmt: skip
 # A graph's text is long: in the summary it stands as its size, in HTML it unfolds.
@@ -39,6 +44,8 @@ class Report:
 
     graphs: one row a compiled entry (name, nodes captured and optimized, both texts, calls, why it was made; `ways`:
     the branches and loops of a program whose way depends on data, or why each way is a graph of its own).
+    symbols: sizes and numbers that are free (entry, name, where it stands, range, value at capture), and those that
+    could not be, with why.
     guards: what must hold for an entry to be used (entry, kind, expression, value, source line); of kind "read of data"
     what Python read of tensors on the way that it holds for.
     breaks: places where a program was split.  recompiles: which guard failed, or what was read, old and new value.
@@ -50,6 +57,7 @@ class Report:
 
     name: str
     graphs: Sequence[Row] = field(default=())
+    symbols: Sequence[Row] = field(default=())
     guards: Sequence[Row] = field(default=())
     breaks: Sequence[Row] = field(default=())
     recompiles: Sequence[Row] = field(default=())

@@ -1,0 +1,93 @@
+"""What guards are told of free sizes and numbers: which arguments have some, and what these must fulfil.
+
+Invariant: a call whose arguments have these forms, and fulfil these checks, is one that the graph holds for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from smelt.capture import Captured, Signature
+from smelt.capture.dynamic.spec import Origin, Spot
+from smelt.capture.signature import NAMES
+from smelt.capture.tree import Container, NumberLeaf, TensorLeaf, Tree
+from smelt.diag import InternalError
+from smelt.ir import TensorType
+from smelt.ir.dims import Dim, UnknownDim
+from smelt.runtime.guards import Form, NumberForm, SizeCheck, TensorForm
+
+ANY = -(1 << 62)
+"""A number without a bound below."""
+
+
+def free_spots(captured: Captured) -> frozenset[Spot]:
+    """The sizes and numbers of the arguments that may differ from call to call."""
+    facts, signature = captured.sizes, captured.signature
+    if facts is None or signature is None:
+        return frozenset()
+    origins = ((name, origin) for name, origin in facts.symbols.items() if name not in facts.fixed)
+    return frozenset((signature.inputs[origin.input], origin.dim) for _, origin in origins)
+
+
+def forms_of(captured: Captured) -> Mapping[str, Form]:
+    """By place, the arguments that are not compared as a whole. Raises: InternalError for a size that nobody knows."""
+    facts, graph, signature = captured.sizes, captured.graph, captured.signature
+    if facts is None or graph is None or signature is None:
+        return {}
+    places = dict(_guard_places(signature))
+    forms: dict[str, Form] = {}
+    for i, value in enumerate(graph.inputs):
+        names = {origin.dim: name for name, origin in facts.symbols.items() if origin.input == i}
+        if not isinstance(value.type, TensorType):
+            forms[places[i]] = NumberForm(names[None])
+        elif names or not value.type.is_static:
+            forms[places[i]] = _form(value.type, names)
+    return forms
+
+
+def _form(type_: TensorType, names: Mapping[int | None, str]) -> TensorForm:
+    # Every symbol is bound where it is read, also one that must be a number, or equal another: that is a check.
+    assert type_.shape is not None
+    sizes = tuple(names.get(dim) or _shown(size) for dim, size in enumerate(type_.shape))
+    return TensorForm(sizes, None if type_.strides is None else tuple(map(_shown, type_.strides)))
+
+
+def checks_of(captured: Captured) -> tuple[SizeCheck, ...]:
+    """What the free sizes and numbers must fulfil: their ranges, and the guards that the capture found."""
+    facts = captured.sizes
+    if facts is None:
+        return ()
+    ranges = [check for item in facts.symbols.items() for check in _range(*item)]
+    return (*ranges, *(SizeCheck(guard.text, guard.outcome, guard.span) for guard in facts.guards))
+
+
+def _range(name: str, origin: Origin) -> list[SizeCheck]:
+    if origin.range is None:
+        return []
+    low, high = origin.range.low, origin.range.high
+    checks = [SizeCheck(f"{name} >= {low}")] if low > (ANY if origin.dim is None else 0) else []
+    return checks if high is None else [*checks, SizeCheck(f"{name} <= {high}")]
+
+
+def _guard_places(signature: Signature) -> Iterator[tuple[int, str]]:
+    """Where guards find each input: they count the fields of a named tuple."""
+    for name, tree in zip(NAMES, (signature.args, signature.kwargs), strict=True):
+        yield from _places(tree, name)
+
+
+def _places(tree: Tree, path: str) -> Iterator[tuple[int, str]]:
+    match tree:
+        case TensorLeaf(index) | NumberLeaf(index):
+            yield index, path
+        case Container():
+            labels = [f"[{key!r}]" for key in tree.keys] or [f"[{i}]" for i in range(len(tree.items))]
+            for label, item in zip(labels, tree.items, strict=True):
+                yield from _places(item, path + label)
+            for name, item in zip(tree.names, tree.attributes, strict=True):
+                yield from _places(item, f"{path}.{name}")
+
+
+def _shown(dim: Dim) -> int | str:
+    if isinstance(dim, UnknownDim):
+        raise InternalError("an input has a size that no symbol stands for")
+    return dim if isinstance(dim, int) else str(dim)

@@ -1,0 +1,71 @@
+"""What one compiled object knows of sizes and numbers that change: what its builds leave free, and what they may not.
+
+Invariant: a wish of the user's that a call does not fit never changes an answer: it is told, and the call is compiled
+as if nothing had been wished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from smelt.capture.dynamic.spec import Spot
+from smelt.compiler.compiled_types import Entry
+from smelt.compiler.dynamic_shapes import Wish, wishes
+from smelt.compiler.second_sight import Earlier, Freedom, freedom
+from smelt.compiler.seen_calls import SeenCall, seen_call
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A call that is about to be compiled: what it looks like, what is to be free, and which wishes it does not fit."""
+
+    call: SeenCall
+    freedom: Freedom
+    unfit: str = ""
+
+
+@dataclass
+class Sight:
+    """The choice for one object. refused: why a capture could not leave a size or number free."""
+
+    target: Callable[..., Any]
+    dynamic: bool | None
+    shapes: Any = None
+    refused: dict[Spot, str] = field(default_factory=dict)
+
+    def look(self, earlier: Iterable[Earlier], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Look:
+        """What is to be free when this call is compiled. Raises: SmeltError (S0304) where a wish has no such place."""
+        wished = wishes(self.shapes, self.target, args, kwargs)
+        problem = unfit(wished)
+        call = seen_call(args, kwargs)
+        return Look(call, freedom(call, earlier, self.dynamic, () if problem else wished, self.refused), problem)
+
+    def settle(self, look: Look, entry: Entry) -> Earlier:
+        """The call with what became free in its entry; what could not is compiled as it stands from now on."""
+        if look.freedom and not entry.forms:
+            self.refuse(look, entry.why_fixed)
+        return Earlier(look.call, entry.free)
+
+    def refuse(self, look: Look, why: str) -> None:
+        """Note that what was to be free cannot be."""
+        self.refused.update(dict.fromkeys(look.freedom.entries, why))
+
+
+def unfit(wished: Sequence[Wish]) -> str:
+    """The first wish that this call's sizes do not fit, as a sentence; empty where all do."""
+    first: dict[str, Wish] = {}
+    for wish in wished:
+        entry, value = wish.entry, wish.value
+        if (entry.low is not None and value < entry.low) or (entry.high is not None and value > entry.high):
+            low, high = "" if entry.low is None else entry.low, "" if entry.high is None else entry.high
+            return f"{wish.shown} is {value}, and dynamic_shapes says {entry.name or 'it'} is in {low}..{high}"
+        if entry.name is not None:
+            before = first.setdefault(entry.name, wish)
+            if before.value != value:
+                return (
+                    f"{before.shown} is {before.value} and {wish.shown} is {value}, and dynamic_shapes calls both "
+                    f"{entry.name}"
+                )
+    return ""

@@ -1,0 +1,199 @@
+"""A captured program whose sizes and numbers are free: one graph, and a plan for the sizes that calls come with.
+
+Invariant: a plan runs only for the very sizes that it was made for. What it bakes in of the program's state is guarded
+before it runs (`on_constants`). Plans of one unit share packed weights and kernels, as those of different units do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+
+from smelt.capture import Captured
+from smelt.capture.dynamic.spec import SizeFacts
+from smelt.codegen.lower.symbolic import specialize
+from smelt.compiler.compiled_types import LeftAlone
+from smelt.compiler.entry_code import Extract, extractor
+from smelt.compiler.unit import Lookup, Unit
+from smelt.diag import Options, SmeltError
+from smelt.ir import TensorType
+from smelt.ir.dims import symbols
+from smelt.runtime.guard_constants import Constants
+
+Sizes: TypeAlias = tuple[int, ...]
+
+PLAN_LIMIT = 16  # plans kept of one unit; the least recently used one goes
+PATIENCE = 12  # plans made, after which sizes must come twice to get one, unless plans are used again
+_REMEMBERED = 256  # sizes that came once
+
+
+def unit_of(captured: Captured, options: Options, lookup: Lookup | None = None) -> Unit:
+    """The unit of a capture that has no error, with free sizes where it has some. Raises: as `Unit.of`."""
+    return (Unit if captured.sizes is None else SizedUnit).of(captured, options, lookup)
+
+
+@dataclass
+class SizedUnit(Unit):
+    """A captured program with free sizes; `graph` is the functional one, with symbols in its types.
+
+    plans: by the sizes that tell them apart, least recently used first. plans_made, plans_used: how many were, and
+    calls that found one.
+    """
+
+    plans: OrderedDict[Sizes, Unit] = field(default_factory=OrderedDict)
+    plans_made: int = 0
+    plans_used: int = 0
+    _watch: Callable[[], bool] = lambda: True
+    _held: dict[int, torch.Tensor] = field(default_factory=dict)
+    _seen_once: OrderedDict[Sizes, None] = field(default_factory=OrderedDict)
+    _being_made: set[Sizes] = field(default_factory=set)
+    _failed: dict[Sizes, str] = field(default_factory=dict)
+    _extract: Extract | None = None
+    _table: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def facts(self) -> SizeFacts:
+        """What is free, and what must hold of it."""
+        assert self.captured.sizes is not None
+        return self.captured.sizes
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The symbols that a plan is made for: those in types. Other numbers come in with each run."""
+        types = [value.type for value in self.graph.values()]
+        found: set[str] = set()
+        for type_ in types:
+            if isinstance(type_, TensorType):
+                found.update(*(symbols(dim) for dim in (*(type_.shape or ()), *(type_.strides or ()))))
+        return tuple(name for name in self.facts.symbols if name in found)
+
+    @cached_property
+    def _sources(self) -> tuple[tuple[int, int | None], ...]:
+        origins = self.facts.symbols
+        return tuple((origins[name].input, origins[name].dim) for name in self.names)
+
+    @cached_property
+    def _numbers(self) -> dict[int, str]:
+        """The inputs that are numbers of which sizes are made, by position."""
+        return {i: name for name, (i, dim) in zip(self.names, self._sources, strict=True) if dim is None}
+
+    def sizes_of(self, inputs: Sequence[Any]) -> Sizes:
+        """The sizes that choose the plan of a call, in the order of `names`."""
+        return tuple(inputs[i] if dim is None else inputs[i].shape[dim] for i, dim in self._sources)
+
+    def shown(self, sizes: Sizes) -> str:
+        """A plan's sizes as text; of a plan that is for all, nothing."""
+        return ", ".join(f"{name}={size}" for name, size in zip(self.names, sizes, strict=True))
+
+    # --- an entry
+
+    @property
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """State tensors whose contents some plan has baked in."""
+        return tuple(self._held.values())
+
+    @property
+    def originals(self) -> tuple[torch.Tensor, ...]:
+        """State tensors that were folded or packed and that no plan reads."""
+        plans = list(self.plans.values())
+        read = {id(t) for plan in plans for t in plan.constants} - {id(t) for plan in plans for t in plan.originals}
+        return tuple(tensor for tensor in self.constants if id(tensor) not in read)
+
+    def finish(self) -> None:
+        """Make the plan for the sizes of the recorded call. Raises: SmeltError where that cannot be done."""
+        origins = self.facts.symbols
+        sizes = tuple(int(origins[name].hint) for name in self.names)
+        if sizes not in self.plans:
+            self._made(sizes, is_first=True)
+
+    def on_constants(self, watch: Callable[[], bool]) -> None:
+        """Have `watch` called before a plan runs that has more of the state baked in."""
+        self._watch = watch
+
+    def refresh(self) -> None:
+        """Fold and pack anew from the present contents of the state."""
+        with self._table:
+            plans = list(self.plans.values())
+        for plan in plans:
+            plan.refresh()
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """As of any unit. Raises: LeftAlone where the original is to run."""
+        if self._extract is None:
+            assert self.captured.signature is not None
+            self._extract = extractor(self.captured.signature, args, kwargs)
+        return self.plan_for(self.sizes_of(self._extract(args, kwargs))).run(args, kwargs)
+
+    # --- plans
+
+    def plan_for(self, sizes: Sizes) -> Unit:
+        """The plan for these sizes, made now if that seems to pay. Raises: LeftAlone; SmeltError of the lowering."""
+        with self._table:
+            plan = self.plans.get(sizes)
+            if plan is not None:
+                self.plans.move_to_end(sizes)
+                self.plans_used += 1
+                return plan
+            self._ask_whether_to_make(sizes)
+            if self.background:
+                self._being_made.add(sizes)
+        if not self.background:
+            return self._made(sizes)
+        threading.Thread(
+            target=self._make_aside, args=(sizes,), name=f"smelt {self.captured.name}", daemon=True
+        ).start()
+        raise LeftAlone("still compiling in the background, for other sizes")
+
+    def _ask_whether_to_make(self, sizes: Sizes) -> None:
+        if sizes in self._failed:
+            raise LeftAlone(self._failed[sizes])
+        if sizes in self._being_made:
+            raise LeftAlone("still compiling in the background, for other sizes")
+        pays = self.plans_made < PATIENCE or self.plans_used >= 2 * self.plans_made or self.options.strict
+        if pays or sizes in self._seen_once:
+            return
+        self._seen_once[sizes] = None
+        if len(self._seen_once) > _REMEMBERED:
+            self._seen_once.popitem(last=False)
+        raise LeftAlone("its sizes differ at nearly each call, and each would need a plan of its own")
+
+    def _made(self, sizes: Sizes, is_first: bool = False) -> Unit:
+        """A plan for these sizes, among the others.
+
+        Raises: LeftAlone where the state is changed meanwhile; of the first plan, whoever finishes the unit sees that.
+        """
+        # Taken before anything is folded or packed: what changes meanwhile may be in the plan or not.
+        before = Constants(self.state)
+        graph = specialize(self.graph, dict(zip(self.names, sizes, strict=True)), self._numbers)
+        plan = Unit(self.captured, self.options, self.lookup, graph, sample=self.sample, moved=self.moved)
+        plan.finish()
+        held = {id(tensor): tensor for tensor in plan.constants}
+        is_new = not held.keys() <= self._held.keys()
+        self._held |= held
+        is_same = is_first or not is_new or self._watch()
+        if not is_same or (not is_first and any(id(before.tensors[i]) in held for i in before.changed())):
+            raise LeftAlone("the program's state is changed while a plan is made of it")
+        with self._table:
+            self.plans[sizes] = plan
+            self.plans_made += 1
+            if len(self.plans) > PLAN_LIMIT:
+                self.plans.popitem(last=False)
+        return plan
+
+    def _make_aside(self, sizes: Sizes) -> None:
+        try:
+            self._made(sizes)
+        except LeftAlone:
+            pass  # the next call tries again
+        except SmeltError as error:
+            self._failed[sizes] = error.what
+        except Exception as error:  # whatever it is, the original answers for these sizes
+            self._failed[sizes] = f"{type(error).__name__}: {error}"
+        finally:
+            self._being_made.discard(sizes)
