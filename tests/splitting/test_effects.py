@@ -95,7 +95,7 @@ def test_a_global() -> None:
 def _counting(x: torch.Tensor) -> torch.Tensor:
     global seen
     y = before(x)
-    seen = seen + y.shape[0]  # type: ignore[name-defined]  # noqa: F821
+    seen = seen + y.shape[0]  # type: ignore[name-defined]
     return after(y)
 
 
@@ -303,3 +303,42 @@ def test_too_small_to_pay() -> None:
     compiled = compare(make, inputs(4, 5), calls=14)
     assert compiled_pieces(compiled) == 0
     assert splits_of(compiled).is_idle
+
+
+def test_a_value_that_differs_at_each_call() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.step = 0.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = before(x)
+            self.step += 1
+            z = y * self.step
+            return after(z) * 2
+
+    def make() -> Twin:
+        model = Model()
+        return Twin(model, lambda: model.step)
+
+    compiled = compare(make, inputs(4, 5), calls=14)
+    assert compiled_pieces(compiled) == 2
+    assert "self.step differs at each call" in breaks(compiled)
+    assert sum(piece.stats().builds for piece in splits_of(compiled).running()) == 2
+
+
+def test_data_that_lead_another_way_each_time() -> None:
+    def make() -> Twin:
+        log: list[int] = []
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            y = before(x)
+            log.append(1)
+            z = after(y) + before(y * 2)
+            rows = sorted(x[:, 0].tolist())
+            return before(z * (rows[0] * 0.1)) + after(z)
+
+        return Twin(program, lambda: log)
+
+    compiled = compare(make, inputs(4, 5), calls=40)
+    assert compiled_pieces(compiled) >= 2

@@ -77,6 +77,11 @@ class ReadLog:
         """Whether a replay of the graph alone does all that the run did."""
         return not self.effects and not self.mutations
 
+    @property
+    def where(self) -> Span | None:
+        """The line of that effect or mutation, where there is one."""
+        return next((found.span for found in (*self.effects, *self.mutations)), None)
+
     def why_not(self) -> str:
         """A sentence on the first effect or mutation; empty if there is none."""
         for effect in self.effects:

@@ -30,7 +30,7 @@ from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.prints import muted, pieces_since, pieces_written
 from smelt.compiler.second_sight import shown
 from smelt.compiler.sight import Look, Sight
-from smelt.diag import CaptureError, InternalError, Miss, SmeltError, SmeltWarning, user_level
+from smelt.diag import CaptureError, InternalError, Miss, SmeltError, SmeltWarning, Span, user_level
 from smelt.runtime.entry import Counters, EntryCode, keeps_in_reach
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guards import GuardSet
@@ -249,10 +249,17 @@ class Dispatcher:
         self._count(reason)
         return self.target(*args, **kwargs)
 
-    def _refuse(self, reason: str, cause: BaseException | None = None, remedy: str = "remove the cause") -> NoReturn:
+    def _refuse(
+        self,
+        reason: str,
+        cause: BaseException | None = None,
+        remedy: str = "remove the cause",
+        where: Span | None = None,
+    ) -> NoReturn:
         which = "options={'strict': True}" if self._is_strict else "fullgraph=True"
         raise CaptureError(
             f"{self.name} was not compiled: {reason}",
+            where,
             why=f"{which} turns every fallback into an error",
             fix=f"{remedy}, or leave out {which}",
             code="S0302",
@@ -419,9 +426,7 @@ class Dispatcher:
             self._rows = tuple(other for other in self._rows if other is not oldest)
         return row.paths.why_hopeless(sum(other.hits for other in alike))
 
-    def _give_up_paths(
-        self, row: Row, why: str, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _give_up_paths(self, row: Row, why: str, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._is_strict or self.settings.fullgraph:
             self._refuse(why)
         self._rows = tuple(other for other in self._rows if other.paths is not row.paths)
@@ -447,7 +452,7 @@ class Dispatcher:
         self._effects_seen += 1
         reason = f"it has effects that a compiled program would not repeat: {log.why_not()}"
         if self._is_strict or self.settings.fullgraph:
-            self._refuse(reason)
+            self._refuse(reason, remedy="do that outside, with what the program returns", where=log.where)
         self._count(reason)
         if self._effects_seen >= EFFECT_ATTEMPTS or self.settings.refused is not None:
             split = self._split(log, None, entry)

@@ -139,6 +139,13 @@ def _short(value: Any, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+@dataclass(eq=False)
+class ManyWays(CaptureError):
+    """Data lead a program another way at nearly each call; places: where Python reads them."""
+
+    places: tuple[Span, ...] = ()
+
+
 @dataclass(slots=True, eq=False)
 class Paths:
     """What all paths under one set of guards share.
@@ -167,6 +174,11 @@ class Paths:
         """Count a path that is recorded again in the place of one that missed, and fitted so often before."""
         self.contradicted += 1
         self.past_hits += hits
+
+    def hopeless(self, why: str) -> ManyWays:
+        """The error that says so, with the places that Python reads otherwise at nearly each call."""
+        places = [where for (where, _), values in self.seen.items() if where and 2 * len(values) > self.recorded]
+        return ManyWays(why, places[0] if places else None, code="S0101", places=tuple(places))
 
     def why_hopeless(self, hits: int) -> str:
         """Why the original is faster than path after path, given how often those kept fitted; empty if it may pay."""

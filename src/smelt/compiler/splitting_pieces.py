@@ -20,8 +20,10 @@ from smelt.capture.reads_effects import file_kind
 from smelt.capture.tree import has_parts, parts
 from smelt.compiler.compiled import CompiledFunction
 from smelt.compiler.compiled_dispatch import DISPATCHER, Dispatcher
-from smelt.compiler.compiled_types import Entry, ObservedProgram, Settings
+from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, Settings
+from smelt.compiler.paths import ManyWays
 from smelt.diag import CaptureError, Options, SmeltError, Span
+from smelt.runtime.guards import Guard
 
 MIN_OPERATORS = 3
 """A piece of fewer operators costs more to enter than it saves."""
@@ -30,6 +32,7 @@ Refused = Callable[[ReadLog, Exception | None, bool], None]
 """What is told that a piece cannot be compiled: what its run did, the error, whether it is merely too small."""
 
 _HEIGHT = 256
+_STORM = 3  # entries that one value that the piece reads kept from serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +56,12 @@ class Piece(CompiledFunction[..., Any]):
         def split(log: ReadLog, error: Exception | None, entry: Entry | None) -> None:
             refused(log, error, isinstance(error, TooSmall))
 
+        builder = _Builder(settings.builder)
         own = dataclasses.replace(
-            settings,
-            builder=_Builder(settings.builder),
-            fullgraph=False,
-            dynamic_shapes=None,
-            split=None,
-            refused=split,
+            settings, builder=builder, fullgraph=False, dynamic_shapes=None, split=None, refused=split
         )
         dispatcher = Dispatcher(target, name, own)
+        builder.rows = lambda: dispatcher.stats().rows
         object.__setattr__(self, DISPATCHER, dispatcher)
         dispatcher.serve(self)
 
@@ -69,16 +69,21 @@ class Piece(CompiledFunction[..., Any]):
         return object.__getattribute__(self, DISPATCHER)(args, kwargs)
 
 
-@dataclass(frozen=True, slots=True)
 class _Builder:
-    """The builder of the program, for a piece."""
+    """The builder of the program, for a piece. rows: those that its dispatcher has."""
 
-    build: Any
+    def __init__(self, build: Any) -> None:
+        self._build = build
+        self.rows: Callable[[], tuple[Row, ...]] = tuple
 
     def __call__(
         self, fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
     ) -> Entry:
-        entry: Entry = self.build(fn, args, kwargs, options)
+        storm = _storm(self.rows(), args, kwargs)
+        if storm is not None:
+            fn(*args, **kwargs)
+            raise CaptureError(f"{storm.expr} differs at each call", storm.span, code="S0104")
+        entry: Entry = self._build(fn, args, kwargs, options)
         if fn.log is not None and fn.log.is_replayable:
             count = operators(entry)
             if count is not None and count < MIN_OPERATORS:
@@ -87,6 +92,22 @@ class _Builder:
             if why_not:
                 raise CaptureError(f"it gives {why_not}", code="S0104")
         return entry
+
+
+def _storm(rows: tuple[Row, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Guard | None:
+    """What a piece reads, if it was another value each time that the piece was compiled."""
+    built = [row for row in rows if row.entry is not None]
+    if len(built) < _STORM or sum(row.hits for row in built) >= 2 * len(built):
+        return None
+    found: dict[tuple[str, str], Guard] = {}
+    for row in built:
+        failed = row.guards.check(args, kwargs)
+        if failed is None:
+            return None
+        guard = row.guards.guards[failed]
+        found[guard.kind, guard.expr] = guard
+    guard = next(iter(found.values()))
+    return guard if len(found) == 1 and guard.span is not None else None
 
 
 def operators(entry: Entry | None) -> int | None:
@@ -159,7 +180,10 @@ def places_of(log: ReadLog, error: Exception | None) -> Iterator[tuple[str, list
         yield f"it {effect.what} ({effect.name})", _stack(effect.span, log)
     for mutation in log.mutations:
         yield f"it changes {mutation.name}", _stack(mutation.span, log)
-    if isinstance(error, SmeltError):
+    if isinstance(error, ManyWays) and error.places:
+        for place in error.places:
+            yield error.what, _stack(place, log)
+    elif isinstance(error, SmeltError):
         yield error.what, _stack(error.where, log)
     elif error is not None:
         yield f"{type(error).__name__}: {error}", []
