@@ -20,10 +20,9 @@ from smelt.capture.dynamic.spec import SizeFacts
 from smelt.codegen.lower.symbolic import specialize
 from smelt.compiler.compiled_types import LeftAlone
 from smelt.compiler.entry_code import Extract, extractor
+from smelt.compiler.sized_names import inputs_of_views, names_in_types
 from smelt.compiler.unit import Lookup, Unit
 from smelt.diag import Options, SmeltError
-from smelt.ir import TensorType
-from smelt.ir.dims import symbols
 from smelt.runtime.guard_constants import Constants
 
 Sizes: TypeAlias = tuple[int, ...]
@@ -65,13 +64,10 @@ class SizedUnit(Unit):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The symbols that a plan is made for: those in types. Other numbers come in with each run."""
-        types = [value.type for value in self.graph.values()]
-        found: set[str] = set()
-        for type_ in types:
-            if isinstance(type_, TensorType):
-                found.update(*(symbols(dim) for dim in (*(type_.shape or ()), *(type_.strides or ()))))
-        return tuple(name for name in self.facts.symbols if name in found)
+        """The symbols that a plan is made for. Other numbers come in with each run."""
+        in_types, of_views = names_in_types(self.graph), inputs_of_views(self.graph)
+        symbols = self.facts.symbols.items()
+        return tuple(name for name, origin in symbols if name in in_types or origin.input in of_views)
 
     @cached_property
     def _sources(self) -> tuple[tuple[int, int | None], ...]:
