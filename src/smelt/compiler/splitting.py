@@ -16,6 +16,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -34,6 +36,7 @@ from smelt.diag import Span
 _MADE_ANEW = 8  # functions of one definition, after which another is taken to be made at each call
 _NODES = 4096
 _GENERATOR = 0x20
+_MEASURED_CALL = 16  # each of which tells how much of the time is spent in pieces
 _IDLE_CALLS = 8  # after which a program that has no piece runs as it is
 
 
@@ -64,6 +67,8 @@ class Splits:
         self._made: dict[CodeType, int] = {}
         self._lock = threading.RLock()
         self._calls = 0
+        self._measuring: int | None = None
+        self._all_s = self._pieces_s = 0.0
         self.is_idle = False
 
     # ---------------------------------------------------------------- the program
@@ -86,14 +91,39 @@ class Splits:
         assert node is not None
         if self.is_idle:
             return self.target(*args, **kwargs)
-        if self._calls <= _IDLE_CALLS:
-            self._calls += 1
-            self.is_idle = self._calls > _IDLE_CALLS and not self.running()
+        self._calls += 1
+        if self._calls == _IDLE_CALLS:
+            self.is_idle = not self.running()
+        measured = self._calls % _MEASURED_CALL == 0 and self._measuring is None
+        if measured:
+            self._measuring, start = get_ident(), perf_counter()
         try:
             return self._runner(node, self.target)(*args, **kwargs)
         except BaseException as error:
             error.__traceback__ = without_pieces(error.__traceback__, self.around)
             raise
+        finally:
+            if measured:
+                self._measuring, self._all_s = None, self._all_s + perf_counter() - start
+
+    def measured(self, piece: Callable[..., Any]) -> Callable[..., Any]:
+        """A piece whose time counts, in a call that is measured."""
+        if self._measuring != get_ident():
+            return piece
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = perf_counter()
+            try:
+                return piece(*args, **kwargs)
+            finally:
+                self._pieces_s += perf_counter() - start
+
+        return timed
+
+    @property
+    def share(self) -> float | None:
+        """How much of the time of a call its pieces take; None where none was measured yet."""
+        return self._pieces_s / self._all_s if self._all_s else None
 
     # ---------------------------------------------------------------- what is called
 
@@ -114,7 +144,7 @@ class Splits:
     def _runner(self, node: Node, fn: Any) -> Any:
         if node.split is None:
             if node.compiled is not None:
-                return node.compiled
+                return node.compiled if self._measuring is None else self.measured(node.compiled)
             if isinstance(fn, torch.nn.Module):
                 return _module_call(fn, self.pick(fn.forward))
             return fn
@@ -177,7 +207,7 @@ class Splits:
                 if not _has_hooks(fn) and inner.split is None and not self._split(inner):
                     raise Unsplit(inner.why)
                 return True
-            function = fn.__func__ if isinstance(fn, MethodType) else fn
+            function: Any = fn.__func__ if isinstance(fn, MethodType) else fn
             split = self._functions.get(id(function))
             if split is None:
                 split = SplitFunction(function, self, self._marks.setdefault(_key(function.__code__), Marks()))
@@ -186,8 +216,8 @@ class Splits:
             node.compiled = None
         except Unsplit as why:
             node.plain, node.why = True, str(why)
-            function = _function_of(fn)
-            code = None if function is None else function.__code__
+            found = _function_of(fn)
+            code = None if found is None else found.__code__
             where = None if code is None else Span(code.co_filename, code.co_firstlineno, code.co_qualname)
             self.note(Break(f"{node.name} is Python as a whole: {why}", where))
             return False

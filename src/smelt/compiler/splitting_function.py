@@ -37,6 +37,9 @@ class Owner(Protocol):
     def pick(self, fn: Any) -> Any:
         """What runs in the place of a callee."""
 
+    def measured(self, piece: Callable[..., Any]) -> Callable[..., Any]:
+        """The piece itself, or what takes its time."""
+
     def refused(self, region: Region, log: ReadLog, error: Exception | None, is_small: bool) -> None:
         """A piece cannot be compiled."""
 
@@ -101,6 +104,13 @@ class SplitFunction:
         for node in run.body:
             self.marks.lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
+    @property
+    def lines_kept(self) -> int:
+        """How many lines of it run in Python."""
+        code = self._code
+        lines = {line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno}
+        return len(lines - {n for r in self.regions for n in range(r.run.place[0], r.run.place[2] + 1)})
+
     def span(self, run: Run) -> Span:
         """Where a run of statements begins."""
         return Span(self._code.co_filename, run.place[0], self._code.co_qualname)
@@ -122,7 +132,7 @@ class Region:
         if found is None:
             found = self._bind(key, args)
         call, free = found
-        return call(*[args[i] for i in free])
+        return self.of.owner.measured(call)(*[args[i] for i in free])
 
     def _bind(self, key: tuple[int, ...], args: tuple[Any, ...]) -> tuple[Callable[..., Any], list[int]]:
         of, names = self.of, self.run.needs
@@ -132,7 +142,9 @@ class Region:
             return of.source.piece(of.original, self.run, {}), list(range(len(args)))
         held = {names[i]: args[i] for i in range(len(args)) if is_held[i]}
         function = of.source.piece(of.original, self.run, held)
-        piece = Piece(function, function.__qualname__, of.owner.settings, self._refused)
+        first, last = self.run.place[0], self.run.place[2]
+        name = f"{function.__qualname__}, line{f's {first} to {last}' if last > first else f' {first}'}"
+        piece = Piece(function, name, of.owner.settings, self._refused)
         self.pieces.append(piece)
         self._bindings[key] = (piece, free)
         return piece, free

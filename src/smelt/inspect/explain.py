@@ -8,7 +8,9 @@ from typing import Any
 
 from smelt._torch.storage import nbytes_spanned
 from smelt.compiler import Compiled, Program, SizedUnit, Unit
+from smelt.compiler.compiled import dispatcher_of
 from smelt.compiler.paths import reading
+from smelt.compiler.splitting_report import break_rows, piece_rows
 from smelt.diag import SmeltError
 from smelt.inspect.kernels import kernel_rows
 from smelt.inspect.parts import Part, parts_of
@@ -55,12 +57,14 @@ def _of_program(program: Program) -> Report:
 
 def _of_compiled(compiled: Compiled) -> Report:
     stats = compiled.stats()
-    rows = list(reversed(stats.rows))  # oldest first: the order in which they were compiled
+    splits = dispatcher_of(compiled).splits
+    rows = [*reversed(stats.rows), *piece_rows(splits)]  # oldest first: the order in which they were compiled
     units = [(i, row.entry) for i, row in enumerate(rows) if isinstance(row.entry, Unit)]
     graphs = [
         {**_graph_row(i, unit, rows[i].hits), "why": rows[i].cause or "the first call of its kind"} for i, unit in units
     ]
-    breaks = [{"entry": i, "why": row.reason} for i, row in enumerate(rows) if row.entry is None]
+    breaks: list[Row] = [{"entry": i, "why": row.reason} for i, row in enumerate(rows) if row.entry is None]
+    breaks += break_rows(splits)
     told = {row.reason: i for i, row in reversed(list(enumerate(rows))) if row.entry is None}
     fallbacks = [
         {"reason": f"entry {told[reason]} is not compiled: see Breaks" if reason in told else reason, "times": times}

@@ -33,7 +33,11 @@ class Source:
         if code.co_flags & _ASYNCHRONOUS:
             raise cannot("it is asynchronous", code)
         node = find(code, function.__globals__)
-        body = [ast.copy_location(ast.Return(node.body), node.body)] if isinstance(node, ast.Lambda) else node.body
+        body: list[ast.stmt]
+        if isinstance(node, ast.Lambda):
+            body = [ast.copy_location(ast.Return(node.body), node.body)]
+        else:
+            body = node.body
         self.code, self.node = code, node
         count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
         self.planner = Planner(body, code.co_varnames[:count], code.co_freevars)

@@ -1,0 +1,38 @@
+"""What a split program tells of itself: its pieces as rows of the table, and what runs in Python, where and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smelt.compiler.compiled_types import Row, SplitProgram
+from smelt.compiler.splitting import Splits
+
+
+def piece_rows(program: SplitProgram | None) -> list[Row]:
+    """The compiled entries of all pieces, in the order of the functions that they are of."""
+    if not isinstance(program, Splits):
+        return []
+    return [row for piece in program.running() for row in reversed(piece.stats().rows) if row.entry is not None]
+
+
+def break_rows(program: SplitProgram | None) -> list[dict[str, Any]]:
+    """One row for each thing that runs in Python, and one on the whole: how many pieces, and how much of the time."""
+    if not isinstance(program, Splits):
+        return []
+    rows = [
+        {
+            "why": found.what,
+            "where": str(found.where) if found.where is not None else "",
+            "line": found.where.text if found.where is not None else "",
+        }
+        for found in program.breaks
+    ]
+    count = len(program.running())
+    if program.is_idle:
+        return [{"why": "nothing between the breaks pays to be compiled: the program runs as it is"}, *rows]
+    kept = sum(split.lines_kept for split in program.split_functions)
+    text = f"{count} piece{'s' * (count != 1)} of {len(program.split_functions)} functions run compiled"
+    share = program.share
+    if share is not None:
+        text += f", {share:.0%} of the time of the calls that were measured"
+    return [{"why": f"{text}; {kept} lines run in Python"}, *rows]
