@@ -222,12 +222,13 @@ class _Attempt:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
-        if a is b:
-            return True
-        if not isinstance(b, torch.Tensor) or (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
-            return False
-        return a.layout != torch.strided or (a.stride() == b.stride() and torch.equal(a, b))
+        # Packed weights have corners that nobody fills, so contents are not compared; none can hold a size unseen.
+        return isinstance(b, torch.Tensor) and _layout(a) == _layout(b)
     return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.layout, tensor.stride() if tensor.layout == torch.strided else None
 
 
 def _around(text: str) -> str:
