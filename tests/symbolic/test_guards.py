@@ -12,7 +12,7 @@ from smelt.compiler.compiled_dispatch import Dispatcher, _slow
 from smelt.compiler.compiled_native import native_entry
 from smelt.diag import InternalError, Options, Span
 from smelt.runtime.entry_guards import native_guards
-from smelt.runtime.guards import GuardSet, NumberForm, SizeCheck, TensorForm
+from smelt.runtime.guards import Form, GuardSet, NumberForm, SizeCheck, TensorForm
 
 
 @pytest.fixture(autouse=True)
@@ -191,8 +191,8 @@ def test_one_name_for_two_numbers() -> None:
 
 
 def test_a_check_tells_its_line_and_its_values() -> None:
-    where = Span("model.py", 7, 0)
-    free = {"args[0]": TensorForm(("B", 2)), "args[1]": NumberForm("n")}
+    where = Span("model.py", 7, "f")
+    free: dict[str, Form] = {"args[0]": TensorForm(("B", 2)), "args[1]": NumberForm("n")}
     checks = [SizeCheck("B % 2 == 0", True, where), SizeCheck("n == 1", False)]
     guards = GuardSet((), (torch.ones(4, 2), 3), {}, free=free, checks=checks)
     found = [str(guard) for guard in guards.guards if guard.kind == "check"]
