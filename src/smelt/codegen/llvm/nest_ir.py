@@ -7,19 +7,21 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from smelt.codegen.kernels.nest import Buffer, Nest, Op
+from smelt.codegen.kernels.sizes import at_most
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import DTYPES, is_supported
 from smelt.codegen.llvm.nest_frame import Frame
 from smelt.codegen.llvm.nest_graph import Graph, operand_dtype
 from smelt.codegen.llvm.nest_loops import Loops
-from smelt.codegen.llvm.nest_schedule import plan
+from smelt.codegen.llvm.nest_schedule import Schedule, plan
 from smelt.codegen.llvm.nest_simplify import simplify_nest
 from smelt.codegen.llvm.nest_values import scratch_row
+from smelt.codegen.llvm.nest_ways import plans
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.diag import InternalError
 from smelt.ir.sizes import MARK, Trace, current_trace, to_words
 
-__all__ = ["EmittedKernel", "emit_nest", "simplify_nest", "unsupported"]
+__all__ = ["EmittedKernel", "emit_nest", "emit_nests", "simplify_nest", "unsupported"]
 
 # Rows of scratch beyond a core's own cache cost more than computing again.
 _SCRATCH_LIMIT = 512 * 1024
@@ -65,29 +67,18 @@ def emit_nest(nest: Nest, isa: Isa) -> EmittedKernel:
 
     Raises: InternalError if the nest holds something that `unsupported` names.
     """
+    (kernel,) = emit_nests(nest, isa)
+    return kernel
+
+
+def emit_nests(nest: Nest, isa: Isa) -> tuple[EmittedKernel, ...]:
+    """The kernels of a nest, of which one has items: several only where sizes are known at run time (`nest_ways`).
+
+    Raises: InternalError if the nest holds something that `unsupported` names.
+    """
     nameless = replace(nest, buffers=tuple(Buffer(f"b{i}", b.dtype) for i, b in enumerate(nest.buffers)))
     asked = _Asked(repr(nameless), nest)
-    return _emitted_in_trace(asked, isa) if MARK in asked.text else _emitted(asked, isa)
-
-
-class _Known(threading.local):
-    """The kernels of one trace: their words are its sizes, and mean nothing in another."""
-
-    trace: Trace | None = None
-    kernels: dict[tuple[_Asked, Isa], EmittedKernel]
-
-
-_known = _Known()
-
-
-def _emitted_in_trace(asked: _Asked, isa: Isa) -> EmittedKernel:
-    trace = current_trace()
-    if _known.trace is not trace:
-        _known.trace, _known.kernels = trace, {}
-    key = (asked, isa)
-    if key not in _known.kernels:
-        _known.kernels[key] = _made(asked.nest, isa)
-    return _known.kernels[key]
+    return _emitted_in_trace(asked, isa) if MARK in asked.text else (_emitted(asked, isa),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +89,52 @@ class _Asked:
     nest: Nest = field(compare=False)
 
 
+class _Known(threading.local):
+    """The kernels of one trace: their words are its sizes, and mean nothing in another."""
+
+    trace: Trace | None = None
+    kernels: dict[tuple[_Asked, Isa], tuple[EmittedKernel, ...]]
+
+
+_known = _Known()
+
+
+def _emitted_in_trace(asked: _Asked, isa: Isa) -> tuple[EmittedKernel, ...]:
+    trace = current_trace()
+    if _known.trace is not trace:
+        _known.trace, _known.kernels = trace, {}
+    key = (asked, isa)
+    if key not in _known.kernels:
+        nest = simplify_nest(asked.nest)
+        _known.kernels[key] = tuple(
+            _made(Graph(nest), schedule, runs, isa) for schedule, runs in plans(_emittable(nest, isa), isa)
+        )
+    return _known.kernels[key]
+
+
 @lru_cache(maxsize=256)
 def _emitted(asked: _Asked, isa: Isa) -> EmittedKernel:
-    return _made(asked.nest, isa)
+    graph = _emittable(simplify_nest(asked.nest), isa)
+    return _made(graph, plan(graph, isa), 1, isa)
 
 
-def _made(nest: Nest, isa: Isa) -> EmittedKernel:
-    graph = Graph(simplify_nest(nest))
+def _emittable(nest: Nest, isa: Isa) -> Graph:
+    graph = Graph(nest)
     reason = _obstacle(graph, isa)
     if reason is not None:
         raise InternalError(f"a nest cannot be emitted: {reason}", notes=(str(nest),))
-    schedule = plan(graph, isa)
+    return graph
+
+
+def _made(graph: Graph, schedule: Schedule, runs: int, isa: Isa) -> EmittedKernel:
+    """A schedule's kernel, which has items where `runs` is 1, and none where it is 0."""
     frame = Frame(graph, schedule, isa)
-    if _scratch_nbytes(frame) > _SCRATCH_LIMIT:
+    if at_most(_SCRATCH_LIMIT + 1, _scratch_nbytes(frame)):
         graph.keep(_ONLY_WHAT_MUST)
     Loops(frame).kernel()
     source = KernelSource.of(frame.finish())
-    return EmittedKernel(source, to_words(frame.words), schedule.items, schedule.item_ns, _scratch_nbytes(frame))
+    items, scratch = schedule.items * runs, _scratch_nbytes(frame) * runs
+    return EmittedKernel(source, to_words(frame.words), items, schedule.item_ns, scratch)
 
 
 def _scratch_nbytes(frame: Frame) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from smelt.codegen.kernels.nest import Reduce, Scan
-from smelt.codegen.kernels.sizes import at_most, rest_of
+from smelt.codegen.kernels.sizes import rest_of
 from smelt.codegen.llvm.lanes_types import vector_type
 from smelt.codegen.llvm.nest_frame import Frame, Span
 from smelt.codegen.llvm.nest_graph import Pass, Value, reach
@@ -168,6 +168,10 @@ class Loops:
             low = self._after(low, high, step) if rest else low
         if not rest:
             return carry
+        if schedule.masked and is_symbolic(size) and schedule.copies > 1:
+            # What is left may be whole vectors only, which need no masks.
+            carry = self._vectors(loop, (low, fn.add(high, 1 - lanes)), lanes, 1, carry, body)
+            low = self._after(low, high, lanes)
         if schedule.masked:
             return self._vectors(loop, (low, high), lanes, 1, carry, body, masked=True)
         if rest >= lanes and lanes > 1:
@@ -268,10 +272,7 @@ class Loops:
             isinstance(r.source, Reduce) and r.source.kind == "sum" and r.dtype.is_floating for r in step.reduces
         )
         unit = self.schedule.lanes * self.schedule.copies if self.lane_is_inner else 1
-        total = 1
-        for loop in self.inner:
-            total *= sizes[loop]
-        long = sums and not at_most(total // unit, 64)
+        long = sums and self.schedule.long
         levels = []
         for loop in self.inner:
             is_lane = loop == self.schedule.lane

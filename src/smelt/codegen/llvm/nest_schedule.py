@@ -6,7 +6,7 @@ a point of its own. The choice is the cheaper by the places that a vector's lane
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from smelt.codegen.kernels.nest import Index, Load, Nest, Op, Reduce
@@ -14,13 +14,15 @@ from smelt.codegen.kernels.sizes import at_most, is_short_step, unit_loop
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.nest_graph import Graph, StoreValue, Value, op_cost, operand_dtype
 from smelt.ir import DType
-from smelt.ir.sizes import chosen, current_trace, equals, is_one, is_symbolic, late
+from smelt.ir.sizes import Size, equals, is_one, is_symbolic, late
 
 # Loads of one vector whose lanes have places of their own, against 1 for neighbours: this much for each lane.
 _SCATTERED = 0.75
 _SCATTERED_STORE = 1.25
 _ROW_END = 12.0  # combining the lanes of a row's reduction
 _ITEM_NS = 1500.0  # work of one item
+_LARGE = 1024  # what a size may be that is known at run time only
+SHORT_CHAIN = 64  # additions in one chain that need no blocks
 _BLOCK_SHARE = 32  # additions in one chain of a sum, about
 
 
@@ -43,6 +45,7 @@ class Schedule:
     item_ns: float
     masked: bool
     tile: int | None = None
+    long: bool = True
 
 
 def accesses(graph: Graph) -> Iterator[tuple[Index, DType, Value | StoreValue]]:
@@ -64,53 +67,100 @@ def lane_count(graph: Graph, isa: Isa) -> int:
     return nbytes // 4
 
 
-def plan(graph: Graph, isa: Isa) -> Schedule:
-    """The schedule of a nest for an instruction set.
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a schedule is chosen from, but for the sizes.
 
-    Where sizes are known at run time only, the sizes at hand say how the loops run, and each tuple of sizes how much of
-    them is an item.
+    lane_costs: the loops that vectors may go along, what `lanes` points side by side cost. ends: what combining the
+    lanes of its rows costs a row. scalar: what as many points cost one by one. tiles: pairs of a loop of lanes and the
+    one along which a load is contiguous instead.
     """
-    nest = graph.nest
-    if current_trace() is None or not is_symbolic(nest):
-        return _plan(graph, isa)
-    at_hand, element_ns = _chosen_plan(nest, isa)
-    loops = Nesting(nest.outer, nest.inner, nest.ordered, at_hand.order, at_hand.lane, at_hand.tile)
-    step = at_hand.lanes * at_hand.copies
-    block_size, items, item_ns = _amounts(loops, step, element_ns, at_hand.block)
-    return replace(at_hand, block_size=block_size, items=items, item_ns=item_ns)
+
+    nouter: int
+    lanes: int
+    lane_costs: tuple[tuple[int, float], ...]
+    ends: float
+    scalar: float
+    tiles: tuple[tuple[int, int], ...]
+    copies: int
+    sums: bool
+
+    def unit(self, way: Way) -> int:
+        """Elements that one chain of additions does not see, as they go to other lanes and copies."""
+        return self.lanes * way.copies if way.lane is not None and way.lane >= self.nouter else 1
+
+    def is_long(self, way: Way, sizes: Sequence[int]) -> bool:
+        """Whether sums are done in blocks."""
+        total = 1
+        for size in sizes[self.nouter :]:
+            total *= size
+        return self.sums and total // self.unit(way) > SHORT_CHAIN
 
 
-@chosen
-def _chosen_plan(nest: Nest, isa: Isa) -> tuple[Schedule, float]:
-    graph = Graph(nest)
-    made = _plan(graph, isa)
-    return made, _element_ns(graph, made.lane, made.lanes)
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Which text a nest has: see `Schedule`; `long`: whether its sums are done in blocks."""
+
+    lane: int | None
+    tile: int | None
+    copies: int
+    long: bool
 
 
-def _plan(graph: Graph, isa: Isa) -> Schedule:
+def traits(graph: Graph, isa: Isa) -> Traits:
+    """The traits of a nest for an instruction set."""
     nest = graph.nest
     lanes = lane_count(graph, isa)
-    lane = _lane_loop(graph, lanes)
-    if lane is None:
-        lanes = 1
+    n = len(nest.outer)
+    candidates = [n - 1] if nest.ordered and n else list(range(n))
+    if nest.inner and not graph.scans:
+        candidates.append(len(nest.sizes) - 1)
+    costs = tuple((loop, cost) for loop in candidates if (cost := _lane_cost(graph, loop, lanes)) is not None)
+    sums = any(isinstance(r.source, Reduce) and r.source.kind == "sum" and r.dtype.is_floating for r in graph.reduces)
+    scalar = 1.5 * lanes * _point_cost(graph)
+    ends = _ROW_END * len(graph.reduces) * lanes
+    return Traits(n, lanes, costs, ends, scalar, _tiles(graph, costs, lanes), _copies(graph, isa), sums)
+
+
+def best_way(found: Traits, sizes: Sequence[int]) -> Way:
+    """The cheapest way at sizes."""
+    lane = _lane_loop(found, sizes)
+    tile = _tile_loop(found, lane, sizes)
+    copies = 1
+    if lane is not None and tile is None:
+        copies = found.copies
+        while copies > 1 and sizes[lane] < copies * found.lanes:
+            copies //= 2
+    way = Way(lane, tile, copies, False)
+    return replace(way, long=found.is_long(way, sizes))
+
+
+def plan(graph: Graph, isa: Isa) -> Schedule:
+    """The schedule of a nest of known sizes for an instruction set."""
+    found = traits(graph, isa)
+    return scheduled(graph, isa, found, best_way(found, graph.nest.sizes))
+
+
+def scheduled(graph: Graph, isa: Isa, found: Traits, way: Way) -> Schedule:
+    """The schedule of a nest that runs in a way."""
+    nest, lane = graph.nest, way.lane
+    lanes = 1 if lane is None else found.lanes
     order = _outer_order(nest, lane)
-    tile = _tile_loop(graph, lane, lanes)
-    if tile is not None and lane is not None:
-        order = (*(k for k in order if k not in (tile, lane)), tile, lane)
-    copies = 1 if tile is not None else _copies(graph, lane, lanes, isa)
+    if way.tile is not None and lane is not None:
+        order = (*(k for k in order if k not in (way.tile, lane)), way.tile, lane)
     element_ns = _element_ns(graph, lane, lanes)
-    loops = Nesting(nest.outer, nest.inner, nest.ordered, order, lane, tile)
+    loops = Nesting(nest.outer, nest.inner, nest.ordered, order, lane, way.tile)
     block = _blocked_loop(loops, element_ns)
-    block_size, items, item_ns = _amounts(loops, lanes * copies, element_ns, block)
+    block_size, items, item_ns = _amounts(loops, lanes * way.copies, element_ns, block)
     masked = isa.name == "avx512" or (isa.name == "avx2" and _has_masks(graph, lane))
-    return Schedule(lane, lanes, copies, order, block, block_size, items, item_ns, masked, tile)
+    return Schedule(lane, lanes, way.copies, order, block, block_size, items, item_ns, masked, way.tile, way.long)
 
 
 def _has_masks(graph: Graph, lane: int | None) -> bool:
     """Whether every access along the lanes is one that AVX2 has a masked instruction for."""
     for index, dtype, _ in accesses(graph):
         step = 0 if lane is None else index.strides[lane]
-        if index.gathers or step not in (0, 1) or (step and dtype.itemsize < 4):
+        if index.gathers or not _is_level(step) or (is_one(step) and dtype.itemsize < 4):
             return False
     return True
 
@@ -118,19 +168,15 @@ def _has_masks(graph: Graph, lane: int | None) -> bool:
 # --- lanes
 
 
-def _lane_loop(graph: Graph, lanes: int) -> int | None:
-    nest = graph.nest
-    n = len(nest.outer)
-    candidates = [n - 1] if nest.ordered and n else list(range(n))
-    if nest.inner and not graph.scans:
-        candidates.append(len(nest.sizes) - 1)
+def _lane_loop(found: Traits, sizes: Sequence[int]) -> int | None:
     best: tuple[float, int] | None = None
-    for loop in candidates:
-        cost = _lane_cost(graph, loop, lanes)
-        if cost is not None and (best is None or cost <= best[0]):
-            best = (cost, loop)
-    scalar = 1.5 * lanes * _point_cost(graph)
-    return best[1] if best is not None and best[0] < scalar else None
+    for loop, cost in found.lane_costs:
+        size = sizes[loop]
+        used = size / (-(-size // found.lanes) * found.lanes)
+        whole = (cost + 1.0) / used + (found.ends / size if loop >= found.nouter else 0.0)
+        if best is None or whole <= best[0]:
+            best = (whole, loop)
+    return best[1] if best is not None and best[0] < found.scalar else None
 
 
 def _point_cost(graph: Graph) -> float:
@@ -154,21 +200,23 @@ def _lane_cost(graph: Graph, loop: int, lanes: int) -> float | None:
         positions = owner.positions if isinstance(owner, StoreValue) else owner.args[: len(index.gathers)]
         moves = any(p.loops & bit for p in positions)
         if isinstance(owner, StoreValue):
-            if moves or (owner.source.mode == "add" and nest.ordered and step == 0):
+            if moves or (owner.source.mode == "add" and nest.ordered and equals(step, 0)):
                 return None
-            if step == 0 and (not inner or owner.loops & bit):
+            if equals(step, 0) and (not inner or owner.loops & bit):
                 return None
-            cost += 1.0 if step in (0, 1) else _SCATTERED_STORE * lanes
-        elif step == 0 and not moves:
+            cost += 1.0 if _is_level(step) else _SCATTERED_STORE * lanes
+        elif equals(step, 0) and not moves:
             cost += 0.2
         elif is_short_step(step) and not moves:
             cost += 1.5 * step  # picked from vectors of neighbours
         else:
-            cost += 1.0 if step == 1 and not moves else _SCATTERED * lanes
-    size = nest.sizes[loop]
-    used = size / (-(-size // lanes) * lanes)
-    ends = _ROW_END * len(graph.reduces) * lanes / size if inner else 0.0
-    return (cost + 1.0) / used + ends
+            cost += 1.0 if is_one(step) and not moves else _SCATTERED * lanes
+    return cost
+
+
+def _is_level(step: int) -> bool:
+    """Whether lanes are neighbours, or at one place."""
+    return is_one(step) or equals(step, 0)
 
 
 def _outer_order(nest: Nest, lane: int | None) -> tuple[int, ...]:
@@ -179,17 +227,22 @@ def _outer_order(nest: Nest, lane: int | None) -> tuple[int, ...]:
     return tuple(outer)
 
 
-def _tile_loop(graph: Graph, lane: int | None, lanes: int) -> int | None:
-    """The loop of a pointwise nest along which a load is contiguous that is not along the lanes."""
-    nest = graph.nest
-    if lane is None or nest.inner or nest.ordered or lanes < 4 or nest.outer[lane] < lanes:
-        return None
+def _tiles(graph: Graph, lane_costs: Sequence[tuple[int, float]], lanes: int) -> tuple[tuple[int, int], ...]:
+    """The loops of a pointwise nest along which a load is contiguous that is not along the lanes."""
+    if graph.nest.inner or graph.nest.ordered or lanes < 4:
+        return ()
+    found = []
     for index, dtype, owner in accesses(graph):
-        if isinstance(owner, Value) and is_transposed(owner, lane) and dtype is not DType.BOOL:
-            loop = unit_loop(index.strides)
-            if loop is not None and nest.outer[loop] >= lanes:
-                return loop
-    return None
+        across = unit_loop(index.strides)
+        if isinstance(owner, Value) and across is not None and dtype is not DType.BOOL:
+            found += [(lane, across) for lane, _ in lane_costs if is_transposed(owner, lane)]
+    return tuple(found)
+
+
+def _tile_loop(found: Traits, lane: int | None, sizes: Sequence[int]) -> int | None:
+    if lane is None or sizes[lane] < found.lanes:
+        return None
+    return next((across for along, across in found.tiles if along == lane and sizes[across] >= found.lanes), None)
 
 
 def is_transposed(value: Value, lane: int, along: int | None = None) -> bool:
@@ -204,19 +257,14 @@ def is_transposed(value: Value, lane: int, along: int | None = None) -> bool:
     return along is None or unit == along
 
 
-def _copies(graph: Graph, lane: int | None, lanes: int, isa: Isa) -> int:
+def _copies(graph: Graph, isa: Isa) -> int:
     """Vectors in flight: several where operations are few, so that a sum's latency hides and loops cost little."""
-    if lane is None:
-        return 1
     work = _work(graph)
     copies = 4 if work <= 8 else (2 if work <= 40 else 1)
     if any(isinstance(r.source, Reduce) and r.source.kind.startswith("arg") for r in graph.reduces):
         copies = min(copies, 2)
     if len(graph.reduces) > 2 or isa.vector_registers < 32:
         copies = min(copies, 2)
-    size = graph.nest.sizes[lane]
-    while copies > 1 and size < copies * lanes:
-        copies //= 2
     return copies
 
 
@@ -229,7 +277,7 @@ def _element_ns(graph: Graph, lane: int | None, lanes: int) -> float:
     touched = 0.0
     for index, dtype, _ in accesses(graph):
         step = index.strides[lane] if lane is not None else 1
-        touched += dtype.itemsize * (1.0 if step in (0, 1) else 4.0)
+        touched += dtype.itemsize * (1.0 if _is_level(step) else 4.0)
     return 0.01 + 0.22 * work / lanes + touched / 80.0
 
 
@@ -254,8 +302,20 @@ class Nesting:
         return points
 
 
+def large(size: int) -> int:
+    """A large number that a size may be: itself if it is known."""
+    if type(size) is not Size:
+        return size
+    low, high = size.trace.bounds(size.poly)
+    return int(min(max(_LARGE, low), high))
+
+
 def _blocked_loop(loops: Nesting, element_ns: float) -> int:
-    """The position of the loop that is cut: the last one of which all turns are enough for an item."""
+    """The position of the loop that is cut: the last one of which all turns are enough for an item.
+
+    Sizes that are known at run time only are taken as large, so that large ones have items for many threads.
+    """
+    loops = replace(loops, outer=tuple(map(large, loops.outer)), inner=tuple(map(large, loops.inner)))
     if not loops.order or loops.ordered:
         return 0
     at = len(loops.order) - (1 if loops.tile is None else 2)  # a square is cut along neither side
@@ -288,7 +348,7 @@ def sum_blocks(chain: int) -> tuple[int, ...]:
 
     Two levels up to 1024, three beyond: eager's own cascade is as good.
     """
-    if chain <= 2 * _BLOCK_SHARE:
+    if chain <= SHORT_CHAIN:
         return ()
     if chain <= _BLOCK_SHARE**2:
         return (_power_of_two(chain**0.5),)
@@ -304,7 +364,7 @@ def block_lengths(size: int, width: int) -> tuple[int, ...]:
     """
     if not is_symbolic(size):
         return tuple(length * width for length in sum_blocks(size // width))
-    if at_most(size // width, 2 * _BLOCK_SHARE):
+    if at_most(size // width, SHORT_CHAIN):
         return ()
     whole, part = _two_lengths(size, width)
     return (part,) if at_most(size // width, _BLOCK_SHARE**2) else (whole, part)

@@ -28,7 +28,7 @@ from smelt.codegen.kernels.evaluate import evaluate_nest
 from smelt.codegen.kernels.nest import Nest, Op, expressions, walk
 from smelt.codegen.llvm.isa import Isa, host_isa
 from smelt.codegen.llvm.lanes import BOOL_RESULTS, is_supported
-from smelt.codegen.llvm.nest_ir import emit_nest
+from smelt.codegen.llvm.nest_ir import emit_nests
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.generic import ANY_LAYOUT
@@ -155,7 +155,7 @@ class Nests:
 
         try:
             built = build(group.roots, self.facts.inside(group.nodes), RULES, where, into)
-            emitted = [(stage, emit_nest(stage.nest, self._isa)) for stage in stages(built.nest)]
+            emitted = [(s, k) for s in stages(built.nest) for k in emit_nests(s.nest, self._isa)]
         except (Unfusible, InternalError) as why:
             self.decisions += (Decision(_names(group.nodes), False, str(why)),)
             return False
@@ -172,7 +172,7 @@ class Nests:
                 buffers,
                 kernel.words,
                 items=kernel.items,
-                eager=replay if len(emitted) == 1 else Evaluated(stage.nest),
+                eager=replay if all(s is stage for s, _ in emitted) else Evaluated(stage.nest),
                 writes=stage.nest.writes,
                 item_ns=kernel.item_ns,
                 scratch_nbytes=kernel.scratch_nbytes,
