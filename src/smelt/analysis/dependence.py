@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from smelt.ir import Graph, Region, Value, values_in
+from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.effects import effects
 
 Dependence: TypeAlias = Literal["constant", "state", "call"]
@@ -37,6 +38,9 @@ def _region(region: Region, found: dict[Value, Dependence], written: set[Value])
         effect = effects(node)
         inside = [v for r in node.regions for arg in r.yields for v in values_in(arg)]
         if not effect.is_reproducible or written.intersection((*node.operands(), *node.results)):
+            level = "call"
+        if current_trace() is not None and is_symbolic((node.args, tuple(node.kwargs.values()))):
+            # A size of the call's inputs is an argument.
             level = "call"
         for value in (*node.operands(), *inside):
             if _RANK[found.get(value, "call")] > _RANK[level]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from smelt.analysis.aliases import Aliases, is_external
 from smelt.ir import Node, Region, TensorType, Value, values_in
+from smelt.ir.sizes import value as at_hand
 
 
 def last_uses(region: Region) -> dict[Value, Node | Region]:
@@ -60,6 +61,6 @@ def live_bytes(region: Region, aliases: Aliases) -> list[int]:
 
 
 def nbytes(value: Value) -> int:
-    """Bytes of a tensor of static type, 0 for anything else."""
+    """Bytes of a tensor of static type, 0 for anything else; of one with sizes of a trace at the sizes at hand."""
     type_ = value.type
-    return type_.nbytes if isinstance(type_, TensorType) and type_.is_static else 0
+    return at_hand(type_.nbytes) if isinstance(type_, TensorType) and type_.is_static else 0

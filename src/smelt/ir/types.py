@@ -31,6 +31,11 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def _are_same(a: tuple[Dim, ...] | None, b: tuple[Dim, ...] | None) -> bool:
+    """Whether sizes are the same expressions; those that agree at some sizes only are not, and their hash tells so."""
+    return a is b or (hash(a) == hash(b) and a == b)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """A tensor: element type, sizes (None: unknown rank), strides (None: row-major), device, layout.
@@ -45,6 +50,20 @@ class TensorType:
     device: str = "cpu"
     layout: str = "strided"
 
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is not TensorType:
+            return NotImplemented
+        if self is other:
+            return True
+        assert isinstance(other, TensorType)
+        return (
+            self.dtype is other.dtype
+            and _are_same(self.shape, other.shape)
+            and _are_same(self.strides, other.strides)
+            and self.device == other.device
+            and self.layout == other.layout
+        )
+
     @staticmethod
     def of(
         dtype: DType,
@@ -56,7 +75,7 @@ class TensorType:
         """A static tensor type; strides equal to row-major ones are dropped."""
         sizes = tuple(s if type(s) is Size else int(s) for s in shape)
         steps = None if strides is None else tuple(s if type(s) is Size else int(s) for s in strides)
-        if steps is not None and steps == contiguous_strides(sizes):
+        if steps is not None and _are_same(steps, contiguous_strides(sizes)):
             steps = None
         return TensorType(dtype, sizes, steps, device, layout)
 

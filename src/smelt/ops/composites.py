@@ -16,6 +16,7 @@ import torch
 from smelt._torch.dispatch_mode import AVAILABLE, intercepting
 from smelt.diag import InternalError
 from smelt.ir import Arg, TensorType, Value
+from smelt.ir.sizes import is_symbolic
 from smelt.ops.convert import dummy_of, from_torch, to_torch
 from smelt.ops.record import Call, Emitter, Lowering
 from smelt.ops.registry import overload, schema_of
@@ -60,6 +61,9 @@ class _Walk:
         """An argument of the composite, for torch."""
         if isinstance(arg, Value):
             if not isinstance(arg.type, TensorType) or not arg.type.is_static or arg.type.device != "cpu":
+                raise _CannotFollow
+            if is_symbolic((arg.type.shape, arg.type.strides)):
+                # torch's code takes numbers.
                 raise _CannotFollow
             if arg not in self.started:
                 self.started[arg] = dummy_of(arg.type)

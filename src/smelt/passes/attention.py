@@ -19,16 +19,17 @@ must do so with -inf, or a number that swallows every finite score.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
 
 from smelt._torch.products import attention_is_flash
-from smelt.ir import Arg, Device, DType, Graph, MemoryFormat, Node, TensorType, Value
+from smelt.ir import Arg, Device, DType, Graph, MemoryFormat, Node, TensorType, Type, Value
 from smelt.ops.convert import dummy_of
 from smelt.ops.effects import alias_of
 from smelt.ops.lowering import GraphEmitter
+from smelt.ops.shapes.points import at_points
 from smelt.passes.attention_guard import ATTENTION, guard
 from smelt.passes.attention_heads import shared_heads
 from smelt.passes.attention_match import Mask, Spelled, find
@@ -204,12 +205,18 @@ def _is_one_kernel(
     if any(t is None or t.dtype is not kind.dtype or t.sizes[0] != kind.sizes[0] for t in types):
         return False
     is_shared = _sizes(key)[1] < _sizes(query)[1]
-    q, k, v = (dummy_of(t) for t in types if t is not None)
+    mask_type = static_tensor(mask)
+    shapes = [t for t in (*types, mask_type) if t is not None]
+    return all(_runs_flash(tried, is_causal, scale, is_shared) for tried in at_points(shapes))
+
+
+def _runs_flash(types: Sequence[Type], is_causal: bool, scale: float | None, is_shared: bool) -> bool:
+    """Whether eager runs its flash kernel for query, key, value and mask of these types."""
+    q, k, v, *masks = (dummy_of(t) for t in types if isinstance(t, TensorType))
     if torch.empty_like(q, device="meta").stride(-1) != 1:
         # The kernel lays its result as the query lies, and writes rows: wrong where a query's elements share places.
         return False
-    mask_type = static_tensor(mask)
-    bias = None if mask_type is None else dummy_of(mask_type)
+    bias = masks[0] if masks else None
     return attention_is_flash(q, k, v, bias, is_causal=is_causal, scale=scale, enable_gqa=is_shared)
 
 

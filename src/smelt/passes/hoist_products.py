@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value
+from smelt.ir.sizes import value as at_hand
 from smelt.ops.typing import infer
 from smelt.passes.base import Pass, PassContext, call_of, emitter, erase_dead
 from smelt.passes.layouts import escapes, plan_layouts, set_layouts
@@ -81,7 +82,7 @@ def _piece(node: Node) -> _Piece | None:
         return None
     if dim % len(all_.sizes) == len(all_.sizes) - 1 or not kind.numel or escapes(node.result):
         return None
-    rows = kind.numel // kind.sizes[-1]
+    rows = at_hand(kind.numel // kind.sizes[-1])
     return _Piece(node, view, whole, rows) if rows <= _MOST_ROWS else None
 
 
@@ -101,7 +102,7 @@ def _pays(members: Sequence[_Piece]) -> bool:
         return False
     kind = static_tensor(members[0].whole)
     assert kind is not None
-    return sum(p.rows for p in members) >= _LEAST_SHARE * kind.numel // kind.sizes[-1]
+    return sum(p.rows for p in members) >= _LEAST_SHARE * at_hand(kind.numel) // at_hand(kind.sizes[-1])
 
 
 def _hoist(rewriter: Rewriter, members: Sequence[_Piece]) -> None:

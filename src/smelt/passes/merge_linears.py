@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from smelt.analysis import dependence, is_static
 from smelt.analysis.dependence import Dependence
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value
+from smelt.ir.sizes import value as at_hand
 from smelt.passes.base import Pass, PassContext, call_of, emitter
 from smelt.passes.layouts import plan_layouts, set_layouts
 from smelt.passes.matching import FLOATS, Disturbances, is_autocast, static_tensor
@@ -91,7 +92,7 @@ def _pays(members: list[_Linear], context: PassContext) -> bool:
     kind = static_tensor(members[0].x)
     assert kind is not None
     k = kind.sizes[-1]
-    return context.merging_pays(kind.numel // k, [m.columns for m in members], k, kind.dtype)
+    return context.merging_pays(at_hand(kind.numel // k), [m.columns for m in members], at_hand(k), kind.dtype)
 
 
 def _part_type(member: _Linear, total: int) -> TensorType:

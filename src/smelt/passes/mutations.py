@@ -159,6 +159,8 @@ def holds(type_: object) -> bool:
         return all(holds(t) for t in type_.elements)
     if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
         return False
+    if type_.strides is None:
+        return True
     # From the innermost dimension out, each step must pass over all that the ones before it reach.
     reach = 0
     for step, size in sorted((t, n) for n, t in zip(type_.sizes, type_.steps, strict=True) if n != 1):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from smelt.ir import ListType, TensorType, TupleType, Type
 from smelt.ir import size_terms as terms
 from smelt.ir.size_trace import INFINITY, Symbol, Trace
-from smelt.ir.sizes import Evaluation, Size
+from smelt.ir.sizes import Evaluation, Size, current_trace
 
 # Sizes that tell symbols apart: each symbol takes every so many-th.
 _PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
@@ -37,6 +38,38 @@ def points(trace: Trace) -> list[Evaluation]:
     if tuple(small.values()) not in known and all(map(point.holds, trace.guards)):
         found.append(point)
     return found
+
+
+def type_at(type_: Type, at: Evaluation) -> Type:
+    """A type with integers in place of the sizes of a trace."""
+    match type_:
+        case TensorType():
+            shape = None if type_.shape is None else tuple(map(at, type_.shape))
+            if shape is None or not all(type(n) is int for n in shape):
+                return type_
+            strides = None if type_.strides is None else tuple(map(at, type_.strides))
+            return TensorType.of(type_.dtype, shape, strides, type_.device, type_.layout)
+        case TupleType(elements=elements):
+            return TupleType(tuple(type_at(t, at) for t in elements))
+        case ListType(element=element):
+            return ListType(type_at(element, at))
+    return type_
+
+
+def at_points(types: Sequence[Type]) -> Iterator[list[Type]]:
+    """Types with integers in place of sizes: for each of some sizes that these may have; once where all are static."""
+    trace = current_trace()
+    if trace is None or not any(map(_has_sizes, types)):
+        yield list(types)
+        return
+    for at in points(trace):
+        yield [type_at(type_, at) for type_ in types]
+
+
+def _has_sizes(type_: Type) -> bool:
+    return isinstance(type_, TensorType) and any(
+        type(d) is Size for d in (*(type_.shape or ()), *(type_.strides or ()))
+    )
 
 
 def _choices(trace: Trace, names: list[str]) -> Iterator[dict[str, int]]:

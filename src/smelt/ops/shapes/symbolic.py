@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, TypeAlias
 
-from smelt.ir import Arg, DType, ListType, TensorType, TupleType, Type, Value, values_in
+from smelt.ir import Arg, DType, TensorType, TupleType, Type, Value, values_in
 from smelt.ir.size_trace import Trace
 from smelt.ir.sizes import Evaluation, Size, equals
 from smelt.ops.catalogue import record_of
 from smelt.ops.registry import arguments_of, schema_of, tags_of
-from smelt.ops.shapes.points import points
+from smelt.ops.shapes.points import points, type_at
 from smelt.ops.shapes.pointwise import pointwise_strides
 from smelt.ops.shapes.results import result_sizes
 from smelt.ops.shapes.views import VIEW_RULES, Layout, row_major, view_layouts
@@ -177,7 +177,7 @@ def _trials(
                 op,
                 tuple(_at(a, at) for a in args),
                 {k: _at(a, at) for k, a in kwargs.items()},
-                lambda v, at=at: _type_at(type_of(v), at),  # type: ignore[misc]
+                lambda v, at=at: type_at(type_of(v), at),  # type: ignore[misc]
             )
         except Exception as error:
             # Any error of torch; at other sizes than those at hand a call may well be refused.
@@ -194,21 +194,6 @@ def _at(arg: Arg, at: Evaluation) -> Arg:
     if isinstance(arg, tuple):
         return tuple(_at(item, at) for item in arg)
     return at(arg) if type(arg) is Size else arg
-
-
-def _type_at(type_: Type, at: Evaluation) -> Type:
-    match type_:
-        case TensorType():
-            shape = None if type_.shape is None else tuple(map(at, type_.shape))
-            if shape is None or not all(type(n) is int for n in shape):
-                return type_
-            strides = None if type_.strides is None else tuple(map(at, type_.strides))
-            return TensorType.of(type_.dtype, shape, strides, type_.device, type_.layout)
-        case TupleType(elements=elements):
-            return TupleType(tuple(_type_at(t, at) for t in elements))
-        case ListType(element=element):
-            return ListType(_type_at(element, at))
-    return type_
 
 
 # --- what all trials share
