@@ -16,6 +16,7 @@ from smelt.codegen.lower.plain import is_plain
 from smelt.codegen.lower.result import Lookup, StateName
 from smelt.diag import SmeltError
 from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
+from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.convert import bind, dummy_of, type_of
 from smelt.ops.effects import alias_of, effects, is_pure
 from smelt.ops.evaluate import constant
@@ -75,6 +76,9 @@ class Statics:
             return False
         if node.parent is not self.graph.body and effects(node).may_throw:
             # It may never run.
+            return False
+        if current_trace() is not None and is_symbolic((node.args, tuple(node.kwargs.values()), value.type)):
+            # Made for sizes that come with each call.
             return False
         if node.op in _TYPE_ONLY:
             return True
