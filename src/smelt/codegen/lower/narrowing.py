@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from smelt._torch.precision import multiplies_bf16
 from smelt.codegen.lower.measure import CHOICES, Timing, time_candidates
 from smelt.diag import Options
 from smelt.ir import Node, TensorType
+from smelt.ir.sizes import chosen
 
 # Below this many multiply-adds the fixed cost of a library call outweighs any gain.
 MIN_WORK = 1 << 20
@@ -32,56 +34,56 @@ _TIMED_BATCHES = 16
 _MARGIN = 0.95
 
 Run = Callable[[], object]
+Sizes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 def narrowing_pays(node: Node, options: Options) -> bool:
-    """Whether an f32 product (linear, batched product, attention, convolution) runs faster in bf16, casts included."""
-    sizes = _sizes(node)
-    if sizes is None or _work(node, sizes) < MIN_WORK or not multiplies_bf16():
+    """Whether an f32 product (linear, batched product, attention, convolution) runs faster in bf16, casts included.
+
+    Of sizes that are known at run time only, those at hand say.
+    """
+    sizes, result = _sizes(node), node.result.type
+    assert isinstance(result, TensorType)
+    return sizes is not None and _pays(node.op.split(".")[1], sizes, result.numel, options)
+
+
+@chosen
+def _pays(kind: str, sizes: Sizes, results: int, options: Options) -> bool:
+    work = _work(kind, sizes, results)
+    if work < MIN_WORK or not multiplies_bf16():
         return False
-    match _kind(node):
+    # The gain is more than a cast of the input and one of the result.
+    outweighs_casts = work * _GAIN_NS > (prod(sizes[0]) + results) * _CAST_NS + _CALLS_NS
+    match kind:
         case "linear":
-            return mkldnn.has_linear() and sizes[1][-1] >= MIN_TERMS and _outweighs_casts(node, sizes)
+            return mkldnn.has_linear() and sizes[1][-1] >= MIN_TERMS and outweighs_casts
         case "conv2d":
-            return mkldnn.has_convolution() and prod(sizes[1][1:]) >= MIN_TERMS and _outweighs_casts(node, sizes)
+            return mkldnn.has_convolution() and prod(sizes[1][1:]) >= MIN_TERMS and outweighs_casts
     if options.deterministic or not options.measure or options.numerics == "eager-library":
         return False
-    key = ("narrow", _kind(node), sizes, torch.get_num_threads())
-    best = {t.name: t.latency_us for t in CHOICES.timings(key, lambda: _time(_kind(node), sizes))}
+    key = ("narrow", kind, sizes, torch.get_num_threads())
+    best = {t.name: t.latency_us for t in CHOICES.timings(key, lambda: _time(kind, sizes))}
     return bool(best) and best["bf16"] < _MARGIN * best["f32"]
 
 
-def _outweighs_casts(node: Node, sizes: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether the gain is more than a cast of the input and one of the result."""
-    assert isinstance(node.result.type, TensorType)
-    elements = prod(sizes[0]) + node.result.type.numel
-    return _work(node, sizes) * _GAIN_NS > elements * _CAST_NS + _CALLS_NS
-
-
-def _kind(node: Node) -> str:
-    return node.op.split(".")[1]
-
-
-def _sizes(node: Node) -> tuple[tuple[int, ...], ...] | None:
+def _sizes(node: Node) -> Sizes | None:
     """The sizes of the tensor operands (bias and mask included, in order)."""
     types = [v.type for v in node.operands()]
     found = [t.sizes for t in types if isinstance(t, TensorType) and t.is_static]
     return tuple(found) if len(found) == len(types) and len(found) >= 2 else None
 
 
-def _work(node: Node, sizes: tuple[tuple[int, ...], ...]) -> int:
+def _work(kind: str, sizes: Sizes, results: int) -> int:
     """Multiply-adds of the product."""
-    result = node.result.type
-    assert isinstance(result, TensorType)
-    match _kind(node):
+    match kind:
         case "conv2d":
-            return result.numel * prod(sizes[1][1:])
+            return results * prod(sizes[1][1:])
         case "scaled_dot_product_attention":
             return 2 * prod(sizes[0]) * sizes[1][-2]
-    return result.numel * sizes[0][-1]
+    return results * sizes[0][-1]
 
 
-def _time(kind: str, sizes: tuple[tuple[int, ...], ...]) -> tuple[Timing, ...]:
+def _time(kind: str, sizes: Sizes) -> tuple[Timing, ...]:
     with torch.no_grad():
         if kind == "scaled_dot_product_attention":
             is_shared = sizes[0][-3:-2] != sizes[1][-3:-2]
