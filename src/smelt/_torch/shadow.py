@@ -19,6 +19,7 @@ try:
 except ImportError:  # pragma: no cover - another torch
     FakeTensor = FakeTensorMode = None
 
+_EnablePythonDispatcher: Any = getattr(torch._C, "_EnablePythonDispatcher", None)
 SymInt, SymFloat, SymBool = torch.SymInt, torch.SymFloat, torch.SymBool
 
 
@@ -59,7 +60,7 @@ class Shadows:
         """
         made = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
         try:
-            return FakeTensor(self._mode, made, device)  # type: ignore[no-any-return]
+            return FakeTensor(self._mode, made, device)
         except TypeError:  # pragma: no cover - another torch
             return None
 
@@ -72,6 +73,21 @@ class Shadows:
                 yield
         finally:
             self._log.disabled = was_disabled
+
+
+def wants_numbers(error: Exception) -> bool:
+    """Whether an operator of C's refused symbolic sizes that torch's Python kernels take."""
+    return _EnablePythonDispatcher is not None and "only concrete integers" in str(error)
+
+
+@contextlib.contextmanager
+def pythons_kernels() -> Iterator[None]:
+    """Operators run by torch's Python kernels where it has any, inside of `Shadows.running`."""
+    guard = _EnablePythonDispatcher()
+    try:
+        yield
+    finally:
+        del guard
 
 
 def is_shadow(tensor: Any) -> bool:

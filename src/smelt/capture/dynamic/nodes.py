@@ -86,6 +86,11 @@ class SizeNode:
     def expr(self) -> SizeNode:
         return self
 
+    @property
+    def free_symbols(self) -> frozenset[Any]:
+        # torch looks for its own symbols, of which nothing is known.
+        return frozenset()
+
     def clone(self) -> SizeNode:
         return self
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from smelt.capture.dynamic.parts import Computed, Expr, decided_by_parts
 from smelt.ir import size_terms as terms
 from smelt.ir.size_numbers import Size, SizeFloat
 from smelt.ir.size_terms import Poly
@@ -18,18 +19,6 @@ from smelt.ops.python_ops import python_op
 
 Number = Any
 """Size | SizeFloat | int | float | bool."""
-Expr = Any
-"""Poly or FloatExpr; told apart by `is_float` beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """The result of one of Python's operators on numbers, which no polynomial says."""
-
-    op: str
-    operands: tuple[Expr, ...]
-    are_float: tuple[bool, ...]
-    literals: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)
@@ -67,7 +56,8 @@ class CaptureTrace(Trace):
         p = self.resolved(p)
         key = (operator, p)
         if key not in self._decided:
-            self._decided[key] = super(CaptureTrace, self).decide(operator, p)
+            found = super(CaptureTrace, self).decide(operator, p)
+            self._decided[key] = decided_by_parts(self, operator, p) if found is None else found
         return self._decided[key]
 
     def compare_floats(
@@ -85,6 +75,31 @@ class CaptureTrace(Trace):
         if number.expr[0] == "atom":
             self.known_floats[number.expr[1]] = number.value
         return number.value
+
+    def mark(self) -> Any:
+        """What `back` takes."""
+        learnt = (self._forms, self._unequal, self._taken, self.known, self.known_floats)
+        return len(self.guards), list(self.ranges), [type(x)(x) for x in learnt]
+
+    def fixed_since(self, mark: Any, until: Any = None) -> int:
+        """How many symbols have got one value since a mark (until another)."""
+        known = self.known if until is None else until[2][3]
+        return sum(terms.is_constant(p) for index, p in known.items() if index not in mark[2][3])
+
+    def back(self, mark: Any) -> None:
+        """Forget all guards and atoms since a mark, and what followed from them; nobody may hold such an atom."""
+        count, ranges, learnt = mark
+        del self.guards[count:], self.sites[count:]
+        for meaning in self.atoms[len(ranges) :]:
+            del self._ids[meaning]
+        del self.atoms[len(ranges) :], self.values[len(ranges) :]
+        self.ranges[:] = ranges
+        self._texts.clear()
+        # Copies again: a mark may be gone back to twice.
+        self._forms, self._unequal, self._taken, self.known, self.known_floats = [type(x)(x) for x in learnt]
+        self._answers.clear()
+        self._decided.clear()
+        self._resolved.clear()
 
     # --- equalities --------------------------------------------------------------------------------------------------
 

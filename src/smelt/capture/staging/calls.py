@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from smelt.capture.dynamic.arithmetic import at_hand
+from smelt.capture.dynamic.values import called, computed, is_sized, number_of
 from smelt.capture.staging.branches import condition
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import Count, StagedRange, StagedSequence, Zipped, sequence_of
@@ -32,12 +34,14 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
     is_math = getattr(fn, "__module__", None) == "math" and getattr(math, name, None) is fn
     if is_math and any(_is_data(session, a) for a in args):
         return session.emit("py.call", f"math.{name}", *[_number(session, a) for a in args])
+    if is_math and any(map(is_sized, args)):
+        return called(f"math.{name}", *args)
     if (fn is operator.is_ or fn is operator.is_not) and len(args) == 2:
         return runtime.compare(0, args[0], ("is" if fn is operator.is_ else "is not", lambda: args[1]))
-    if args and _holds_staged(args[0]):
+    if args and (_holds_staged(args[0]) or _holds_sized(args[0])):
         if any(fn is known for known in (torch.tensor, torch.as_tensor, torch.scalar_tensor)):
             return _tensor(session, args[0], **kwargs)
-        if name == "join" and isinstance(getattr(fn, "__self__", None), str):
+        if name == "join" and _holds_staged(args[0]) and isinstance(getattr(fn, "__self__", None), str):
             return session.emit("py.call", "str.join", fn.__self__, args[0])
     if getattr(fn, "__name__", "") in ("append", "extend", "insert") and isinstance(
         getattr(fn, "__self__", None), StagedObject
@@ -56,6 +60,10 @@ def _is_data(session: Any, value: Any) -> bool:
 
 def _holds_staged(value: Any) -> bool:
     return is_staged(value) or (isinstance(value, (list, tuple)) and any(map(_holds_staged, value)))
+
+
+def _holds_sized(value: Any) -> bool:
+    return is_sized(value) or (isinstance(value, (list, tuple)) and any(map(_holds_sized, value)))
 
 
 def _holds_data(session: Any, value: Any) -> bool:
@@ -96,7 +104,7 @@ def _tensor(session: Any, data: Any, dtype: Any = None, device: Any = None, requ
     if isinstance(data, StagedObject):
         session.cannot(f"a tensor is made of a staged {slot_of(data).type}")
     plain: dict[type, Any] = {bool: BOOL, int: INT, float: FLOAT}
-    kind: Any = slot_of(data).type if is_staged(data) else plain.get(type(data))
+    kind: Any = slot_of(data).type if is_staged(data) else plain.get(type(at_hand(number_of(data))))
     found = {BOOL: torch.bool, INT: torch.int64, FLOAT: torch.get_default_dtype()}.get(kind)
     if requires_grad or found is None:
         session.cannot("a tensor is made of a staged value")
@@ -131,6 +139,8 @@ def _len(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, An
 def _conversion(kind: type) -> Callable[..., Any]:
     def convert(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args or kwargs or not any(_is_data(session, a) for a in args):
+            if len(args) == 1 and not kwargs and is_sized(args[0]) and kind in (int, float):
+                return computed(f"py.{kind.__name__}", args[0])
             return kind(*args, **kwargs)
         if kind is bool:
             return runtime.truth(0, args[0])
@@ -153,7 +163,7 @@ def _repr(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _range(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not any(_is_data(session, a) for a in args):
+    if not any(_is_data(session, a) or is_sized(a) for a in args):
         return range(*args, **kwargs)
     bounds = [_number(session, a) for a in args]
     if len(bounds) == 1:
@@ -219,6 +229,8 @@ def _type(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, A
     (value,) = args
     if isinstance(value, torch.Tensor) and session.recorder.slot_of(value).kind != "unknown":
         return torch.Tensor if type(value).__name__ == "FakeTensor" else type(value)
+    if is_sized(value):
+        return type(at_hand(number_of(value)))
     return _CLASSES.get(slot_of(value).type, type(value)) if is_staged(value) else type(value)
 
 

@@ -193,10 +193,10 @@ def _setitem(original: Any) -> Any:
             original(self, key, value)
             return
         view, rest = _basic(session, self, key)
-        if is_staged(value) or is_sized(value):
+        if is_staged(value):
             value = torch.scalar_tensor(value, dtype=view.dtype)
         if rest is not None:
-            original(view, rest, value)
+            original(view, rest, torch.scalar_tensor(value, dtype=view.dtype) if is_sized(value) else value)
         elif isinstance(value, torch.Tensor):
             view.copy_(value.expand(view.shape) if value.dim() <= view.dim() else value.reshape(view.shape))
         else:

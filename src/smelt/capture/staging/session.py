@@ -66,6 +66,7 @@ _NUMBERS = (bool, int, float, complex)
 # What a function calls that, converted, leaves a size free where Python's own wants its value.
 _ASKING = frozenset((
     "range", "len", "int", "float", "math", "sqrt", "ceil", "floor", "log", "log2", "enumerate", "zip", "exp",
+    "tensor", "as_tensor", "divmod", "sum",
 ))  # fmt: skip
 _STATEMENTS = ("py.raise", "py.assert", "py.print")
 

@@ -11,6 +11,7 @@ Invariant: no operator that depends on data computes, and none writes to a tenso
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from smelt._torch.dispatch import unseen
 from smelt._torch.record_patches import is_plain_tensor_type
-from smelt._torch.shadow import Shadows
+from smelt._torch.shadow import Shadows, pythons_kernels, wants_numbers
 from smelt.capture.dynamic.dims import dim_of, row_major
 from smelt.capture.dynamic.rules import by_rule, has_rule
 from smelt.capture.dynamic.values import for_torch, is_sized
@@ -99,6 +100,9 @@ class ShadowRecorder(Recorder):
     def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(overload)
         self.session.check_time()
+        if self.session.size_trace is not None and _takes_all(info.name, args):
+            # Of a known size torch's indexing passes over it.
+            return args[0]
         operands: list[Slot] = []
         noted = [self._encode(arg, operands) for arg in args]
         named = {k: self._encode(v, operands) for k, v in kwargs.items()}
@@ -210,7 +214,7 @@ class ShadowRecorder(Recorder):
                     continue
                 with self.shadows.running():
                     if rule is None or numbers is None:
-                        result = overload(*own_args, **own_kwargs)
+                        result = self._on_shadows(overload, own_args, own_kwargs)
                     else:
                         result = rule(overload, own_args, own_kwargs, numbers[world], self._make)
             except _DeadWorldError:
@@ -228,6 +232,33 @@ class ShadowRecorder(Recorder):
         if varied and sum(r is not DEAD for r in results[1:]) == 0:
             results[1:] = [DEAD] * (WORLDS - 1)
         return results
+
+    def _on_shadows(self, overload: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if self.session.size_trace is None:
+            return overload(*args, **kwargs)
+        trace = self.session.size_trace
+        before = trace.mark()
+        try:
+            found = overload(*args, **kwargs)
+            if trace.fixed_since(before) == 0:
+                return found
+        except RuntimeError as error:
+            if not wants_numbers(error):
+                raise
+            found = None
+        first = trace.mark()
+        trace.back(before)
+        try:
+            with pythons_kernels():
+                other = overload(*args, **kwargs)
+        except Exception:
+            if found is None:
+                raise
+            other = None
+        if found is not None and (other is None or trace.fixed_since(before) >= trace.fixed_since(before, first)):
+            trace.back(before)
+            return overload(*args, **kwargs)
+        return other
 
     def _by_rule(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if self.session.size_trace is None or not has_rule(info.name):
@@ -292,6 +323,11 @@ class ShadowRecorder(Recorder):
             with self.shadows.running():
                 return overload(*[self.in_world(a, 0) for a in args], **kwargs)
         session.cannot(f"{info.name} gives Python what depends on data")
+
+
+def _takes_all(name: str, args: Sequence[Any]) -> bool:
+    """Whether a slice is of the whole."""
+    return name == "aten.slice.Tensor" and tuple(args[2:]) in ((0, sys.maxsize), (0, sys.maxsize, 1))
 
 
 class _DeadWorldError(Exception):

@@ -26,8 +26,9 @@ from smelt._torch.record_modes import modes
 from smelt.capture.captured import Captured, State, _input_names, _name_of, _returned
 from smelt.capture.convert.runtime import installed
 from smelt.capture.detector import detecting
+from smelt.capture.dynamic.agreement import disagreement
 from smelt.capture.dynamic.inputs import Symbols, held_memory, make_symbols
-from smelt.capture.dynamic.spec import Spec
+from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import is_sized, plain
 from smelt.capture.recorder import Slot
@@ -49,6 +50,7 @@ from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.capture.staging.watch import Watch
 from smelt.capture.tree import ConstantLeaf, Flattener, Tree, hidden_tensors, is_lazy, leaves
 from smelt.diag import CaptureError, InternalError, SmeltError
+from smelt.ir import Graph
 
 _MOST_RUNS = 64
 # The budget of all runs: some, and for each operator of the native run about 20 times what it takes to record it.
@@ -190,6 +192,18 @@ class _Run:
         trace = CaptureTrace(site=session.site)
         return make_symbols(self.dynamic, arguments, session.recorder.shadows, trace, held)
 
+    def _facts(self, symbols: Symbols, graph: Graph) -> SizeFacts:
+        """What the run found out of its symbols. Raises: CannotStage where it went another way than the native run."""
+        hints = {name: origin.hint for name, origin in symbols.origins.items()}
+        other = "" if self.native.graph is None else disagreement(self.native.graph, graph, hints)
+        if other:
+            raise CannotStage(
+                f"with sizes as symbols the program went another way: {other}",
+                "it tells a size that is a symbol from a plain int",
+                None,
+            )
+        return symbols.facts()
+
     def _program(self, session: Session) -> Outcome:
         session.base_frame = sys._getframe()
         try:
@@ -231,12 +245,13 @@ class _Run:
             graph = StagedBuilder(self.title, recorder, self.caller, symbols).build(names, slots)
         except CaptureError as error:
             return self.failed(error)
+        facts = None if symbols is None else self._facts(symbols, graph)
         state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
         shared = entangled(graph, arguments.tensors, state.lookup)
         return Captured(
             self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,
             self.roots, {}, shared, _returned(flattener.tensors, given.tensors, state),
-            None if symbols is None else symbols.facts(),
+            facts,
         )  # fmt: skip
 
 

@@ -1,0 +1,102 @@
+"""Whether a run with symbols did what the native run did: the same operators on the same values, in the same order.
+
+A size that is no plain int can be told from one (`type(n) is int`, `n is other`), and the program may then go another
+way without any question that leaves a guard. Where neither run has control flow of its own the graphs must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from smelt.ir import Dim, Graph, Node, ScalarType, TensorType, TupleType, Type, UnknownDim, Value
+from smelt.ir.dims import size_of
+
+_STATE = frozenset(("param", "buffer", "captured", "const"))
+_NUMBERS = ("py.", "aten.sym_")
+# A number in the place of a tensor of one element, as torch makes them where it knows the number.
+_SAME = {"aten.fill_.Scalar": "aten.fill_.Tensor"}
+
+
+def disagreement(native: Graph, symbolic: Graph, hints: Mapping[str, int | float]) -> str:
+    """The first operator that differs, or ""."""
+    if not (_is_straight(native) and _is_straight(symbolic)):
+        return ""
+    ours, theirs = list(_operators(native)), list(_operators(symbolic))
+    if any(node.op == "aten.scalar_tensor.default" for node in theirs) and len(ours) != len(theirs):
+        # Tensors are made of sizes, one by one, where the native run made them of a list.
+        return ""
+    numbers = _Numbers()
+    for a, b in zip(symbolic.inputs, native.inputs, strict=False):
+        numbers.pair(b, a)
+    for one, other in zip(ours, theirs, strict=False):
+        if _SAME.get(other.op, other.op) != one.op:
+            return f"{other.op}, where {one.op} was called"
+        if other.op == one.op and not (
+            numbers.agree(one.args, other.args)
+            and numbers.agree(tuple(one.kwargs.items()), tuple(other.kwargs.items()))
+        ):
+            return f"{other.op} with other arguments"
+        for value, found in zip(one.results, other.results, strict=True):
+            if not _fits(value.type, found.type, hints):
+                return f"{other.op} gives {found.type}, where it gave {value.type}"
+            numbers.pair(value, found)
+    return "" if len(ours) == len(theirs) else f"{len(theirs)} operators, where {len(ours)} were called"
+
+
+def _is_straight(graph: Graph) -> bool:
+    return not any(node.regions or node.op == "expect" or node.op in ("py.raise", "py.assert") for node in graph.walk())
+
+
+def _operators(graph: Graph) -> Iterator[Node]:
+    for node in graph.walk():
+        if node.op not in _STATE and not node.op.startswith(_NUMBERS):
+            yield node
+
+
+class _Numbers:
+    """Which value of one graph is which of the other."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[Value, Value] = {}
+
+    def pair(self, native: Value, symbolic: Value) -> None:
+        self.pairs[native] = symbolic
+
+    def agree(self, a: Any, b: Any) -> bool:
+        """Whether an argument of the native run is that of the other; a number that is computed is let through."""
+        if isinstance(b, Value) and isinstance(b.type, ScalarType):
+            return not isinstance(a, Value)
+        if isinstance(a, Value) and isinstance(b, Value):
+            if a in self.pairs:
+                return self.pairs[a] is b
+            return _made_of(a) == _made_of(b)
+        if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+            return len(a) == len(b) and all(map(self.agree, a, b))
+        return not isinstance(b, Value) and type(a) is type(b) and repr(a) == repr(b)
+
+
+def _made_of(value: Value) -> Any:
+    """What a value of state is made of; the value itself for any other."""
+    node = value.node
+    return (node.op, node.args) if node is not None and node.op in _STATE else value
+
+
+def _fits(native: Type, symbolic: Type, hints: Mapping[str, int | float]) -> bool:
+    if isinstance(native, TensorType) and isinstance(symbolic, TensorType):
+        if native.dtype != symbolic.dtype or native.shape is None or symbolic.shape is None:
+            return native == symbolic
+        return len(native.shape) == len(symbolic.shape) and all(
+            found is None or found == size
+            for size, found in zip(native.shape, (_at_hints(d, hints) for d in symbolic.shape), strict=True)
+        )
+    if isinstance(native, TupleType) and isinstance(symbolic, TupleType):
+        return len(native.elements) == len(symbolic.elements) and all(
+            _fits(a, b, hints) for a, b in zip(native.elements, symbolic.elements, strict=True)
+        )
+    return True
+
+
+def _at_hints(dim: Dim, hints: Mapping[str, int | float]) -> int | None:
+    """A size at these values; None where it is not known."""
+    return None if isinstance(dim, UnknownDim) else size_of(dim, cast(Mapping[str, int], hints))
