@@ -24,7 +24,7 @@ from smelt.capture import is_capturing
 from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.reads_effects import file_kind
 from smelt.compiler.compiled_inputs import first_unsupported, grad_witness
-from smelt.compiler.compiled_native import native_entry, target_of
+from smelt.compiler.compiled_native import native_entry, plans_of, target_of
 from smelt.compiler.compiled_types import Entry, LeftAlone, ObservedProgram, Row, Settings, SplitProgram, Stats
 from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.prints import muted, pieces_since, pieces_written
@@ -563,8 +563,15 @@ class Dispatcher:
         if code is None or not (code.is_installed(self._native_type) or code.install(self._native_type)):
             return
         self._native = code
-        row.native = code.row(row.guards, args, kwargs, target_of(self, row, args, kwargs), self._counters)
+        target, plans = target_of(self, row, args, kwargs), plans_of(self, row, args, kwargs)
+        row.native = code.row(row.guards, args, kwargs, target, self._counters, plans)
         self._publish()
+
+    def renew_native(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let native code know of a plan that this row has got since; this call has passed the row's guards."""
+        if row.guards.check(args, kwargs) is None:  # it may have changed what they ask for
+            row.forget_native()
+            self._make_native(row, args, kwargs)
 
     def _publish(self) -> None:
         """Give native code the rows up to the first that only Python can serve, so that the same one answers."""

@@ -8,18 +8,21 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
 
 from smelt.codegen.llvm.entry import entry_object
 from smelt.compiler.compiled_types import Row
 from smelt.compiler.entry_code import deliverer, extractor, result_kind
+from smelt.compiler.sized_unit import SizedUnit
 from smelt.compiler.unit import Unit
 from smelt.diag import Miss, Options, SmeltError, SmeltWarning
 from smelt.runtime.cache import code_cache
 from smelt.runtime.entry import EntryCode, Target, is_hidden, load_entry
 from smelt.runtime.entry_table import Kind
 from smelt.runtime.runner import entry_context
+
+Python: TypeAlias = Callable[[tuple[Any, ...], "dict[str, Any] | None"], Any]
 
 
 class Owner(Protocol):
@@ -30,6 +33,9 @@ class Owner(Protocol):
 
     def run_row(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in Python from where this row's guards are known to hold."""
+
+    def renew_native(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let native code know of a plan that this row has got since."""
 
     def try_others(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer of a call that took another path than this row's."""
@@ -79,6 +85,27 @@ def _load(dispatcher: type, slow: Callable[..., Any], options: Options) -> Entry
 
 def target_of(owner: Owner, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Target:
     """What native code does for a row of a dispatcher, neither of which it keeps alive, on calls like this one."""
+    unit = row.entry
+    if isinstance(unit, SizedUnit):
+        return Target(_sized_python(owner, row, unit))
+    return _target(owner, row, unit, args, kwargs)
+
+
+def plans_of(
+    owner: Owner, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[Mapping[str, int], Target]]:
+    """For a row whose sizes are free: what native code does at the sizes for which there is a plan."""
+    unit = row.entry
+    if not isinstance(unit, SizedUnit):
+        return []
+    plans = list(unit.plans.copy().items())
+    return [
+        (dict(zip(unit.names, sizes, strict=True)), _target(owner, row, plan, args, kwargs)) for sizes, plan in plans
+    ]
+
+
+def _python(owner: Owner, row: Row) -> Python:
+    """The whole of a call in Python."""
     get_owner, get_row = weakref.ref(owner), weakref.ref(row)
 
     def python(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
@@ -87,6 +114,30 @@ def target_of(owner: Owner, row: Row, args: tuple[Any, ...], kwargs: dict[str, A
         if found is None:  # evicted by another thread
             return dispatcher(args, dict(kwargs or {}))
         return dispatcher.run_row(found, args, dict(kwargs or {}))
+
+    return python
+
+
+def _sized_python(owner: Owner, row: Row, unit: SizedUnit) -> Python:
+    """The same for free sizes; where it comes to a plan that native code does not know, it is told."""
+    python, get_owner, get_row = _python(owner, row), weakref.ref(owner), weakref.ref(row)
+    get_unit, known = weakref.ref(unit), frozenset(unit.plans.copy())
+
+    def sized(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        before = get_unit()
+        plans = frozenset(before.plans.copy()) if before is not None else known
+        result = python(args, kwargs)
+        found, dispatcher = get_row(), get_owner()
+        # Not for one that this call made: sizes that come once have no use for it.
+        if plans - known and found is not None and dispatcher is not None and found.entry is before:
+            dispatcher.renew_native(found, args, dict(kwargs or {}))
+        return result
+
+    return sized
+
+
+def _target(owner: Owner, row: Row, unit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Target:
+    get_owner, get_row, python = weakref.ref(owner), weakref.ref(row), _python(owner, row)
 
     def recovered(error: SmeltError, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         found, dispatcher = get_row(), get_owner()
@@ -100,7 +151,6 @@ def target_of(owner: Owner, row: Row, args: tuple[Any, ...], kwargs: dict[str, A
             raise error
         return dispatcher.try_others(found, args, dict(kwargs or {}))
 
-    unit = row.entry
     if not isinstance(unit, Unit) or unit.executable is None or unit.lowered is None:
         return Target(python)
     if unit.draws and (unit.is_path or unit.repeats_errors or unit.is_staged):

@@ -98,6 +98,12 @@ class NativeRow:
         self.words = (ctypes.c_int64 * len(Row))(*[words[word] for word in Row])
         self.keeps = keeps
 
+    def hold(self, word: Row, values: Sequence[int]) -> None:
+        """Let a word be the address of these."""
+        memory = (ctypes.c_int64 * max(len(values), 1))(*values)
+        self.words[word] = ctypes.addressof(memory)
+        self.keeps = (*self.keeps, memory)
+
     @property
     def hits(self) -> int:
         return self.words[Row.HITS]
@@ -108,8 +114,8 @@ class NativeRow:
 
     @property
     def runs_plan(self) -> bool:
-        """Whether a hit runs natively to its end."""
-        return bool(self.words[Row.KIND] != Kind.PYTHON)
+        """Whether a hit runs natively to its end, at least at some sizes."""
+        return bool(self.words[Row.KIND] != Kind.PYTHON or self.words[Row.PLANS])
 
 
 class _Table(bytes):
@@ -136,12 +142,38 @@ class EntryCode:
         return bool(self._guards(guards.address, args, kwargs, ctypes.addressof(registers)) == 1)
 
     def row(
-        self, guards: GuardSet, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: Target, counters: Counters
+        self,
+        guards: GuardSet,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        target: Target,
+        counters: Counters,
+        plans: Sequence[tuple[Mapping[str, int], Target]] = (),
     ) -> NativeRow | None:
-        """A row for calls like this one, which has just passed its guards; None where they cannot be native."""
+        """A row for calls like this one, which has just passed its guards; None where they cannot be native.
+
+        plans: for calls with these values of free names (the same ones each time) another target.
+        """
         found = native_guards(guards, args, kwargs, self.layout)
         if found is None:
             return None
+        row = self._row(found, target, counters)
+        names = list(plans[0][0]) if plans else []
+        if not plans or any(name not in found.symbols for name in names):
+            return row
+        rows = []
+        for sizes, each in plans:
+            one = self._row(found, each, counters)
+            if one.runs_plan:
+                one.hold(Row.SIZES, [sizes[name] for name in names])
+                rows.append(one)
+        row.hold(Row.SIZES, [found.symbols[name] for name in names])
+        row.hold(Row.PLANS, [len(rows), *(ctypes.addressof(one.words) for one in rows)])
+        row.words[Row.NSIZES] = len(names)
+        row.keeps = (*row.keeps, rows)
+        return row
+
+    def _row(self, found: Guards, target: Target, counters: Counters) -> NativeRow:
         plan = None if target.call is None else entry_context(target.call)
         inputs = [] if plan is None else found.inputs(target.inputs, plan.kinds)
         if inputs is None:
@@ -163,6 +195,9 @@ class EntryCode:
             Row.DELIVER: id(target.deliver),
             Row.KEEPS_GIL: 0 if plan is None else int(plan.is_short),
             Row.RUN: 0 if plan is None else plan.run,
+            Row.PLANS: 0,
+            Row.NSIZES: 0,
+            Row.SIZES: 0,
         }
         return NativeRow(found, words, (registers, counters, target))
 

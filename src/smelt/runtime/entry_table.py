@@ -155,6 +155,9 @@ class Row(IntEnum):
     (`table.Field`); INPUTS: registers of its inputs, of a number ~register. PYTHON: called as python(args, kwargs or
     None), the whole way in Python. FAIL: fail(frame, status, args, kwargs or None). DELIVER: deliver(results, args,
     kwargs or None). KEEPS_GIL: the run is too short to let others have the GIL. RUN: address of `smelt_run`.
+
+    A row for many sizes has PLANS: the address of [n, addresses of rows...]. Of these the one whose SIZES are those of
+    the call runs; NSIZES and SIZES are how many there are, and the registers where a call's are. If none is: PYTHON.
     """
 
     GUARDS = 0
@@ -171,6 +174,9 @@ class Row(IntEnum):
     DELIVER = 11
     KEEPS_GIL = 12
     RUN = 13
+    PLANS = 14
+    NSIZES = 15
+    SIZES = 16
 
 
 class Kind(IntEnum):

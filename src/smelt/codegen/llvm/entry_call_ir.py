@@ -5,7 +5,7 @@ table of rows and the objects that a run uses are held while they are in use, si
 let the GIL go. Whatever is not understood goes to the block's SLOW with the same arguments.
 
     find the table of the object                                     (none, or someone records: SLOW)
-    for each row whose guards hold, the first one:
+    for each row whose guards hold, the first one, or that one of its plans which is for these sizes:
         without a plan, or without an idle frame: PYTHON
         lend the inputs' handles and numbers to the frame; smelt_run             (status: FAIL)
         wrap the outputs; make the result of them
@@ -39,6 +39,9 @@ class _Call(EntryText):
 
     def row(self, word: Row, kind: str = "i64") -> str:
         return self.element("%row", int(word), kind)
+
+    def asked(self, word: Row, kind: str = "i64") -> str:
+        return self.element("%asked", int(word), kind)
 
     def context(self, field: Field, kind: str = "i64") -> str:
         return self.element("%context", int(field), kind)
@@ -89,7 +92,7 @@ def _if_dispatcher(c: _Call, value: str, then: str, otherwise: str) -> None:
 
 
 def _rows(c: _Call) -> None:
-    """Ask the rows in order; `%row` is the first whose guards hold."""
+    """Ask the rows in order; `%asked` is the first whose guards hold."""
     rows = c.load("i64", "%table")
     before = c.block
     c.go("ask")
@@ -98,26 +101,49 @@ def _rows(c: _Call) -> None:
     c.branch(c.let(f"icmp slt i64 %k, {rows}"), "ask.one", "none")
     c.label("ask.one")
     c.do("%k.next = add i64 %k, 1")
-    c.do(f"%row = load ptr, ptr {c.gep('ptr', '%table', '%k.next')}")
-    guards = c.row(Row.GUARDS, "ptr")
+    c.do(f"%asked = load ptr, ptr {c.gep('ptr', '%table', '%k.next')}")
+    guards = c.asked(Row.GUARDS, "ptr")
     c.do(f"%held = call i32 @{GUARDS_SYMBOL}(ptr {guards}, ptr %args, ptr %kwargs, ptr %regs)")
-    c.branch(c.equal("%held", 0, "i32"), "ask.next", "run")
+    c.branch(c.equal("%held", 0, "i32"), "ask.next", "hit")
     c.label("ask.next")
     c.go("ask")
 
 
+def _choose(c: _Call) -> None:
+    """`%row` is the one asked, or the one of its plans that is for these sizes; else python."""
+    c.label("hit")
+    plans = c.asked(Row.PLANS, "ptr")
+    c.branch(c.is_null(plans), "whole", "choose")
+    c.label("whole")
+    c.go("run")
+    c.label("choose")
+    registers, count = c.asked(Row.SIZES, "ptr"), c.asked(Row.NSIZES)
+    with c.loop(0, c.load("i64", plans)) as loop:
+        plan = c.element(plans, c.add(loop.index, 1), "ptr")
+        sizes, other = c.element(plan, int(Row.SIZES), "ptr"), c.fresh("other")
+        with c.loop(0, count) as dim:
+            found = c.element("%regs", c.element(registers, dim.index))
+            c.need(c.equal(found, c.element(sizes, dim.index)), other)
+        c.go("chosen")
+        c.label(other)
+    c.go("python")
+    c.label("chosen")
+    c.go("run")
+    c.label("run")
+    c.do(f"%row = phi ptr [%asked, %whole], [{plan}, %chosen]")
+
+
 def _run(c: _Call) -> None:
     """Lend the inputs and run; `%status`."""
-    c.label("run")
-    c.store("i64", c.count(c.row(Row.CLOCK, "ptr")), c.gep("i64", "%row", int(Row.USED)))
+    c.store("i64", c.count(c.asked(Row.CLOCK, "ptr")), c.gep("i64", "%asked", int(Row.USED)))
     c.do(f"%kind = load i64, ptr {c.gep('i64', '%row', int(Row.KIND))}")
     c.need_not(c.equal("%kind", int(Kind.PYTHON)), "python")
     c.do(f"%context = load ptr, ptr {c.gep('i64', '%row', int(Row.CONTEXT))}")
     c.do(f"%idle.at = getelementptr i64, ptr %context, i64 {int(Field.IDLE)}")
     c.do("%frame = load ptr, ptr %idle.at")
     c.need_not(c.is_null("%frame"), "python")
-    c.count(c.row(Row.CALLS, "ptr"))
-    c.count(c.gep("i64", "%row", int(Row.HITS)))
+    c.count(c.asked(Row.CALLS, "ptr"))
+    c.count(c.gep("i64", "%asked", int(Row.HITS)))
     c.store("ptr", c.element("%frame", int(Cell.NEXT), "ptr"), "%idle.at")
     inputs = c.gep("i64", "%frame", c.context(Field.FIRST_INPUT))
     lend, registers = c.context(Field.LEND_OFFSET), c.row(Row.INPUTS, "ptr")
@@ -244,7 +270,7 @@ def _several(c: _Call) -> str:
 def _others(c: _Call, holder: str, single: str, delivered: str) -> str:
     """The ways through Python, and the end, given what the other ways answer; the answer of the slow way."""
     c.label("python")
-    asked = c.vectorcall(c.row(Row.PYTHON, "ptr"), "%args", c.kwargs_or_none())
+    asked = c.vectorcall(c.asked(Row.PYTHON, "ptr"), "%args", c.kwargs_or_none())
     c.go("end")
     c.label("fail")
     where = c.python("PyLong_FromLongLong", c.let("ptrtoint ptr %frame to i64"))
@@ -279,6 +305,7 @@ def entry_module_text() -> str:
     c.allocas.append("  %stack = alloca ptr, i64 4, align 8")
     holder = _find(c)
     _rows(c)
+    _choose(c)
     _run(c)
     c.branch(c.equal("%kind", int(Kind.SINGLE)), "single", "several")
     c.label("single")
