@@ -372,6 +372,9 @@ class Dispatcher:
             self._count(reason)
             self._warn(reason, f"{self.name} {_HOW[split is not None]}: {reason}")
             return
+        broken = None if look is None else self._sight.broken(look, entry)
+        if broken is not None:
+            raise broken
         forms, checks = entry.forms, entry.checks
         try:
             guards = GuardSet(

@@ -11,6 +11,7 @@ from smelt.capture import Captured, Signature
 from smelt.capture.dynamic.spec import Origin, Spot
 from smelt.capture.signature import NAMES
 from smelt.capture.tree import Container, NumberLeaf, TensorLeaf, Tree
+from smelt.compiler.size_texts import readable
 from smelt.diag import InternalError
 from smelt.ir import TensorType
 from smelt.ir.dims import Dim, UnknownDim
@@ -34,7 +35,9 @@ def forms_of(captured: Captured) -> Mapping[str, Form]:
     facts, graph, signature = captured.sizes, captured.graph, captured.signature
     if facts is None or graph is None or signature is None:
         return {}
-    places = dict(_guard_places(signature))
+    places: dict[int, str] = {}
+    for i, place in _guard_places(signature):
+        places.setdefault(i, place)  # a tensor that is given twice is looked at where it stands first
     forms: dict[str, Form] = {}
     for i, value in enumerate(graph.inputs):
         names = {origin.dim: name for name, origin in facts.symbols.items() if origin.input == i}
@@ -58,7 +61,8 @@ def checks_of(captured: Captured) -> tuple[SizeCheck, ...]:
     if facts is None:
         return ()
     ranges = [check for item in facts.symbols.items() for check in _range(*item)]
-    return (*ranges, *(SizeCheck(guard.text, guard.outcome, guard.span) for guard in facts.guards))
+    floats = {name for name, origin in facts.symbols.items() if origin.range is None}
+    return (*ranges, *(SizeCheck(readable(guard.text, floats), guard.outcome, guard.span) for guard in facts.guards))
 
 
 def _range(name: str, origin: Origin) -> list[SizeCheck]:

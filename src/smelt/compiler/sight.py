@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from smelt.capture.dynamic.spec import Spot
+from smelt.capture import Captured
+from smelt.capture.dynamic.spec import SizeGuard, Spot
 from smelt.compiler.compiled_types import Entry
 from smelt.compiler.dynamic_shapes import Wish, wishes
 from smelt.compiler.second_sight import Earlier, Freedom, freedom
 from smelt.compiler.seen_calls import SeenCall, seen_call
+from smelt.compiler.size_texts import guard_that_fixes, readable
+from smelt.diag import CaptureError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,45 @@ class Sight:
             self.refuse(look, entry.why_fixed)
         return Earlier(look.call, entry.free)
 
+    def broken(self, look: Look, entry: Entry) -> CaptureError | None:
+        """What the program does to sizes and numbers that `dynamic_shapes` names, where that cannot be."""
+        captured = getattr(entry, "captured", None)
+        return violation(look.freedom, captured) if isinstance(captured, Captured) else None
+
     def refuse(self, look: Look, why: str) -> None:
         """Note that what was to be free cannot be."""
         self.refused.update(dict.fromkeys(look.freedom.entries, why))
+
+
+def violation(freedom: Freedom, captured: Captured, *, is_for_one: bool = False) -> CaptureError | None:
+    """The error (S0111) where the program fixes a size or number that was named, or makes two of them equal.
+
+    is_for_one: also where it is fixed at 0 or 1, of which a further capture would be rid.
+    """
+    facts, signature = captured.sizes, captured.signature
+    if facts is None or signature is None:
+        return None
+    for name, origin in facts.symbols.items():
+        entry = freedom.entries.get((signature.inputs[origin.input], origin.dim))
+        if entry is None or entry.kind != "named":
+            continue
+        if name in facts.fixed and (is_for_one or facts.fixed[name] not in (0, 1)):
+            advice = f"change the line, or leave {name} out of dynamic_shapes"
+            return _fixed(name, f"{facts.fixed[name]}", advice, guard_that_fixes(facts, name))
+        other = facts.equal.get(name, "")
+        if other in {e.name for e in freedom.entries.values()}:
+            return _fixed(name, other, f"call both {other}", guard_that_fixes(facts, name))
+    return None
+
+
+def _fixed(name: str, value: str, advice: str, guard: SizeGuard | None) -> CaptureError:
+    return CaptureError(
+        f"{name} was to stay free, and the program holds only where it is {value}",
+        None if guard is None else guard.span,
+        why="this line needs its value" if guard is None else f"this line needs {readable(guard.text)}",
+        fix=advice,
+        code="S0111",
+    )
 
 
 def unfit(wished: Sequence[Wish]) -> str:

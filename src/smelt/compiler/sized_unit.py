@@ -11,24 +11,29 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import torch
 
 from smelt.capture import Captured
 from smelt.capture.dynamic.spec import SizeFacts
-from smelt.codegen.lower.symbolic import specialize
+from smelt.codegen.lower.packs import packs
+from smelt.codegen.lower.symbolic import NotSymbolic, SymbolicLowered, lower_symbolic, specialize
 from smelt.compiler.compiled_types import LeftAlone
 from smelt.compiler.entry_code import Extract, extractor
+from smelt.compiler.size_texts import names_of
 from smelt.compiler.sized_names import inputs_of_views, names_in_types
 from smelt.compiler.unit import Lookup, Unit
 from smelt.diag import Options, SmeltError
+from smelt.ir.sizes import Range
 from smelt.runtime.guard_constants import Constants
 
 Sizes: TypeAlias = tuple[int, ...]
 
 PLAN_LIMIT = 16  # plans kept of one unit; the least recently used one goes
-PATIENCE = 12  # plans made, after which sizes must come twice to get one, unless plans are used again
+TEMPLATE_LIMIT = 4  # plans for many sizes
+PATIENCE = 12  # plans lowered alone, after which sizes must come twice to get one, unless plans are used again
 _REMEMBERED = 256  # sizes that came once
 
 
@@ -42,12 +47,16 @@ class SizedUnit(Unit):
     """A captured program with free sizes; `graph` is the functional one, with symbols in its types.
 
     plans: by the sizes that tell them apart, least recently used first. plans_made, plans_used: how many were, and
-    calls that found one.
+    calls that found one. templates: plans for many sizes, of which plans are filled in; lowered_alone: how many plans
+    were lowered for one tuple of sizes each, why_alone: why so.
     """
 
     plans: OrderedDict[Sizes, Unit] = field(default_factory=OrderedDict)
     plans_made: int = 0
     plans_used: int = 0
+    templates: list[SymbolicLowered] = field(default_factory=list)
+    lowered_alone: int = 0
+    why_alone: str = ""
     _watch: Callable[[], bool] = lambda: True
     _held: dict[int, torch.Tensor] = field(default_factory=dict)
     _seen_once: OrderedDict[Sizes, None] = field(default_factory=OrderedDict)
@@ -115,9 +124,10 @@ class SizedUnit(Unit):
     def refresh(self) -> None:
         """Fold and pack anew from the present contents of the state."""
         with self._table:
-            plans = list(self.plans.values())
-        for plan in plans:
-            plan.refresh()
+            self.plans.clear()
+            self.templates.clear()
+        packs().forget(self.state)
+        self.finish()
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """As of any unit. Raises: LeftAlone where the original is to run."""
@@ -151,8 +161,8 @@ class SizedUnit(Unit):
             raise LeftAlone(self._failed[sizes])
         if sizes in self._being_made:
             raise LeftAlone("still compiling in the background, for other sizes")
-        pays = self.plans_made < PATIENCE or self.plans_used >= 2 * self.plans_made or self.options.strict
-        if pays or sizes in self._seen_once:
+        pays = self.lowered_alone < PATIENCE or self.plans_used >= 2 * self.plans_made or self.options.strict
+        if pays or sizes in self._seen_once or any(template.plan.holds(*sizes) for template in self.templates):
             return
         self._seen_once[sizes] = None
         if len(self._seen_once) > _REMEMBERED:
@@ -166,9 +176,7 @@ class SizedUnit(Unit):
         """
         # Taken before anything is folded or packed: what changes meanwhile may be in the plan or not.
         before = Constants(self.state)
-        graph = specialize(self.graph, dict(zip(self.names, sizes, strict=True)), self._numbers)
-        plan = Unit(self.captured, self.options, self.lookup, graph, sample=self.sample, moved=self.moved)
-        plan.finish()
+        plan = self._plan(sizes)
         held = {id(tensor): tensor for tensor in plan.constants}
         is_new = not held.keys() <= self._held.keys()
         self._held |= held
@@ -181,6 +189,49 @@ class SizedUnit(Unit):
             if len(self.plans) > PLAN_LIMIT:
                 self.plans.popitem(last=False)
         return plan
+
+    def _plan(self, sizes: Sizes) -> Unit:
+        template = self._template(sizes)
+        if template is None:
+            graph = specialize(self.graph, dict(zip(self.names, sizes, strict=True)), self._numbers)
+            plan = Unit(self.captured, self.options, self.lookup, graph, sample=self.sample, moved=self.moved)
+            plan.finish()
+            self.lowered_alone += 1
+            return plan
+        plan = Unit(self.captured, self.options, self.lookup, self.graph, sample=self.sample, moved=self.moved)
+        plan.use(template.at(sizes))
+        return plan
+
+    def _template(self, sizes: Sizes) -> SymbolicLowered | None:
+        """A plan that is right for these sizes among others; None where each tuple of sizes is lowered by itself."""
+        found = next((template for template in self.templates if template.plan.holds(*sizes)), None)
+        if found is not None or self.why_alone or not self.names:
+            return found
+        if len(self.templates) >= TEMPLATE_LIMIT:
+            self.why_alone = f"{TEMPLATE_LIMIT} plans for many sizes each do not fit all calls"
+            return None
+        ranges = {name: self.facts.symbols[name].range or Range() for name in self.names}
+        hints = dict(zip(self.names, sizes, strict=True))
+        start = perf_counter()
+        try:
+            made = lower_symbolic(
+                self.optimize(), self.lookup, self.options, hints, ranges, inputs=self._numbers, holds=self._holds
+            )
+        except Exception as error:  # whatever it is: a plan for these sizes alone gives the same answer
+            if self.options.strict and not isinstance(error, (NotSymbolic, SmeltError)):
+                raise
+            self.why_alone = " ".join(str(error).split()) or type(error).__name__
+            return None
+        finally:
+            self.stages_ms["lower for all sizes"] = round((perf_counter() - start) * 1000, 3)
+        self.templates.append(made)
+        return made
+
+    @cached_property
+    def _holds(self) -> Callable[..., bool]:
+        """Whether the guards that speak of `names` alone hold for these sizes."""
+        guards = [guard for guard in self.facts.guards if names_of(guard) <= set(self.names)]
+        return lambda *sizes: all(guard.check(dict(zip(self.names, sizes, strict=True))) for guard in guards)
 
     def _make_aside(self, sizes: Sizes) -> None:
         try:

@@ -161,11 +161,21 @@ class Unit:
             start = perf_counter()
             self.lowered = _with_very_tensors(lower(graph, self.lookup, self.options), self.captured)
             self.stages_ms["lower"] = _since(start)
-            start = perf_counter()
-            self.executable = Executable(self.lowered.plan, _machine_code(self.options))
-            self.stages_ms["load"] = _since(start)
+            self._load()
             if self.options.release_originals:
                 self.released_nbytes = release(self.originals)
+
+    def use(self, lowered: Lowered) -> None:
+        """Take a plan that was made elsewhere."""
+        with self._lock:
+            self.lowered = _with_very_tensors(lowered, self.captured)
+            self._load()
+
+    def _load(self) -> None:
+        assert self.lowered is not None
+        start = perf_counter()
+        self.executable = Executable(self.lowered.plan, _machine_code(self.options))
+        self.stages_ms["load"] = _since(start)
 
     def on_constants(self, watch: Callable[[], bool]) -> None:
         """Nothing to do: `constants` are complete after `finish`."""

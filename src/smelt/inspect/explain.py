@@ -123,7 +123,7 @@ def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     if ways:
         row["ways"] = ways
     if isinstance(unit, SizedUnit):
-        row["plans"] = f"{len(unit.plans)} of {unit.plans_made} made, found {unit.plans_used} times"
+        row["plans"] = _plans(unit)
     shown = next(reversed(unit.plans.values()), unit) if isinstance(unit, SizedUnit) else unit
     if shown.lowered is not None:
         counts = sorted(shown.lowered.report.counts.items(), key=lambda item: -item[1])
@@ -132,6 +132,13 @@ def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     row["captured"] = str(unit.graph)
     row["optimized"] = None if unit.optimized is None else str(unit.optimized)
     return row
+
+
+def _plans(unit: SizedUnit) -> str:
+    """How the plans of a graph with free sizes were made, and how often one was there already."""
+    made = f"{unit.plans_made} made, {unit.lowered_alone} of them lowered alone, found {unit.plans_used} times"
+    why = f"; alone because {unit.why_alone}" if unit.why_alone else ""
+    return f"{made}; {len(unit.templates)} for many sizes{why}"
 
 
 def _ways(unit: Unit) -> str:

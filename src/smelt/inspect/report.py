@@ -33,7 +33,7 @@ _EMPTY = {
 # A graph's text is long: in the summary it stands as its size, in HTML it unfolds.
 _LONG = ("captured", "optimized", "code")
 # A kernel of many operators would fill a page: text shows the beginning of these, the other forms all.
-_CROPPED = ("nodes", "where", "ways")
+_CROPPED = ("nodes", "where", "ways", "plans")
 _CROPPED_TO = 72
 _ROWS_SHOWN = 40
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from smelt.compiler import SizedUnit, Unit
+from smelt.compiler.forms import ANY
+from smelt.compiler.size_texts import guard_that_fixes
 from smelt.inspect.report import Row
+from smelt.ir.size_trace import Range
 
 
 def symbol_rows(units: Iterable[tuple[int, Unit]], refused: Mapping[str, str]) -> list[Row]:
@@ -22,10 +25,8 @@ def _of_unit(entry: int, unit: SizedUnit) -> list[Row]:
         place = places[origin.input] + ("" if origin.dim is None else f".shape[{origin.dim}]")
         note = ""
         if name in unit.facts.fixed:
-            at = next(
-                (g.span for g in unit.facts.guards if g.span is not None and g.text.startswith(f"{name} ==")), None
-            )
-            note = f"must be {unit.facts.fixed[name]}" + (f", because of {at}" if at is not None else "")
+            guard = guard_that_fixes(unit.facts, name)
+            note = f"must be {unit.facts.fixed[name]}" + (f", because of {guard.span}" if guard and guard.span else "")
         elif name in unit.facts.equal:
             note = f"is {unit.facts.equal[name]}"
         rows.append(
@@ -35,8 +36,7 @@ def _of_unit(entry: int, unit: SizedUnit) -> list[Row]:
     return rows
 
 
-def _range(range_: object) -> str:
-    low, high = getattr(range_, "low", None), getattr(range_, "high", None)
-    if low is None and high is None:
+def _range(range_: Range | None) -> str:
+    if range_ is None or (range_.low <= ANY and range_.high is None):
         return "any"
-    return f"{'' if low is None else low}..{'' if high is None else high}"
+    return f"{'' if range_.low <= ANY else range_.low}..{'' if range_.high is None else range_.high}"

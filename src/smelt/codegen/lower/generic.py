@@ -17,6 +17,7 @@ from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.sharing import feared_sources
 from smelt.ir import NONE, Arg, Node, TensorType, TupleType, Type, Value
+from smelt.ir.sizes import Size, SizeFloat
 from smelt.ops.convert import dtype_to_torch, to_torch
 from smelt.ops.meta import CannotRun, meta_outcome
 from smelt.ops.modes import entered
@@ -149,6 +150,8 @@ def _python_call(op: Any, args: tuple[Any, ...], slots: tuple[int, ...], mode: s
         def fill(arg: Any) -> Any:
             if isinstance(arg, Use):
                 return by_slot[arg.slot]
+            if type(arg) is Size or type(arg) is SizeFloat:  # torch wants the number itself, which the run knows
+                return int(arg) if type(arg) is Size else float(arg)
             return [fill(item) for item in arg] if isinstance(arg, tuple) else arg
 
         filled = [fill(arg) for arg in args]

@@ -1,0 +1,80 @@
+"""Guards on sizes as a person writes them: `-n <= 0` is `n >= 0`, `S - 512 <= 0` is `S <= 512`.
+
+Invariant: the text says the same; what is not understood stays as it was.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection
+
+from smelt.capture.dynamic.spec import SizeFacts, SizeGuard
+from smelt.diag import InternalError
+from smelt.runtime.guard_sizes import names_in, parsed
+
+_SIGNS = {ast.LtE: "<=", ast.Lt: "<", ast.Eq: "==", ast.NotEq: "!=", ast.GtE: ">=", ast.Gt: ">"}
+_MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
+
+
+def readable(text: str, floats: Collection[str] = ()) -> str:
+    """A comparison with 0 with its terms on the sides where they are positive; not of `floats`, which are rounded."""
+    try:
+        tree = parsed(text)
+    except InternalError:
+        return text
+    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1 or ast.unparse(tree.comparators[0]) != "0":
+        return text
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    if any(type(value) is not int for value in constants) or not set(names_in(tree)).isdisjoint(floats):
+        return text
+    sign = _SIGNS[type(tree.ops[0])]
+    terms = list(_terms(tree.left, 1))
+    left = [ast.unparse(term) for term, amount in terms if amount > 0 and not isinstance(term, ast.Constant)]
+    right = [ast.unparse(term) for term, amount in terms if amount < 0 and not isinstance(term, ast.Constant)]
+    number = sum(amount * int(ast.unparse(term)) for term, amount in terms if isinstance(term, ast.Constant))
+    if not left:
+        left, right, number, sign = right, left, -number, _MIRRORED[sign]
+    if not left:
+        return text
+    if number > 0 and right:
+        left.append(str(number))
+    elif number or not right:
+        right.append(str(-number))
+    return f"{' + '.join(left)} {sign} {' + '.join(right)}"
+
+
+def _terms(tree: ast.expr, sign: int) -> list[tuple[ast.expr, int]]:
+    """The terms of a sum, each with its sign."""
+    match tree:
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return [*_terms(left, sign), *_terms(right, sign)]
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return [*_terms(left, sign), *_terms(right, -sign)]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _terms(operand, -sign)
+        case ast.BinOp(left=ast.UnaryOp(op=ast.USub(), operand=factor), op=ast.Mult() as op, right=right):
+            return [(ast.BinOp(factor, op, right), -sign)]
+        case ast.BinOp(left=ast.Constant(value=int(amount)), op=ast.Mult() as op, right=right) if amount < 0:
+            return [(ast.BinOp(ast.Constant(-amount), op, right), -sign)]
+    return [(tree, sign)]
+
+
+def guard_that_fixes(facts: SizeFacts, name: str) -> SizeGuard | None:
+    """The guard after which a symbol is one number, or another symbol."""
+    for guard in facts.guards:
+        try:
+            tree = parsed(guard.text)
+        except InternalError:
+            continue
+        is_equality = isinstance(tree, ast.Compare) and isinstance(tree.ops[0], ast.Eq) and guard.outcome
+        if is_equality and name in names_in(tree):
+            return guard
+    return None
+
+
+def names_of(guard: SizeGuard) -> set[str]:
+    """The symbols of a guard; of one that is not understood, a name that no symbol has."""
+    try:
+        return set(names_in(parsed(guard.text)))
+    except InternalError:
+        return {""}
