@@ -485,3 +485,30 @@ def test_arguments_of_other_kinds() -> None:
     compare(make, lambda i: (torch.ones(1 + i % 3, 2, dtype=dtypes[i % 2]), kinds[i % 7]), calls=28)
     compare(make, all_of((torch.zeros(0, 2), 1)))
     compare(make, all_of((torch.tensor(float("nan")), 1)))
+
+
+def test_branches_on_data_inside_a_piece_are_one_graph() -> None:
+    def make() -> Twin:
+        log: list[int] = []
+        torch.manual_seed(0)
+        linear = torch.nn.Linear(5, 5)
+        with torch.no_grad():
+            linear.weight.copy_(torch.eye(5))
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            log.append(1)
+            y = before(linear(x))
+            if y.sum() > 0:
+                y = after(y) + 1
+            else:
+                y = before(y) * 2
+            while y.sum() > 10:
+                y = y * 0.5
+            return y * 2
+
+        return Twin(program, lambda: log)
+
+    compiled = compare(make, inputs(4, 5), calls=12)
+    (piece,) = splits_of(compiled).running()
+    (row,) = [row for row in piece.stats().rows if row.entry is not None]
+    assert row.paths is None and row.hits >= 5

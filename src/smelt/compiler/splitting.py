@@ -325,5 +325,10 @@ def split_program(
     count = operators(entry)
     if count is not None and count < MIN_OPERATORS:
         return None
-    splits = Splits(target, name, settings)
-    return splits if splits.start(log, error) else None
+    try:
+        splits = Splits(target, name, settings)
+        return splits if splits.start(log, error) else None
+    except Exception:  # whatever is wrong here, the program runs as it is
+        if settings.options.strict:
+            raise
+        return None

@@ -21,7 +21,7 @@ from smelt.compiler.compiled_types import Settings
 from smelt.compiler.splitting_pieces import Break, Piece
 from smelt.diag import Span
 
-_BINDINGS = 256  # modules that one piece is compiled for
+_BINDINGS = 256  # modules that one piece is compiled for; for others it runs as it is
 
 
 class Unsplit(Exception):
@@ -69,7 +69,10 @@ class SplitFunction:
         plan = self.source.planner.plan(marks)
         if len(plan.pieces) == 1 and not marks.lines:
             self.divide(plan.pieces[0])  # nothing tells what in it is to blame
-        self.replan()
+        try:
+            self.replan()
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise Unsplit(f"its code cannot be made: {error}") from None
 
     def replan(self) -> None:
         """Take up what the marks say now."""
@@ -121,6 +124,7 @@ class Region:
 
     def __init__(self, of: SplitFunction, run: Run) -> None:
         self.of, self.run = of, run
+        self._whole = of.source.piece(of.original, run, {})
         stored = stores(*run.body)
         self._may_hold = [name not in stored for name in run.needs]
         self._bindings: dict[tuple[int, ...], tuple[Callable[..., Any], list[int]]] = {}
@@ -139,7 +143,7 @@ class Region:
         is_held = [bool(key[i]) and self._may_hold[i] for i in range(len(args))]
         free = [i for i in range(len(args)) if not is_held[i]]
         if len(self._bindings) >= _BINDINGS:
-            return of.source.piece(of.original, self.run, {}), list(range(len(args)))
+            return self._whole, list(range(len(args)))
         held = {names[i]: args[i] for i in range(len(args)) if is_held[i]}
         function = of.source.piece(of.original, self.run, held)
         first, last = self.run.place[0], self.run.place[2]

@@ -54,7 +54,11 @@ class Piece(CompiledFunction[..., Any]):
 
     def __init__(self, target: Callable[..., Any], name: str, settings: Settings, refused: Refused) -> None:
         def split(log: ReadLog, error: Exception | None, entry: Entry | None) -> None:
-            refused(log, error, isinstance(error, TooSmall))
+            try:
+                refused(log, error, isinstance(error, TooSmall))
+            except Exception:  # whatever is wrong here, the piece runs as it is
+                if settings.options.strict:
+                    raise
 
         builder = _Builder(settings.builder)
         own = dataclasses.replace(

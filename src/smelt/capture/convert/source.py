@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import linecache
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from opcode import opmap
 from types import CodeType
@@ -31,8 +32,21 @@ NO_TYPE_PARAMETERS: dict[str, Any] = {"type_params": []} if "type_params" in ast
 Root = ast.FunctionDef | ast.Lambda
 
 
+_given: dict[int, tuple[weakref.ref[CodeType], Root]] = {}
+"""Definitions of code that was made of parts of the user's own, by identity."""
+
+
+def give(code: CodeType, node: Root) -> None:
+    """Tell the definition of code that no file has as a whole."""
+    key, forget = id(code), _given.pop
+    _given[key] = (weakref.ref(code, lambda _: forget(key, None)), node)
+
+
 def find(code: CodeType, module: dict[str, Any] | None = None) -> Root:
     """The definition of `code`; private names in it are mangled. Raises: CannotConvert."""
+    given = _given.get(id(code))
+    if given is not None and given[0]() is code:
+        return given[1]
     for attempt in range(2):
         lines = linecache.getlines(code.co_filename, module)
         if not lines:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from smelt.capture.convert import CannotConvert
 from smelt.capture.convert.errors import cannot
 from smelt.capture.convert.runtime import HIDDEN
-from smelt.capture.convert.source import NO_TYPE_PARAMETERS, bare_arguments, bare_definition, find
+from smelt.capture.convert.source import NO_TYPE_PARAMETERS, bare_arguments, bare_definition, find, give
 from smelt.capture.splitting.plan import FELL, MARKER, RETURNED, Piece, Plan, Planner, copied
 
 __all__ = ["CannotConvert", "Source"]
@@ -76,6 +76,7 @@ class Source:
         cells = dict(zip(self.code.co_freevars, function.__closure__ or (), strict=True))
         cells.update({name: CellType(value) for name, value in held.items()})
         code = self._compiled(definition, tuple(cells), None)
+        give(code, definition)
         closure = tuple(cells[name] for name in code.co_freevars)
         new = FunctionType(code, function.__globals__, function.__name__, None, closure)
         new.__qualname__ = function.__qualname__
