@@ -30,6 +30,7 @@ from smelt.codegen.conv.tiles import (
     winograd_blocks,
 )  # fmt: skip
 from smelt.codegen.llvm.isa import Isa
+from smelt.ir.sizes import chosen, equals, is_one, is_whole
 
 Strides = tuple[int, int, int, int]
 """Of n, c, h, w in elements."""
@@ -114,15 +115,16 @@ def _pixel_stride(shape: ConvShape, strides: Strides) -> int | None:
     at = shape.window
     if (shape.kh, shape.kw) != (1, 1) or shape.has_border:
         return None
+    # A size that may be 1 is one of several: pixels at one stride are that also where there is one.
     steps = [
         (size, step)
         for size, step in (
             (shape.n, strides[0]), (shape.oh, strides[2] * at.stride[0]), (shape.ow, strides[3] * at.stride[1]),
         )
-        if size > 1
+        if not is_one(size)
     ]  # fmt: skip
     for (_, outer), (size, inner) in pairwise(steps):
-        if outer != size * inner:
+        if not equals(outer, size * inner):
             return None
     return steps[-1][1] if steps else 0
 
@@ -132,7 +134,7 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     flat = stride is not None
     tile = dense_tile(isa, shape.group_out, shape.pixels)
     row_pixels = tile_pixels(shape.ow, tile.pixels)
-    if not flat and shape.has_border and shape.ow % row_pixels == 0:
+    if not flat and shape.has_border and is_whole(shape.ow, row_pixels):
         # Tiles that end with the row skip the taps above the first row and below the last.
         tile = Tile(tile.lanes, tile.vectors, row_pixels)
     group_panels = -(-shape.group_out // tile.columns)
@@ -184,9 +186,7 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) 
         return None
     th, tw = -(-shape.oh // 2), -(-shape.ow // 2)
     tiles = shape.n * th * tw
-    if 9 * shape.pixels < _MIN_SAVING * winograd.POINTS * tiles:
-        return None
-    if tiles < least_winograd_tiles(isa, winograd.POINTS * shape.cin * shape.cout * 4):
+    if not _winograd_pays(isa, shape.pixels, tiles, shape.cin * shape.cout):
         return None
     pixels = tile_pixels(tiles, MAX_PIXELS if isa.f32_lanes == 16 and vectors == 2 else 6)
     variant = winograd.WinogradVariant(Tile(isa.f32_lanes, vectors, pixels), epilogue)
@@ -208,6 +208,13 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) 
         nanoseconds(isa, winograd.POINTS * tile_step * shape.cin * panel_step * columns * 1.15),
         winograd.scratch_nbytes(variant, tile_step, shape.cin), True, held,
     )  # fmt: skip
+
+
+@chosen
+def _winograd_pays(isa: Isa, pixels: int, tiles: int, weights: int) -> bool:
+    """Whether it saves enough, and its weight is worth reading."""
+    saves = 9 * pixels >= _MIN_SAVING * winograd.POINTS * tiles
+    return saves and tiles >= least_winograd_tiles(isa, winograd.POINTS * weights * 4)
 
 
 # --- few input channels

@@ -8,6 +8,7 @@ import torch
 
 from smelt.codegen.conv.dense import BLOCK
 from smelt.codegen.conv.shape import ConvShape
+from smelt.ir.sizes import blind
 
 # Up to this many pixels eager multiplies a matrix and a vector, whose sums it splits among lanes.
 _FEW_PIXELS, _SMALL_BLOCK = 8, 32
@@ -37,7 +38,8 @@ def pack_depthwise(weight: torch.Tensor, lanes: int) -> torch.Tensor:
 
 def block_limit(shape: ConvShape) -> int:
     """The most products of one block of a sum: as the products that eager uses, which differ for few pixels."""
-    return _SMALL_BLOCK if shape.pixels <= _FEW_PIXELS else BLOCK
+    with blind():
+        return _SMALL_BLOCK if shape.pixels <= _FEW_PIXELS else BLOCK
 
 
 def even_block(depth: int, limit: int) -> int:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from smelt.ir.sizes import is_symbolic
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -76,6 +78,9 @@ class ConvShape:
     def has_border(self) -> bool:
         """Whether a window may reach outside the input."""
         at = self.window
+        if is_symbolic((self.h, self.w)):
+            # At some sizes a window does, if there are zeros to reach.
+            return any(at.before) or any(at.after)
         ends = ((self.oh - 1) * at.stride[0] - at.before[0] + (self.kh - 1) * at.dilation[0],
                 (self.ow - 1) * at.stride[1] - at.before[1] + (self.kw - 1) * at.dilation[1])  # fmt: skip
         return any(at.before) or ends[0] >= self.h or ends[1] >= self.w

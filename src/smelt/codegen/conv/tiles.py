@@ -1,6 +1,7 @@
 """How large a tile is, and how a convolution is cut into work items.
 
-Invariant: tiles and items change the speed alone; every element is summed in the same order whatever they are.
+Invariant: tiles and items change the speed alone; every element is summed in the same order whatever they are. So for
+sizes that are known at run time only the tile is the one for the sizes at hand, and items are cut anew for each.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 
 from smelt.codegen.conv.micro import Tile
 from smelt.codegen.llvm.isa import Isa
+from smelt.ir.sizes import chosen, late
 from smelt.runtime.cpu import data_cache_nbytes
 
 MAX_PIXELS = 8
@@ -34,6 +36,7 @@ def has_wide_multipliers(isa: Isa) -> bool:
     return isa.f32_lanes == 16 and data_cache_nbytes()[0] >= _LARGE_L1_NBYTES
 
 
+@chosen
 def dense_tile(isa: Isa, columns: int, pixels: int) -> Tile:
     """The tile for a product with `columns` channels (of a group) and so many pixels."""
     most = {16: 4 if has_wide_multipliers(isa) else 3, 8: 3 if isa.f32_lanes == 16 else 2}
@@ -66,6 +69,7 @@ def _most_pixels(isa: Isa, vectors: int) -> int:
     return max(1, min(MAX_PIXELS, (isa.vector_registers - vectors - spare) // vectors))
 
 
+@chosen
 def tile_pixels(pixels: int, most: int) -> int:
     """Pixels a tile, at most `most`, so that `pixels` are covered with little repeated."""
     if pixels <= most:
@@ -77,36 +81,15 @@ def tile_pixels(pixels: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Work items of panels x pixels: how many of each an item has, how many blocks there are, which runs fastest."""
+    """Work items of panels x pixels: how many of each an item has, how many items there are.
 
-    panels: int
-    pixels: int
+    words: the kernel's words, in its order.
+    """
+
     panel_step: int
     pixel_step: int
-    pixels_first: bool
-
-    @property
-    def panel_blocks(self) -> int:
-        """Blocks of panels."""
-        return -(-self.panels // self.panel_step)
-
-    @property
-    def pixel_blocks(self) -> int:
-        """Blocks of pixels."""
-        return -(-self.pixels // self.pixel_step)
-
-    @property
-    def items(self) -> int:
-        """Work items."""
-        return self.panel_blocks * self.pixel_blocks
-
-    @property
-    def words(self) -> tuple[int, ...]:
-        """The kernel's words, in its order."""
-        every = (self.pixel_blocks, 1) if self.pixels_first else (1, self.panel_blocks)
-        return (
-            self.panels, self.pixels, self.panel_step, self.pixel_step, self.panel_blocks, self.pixel_blocks, *every,
-        )  # fmt: skip
+    items: int
+    words: tuple[int, ...]
 
 
 def dense_blocks(tile: Tile, panels: int, pixels: int, panel_nbytes: int, pixel_nbytes: int, panel_ns: float) -> Blocks:
@@ -114,8 +97,18 @@ def dense_blocks(tile: Tile, panels: int, pixels: int, panel_nbytes: int, pixel_
 
     panel_nbytes, pixel_nbytes: memory read for one panel, and for one pixel. panel_ns: time of one tile in one panel.
     """
-    tiles = -(-pixels // tile.pixels)
-    tile_step = _fitting(tiles, _CACHED_NBYTES // max(pixel_nbytes * tile.pixels, 1))
+    cut = _dense_cut(tile.pixels, panels, pixels, panel_nbytes, pixel_nbytes, panel_ns)
+    panel_step, pixel_step, _, _, *every, items = cut
+    return Blocks(panel_step, pixel_step, items, (panels, pixels, *cut[:4], *every))
+
+
+@late(low=1)
+def _dense_cut(
+    tile_pixels: int, panels: int, pixels: int, panel_nbytes: int, pixel_nbytes: int, panel_ns: float
+) -> tuple[int, ...]:
+    """Panels and pixels of an item; blocks of each; after how many items each goes on; items."""
+    tiles = -(-pixels // tile_pixels)
+    tile_step = _fitting(tiles, _CACHED_NBYTES // max(pixel_nbytes * tile_pixels, 1))
     panel_step = _fitting(panels, _CACHED_NBYTES // max(panel_nbytes, 1))
     # Either the panels of an item stay in the cache while the pixels pass, or the other way round.
     pixels_pass = pixels * pixel_nbytes * -(-panels // panel_step)
@@ -128,7 +121,10 @@ def dense_blocks(tile: Tile, panels: int, pixels: int, panel_nbytes: int, pixel_
             tile_step = -(-tile_step // 2)
         else:
             panel_step = -(-panel_step // 2)
-    return Blocks(panels, pixels, panel_step, tile_step * tile.pixels, pixels_first)
+    pixel_step = tile_step * tile_pixels
+    panel_blocks, pixel_blocks = -(-panels // panel_step), -(-pixels // pixel_step)
+    every = (pixel_blocks, 1) if pixels_first else (1, panel_blocks)
+    return panel_step, pixel_step, panel_blocks, pixel_blocks, *every, panel_blocks * pixel_blocks
 
 
 def least_winograd_tiles(isa: Isa, weight_nbytes: int) -> int:
@@ -139,6 +135,7 @@ def least_winograd_tiles(isa: Isa, weight_nbytes: int) -> int:
     return 32 if has_wide_multipliers(isa) and weight_nbytes > data_cache_nbytes()[1] else 0
 
 
+@late(low=1)
 def winograd_blocks(tiles: int, pixels: int, panels: int, tile_nbytes: int, least: int) -> tuple[int, int]:
     """Tiles and panels of an item; `pixels` tiles make one tile of sums, `tile_nbytes` are one tile's inputs.
 
