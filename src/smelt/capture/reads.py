@@ -127,7 +127,8 @@ class _Recorder:
         kind = file_kind(code.co_filename)
         if kind == "user":
             # Constructors that dataclasses and named tuples generate have no file of their own.
-            generated_for_us = code.co_filename == "<string>" and is_by_recorder(frame.f_back)
+            is_reached = id(code) in self.roots.functions  # as the program itself is, made by `exec`
+            generated_for_us = code.co_filename == "<string>" and not is_reached and is_by_recorder(frame.f_back)
             if not generated_for_us and not self._is_aside(frame):
                 self.codes[id(code)] = code
                 note_callers(frame, self.boundary, self.callers)
