@@ -29,13 +29,17 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class BorderedVariant:
-    """What the text depends on. step: elements of scratch between two neighbouring pixels of the result."""
+    """What the text depends on. step: elements of scratch between two neighbouring pixels of the result.
+
+    spread: a row's length is known at run time only, and the table has rows and elements apart.
+    """
 
     tile: Tile
     step: int
     blocked: bool
     masked: bool
     epilogue: Epilogue
+    spread: bool = False
 
 
 @lru_cache(maxsize=128)
@@ -134,7 +138,8 @@ class _Bordered:
         with fn.loop(0, w["depth"], w["block"]) as k:
             length = self._least(w["block"], fn.let(f"sub i64 {w['depth']}, {k.index}"))
             weights = fn.gep("float", packed, fn.mul(k.index, micro.tile.columns))
-            micro.add_to(self.totals, self._products(corner, fn.gep("i64", self.table, k.index), length, weights))
+            table = fn.gep("i64", self.table, fn.mul(k.index, 2) if self.variant.spread else k.index)
+            micro.add_to(self.totals, self._products(corner, table, length, weights))
         return micro.read(self.totals)
 
     def _products(self, corner: str, table: str, length: str, weights: str) -> list[str]:
@@ -143,7 +148,16 @@ class _Bordered:
 
         def element(k: str, p: int) -> str:
             if k not in places:
-                places[k] = fn.gep("float", corner, fn.load("i64", fn.gep("i64", table, k), 8))
+                places[k] = fn.gep("float", corner, self._offset(table, k))
             return fn.gep("float", places[k], p * step)
 
         return self.micro.sum_over(length, weights, self.micro.zeros(), element)
+
+    def _offset(self, table: str, k: str) -> str:
+        """Where product k of a pixel lies, from its first one's corner on."""
+        fn = self.fn
+        if not self.variant.spread:
+            return fn.load("i64", fn.gep("i64", table, k), 8)
+        entry = fn.gep("i64", table, fn.mul(k, 2))
+        rows, inside = (fn.load("i64", fn.gep("i64", entry, i), 8) for i in range(2))
+        return fn.add(fn.mul(rows, self.words["row"]), inside)

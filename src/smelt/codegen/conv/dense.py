@@ -49,7 +49,8 @@ class DenseVariant:
     """What a dense kernel's text depends on.
 
     flat: a 1x1 window without border whose pixels lie at one stride. blocked: more than one block of the sum.
-    masked: the last panel of a group is not full.
+    masked: the last panel of a group is not full. spread: how far a tap lies from its pixel follows from strides that
+    are known at run time only, and the table has the channel alone.
     """
 
     tile: Tile
@@ -57,6 +58,7 @@ class DenseVariant:
     blocked: bool
     masked: bool
     epilogue: Epilogue
+    spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,8 @@ class _Dense:
         fn, w = self.fn, self.words
         entry = self._segment(number)
         dy, dx, offset, first, length = (fn.load("i64", fn.gep("i64", entry, i), 8) for i in range(5))
+        if self.variant.spread:
+            offset = fn.add(offset, fn.add(fn.mul(dy, w["x_h"]), fn.mul(dx, w["x_w"])))
         rows = []
         is_some = "false"
         for p in range(self.variant.tile.pixels):

@@ -21,29 +21,31 @@ from smelt.codegen.conv.micro import Tile
 from smelt.codegen.conv.shape import ConvShape
 from smelt.codegen.conv.tiles import (
     MAX_PIXELS,
+    copied_rows,
     dense_blocks,
     dense_tile,
+    depthwise_channels,
+    first_panels,
     has_wide_multipliers,
-    least_winograd_tiles,
     nanoseconds,
+    seen_rows,
     tile_pixels,
     winograd_blocks,
+    winograd_pays,
+    within_row,
 )  # fmt: skip
 from smelt.codegen.llvm.isa import Isa
-from smelt.ir.sizes import chosen, equals, is_one, is_whole
+from smelt.ir.sizes import equals, is_one, is_symbolic, is_whole, size_min
 
 Strides = tuple[int, int, int, int]
 """Of n, c, h, w in elements."""
 
 # Below this many input channels the lanes' broadcasts are few between two changes of place: copying rows is better.
 _FEW_CHANNELS = 8
-_ROWS_NBYTES = 48 << 10
 # Input columns that a depthwise tile may hold in registers and pointers.
 _MAX_COLUMNS = 10
 _MAX_WINDOW_COLUMNS = 24
-_DEPTHWISE_ITEM = 4096
-# Products that the 3x3 kernel must save to pay for its transforms, and channels that share one transform of the input.
-_MIN_SAVING = 1.5
+# Channels that share one transform of the input.
 _WINOGRAD_COLUMNS = 128
 
 
@@ -140,10 +142,11 @@ def _dense(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     group_panels = -(-shape.group_out // tile.columns)
     at = shape.window
     seen = 1 if flat else min(at.stride[0], shape.kh) * min(at.stride[1], shape.kw)
-    table, nblocks, nsegments, longest = pack.segment_table(shape, (strides[2], strides[3]))
+    spread = not flat and is_symbolic(strides[2:])
+    table, nblocks, nsegments, longest = pack.segment_table(shape, (0, 0) if spread else (strides[2], strides[3]))
     limit = pack.block_limit(shape)
     variant = dense.DenseVariant(
-        tile, flat, shape.depth > limit if flat else nblocks > 1, shape.group_out % tile.columns != 0, epilogue,
+        tile, flat, shape.depth > limit if flat else nblocks > 1, shape.group_out % tile.columns != 0, epilogue, spread,
     )  # fmt: skip
     pixel_nbytes = shape.group_in * 4 * seen + dense.scratch_nbytes(variant, 1)[0]
     blocks = dense_blocks(
@@ -186,7 +189,7 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) 
         return None
     th, tw = -(-shape.oh // 2), -(-shape.ow // 2)
     tiles = shape.n * th * tw
-    if not _winograd_pays(isa, shape.pixels, tiles, shape.cin * shape.cout):
+    if not winograd_pays(isa, shape.pixels, tiles, shape.cin * shape.cout):
         return None
     pixels = tile_pixels(tiles, MAX_PIXELS if isa.f32_lanes == 16 and vectors == 2 else 6)
     variant = winograd.WinogradVariant(Tile(isa.f32_lanes, vectors, pixels), epilogue)
@@ -210,13 +213,6 @@ def _winograd(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) 
     )  # fmt: skip
 
 
-@chosen
-def _winograd_pays(isa: Isa, pixels: int, tiles: int, weights: int) -> bool:
-    """Whether it saves enough, and its weight is worth reading."""
-    saves = 9 * pixels >= _MIN_SAVING * winograd.POINTS * tiles
-    return saves and tiles >= least_winograd_tiles(isa, winograd.POINTS * weights * 4)
-
-
 # --- few input channels
 
 
@@ -225,37 +221,33 @@ def _first(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue) -> 
     at = shape.window
     unit = 1 if planes else shape.cin
     row = ((shape.ow - 1) * at.stride[1] + (shape.kw - 1) * at.dilation[1] + 1) * unit
-    tile = dense_tile(isa, shape.cout, shape.ow)
+    tile = within_row(dense_tile(isa, shape.cout, shape.ow), shape.ow)
     limit = pack.block_limit(shape)
     copies = shape.cin if planes else 1
-
-    def height(rows: int) -> int:
-        return (rows - 1) * at.stride[0] + (shape.kh - 1) * at.dilation[0] + 1
-
-    rows = 1
-    while rows < min(4, shape.oh) and copies * height(rows + 1) * row * 4 <= _ROWS_NBYTES:
-        rows += 1
+    rows = copied_rows(shape, copies, row)
+    height = seen_rows(shape, rows)
     panels = -(-shape.cout // tile.columns)
     panel_ns = nanoseconds(isa, shape.depth * tile.columns * rows * shape.ow)
-    panel_step = min(panels, max(1, int(200_000 / panel_ns)))
+    panel_step = first_panels(panels, panel_ns)
     row_blocks, panel_blocks = -(-shape.oh // rows), -(-panels // panel_step)
-    lead = min(at.before[1] * unit, row)
+    lead = size_min(at.before[1] * unit, row)
     words = (
         panels, panel_blocks, panel_step, row_blocks, rows, shape.oh, shape.ow, shape.h, at.before[0], at.stride[0],
-        strides[0], strides[1], strides[2], copies, height(rows), row, lead, min(shape.w * unit, row - lead),
+        strides[0], strides[1], strides[2], copies, height, row, lead, size_min(shape.w * unit, row - lead),
         shape.depth, pack.even_block(shape.depth, limit), shape.cout, shape.cout, shape.depth * tile.columns,
     )  # fmt: skip
+    spread = is_symbolic(row)
     variant = bordered.BorderedVariant(
-        tile, at.stride[1] * unit, shape.depth > limit, shape.cout % tile.columns != 0, epilogue
+        tile, at.stride[1] * unit, shape.depth > limit, shape.cout % tile.columns != 0, epilogue, spread
     )
 
     def held(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        table = pack.offset_table(shape, planes, height(rows), row)
+        table = pack.offset_table(shape, planes, height, None if spread else row)
         return pack.pack_dense(weight, 1, tile.columns), table
 
     return ConvPlan(
         "first", partial(bordered.bordered_text, isa, variant), words, shape.n * row_blocks * panel_blocks,
-        panel_ns * panel_step, copies * height(rows) * row * 4, shape.has_border, held,
+        panel_ns * panel_step, copies * height * row * 4, shape.has_border, held,
     )  # fmt: skip
 
 
@@ -278,9 +270,8 @@ def _depthwise(isa: Isa, shape: ConvShape, strides: Strides, epilogue: Epilogue)
         most -= 1
     if len(variant_of(most).columns) > _MAX_WINDOW_COLUMNS:
         return None
-    variant = variant_of(tile_pixels(shape.ow, most))
-    channels = -(-shape.cin // lanes) * lanes
-    block = min(channels, max(lanes, _DEPTHWISE_ITEM // shape.ow // lanes * lanes))
+    variant = variant_of(within_row(Tile(lanes, 1, tile_pixels(shape.ow, most)), shape.ow).pixels)
+    block = depthwise_channels(-(-shape.cin // lanes) * lanes, lanes, shape.ow)
     blocks = -(-shape.cin // block)
     words = (
         shape.cin, shape.oh, shape.ow, shape.h, shape.w, shape.kh, at.stride[0], at.dilation[0], *at.before, strides[0],

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from smelt.codegen.conv.micro import Tile
+from smelt.codegen.conv.shape import ConvShape
 from smelt.codegen.llvm.isa import Isa
 from smelt.ir.sizes import chosen, late
 from smelt.runtime.cpu import data_cache_nbytes
@@ -24,6 +25,10 @@ _NS_PER_MAC = 0.02
 _CACHED_NBYTES = 256 << 10
 _MIN_ITEMS, _ITEMS_PER_THREAD = 16, 4
 _WINOGRAD_NBYTES, _MIN_WINOGRAD_ITEMS = 384 << 10, 4
+# Products that the 3x3 kernel must save to pay for its transforms; what it has for the 36 of a tile.
+_MIN_SAVING, _WINOGRAD_POINTS = 1.5, 16
+_ROWS_NBYTES = 48 << 10
+_DEPTHWISE_ITEM = 4096
 _MIN_ITEM_NS = 3000.0
 _LARGE_L1_NBYTES = 48 << 10
 
@@ -157,6 +162,44 @@ def winograd_blocks(tiles: int, pixels: int, panels: int, tile_nbytes: int, leas
         else:
             break
     return group_step * pixels, panel_step
+
+
+@chosen
+def winograd_pays(isa: Isa, pixels: int, tiles: int, weights: int) -> bool:
+    """Whether it saves enough, and its weight is worth reading."""
+    saves = 9 * pixels >= _MIN_SAVING * _WINOGRAD_POINTS * tiles
+    return saves and tiles >= least_winograd_tiles(isa, _WINOGRAD_POINTS * weights * 4)
+
+
+def within_row(tile: Tile, pixels: int) -> Tile:
+    """A tile that a row has room for: the last one begins earlier, but not before the row does."""
+    return tile if pixels >= tile.pixels else Tile(tile.lanes, tile.vectors, 1)
+
+
+def seen_rows(shape: ConvShape, rows: int) -> int:
+    """Input rows that so many rows of the result see."""
+    at = shape.window
+    return (rows - 1) * at.stride[0] + (shape.kh - 1) * at.dilation[0] + 1
+
+
+@chosen
+def copied_rows(shape: ConvShape, copies: int, row: int) -> int:
+    """Rows of the result whose input is copied at once."""
+    rows = 1
+    while rows < min(4, shape.oh) and copies * seen_rows(shape, rows + 1) * row * 4 <= _ROWS_NBYTES:
+        rows += 1
+    return rows
+
+
+@late(low=1)
+def first_panels(panels: int, panel_ns: float) -> int:
+    return min(panels, max(1, int(200_000 / panel_ns)))
+
+
+@late(low=1)
+def depthwise_channels(channels: int, lanes: int, pixels: int) -> int:
+    """Channels of an item."""
+    return min(channels, max(lanes, _DEPTHWISE_ITEM // pixels // lanes * lanes))
 
 
 def wanted_items(least: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smelt.ir import Arg, Node, TensorType, Value
+from smelt.ir.sizes import equals
 from smelt.ops.convert import dtype_to_torch, to_torch
 from smelt.ops.registry import arguments_of, overload, schema_of
 from smelt.ops.shapes.views import VIEW_RULES, Layout, view_layouts
@@ -53,7 +54,7 @@ def row_major(sizes: Sequence[int]) -> Geometry:
 
 def same_layout(sizes: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]) -> bool:
     """Whether two strides put every element at the same place (dimensions of size 1 and empty tensors do not tell)."""
-    return 0 in sizes or all(n == 1 or a == b for n, a, b in zip(sizes, left, right, strict=True))
+    return 0 in sizes or all(equals(a, b) or n == 1 or a == b for n, a, b in zip(sizes, left, right, strict=True))
 
 
 def dummy(type_: TensorType, strides: tuple[int, ...], device: str = "meta") -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from smelt.ir.sizes import equals
 from smelt.ops.shapes.views import Layout, is_row_major, row_major
 
 _CHANNELS_LAST = (1, 3, 2, 0)
@@ -49,10 +50,10 @@ def _is_dense_in(at: Layout, order: Sequence[int]) -> bool:
     """Whether elements lie side by side in an order of dimensions, the nearest first; sizes of 1 do not tell."""
     step = 1
     for d in order:
-        if at.sizes[d] != 1:
-            if at.strides[d] != step and 0 not in at.sizes:
-                return False
-            step *= at.sizes[d]
+        size, own = at.sizes[d], at.strides[d]
+        if not equals(own, step) and size != 1 and own != step and 0 not in at.sizes:
+            return False
+        step *= size
     return True
 
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from smelt.ir import MemoryFormat
+from smelt.ir.sizes import equals
 
 # What is longer than any tensor: the end that torch writes where none is given.
 _FAR = 1 << 62
@@ -56,10 +57,9 @@ def is_row_major(at: Layout) -> bool:
     """Whether elements lie one behind the other; dimensions of size 1 do not tell."""
     expected = 1
     for size, step in zip(reversed(at.sizes), reversed(at.strides), strict=True):
-        if size != 1:
-            if step != expected and 0 not in at.sizes:
-                return False
-            expected *= size
+        if not equals(step, expected) and size != 1 and step != expected and 0 not in at.sizes:
+            return False
+        expected *= size
     return True
 
 
