@@ -70,7 +70,7 @@ def check(
     fn: Any, args: tuple[Any, ...], *inside: tuple[Any, ...], outside: tuple[tuple[Any, ...], ...] = (),
     spec: Spec | None = None, is_straight: bool = True,
 ) -> Captured:  # fmt: skip
-    """Capture on the first arguments: on those and on `inside` the graph does what eager does, on `outside` a guard fails.
+    """Capture on the first arguments: there and on `inside` the graph does what eager does, on `outside` a guard fails.
 
     is_straight: all of the program's nodes are those of a static capture at the same sizes, types included.
     """

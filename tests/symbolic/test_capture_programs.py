@@ -118,7 +118,7 @@ def numel_len(x: Any) -> Any:
 
 def shape_tuple(x: Any) -> Any:
     t = tuple(x.shape)
-    return torch.zeros(t[:-1] + (3,)), x.new_ones(x.shape[:1] + torch.Size([2]))
+    return torch.zeros((*t[:-1], 3)), x.new_ones(x.shape[:1] + torch.Size([2]))
 
 
 def size_equality(x: Any, y: Any) -> Any:

@@ -27,6 +27,8 @@ from smelt.diag import CaptureError
 from smelt.ir import size_terms as terms
 from smelt.ir.size_trace import Range, Symbol
 
+LARGEST = 1 << 62
+"""No size is larger."""
 _AXES = {1: ("N",), 2: ("B", "S"), 3: ("B", "S", "D"), 4: ("B", "C", "H", "W"), 5: ("B", "C", "D", "H", "W")}
 
 
@@ -160,7 +162,7 @@ def _shadow(
         value = tensor.shape[dim]
         low = min(2, value) if free.low is None else free.low
         name = free.name or _fresh(letters[dim] if dim < len(letters) else "D", found, taken)
-        bounds = (low, math.inf if free.high is None else free.high)
+        bounds = (low, LARGEST if free.high is None else free.high)
         sizes[dim] = sized(found.trace, _symbol(found, name, value, bounds, number, dim))
     strides = _strides(tensor, sizes)
     return shadows.fresh(tensor.dtype, sizes, strides, tensor.device, tensor.requires_grad)
@@ -178,7 +180,7 @@ def _symbol(found: Symbols, name: str, value: Any, bounds: tuple[float, float], 
             )
         return found.trace.symbol(name, value, bounds)
     low, high = bounds
-    limits = Range(int(low) if low > -math.inf else -(1 << 62), int(high) if high < math.inf else None)
+    limits = Range(int(low) if low > -math.inf else -LARGEST, int(high) if high < LARGEST else None)
     found.origins[name] = Origin(index, dim, value, None if isinstance(value, float) else limits)
     return found.trace.symbol(name, value, bounds)
 

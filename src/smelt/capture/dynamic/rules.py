@@ -99,6 +99,29 @@ def _layer_norm(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -
     return _make(shadows, x, sizes)
 
 
+def _conv(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    x, weight, *rest = args
+    sizes, kernel = _row_major(x), _numbers(weight.shape)
+    axes = x.dim() - 2
+    if sizes is None or kwargs or axes < 1 or weight.dim() != x.dim() or not all(type(k) is int for k in kernel):
+        return None
+    if not weight.is_contiguous() or weight.dtype != x.dtype or (rest and rest[0] is not None and rest[0].dim() != 1):
+        return None
+    given: list[Any] = [*rest[1:], *[(1,), (0,), (1,), 1][len(rest[1:]) :]] if rest else [(1,), (0,), (1,), 1]
+    if any(isinstance(g, str) for g in given):
+        return None
+    stride, padding, dilation = (_numbers(g) * (axes if len(g) == 1 else 1) for g in given[:3])
+    if sizes[1] != kernel[1] * given[3]:
+        return None
+    found = []
+    for size, k, s, p, d in zip(sizes[2:], kernel[2:], stride, padding, dilation, strict=True):
+        span = size + 2 * p - d * (k - 1) - 1
+        if span < 0:
+            return None
+        found.append(span // s + 1)
+    return _make(shadows, x, [sizes[0], kernel[0], *found])
+
+
 def _same_layout(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Of one floating-point operand, element by element or along a dimension."""
     x = args[0]
@@ -149,6 +172,7 @@ _UNARY = (
 _RULES: dict[str, Rule] = {
     "aten.linear.default": _linear,
     "aten.layer_norm.default": _layer_norm,
+    **{f"aten.conv{n}d.default": _conv for n in (1, 2, 3)},
     "aten.softmax.int": _same_layout,
     "aten.log_softmax.int": _same_layout,
     "aten.view.default": _view,

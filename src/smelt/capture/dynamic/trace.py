@@ -45,6 +45,7 @@ class CaptureTrace(Trace):
         answer = super(CaptureTrace, self).compare(operator, p, value)
         if len(self.guards) > before:
             self.sites.append(self.site())
+            self._tighten()
             self._answers.clear()
             self._decided.clear()
             if operator == "==" and answer:
@@ -78,8 +79,8 @@ class CaptureTrace(Trace):
 
     def mark(self) -> Any:
         """What `back` takes."""
-        learnt = (self._forms, self._unequal, self._taken, self.known, self.known_floats)
-        return len(self.guards), list(self.ranges), [type(x)(x) for x in learnt]
+        learnt: list[Any] = [self._forms, self._unequal, self._taken, self.known, self.known_floats]
+        return len(self.guards), list(self.ranges), [x.copy() for x in learnt]
 
     def fixed_since(self, mark: Any, until: Any = None) -> int:
         """How many symbols have got one value since a mark (until another)."""
@@ -96,10 +97,24 @@ class CaptureTrace(Trace):
         self.ranges[:] = ranges
         self._texts.clear()
         # Copies again: a mark may be gone back to twice.
-        self._forms, self._unequal, self._taken, self.known, self.known_floats = [type(x)(x) for x in learnt]
+        self._forms, self._unequal, self._taken, self.known, self.known_floats = [x.copy() for x in learnt]
         self._answers.clear()
         self._decided.clear()
         self._resolved.clear()
+
+    def _tighten(self) -> None:
+        """Let a new guard narrow the ranges of what is made of what it speaks of."""
+        for form, value in self._unequal:
+            if len(form) == 1 and form[0][1] == 1 and len(form[0][0]) == 1:
+                index = form[0][0][0]
+                low, high = self.ranges[index]
+                self.ranges[index] = (low + (low == value), high - (high == value))
+        for index, atom in enumerate(self.atoms):
+            if isinstance(atom, Division) and atom.operator == "//" and terms.is_constant(atom.right):
+                by, (low, high) = terms.constant_of(atom.right), self.bounds(atom.left)
+                if by > 0:
+                    a, b = self.ranges[index]
+                    self.ranges[index] = max(a, low // by), min(b, high // by)
 
     # --- equalities --------------------------------------------------------------------------------------------------
 

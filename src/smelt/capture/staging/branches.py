@@ -27,7 +27,7 @@ def condition(session: Session, test: Any) -> Slot | None:
         session.unmerge(test.why)
     if isinstance(test, torch.Tensor):
         slot = session.recorder.slot_of(test)
-        if not slot.family.tainted:
+        if not slot.family.tainted or session.knows(slot):
             return None
         type_ = slot_type(slot)
         if type_.is_static and type_.numel != 1:

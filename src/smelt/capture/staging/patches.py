@@ -99,6 +99,9 @@ def _truth(original: Any) -> Any:
             return original(self)
         from smelt.capture.staging.branches import condition  # noqa: PLC0415
 
+        known = session.known_value(self)
+        if known is not None:
+            return bool(known)
         return session.decide(condition(session, self))
 
     return truth

@@ -318,6 +318,9 @@ class Session:
         if type_.is_static and type_.numel != 1:
             self.cannot(f"the value of a tensor {type_} was asked for", "it has not exactly one element")
         examples = _EXAMPLES["int" if kind == "uint" else kind]
+        known = self.known_value(tensor)
+        if known is not None:
+            return known
         native = self._hint("item")
         is_native = native is not None and type(native) is type(examples[0])
         if is_native:
@@ -325,6 +328,25 @@ class Session:
         found = ScalarSlot(_ITEM_TYPES[kind], examples, is_native)
         self.append("aten.item.default", [slot], {}, [found])
         return wrap(found)
+
+    def known_value(self, tensor: torch.Tensor) -> Any:
+        """The element of a tensor that follows from sizes alone, which the graph expects; None for any other."""
+        if self.size_trace is None or len(self.regions) > 1:
+            return None
+        slot = self.recorder.slot_of(tensor)
+        value = self.recorder.known.of(slot)
+        if value is None or value.numel() != 1:
+            return None
+        with unseen():
+            found = value.item()
+        read = ScalarSlot(_ITEM_TYPES[slot_type(slot).dtype.kind], (found,) * WORLDS, True)
+        self.append("aten.item.default", [slot], {}, [read])
+        self.append("expect", [read, found], {}, [])
+        return found
+
+    def knows(self, slot: Slot) -> bool:
+        """Whether a tensor follows from sizes alone, and Python may read it."""
+        return self.size_trace is not None and len(self.regions) == 1 and self.recorder.known.of(slot) is not None
 
     def scalar_call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: type) -> ScalarSlot:
         """Record an operator of torch's that gives a number."""

@@ -21,6 +21,7 @@ from smelt._torch.dispatch import unseen
 from smelt._torch.record_patches import is_plain_tensor_type
 from smelt._torch.shadow import Shadows, pythons_kernels, wants_numbers
 from smelt.capture.dynamic.dims import dim_of, row_major
+from smelt.capture.dynamic.known import KnownValues
 from smelt.capture.dynamic.rules import by_rule, has_rule
 from smelt.capture.dynamic.values import for_torch, is_sized
 from smelt.capture.opinfo import METADATA, OpInfo, op_info
@@ -47,6 +48,7 @@ class ShadowRecorder(Recorder):
         super().__init__(roots, scope)
         self.session = session
         self.shadows = Shadows()
+        self.known = KnownValues(self)
         self.varied: dict[Slot, tuple[Any, ...]] = {}
         self.inner: dict[int, Slot] = {}
         self.spread: dict[int, tuple[ScalarSlot, torch.Tensor]] = {}
@@ -133,6 +135,8 @@ class ShadowRecorder(Recorder):
         results = self._run(overload, info, args, kwargs, operands)
         family = self._family(info, noted, operands, True)
         slots = self._define_worlds(results, family, info)
+        if self.session.size_trace is not None:
+            self.known.note(overload, info, args, kwargs, operands, slots, results[0])
         if info.is_kept:
             self.records.append((info, noted, named, slots, self._find_site(2), self.scope.path, self._modes_now()))
         self._check()
@@ -214,7 +218,7 @@ class ShadowRecorder(Recorder):
                     continue
                 with self.shadows.running():
                     if rule is None or numbers is None:
-                        result = self._on_shadows(overload, own_args, own_kwargs)
+                        result = self._run_symbolic(overload, own_args, own_kwargs)
                     else:
                         result = rule(overload, own_args, own_kwargs, numbers[world], self._make)
             except _DeadWorldError:
@@ -233,10 +237,10 @@ class ShadowRecorder(Recorder):
             results[1:] = [DEAD] * (WORLDS - 1)
         return results
 
-    def _on_shadows(self, overload: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if self.session.size_trace is None:
-            return overload(*args, **kwargs)
+    def _run_symbolic(self, overload: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         trace = self.session.size_trace
+        if trace is None:
+            return overload(*args, **kwargs)
         before = trace.mark()
         try:
             found = overload(*args, **kwargs)
@@ -247,6 +251,7 @@ class ShadowRecorder(Recorder):
                 raise
             found = None
         first = trace.mark()
+        # C's kernel fixed a size, or takes none that is a symbol: torch's Python kernel may do without.
         trace.back(before)
         try:
             with pythons_kernels():
