@@ -153,12 +153,15 @@ def _convert(kind: Any, value: Any, slot_of: SlotOf, length: int | None) -> Word
 
 
 def _integer(value: Any) -> int | None:
-    return int(value) if isinstance(value, int) else None
+    # Of a number that is known later only that it is one.
+    return value + 0 if isinstance(value, int) else None
 
 
 def _double(value: Any) -> int | None:
     if not isinstance(value, int | float):
         return None
+    if type(value) not in (int, float, bool):
+        return value * 1.0  # type: ignore[return-value]  # known later: its bits are made then
     return int(struct.unpack("<q", struct.pack("<d", float(value)))[0])
 
 

@@ -36,13 +36,31 @@ class Evaluation:
             return self.poly(x.poly)
         if type(x) is SizeFloat:
             return self.float(x.expr)
-        if type(x) in (tuple, list):
-            return type(x)(self(y) for y in x)
-        if is_dataclass(x) and not isinstance(x, type):
-            old = {f.name: getattr(x, f.name) for f in fields(x) if f.init}
-            new = {name: self(y) for name, y in old.items()}
-            return replace(x, **new) if any(new[name] is not y for name, y in old.items()) else x
-        return x
+        return self._rebuilt(x, {})
+
+    def _rebuilt(self, x: Any, made: dict[int, tuple[Any, Any]]) -> Any:
+        """A structure with numbers in the place of sizes; what is one object in it stays one."""
+        kind = type(x)
+        if kind is Size or kind is SizeFloat:
+            return self(x)
+        if kind is not tuple and kind is not list and (not is_dataclass(x) or kind is type):
+            return x
+        if id(x) in made:
+            return made[id(x)][1]
+        if kind is tuple or kind is list:
+            items = [self._rebuilt(y, made) for y in x]
+            new = kind(items) if any(a is not b for a, b in zip(items, x, strict=True)) else x
+        else:
+            changed = {}
+            for field in fields(x):
+                old = getattr(x, field.name)
+                found = self._rebuilt(old, made)
+                if found is not old:
+                    changed[field.name] = found
+            new = replace(x, **changed) if changed else x
+        # The old one is kept, so that its id stays its own.
+        made[id(x)] = x, new
+        return new
 
     def holds(self, guard: Guard) -> bool:
         """Whether a comparison comes out as it did."""

@@ -9,15 +9,14 @@ knows; those are filled in as soon as their tensors are there.
 from __future__ import annotations
 
 import ctypes
-from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from smelt._torch import shim, stable
 from smelt.runtime.encode_blocks import BlockRecords
 from smelt.runtime.encode_records import Missing
+from smelt.runtime.encoded import CannotShare, Encoded, Later, Shared, Team
 from smelt.runtime.failures import describe
 from smelt.runtime.frame_template import FrameTemplate
 from smelt.runtime.launches import Launches
@@ -37,7 +36,9 @@ from smelt.runtime.plan import (
     PyCall,
     Release,
     View,
+    Word,
     outs_of,
+    uses_of,
 )
 from smelt.runtime.profile import Profile, Record
 from smelt.runtime.schedule import Enter, Group, Leave, Single, schedule
@@ -59,40 +60,9 @@ _RANGES = ("aoti_record_function_start", "aoti_record_function_end")
 _GET_DATA = "aoti_torch_get_data_ptr"
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """The result: `code` words, the frame's initial `cells`, and what ties both to the plan.
-
-    `addresses` are (cell, cell whose address in the frame it holds). `cell_of` gives a slot's cell, inputs first and in
-    order. `starts[i]` is the word where record i begins, `owners[i]` its instruction. `keep` holds what addresses in
-    the template point to. `grad_is_native`, `escape_is_native`: whether the executor itself switches gradients off,
-    and looks for outputs that share the arena's memory. `arena_addresses` are (cell, bytes from the arena's start).
-    `elided` views have no handle. `scratch_nbytes` is what each of at most `team_limit` threads must lend to
-    kernels. `profile` collects the times of a plan that asks for them.
-    """
-
-    code: Any
-    cells: array[int]
-    addresses: tuple[tuple[int, int], ...]
-    cell_of: tuple[int, ...]
-    starts: tuple[int, ...]
-    owners: tuple[int, ...]
-    steps: tuple[PyCall, ...]
-    step_is_launch: tuple[bool, ...]
-    arena_cells: tuple[int, int]
-    counts: Counts
-    grad_is_native: bool
-    escape_is_native: bool
-    keep: tuple[Any, ...]
-    arena_addresses: tuple[tuple[int, int], ...] = ()
-    elided: Mapping[int, View] = field(default_factory=dict)
-    scratch_nbytes: int = 0
-    team_limit: int = 1
-    profile: Profile | None = None
-
-
 class _Encoder(BlockRecords):
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, at: Plan | None = None) -> None:
+        self.at = at
         frame = FrameTemplate()
         super().__init__(frame, _slot_cells(plan, frame), plan)
         self.uncounted: set[int] = set()
@@ -107,6 +77,9 @@ class _Encoder(BlockRecords):
         # Cells that wait for the address of a slot's memory, with the bytes to add.
         self.waiting: dict[int, list[tuple[int, int]]] = {}
         self.scratch_nbytes = 0
+        self.shared: list[Shared] = []
+        self.teams: list[Team] = []
+        self._team: tuple[int, int] | None = None
         self.arguments = self._arguments()
         self.places = {i: [self._located(slot) for slot in slots] for i, slots in self._addressed()}
 
@@ -122,6 +95,20 @@ class _Encoder(BlockRecords):
             self.counts += Counts(kernels=1)
         with self._range(self.plan.instructions[self.current]):
             self.emit(Op.LAUNCH, first, len(group.indices), group.total)
+        descriptors = [(first + Launched.NCELLS * i, index) for i, index in enumerate(group.indices)]
+        self.shared.append(Shared(len(self.words) - 1, tuple(descriptors)))
+
+    def enter(self, size: int) -> None:
+        """The beginning of a region."""
+        self.emit(Op.REGION, size)
+        self._team = len(self.words) - 1, len(self.shared)
+
+    def leave(self) -> None:
+        """Its end."""
+        assert self._team is not None
+        word, first = self._team
+        self.teams.append(Team(word, tuple(range(first, len(self.shared)))))
+        self.emit(Op.LEAVE)
 
     def _descriptor(self, index: int, at: int, chunk: int, begin: int) -> None:
         """A launch's descriptor; its arguments stand ready since the start."""
@@ -130,9 +117,10 @@ class _Encoder(BlockRecords):
         self.frame.addresses[self.arguments[index]] = at + Launched.ARGS
         cells = self.frame.cells
         cells[at + Launched.FUNCTION] = code.address(launch.kernel.symbol)
-        cells[at + Launched.ITEMS], cells[at + Launched.CHUNK] = launch.items, chunk
-        cells[at + Launched.FIRST_CHUNK] = begin
-        cells[at + Launched.STEP] = self.step(python_step(launch), is_launch=True)
+        if type(launch.items) is not Word and type(launch.item_ns) is not Word:
+            cells[at + Launched.ITEMS], cells[at + Launched.CHUNK] = launch.items, chunk
+            cells[at + Launched.FIRST_CHUNK] = begin
+        cells[at + Launched.STEP] = self.step(python_step(launch), is_launch=True, owner=index)
         self.frame.keep.append(code)
 
     def _arguments(self) -> dict[int, int]:
@@ -142,11 +130,12 @@ class _Encoder(BlockRecords):
             launch = self.plan.instructions[index]
             assert isinstance(launch, Launch)
             args = found[index] = self.frame.block(max(len(launch.buffers) + len(launch.words), 1))
-            self.scratch_nbytes = max(self.scratch_nbytes, launch.scratch_nbytes)
+            if type(launch.scratch_nbytes) is not Word:
+                self.scratch_nbytes = max(self.scratch_nbytes, launch.scratch_nbytes)
             for i, slot in enumerate(launch.buffers if launch.items else ()):
                 self._locate(slot, args + i)
             for i, word in enumerate(launch.words, len(launch.buffers)):
-                self.frame.cells[args + i] = word
+                self.frame.put(args + i, word)
         return found
 
     def _addressed(self) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -175,7 +164,7 @@ class _Encoder(BlockRecords):
         if offset is not None:
             self.arena_addresses.append((cell, offset + spot.offset))
         elif spot.root in self.plan.fixed:
-            self.frame.cells[cell] = self.held[spot.root].data_ptr() + spot.offset
+            self.frame.put(cell, self.held[spot.root].data_ptr() + spot.offset)
         else:
             self.waiting.setdefault(spot.root, []).append((cell, spot.offset))
 
@@ -271,7 +260,7 @@ class _Encoder(BlockRecords):
         doubles: list[int] = []
         gathers: list[tuple[int, int]] = []
         for arg in call.args:
-            if isinstance(arg, float):
+            if isinstance(arg, float) or (type(arg) is Word and arg.is_double):
                 doubles.append(self.frame.double(arg))
             else:
                 words.append(self.word(arg, gathers))
@@ -367,7 +356,26 @@ class _Encoder(BlockRecords):
             scratch_nbytes=self.scratch_nbytes,
             team_limit=team_limit,
             profile=self._profile(),
+            step_owners=tuple(self.step_owners),
+            later=self._later(),
         )
+
+    def _later(self) -> Later | None:
+        if self.at is None:
+            return None
+        return Later(tuple(self.frame.marks), tuple(self.shared), tuple(self.teams), self._handled())
+
+    def _handled(self) -> tuple[int, ...]:
+        """Tensors of the arena that something else than a kernel uses."""
+        found: dict[int, None] = {}
+        for index, instruction in enumerate(self.plan.instructions):
+            is_address = index in self.launches.code or index in self.places
+            if is_address or isinstance(instruction, Release):
+                continue
+            if isinstance(instruction, View) and instruction.dst in self.launches.elided:
+                continue
+            found.update(dict.fromkeys(slot for slot in uses_of(instruction) if slot in self.arena_offsets))
+        return tuple(found)
 
     def _profile(self) -> Profile | None:
         if not self.plan.profile or not self.frame.cells[Cell.CLOCK]:
@@ -377,22 +385,35 @@ class _Encoder(BlockRecords):
         return Profile(self.plan, records, len(self.words))
 
 
-def encode(plan: Plan) -> Encoded:
-    """The plan in the executor's form, with the symbols that exist here and now."""
-    encoder = _Encoder(plan)
+def encode(plan: Plan, at: Plan | None = None) -> Encoded:
+    """The plan in the executor's form, with the symbols that exist here and now.
+
+    at: of a plan with words, what it is at some sizes; these decide how launches are grouped.
+    Raises: CannotShare where records that are right at all sizes cannot be told.
+    """
+    encoder = _Encoder(plan, at)
+    _check_items(plan, at, encoder.launches.code)
     encoder.prologue()
     limit = team_limit() if encoder.has_threads() else 1
-    for item in schedule(plan, encoder.launches, limit, apart=plan.profile):
+    for item in schedule(at or plan, encoder.launches, limit, apart=plan.profile, any_offsets=at is not None):
         match item:
             case Single(index=index):
                 encoder.instruction(index, plan.instructions[index])
             case Group():
                 encoder.group(item)
             case Enter(size=size):
-                encoder.emit(Op.REGION, size)
+                encoder.enter(size)
             case Leave():
-                encoder.emit(Op.LEAVE)
+                encoder.leave()
     return encoder.finish(limit)
+
+
+def _check_items(plan: Plan, at: Plan | None, code: Mapping[int, Any]) -> None:
+    """A launch without items has no record, so there must be some at all sizes. Raises: CannotShare."""
+    for index in code if at is not None else ():
+        launch, now = plan.instructions[index], at.instructions[index] if at is not None else None
+        if isinstance(launch, Launch) and type(launch.items) is Word and isinstance(now, Launch) and not now.items:
+            raise CannotShare("a launch has no items at the sizes at hand")
 
 
 def _slot_cells(plan: Plan, frame: FrameTemplate) -> list[int]:

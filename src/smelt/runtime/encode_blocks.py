@@ -29,6 +29,7 @@ from smelt.runtime.plan import (
     PyCall,
     Scalar,
     Use,
+    Word,
 )
 from smelt.runtime.steps import is_same_number, python_step
 from smelt.runtime.table import Cell, Element, Op
@@ -44,13 +45,15 @@ class BlockRecords(Records):
         self.places: dict[int, list[int]] = {}
         self.steps: list[PyCall] = []
         self.step_is_launch: list[bool] = []
+        self.step_owners: list[int] = []
         self.blocks = blocks_of(plan.instructions)
         # The word behind each control instruction, and the words to fill in with one of these.
         self._labels: dict[int, int] = {}
         self._jumps: list[tuple[int, int]] = []
 
-    def step(self, step: PyCall, *, is_launch: bool = False) -> int:
-        """The number of a new Python step; those of launches see numbers as tensors."""
+    def step(self, step: PyCall, *, is_launch: bool = False, owner: int | None = None) -> int:
+        """The number of a new Python step, of the instruction at hand; those of launches see numbers as tensors."""
+        self.step_owners.append(self.current if owner is None else owner)
         self.steps.append(step)
         self.step_is_launch.append(is_launch)
         return len(self.steps) - 1
@@ -100,6 +103,8 @@ class BlockRecords(Records):
         match arg:
             case Use(slot=slot):
                 return self.cell_of[slot]
+            case _ if type(arg) is Word:
+                return self.frame.double(arg) if arg.is_double else self.frame.const(arg)
             case float():
                 return self.frame.double(arg)
             case _:

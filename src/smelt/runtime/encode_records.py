@@ -28,6 +28,7 @@ from smelt.runtime.plan import (
     Text,
     Use,
     Uses,
+    Word,
 )
 from smelt.runtime.table import CALL_CLASSES, HEADER_WORDS, MAX_DOUBLES, Cell, Op
 
@@ -88,7 +89,12 @@ class Records:
         return self.frame.cell(0) if cell == Cell.ZERO else cell
 
     def ints(self, values: tuple[int, ...]) -> int:
-        """The cell that holds the address of integers."""
+        """The cell that holds the address of integers; those that wait for words stand in the frame itself."""
+        if any(type(value) is Word for value in values):
+            first = self.frame.block(len(values))
+            for i, value in enumerate(values):
+                self.frame.put(first + i, value)
+            return self.frame.address_of(first)
         return self.frame.const(self.frame.data(ctypes.c_int64, values))
 
     def word(self, arg: Any, gathers: list[tuple[int, int]]) -> int:
@@ -114,12 +120,18 @@ class Records:
                 return self.ints(values)
             case OptionalInt(value=int(value)):
                 return self.ints((value,))
+            case _ if type(arg) is Word:
+                return frame.double(arg) if arg.is_double else frame.const(arg)
             case _:
                 return self._constant_word(arg)
 
     def _constant_word(self, arg: Any) -> int:
         frame = self.frame
         match arg:
+            case OptionalDouble(value=value) if type(value) is Word:
+                return self.ints((value * 1.0,))
+            case DoublePointers(values=values) if any(type(value) is Word for value in values):
+                raise Missing("pointers to numbers that are known later")
             case OptionalDouble(value=value):
                 return frame.const(frame.data(ctypes.c_double, (value,)))
             case DoublePointers(values=values):

@@ -8,6 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
+from smelt.runtime.plan import Word
 from smelt.runtime.table import Cell
 
 
@@ -15,19 +16,35 @@ from smelt.runtime.table import Cell
 class FrameTemplate:
     """Cells as every frame of the plan has them at first.
 
-    addresses: cell -> the cell that holds its address. keep: what addresses in cells point to. known: cells and
-    addresses of constants by value, so that equal ones are there once.
+    addresses: cell -> the cell that holds its address. marks: cells that wait for a word. keep: what addresses in cells
+    point to. known: cells and addresses of constants by value, so that equal ones are there once.
     """
 
     cells: array[int] = field(default_factory=lambda: array("q", bytes(8 * Cell.FIRST)))
     addresses: dict[int, int] = field(default_factory=dict)
+    marks: list[tuple[int, Word]] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
     known: dict[Any, int] = field(default_factory=dict)
 
     def cell(self, value: int = 0) -> int:
         """A new cell."""
+        if type(value) is Word:
+            self.cells.append(0)
+            self.mark(len(self.cells) - 1, value)
+            return len(self.cells) - 1
         self.cells.append(value if value < 2**63 else value - 2**64)
         return len(self.cells) - 1
+
+    def mark(self, cell: int, word: Word) -> None:
+        """Let a cell wait for a word."""
+        self.marks.append((cell, word))
+
+    def put(self, cell: int, value: int) -> None:
+        """Give a cell its number, or let it wait for one."""
+        if type(value) is Word:
+            self.mark(cell, value)
+        else:
+            self.cells[cell] = value
 
     def block(self, count: int) -> int:
         """The first of several new cells, all 0."""
@@ -44,8 +61,10 @@ class FrameTemplate:
             self.known[key] = self.cell(value)
         return self.known[key]
 
-    def double(self, value: float) -> int:
+    def double(self, value: float | Word) -> int:
         """A cell with the bits of this constant."""
+        if type(value) is Word:
+            return self.const(value * 1.0)
         return self.const(struct.unpack("<q", struct.pack("<d", value))[0])
 
     def address_of(self, cell: int) -> int:

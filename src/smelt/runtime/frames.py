@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from smelt._torch import handles
-from smelt.runtime.encode import Encoded
+from smelt.runtime.encoded import Encoded
 from smelt.runtime.plan import Plan, PyCall
+from smelt.runtime.pool import Pool
 from smelt.runtime.steps import as_tensor, make_arena, number_bits, number_of, results_of
 from smelt.runtime.table import FRAME_ALIGNMENT, Cell
 
@@ -30,7 +31,13 @@ class Frame:
         self.address = ctypes.addressof(self.cells) + start
         for holder, cell in encoded.addresses:
             self.view[holder] = self.address + 8 * cell
-        self.memory, self.arena = make_arena(plan)
+        pool = encoded.sized.pool if encoded.sized is not None else None
+        self.memory: torch.Tensor | None
+        self.arena: Sequence[torch.Tensor]
+        if encoded.sized is None:
+            self.memory, self.arena = make_arena(plan)
+        else:
+            self.memory, self.arena = encoded.sized.arena()
         if self.memory is not None:
             low, high = encoded.arena_cells
             self.view[low] = self.memory.data_ptr()
@@ -38,15 +45,19 @@ class Frame:
             for cell, offset in encoded.arena_addresses:
                 self.view[cell] = self.memory.data_ptr() + offset
         stride = -(-encoded.scratch_nbytes // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
-        self.scratch = _scratch(stride * encoded.team_limit)
+        self.scratch = _scratch(stride * encoded.team_limit, pool)
         if self.scratch is not None:
             self.view[Cell.SCRATCH], self.view[Cell.SCRATCH_STRIDE] = self.scratch.data_ptr(), stride
         if encoded.profile is not None:
             self.view[Cell.PROFILE] = encoded.profile.table()
         owned: list[int] = []
-        for planned, tensor in zip(plan.arena, self.arena, strict=True):
-            self.view[encoded.cell_of[planned.slot]] = handle_of(bridge, tensor, owned)
+        handled = range(len(plan.arena)) if encoded.sized is None else encoded.sized.handled
+        for i in handled:
+            self.view[encoded.cell_of[plan.arena[i].slot]] = handle_of(bridge, self.arena[i], owned)
         weakref.finalize(self, delete_all, bridge, owned).atexit = False
+        for block in (self.memory, self.scratch) if pool is not None else ():
+            if block is not None and pool is not None:
+                weakref.finalize(self, pool.give, block).atexit = False
         self.inputs: Sequence[Any] = ()
         self.error: BaseException | None = None
         # What slots of kind "object" hold, for the time of a run.
@@ -129,10 +140,12 @@ class PythonSteps:
         return frame.objects[slot] if kind == "object" else number_of(kind, frame.view[self._cell_of[slot]])
 
 
-def _scratch(nbytes: int) -> torch.Tensor | None:
+def _scratch(nbytes: int, pool: Pool | None) -> torch.Tensor | None:
     """Memory for kernels to work in; torch aligns a tensor's memory to 64 bytes."""
     if not nbytes:
         return None
+    if pool is not None:
+        return pool.take(nbytes)
     with torch.inference_mode(False):
         return torch.empty(nbytes, dtype=torch.uint8)
 

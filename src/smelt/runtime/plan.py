@@ -24,12 +24,65 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
 from smelt.diag import Span
 from smelt.runtime.table import Arith
+
+# --- numbers that are known later -------------------------------------------------------------------------------------
+
+
+if TYPE_CHECKING:  # to the type checker, too, a word is what it passes for
+    from builtins import int as _Int
+else:
+    _Int = object
+
+
+@dataclass(frozen=True, slots=True)
+class Word(_Int):
+    """A number that follows from the sizes of a call (`runtime.sizes`): a sum of words, each times a factor, and `add`.
+
+    terms: (which word, its factor), sorted. is_double: it is a float, whose bits native code takes. It passes for an
+    int where Python asks, so that it stands wherever a plan has an int, and is never one by accident.
+    """
+
+    terms: tuple[tuple[int, int], ...]
+    add: int = 0
+    is_double: bool = False
+
+    __class__ = property(lambda self: int)
+
+    @staticmethod
+    def of(index: int, *, is_double: bool = False) -> Word:
+        """The word of this number itself."""
+        return Word(((index, 1),), 0, is_double)
+
+    def __add__(self, other: Any) -> Word:
+        if type(other) is not Word:
+            return Word(self.terms, self.add + other, self.is_double)
+        factors = dict(self.terms)
+        for index, factor in other.terms:
+            factors[index] = factors.get(index, 0) + factor
+        return Word(tuple(sorted(factors.items())), self.add + other.add)
+
+    __radd__ = __add__
+
+    def __mul__(self, other: float) -> Word:
+        if type(other) is float and other == 1.0:
+            return Word(self.terms, self.add, True)
+        return Word(tuple((index, factor * int(other)) for index, factor in self.terms), self.add * int(other))
+
+    __rmul__ = __mul__
+
+    def value(self, words: Sequence[int | float]) -> int | float:
+        """The number, given all words."""
+        total: int | float = self.add
+        for index, factor in self.terms:
+            total += words[index] * factor
+        return total
+
 
 # --- arguments of a C shim call ---------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ import torch
 
 from smelt._torch import handles, shim
 from smelt.diag import InternalError, Miss
-from smelt.runtime.encode import Encoded, encode
+from smelt.runtime.encode import encode
+from smelt.runtime.encoded import Encoded
 from smelt.runtime.failures import call_failed, escaped, layout_differs, step_failed
 from smelt.runtime.frames import Frame, PythonSteps, delete_all, handle_of
 from smelt.runtime.interpret import Interpreter, check_escapes
@@ -39,6 +40,7 @@ from smelt.runtime.plan import (
     Release,
     Scalar,
     View,
+    Word,
 )
 from smelt.runtime.signals import fetched_error
 from smelt.runtime.steps import check_kind, number_bits
@@ -62,8 +64,16 @@ class _WithoutGrad:
 class NativeRunner:
     """A plan in the executor's form with its frames. `run` is the way in from Python, `builtin` the faster one."""
 
-    def __init__(self, plan: Plan, encoded: Encoded, bridge: handles.Bridge, entry: NativeEntry) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        encoded: Encoded,
+        bridge: handles.Bridge,
+        entry: NativeEntry,
+        exact: Callable[[], Plan] | None = None,
+    ) -> None:
         self.plan, self.encoded = plan, encoded
+        self._exact = exact or (lambda: plan)
         self._bridge, self._entry = bridge, entry
         self._code = ctypes.addressof(encoded.code)
         self._input_cells = [encoded.cell_of[slot] for slot in plan.inputs]
@@ -120,7 +130,7 @@ class NativeRunner:
             outputs = self._run_in(frame, inputs)
         except handles.NoHandle:
             self._abandon(frame)
-            return Interpreter(self.plan).run(inputs)
+            return Interpreter(self._exact()).run(inputs)
         except BaseException:
             self._abandon(frame)
             raise
@@ -198,7 +208,7 @@ class NativeRunner:
         index = encoded.owners[record]
         error, frame.error = frame.error, None
         if error is not None:
-            return step_failed(self.plan, index, error)
+            return step_failed(self._exact(), index, error)
         if status == Status.LIBRARY and frame.view[Cell.ERROR]:
             return fetched_error(frame.view)
         if status == Status.LIBRARY and encoded.code[encoded.starts[record]] == Op.STEP:
@@ -207,7 +217,7 @@ class NativeRunner:
         if status == Status.LIBRARY:
             return call_failed(self.plan, index, shim.last_error())
         if status == Status.LAYOUT:
-            return layout_differs(self.plan, index)
+            return layout_differs(self._exact(), index)
         if status == Status.ESCAPED:
             return escaped(self.plan)
         if status == Status.MISS:
@@ -262,7 +272,9 @@ class NativeRunner:
             context[field] = value
         owner = _Context(address.to_bytes(8, "little"))
         owner.keeps = (self, context, cells, kinds, slow, fail)
-        owner.enter = EntryContext(address, _address(self._entry.run), fail, _is_short(self.plan), self._input_kinds)
+        sized = self.encoded.sized
+        is_short = _is_short(self.plan) if sized is None else sized.is_short
+        owner.enter = EntryContext(address, _address(self._entry.run), fail, is_short, self._input_kinds)
         make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
             ("PyCFunction_NewEx", ctypes.pythonapi)
         )
@@ -351,6 +363,15 @@ def _is_short(plan: Plan) -> bool:
             case _ if not isinstance(instruction, _QUICK):
                 return False
     return total_ns < _SHORT_NS
+
+
+def is_quick(plan: Plan) -> bool:
+    """Whether a run takes little beyond what is known of its kernels."""
+    for instruction in plan.instructions:
+        is_known = isinstance(instruction, Launch) and (type(instruction.item_ns) is Word or instruction.item_ns > 0)
+        if not is_known and not isinstance(instruction, _QUICK):
+            return False
+    return True
 
 
 def _address(function: Any) -> int:

@@ -10,12 +10,12 @@ another reads or writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from smelt.runtime.launches import Launches
-from smelt.runtime.plan import Empty, Launch, Plan, Release, View
+from smelt.runtime.plan import Empty, Launch, Plan, Release, View, outs_of, uses_of
 from smelt.runtime.table import MAX_CHUNKS
 
 CHUNK_NS = 10_000.0
@@ -66,22 +66,25 @@ class Leave:
 Item: TypeAlias = Single | Group | Enter | Leave
 
 
-def schedule(plan: Plan, launches: Launches, limit: int, *, apart: bool = False) -> list[Item]:
+def schedule(
+    plan: Plan, launches: Launches, limit: int, *, apart: bool = False, any_offsets: bool = False
+) -> list[Item]:
     """The plan's instructions in the order in which they run; `limit` threads at most, each launch `apart` if so asked.
 
+    any_offsets: it must be right wherever tensors lie in the arena that are not alive at the same time.
     Launches that are not native, or have no items, are `Single`.
     """
-    return _with_regions(plan, _grouped(plan, launches, limit, apart), limit)
+    return _with_regions(plan, _grouped(plan, launches, limit, apart, any_offsets), limit)
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
-def _grouped(plan: Plan, launches: Launches, limit: int, apart: bool) -> list[Item]:
+def _grouped(plan: Plan, launches: Launches, limit: int, apart: bool, any_offsets: bool) -> list[Item]:
     items: list[Item] = []
     group: list[int] = []
     after: list[Item] = []
-    conflicts = _Conflicts(plan, launches)
+    conflicts = _Conflicts(plan, launches, any_offsets)
 
     def flush() -> None:
         if group:
@@ -116,17 +119,23 @@ def _group_of(plan: Plan, indices: Iterable[int], limit: int) -> Group:
 
 def chunk_size(launch: Launch, limit: int) -> int:
     """Items of one chunk for at most `limit` threads: all where the work is too little to share."""
-    work = launch.items * launch.item_ns
-    count = min(launch.items, MAX_CHUNKS, int(work / CHUNK_NS), CHUNKS_A_THREAD * limit)
-    return launch.items if count < 2 or limit < 2 else -(-launch.items // count)
+    return chunk_of(launch.items, launch.item_ns, limit)
+
+
+def chunk_of(items: int, item_ns: float, limit: int) -> int:
+    """The same for so many items of this time each."""
+    count = min(items, MAX_CHUNKS, int(items * item_ns / CHUNK_NS), CHUNKS_A_THREAD * limit)
+    return items if count < 2 or limit < 2 else -(-items // count)
 
 
 class _Conflicts:
     """Whether launches may run side by side, by the memory that they use."""
 
-    def __init__(self, plan: Plan, launches: Launches) -> None:
+    def __init__(self, plan: Plan, launches: Launches, any_offsets: bool) -> None:
         self._plan, self._launches = plan, launches
         self._arena = {t.slot: (t.offset, t.offset + t.nbytes) for t in plan.arena}
+        self._views = {i.dst: i.src for i in plan.instructions if isinstance(i, View)}
+        self._lives = self._lifetimes() if any_offsets else None
         self._made = {i.dst for i in plan.instructions if isinstance(i, Empty)}
 
     def any(self, index: int, group: Iterable[int]) -> bool:
@@ -141,8 +150,26 @@ class _Conflicts:
     def _memory(self, index: int) -> tuple[set[int], set[int]]:
         launch = self._plan.instructions[index]
         assert isinstance(launch, Launch)
-        roots = [self._launches.spots[slot].root for slot in launch.buffers]
+        roots = [self._root(slot) for slot in launch.buffers]
         return set(roots), {roots[i] for i in launch.writes}
+
+    def _root(self, slot: int) -> int:
+        """The tensor in whose memory a slot lies, through views with and without handles."""
+        root = self._launches.spots[slot].root
+        while root in self._views:
+            root = self._launches.spots[self._views[root]].root
+        return root
+
+    def _lifetimes(self) -> dict[int, tuple[int, int]]:
+        """First and last instruction that touches each tensor of the arena, or a view of it."""
+        lives: dict[int, tuple[int, int]] = {}
+        for index, instruction in enumerate(self._plan.instructions):
+            for slot in (*uses_of(instruction), *outs_of(instruction)):
+                root = self._root(slot)
+                first, _ = lives.get(root, (index, index))
+                lives[root] = first, index
+        whole = (0, len(self._plan.instructions))
+        return {tensor.slot: lives.get(tensor.slot, whole) for tensor in self._plan.arena}
 
     def _meet(self, some: set[int], others: set[int]) -> bool:
         return any(self._overlap(a, b) for a in some for b in others)
@@ -151,6 +178,10 @@ class _Conflicts:
         if a == b:
             return True
         in_arena = self._arena.get(a), self._arena.get(b)
+        if in_arena[0] is not None and in_arena[1] is not None and self._lives is not None:
+            # Two that are alive at one time never lie in the same memory; of others who knows.
+            (first, last), (begin, end) = self._lives[a], self._lives[b]
+            return last < begin or end < first
         if in_arena[0] is not None and in_arena[1] is not None:
             return in_arena[0][0] < in_arena[1][1] and in_arena[1][0] < in_arena[0][1]
         # Inputs, live state and what libraries return may be views of each other; the rest is nobody else's.
@@ -194,8 +225,15 @@ def _serial_ns(plan: Plan, item: Item) -> float:
 def _region(plan: Plan, run: list[Item], limit: int) -> list[Item]:
     shared = [i for i, item in enumerate(run) if isinstance(item, Group) and item.total > 1]
     groups = [item for i in shared if isinstance(item := run[i], Group)]
-    if sum(_work(plan, group) for group in groups) < REGION_NS:
+    size = team_size([(_work(plan, group), group.total) for group in groups], limit)
+    if size < 2:
         return run
-    size = min(limit, max(group.total for group in groups))
     first, last = shared[0], shared[-1] + 1
     return [*run[:first], Enter(size), *run[first:last], Leave(), *run[last:]]
+
+
+def team_size(groups: Sequence[tuple[float, int]], limit: int) -> int:
+    """Threads for a region, given the work and the chunks of its groups that are shared; 1 where it is too little."""
+    if not groups or sum(work for work, _ in groups) < REGION_NS:
+        return 1
+    return min(limit, max(chunks for _, chunks in groups))

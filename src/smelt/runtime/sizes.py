@@ -1,6 +1,6 @@
 """A plan for many sizes: what differs between them is a word, computed from the sizes of a call.
 
-    Launch(kernel, (0, 3), words=(Word(0), 768, Word(1)), items=Word(2), ...)         words(4, 64) = (256, 16, 8)
+    Launch(kernel, (0, 3), words=(Word 0, 768, Word 1), items=Word 2, ...)         words(4, 64) = (256, 16, 8)
 
 Invariants: `holds(sizes)` is asked before anything is computed for a tuple of sizes, and no word is used for sizes
 other than those it was computed for: a plan, once filled, is never changed.
@@ -12,24 +12,28 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 
+from smelt._torch import handles
+from smelt.runtime.check import check_plan
+from smelt.runtime.encode import encode
+from smelt.runtime.encoded import CannotShare
 from smelt.runtime.executable import Executable
-from smelt.runtime.plan import Plan
+from smelt.runtime.heap import keep_freed_memory
+from smelt.runtime.native import NativeEntry, native_entry
+from smelt.runtime.plan import Plan, Word
+from smelt.runtime.runner import NativeRunner, is_quick
+from smelt.runtime.sized_encode import NoItems, SizedEncoding
 
 Sizes: TypeAlias = tuple[int, ...]
 
-KEPT = 8
-"""Tuples of sizes whose filled plans, with their arenas, are kept; the least recently used one goes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """Number `index` of those that are computed from sizes."""
-
-    index: int
+KEPT = 32
+"""Tuples of sizes for which what runs is kept; the least recently used one goes."""
+KEPT_NBYTES = 1 << 28
+"""So many bytes of arenas at most, but for the one that is used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +49,7 @@ class SizedPlan:
 
     names: the symbols, in the order in which sizes stand in a tuple. sources: for each, the input, and the dimension of
     a tensor (None: the input is the number). words: their numbers. holds: whether the plan is right for these sizes.
+    can_share: records may be those of one encoding.
     """
 
     names: tuple[str, ...]
@@ -52,6 +57,7 @@ class SizedPlan:
     template: Plan
     words: Callable[..., tuple[int | float, ...]]
     holds: Callable[..., bool]
+    can_share: bool = True
 
     def sizes_of(self, inputs: Sequence[Any]) -> Sizes:
         """The sizes of a call."""
@@ -72,7 +78,7 @@ def filled(x: Any, words: Sequence[int | float], sizes: Sizes) -> Any:
     """An instruction, or anything made of such data, with numbers in the place of words."""
     kind = type(x)
     if kind is Word:
-        return words[x.index]
+        return x.value(words)
     if kind is tuple:
         items = [filled(item, words, sizes) for item in x]
         return tuple(items) if any(new is not old for new, old in zip(items, x, strict=True)) else x
@@ -89,16 +95,42 @@ def filled(x: Any, words: Sequence[int | float], sizes: Sizes) -> Any:
     return x
 
 
+class ExecutableAt(Executable):
+    """What runs a plan for many sizes at some."""
+
+    def __init__(self, sized: SizedPlan, sizes: Sizes, runner: NativeRunner) -> None:
+        self._sized, self._sizes = sized, sizes
+        self._runner = runner
+        self.counts = runner.encoded.counts
+
+    @cached_property
+    def plan(self) -> Plan:  # type: ignore[override]
+        """The plan for these sizes alone."""
+        return self._sized.at(self._sizes)
+
+    @cached_property
+    def call(self) -> Callable[..., list[torch.Tensor]]:  # type: ignore[override]
+        """As of any executable."""
+        assert self._runner is not None
+        return self._runner.builtin() or self._runner.run
+
+
 class SizedExecutable:
-    """A plan for many sizes, ready to run: one executable for each tuple of sizes that calls come with.
+    """A plan for many sizes, ready to run.
 
     `call(*inputs)` is that of an `Executable`; the inputs must lie as planned, at some sizes.
     """
 
     def __init__(self, plan: SizedPlan, machine_code: bytes | None, kept: int = KEPT) -> None:
+        keep_freed_memory()
         self.plan, self._machine_code, self._kept = plan, machine_code, kept
         self._ready: OrderedDict[Sizes, Executable] = OrderedDict()
+        self._nbytes: dict[Sizes, int] = {}
         self._lock = threading.Lock()
+        self._encoding: SizedEncoding | None = None
+        self._cannot_share = not plan.can_share or plan.template.profile or machine_code is None
+        self._bridge = handles.bridge()
+        self._entry: NativeEntry | None = None
 
     def takes(self, inputs: Sequence[Any]) -> bool:
         """Whether the plan is right for the sizes of these inputs."""
@@ -122,10 +154,52 @@ class SizedExecutable:
                 return found
         if not self.plan.holds(*sizes):
             raise ValueError(f"the plan is not for {dict(zip(self.plan.names, sizes, strict=True))}")
-        made = Executable(self.plan.at(sizes), self._machine_code)
+        words = self.plan.words(*sizes)
+        nbytes = int(filled(self.plan.template.arena_nbytes, words, sizes))
+        made = self._shared(sizes, words) or Executable(self.plan.at(sizes), self._machine_code)
         with self._lock:
             # Another thread may have been faster; then its one stays, so that runs are counted in one place.
             found = self._ready.setdefault(sizes, made)
-            if len(self._ready) > self._kept:
-                self._ready.popitem(last=False)
+            self._nbytes[sizes] = nbytes
+            while len(self._ready) > 1 and (
+                len(self._ready) > self._kept or sum(self._nbytes.values()) > KEPT_NBYTES + nbytes
+            ):
+                self._nbytes.pop(self._ready.popitem(last=False)[0])
             return found
+
+    def _shared(self, sizes: Sizes, words: Sequence[int | float]) -> Executable | None:
+        """The encoding of all sizes, filled for these; None where each tuple needs its own."""
+        if self._cannot_share:
+            return None
+        template, bridge = self.plan.template, self._bridge
+
+        def fill(part: Any) -> Any:
+            return filled(part, words, sizes)
+
+        try:
+            with self._lock:
+                encoding = self._encoding = self._encoding or self._encoded(sizes)
+            if encoding is None or bridge is None or self._entry is None:
+                return None
+            encoded = encoding.at(words, fill)
+            runner = NativeRunner(template, encoded, bridge, self._entry, lambda: self.plan.at(sizes))
+        except CannotShare:
+            self._cannot_share = True
+            return None
+        except (NoItems, handles.NoHandle):
+            return None
+        return ExecutableAt(self.plan, sizes, runner)
+
+    def _encoded(self, sizes: Sizes) -> SizedEncoding | None:
+        bridge, template = self._bridge, self.plan.template
+        self._entry = (
+            native_entry(self._machine_code) if self._machine_code is not None and bridge is not None else None
+        )
+        if bridge is None or self._entry is None:
+            raise CannotShare("there is no native executor")
+        now = self.plan.at(sizes)
+        check_plan(now)
+        encoded = encode(template, now)
+        if bridge.copies and (encoded.steps or any(t.layout != torch.strided for _, t in template.held)):
+            raise CannotShare("handles here cannot carry this plan")
+        return SizedEncoding(template, encoded, is_quick(template))

@@ -203,10 +203,11 @@ def make_arena(plan: Plan) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     with torch.inference_mode(False), torch.no_grad():
         memory = torch.empty(max(plan.arena_nbytes, 1), dtype=torch.uint8)
         storage = memory.untyped_storage()
-        return memory, [_over(storage, tensor) for tensor in plan.arena]
+        return memory, [over(storage, tensor) for tensor in plan.arena]
 
 
-def _over(storage: Any, planned: ArenaTensor) -> torch.Tensor:
+def over(storage: Any, planned: ArenaTensor) -> torch.Tensor:
+    """A planned tensor in the arena's memory."""
     offset = planned.offset // planned.dtype.itemsize
     return torch.empty(0, dtype=planned.dtype).set_(storage, offset, planned.sizes, planned.strides)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -23,7 +23,8 @@ from smelt.codegen.lower.symbolic.substitute import substituted
 from smelt.codegen.lower.symbolic.template import NotSymbolic, at_hand, numbers_of, templated
 from smelt.diag import InternalError, Options
 from smelt.ir import Graph, Sym, TensorType
-from smelt.ir.sizes import MARK, Evaluation, Range, SizeLeak, Trace, evaluating, tracing
+from smelt.ir.sizes import MARK, Evaluation, Range, Size, SizeLeak, Trace, evaluating, tracing
+from smelt.runtime.plan import CheckLayout, Plan
 from smelt.runtime.sizes import SizedPlan, filled
 
 _CHECKS = 2
@@ -73,7 +74,8 @@ def lower_symbolic(
     template, numbers = templated(first.lowered.plan, lambda function: _sized(first.trace, names, function))
     recipes, more = templated(first.lowered.outputs, lambda function: function)
     words = words_function(first.trace, numbers)
-    plan = SizedPlan(names, _sources(graph, names, inputs or {}), template, words, both)
+    can_share = _can_share(first.lowered.plan)
+    plan = SizedPlan(names, _sources(graph, names, inputs or {}), template, words, both, can_share)
     checked = []
     for sizes in islice(_other_sizes(tuple(hints.values()), list(bounds.values()), both), _CHECKS):
         again = _Attempt.of(
@@ -100,6 +102,12 @@ def lower_symbolic(
     )
 
 
+def _can_share(plan: Plan) -> bool:
+    """Whether records serve all sizes: layouts are not compared along dimensions of size 1."""
+    checked = [n for i in plan.instructions if isinstance(i, CheckLayout) for n in i.sizes if type(n) is Size]
+    return all(size.trace.bounds(size.poly)[0] > 1 for size in checked)
+
+
 def _both(first: Callable[..., bool], second: Callable[..., bool]) -> Callable[..., bool]:
     return lambda *sizes: second(*sizes) and first(*sizes)
 
@@ -109,10 +117,14 @@ def _sized(trace: Trace, names: Sequence[str], function: Callable[..., Any]) -> 
 
     def at(sizes: tuple[int, ...]) -> Callable[..., Any]:
         evaluation = Evaluation(trace, dict(zip(names, sizes, strict=True)))
+        made: list[Callable[..., Any]] = []
 
         def run(*args: Any) -> Any:
+            if not made:
+                # torch takes numbers only where it does not ask Python; what a closure keeps asks `evaluating`.
+                made.append(evaluation(function) if is_dataclass(function) else function)
             with evaluating(trace, evaluation):
-                return function(*args)
+                return made[0](*args)
 
         return run
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 
 from smelt.ir.sizes import Size, SizeFloat, expression, value
-from smelt.runtime.sizes import SizedFunction, Word
+from smelt.runtime.plan import Word
+from smelt.runtime.sizes import SizedFunction
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ def templated(x: T, sized: Callable[[Callable[..., Any]], Callable[..., Any]]) -
     def word(number: Any) -> Word:
         key = expression(number)
         if key not in known:
-            known[key] = Word(len(numbers))
+            known[key] = Word.of(len(numbers), is_double=type(number) is SizeFloat)
             numbers.append(number)
         return known[key]
 

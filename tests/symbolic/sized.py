@@ -1,0 +1,99 @@
+"""Programs lowered once for all sizes, for tests of such plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.capture import capture
+from smelt.capture.dynamic.spec import Free, Spec
+from smelt.codegen.llvm.executor import executor_object
+from smelt.codegen.lower.symbolic import SymbolicLowered, lower_symbolic
+from smelt.compiler.pipeline import functional_graph, optimized_graph
+from smelt.diag import Options
+from smelt.ir import Graph
+from smelt.runtime.cache import code_cache
+from smelt.runtime.executable import Executable
+from smelt.runtime.sizes import SizedExecutable
+
+OPTIONS = Options.make({"strict": True})
+
+
+@dataclass
+class Sized:
+    """A program with its plan for many sizes."""
+
+    program: Callable[..., Any]
+    graph: Graph
+    lowered: SymbolicLowered
+    lookup: Callable[[str, str], torch.Tensor]
+    executable: SizedExecutable
+
+    def answers(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """What the plan gives, natively and by the interpreter of a plan filled for these sizes."""
+        sizes = self.lowered.plan.sizes_of(args)
+        filled = self.lowered.at(sizes)
+        found = []
+        for results in (self.executable.run(args), Executable(filled.plan, None).run(args)):
+            found.append(filled.rebuild(results, args, self.lookup))
+        return found[0], found[1]
+
+    def holds(self, args: Sequence[Any]) -> bool:
+        """Whether the plan is for these sizes."""
+        return self.lowered.plan.holds(*self.lowered.plan.sizes_of(args))
+
+
+def sized(program: Callable[..., Any], args: Sequence[Any], free: Spec, **options: Any) -> Sized:
+    """Capture with free sizes, and lower for all of them."""
+    chosen = Options.make({"strict": True, **options}) if options else OPTIONS
+    with torch.no_grad():
+        captured = capture(program, args, {}, name="program", target=program, dynamic=free)
+    if captured.error is not None:
+        raise captured.error
+    assert captured.graph is not None and captured.sizes is not None
+    facts = captured.sizes
+    graph, _ = functional_graph(captured.graph, chosen)
+    graph, _ = optimized_graph(graph, chosen, captured.state.lookup)
+    origins = facts.symbols
+    lowered = lower_symbolic(
+        graph,
+        captured.state.lookup,
+        chosen,
+        {name: origin.hint for name, origin in origins.items()},
+        {name: origin.range for name, origin in origins.items()},
+        holds=lambda *sizes: facts.holds(dict(zip(origins, sizes, strict=True))),
+    )
+    code = executor_object(code_cache(chosen.cache_dir, chosen.cache_limit_mb))
+    return Sized(program, graph, lowered, captured.state.lookup, SizedExecutable(lowered.plan, code))
+
+
+def free(*names: Sequence[str | None]) -> Spec:
+    """Free sizes by argument: `free("B_", ("B", None, "T"))`; `_` and None stay as they are."""
+    return {
+        (f"args[{i}]", axis): Free(name)
+        for i, dims in enumerate(names)
+        for axis, name in enumerate(dims)
+        if name not in (None, "_")
+    }
+
+
+def flat(x: Any) -> list[Any]:
+    """All results of a program."""
+    return [y for item in x for y in flat(item)] if isinstance(x, tuple | list) else [x]
+
+
+def assert_like_eager(one: Sized, args: Sequence[Any], tolerance: float = 1e-5) -> None:
+    """Both runs answer as eager does: values, dtypes, sizes and strides."""
+    with torch.no_grad():
+        wanted = flat(one.program(*args))
+    for found in map(flat, one.answers(args)):
+        assert len(found) == len(wanted)
+        for a, b in zip(found, wanted, strict=True):
+            if not isinstance(b, torch.Tensor):
+                assert a == b and type(a) is type(b)
+                continue
+            assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
