@@ -13,11 +13,8 @@ the moment when an argument is found and the moment when it is held.
 from __future__ import annotations
 
 import ctypes
-import math
-import struct
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,24 +24,19 @@ from smelt._torch.exact import MISSING
 from smelt._torch.storage import nbytes_spanned
 from smelt._torch.tensor_layout import TensorLayout
 from smelt.runtime import guard_versions
-from smelt.runtime.entry_sizes import CannotWrite, SizeWords
-from smelt.runtime.entry_table import LENGTH_AT, MAX_APART, MAX_REGISTERS, Guard, Space
-from smelt.runtime.guard_args import BY_VALUE, TENSORS, Spans, extents_meet, members
+from smelt.runtime.entry_arguments import Arguments
+from smelt.runtime.entry_sizes import CannotWrite
+from smelt.runtime.entry_table import LENGTH_AT, Guard, Space
+from smelt.runtime.entry_words import Unsupported, Words, is_plain
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guard_facts import FactTest
 from smelt.runtime.guard_layouts import Layouts
-from smelt.runtime.guard_sizes import Form, NumberForm, TensorForm, is_name
+from smelt.runtime.guard_sizes import LIMIT
 from smelt.runtime.guard_versions import Identities, Namespace, Namespaces, set_words
 from smelt.runtime.guards import GuardSet
 from smelt.runtime.plan import Kind
-from smelt.runtime.table import NUMBER_CODES
 
 _CELL_CONTENT_AT = 16  # PyCellObject: object header, ob_ref
-_LIMIT = 1 << 63
-
-
-class _Unsupported(Exception):
-    """This cannot be written as native guards."""
 
 
 @dataclass(slots=True)
@@ -84,59 +76,27 @@ def native_guards(
     guards: GuardSet, args: tuple[Any, ...], kwargs: Mapping[str, Any], layout: TensorLayout
 ) -> Guards | None:
     """The guards as words, given a call that has just passed them, or None."""
-    words = _Words(layout)
+    words = Words(layout)
     try:
         _state(words, guards)
         _facts(words, guards)
         _constants(words, guards.constants)
-        arguments = _Arguments(words, guards)
+        arguments = Arguments(words, guards)
         registers = arguments.write(args, kwargs)
-    except (_Unsupported, CannotWrite):
+    except (Unsupported, CannotWrite):
         return None
     words.emit(Guard.END)
     made = (ctypes.c_int64 * len(words.made))(*words.made)
     return Guards(made, registers, arguments.numbers, arguments.sizes.names, tuple(words.keeps), words.asks)
 
 
-@dataclass(slots=True)
-class _Words:
-    layout: TensorLayout
-    made: list[int] = field(default_factory=list)
-    keeps: list[Any] = field(default_factory=list)
-    asks: int = 0
-
-    def emit(self, op: Guard, *operands: int) -> None:
-        self.made += (int(op), 2 + len(operands), *map(_signed, operands))
-
-    def keep(self, value: Any) -> int:
-        """The address of an object, which stays alive."""
-        self.keeps.append(value)
-        return id(value)
-
-    def array(self, values: Iterable[int]) -> int:
-        """The address of words."""
-        words = list(map(_signed, values))
-        memory = (ctypes.c_int64 * max(len(words), 1))(*words)
-        self.keeps.append(memory)
-        return ctypes.addressof(memory)
-
-    def ask(self, callable: Callable[[], Any]) -> None:
-        """A guard that only Python can decide."""
-        self.asks += 1
-        self.emit(Guard.PYTHON, self.keep(callable))
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >= _LIMIT else word
-
-
 # --- torch's state ---------------------------------------------------------------------------------------------------
 
 
-def _state(words: _Words, guards: GuardSet) -> None:
+def _state(words: Words, guards: GuardSet) -> None:
     checks = state_native.checks()
     if checks is None or any(guards.hook_contents):
-        raise _Unsupported
+        raise Unsupported
     for check in checks:
         match check:
             case state_native.Value(function, argument, mask, value):
@@ -170,7 +130,7 @@ def _is_not_compiling() -> bool:
 # --- what the program reads ------------------------------------------------------------------------------------------
 
 
-def _facts(words: _Words, guards: GuardSet) -> None:
+def _facts(words: Words, guards: GuardSet) -> None:
     facts = guards.facts
     _namespaces(words, facts.namespaces)
     _identities(words, facts.identities)
@@ -182,7 +142,7 @@ def _facts(words: _Words, guards: GuardSet) -> None:
         words.emit(Guard.GRADS, len(guards.grads), *(w for t, wanted in pairs for w in (words.keep(t), int(wanted))))
 
 
-def _layouts(words: _Words, layouts: Layouts) -> None:
+def _layouts(words: Words, layouts: Layouts) -> None:
     if not layouts:
         return
     told = layouts.words(words.layout)
@@ -196,7 +156,7 @@ def _layouts(words: _Words, layouts: Layouts) -> None:
         words.emit(Guard.MASKED, *one)
 
 
-def _namespaces(words: _Words, namespaces: Namespaces) -> None:
+def _namespaces(words: Words, namespaces: Namespaces) -> None:
     if not namespaces.spaces:
         return
     if not guard_versions.HAVE_STAMPS:
@@ -207,7 +167,7 @@ def _namespaces(words: _Words, namespaces: Namespaces) -> None:
         words.ask(space.in_order)
 
 
-def _spaces(words: _Words, spaces: Sequence[Namespace]) -> None:
+def _spaces(words: Words, spaces: Sequence[Namespace]) -> None:
     records: list[int] = []
     for space in spaces:
         pairs = zip(space.names, space.values, strict=True)
@@ -220,7 +180,7 @@ def _spaces(words: _Words, spaces: Sequence[Namespace]) -> None:
             Space.STAMP: 0,  # of no dict: each is looked into once
             Space.LENGTH: len(space.names),
             Space.ENTRIES: words.array(entries),
-            Space.ORDER_LENGTH: -1 if space.order is None else len(order) if is_plain or not order else _LIMIT - 1,
+            Space.ORDER_LENGTH: -1 if space.order is None else len(order) if is_plain or not order else LIMIT - 1,
             Space.ORDER: words.array(words.keep(key) for key in order),
             Space.HOLDS: words.keep(space.holds),
         }
@@ -231,7 +191,7 @@ def _spaces(words: _Words, spaces: Sequence[Namespace]) -> None:
     words.emit(Guard.SPACES, len(addresses), *addresses)
 
 
-def _identities(words: _Words, identities: Identities) -> None:
+def _identities(words: Words, identities: Identities) -> None:
     pairs = identities.words
     if pairs:
         words.keep(identities)
@@ -240,7 +200,7 @@ def _identities(words: _Words, identities: Identities) -> None:
         words.ask(identities.unchanged)
 
 
-def _single(words: _Words, test: FactTest) -> None:
+def _single(words: Words, test: FactTest) -> None:
     """A fact that stands alone."""
     owner, key, seen = test.read.owner, test.read.key, test.seen
     if test.kind == "cell" and seen is not MISSING:
@@ -271,12 +231,12 @@ def _single(words: _Words, test: FactTest) -> None:
 # --- constants -------------------------------------------------------------------------------------------------------
 
 
-def _constants(words: _Words, constants: Constants) -> None:
+def _constants(words: Words, constants: Constants) -> None:
     if not constants.tensors:
         return
     layout = words.layout
     known = zip(constants.tensors, constants.pointers, strict=True)
-    if not all(_is_plain(t) and (nbytes_spanned(t) == 0 or layout.address(t) == p) for t, p in known):
+    if not all(is_plain(t) and (nbytes_spanned(t) == 0 or layout.address(t) == p) for t, p in known):
         words.ask(constants.unchanged)
         return
     records: list[int] = []
@@ -295,181 +255,3 @@ def _constants(words: _Words, constants: Constants) -> None:
             at += view.nbytes
     if samples:
         words.emit(Guard.SAMPLES, len(samples) // 5, words.array(samples))
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in TENSORS and tensor.layout is torch.strided and tensor.device.type == "cpu"
-
-
-# --- arguments -------------------------------------------------------------------------------------------------------
-
-# Never equal to another value once they are the same object.
-_IMMUTABLE = tuple(kind for kind in BY_VALUE if kind is not set)
-_KINDS: dict[type, Kind] = {int: "int", float: "float", bool: "bool"}
-
-
-class _Arguments:
-    """Writes the guards on one call's arguments and knows in which register each is found."""
-
-    def __init__(self, words: _Words, guards: GuardSet) -> None:
-        self.words, self.guards = words, guards
-        self.registers: dict[str, int] = {}
-        self._count = 0
-        self._tensors: list[tuple[int, torch.Tensor]] = []
-        self._containers: dict[int, int] = {}
-        self._wants_grad = torch.is_grad_enabled()
-        self.numbers: dict[str, tuple[Kind, int]] = {}
-        self.sizes = SizeWords(words.emit, self._take)
-        self._expressions: list[tuple[int, str]] = []
-        # Registers with the bytes that tensors with free sizes span, by the tensor's register.
-        self._spans: dict[int, int] = {}
-
-    def write(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
-        """Raises: _Unsupported."""
-        if any(type(name) is not str for name in kwargs):
-            raise _Unsupported
-        names = [self.words.keep(name) for name in kwargs]
-        self._take(len(args) + len(names))
-        self.words.emit(Guard.ARGS, len(args), len(names), *names)
-        for i, value in enumerate(args):
-            self._walk(value, f"args[{i}]", i)
-        for i, (name, value) in enumerate(kwargs.items(), start=len(args)):
-            self._walk(value, f"kwargs[{name!r}]", i)
-        for register, text in self._expressions:
-            self.sizes.equals(register, text)
-        for check in self.guards.checks:
-            self.sizes.check(check.text, check.outcome)
-        self._aliasing()
-        return self.registers
-
-    def _take(self, count: int) -> int:
-        """The first of `count` new registers."""
-        first = self._count
-        self._count += count
-        if self._count > MAX_REGISTERS:
-            raise _Unsupported
-        return first
-
-    def _walk(self, value: Any, place: str, at: int) -> None:
-        self.registers[place] = at
-        emit, keep, cls = self.words.emit, self.words.keep, type(value)
-        form = self.guards.free.get(place)
-        if cls in TENSORS:
-            self._tensor(value, at, form)
-        elif isinstance(form, NumberForm):
-            self._number(form, value, place, at)
-        elif cls is int and -_LIMIT <= value < _LIMIT:
-            emit(Guard.INT, at, value)
-        elif cls is float:
-            bits = struct.unpack("<q", struct.pack("<d", value))[0]
-            emit(Guard.FLOAT, at, 0 if math.isnan(value) else 1, bits)
-        elif cls is str:
-            emit(Guard.TEXT, at, keep(value))
-        elif cls in (int, set):
-            raise _Unsupported
-        elif cls in _IMMUTABLE:
-            emit(Guard.IS, at, keep(value))
-        elif isinstance(value, (list, tuple, dict)):
-            self._container(value, place, at)
-        elif hasattr(cls, "__dataclass_fields__") and not isinstance(value, type):
-            raise _Unsupported
-        else:
-            emit(Guard.IS, at, keep(value))
-
-    def _number(self, form: NumberForm, value: Any, place: str, at: int) -> None:
-        kind = _KINDS[type(value)]
-        to = self._take(1)
-        self.words.emit(Guard.NUMBER, at, NUMBER_CODES[kind], to)
-        self.numbers[place] = kind, to
-        if form.name and not self.sizes.bind(form.name, to, is_float=kind == "float"):
-            self._expressions.append((to, form.name))
-
-    def _container(self, value: Any, place: str, at: int) -> None:
-        if id(value) in self._containers:
-            self.words.emit(Guard.SAME, at, self._containers[id(value)])
-            return
-        self._containers[id(value)] = at
-        cls = type(value)
-        first = self._take(len(value))
-        if cls is dict and all(type(key) is str for key in value):
-            keys = [self.words.keep(key) for key in value]
-            self.words.emit(Guard.MAPPING, at, self.words.keep(cls), len(value), first, *keys)
-        elif _reads_as(cls, tuple) or _reads_as(cls, list):
-            is_list = issubclass(cls, list)
-            self.words.emit(Guard.SEQUENCE, at, self.words.keep(cls), len(value), int(is_list), first)
-        else:
-            raise _Unsupported
-        for i, (step, inner) in enumerate(members(value)):
-            self._walk(inner, f"{place}{step}", first + i)
-
-    def _tensor(self, value: torch.Tensor, at: int, form: Form | None) -> None:
-        for before, tensor in self._tensors:
-            if tensor is value:
-                self.words.emit(Guard.SAME, at, before)
-                return
-        if not _is_plain(value):
-            raise _Unsupported
-        self._tensors.append((at, value))
-        layout = self.words.layout
-        sizes, strides = layout.shape(value)
-        mask, keys, dtype = layout.keys_mask, layout.key_bits(value), layout.dtype_number(value)
-        wants_grad = int(value.requires_grad) if self._wants_grad else -1
-        kind = self.words.keep(type(value))
-        head = (at, kind, mask, keys, dtype, len(sizes), wants_grad)
-        if isinstance(form, TensorForm):
-            self._form(form, value, head)
-        else:
-            self.words.emit(Guard.TENSOR, *head, *sizes, *strides)
-
-    def _form(self, form: TensorForm, value: torch.Tensor, head: tuple[int, ...]) -> None:
-        """A tensor with free sizes: those that are not go by their registers."""
-        rank = len(form.sizes)
-        first = self._take(rank)
-        strides = -1 if form.strides is None else self._take(rank)
-        wanted = [size if isinstance(size, int) else -1 for size in form.sizes]
-        self.words.emit(Guard.FORM, *head, first, strides, *wanted)
-        for register, size in enumerate(form.sizes, start=first):
-            # The first place of a name binds it, and each later one is compared with it.
-            if isinstance(size, str) and not (is_name(size) and self.sizes.bind(size, register)):
-                self._expressions.append((register, size))
-        for register, stride in enumerate(form.strides or (), start=strides):
-            if isinstance(stride, int):
-                self.sizes.equals(register, str(stride))
-            else:
-                self._expressions.append((register, stride))
-        if self.guards.knows_aliases:
-            last = None if strides < 0 else range(strides, strides + rank)
-            self._spans[head[0]] = self.sizes.spanned(range(first, first + rank), last, value.element_size())
-
-    def _aliasing(self) -> None:
-        if not self.guards.knows_aliases:
-            return
-        tensors = [tensor for _, tensor in self._tensors]
-        extents = [nbytes_spanned(tensor) for tensor in tensors]
-        spans = Spans(self.guards.tensors)
-        if extents_meet([t.data_ptr() for t in tensors], extents) or len(tensors) > MAX_APART:
-            raise _Unsupported
-        if any(spans.touched(t.data_ptr(), extent) for t, extent in zip(tensors, extents, strict=True)):
-            raise _Unsupported
-        triples = zip(self._tensors, extents, strict=True)
-        words = [word for (at, t), extent in triples for word in (at, self._extent(at, extent), t.element_size())]
-        self.words.emit(Guard.APART, len(tensors), *words)
-        ranges = [word for pair in zip(spans.starts, spans.ends, strict=True) for word in pair]
-        if not ranges:
-            return
-        table = self.words.array(ranges)
-        for (at, tensor), extent in zip(self._tensors, extents, strict=True):
-            if extent or at in self._spans:
-                nbytes = self._extent(at, extent)
-                self.words.emit(Guard.CLEAR, at, nbytes, tensor.element_size(), len(spans.starts), table)
-
-    def _extent(self, at: int, nbytes: int) -> int:
-        """The bytes of the tensor in a register, as `Guard.APART` takes them."""
-        return ~self._spans[at] if at in self._spans else nbytes
-
-
-def _reads_as(cls: type, base: type) -> bool:
-    """Whether instances are sequences whose members are read as those of a plain one."""
-    if not issubclass(cls, base) or issubclass(cls, OrderedDict):
-        return False
-    return all(getattr(cls, name) is getattr(base, name) for name in ("__getitem__", "__len__", "__getattribute__"))

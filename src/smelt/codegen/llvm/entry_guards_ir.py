@@ -8,9 +8,10 @@ verified, and leaves no Python exception behind. It runs with the GIL held and c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from smelt.codegen.llvm.entry_text import EntryText
+from smelt.codegen.llvm.entry_guards_text import GuardsText, needs_grad, plain_tensor
+from smelt.codegen.llvm.entry_sizes_ir import SIZE_OPERATIONS
 from smelt.runtime.entry_table import (
     GUARDS_SYMBOL,
     LENGTH_AT,
@@ -20,68 +21,12 @@ from smelt.runtime.entry_table import (
     TUPLE_ITEMS_AT,
     TYPE_AT,
     Block,
-    Compute,
     Guard,
     Space,
 )
-from smelt.runtime.table import NUMBER_CODES
 
 
-class _Guards(EntryText):
-    """The walker under construction: `%rec` is the record at hand, `%regs` the registers."""
-
-    def operand(self, number: int, kind: str = "i64") -> str:
-        """Operand number `number` of the record, from 0."""
-        return self.element("%rec", number + 2, kind)
-
-    def operands_from(self, number: int) -> str:
-        return self.gep("i64", "%rec", number + 2)
-
-    def register(self, index: str) -> str:
-        return self.element("%regs", index, "ptr")
-
-    def pair(self, base: str, index: str, kinds: tuple[str, str] = ("i64", "i64")) -> tuple[str, str]:
-        """The words number 2 * index and the next of an array."""
-        at = self.gep("i64", base, self.let(f"shl i64 {index}, 1"))
-        return self.element(at, 0, kinds[0]), self.element(at, 1, kinds[1])
-
-    def same_text(self, found: str, wanted: str) -> None:
-        """Go on if an object is this string or an equal one, else miss."""
-        equal, unequal = self.fresh("equal"), self.fresh("unequal")
-        self.branch(self.equal(found, wanted, "ptr"), equal, unequal)
-        self.label(unequal)
-        self.need(self.equal(self.field(found, TYPE_AT), self.block_word(Block.TEXT_TYPE)))
-        compared = self.python("PyUnicode_Compare", found, wanted)
-        self.branch(self.equal(compared, 0, "i32"), equal, "clear")
-        self.label(equal)
-
-    def members(self, mapping: str, count: str, keys: str, first: str) -> None:
-        """The values of a dict of `count` entries with these keys in this order go to the registers from `first`."""
-        self.store("i64", "0", "%position")
-        with self.loop(0, count) as loop:
-            found = self.python("PyDict_Next", mapping, "%position", "%key", "%value")
-            self.need_not(self.equal(found, 0, "i32"))
-            self.same_text(self.load("ptr", "%key"), self.element(keys, loop.index, "ptr"))
-            to = self.gep("i64", "%regs", self.add(first, loop.index))
-            self.store("ptr", self.load("ptr", "%value"), to)
-
-    def data_address(self, tensor: str, itemsize: str) -> str:
-        """The address of a tensor's first element, as i64; misses where there is no storage."""
-        impl = self.field(tensor, self.block_word(Block.IMPL), "ptr")
-        storage = self.field(impl, self.block_word(Block.STORAGE), "ptr")
-        self.need_not(self.is_null(storage))
-        start = self.field(storage, self.block_word(Block.DATA))
-        offset = self.field(impl, self.block_word(Block.OFFSET))
-        return self.add(start, self.mul(offset, itemsize))
-
-    def nbytes(self, word: str) -> str:
-        """A number of bytes: itself, or below 0 the register that it is in."""
-        elsewhere = self.let(f"icmp slt i64 {word}, 0")
-        at = self.let(f"select i1 {elsewhere}, i64 {self.let(f'xor i64 {word}, -1')}, i64 0")
-        return self.let(f"select i1 {elsewhere}, i64 {self.element('%regs', at)}, i64 {word}")
-
-
-def _args(g: _Guards) -> None:
+def _args(g: GuardsText) -> None:
     count, named = g.operand(0), g.operand(1)
     g.need(g.equal(g.field("%args", LENGTH_AT), count))
     with g.loop(0, count) as loop:
@@ -96,7 +41,7 @@ def _args(g: _Guards) -> None:
     g.members("%kwargs", named, g.operands_from(2), count)
 
 
-def _sequence(g: _Guards) -> None:
+def _sequence(g: GuardsText) -> None:
     source = g.register(g.operand(0))
     g.need(g.equal(g.field(source, TYPE_AT), g.operand(1)))
     length = g.operand(2)
@@ -115,185 +60,30 @@ def _sequence(g: _Guards) -> None:
         g.store("ptr", g.element(base, loop.index, "ptr"), to)
 
 
-def _mapping(g: _Guards) -> None:
+def _mapping(g: GuardsText) -> None:
     source, length = g.register(g.operand(0)), g.operand(2)
     g.need(g.equal(g.field(source, TYPE_AT), g.operand(1)))
     g.need(g.equal(g.field(source, LENGTH_AT), length))
     g.members(source, length, g.operands_from(4), g.operand(3))
 
 
-def _plain_tensor(g: _Guards) -> tuple[str, str, str]:
-    """What an exact tensor's guard and a form's begin with; its rank, and where its sizes and strides are."""
-    tensor = g.register(g.operand(0))
-    g.need(g.equal(g.field(tensor, TYPE_AT), g.operand(1)))
-    impl = g.field(tensor, g.block_word(Block.IMPL), "ptr")
-    keys = g.let(f"and i64 {g.field(impl, g.block_word(Block.KEYS))}, {g.operand(2)}")
-    g.need(g.equal(keys, g.operand(3)))
-    dtype = g.let(f"zext i16 {g.field(impl, g.block_word(Block.DTYPE), 'i16')} to i64")
-    g.need(g.equal(dtype, g.operand(4)))
-    ndim = g.operand(5)
-    g.need(g.equal(g.field(impl, g.block_word(Block.NDIM)), ndim))
-    shape = g.fresh("shape")
-    g.need_not(g.equal(g.operand(6), -1), shape)
-    _needs_grad(g, impl, g.operand(6), shape)
-    g.label(shape)
-    capacity = g.block_word(Block.CAPACITY)
-    inside = g.at(impl, g.block_word(Block.SIZES))
-    is_outside = g.let(f"icmp sgt i64 {ndim}, {capacity}")
-    # Behind the pointer strides follow the sizes at once; reading the word is harmless where it is a size.
-    outside = g.load("ptr", inside)
-    sizes = g.let(f"select i1 {is_outside}, ptr {outside}, ptr {inside}")
-    strides = g.gep("i64", sizes, g.let(f"select i1 {is_outside}, i64 {ndim}, i64 {capacity}"))
-    return ndim, sizes, strides
-
-
-def _tensor(g: _Guards) -> None:
-    ndim, sizes, strides = _plain_tensor(g)
+def _tensor(g: GuardsText) -> None:
+    ndim, sizes, strides = plain_tensor(g)
     with g.loop(0, ndim) as loop:
         want = g.operands_from(7)
         g.need(g.equal(g.element(sizes, loop.index), g.element(want, loop.index)))
         g.need(g.equal(g.element(strides, loop.index), g.element(want, g.add(ndim, loop.index))))
 
 
-def _form(g: _Guards) -> None:
-    ndim, sizes, strides = _plain_tensor(g)
-    first, keeps, want = g.operand(7), g.operand(8), g.operands_from(9)
-    with g.loop(0, ndim) as loop:
-        size, wanted = g.element(sizes, loop.index), g.element(want, loop.index)
-        fits = g.let(f"or i1 {g.equal(wanted, -1)}, {g.equal(size, wanted)}")
-        g.need(fits)
-        g.store("i64", size, g.gep("i64", "%regs", g.add(first, loop.index)))
-    rows, given, done = g.fresh("rows"), g.fresh("given"), g.fresh("formed")
-    g.branch(g.equal(keeps, -1), rows, given)
-    g.label(given)
-    with g.loop(0, ndim) as loop:
-        stride = g.element(strides, loop.index)
-        g.store("i64", stride, g.gep("i64", "%regs", g.add(keeps, loop.index)))
-    g.go(done)
-    g.label(rows)
-    with g.loop(0, ndim, carried=(("i64", "1"),)) as loop:
-        at = g.let(f"sub i64 {g.let(f'sub i64 {ndim}, 1')}, {loop.index}")
-        g.need(g.equal(g.element(strides, at), loop.carried[0].now))
-        size = g.element(sizes, at)
-        counted = g.let(f"select i1 {g.equal(size, 0)}, i64 1, i64 {size}")
-        loop.carried[0].next = g.let(f"mul i64 {loop.carried[0].now}, {counted}")
-    g.go(done)
-    g.label(done)
-
-
-def _number(g: _Guards) -> None:
-    found, code = g.register(g.operand(0)), g.operand(1)
-    kind = g.field(found, TYPE_AT)
-    to, stored = g.gep("i64", "%regs", g.operand(2)), g.fresh("stored")
-    names = {name: g.fresh(name) for name in NUMBER_CODES}
-    cases = " ".join(f"i64 {number}, label %{names[name]}" for name, number in NUMBER_CODES.items())
-    g.do(f"switch i64 {code}, label %miss [{cases}]")
-    g.label(names["int"])
-    g.need(g.equal(kind, g.block_word(Block.INT_TYPE)))
-    whole = g.python("PyLong_AsLongLongAndOverflow", found, "%overflow")
-    g.need(g.equal(g.load("i32", "%overflow"), 0, "i32"))
-    g.store("i64", whole, to)
-    g.go(stored)
-    g.label(names["float"])
-    g.need(g.equal(kind, g.block_word(Block.FLOAT_TYPE)))
-    g.store("double", g.python("PyFloat_AsDouble", found), to)
-    g.go(stored)
-    g.label(names["bool"])
-    g.need(g.equal(kind, g.block_word(Block.BOOL_TYPE)))
-    g.store("i64", g.let(f"zext i1 {g.equal(found, g.block_word(Block.TRUE, 'ptr'), 'ptr')} to i64"), to)
-    g.go(stored)
-    g.label(stored)
-
-
-def _set(g: _Guards) -> None:
-    g.store("i64", g.operand(1), g.gep("i64", "%regs", g.operand(0)))
-
-
-def _word(g: _Guards, is_constant: str, word: str) -> str:
-    """An operand: a constant, or what stands in a register."""
-    there = g.let(f"icmp ne i64 {is_constant}, 0")
-    at = g.let(f"select i1 {there}, i64 0, i64 {word}")
-    return g.let(f"select i1 {there}, i64 {word}, i64 {g.element('%regs', at)}")
-
-
-def _compute(g: _Guards) -> None:
-    a, b = g.element("%regs", g.operand(2)), _word(g, g.operand(3), g.operand(4))
-    names = {operation: g.fresh(operation.name.lower()) for operation in Compute}
-    done = g.fresh("computed")
-    cases = " ".join(f"i64 {int(operation)}, label %{name}" for operation, name in names.items())
-    g.do(f"switch i64 {g.operand(0)}, label %miss [{cases}]")
-    found: list[tuple[str, str]] = []
-    for operation, name in names.items():
-        g.label(name)
-        value = _computed(g, operation, a, b)
-        found.append((value, g.block))
-        g.go(done)
-    g.label(done)
-    value = g.let(f"phi i64 {', '.join(f'[{value}, %{block}]' for value, block in found)}")
-    g.store("i64", value, g.gep("i64", "%regs", g.operand(1)))
-
-
-def _computed(g: _Guards, operation: Compute, a: str, b: str) -> str:
-    match operation:
-        case Compute.ADD | Compute.SUB | Compute.MUL:
-            function = f"llvm.s{operation.name.lower()}.with.overflow.i64"
-            g.declare(f"declare {{ i64, i1 }} @{function}(i64, i64)")
-            both = g.let(f"call {{ i64, i1 }} @{function}(i64 {a}, i64 {b})")
-            g.need_not(g.let(f"extractvalue {{ i64, i1 }} {both}, 1"))
-            return g.let(f"extractvalue {{ i64, i1 }} {both}, 0")
-        case Compute.FLOORDIV | Compute.MOD:
-            g.need(g.let(f"icmp sgt i64 {b}, 0"))
-            rest = g.let(f"srem i64 {a}, {b}")
-            below = g.let(f"icmp slt i64 {rest}, 0")
-            if operation is Compute.MOD:
-                return g.let(f"select i1 {below}, i64 {g.let(f'add i64 {rest}, {b}')}, i64 {rest}")
-            quotient = g.let(f"sdiv i64 {a}, {b}")
-            return g.let(f"select i1 {below}, i64 {g.let(f'sub i64 {quotient}, 1')}, i64 {quotient}")
-        case Compute.MAX | Compute.MIN:
-            better = g.let(f"icmp {'sgt' if operation is Compute.MAX else 'slt'} i64 {a}, {b}")
-            return g.let(f"select i1 {better}, i64 {a}, i64 {b}")
-
-
-def _compare(g: _Guards) -> None:
-    a, b = g.element("%regs", g.operand(1)), _word(g, g.operand(2), g.operand(3))
-    _allowed(g, [g.let(f"icmp {how} i64 {a}, {b}") for how in ("slt", "eq", "sgt")])
-
-
-def _compare_float(g: _Guards) -> None:
-    a, b = g.element("%regs", g.operand(1), "double"), _word(g, g.operand(2), g.operand(3))
-    other = g.let(f"bitcast i64 {b} to double")
-    _allowed(g, [g.let(f"fcmp {how} double {a}, {other}") for how in ("olt", "oeq", "ogt", "uno")])
-
-
-def _allowed(g: _Guards, outcomes: Sequence[str]) -> None:
-    """Go on if the one outcome that holds is among those of operand 0."""
-    found = "0"
-    for bit, holds in enumerate(outcomes):
-        found = g.let(f"select i1 {holds}, i64 {1 << bit}, i64 {found}")
-    g.need_not(g.equal(g.let(f"and i64 {g.operand(0)}, {found}"), 0))
-
-
-def _needs_grad(g: _Guards, impl: str, wanted: str, then: str) -> None:
-    """Go to `then` if a tensor requires grad as wanted (0 or 1), else miss."""
-    none, some = g.fresh("plain"), g.fresh("graded")
-    g.branch(g.is_null(g.field(impl, g.block_word(Block.META), "ptr")), none, some)
-    g.label(none)
-    g.branch(g.equal(wanted, 0), then, "miss")
-    g.label(some)
-    asked = g.let(f"call i8 {g.block_word(Block.REQUIRES_GRAD, 'ptr')}(ptr {impl})")
-    found = g.let(f"zext i1 {g.let(f'trunc i8 {asked} to i1')} to i64")
-    g.branch(g.equal(found, wanted), then, "miss")
-
-
-def _is(g: _Guards) -> None:
+def _is(g: GuardsText) -> None:
     g.need(g.equal(g.register(g.operand(0)), g.operand(1, "ptr"), "ptr"))
 
 
-def _same(g: _Guards) -> None:
+def _same(g: GuardsText) -> None:
     g.need(g.equal(g.register(g.operand(0)), g.register(g.operand(1)), "ptr"))
 
 
-def _int(g: _Guards) -> None:
+def _int(g: GuardsText) -> None:
     found = g.register(g.operand(0))
     g.need(g.equal(g.field(found, TYPE_AT), g.block_word(Block.INT_TYPE)))
     value = g.python("PyLong_AsLongLongAndOverflow", found, "%overflow")
@@ -301,7 +91,7 @@ def _int(g: _Guards) -> None:
     g.need(g.equal(value, g.operand(1)))
 
 
-def _float(g: _Guards) -> None:
+def _float(g: GuardsText) -> None:
     found = g.register(g.operand(0))
     g.need(g.equal(g.field(found, TYPE_AT), g.block_word(Block.FLOAT_TYPE)))
     value = g.python("PyFloat_AsDouble", found)
@@ -312,11 +102,11 @@ def _float(g: _Guards) -> None:
     g.need(g.let(f"select i1 {any_nan}, i1 {is_nan}, i1 {same}"))
 
 
-def _text(g: _Guards) -> None:
+def _text(g: GuardsText) -> None:
     g.same_text(g.register(g.operand(0)), g.operand(1, "ptr"))
 
 
-def _apart(g: _Guards) -> None:
+def _apart(g: GuardsText) -> None:
     count = g.operand(0)
     triples = g.operands_from(1)
     with g.loop(0, count) as loop:
@@ -335,7 +125,7 @@ def _apart(g: _Guards) -> None:
         g.store("i64", g.let(f"select i1 {empty}, i64 0, i64 {end}"), g.gep("i64", at, 1))
 
 
-def _clear(g: _Guards) -> None:
+def _clear(g: GuardsText) -> None:
     start = g.data_address(g.register(g.operand(0)), g.operand(2))
     end = g.add(start, g.nbytes(g.operand(1)))
     with g.loop(0, g.operand(3)) as loop:
@@ -344,24 +134,24 @@ def _clear(g: _Guards) -> None:
         g.need_not(meets)
 
 
-def _words(g: _Guards) -> None:
+def _words(g: GuardsText) -> None:
     pairs = g.operands_from(1)
     with g.loop(0, g.operand(0)) as loop:
         address, value = g.pair(pairs, loop.index, ("ptr", "i64"))
         g.need(g.equal(g.load("i64", address), value))
 
 
-def _masked(g: _Guards) -> None:
+def _masked(g: GuardsText) -> None:
     found = g.let(f"and i64 {g.load('i64', g.operand(0, 'ptr'), 1)}, {g.operand(1)}")
     g.need(g.equal(found, g.operand(2)))
 
 
-def _value(g: _Guards) -> None:
+def _value(g: GuardsText) -> None:
     found = g.let(f"call i64 {g.operand(0, 'ptr')}(i64 {g.operand(1)})")
     g.need(g.equal(g.let(f"and i64 {found}, {g.operand(2)}"), g.operand(3)))
 
 
-def _pointed(g: _Guards) -> None:
+def _pointed(g: GuardsText) -> None:
     base = g.let(f"call ptr {g.operand(0, 'ptr')}(i64 {g.operand(1)})")
     pairs = g.operands_from(3)
     with g.loop(0, g.operand(2)) as loop:
@@ -370,7 +160,7 @@ def _pointed(g: _Guards) -> None:
         g.need(g.equal(found, value))
 
 
-def _noargs(g: _Guards) -> None:
+def _noargs(g: GuardsText) -> None:
     found = g.let(f"call ptr {g.operand(0, 'ptr')}(ptr {g.operand(1, 'ptr')}, ptr null)")
     g.need_not(g.is_null(found), "clear")
     wanted = g.operand(2, "ptr")
@@ -390,7 +180,7 @@ def _noargs(g: _Guards) -> None:
     g.python("Py_DecRef", found)
 
 
-def _spaces(g: _Guards) -> None:
+def _spaces(g: GuardsText) -> None:
     records = g.operands_from(1)
     with g.loop(0, g.operand(0)) as loop:
         space = g.element(records, loop.index, "ptr")
@@ -404,7 +194,7 @@ def _spaces(g: _Guards) -> None:
             g.store("i64", stamp, stamp_at)
 
 
-def _verify_space(g: _Guards, space: str, entries: str) -> str:
+def _verify_space(g: GuardsText, space: str, entries: str) -> str:
     """Look into a dict whose stamp moved; the label to go on at if all its names hold what was seen, else miss."""
     verified, doubtful = g.fresh("verified"), g.fresh("doubtful")
     order_length, order = g.element(space, int(Space.ORDER_LENGTH)), g.element(space, int(Space.ORDER), "ptr")
@@ -431,7 +221,7 @@ def _verify_space(g: _Guards, space: str, entries: str) -> str:
     return verified
 
 
-def _ask(g: _Guards, function: str) -> None:
+def _ask(g: GuardsText, function: str) -> None:
     """Go on if a Python callable returns True, else miss."""
     answer = g.python("PyObject_Vectorcall", function, "null", "0", "null")
     g.need_not(g.is_null(answer), "clear")
@@ -439,7 +229,7 @@ def _ask(g: _Guards, function: str) -> None:
     g.need(g.equal(answer, g.block_word(Block.TRUE, "ptr"), "ptr"))
 
 
-def _either(g: _Guards) -> None:
+def _either(g: GuardsText) -> None:
     holds, pairs, differs = g.operand(0, "ptr"), g.operands_from(2), g.fresh("differs")
     with g.loop(0, g.operand(1)) as loop:
         address, value = g.pair(pairs, loop.index, ("ptr", "i64"))
@@ -449,7 +239,7 @@ def _either(g: _Guards) -> None:
     _ask(g, holds)
 
 
-def _or_ask(g: _Guards, holds: str, function: str) -> None:
+def _or_ask(g: GuardsText, holds: str, function: str) -> None:
     """Go on if it holds, or else if a Python callable says so."""
     ask = g.fresh("ask")
     g.branch(holds, "next", ask)
@@ -457,14 +247,14 @@ def _or_ask(g: _Guards, holds: str, function: str) -> None:
     _ask(g, function)
 
 
-def _attribute(g: _Guards) -> None:
+def _attribute(g: GuardsText) -> None:
     found = g.python("PyObject_GetAttr", g.operand(0, "ptr"), g.operand(1, "ptr"))
     g.need_not(g.is_null(found), "clear")
     g.python("Py_DecRef", found)
     _or_ask(g, g.equal(found, g.operand(2, "ptr"), "ptr"), g.operand(3, "ptr"))
 
 
-def _context(g: _Guards) -> None:
+def _context(g: GuardsText) -> None:
     status = g.python("PyContextVar_Get", g.operand(0, "ptr"), g.operand(1, "ptr"), "%value")
     g.need(g.equal(status, 0, "i32"), "clear")
     found = g.load("ptr", "%value")
@@ -472,7 +262,7 @@ def _context(g: _Guards) -> None:
     g.need(g.equal(found, g.operand(2, "ptr"), "ptr"))
 
 
-def _items(g: _Guards) -> None:
+def _items(g: GuardsText) -> None:
     source, holds, count = g.operand(0, "ptr"), g.operand(1, "ptr"), g.operand(2)
     items, wanted, changed = g.field(source, LIST_ITEMS_AT, "ptr"), g.operands_from(3), g.fresh("changed")
     g.need(g.equal(g.field(source, LENGTH_AT), count), changed)
@@ -483,16 +273,16 @@ def _items(g: _Guards) -> None:
     _ask(g, holds)
 
 
-def _grads(g: _Guards) -> None:
+def _grads(g: GuardsText) -> None:
     pairs = g.operands_from(1)
     with g.loop(0, g.operand(0)) as loop:
         tensor, wanted = g.pair(pairs, loop.index, ("ptr", "i64"))
         then = g.fresh("held")
-        _needs_grad(g, g.field(tensor, g.block_word(Block.IMPL), "ptr"), wanted, then)
+        needs_grad(g, g.field(tensor, g.block_word(Block.IMPL), "ptr"), wanted, then)
         g.label(then)
 
 
-def _constants(g: _Guards) -> None:
+def _constants(g: GuardsText) -> None:
     records = g.operand(1, "ptr")
     with g.loop(0, g.operand(0)) as loop:
         record = g.gep("i64", records, g.let(f"shl i64 {loop.index}, 2"))
@@ -507,7 +297,7 @@ def _constants(g: _Guards) -> None:
             g.need(g.equal(count, version))
 
 
-def _samples(g: _Guards) -> None:
+def _samples(g: GuardsText) -> None:
     records = g.operand(1, "ptr")
     with g.loop(0, g.operand(0)) as loop:
         record = g.gep("i64", records, g.mul(loop.index, 5))
@@ -528,11 +318,11 @@ def _samples(g: _Guards) -> None:
         g.label(done)
 
 
-def _python(g: _Guards) -> None:
+def _python(g: GuardsText) -> None:
     _ask(g, g.operand(0, "ptr"))
 
 
-_OPERATIONS: dict[Guard, Callable[[_Guards], None]] = {
+_OPERATIONS: dict[Guard, Callable[[GuardsText], None]] = {
     Guard.ARGS: _args,
     Guard.SEQUENCE: _sequence,
     Guard.MAPPING: _mapping,
@@ -558,18 +348,13 @@ _OPERATIONS: dict[Guard, Callable[[_Guards], None]] = {
     Guard.PYTHON: _python,
     Guard.EITHER: _either,
     Guard.MASKED: _masked,
-    Guard.FORM: _form,
-    Guard.NUMBER: _number,
-    Guard.SET: _set,
-    Guard.COMPUTE: _compute,
-    Guard.COMPARE: _compare,
-    Guard.COMPARE_FLOAT: _compare_float,
+    **SIZE_OPERATIONS,
 }
 
 
 def guards_function() -> tuple[str, dict[str, None]]:
     """The definition of `smelt_guards`, and the declarations that it needs."""
-    g = _Guards(GUARDS_SYMBOL, "ptr %guards, ptr %args, ptr %kwargs, ptr %regs", attributes="nounwind")
+    g = GuardsText(GUARDS_SYMBOL, "ptr %guards, ptr %args, ptr %kwargs, ptr %regs", attributes="nounwind")
     for name, kind in (("position", "i64"), ("key", "ptr"), ("value", "ptr"), ("overflow", "i32")):
         g.allocas.append(f"  %{name} = alloca {kind}, align 8")
     g.allocas.append(f"  %ranges = alloca i64, i64 {2 * MAX_APART}, align 8")

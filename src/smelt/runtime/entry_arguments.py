@@ -1,0 +1,195 @@
+"""The native guards on a call's arguments, and the registers in which they, and free sizes and numbers, are found.
+
+Invariant: what holds an argument in its register comes before anything that may run Python code.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from smelt._torch.storage import nbytes_spanned
+from smelt.runtime.entry_sizes import SizeWords
+from smelt.runtime.entry_table import MAX_APART, MAX_REGISTERS, Guard
+from smelt.runtime.entry_words import Unsupported, Words, is_plain
+from smelt.runtime.guard_args import BY_VALUE, TENSORS, Spans, extents_meet, members
+from smelt.runtime.guard_sizes import LIMIT, Form, NumberForm, TensorForm, is_name
+from smelt.runtime.guards import GuardSet
+from smelt.runtime.plan import Kind
+from smelt.runtime.table import NUMBER_CODES
+
+# Never equal to another value once they are the same object.
+_IMMUTABLE = tuple(kind for kind in BY_VALUE if kind is not set)
+_KINDS: dict[type, Kind] = {int: "int", float: "float", bool: "bool"}
+
+
+class Arguments:
+    """Writes the guards on one call's arguments and knows in which register each is found."""
+
+    def __init__(self, words: Words, guards: GuardSet) -> None:
+        self.words, self.guards = words, guards
+        self.registers: dict[str, int] = {}
+        self._count = 0
+        self._tensors: list[tuple[int, torch.Tensor]] = []
+        self._containers: dict[int, int] = {}
+        self._wants_grad = torch.is_grad_enabled()
+        self.numbers: dict[str, tuple[Kind, int]] = {}
+        self.sizes = SizeWords(words.emit, self._take)
+        self._expressions: list[tuple[int, str]] = []
+        # Registers with the bytes that tensors with free sizes span, by the tensor's register.
+        self._spans: dict[int, int] = {}
+
+    def write(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
+        """Raises: Unsupported."""
+        if any(type(name) is not str for name in kwargs):
+            raise Unsupported
+        names = [self.words.keep(name) for name in kwargs]
+        self._take(len(args) + len(names))
+        self.words.emit(Guard.ARGS, len(args), len(names), *names)
+        for i, value in enumerate(args):
+            self._walk(value, f"args[{i}]", i)
+        for i, (name, value) in enumerate(kwargs.items(), start=len(args)):
+            self._walk(value, f"kwargs[{name!r}]", i)
+        for register, text in self._expressions:
+            self.sizes.equals(register, text)
+        for check in self.guards.checks:
+            self.sizes.check(check.text, check.outcome)
+        self._aliasing()
+        return self.registers
+
+    def _take(self, count: int) -> int:
+        """The first of `count` new registers."""
+        first = self._count
+        self._count += count
+        if self._count > MAX_REGISTERS:
+            raise Unsupported
+        return first
+
+    def _walk(self, value: Any, place: str, at: int) -> None:
+        self.registers[place] = at
+        emit, keep, cls = self.words.emit, self.words.keep, type(value)
+        form = self.guards.free.get(place)
+        if cls in TENSORS:
+            self._tensor(value, at, form)
+        elif isinstance(form, NumberForm):
+            self._number(form, value, place, at)
+        elif cls is int and -LIMIT <= value < LIMIT:
+            emit(Guard.INT, at, value)
+        elif cls is float:
+            bits = struct.unpack("<q", struct.pack("<d", value))[0]
+            emit(Guard.FLOAT, at, 0 if math.isnan(value) else 1, bits)
+        elif cls is str:
+            emit(Guard.TEXT, at, keep(value))
+        elif cls in (int, set):
+            raise Unsupported
+        elif cls in _IMMUTABLE:
+            emit(Guard.IS, at, keep(value))
+        elif isinstance(value, (list, tuple, dict)):
+            self._container(value, place, at)
+        elif hasattr(cls, "__dataclass_fields__") and not isinstance(value, type):
+            raise Unsupported
+        else:
+            emit(Guard.IS, at, keep(value))
+
+    def _number(self, form: NumberForm, value: Any, place: str, at: int) -> None:
+        kind = _KINDS[type(value)]
+        to = self._take(1)
+        self.words.emit(Guard.NUMBER, at, NUMBER_CODES[kind], to)
+        self.numbers[place] = kind, to
+        if form.name and not self.sizes.bind(form.name, to, is_float=kind == "float"):
+            self._expressions.append((to, form.name))
+
+    def _container(self, value: Any, place: str, at: int) -> None:
+        if id(value) in self._containers:
+            self.words.emit(Guard.SAME, at, self._containers[id(value)])
+            return
+        self._containers[id(value)] = at
+        cls = type(value)
+        first = self._take(len(value))
+        if cls is dict and all(type(key) is str for key in value):
+            keys = [self.words.keep(key) for key in value]
+            self.words.emit(Guard.MAPPING, at, self.words.keep(cls), len(value), first, *keys)
+        elif _reads_as(cls, tuple) or _reads_as(cls, list):
+            is_list = issubclass(cls, list)
+            self.words.emit(Guard.SEQUENCE, at, self.words.keep(cls), len(value), int(is_list), first)
+        else:
+            raise Unsupported
+        for i, (step, inner) in enumerate(members(value)):
+            self._walk(inner, f"{place}{step}", first + i)
+
+    def _tensor(self, value: torch.Tensor, at: int, form: Form | None) -> None:
+        for before, tensor in self._tensors:
+            if tensor is value:
+                self.words.emit(Guard.SAME, at, before)
+                return
+        if not is_plain(value):
+            raise Unsupported
+        self._tensors.append((at, value))
+        layout = self.words.layout
+        sizes, strides = layout.shape(value)
+        mask, keys, dtype = layout.keys_mask, layout.key_bits(value), layout.dtype_number(value)
+        wants_grad = int(value.requires_grad) if self._wants_grad else -1
+        kind = self.words.keep(type(value))
+        head = (at, kind, mask, keys, dtype, len(sizes), wants_grad)
+        if isinstance(form, TensorForm):
+            self._form(form, value, head)
+        else:
+            self.words.emit(Guard.TENSOR, *head, *sizes, *strides)
+
+    def _form(self, form: TensorForm, value: torch.Tensor, head: tuple[int, ...]) -> None:
+        """A tensor with free sizes: those that are not go by their registers."""
+        rank = len(form.sizes)
+        first = self._take(rank)
+        strides = -1 if form.strides is None else self._take(rank)
+        wanted = [size if isinstance(size, int) else -1 for size in form.sizes]
+        self.words.emit(Guard.FORM, *head, first, strides, *wanted)
+        for register, size in enumerate(form.sizes, start=first):
+            # The first place of a name binds it, and each later one is compared with it.
+            if isinstance(size, str) and not (is_name(size) and self.sizes.bind(size, register)):
+                self._expressions.append((register, size))
+        for register, stride in enumerate(form.strides or (), start=strides):
+            if isinstance(stride, int):
+                self.sizes.equals(register, str(stride))
+            else:
+                self._expressions.append((register, stride))
+        if self.guards.knows_aliases:
+            last = None if strides < 0 else range(strides, strides + rank)
+            self._spans[head[0]] = self.sizes.spanned(range(first, first + rank), last, value.element_size())
+
+    def _aliasing(self) -> None:
+        if not self.guards.knows_aliases:
+            return
+        tensors = [tensor for _, tensor in self._tensors]
+        extents = [nbytes_spanned(tensor) for tensor in tensors]
+        spans = Spans(self.guards.tensors)
+        if extents_meet([t.data_ptr() for t in tensors], extents) or len(tensors) > MAX_APART:
+            raise Unsupported
+        if any(spans.touched(t.data_ptr(), extent) for t, extent in zip(tensors, extents, strict=True)):
+            raise Unsupported
+        triples = zip(self._tensors, extents, strict=True)
+        words = [word for (at, t), extent in triples for word in (at, self._extent(at, extent), t.element_size())]
+        self.words.emit(Guard.APART, len(tensors), *words)
+        ranges = [word for pair in zip(spans.starts, spans.ends, strict=True) for word in pair]
+        if not ranges:
+            return
+        table = self.words.array(ranges)
+        for (at, tensor), extent in zip(self._tensors, extents, strict=True):
+            if extent or at in self._spans:
+                nbytes = self._extent(at, extent)
+                self.words.emit(Guard.CLEAR, at, nbytes, tensor.element_size(), len(spans.starts), table)
+
+    def _extent(self, at: int, nbytes: int) -> int:
+        """The bytes of the tensor in a register, as `Guard.APART` takes them."""
+        return ~self._spans[at] if at in self._spans else nbytes
+
+
+def _reads_as(cls: type, base: type) -> bool:
+    """Whether instances are sequences whose members are read as those of a plain one."""
+    if not issubclass(cls, base) or issubclass(cls, OrderedDict):
+        return False
+    return all(getattr(cls, name) is getattr(base, name) for name in ("__getitem__", "__len__", "__getattribute__"))
