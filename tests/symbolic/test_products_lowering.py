@@ -10,6 +10,8 @@ import torch
 
 from smelt.codegen.lower.linear import own_isa_of
 from smelt.ir import DType
+from smelt.ops.evaluate import evaluate
+from tests.codegen.harness import assert_same, call, executables, lookup_in
 from tests.codegen.test_lower_products import normal
 from tests.contract.conftest import no_tiles  # noqa: F401  (own bf16 products where the library's are faster, too)
 from tests.symbolic.lowering_harness import LIBRARY, OPTIONS, Program, kernels, launches
@@ -264,15 +266,41 @@ def test_a_query_against_a_growing_cache(hint: int, rest: str, kv_heads: int) ->
         program.check(made, *sizes)
 
 
-def test_a_mask_of_another_symbol_is_no_guard() -> None:
-    """Its keys are as many as there are, which the program's own check tells, not this plan."""
+def test_a_mask_of_another_symbol_is_compared_by_a_guard() -> None:
     program = attention(", %m", ", %m: f32[S, U]", s="S", t="T")
     inputs = program.inputs
     program = replace(program, inputs=lambda b, s, t, u: (*inputs(b, s, t)[:3], normal(s, u, seed=3)))
     made = program.lowered({"B": 2, "S": 30, "T": 40, "U": 40})
-    assert made.guards == () and kernels(made.lowered.plan) == []
+    assert [text for text, _ in made.guards] in (["T - U == 0"], ["U - T == 0"])
+    assert len(kernels(made.lowered.plan)) == 1 and not made.plan.holds(2, 30, 40, 41)
     for b, s, t in TRIPLES:
         program.check(made, b, s, t, t)
+
+
+def test_values_of_another_length_than_the_keys_are_eagers() -> None:
+    """The flash kernel reads as many values as there are keys."""
+    program = attention(s="S", t="T")
+    text = program.text.replace("%v: f32[B, T,", "%v: f32[B, U,").replace("%2: f32[B, 4, T,", "%2: f32[B, 4, U,")
+    text = text.replace(
+        "{(T * 64), 16, 64, 1} = aten.transpose.int(%v", "{(U * 64), 16, 64, 1} = aten.transpose.int(%v"
+    )
+
+    def inputs(b: int, s: int, t: int, u: int) -> Sequence[torch.Tensor]:
+        return (*program.inputs(b, s, t)[:2], normal(b, u, 4, 16, seed=2))
+
+    program = replace(program, text=text)
+    longer = replace(program, inputs=inputs)
+    same = longer.lowered({"B": 2, "S": 30, "T": 40, "U": 40})
+    assert len(kernels(same.lowered.plan)) == 1 and len(same.guards) == 1
+    other = longer.lowered({"B": 2, "S": 30, "T": 40, "U": 50})
+    assert kernels(other.lowered.plan) == [] and len(other.guards) == 1
+    for b, s, t in TRIPLES:
+        longer.check(same, b, s, t, t)
+        assert not same.plan.holds(b, s, t, t + 1) and not other.plan.holds(b, s, t, t)
+        # In float64 eager takes another kernel, which refuses these.
+        here, eager = other.at((b, s, t, t + 9)), evaluate(longer.graph, list(inputs(b, s, t, t + 9)), lookup_in({}))
+        for executable in executables(here.plan):
+            assert_same(call(here, executable, inputs(b, s, t, t + 9), {}), eager, exact=False)
 
 
 # --- the library

@@ -177,7 +177,7 @@ def _four(numbers: tuple[int, ...]) -> Four:
 
 def _spread(mask: Operand, sizes: Four) -> Operand | None:
     """The mask with a stride of 0 where it is broadcast; None if it does not fit."""
-    if not all(is_one(n) or equals(n, size) for n, size in zip(mask.sizes, sizes, strict=True)):
+    if not all(is_one(n) or n == size for n, size in zip(mask.sizes, sizes, strict=True)):
         return None
     return replace(mask, sizes=sizes, strides=_four(tuple(
         0 if is_one(n) else s for n, s in zip(mask.sizes, mask.strides, strict=True)
@@ -186,18 +186,16 @@ def _spread(mask: Operand, sizes: Four) -> Operand | None:
 
 def _are_fit(q: Operand, k: Operand, v: Operand, out: Operand, is_gqa: bool) -> bool:
     (batch, heads, queries, size), (_, kv_heads, keys, _) = q.sizes, k.sizes
-    if not _are_same(k.sizes, (batch, kv_heads, keys, size)) or not _are_same(v.sizes[:3], k.sizes[:3]):
+    # Sizes known at run time only are compared by guards: eager takes values of another length than the keys', which
+    # hardly anybody means.
+    if k.sizes != (batch, kv_heads, keys, size) or v.sizes[:3] != k.sizes[:3] or 0 in (*q.sizes, *k.sizes, *v.sizes):
         return False
-    if 0 in (*q.sizes, *k.sizes, *v.sizes) or not _are_same(out.sizes, (batch, heads, queries, v.sizes[3])):
+    if out.sizes != (batch, heads, queries, v.sizes[3]):
         return False
     if not is_whole(heads, kv_heads) or not (equals(heads, kv_heads) or is_gqa):
         return False
     # Elements of a result never share memory; an eager result that did would not be dense.
     return all(is_one(n) or s > 0 for n, s in zip(out.sizes, out.strides, strict=True))
-
-
-def _are_same(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
-    return all(map(equals, left, right))
 
 
 # --- the same in torch
