@@ -18,6 +18,7 @@ from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.geometry import Geometry, same_layout
 from smelt.codegen.lower.library import lower_pad
 from smelt.ir import Arg, DType, Node, TensorType, Value
+from smelt.ir.sizes import value as at_hand
 from smelt.runtime import calls
 
 CONVOLUTIONS = (
@@ -194,7 +195,8 @@ def channels_last_slot(ctx: Context, value: Value) -> int:
 
 
 def _packed(ctx: Context, conv: Convolution) -> Storage | None:
-    sizes = tensor_type(conv.x).sizes
+    # The library prepares for inputs of these sizes, and takes others, too.
+    sizes = tuple(map(at_hand, tensor_type(conv.x).sizes))
     key = ("convolution", conv.weight, sizes, conv.stride, conv.before, conv.dilation, conv.groups)
     if key not in ctx.packed:
         weight = ctx.statics.bake(conv.weight)
