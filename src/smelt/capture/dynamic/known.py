@@ -1,7 +1,7 @@
 """Values, at the sizes at hand, of tensors that follow from sizes and numbers alone (positions, masks of positions).
 
-Where Python reads such a tensor, the value is the answer, and the graph expects it: at other sizes it is computed when the
-graph runs, and where it comes out otherwise the run is a miss.
+Where Python reads such a tensor, the value is the answer, and the graph expects it: at other sizes it is computed when
+the graph runs, and where it comes out otherwise the run is a miss.
 
 Invariant: a value stands for a tensor that nothing wrote to.
 """

@@ -89,6 +89,8 @@ def _fixed(value: Any) -> Any:
 def _mixed(op: str, a: Any, b: Any) -> Any:
     found = computed(op, a, b)
     if found is NotImplemented:
+        if op == "py.mul" and any(isinstance(v, (list, tuple, str, bytes)) for v in (a, b)):
+            return _fixed(a) * _fixed(b)
         session = current.found()
         if session is not None:
             return session.binary(op, a, b)

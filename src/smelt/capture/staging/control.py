@@ -106,6 +106,13 @@ class StagingRuntime(PlainRuntime):
         sequence, key = sequence_of(session, iterable), _key(at, names)
         if sequence is None and self._is_rolled(key, iterable, more):
             sequence = KnownRange(iterable)
+        elif sequence is not None and session.size_trace is not None:
+            if ("unrolled", key) in session.whole:
+                length = sequence.known_length()
+                if length is not None:
+                    iterable, sequence = map(sequence.item, range(length)), None
+            else:
+                session.rolled.add(key)
         if sequence is None:
             self._unrolled(key, iterable, body, names, get, set, more)
             return

@@ -212,6 +212,9 @@ class ShadowRecorder(Recorder):
             try:
                 own_args = [self.in_world(a, world, back) for a in args]
                 own_kwargs = {k: self.in_world(v, world, back) for k, v in kwargs.items()}
+                if info.name == "aten.select.int" and is_staged(args[2]):
+                    # Which one it is does not show in the type; where there is none, eager raises.
+                    own_args[2] = 0
                 found = self._by_rule(info, own_args, own_kwargs)
                 if found is not None:
                     results.append(found)

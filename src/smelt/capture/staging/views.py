@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.dynamic.values import plain
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.ir import ListType
@@ -30,6 +31,10 @@ class StagedSequence:
         """The item at an index of `bounds`."""
         return self.item(index)
 
+    def known_length(self) -> int | None:
+        """The number of items where sizes alone tell it, which is then fixed; None where it depends on data."""
+        return None
+
 
 class StagedRange(StagedSequence):
     """`range` with staged bounds."""
@@ -52,6 +57,12 @@ class StagedRange(StagedSequence):
 
     def item_at(self, index: Any) -> Any:
         return index
+
+    def known_length(self) -> int | None:
+        if any(map(is_staged, self.bounds())):
+            return None
+        self.start, self.stop, self.step = map(plain, self.bounds())
+        return len(range(self.start, self.stop, self.step))
 
 
 class KnownRange(StagedSequence):
@@ -102,6 +113,10 @@ class Rows(StagedSequence):
     def item(self, number: Any) -> Any:
         return torch.select(self.tensor, 0, number)
 
+    def known_length(self) -> int | None:
+        size = self.length()
+        return None if is_staged(size) else plain(size)
+
 
 class Zipped(StagedSequence):
     """`zip` and `enumerate`."""
@@ -117,6 +132,12 @@ class Zipped(StagedSequence):
     def item(self, number: Any) -> Any:
         return tuple(_item(self.session, p, number) for p in self.parts)
 
+    def known_length(self) -> int | None:
+        sized = [p for p in self.parts if not isinstance(p, Count)]
+        lengths = [p.known_length() if isinstance(p, StagedSequence) else len(p) for p in sized]
+        known = [length for length in lengths if length is not None]
+        return min(known) if len(known) == len(lengths) else None
+
 
 class Count:
     """`itertools.count` from a start."""
@@ -126,6 +147,8 @@ class Count:
 
 
 def _item(session: Any, part: Any, number: Any) -> Any:
+    if isinstance(part, list) and not is_staged(number):
+        return part[number]
     if isinstance(part, Count):
         return number if part.start == 0 and not is_staged(part.start) else number + part.start
     if isinstance(part, StagedSequence):
