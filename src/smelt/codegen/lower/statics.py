@@ -145,7 +145,7 @@ class Statics:
         operands: dict[Value, Any] = {}
         for v in node.operands():
             known = self._tensors.get(v)
-            operands[v] = dummy_of(v.type) if known is None and isinstance(v.type, TensorType) else known
+            operands[v] = _stand_in(v.type) if known is None and isinstance(v.type, TensorType) else known
         with torch.no_grad():
             result = overload(node.op)(  # type: ignore[misc]
                 *(bind(a, operands) for a in node.args), **{k: bind(a, operands) for k, a in node.kwargs.items()}
@@ -170,6 +170,13 @@ def _needed(node: Node, known: dict[Value, Any]) -> Iterator[Node]:
         stack.append((current, True))
         if current.op not in _TYPE_ONLY:
             stack.extend((v.node, False) for v in reversed(list(current.operands())) if v.node is not None)
+
+
+def _stand_in(type_: TensorType) -> torch.Tensor:
+    """A tensor of a type, of which only the element type counts where sizes come with each call."""
+    if is_symbolic((type_.shape, type_.strides)):
+        type_ = TensorType(type_.dtype, (1,) * len(type_.sizes), None, type_.device)
+    return dummy_of(type_)
 
 
 def _check_type(node: Node, tensor: torch.Tensor) -> None:
