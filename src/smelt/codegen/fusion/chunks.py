@@ -34,8 +34,9 @@ from smelt.codegen.kernels.nest import (
     is_inner,
     walk,
 )
+from smelt.codegen.kernels.sizes import at_most
 from smelt.ir import DType
-from smelt.ir.sizes import blind, ceil_div, equals, is_symbolic, late
+from smelt.ir.sizes import ceil_div, equals, is_symbolic, late
 
 CHUNK = 16_384
 """Elements of a chunk: some microseconds of work."""
@@ -80,12 +81,9 @@ def stages(nest: Nest) -> tuple[Stage, ...]:
 
 
 def _can_be_split(nest: Nest) -> bool:
-    return not nest.ordered and not _keeps_busy(nest.outer) and prod(nest.inner) >= 2 * CHUNK and _combines(nest)
-
-
-@blind
-def _keeps_busy(outer: Sequence[int]) -> bool:
-    return prod(outer) >= _FEW
+    # Where the outer points may be many, they are taken to be.
+    is_for_few = at_most(prod(nest.outer), _FEW - 1) and not nest.ordered
+    return is_for_few and _combines(nest) and prod(nest.inner) >= 2 * CHUNK
 
 
 def _combines(nest: Nest) -> bool:
