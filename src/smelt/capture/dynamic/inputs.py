@@ -55,7 +55,7 @@ class Symbols:
         """What the run found out."""
         trace = self.trace
         guards = tuple(
-            SizeGuard(_shown(guard), None if site is None else site.span, guard.outcome, _check(trace, guard))
+            SizeGuard(_shown(trace, guard), None if site is None else site.span, guard.outcome, _check(trace, guard))
             for guard, site in zip(trace.guards, trace.sites, strict=True)
         )
         fixed: dict[str, int | float] = {}
@@ -74,9 +74,14 @@ class Symbols:
         return SizeFacts(dict(self.origins), guards, fixed, equal)
 
 
-def _shown(guard: Any) -> str:
-    text: str = guard.text
-    return text if guard.outcome else text.removeprefix("not ")
+def _shown(trace: CaptureTrace, guard: Any) -> str:
+    """A guard with what is taken away on the other side."""
+    if guard.floats is not None:
+        text: str = guard.text
+        return text if guard.outcome else text.removeprefix("not ")
+    left = tuple(t for t in guard.poly if t[1] > 0)
+    right = tuple((m, -c) for m, c in guard.poly if c < 0)
+    return f"{trace.text(left)} {guard.relation} {trace.text(right)}"
 
 
 def _check(trace: CaptureTrace, guard: Any) -> Callable[[Mapping[str, int | float]], bool]:

@@ -132,6 +132,26 @@ def _same_layout(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) 
     return _make(shadows, x, sizes)
 
 
+def _binary(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Of two floating-point operands of one type, or of one and a number."""
+    x, y = args
+    sizes = _row_major(x) if x.is_floating_point() else None
+    if sizes is None or kwargs:
+        return None
+    if not isinstance(y, torch.Tensor):
+        is_real = isinstance(y, (int, float)) or node_of(y) is not None
+        return _make(shadows, x, sizes) if is_real else None
+    others = _row_major(y) if y.dtype == x.dtype and y.dim() else None
+    if others is None:
+        return None
+    if len(others) > len(sizes):
+        sizes, others = others, sizes
+    for mine, theirs in zip(sizes[len(sizes) - len(others) :], others, strict=True):
+        if not _same(mine, theirs) and not (type(theirs) is int and theirs == 1):
+            return None
+    return _make(shadows, x, sizes)
+
+
 def _view(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """To sizes of which at most one is left to be found, where the numbers of elements are plainly the same."""
     x, shape = args
@@ -172,6 +192,7 @@ _UNARY = (
 _RULES: dict[str, Rule] = {
     "aten.linear.default": _linear,
     "aten.layer_norm.default": _layer_norm,
+    **{f"aten.{name}.Tensor": _binary for name in ("add", "sub", "mul", "div")},
     **{f"aten.conv{n}d.default": _conv for n in (1, 2, 3)},
     "aten.softmax.int": _same_layout,
     "aten.log_softmax.int": _same_layout,

@@ -244,6 +244,13 @@ class CaptureTrace(Trace):
 
     def atom_text(self, index: int) -> str:
         atom = cast(Any, self.atoms[index])
+        if isinstance(atom, Division):
+            parts = [
+                text if " " not in text or (text[0] == "(" and len(p) == 1) else f"({text})"
+                for p in (atom.left, atom.right)
+                for text in [self.text(p)]
+            ]
+            return f"({parts[0]} {atom.operator} {parts[1]})"
         if not isinstance(atom, Computed):
             return super(CaptureTrace, self).atom_text(index)
         parts = [*map(str, atom.literals)] + [
