@@ -30,8 +30,10 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     is_whole = fn.log is None or fn.log.is_replayable or only_prints(fn.log)
     asks = bool(captured.conversions) or (fn.log is not None and only_prints(fn.log))
     if captured.error is None and is_whole and not fn.next_path:
-        if fn.freedom:
-            unit, why_fixed = staged_unit(fn, captured, args, kwargs, options, fn.freedom.spec)
+        for spec in fn.freedom.specs if fn.freedom else ():
+            unit, why_fixed = staged_unit(fn, captured, args, kwargs, options, spec)
+            if unit is not None:
+                break
         if unit is None and asks:
             unit, why_paths = staged_unit(fn, captured, args, kwargs, options)
     if unit is None:

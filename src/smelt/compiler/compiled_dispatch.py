@@ -123,7 +123,8 @@ class Dispatcher:
 
     def _prefer(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Of paths, one that fits twice running: two that take turns would change places at each call.
-        if self._rows[0] is not row and not row.is_last and (row.paths is None or row.fits_again(self._rows[0])):
+        first = next(iter(self._rows), row)  # another thread may take rows out
+        if first is not row and not row.is_last and (row.paths is None or row.fits_again(first)):
             self._move_to_front(row)
         if row.may_be_native and row.is_ready:
             self._make_native(row, args, kwargs)

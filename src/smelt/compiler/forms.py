@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from smelt.capture import Captured, Signature
-from smelt.capture.dynamic.spec import Origin, Spot
+from smelt.capture.dynamic.spec import Origin, SizeFacts, Spot
 from smelt.capture.signature import NAMES
 from smelt.capture.tree import Container, NumberLeaf, TensorLeaf, Tree
 from smelt.compiler.size_texts import readable
@@ -60,9 +60,16 @@ def checks_of(captured: Captured) -> tuple[SizeCheck, ...]:
     facts = captured.sizes
     if facts is None:
         return ()
-    ranges = [check for item in facts.symbols.items() for check in _range(*item)]
     floats = {name for name, origin in facts.symbols.items() if origin.range is None}
-    return (*ranges, *(SizeCheck(readable(guard.text, floats), guard.outcome, guard.span) for guard in facts.guards))
+    return (
+        *ranges_of(facts),
+        *(SizeCheck(readable(guard.text, floats), guard.outcome, guard.span) for guard in facts.guards),
+    )
+
+
+def ranges_of(facts: SizeFacts) -> list[SizeCheck]:
+    """What the free sizes and numbers were to be."""
+    return [check for item in facts.symbols.items() for check in _range(*item)]
 
 
 def _range(name: str, origin: Origin) -> list[SizeCheck]:

@@ -7,6 +7,7 @@ Invariant: a program of a module shares the module's parameters, buffers and sub
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -18,22 +19,26 @@ from smelt.capture import Captured, capture, is_capturing
 from smelt.capture.sharing import entangled
 from smelt.codegen.python import python_source
 from smelt.compiler.code import Code, write_code
+from smelt.compiler.compiled_types import LeftAlone
 from smelt.compiler.doors.fx_out import graph_module
 from smelt.compiler.pipeline import first_wrong_pass
 from smelt.compiler.program_calls import KnownCall
 from smelt.compiler.program_copy import SavedCapture, load, save
+from smelt.compiler.second_sight import NO_FREEDOM, Freedom
+from smelt.compiler.sized_capture import sized_capture
+from smelt.compiler.sized_unit import SizedUnit, unit_of
 from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Miss, Options, SmeltError, SmeltWarning
-from smelt.ir import Graph, TensorType, Value
+from smelt.ir import Graph, TensorType, Type, Value
 from smelt.ops.convert import type_of
 from smelt.ops.evaluate import evaluate
 from smelt.passes.manager import Culprit
 from smelt.runtime.guard_constants import Constants
 
 CAPTURE_LIMIT = 8
-Key: TypeAlias = tuple[tuple[bool, ...], tuple[TensorType, ...]]
-"""The `training` flags and the types of the inputs that a capture holds for."""
+Key: TypeAlias = tuple[tuple[bool, ...], tuple[Type, ...], tuple[str, ...]]
+"""The `training` flags and the types of the inputs that a capture holds for, and what must hold of free sizes."""
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
@@ -44,12 +49,14 @@ class Program(torch.nn.Module):
     graph_for(*args): the optimized graph that runs for these arguments.
 
     A call runs natively, or operation by operation where gradients are needed, with the same answer. The program holds
-    for the captured sizes and Python arguments, and raises for others. For other dtypes or strides, other `training`
-    flags, or parameters that were moved or replaced, it is captured anew from its source (at most `CAPTURE_LIMIT`
-    captures are kept).
+    for the captured sizes and Python arguments, where these were not left free (`dynamic_shapes`), and raises for
+    others. For other dtypes or strides, other `training` flags, or parameters that were moved or replaced, it is
+    captured anew from its source (at most `CAPTURE_LIMIT` captures are kept).
     """
 
-    def __init__(self, source: Callable[..., Any], captured: Captured, options: Options) -> None:
+    def __init__(
+        self, source: Callable[..., Any], captured: Captured, options: Options, free: Freedom = NO_FREEDOM
+    ) -> None:
         super().__init__()
         object.__setattr__(self, "_source", source)
         if isinstance(source, torch.nn.Module):
@@ -57,6 +64,7 @@ class Program(torch.nn.Module):
                 self.__dict__[name] = source.__dict__[name]
             self.training = source.training
         self._options = options
+        self._free = free
         self._units: dict[Key, Unit] = {}
         self._held: dict[int, Constants] = {}
         self._known: KnownCall | None = None
@@ -79,7 +87,8 @@ class Program(torch.nn.Module):
 
     def graph_for(self, *args: Any, **kwargs: Any) -> Graph:
         """The optimized graph that runs for these arguments. Raises: CaptureError (S0107) if they do not fit."""
-        return self._unit_for(args, kwargs)[0].optimize()
+        unit, inputs = self._unit_for(args, kwargs)
+        return unit.graph_at(unit.sizes_of(inputs)) if isinstance(unit, SizedUnit) else unit.optimize()
 
     def to_fx(self) -> GraphModule:
         """The program as captured, as a module of torch.fx that runs with torch alone, over the same parameters.
@@ -115,7 +124,7 @@ class Program(torch.nn.Module):
         unit = self._known_unit(args, kwargs)
         if unit is None:
             inputs = self._flatten(args, kwargs)
-            unit = self._units.get(self._key(inputs))
+            unit = self._unit_of(inputs)
             if unit is None or not self._state_is_as_captured(unit):
                 return self._capture(args, kwargs).captured.result
             if self._needs_grad(unit, inputs) or self.native_failure is not None or _overlap(unit, inputs):
@@ -124,6 +133,8 @@ class Program(torch.nn.Module):
         try:
             self._freshen(unit)
             return unit.run(args, kwargs)
+        except LeftAlone:
+            return self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
         except Miss:
             # Either the call takes another way, which raises, or only rounding decides.
             return self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
@@ -170,9 +181,10 @@ class Program(torch.nn.Module):
         return next((unit for key, unit in self._units.items() if key[0] == flags), self.units[0])
 
     def _add(self, captured: Captured) -> Unit:
-        unit = Unit.of(captured, self._options, captured.state.current)
+        unit = unit_of(captured, self._options, captured.state.current)
+        unit.on_constants(_holder(weakref.ref(self), id(unit)))
         self._known = None
-        key = (self._training_flags(), tuple(_type(value) for value in unit.graph.inputs))
+        key = (self._training_flags(), tuple(value.type for value in unit.graph.inputs), tuple(map(str, unit.checks)))
         if key not in self._units and len(self._units) >= CAPTURE_LIMIT:
             self._held.pop(id(self._units.pop(next(iter(self._units)))), None)
         self._units[key] = unit
@@ -182,18 +194,28 @@ class Program(torch.nn.Module):
         captured = capture(self._source, args, kwargs, specialize=True)
         if captured.error is not None:
             raise captured.error
+        if self._free:
+            return self._add(sized_capture(captured, self._source, args, kwargs, self._free, is_first=False))
         if (captured.conversions or self.unit.prints) and not self.unit.is_path:
             staged = staged_capture(captured, self._source, args, kwargs)
             captured = captured if staged.error is not None else staged
         return self._add(captured)
 
-    def _key(self, inputs: Sequence[torch.Tensor]) -> Key:
-        return self._training_flags(), tuple(type_of(tensor) for tensor in inputs)
+    def _unit_of(self, inputs: Sequence[Any]) -> Unit | None:
+        """The capture that holds for these inputs, if there is one."""
+        flags = self._training_flags()
+        if not self._free:
+            return self._units.get((flags, tuple(type_of(tensor) for tensor in inputs), ()))
+        units = (unit for key, unit in self._units.items() if key[0] == flags and isinstance(unit, SizedUnit))
+        return next((unit for unit in units if unit.takes(inputs)), None)
 
-    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The inputs of a call. Raises: CaptureError (S0107) for another structure or other sizes."""
         unit = self.unit
-        inputs: list[torch.Tensor] = unit.signature.flatten(args, kwargs)
+        inputs: list[Any] = unit.signature.flatten(args, kwargs)
+        if isinstance(unit, SizedUnit):
+            unit.check_sizes(inputs)
+            return inputs
         for value, tensor, place in zip(unit.graph.inputs, inputs, unit.signature.inputs, strict=True):
             if _type(value).is_static and tuple(tensor.shape) != _type(value).sizes:
                 raise CaptureError(
@@ -204,10 +226,10 @@ class Program(torch.nn.Module):
                 )
         return inputs
 
-    def _unit_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Unit, list[torch.Tensor]]:
+    def _unit_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Unit, list[Any]]:
         """The capture for these arguments, made now (which runs the program once) where there is none yet."""
         inputs = self._flatten(args, kwargs)
-        unit = self._units.get(self._key(inputs))
+        unit = self._unit_of(inputs)
         if unit is None or not self._state_is_as_captured(unit):
             unit = self._capture(args, kwargs)
         return unit, inputs
@@ -215,7 +237,7 @@ class Program(torch.nn.Module):
     def _inlined(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Inside another capture: operation by operation, so that the outer program records what this one does."""
         inputs = self._flatten(args, kwargs)
-        unit = self._units.get(self._key(inputs))
+        unit = self._unit_of(inputs)
         if unit is None or not self._state_is_as_captured(unit):
             return self._source(*args, **kwargs)
         return self._by_op(unit, inputs, args, kwargs)
@@ -234,11 +256,23 @@ class Program(torch.nn.Module):
         if any(id(before.tensors[i]) in constants for i in before.changed()):
             del self._held[id(unit)]  # written while it was packed: packed again at the next call
 
+    def hold_more(self, unit_id: int) -> bool:
+        """A further plan of a unit has more of the state baked in; whether what was held before is unchanged."""
+        unit = next((unit for unit in self.units if id(unit) == unit_id), None)
+        held = self._held.get(unit_id)
+        if unit is None or held is None:
+            return True  # all of it is held when the unit has been finished
+        self._held[unit_id] = Constants(unit.constants)
+        if held.changed():
+            del self._held[unit_id]
+            return False
+        return True
+
     def __reduce__(self) -> tuple[Any, ...]:
-        own = {"_source", "_options", "_units", "_held", "_known", "native_failure", "training", *_SHARED}
+        own = {"_source", "_options", "_free", "_units", "_held", "_known", "native_failure", "training", *_SHARED}
         extra = {name: value for name, value in self.__dict__.items() if name not in own}
         saved = save(self._source, {flags: unit.captured for flags, unit in self._units.items()})
-        return (_restore, (self._source, self._options, saved, extra))
+        return (_restore, (self._source, self._options, saved, extra, self._free))
 
     def _training_flags(self) -> tuple[bool, ...]:
         if not isinstance(self._source, torch.nn.Module):
@@ -264,10 +298,22 @@ class Program(torch.nn.Module):
         if not torch.is_grad_enabled():
             return False
         state = (unit.lookup(kind, path) for kind, path, _ in unit.places)
-        return any(t.requires_grad for t in inputs) or any(t.requires_grad for t in state)
+        return any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs) or any(
+            t.requires_grad for t in state
+        )
 
     def _named_state(self, unit: Unit) -> dict[str, torch.Tensor]:
         return dict(unit.graph.constants) | {path: unit.lookup(kind, path) for kind, path, _ in unit.places}
+
+
+def _holder(get_program: Callable[[], Program | None], unit_id: int) -> Callable[[], bool]:
+    """What a unit tells of more constants; the program is not kept alive."""
+
+    def watch() -> bool:
+        program = get_program()
+        return program is None or program.hold_more(unit_id)
+
+    return watch
 
 
 def _type(value: Value) -> TensorType:
@@ -296,12 +342,18 @@ def _overlap(unit: Unit, inputs: Sequence[torch.Tensor]) -> bool:
 
 
 def _restore(
-    source: Callable[..., Any], options: Options, saved: tuple[SavedCapture, ...], extra: Mapping[str, Any]
+    source: Callable[..., Any],
+    options: Options,
+    saved: tuple[SavedCapture, ...],
+    extra: Mapping[str, Any],
+    free: Freedom = NO_FREEDOM,
 ) -> Program:
     """A program from what it was pickled or deep-copied as; what was compiled is compiled again when needed."""
     captures = load(source, saved)
-    program = Program(source, next(iter(captures.values())), options)
-    program._units = {flags: Unit.of(c, options, c.state.current) for flags, c in captures.items()}
+    program = Program(source, next(iter(captures.values())), options, free)
+    program._units = {}
+    for captured in captures.values():
+        program._add(captured)
     program.__dict__.update(extra)
     return program
 

@@ -13,6 +13,7 @@ import torch
 
 from smelt.capture import Captured, Conversion, State, StateTensor
 from smelt.capture.roots import Roots, reachable
+from smelt.compiler.size_texts import as_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,13 @@ def save(source: Callable[..., Any], captures: Mapping[Any, Captured]) -> tuple[
         SavedCapture(
             key,
             replace(
-                captured, result=None, state=State(), roots=Roots({}, {}), written={}, conversions=_apart(captured)
+                captured,
+                result=None,
+                state=State(),
+                roots=Roots({}, {}),
+                written={},
+                conversions=_apart(captured),
+                sizes=None if captured.sizes is None else as_data(captured.sizes),
             ),
             tuple(captured.state.entries),
             {place: e.tensor for place, e in captured.state.entries.items() if place[1] not in places},

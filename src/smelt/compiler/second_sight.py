@@ -32,9 +32,15 @@ class Freedom:
         return bool(self.entries)
 
     @property
-    def spec(self) -> Spec:
-        """The same for a capture."""
-        return {spot: Free(entry.name, entry.low, entry.high) for spot, entry in self.entries.items()}
+    def specs(self) -> tuple[Spec, ...]:
+        """The same for a capture: sizes without a bound may be 1, and, should that not do, may not."""
+        return self._spec(1), self._spec(None)
+
+    def _spec(self, least: int | None) -> Spec:
+        return {
+            (place, axis): Free(entry.name, least if entry.low is None and axis is not None else entry.low, entry.high)
+            for (place, axis), entry in self.entries.items()
+        }
 
 
 NO_FREEDOM = Freedom()

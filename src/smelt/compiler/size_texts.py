@@ -6,11 +6,14 @@ Invariant: the text says the same; what is not understood stays as it was.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import CodeType
 
 from smelt.capture.dynamic.spec import SizeFacts, SizeGuard
-from smelt.diag import InternalError
-from smelt.runtime.guard_sizes import names_in, parsed
+from smelt.diag import InternalError, PackageError
+from smelt.runtime.guard_sizes import FUNCTIONS, SizeCheck, names_in, parsed
 
 _SIGNS = {ast.LtE: "<=", ast.Lt: "<", ast.Eq: "==", ast.NotEq: "!=", ast.GtE: ">=", ast.Gt: ">"}
 _MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
@@ -78,3 +81,42 @@ def names_of(guard: SizeGuard) -> set[str]:
         return set(names_in(parsed(guard.text)))
     except InternalError:
         return {""}
+
+
+def holds(check: SizeCheck, values: Mapping[str, int | float]) -> bool:
+    """Whether a check is fulfilled by these values of the symbols."""
+    try:
+        return bool(eval(_compiled(check.text), {**FUNCTIONS, "__builtins__": {}}, dict(values))) is check.outcome
+    except (ArithmeticError, TypeError):
+        return False
+
+
+@lru_cache(maxsize=1024)
+def _compiled(text: str) -> CodeType:
+    return compile(ast.Expression(parsed(text)), "<smelt sizes>", "eval")
+
+
+@dataclass(frozen=True, slots=True)
+class TextCheck:
+    """The condition of a guard, of its text alone: what is left where a program was saved."""
+
+    check: SizeCheck
+
+    def __call__(self, values: Mapping[str, int | float]) -> bool:
+        return holds(self.check, values)
+
+
+def as_data(facts: SizeFacts) -> SizeFacts:
+    """The same, to be pickled. Raises: PackageError for a guard that its text does not say."""
+    guards = []
+    for guard in facts.guards:
+        if "" in names_of(guard):
+            raise PackageError(
+                f"the program cannot be saved: it holds where {guard}",
+                guard.span,
+                why="there is no text of this condition that can be read back",
+                fix="trace it where it is loaded",
+                code="S0304",
+            )
+        guards.append(replace(guard, check=TextCheck(SizeCheck(guard.text, guard.outcome, guard.span))))
+    return replace(facts, guards=tuple(guards))

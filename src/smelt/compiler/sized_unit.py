@@ -22,11 +22,15 @@ from smelt.codegen.lower.packs import packs
 from smelt.codegen.lower.symbolic import NotSymbolic, SymbolicLowered, lower_symbolic, specialize
 from smelt.compiler.compiled_types import LeftAlone
 from smelt.compiler.entry_code import Extract, extractor
-from smelt.compiler.size_texts import names_of
+from smelt.compiler.forms import ranges_of
+from smelt.compiler.size_texts import holds, names_of
 from smelt.compiler.sized_names import inputs_of_views, names_in_types
 from smelt.compiler.unit import Lookup, Unit
-from smelt.diag import Options, SmeltError
+from smelt.diag import CaptureError, Options, SmeltError
+from smelt.ir import Graph, TensorType
+from smelt.ir.dims import size_of
 from smelt.ir.sizes import Range
+from smelt.ops.convert import type_of
 from smelt.runtime.guard_constants import Constants
 
 Sizes: TypeAlias = tuple[int, ...]
@@ -91,6 +95,51 @@ class SizedUnit(Unit):
     def sizes_of(self, inputs: Sequence[Any]) -> Sizes:
         """The sizes that choose the plan of a call, in the order of `names`."""
         return tuple(inputs[i] if dim is None else inputs[i].shape[dim] for i, dim in self._sources)
+
+    def values_of(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """The value of each symbol for a graph's inputs."""
+        origins = self.facts.symbols.items()
+        return {n: inputs[o.input] if o.dim is None else inputs[o.input].shape[o.dim] for n, o in origins}
+
+    def check_sizes(self, inputs: Sequence[Any]) -> None:
+        """Whether calls like this one were to be captured: free is only what was to be, within its range.
+
+        Raises: CaptureError (S0107).
+        """
+        for value, given, place in zip(self.graph.inputs, inputs, self.signature.inputs, strict=True):
+            if isinstance(value.type, TensorType) and given.dim() != value.type.rank:
+                raise _outside(f"{place} has sizes {list(given.shape)}, the program was captured for {value.type}")
+        values = self.values_of(inputs)
+        at = ", ".join(f"{name} = {value}" for name, value in values.items())
+        for value, given, place in zip(self.graph.inputs, inputs, self.signature.inputs, strict=True):
+            if isinstance(value.type, TensorType) and self._sizes(value.type, values) != tuple(given.shape):
+                found = f"{place} has sizes {list(given.shape)}"
+                raise _outside(f"{found}, the program was captured for {value.type}, and here {at}")
+        broken = next((check for check in ranges_of(self.facts) if not holds(check, values)), None)
+        if broken is not None:
+            raise _outside(f"the program was captured for {broken}, and here {at}")
+
+    def takes(self, inputs: Sequence[Any]) -> bool:
+        """Whether the graph holds for these inputs, of whatever kind they are."""
+        for value, given in zip(self.graph.inputs, inputs, strict=True):
+            if isinstance(value.type, TensorType) and (
+                type_of(given).rank != value.type.rank or type_of(given).dtype is not value.type.dtype
+            ):
+                return False
+        values = self.values_of(inputs)
+        for value, given in zip(self.graph.inputs, inputs, strict=True):
+            if isinstance(value.type, TensorType) and _at(value.type, values) != type_of(given):
+                return False
+        return self.facts.holds(values)
+
+    @staticmethod
+    def _sizes(type_: TensorType, values: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(size_of(dim, values) for dim in type_.shape or ())
+
+    def graph_at(self, sizes: Sizes) -> Graph:
+        """The optimized graph behind the plan for these sizes."""
+        plan = self.plan_for(sizes)
+        return self.optimize() if plan.optimized is None else plan.optimized
 
     def shown(self, sizes: Sizes) -> str:
         """A plan's sizes as text; of a plan that is for all, nothing."""
@@ -244,3 +293,19 @@ class SizedUnit(Unit):
             self._failed[sizes] = f"{type(error).__name__}: {error}"
         finally:
             self._being_made.discard(sizes)
+
+
+def _at(type_: TensorType, values: Mapping[str, int]) -> TensorType:
+    """A type at given values of its symbols."""
+    sizes = [size_of(dim, values) for dim in type_.shape or ()]
+    strides = None if type_.strides is None else [size_of(dim, values) for dim in type_.strides]
+    return TensorType.of(type_.dtype, sizes, strides, type_.device, type_.layout)
+
+
+def _outside(what: str) -> CaptureError:
+    return CaptureError(
+        what,
+        why="the captured graph holds for what it was captured with, and for what dynamic_shapes leaves free",
+        fix="capture it again for these arguments, or use smelt.compile, which does so by itself",
+        code="S0107",
+    )

@@ -20,6 +20,8 @@ from smelt.compiler.paths import other_path, outcomes
 from smelt.compiler.pipeline import check_options
 from smelt.compiler.prints import without_prints
 from smelt.compiler.program import Program
+from smelt.compiler.second_sight import Freedom
+from smelt.compiler.sized_capture import sized_capture, wished
 from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Miss, Options, SmeltWarning
@@ -32,6 +34,7 @@ def trace(
     args: torch.Tensor | Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
     check: bool = True,
     check_inputs: Iterable[Any] | None = None,
     options: Mapping[str, Any] | Options | None = None,
@@ -40,6 +43,8 @@ def trace(
 
     f: a function or an nn.Module. args: a tuple, or one tensor. The run's effects (buffers, random numbers, in-place
     writes) happen once, as in one eager call.
+    dynamic_shapes: sizes and numbers that stay free, by parameter: {"x": {0: "B"}}, as torch.export spells it; the
+    program then runs at all that its graph holds for. names, or `smelt.Dim`s with bounds.
     check: evaluate the graph on copies of the same inputs and state, and compare with what the run returned.
     check_inputs: more arguments (tuples, or single tensors) to compare with eager, on copies; `f` runs once for each,
     and buffers and random state are put back afterwards.
@@ -47,7 +52,8 @@ def trace(
     that was recorded, with a warning at each line that asks; other outcomes raise when it is called.
     Raises: CaptureError: S0101 and S0102 where what Python reads of data cannot be compared, or in strict mode, at that
         line; S0103 and S0104 where something cannot be recorded; S0105 where the graph disagrees with eager; S0106 for
-        arguments that cannot be captured. Whatever `f` raises.
+        arguments that cannot be captured; S0111 where the program fixes what `dynamic_shapes` names. SmeltError (S0304)
+        for dynamic_shapes that do not fit, before anything runs. Whatever `f` raises.
     """
     chosen = Options.make(options)
     check_options(chosen)
@@ -60,6 +66,7 @@ def trace(
             code="S0106",
         )
     given, named = as_args(args), dict(kwargs or {})
+    free = wished(dynamic_shapes, target, given, named)
     before = copies_of(tensors_of((given, named))) if check else []
     rng = torch.get_rng_state()
     observed = _Observed(target)
@@ -69,7 +76,11 @@ def trace(
         raise captured.error
     results = tensors_of(captured.result, given, named)
     asks = bool(captured.conversions) or observed.prints
-    program = _staged(target, captured, given, named, chosen, before if check else None, rng) if asks else None
+    program = None
+    if free:
+        program = _with_free_sizes(target, captured, given, named, chosen, free, before if check else None, rng)
+    elif asks:
+        program = _staged(target, captured, given, named, chosen, before if check else None, rng)
     left_out = observed.left_out(program.unit.captured.graph if program is not None else captured.graph)
     if left_out:
         warnings.warn(
@@ -112,6 +123,27 @@ def _staged(
             _check(program.unit, tensors_of(native.result, args, kwargs), copies_of(before), rng)
     except Exception:  # whatever is wrong with it, the recorded way stands
         return None
+    return program
+
+
+def _with_free_sizes(
+    target: Callable[..., Any],
+    native: Captured,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    free: Freedom,
+    before: Sequence[torch.Tensor] | None,
+    rng: torch.Tensor,
+) -> Program:
+    """The program with its free sizes and numbers. Raises: CaptureError (S0111) where they cannot be free."""
+    captured = sized_capture(native, target, args, kwargs, free)
+    program = Program(target, captured, options, free)
+    if before is not None and captured.signature is not None:
+        tensors = iter(copies_of(before))
+        inputs = captured.signature.flatten(args, kwargs)
+        copies = [next(tensors) if isinstance(value, torch.Tensor) else value for value in inputs]
+        _check(program.unit, tensors_of(native.result, args, kwargs), copies, rng)
     return program
 
 
