@@ -1,0 +1,218 @@
+"""How often a program is built as its sizes and numbers change, and what serves each call."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.compiler import SizedUnit
+
+
+def either_sign(x: Any, n: Any) -> Any:
+    y = x**2
+    return (n + 1) * y if n >= 0 else y / n
+
+
+def builds(compiled: Any) -> int:
+    return compiled.stats().builds
+
+
+def free(compiled: Any) -> list[list[str]]:
+    """What is free in each entry, oldest first."""
+    return [entry["free"] for entry in reversed(compiled.stats().to_dict()["entries"])]
+
+
+def test_static_symbolic_reuse_new_entry() -> None:
+    compiled, x, counts = smelt.compile(either_sign), torch.randn(3, 4), []
+    for n in (2, 3, 6, -3, -4, 7):
+        torch.testing.assert_close(compiled(x, n), either_sign(x, n))
+        counts.append(builds(compiled))
+    assert counts == [1, 2, 2, 3, 3, 3]
+    assert sorted(free(compiled)) == [[], ["args[1]"], ["args[1]"]]
+    assert compiled.stats().fallbacks == {}
+
+
+def test_dynamic_false_keeps_all() -> None:
+    compiled, x = smelt.compile(either_sign, dynamic=False), torch.randn(3, 4)
+    for n in (2, 3, 6):
+        torch.testing.assert_close(compiled(x, n), either_sign(x, n))
+    assert builds(compiled) == 3
+    assert free(compiled) == [[], [], []]
+
+
+def test_dynamic_true_frees_all_at_once() -> None:
+    compiled = smelt.compile(either_sign, dynamic=True)
+    for rows, n in ((3, 2), (4, 3), (9, 60)):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(compiled(x, n), either_sign(x, n))
+    assert builds(compiled) == 1
+    assert free(compiled) == [["args[0].shape[0]", "args[0].shape[1]", "args[1]"]]
+
+
+def test_a_plan_for_many_sizes() -> None:
+    def f(x: Any, w: Any) -> Any:
+        return torch.softmax(x @ w, -1)
+
+    compiled, w = smelt.compile(f), torch.randn(8, 5)
+    for rows in (4, 7, 2, 33, 100, 7):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(compiled(x, w), f(x, w))
+    assert builds(compiled) == 2
+    unit = next(row.entry for row in compiled.stats().rows if isinstance(row.entry, SizedUnit))
+    assert (len(unit.templates), unit.lowered_alone, unit.plans_made) == (1, 0, 4), unit.why_alone
+
+
+def test_float_that_changes_is_a_number_of_the_run() -> None:
+    compiled, x = smelt.compile(lambda x, a: x * a), torch.randn(5)
+    for a in (0.5, 0.25, -0.0, float("inf"), 3.0):
+        torch.testing.assert_close(compiled(x, a), x * a)
+    assert builds(compiled) == 2
+    unit = next(row.entry for row in compiled.stats().rows if isinstance(row.entry, SizedUnit))
+    assert unit.plans_made == 1
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = 2
+
+    def forward(self, x: Any) -> Any:
+        return x * self.times
+
+
+def test_attributes_of_modules_stay_guarded() -> None:
+    module = Scaled()
+    compiled = smelt.compile(module)
+    for rows, times in ((3, 2), (4, 2), (5, 2), (5, 3), (6, 3)):
+        module.times = times
+        x = torch.randn(rows, 2)
+        torch.testing.assert_close(compiled(x), x * times)
+    # What is free stays free where another guard fails.
+    assert builds(compiled) == 3
+    assert free(compiled)[-1] == ["args[0].shape[0]"]
+
+
+def test_weights_written_between_plans() -> None:
+    layer = torch.nn.Linear(16, 16)
+    compiled = smelt.compile(layer)
+    with torch.no_grad():
+        for rows in (3, 5, 9, 3, 17, 40):
+            x = torch.randn(rows, 16)
+            torch.testing.assert_close(compiled(x), layer(x))
+            layer.weight.mul_(1.5)
+        layer.weight.data.mul_(2)
+        compiled.refresh()
+        for rows in (3, 5, 9, 3, 17, 40):
+            x = torch.randn(rows, 16)
+            torch.testing.assert_close(compiled(x), layer(x))
+
+
+def test_named_sizes_that_a_program_fixes() -> None:
+    def f(x: Any) -> Any:
+        if x.shape[0] == 4:
+            return x * 2
+        return x + 1
+
+    compiled = smelt.compile(f, dynamic_shapes={"x": {0: "B"}})
+    with pytest.raises(smelt.CaptureError, match="B was to stay free, and the program holds only where it is 4") as e:
+        compiled(torch.randn(4, 2))
+    assert e.value.code == "S0111"
+    assert e.value.where is not None and "x.shape[0] == 4" in e.value.where.text
+    assert "B == 4" in e.value.why
+
+
+def test_two_names_for_one_size() -> None:
+    compiled = smelt.compile(lambda x, y: x + y, dynamic_shapes={"x": {0: "B"}, "y": {0: "C"}})
+    with pytest.raises(smelt.CaptureError, match="C was to stay free, and the program holds only where it is B") as e:
+        compiled(torch.randn(4, 2), torch.randn(4, 2))
+    assert e.value.fix == "call both B"
+
+
+def test_one_name_for_two_sizes() -> None:
+    def f(x: Any, y: Any) -> Any:
+        return x + y
+
+    compiled = smelt.compile(f, dynamic_shapes={"x": {0: "B"}, "y": {0: "B"}})
+    for rows in (4, 9, 3):
+        x, y = torch.randn(rows, 2), torch.randn(rows, 2)
+        torch.testing.assert_close(compiled(x, y), x + y)
+    assert builds(compiled) == 1
+    with pytest.warns(smelt.SmeltWarning, match="calls both B"):
+        assert compiled(torch.randn(4, 2), torch.randn(1, 2)).shape == (4, 2)
+    strict = smelt.compile(f, dynamic_shapes={"x": {0: "B"}, "y": {0: "B"}}, fullgraph=True)
+    with pytest.raises(smelt.CaptureError, match="calls both B"):
+        strict(torch.randn(4, 2), torch.randn(1, 2))
+
+
+def test_outside_of_a_named_range_there_is_an_entry_of_its_own() -> None:
+    compiled = smelt.compile(lambda x: x * 2, dynamic=False, dynamic_shapes={"x": {0: smelt.Dim("B", min=2, max=8)}})
+    for rows in (4, 8, 2):
+        compiled(torch.randn(rows, 2))
+    assert builds(compiled) == 1
+    with pytest.warns(smelt.SmeltWarning, match=r"x.shape\[0\] is 9"):
+        torch.testing.assert_close(compiled(torch.ones(9, 2)), torch.full((9, 2), 2.0))
+    assert builds(compiled) == 2
+
+
+def test_a_wish_without_a_place_runs_nothing() -> None:
+    seen: list[int] = []
+
+    def f(x: Any) -> Any:
+        seen.append(1)
+        return x
+
+    with pytest.raises(smelt.SmeltError, match="no parameter"):
+        smelt.compile(f, dynamic_shapes={"y": {0: "B"}})
+    compiled = smelt.compile(f, dynamic_shapes={"x": {2: "B"}})
+    with pytest.raises(smelt.SmeltError, match="dimension 2 of x"):
+        compiled(torch.randn(4, 2))
+    assert seen == []
+
+
+def test_numbers_beyond_64_bits_are_left_to_the_program() -> None:
+    def f(x: Any, n: Any) -> Any:
+        return x + 1, n * n * n
+
+    compiled, x = smelt.compile(f), torch.randn(3)
+    for n in (3, 5, 2**40, 7, 2**70, 11):
+        assert compiled(x, n)[1] == n**3
+    assert len(compiled.stats().rows) <= 3
+
+
+def test_in_the_background() -> None:
+    compiled = smelt.compile(lambda x: torch.tanh(x) * 2, background=True)
+    for _ in range(3):
+        for rows in (4, 6, 9, 3):
+            x = torch.randn(rows, 3)
+            torch.testing.assert_close(compiled(x), torch.tanh(x) * 2)
+
+
+def test_from_several_threads() -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+    compiled, failures = smelt.compile(layer), []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            for _ in range(12):
+                rows = int(torch.randint(1, 20, (), generator=generator))
+                x = torch.randn(rows, 8, generator=generator)
+                torch.testing.assert_close(compiled(x), layer(x))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", smelt.SmeltWarning)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
