@@ -59,9 +59,18 @@ class Creates(nn.Module):
     """What would be a constant if the sizes were."""
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> Any:
-        b, s, d = x.shape
+        b, s, _ = x.shape
         places = torch.arange(s)
         return x + places[None, :, None], torch.ones(s, s).triu(1), mask + torch.ones(b, 1, s, s)
+
+
+class Joined(nn.Module):
+    """Torch's own code for a composite takes numbers: it is followed at several sizes."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> Any:
+        scale = x.shape[1] ** -0.5
+        scores = torch.einsum("bsd,btd->bst", x, x) * scale
+        return torch.einsum("bst,btd->bsd", scores, x), x * (x.shape[0] / x.shape[1]) + x.shape[1]
 
 
 class Convolutions(nn.Module):
@@ -105,7 +114,7 @@ _OTHERS = ({"B": 2, "S": 3}, {"B": 5, "S": 64}, {"B": 7, "S": 2}, {"B": 2, "S": 
 _ONES = (*_OTHERS, {"B": 1, "S": 9}, {"B": 4, "S": 1}, {"B": 1, "S": 1})
 _CASES = {
     f"{module.__name__} from {low}": Case(module, _sequence, _free(low), {"B": 3, "S": 10}, others)
-    for module in (Attention, Writes, Creates)
+    for module in (Attention, Writes, Creates, Joined)
     for low, others in ((2, _OTHERS), (1, _ONES))
 } | {"Convolutions": Case(Convolutions, _image, {("args[0]", 0): Free("B")}, {"B": 3}, ({"B": 2}, {"B": 9}, {"B": 12}))}
 
@@ -232,3 +241,13 @@ def test_numbers_among_the_inputs() -> None:
             inputs = [x if value.name != "n" and index == 0 else n for index, value in enumerate(optimized.inputs)]
             for a, b in zip(evaluate(optimized, inputs), run(x, n), strict=True):
                 assert torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b
+
+
+def test_composites_are_followed_at_all_sizes() -> None:
+    _, captured = _captured(_CASES["Joined from 2"])
+    assert captured.graph is not None
+    sizes = _sizes(captured)
+    optimized = _passed(captured.graph, captured, sizes, (*FUNCTIONAL, *OPTIMIZED))
+    ops = {node.op for node in optimized.walk()}
+    assert "aten.einsum.default" not in ops and "aten.bmm.default" in ops
+    assert sizes.conditions == []

@@ -15,14 +15,14 @@ import torch
 
 from smelt._torch.dispatch_mode import AVAILABLE, intercepting
 from smelt.diag import InternalError
-from smelt.ir import Arg, TensorType, Value
-from smelt.ir.sizes import is_symbolic
+from smelt.ir import Arg, TensorType, Value, values_in
+from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.convert import dummy_of, from_torch, to_torch
 from smelt.ops.record import Call, Emitter, Lowering
 from smelt.ops.registry import overload, schema_of
 
 
-class _CannotFollow(Exception):
+class CannotFollow(Exception):
     """The composite does something that is not one node with one tensor as its result."""
 
 
@@ -30,22 +30,45 @@ def as_torch_does(op: str) -> Lowering:
     """The lowering of a composite with one result, by following torch's own code for it."""
 
     def lower(b: Emitter, call: Call) -> Arg | None:
-        found, schema = overload(op), schema_of(op)
-        if found is None or schema is None or not AVAILABLE:
-            return None
-        walk = _Walk(b)
-        positional = [a.name for a in schema.positional]
         try:
-            args = [walk.start(call[name]) for name in positional]
-            kwargs = {name: walk.start(value) for name, value in call.items() if name not in positional}
-            with torch.no_grad(), intercepting(walk.step):
-                result = found(*args, **kwargs)
-            return walk.value(result)
-        except (_CannotFollow, InternalError, RuntimeError):
+            if current_trace() is not None and any(map(_has_sizes, operands_of(call))):
+                return _at_all_sizes(op, b, call)
+            return follow(op, b, call)
+        except (CannotFollow, InternalError, RuntimeError):
             # What torch refuses raises where the program runs.
             return None
 
     return lower
+
+
+def follow(op: str, b: Emitter, call: Mapping[str, Any]) -> Value:
+    """The result of the nodes that torch's code comes to. Raises: CannotFollow, and what torch raises."""
+    found, schema = overload(op), schema_of(op)
+    if found is None or schema is None or not AVAILABLE:
+        raise CannotFollow
+    walk = _Walk(b)
+    positional = [a.name for a in schema.positional]
+    args = [walk.start(call[name]) for name in positional]
+    kwargs = {name: walk.start(value) for name, value in call.items() if name not in positional}
+    with torch.no_grad(), intercepting(walk.step):
+        result = found(*args, **kwargs)
+    return walk.value(result)
+
+
+def operands_of(call: Mapping[str, Any]) -> list[Value]:
+    """The values of a call, each once."""
+    return list(dict.fromkeys(v for arg in call.values() for v in values_in(arg)))
+
+
+def _has_sizes(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and is_symbolic((value.type.shape, value.type.strides))
+
+
+def _at_all_sizes(op: str, b: Emitter, call: Mapping[str, Any]) -> Value:
+    # What tells types asks the catalogue, which asks this module.
+    from smelt.ops.shapes.composites import follow_at_all_sizes  # noqa: PLC0415
+
+    return follow_at_all_sizes(op, b, call)
 
 
 class _Walk:
@@ -61,10 +84,7 @@ class _Walk:
         """An argument of the composite, for torch."""
         if isinstance(arg, Value):
             if not isinstance(arg.type, TensorType) or not arg.type.is_static or arg.type.device != "cpu":
-                raise _CannotFollow
-            if is_symbolic((arg.type.shape, arg.type.strides)):
-                # torch's code takes numbers.
-                raise _CannotFollow
+                raise CannotFollow
             if arg not in self.started:
                 self.started[arg] = dummy_of(arg.type)
                 self.keep(self.started[arg], arg)
@@ -79,19 +99,19 @@ class _Walk:
         """What a tensor stands for."""
         found = self.known.get(id(tensor))
         if found is None:
-            raise _CannotFollow
+            raise CannotFollow
         return found[1]
 
     def step(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
         """One operator that the composite calls: a node, and a tensor like its result."""
         if func._schema.is_mutable or len(func._schema.returns) != 1:
-            raise _CannotFollow
+            raise CannotFollow
         if func.overloadpacket is torch.ops.aten._reshape_alias:
             func, args, kwargs = torch.ops.aten.view.default, args[:2], {}
         name = ".".join((func.namespace, *func._schema.name.split("::")[1:], func._overloadname))
         made = self.b.call(name, *map(self._arg, args), **{k: self._arg(v) for k, v in kwargs.items()})
         if not isinstance(made.type, TensorType) or not made.type.is_static:
-            raise _CannotFollow
+            raise CannotFollow
         return self.keep(dummy_of(made.type), made)
 
     def _arg(self, arg: Any) -> Arg:

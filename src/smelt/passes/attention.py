@@ -26,6 +26,7 @@ import torch
 
 from smelt._torch.products import attention_is_flash
 from smelt.ir import Arg, Device, DType, Graph, MemoryFormat, Node, TensorType, Type, Value
+from smelt.ir.sizes import equals, is_one
 from smelt.ops.convert import dummy_of
 from smelt.ops.effects import alias_of
 from smelt.ops.lowering import GraphEmitter
@@ -35,7 +36,7 @@ from smelt.passes.attention_heads import shared_heads
 from smelt.passes.attention_match import Mask, Spelled, find
 from smelt.passes.base import Pass, PassContext, call_of, can_erase, emitter
 from smelt.passes.layouts import plan_layouts, set_layouts
-from smelt.passes.matching import Disturbances, is_autocast, static_tensor
+from smelt.passes.matching import Disturbances, is_autocast, same_sizes, static_tensor
 from smelt.rewrite import Match, Rewriter, Rule, apply_rules, op
 
 _RESHAPE = "aten.reshape.default"
@@ -142,7 +143,7 @@ def _lead(sizes: tuple[int, ...]) -> tuple[int, int] | None:
 def _sized(emit: GraphEmitter, value: Value, sizes: tuple[int, ...]) -> Value:
     """The value seen in other sizes. Raises: _Unfit where its strides do not allow that."""
     type_ = static_tensor(value)
-    if type_ is None or type_.sizes == sizes:
+    if type_ is None or same_sizes(type_.sizes, sizes):
         return value
     made = emit.call(_RESHAPE, value, sizes)
     if made.node is None or alias_of(made.node) is None:
@@ -160,11 +161,11 @@ def _four(emit: GraphEmitter, value: Value, leading: tuple[int, ...], lead: tupl
         raise _Unfit
     sizes = (1,) * (2 - len(type_.sizes)) + type_.sizes
     own = (1,) * (len(leading) - len(sizes) + 2) + sizes[:-2]
-    if own == leading or prod(own) == prod(lead):
+    if same_sizes(own, leading) or equals(prod(own), prod(lead)):
         own = lead
-    elif prod(own) == 1:
+    elif is_one(prod(own)):
         own = (1, 1)
-    elif leading != lead or len(own) != 2:
+    elif not same_sizes(leading, lead) or len(own) != 2:
         raise _Unfit
     return _sized(emit, value, (*own, *sizes[-2:]))
 
@@ -202,7 +203,7 @@ def _is_one_kernel(
     kind = types[0]
     if kind is None or kind.dtype not in _DTYPES or kind.device != "cpu":
         return False
-    if any(t is None or t.dtype is not kind.dtype or t.sizes[0] != kind.sizes[0] for t in types):
+    if any(t is None or t.dtype is not kind.dtype or not equals(t.sizes[0], kind.sizes[0]) for t in types):
         return False
     is_shared = _sizes(key)[1] < _sizes(query)[1]
     mask_type = static_tensor(mask)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from smelt.ir import Value
 from smelt.passes.base import call_of
-from smelt.passes.matching import static_tensor
+from smelt.passes.matching import same_sizes, static_tensor
 
 _VIEWS = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")
 _COPIES = ("aten.clone.default", "aten.contiguous.default")
@@ -34,7 +34,7 @@ def shared_heads(value: Value, query_heads: int) -> Value | None:
     if found is None or wide is None or narrow is None:
         return None
     (b, h, t, d), (_, heads, _, _) = _sizes(found), type_.sizes
-    fits = narrow.sizes == (b, h, 1, t, d) and wide.sizes == (b, h, heads // h, t, d)
+    fits = same_sizes(narrow.sizes, (b, h, 1, t, d)) and same_sizes(wide.sizes, (b, h, heads // h, t, d))
     return found if fits else None
 
 
@@ -51,7 +51,7 @@ def _checked(base: object, value: Value) -> Value | None:
         return None
     (b, h, t, d), (batch, heads, keys, size) = before.sizes, after.sizes
     assert isinstance(base, Value)
-    return base if (b, t, d) == (batch, keys, size) and 0 < h < heads and heads % h == 0 else None
+    return base if same_sizes((b, t, d), (batch, keys, size)) and 0 < h < heads and heads % h == 0 else None
 
 
 def _sizes(value: Value) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
 from smelt.passes.base import call_of
-from smelt.passes.matching import is_autocast, is_used_once, scalar_of, static_tensor
+from smelt.passes.matching import is_autocast, is_used_once, same_sizes, scalar_of, static_tensor
 
 # A finite number that replaces scores is taken for a number added to them if it swallows any score below 1e13.
 _SWALLOWS = -1e30
@@ -171,8 +171,8 @@ def _is_same(node: Node, source: Value) -> bool:
     if node.op == _DROPOUT:
         return not effects(node).rng
     if node.op in _SAME:
-        return before.sizes == after.sizes
-    return node.op in _VIEWS and len(before.sizes) >= 2 and before.sizes[-2:] == after.sizes[-2:]
+        return same_sizes(before.sizes, after.sizes)
+    return node.op in _VIEWS and len(before.sizes) >= 2 and same_sizes(before.sizes[-2:], after.sizes[-2:])
 
 
 def _softmaxed(node: Node) -> Value | None:
@@ -210,7 +210,7 @@ def _scores(walk: _Walk, belongs: Callable[[Value], bool]) -> tuple[_Walk, Node]
 
 def _keeps_sizes(source: Value, result: Value) -> bool:
     before, after = static_tensor(source), static_tensor(result)
-    return before is not None and after is not None and before.sizes == after.sizes
+    return before is not None and after is not None and same_sizes(before.sizes, after.sizes)
 
 
 def _product_and_mask(walk: _Walk, node: Node) -> tuple[_Walk, Node] | None:

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Hashable
 
 from smelt.ir import Arg, Value
+from smelt.ir.sizes import SizeFloat
 
 
 def arg_key(arg: Arg, value_key: Callable[[Value], Hashable] = id) -> Hashable:
@@ -14,6 +15,8 @@ def arg_key(arg: Arg, value_key: Callable[[Value], Hashable] = id) -> Hashable:
         return ("%", value_key(arg))
     if isinstance(arg, tuple):
         return ("(", *(arg_key(a, value_key) for a in arg))
+    if type(arg) is SizeFloat:
+        return ("float", arg)
     if isinstance(arg, float):
         return ("float", struct.pack("<d", arg))
     if isinstance(arg, complex):

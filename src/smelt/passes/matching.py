@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from smelt.ir import Arg, DType, Graph, Node, TensorType, Value
+from smelt.ir.sizes import equals, is_symbolic
 from smelt.ops.effects import effects
 from smelt.rewrite import Rewriter
 
@@ -16,6 +19,11 @@ def static_tensor(arg: Arg) -> TensorType | None:
     if isinstance(type_, TensorType) and type_.is_static and type_.layout == "strided":
         return type_
     return None
+
+
+def same_sizes(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether sizes are the same; of some that are known at run time only, whether they are whatever they are."""
+    return len(a) == len(b) and all(map(equals, a, b))
 
 
 def is_used_once(value: Value) -> bool:
@@ -40,6 +48,8 @@ def is_autocast(node: Node) -> bool:
 
 def scalar_of(arg: Arg) -> float | None:
     """The number that an argument is: a literal, or a 0-d tensor that holds one; None for any other."""
+    if is_symbolic(arg):
+        return None
     if isinstance(arg, (int, float)) and not isinstance(arg, bool):
         return float(arg)
     node = arg.node if isinstance(arg, Value) else None
@@ -56,7 +66,8 @@ def scalar_of(arg: Arg) -> float | None:
         literal = node.args[1]
     elif node.op == "aten.scalar_tensor.default":
         literal = node.args[0]
-    return float(literal) if isinstance(literal, (int, float)) and not isinstance(literal, bool) else None
+    is_number = isinstance(literal, (int, float)) and not isinstance(literal, bool) and not is_symbolic(literal)
+    return float(literal) if is_number else None  # type: ignore[arg-type]
 
 
 class Disturbances:

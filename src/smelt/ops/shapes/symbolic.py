@@ -71,7 +71,7 @@ def infer_symbolic(
     shares = {trial.shares for trial in trials}
     if len(shares) != 1:
         raise CannotTell(f"what the result of {op} shares memory with depends on sizes")
-    fit = _Fit(op, [trial.at for trial in trials], _pool(call))
+    fit = Fit(op, [trial.at for trial in trials], _pool(call))
     types = []
     for i in range(len(trials[0].types)):
         sizes = told[i] if told is not None and i < len(told) else None
@@ -221,8 +221,13 @@ def _pool(call: Mapping[str, Any]) -> list[int]:
     return list(found)
 
 
+def sizes_in(types: Sequence[Type]) -> list[int]:
+    """The sizes and strides of types that are known at run time only, each once."""
+    return _pool({"types": tuple(types)})
+
+
 @dataclass(frozen=True, slots=True)
-class _Fit:
+class Fit:
     """Expressions for numbers that are known at several points."""
 
     op: str
