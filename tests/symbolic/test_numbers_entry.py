@@ -210,6 +210,28 @@ def test_a_number_that_changes_is_compiled_once(values: tuple[Any, ...]) -> None
     assert compiled.stats().builds == builds and not compiled.stats().fallbacks
 
 
+def test_arithmetic_in_python_between() -> None:
+    def f(x: torch.Tensor, s: float, i: int) -> torch.Tensor:
+        return x * (s**i + math.floor(s))
+
+    x = torch.randn(64)
+    compiled = smelt.compile(f, options=RULE)
+    values = [(0.5, 2), (1.5, 3), (2.5, 4), (0.75, 5), (3.5, 6), (1.25, 7)]
+    for _ in range(2):
+        native_calls(compiled, *((x, s, i) for s, i in values))
+    assert native_calls(compiled, *((x, s + 1, i + 1) for s, i in values)) == len(values)
+    # What Python raises is raised, time and again, and what comes next is right.
+    for _ in range(3):
+        for s, i in ((1e10, 10**4), (0.0, -1), (math.inf, 2), (math.nan, 2)):
+            raised = []
+            for call in (f, compiled):
+                with pytest.raises((OverflowError, ZeroDivisionError, ValueError)) as caught:
+                    call(x, s, i)
+                raised.append((type(caught.value), str(caught.value)))
+            assert raised[0] == raised[1]
+        native_calls(compiled, (x, 0.5, 9))
+
+
 def test_sizes_that_come_again_are_served_natively() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return (x * 3).sum(-1)

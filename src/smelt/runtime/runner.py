@@ -37,6 +37,7 @@ from smelt.runtime.plan import (
     Load,
     Otherwise,
     Plan,
+    PyCall,
     Release,
     Scalar,
     View,
@@ -284,7 +285,8 @@ class NativeRunner:
         """The context's constant words, or None if this plan, interpreter or library cannot be entered natively."""
         encoded, bridge = self.encoded, self._bridge
         wrap = shim.address(handles.WRAP)
-        is_plain = encoded.counts.python == 0 and self._output_order is None and not self._looks_for_escapes
+        needs_tensors = encoded.counts.python > _calls_on_numbers(self.plan)
+        is_plain = not needs_tensors and self._output_order is None and not self._looks_for_escapes
         if not is_plain or isinstance(self._call, _WithoutGrad) or bridge.lend_offset is None or wrap is None:
             return None
         if not _layout_is_known() or ctypes.sizeof(ctypes.c_void_p) != 8:
@@ -351,6 +353,12 @@ def entry_context(call: Callable[..., Any]) -> EntryContext | None:
 
 _SHORT_NS = 10_000.0
 _QUICK = (Empty, View, CheckLayout, Release, Scalar, Load, Blit, Expect, Branch, Otherwise, End)
+
+
+def _calls_on_numbers(plan: Plan) -> int:
+    """How many calls of Python take and give numbers only, so that no tensors are made for them."""
+    numbers = {slot for slot, kind in plan.kinds.items() if kind != "object"}
+    return sum(isinstance(i, PyCall) and numbers.issuperset((*i.args, *i.outs)) for i in plan.instructions)
 
 
 def _is_short(plan: Plan) -> bool:

@@ -17,7 +17,7 @@ from smelt.diag import SmeltError
 from smelt.ir import BOOL, FLOAT, INT, Arg, Node, TensorType, Type, Value
 from smelt.ir.type_order import type_of_arg
 from smelt.ops.python_ops import python_op
-from smelt.runtime.plan import Load, Scalar, Use
+from smelt.runtime.plan import Load, PyCall, Scalar, Use
 from smelt.runtime.table import Arith
 
 Operand = Use | int | float | bool
@@ -34,6 +34,7 @@ _FLOAT_BINARY = {
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _INT_UNARY = {"neg": Arith.I_NEG, "abs": Arith.I_ABS, "invert": Arith.I_INVERT, "pos": Arith.COPY, "int": Arith.COPY}
 _FLOAT_UNARY = {"neg": Arith.F_NEG, "abs": Arith.F_ABS, "pos": Arith.COPY, "float": Arith.COPY, "int": Arith.F_INT}
+_LITERALS = (bool, int, float, str)
 _ITEMS = ("aten.item.default", "aten._local_scalar_dense.default", "py.bool", "py.int", "py.float")
 
 
@@ -41,7 +42,7 @@ def lower_number(ctx: Context, node: Node) -> bool:
     """Compute a node's number natively; False, with nothing done, where it has no such form."""
     if len(node.results) != 1 or not is_number(node.result.type) or node.kwargs:
         return False
-    return _size(ctx, node) or _item(ctx, node) or _arithmetic(ctx, node)
+    return _size(ctx, node) or _item(ctx, node) or _arithmetic(ctx, node) or _in_python(ctx, node)
 
 
 def operand(ctx: Context, arg: Arg) -> Operand:
@@ -183,6 +184,28 @@ def _arithmetic(ctx: Context, node: Node) -> bool:
     if len(args) == 1:
         return _unary(ctx, node, name, args[0], types[0], python.run)
     return len(args) == 2 and _binary(ctx, node, name, args, types, python.run)
+
+
+def _in_python(ctx: Context, node: Node) -> bool:
+    """An operator of Python on numbers alone that has no native form: called at once, without the evaluator."""
+    python = python_op(node.op)
+    if python is None or python.io:
+        return False
+    if not all(is_number(a.type) if isinstance(a, Value) else isinstance(a, _LITERALS) for a in node.args):
+        return False
+    slots = tuple(ctx.number(a).slot for a in node.args if isinstance(a, Value))
+    if not slots:
+        return False
+    run, template = python.run, tuple(None if isinstance(a, Value) else (a,) for a in node.args)
+
+    def call(*numbers: Any) -> tuple[Any]:
+        rest = iter(numbers)
+        return (run(*(next(rest) if literal is None else literal[0] for literal in template)),)
+
+    call.__qualname__ = node.op
+    ctx.builder.emit(PyCall(call, slots, (ctx.number(node.result).slot,)))
+    ctx.note(node, "python", node.op)
+    return True
 
 
 def _numbers(node: Node) -> tuple[Arg, ...]:
