@@ -319,7 +319,7 @@ graph f(%x: f32[6], %c: bool[]) -> f32[_], list[f32[6]], str, dict[str, int], f3
     nodes = made.report.python_nodes
     assert {"aten.masked_select.default", "if", "py.append"} <= {n.op for n in nodes}
     assert next(n.where for n in nodes if n.op == "aten.masked_select.default") == "model.py:7"
-    assert sum(isinstance(i, PyCall) for i in made.plan.instructions) == len(nodes)
+    assert 0 < sum(isinstance(i, PyCall) for i in made.plan.instructions) < len(nodes)  # neighbours share a call
 
 
 def test_python_inside_native_loops() -> None:

@@ -25,6 +25,7 @@ from smelt.codegen.lower.plain import is_number, is_plain, kind_of
 from smelt.codegen.lower.report import ChoiceReport, How, KernelReport, NodeReport
 from smelt.codegen.lower.result import Lookup, StateName
 from smelt.codegen.lower.sharing import feared_sources, view_source
+from smelt.codegen.lower.sized_block import Compile, not_compiled
 from smelt.codegen.lower.statics import STATE_OPS, Statics, state_name
 from smelt.diag import Options, SmeltError
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value, values_in
@@ -69,6 +70,7 @@ class Context:
         self.lists: dict[Value, list[Place]] = {}
         self.packed: dict[tuple[Any, ...], Storage] = {}
         self.packed_nbytes = 0
+        self.compiler: Compile = not_compiled  # for what is compiled for the sizes that come
         self.spent_ms: dict[str, float] = {}
         self.choices: dict[str, ChoiceReport] = {}
         self.nodes: dict[Node, NodeReport] = {}

@@ -6,10 +6,15 @@ and loops become blocks of the plan; what has no native form is a call of Python
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
+from typing import Any
+
+import torch
 
 from smelt.codegen.fusion.groups import has_numbers
+from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower.attention import lower_attention
 from smelt.codegen.lower.chosen import with_choices
 from smelt.codegen.lower.context import Context, cannot_lower
@@ -43,12 +48,17 @@ from smelt.codegen.lower.report import MemoryReport, Report
 from smelt.codegen.lower.result import Lookup, Lowered
 from smelt.codegen.lower.scalars import lower_with_numbers
 from smelt.codegen.lower.sharing import is_idle_dropout, view_source
+from smelt.codegen.lower.sized_block import Compile, Run
+from smelt.codegen.lower.sized_runs import SizedRuns, lower_sized
 from smelt.codegen.lower.statics import STATE_OPS
 from smelt.codegen.lower.views import lower_unpack, lower_view
 from smelt.codegen.lower.writes import lower_write, mutations
 from smelt.diag import InternalError, Options, SmeltError
 from smelt.ir import Graph, Node, TensorType, TupleType, print_node
 from smelt.ops.effects import effects
+from smelt.ops.evaluate import no_state
+from smelt.runtime.cache import code_cache
+from smelt.runtime.executable import Executable
 
 _RULES: dict[str, Callable[[Context, Node], bool]] = {
     "aten.mm.default": lower_mm,
@@ -77,7 +87,7 @@ class _Groups:
         nodes = list(ctx.graph.body)
         order = {node: i for i, node in enumerate(nodes)}
         writes = [order[node] for node in nodes if node.op == "write"]
-        for node in nodes:
+        for node in filter(is_plain, nodes):
             product = product_of(ctx, node)
             main: _Main | None = (
                 own_matmul_of(ctx, node, claimed)
@@ -132,6 +142,7 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None, *, build:
     _check(graph)
     graph, chosen = with_choices(hoisted(graph))
     ctx = Context(graph, state, options or Options())
+    ctx.compiler = compiler(ctx.options)
     for value in graph.inputs:
         ctx.add_input(value)
     stage("analyse")
@@ -161,6 +172,23 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None, *, build:
     return Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report)
 
 
+def compiler(options: Options) -> Compile:
+    """What compiles graphs of known sizes, for runs of nodes whose sizes are told only when they come."""
+    inner = replace(options, profile=False)
+
+    def compiled(graph: Graph) -> Run:
+        lowered = lower(graph, no_state, inner)
+        executable = Executable(lowered.plan, executor_object(code_cache(inner.cache_dir, inner.cache_limit_mb)))
+
+        def run(found: Sequence[Any]) -> Sequence[Any]:
+            inputs = [value for value in found if isinstance(value, torch.Tensor | float)]
+            return lowered.rebuild(executable.run(inputs), inputs, no_state)
+
+        return run
+
+    return compiled
+
+
 class _Body:
     """The nodes of one region, fused among themselves; those of its regions are lowered where they stand."""
 
@@ -168,24 +196,31 @@ class _Body:
         self.ctx = ctx
         self.groups = _Groups(ctx)
         self.nests = Nests(ctx, self.groups.units)
+        self.sized = SizedRuns(self.nests.order, ctx.growing)
 
     def lower(self) -> None:
         """Lower all nodes. Raises: SmeltError, InternalError with the node that shows a defect."""
         for node in self.nests.order:
             try:
-                _lower_node(self.ctx, node, self.groups, self.nests)
+                _lower_node(self.ctx, node, self)
             except (TypeError, ValueError, RuntimeError, KeyError, AssertionError) as error:
                 raise _defect(node, error) from error
         self.ctx.decisions.extend(self.nests.decisions)
 
 
-def _lower_node(ctx: Context, node: Node, groups: _Groups, nests: Nests) -> None:
+def _lower_node(ctx: Context, node: Node, body: _Body) -> None:
+    groups, nests = body.groups, body.nests
+
     def single(ctx: Context, node: Node) -> None:
         _lower_single(ctx, node, nests)
 
-    if node in groups.waiting or nests.lower(node, single):
+    if node in groups.waiting or node in body.sized.waiting or nests.lower(node, single):
         return
     ctx.enter(node)
+    run = body.sized.at.get(node)
+    if run is not None:
+        lower_sized(ctx, run)
+        return
     group = groups.at.get(node)
     if group is not None:
         main, epilogue = group

@@ -9,6 +9,7 @@ instruction writes over.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,34 +19,60 @@ from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.plain import is_plain_type
+from smelt.codegen.lower.python_parts import Part, parts_of
 from smelt.codegen.lower.statics import STATE_OPS
-from smelt.ir import NONE, Graph, ListType, Node, TensorType, TupleType, Value
-from smelt.ops.convert import dtype_to_torch
-from smelt.ops.evaluate import evaluate_node
+from smelt.ir import Arg, ListType, Node, TensorType, TupleType, Value
+from smelt.ops.convert import dtype_to_torch, to_torch
 from smelt.runtime.plan import PyCall
 
 _Lookup = Callable[[str, str], Any]
 
 
+Wanted = TensorType | int
+"""How a result is given: laid out as this type says, so many tensors, or 0 for any other value."""
+
+
 def lower_python(ctx: Context, node: Node) -> None:
-    """Evaluate a node where it stands."""
+    """Go through a node in Python where it stands, regions included; what can be compiled inside is."""
     inner = [n for region in node.regions for n in region.walk()]
-    # The evaluator looks these up itself; as operands they are guarded, and known to be read.
+    # Looked up when it runs; as operands they are guarded, and known to be read.
     read = [_state_slot(ctx, n.result) for n in inner if n.op in STATE_OPS]
-    values = list(dict.fromkeys(used_values(node)))
+    uses = tuple(dict.fromkeys(used_values(node)))
+    used = [value for value in node.results if value.users]
+    parts = parts_of([node], ctx.statics.graph, ctx.lookup, ctx.compiler)
+
+    def make(counts: tuple[int | None, ...], unsafe: tuple[int, ...], wanted: tuple[Wanted, ...]) -> PythonRun:
+        return PythonRun(parts, uses, used, counts, unsafe, wanted)
+
+    emit_python(ctx, uses, used, make, read)
+    ctx.note(node, "python", node.op)
+
+
+def emit_python(
+    ctx: Context,
+    uses: Sequence[Value],
+    results: Sequence[Value],
+    make: Callable[[tuple[int | None, ...], tuple[int, ...], tuple[Wanted, ...]], Callable[..., Any]],
+    read: Sequence[int] = (),
+) -> None:
+    """Call what `make` makes, with the values that are used, for these results.
+
+    make: takes how many tensors each value is (None: it is one value), which of all of them are memory that is written
+        over or must not be, and how each result is wanted. read: slots that it reads besides.
+    """
     slots: list[int] = []
     counts: list[int | None] = []
     unsafe: list[int] = []
-    for value in values:
+    for value in uses:
         found = _slots(ctx, value)
         counts.append(None if isinstance(found, int) else len(found))
         for slot in (found,) if isinstance(found, int) else found:
-            if _is_unsafe(ctx, slot):
+            if is_unsafe(ctx, slot):
                 unsafe.append(len(slots))
             slots.append(slot)
     outs: list[int] = []
-    wanted: list[TensorType | int | None] = []
-    for value in node.results:
+    wanted: list[Wanted] = []
+    for value in results:
         type_ = value.type
         if isinstance(type_, TensorType) and is_plain_type(type_):
             outs.append(ctx.result(value))
@@ -53,15 +80,61 @@ def lower_python(ctx: Context, node: Node) -> None:
         elif isinstance(type_, TupleType) and is_plain_type(type_) and type_.elements:
             outs.extend(_element_slots(ctx, value, type_))
             wanted.append(len(type_.elements))
-        elif type_ == NONE and not value.users:
-            wanted.append(None)
         else:
             outs.append(ctx.number(value).slot)
             wanted.append(0)
-    ctx.share(node.results)
-    run = _Evaluated(ctx.statics.graph, node, tuple(values), tuple(counts), tuple(unsafe), tuple(wanted), ctx.lookup)
-    ctx.builder.emit(PyCall(run, (*slots, *read), tuple(outs)))
-    ctx.note(node, "python", node.op)
+    ctx.share(results)
+    ctx.builder.emit(PyCall(make(tuple(counts), tuple(unsafe), tuple(wanted)), (*slots, *read), tuple(outs)))
+
+
+def move(ctx: Context, rows: Sequence[tuple[Arg, int]]) -> None:
+    """Let slots of objects hold values, or literals, all at once."""
+    sources: list[int] = []
+    takes: list[_Take] = []
+    rows = [(arg, slot) for arg, slot in rows if not (isinstance(arg, Value) and _slots(ctx, arg) == slot)]
+    for arg, _ in rows:
+        if not isinstance(arg, Value):
+            takes.append(_Take(None, 0, literal=to_torch(arg)))
+            continue
+        found = _slots(ctx, arg)
+        slots = (found,) if isinstance(found, int) else tuple(found)
+        unsafe = tuple(len(sources) + n for n, slot in enumerate(slots) if is_unsafe(ctx, slot))
+        make = None if isinstance(found, int) else (list if isinstance(arg.type, ListType) else tuple)
+        takes.append(_Take(make, len(slots), unsafe))
+        sources.extend(slots)
+    if rows:
+        ctx.builder.emit(PyCall(_Moved(tuple(takes)), tuple(sources), tuple(slot for _, slot in rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Take:
+    """How an object is made of what slots hold: of one, of so many, or of none. unsafe: whose memory must be copied."""
+
+    make: Callable[[Sequence[Any]], Any] | None
+    count: int
+    unsafe: tuple[int, ...] = ()
+    literal: Any = None
+
+
+class _Moved:
+    """What slots held, for other slots."""
+
+    def __init__(self, takes: tuple[_Take, ...]) -> None:
+        self._takes = takes
+        self.__qualname__ = "move"
+
+    def __call__(self, *found: Any) -> Sequence[Any]:
+        results: list[Any] = []
+        at = 0
+        for take in self._takes:
+            own = [found[n].clone() if n in take.unsafe else found[n] for n in range(at, at + take.count)]
+            at += take.count
+            results.append(take.literal if not take.count and take.make is None else _made(take.make, own))
+        return results
+
+
+def _made(make: Callable[[Sequence[Any]], Any] | None, parts: Sequence[Any]) -> Any:
+    return parts[0] if make is None else make(parts)
 
 
 def _state_slot(ctx: Context, value: Value) -> int:
@@ -86,7 +159,7 @@ def _slots(ctx: Context, value: Value) -> int | list[int]:
     return ctx.number(value).slot
 
 
-def _is_unsafe(ctx: Context, slot: int) -> bool:
+def is_unsafe(ctx: Context, slot: int) -> bool:
     """Whether a tensor's memory is written over, or must not be: what Python keeps of it is a copy."""
     kind = ctx.builder.storage_of(slot).kind
     return kind in ("arena", "held") or (kind in ("input", "state", "owned") and ctx.has_writes)
@@ -102,58 +175,65 @@ def _element_slots(ctx: Context, value: Value, type_: TupleType) -> list[int]:
     return [place.storage.slot for place in places]
 
 
-class _Evaluated:
-    """One node as a function of the values it uses, flat."""
+class PythonRun:
+    """Parts as a step of a plan: what it gives lies as planned, and is the plan's own."""
 
     def __init__(
         self,
-        graph: Graph,
-        node: Node,
-        values: tuple[Value, ...],
+        parts: Sequence[Part],
+        uses: tuple[Value, ...],
+        gives: Sequence[Value],
         counts: tuple[int | None, ...],
         unsafe: tuple[int, ...],
-        wanted: tuple[TensorType | int | None, ...],
-        lookup: _Lookup,
+        wanted: tuple[Wanted, ...],
     ) -> None:
-        self._graph, self._node, self._values, self._lookup = graph, node, values, lookup
+        self._parts, self._uses, self._gives = tuple(parts), uses, tuple(gives)
         self._counts, self._unsafe, self._wanted = counts, unsafe, wanted
-        self.__qualname__ = node.op
+        self._is_flat = all(count is None for count in counts)
+        self.__qualname__ = "python"
 
     def __call__(self, *found: Any) -> Sequence[Any]:
-        rest = iter(found)
-        env = {
-            value: next(rest) if count is None else _sequence(value, [next(rest) for _ in range(count)])
-            for value, count in zip(self._values, self._counts, strict=True)
-        }
         unsafe = {t.untyped_storage().data_ptr() for i in self._unsafe if isinstance(t := found[i], torch.Tensor)}
+        given = found[: len(self._uses)] if self._is_flat else grouped(self._uses, self._counts, found)
+        values = dict(zip(self._uses, given, strict=True))
+        for part in self._parts:
+            part.take(values)
         results: list[Any] = []
-        made = evaluate_node(self._graph, self._node, env, self._lookup)
-        for result, wanted in zip(made, self._wanted, strict=True):
-            kept = _kept(result, unsafe)
+        for value, wanted in zip(self._gives, self._wanted, strict=True):
+            own = kept(values[value], unsafe) if unsafe else values[value]
             if isinstance(wanted, TensorType):
-                results.append(_laid_out(kept, wanted))
+                results.append(laid_out(own, wanted))
             elif wanted == 0:
-                results.append(kept)
-            elif wanted is not None:
-                results.extend(kept)
+                results.append(own)
+            else:
+                results.extend(own)
         return results
+
+
+def grouped(values: Sequence[Value], counts: Sequence[int | None], found: Sequence[Any]) -> list[Any]:
+    """The values from what lies in the slots: the tensors of a tuple or a list are put together."""
+    rest = iter(found)
+    return [
+        next(rest) if count is None else _sequence(value, [next(rest) for _ in range(count)])
+        for value, count in zip(values, counts, strict=True)
+    ]
 
 
 def _sequence(value: Value, items: list[Any]) -> Any:
     return items if isinstance(value.type, ListType) else tuple(items)
 
 
-def _kept(value: Any, unsafe: set[int]) -> Any:
+def kept(value: Any, unsafe: set[int]) -> Any:
     """A value as Python may keep it."""
     match value:
         case torch.Tensor():
             shares = value.layout == torch.strided and value.untyped_storage().data_ptr() in unsafe
             return value.clone() if shares else value
         case tuple() | list():
-            parts = [_kept(item, unsafe) for item in value]
+            parts = [kept(item, unsafe) for item in value]
             return _like(value, parts)
         case dict():
-            return {key: _kept(item, unsafe) for key, item in value.items()}
+            return {key: kept(item, unsafe) for key, item in value.items()}
     return value
 
 
@@ -163,7 +243,7 @@ def _like(value: Sequence[Any], parts: list[Any]) -> Any:
     return tuple(parts) if type(value) is tuple else value
 
 
-def _laid_out(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
+def laid_out(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
     """The tensor in the strides of its type: the arms of a branch may differ in theirs."""
     if tensor.stride() == type_.steps or tuple(tensor.shape) != type_.sizes:
         return tensor

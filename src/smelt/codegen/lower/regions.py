@@ -12,7 +12,7 @@ loop. Values of other regions are read where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
@@ -22,9 +22,14 @@ from smelt.codegen.lower.growing import Growing
 from smelt.codegen.lower.lists import begin
 from smelt.codegen.lower.numbers import element_type, operand, same, truth
 from smelt.codegen.lower.plain import is_number, is_plain_type, kind_of
+from smelt.codegen.lower.python_nodes import move
+from smelt.codegen.lower.python_parts import python_us
+from smelt.codegen.lower.sized_runs import SizedRuns
 from smelt.ir import BOOL, Arg, Node, Region, TensorType, Type, Value, values_in
 from smelt.runtime.plan import Blit, Branch, End, Exit, Loop, Otherwise, Scalar, Use
 from smelt.runtime.table import Arith
+
+CALL_US = 6.0  # a call of Python from native code, tensors made of slots included
 
 Body = Callable[[Region], None]
 """Lowers the nodes of a region."""
@@ -33,8 +38,6 @@ Body = Callable[[Region], None]
 def is_native(ctx: Context, node: Node) -> bool:
     """Whether a branch or a loop can be a block: plain tensors, numbers and lists with a buffer go in and out."""
     growing = ctx.growing.growing.get(node, {})
-    if not all(_is_carried(r.type) for k, r in enumerate(node.results) if k not in growing):
-        return False
     match node.op:
         case "if":
             return _is_condition(node.args[0]) and _is_worth_it(ctx, node)
@@ -47,8 +50,9 @@ def is_native(ctx: Context, node: Node) -> bool:
     return False
 
 
-def _is_carried(type_: Type) -> bool:
-    return is_number(type_) or (isinstance(type_, TensorType) and is_plain_type(type_))
+def _is_object(type_: Type) -> bool:
+    """Whether a value goes from turn to turn as an object of Python: anything but a number and a plain tensor."""
+    return kind_of(type_) == "object" and not (isinstance(type_, TensorType) and is_plain_type(type_))
 
 
 def _is_condition(arg: Arg) -> bool:
@@ -64,6 +68,8 @@ def _carries(node: Node, first: Sequence[Arg], apart: Container[int] = ()) -> bo
 
 
 def _fits(arg: Arg, type_: Type) -> bool:
+    if _is_object(type_):
+        return True
     if isinstance(arg, Value):
         return arg.type == type_ or (isinstance(type_, TensorType) and _alike(arg.type, type_))
     return is_number(type_) and isinstance(arg, (bool, int, float))
@@ -74,14 +80,22 @@ def _alike(a: Type, b: TensorType) -> bool:
 
 
 def _is_worth_it(ctx: Context, node: Node) -> bool:
-    """Whether less of the block has to be done in Python than a call for each of its nodes would be."""
-    inner = [n for region in node.regions for n in region.walk() if n not in ctx.growing.idle]
-    return 2 * sum(_needs_python(n) for n in inner) <= len(inner) + 1
+    """Whether a turn costs less with calls of Python from native code than one that Python goes through."""
+    regions = list(_regions(node))
+    called = sum(_calls_us(ctx, region) for region in regions)
+    return called <= sum(python_us(region) for region in regions)
 
 
-def _needs_python(node: Node) -> bool:
-    types = [v.type for v in (*node.operands(), *node.results)]
-    return not all(is_number(t) or is_plain_type(t) for t in types)
+def _regions(node: Node) -> Iterator[Region]:
+    for region in node.regions:
+        yield region
+        for inner in region:
+            yield from _regions(inner)
+
+
+def _calls_us(ctx: Context, region: Region) -> float:
+    """What the calls of Python for a region's own nodes take."""
+    return sum(CALL_US + python_us(run) for run in SizedRuns(region, ctx.growing).at.values())
 
 
 def lower_if(ctx: Context, node: Node, body: Body) -> None:
@@ -94,8 +108,7 @@ def lower_if(ctx: Context, node: Node, body: Body) -> None:
             _aim(ctx, region, places)
             body(region)
             ctx.enter(node)
-            for arg, place in zip(region.yields, places, strict=True):
-                _store(ctx, arg, place)
+            _store_all(ctx, region.yields, places)
         ctx.builder.emit(Otherwise() if region is node.regions[0] else End())
     ctx.note(node, "block")
 
@@ -168,7 +181,7 @@ def _tested(ctx: Context, test: Use | int | float | bool) -> int:
 
 def _place(ctx: Context, value: Value) -> Place:
     """The place of a result."""
-    if is_number(value.type):
+    if is_number(value.type) or _is_object(value.type):
         storage = ctx.number(value)
         return Place(storage, storage.base)
     geometry = Geometry.of(tensor_type(value))
@@ -204,8 +217,7 @@ def _append(ctx: Context, grown: Growing, buffer: Place, row: Storage) -> None:
 def _first(ctx: Context, results: Sequence[Value], args: Sequence[Arg]) -> list[Place]:
     """The places of what a loop carries, which are those of its results, with the first values in them."""
     places = [_place(ctx, r) for r in results]
-    for arg, place in zip(args, places, strict=True):
-        _store(ctx, arg, place)
+    _store_all(ctx, args, places)
     return places
 
 
@@ -217,6 +229,19 @@ def _aim(ctx: Context, region: Region, places: Sequence[Place]) -> None:
             continue
         if arg.node is not None and arg.node.parent is region and ctx.is_fresh(arg):
             ctx.aim(arg, place.storage)
+
+
+def _holds_object(place: Place) -> bool:
+    return place.storage.kind == "object"
+
+
+def _store_all(ctx: Context, args: Sequence[Arg], places: Sequence[Place]) -> None:
+    """Copy values into places that none of them lies in."""
+    rows = list(zip(args, places, strict=True))
+    move(ctx, [(arg, place.storage.slot) for arg, place in rows if _holds_object(place)])
+    for arg, place in rows:
+        if not _holds_object(place):
+            _store(ctx, arg, place)
 
 
 def _store(ctx: Context, arg: Arg, place: Place) -> None:
@@ -245,7 +270,10 @@ def _carry(ctx: Context, yields: Sequence[Arg], places: Sequence[Place]) -> None
     carried = {place.storage for place in places}
     later: list[tuple[Arg, Place, Place]] = []
     now: list[tuple[Arg, Place]] = []
+    objects = [(arg, place.storage.slot) for arg, place in zip(yields, places, strict=True) if _holds_object(place)]
     for arg, place in zip(yields, places, strict=True):
+        if _holds_object(place):
+            continue
         if not isinstance(arg, Value):
             now.append((arg, place))
             continue
@@ -263,6 +291,7 @@ def _carry(ctx: Context, yields: Sequence[Arg], places: Sequence[Place]) -> None
             kept = ctx.builder.number(kind_of(arg.type))
             ctx.builder.emit(Scalar(Arith.COPY, kept.slot, (Use(found.storage.slot),), same))
         later.append((arg, Place(kept, kept.base), place))
+    move(ctx, objects)
     for arg, place in now:
         _store(ctx, arg, place)
     for _, kept_at, place in later:
