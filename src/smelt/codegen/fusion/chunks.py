@@ -59,25 +59,40 @@ class Stage:
 
 def stages(nest: Nest) -> tuple[Stage, ...]:
     """The nests to run one after another."""
-    whole = Stage(nest, tuple(range(len(nest.buffers))))
+    alone = Stage(nest, tuple(range(len(nest.buffers))))
     if not _can_be_split(nest):
-        return (whole,)
-    chunk = _chunk(nest.inner)
-    count = ceil_div(nest.inner[0], chunk)
-    if not is_symbolic(count) and count < 2:
-        return (whole,)
+        return (alone,)
+    chunk = _chunk_of_row(nest.inner[0]) if len(nest.inner) == 1 else _chunk(nest.inner)
+    size = nest.inner[0]
+    if is_symbolic(size) or is_symbolic(chunk):
+        # Whole chunks, then what is left, 1 to all of a chunk: no element needs to ask whether it is within.
+        whole = (size - 1) // chunk
+        begin = whole * chunk
+        pieces = [
+            _Chunked(nest, chunk, whole + 1, 0, whole),
+            _Chunked(nest, size - begin, whole + 1, whole, 1, begin),
+        ]
+    else:
+        count = ceil_div(size, chunk)
+        if count < 2:
+            return (alone,)
+        pieces = [_Chunked(nest, chunk, count, 0, count)]
+    return _staged(nest, pieces)
+
+
+def _staged(nest: Nest, pieces: Sequence[_Chunked]) -> tuple[Stage, ...]:
     reduces = [s for s in nest.body if isinstance(s, Reduce)]
-    points = prod(nest.outer)
-    partials = tuple((points * count, r.dtype) for r in reduces)
-    nbuffers = len(nest.buffers)
+    count, nbuffers = pieces[0].count, len(nest.buffers)
+    partials = tuple((prod(nest.outer) * count, r.dtype) for r in reduces)
     more = tuple(Buffer(f"partial{k}", r.dtype) for k, r in enumerate(reduces))
-    first = Nest((*nest.buffers, *more), (*nest.outer, count), (chunk, *nest.inner[1:]), ())
-    body = tuple(_Chunked(nest, chunk, count).statements(nbuffers))
-    second = Nest((*nest.buffers, *more), nest.outer, (count,), tuple(_combined(nest, count, nbuffers)))
+    buffers = (*nest.buffers, *more)
+    nests = [
+        Nest(buffers, (*nest.outer, one.turns), (one.chunk, *nest.inner[1:]), tuple(one.statements(nbuffers)))
+        for one in pieces
+    ]
+    nests.append(Nest(buffers, nest.outer, (count,), tuple(_combined(nest, count, nbuffers))))
     numbers = (*range(nbuffers), *(-1 - k for k in range(len(reduces))))
-    return tuple(
-        _only_used(tidy(n), numbers, partials) for n in (Nest(first.buffers, first.outer, first.inner, body), second)
-    )
+    return tuple(_only_used(tidy(n), numbers, partials) for n in nests)
 
 
 def _can_be_split(nest: Nest) -> bool:
@@ -112,6 +127,11 @@ def _combines(nest: Nest) -> bool:
     return True
 
 
+@late(low=CHUNK // 2)
+def _chunk_of_row(size: int) -> int:
+    return _chunk_of(size, CHUNK)
+
+
 @late(low=1)
 def _chunk(inner: tuple[int, ...]) -> int:
     return _chunk_of(inner[0], max(1, CHUNK // prod(inner[1:])))
@@ -128,21 +148,28 @@ def _chunk_of(size: int, wanted: int) -> int:
 
 
 class _Chunked:
-    """The first nest: the outer loops, the chunks, then what is reduced within one."""
+    """A nest of partial results: the outer loops, the chunks, then what is reduced within one.
 
-    def __init__(self, nest: Nest, chunk: int, count: int) -> None:
+    count: partial results of each outer point; this nest makes `turns` of them from number `first` on, each of `chunk`
+    elements, beginning at element `begin`.
+    """
+
+    def __init__(self, nest: Nest, chunk: int, count: int, first: int, turns: int, begin: int = 0) -> None:
         self.nest, self.chunk, self.count = nest, chunk, count
+        self.first, self.turns, self.begin = first, turns, begin
         self.nouter = len(nest.outer)
-        self.is_exact = equals(chunk * count, nest.inner[0])
+        self.is_exact = is_symbolic(count) or chunk * count == nest.inner[0]
 
     def position(self) -> Expr:
         """The counter of the loop that is split."""
         whole = Op("mul", (Position(self.nouter), Const(self.chunk, DType.I64)), DType.I64)
-        return Op("add", (whole, Position(self.nouter + 1)), DType.I64)
+        at = Op("add", (whole, Position(self.nouter + 1)), DType.I64)
+        return at if equals(self.begin, 0) else Op("add", (at, Const(self.begin, DType.I64)), DType.I64)
 
     def at(self, index: Index) -> Index:
         outer, inner = index.strides[: self.nouter], index.strides[self.nouter :]
-        return Index(index.offset, (*outer, inner[0] * self.chunk, *inner), index.gathers)
+        offset = index.offset + inner[0] * self.begin
+        return Index(offset, (*outer, inner[0] * self.chunk, *inner), index.gathers)
 
     def swap(self, expr: Expr) -> Expr | None:
         match expr:
@@ -177,7 +204,7 @@ class _Chunked:
                         term = Op("select", (Ref("within", DType.BOOL), term, neutral), term.dtype)
                     yield Reduce(name, kind, term, dtype)
                     strides = (*_row_major(self.nest.outer, self.count), 1)
-                    index = Index(0, (*strides, *[0] * len(self.nest.inner)))
+                    index = Index(self.first, (*strides, *[0] * len(self.nest.inner)))
                     yield Store(first + k, index, Ref(name, dtype))
                     k += 1
 
