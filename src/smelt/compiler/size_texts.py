@@ -20,12 +20,16 @@ _MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 
 
 def readable(text: str, floats: Collection[str] = ()) -> str:
-    """A comparison with 0 with its terms on the sides where they are positive; not of `floats`, which are rounded."""
+    """A comparison with its symbols on the left, their terms where they are positive; not of `floats`: they round."""
     try:
         tree = parsed(text)
     except InternalError:
         return text
-    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1 or ast.unparse(tree.comparators[0]) != "0":
+    if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
+        return text
+    if isinstance(tree.left, ast.Constant):
+        return f"{ast.unparse(tree.comparators[0])} {_MIRRORED[_SIGNS[type(tree.ops[0])]]} {ast.unparse(tree.left)}"
+    if ast.unparse(tree.comparators[0]) != "0":
         return text
     constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     if any(type(value) is not int for value in constants) or not set(names_in(tree)).isdisjoint(floats):

@@ -1,0 +1,141 @@
+"""`trace` with `dynamic_shapes`: one program at many sizes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim as ExportDim
+
+import smelt
+
+
+class Head(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(8, 16)
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+
+    def forward(self, x: Any, n: int = 2) -> Any:
+        if x.shape[0] > 64:
+            return self.up(x)
+        return torch.softmax(self.up(x) * n, -1)
+
+
+@pytest.fixture(scope="module")
+def traced() -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    head = Head()
+    return smelt.trace(head, (torch.randn(4, 8),), dynamic_shapes={"x": {0: smelt.Dim("B", min=2)}}), head
+
+
+def test_it_prints_its_sizes(traced: Any) -> None:
+    program, _ = traced
+    assert "f32[B, 8]" in str(program.graph) and "f32[B, 16]" in str(program.graph)
+    assert smelt.parse(str(program.graph)) == program.graph
+
+
+def test_it_runs_at_other_sizes(traced: Any) -> None:
+    program, head = traced
+    for rows in (4, 2, 9, 64, 3):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(program(x), head(x))
+    assert len(program.units) == 1
+
+
+def test_its_code_runs_at_other_sizes(traced: Any) -> None:
+    program, head = traced
+    for rows in (4, 7):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(program.code.run(x)[0], head(x))
+
+
+def test_the_graph_for_a_call(traced: Any) -> None:
+    program, _ = traced
+    assert "aten.softmax" in str(program.graph_for(torch.randn(5, 8)))
+
+
+def test_saved_and_copied(traced: Any) -> None:
+    program, head = traced
+    for other in (pickle.loads(pickle.dumps(program)), copy.deepcopy(program)):
+        x = torch.randn(11, 8)
+        torch.testing.assert_close(other(x), head(x))
+        assert len(other.units) == 1
+        with pytest.raises(smelt.CaptureError, match=r"captured for B >= 2, and here B = 1"):
+            other(torch.randn(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 8), "captured for B >= 2, and here B = 1"),
+        ((4, 9), r"has sizes \[4, 9\], the program was captured for f32\[B, 8\]"),
+        ((4, 8, 1), r"has sizes \[4, 8, 1\]"),
+    ],
+)
+def test_calls_outside(traced: Any, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(smelt.CaptureError, match=message) as caught:
+        traced[0](torch.randn(shape))
+    assert caught.value.code == "S0107"
+
+
+def test_beyond_a_guard_it_is_captured_anew() -> None:
+    head = Head()
+    program = smelt.trace(head, (torch.randn(4, 8),), dynamic_shapes={"x": {0: smelt.Dim("B", min=2)}})
+    for rows in (70, 5, 99, 4):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(program(x), head(x))
+    assert len(program.units) == 2
+
+
+def test_gradients_at_other_sizes() -> None:
+    layer = torch.nn.Linear(4, 3)
+    program = smelt.trace(layer, (torch.randn(4, 4),), dynamic_shapes=({0: "B"},))
+    x = torch.randn(7, 4, requires_grad=True)
+    program(x).sum().backward()
+    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(7, 4))
+
+
+def test_a_number() -> None:
+    head = Head()
+    x = torch.randn(4, 8)
+    program = smelt.trace(head, (x,), {"n": 5}, dynamic_shapes={"n": "n"})
+    for n in (5, 7, -1):
+        torch.testing.assert_close(program(x, n=n), head(x, n=n))
+    assert "%n: int" in str(program.graph)
+
+
+def test_as_torch_export_spells_it() -> None:
+    rows = ExportDim("rows", min=2, max=32)
+    program = smelt.trace(Head(), (torch.randn(4, 8),), dynamic_shapes={"x": {0: rows}})
+    assert "f32[rows, 8]" in str(program.graph)
+    program = smelt.trace(Head(), (torch.randn(4, 8),), dynamic_shapes={"x": (ExportDim.AUTO, ExportDim.STATIC)})
+    assert "f32[B, 8]" in str(program.graph)
+
+
+def test_what_cannot_be_free() -> None:
+    def f(x: Any) -> Any:
+        return x + torch.ones(8, 3)
+
+    with pytest.raises(smelt.CaptureError, match="B was to stay free, and the program holds only where it is 8") as e:
+        smelt.trace(f, (torch.randn(8, 3),), dynamic_shapes={"x": {0: "B"}})
+    assert e.value.code == "S0111"
+
+
+@pytest.mark.parametrize(
+    "shapes", [{"z": {0: "B"}}, {"x": {2: "B"}}, {"x": {0: smelt.Dim("B", max=3)}}, {"x": {0: 5}}, {"x": "B"}]
+)
+def test_wishes_that_do_not_fit_run_nothing(shapes: Any) -> None:
+    seen = []
+
+    def f(x: Any) -> Any:
+        seen.append(1)
+        return x * 2
+
+    with pytest.raises(smelt.SmeltError) as caught:
+        smelt.trace(f, (torch.randn(4, 8),), dynamic_shapes=shapes)
+    assert caught.value.code == "S0304" and seen == []
