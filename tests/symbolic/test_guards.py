@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -169,6 +170,56 @@ def test_checks(text: str, outcome: bool) -> None:
     for b, n in calls:
         is_exact = abs(n) < 2**30 and not (text in DIVIDED and n <= 0)
         assert holds(guards, torch.ones(b, 2), n, is_exact=is_exact) == ((b, n) in fits), (b, n)
+
+
+def expression(draw: random.Random, depth: int) -> str:
+    """Text over n, B and C."""
+    if depth == 0 or draw.random() < 0.2:
+        return draw.choice(("n", "B", "C", "B", "C", str(draw.randint(-3, 9)), str(draw.choice((2**31, 2**40, 2**62)))))
+    left, right = expression(draw, depth - 1), expression(draw, depth - 1)
+    match draw.randrange(10):
+        case 0 | 1 | 2:
+            return f"({left} {draw.choice('+-*')} {right})"
+        case 3 | 4:
+            return f"({left} {draw.choice(('//', '%'))} {draw.randint(1, 7)})"
+        case 5:
+            return f"({left} // {right})"
+        case 6:
+            return f"{draw.choice(('max', 'min'))}({left}, {right})"
+        case 7:
+            return f"ceil_div({left}, {draw.randint(1, 7)})"
+        case 8:
+            return f"abs({left})"
+        case _:
+            return f"-{left}"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_checks(seed: int) -> None:
+    """Native code never lets a call pass that Python does not."""
+    draw = random.Random(seed)
+    scope = {"max": max, "min": min, "abs": abs, "ceil_div": lambda a, b: -(-a // b)}
+    free = {"args[0]": TensorForm(("B", "C")), "args[1]": NumberForm("n")}
+    calls = [(b, c, n) for b in (1, 2, 7) for c in (0, 3, 8) for n in (0, 1, -1, 5, -6, 2**40, -(2**63))]
+    assert CODE is not None
+    for _ in range(5):
+        operator = draw.choice(("==", "!=", "<", "<=", ">", ">="))
+        text = f"{expression(draw, 3)} {operator} {expression(draw, 2)}"
+        found: dict[tuple[int, int, int], bool | None] = {}
+        for call in calls:
+            try:
+                found[call] = bool(eval(text, scope, dict(zip("BCn", call, strict=True))))
+            except ZeroDivisionError:
+                found[call] = None
+        for outcome in (True, False):
+            fits = [call for call in calls if found[call] == outcome]
+            if not fits:
+                continue
+            made_from = (torch.ones(fits[0][0], fits[0][1]), fits[0][2])
+            guards = Known(made_from, {}, free=free, checks=[SizeCheck(text, outcome)], writes=False)
+            for b, c, n in calls:
+                holds(guards, x := torch.ones(b, c), n, is_exact=False)
+                assert (guards.check((x, n), {}) is None) == (found[b, c, n] == outcome), (text, b, c, n)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -3.0, float("nan"), float("inf")])
