@@ -45,25 +45,51 @@ def test_a_linear(hints: dict[str, int], dtype: str) -> None:
     program = linear(dtype)
     made = program.lowered(hints)
     assert made.guards == ()
-    few = hints["B"] * hints["S"] <= 8
     is_own = own_isa_of(OPTIONS, DType.BF16) is not None or dtype != "bf16"
-    assert not is_own or kernels(made.lowered.plan) == ["product dots, packed" if few else "product packed"]
+    assert not is_own or kernels(made.lowered.plan) == ["product dots, packed"]
     for sizes in PAIRS:
         program.check(made, *sizes, ratio=3.0)
 
 
 def test_words_are_those_of_a_plan_for_the_sizes() -> None:
     program = linear(k=256)
-    many, few = program.lowered({"B": 4, "S": 64}), program.lowered({"B": 2, "S": 2})
+    for hints in ({"B": 4, "S": 64}, {"B": 2, "S": 2}):
+        made = program.lowered(hints)
+        for b, s in ((2, 2), (2, 4), (3, 3), (4, 64), (8, 512)):
+            (here,), (alone,) = launches(made.at((b, s)).plan), launches(program.alone({"B": b, "S": s}))
+            # The kernel for few rows or many has one matrix more.
+            assert len(here.buffers) == len(alone.buffers) + 1
+            assert (here.words, here.items, here.item_ns) == (alone.words, alone.items, alone.item_ns)
+
+
+def test_a_weight_that_is_to_be_released_is_read_packed_only() -> None:
+    program = replace(linear(k=256), options=replace(OPTIONS, release_originals=True))
+    made = program.lowered({"B": 2, "S": 3})
+    assert kernels(made.lowered.plan) == ["product packed"] and made.guards == ()
     for b, s in ((3, 3), (4, 64), (8, 512)):
-        (here,), (alone,) = launches(many.at((b, s)).plan), launches(program.alone({"B": b, "S": s}))
+        (here,), (alone,) = launches(made.at((b, s)).plan), launches(program.alone({"B": b, "S": s}))
         assert here.kernel.symbol == alone.kernel.symbol
         assert (here.words, here.items, here.item_ns) == (alone.words, alone.items, alone.item_ns)
-    for b, s in ((2, 2), (2, 4), (3, 3), (8, 512)):
-        (here,), (alone,) = launches(few.at((b, s)).plan), launches(program.alone({"B": b, "S": s}))
-        # The kernel for few rows or many has one matrix more.
-        assert here.words == alone.words
-        assert (here.items, here.item_ns) == (alone.items, alone.item_ns)
+    for sizes in PAIRS:
+        program.check(made, *sizes)
+
+
+@pytest.mark.parametrize(("hint", "label"), [(4, "product dots, packed"), (40, "product packed")])
+def test_merged_weights_are_kept_twice_where_few_rows_are_expected(hint: int, label: str) -> None:
+    text = """\
+graph f(%x: f32[M, 24]) -> f32[M, 40] {
+  %v: f32[10, 24] = param("v")
+  %w: f32[30, 24] = param("w")
+  %0: f32[40, 24] = aten.cat.default([%v, %w])
+  %1: f32[M, 40] = aten.linear.default(%x, %0)
+  return %1
+}"""
+    state = {"v": normal(10, 24), "w": normal(30, 24, seed=2)}
+    program = Program(text, lambda m: (normal(m, 24, seed=3),), state)
+    made = program.lowered({"M": hint})
+    assert kernels(made.lowered.plan) == [label] and made.guards == ()
+    for m in (2, 8, 9, 100):
+        program.check(made, m)
 
 
 def test_rows_that_are_always_few_read_the_live_weight() -> None:

@@ -1,9 +1,10 @@
 """Products whose number of rows is known at run time only: few rows as dot products, more as panels, in one kernel.
 
-    if m <= 8:   the text of `dots` for the height that m needs        # the weight as it lies
-    else:        the text of `gemm`                                    # the weight packed
+    if m <= 4:      the text of `dots` for 4 rows           # the weight as it lies
+    elif m <= 8:    the text of `dots` for 8 rows
+    else:           the text of `gemm`                      # the weight packed
 
-Invariant: each m gives the bits of the kernel that a product of a known m has.
+Invariant: each m gives the bits of the kernel whose text it is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from smelt.codegen.contract.dots import HEIGHTS, Dots, DotsDriver
+from smelt.codegen.contract.dots import Dots, DotsDriver
 from smelt.codegen.contract.driver import Part
 from smelt.codegen.contract.epilogue import Epilogue
 from smelt.codegen.contract.gemm import Gemm, GemmDriver
@@ -31,11 +32,12 @@ class AnyRows:
     `many`, those of the epilogue, out; its words: `Problem`, as `dots` or `gemm` wants them for the m at hand, then the
     epilogue's.
 
-    many: there may be more than the greatest height of rows.
+    heights: of dot products, ascending. many: there may be more rows than the greatest.
     """
 
     tiling: Tiling
     epilogue: Epilogue
+    heights: tuple[int, ...]
     many: bool
 
     @property
@@ -46,7 +48,7 @@ class AnyRows:
     @property
     def scratch_nbytes(self) -> int:
         """As much as any part needs."""
-        lines = Dots(self.tiling, max(HEIGHTS), self.epilogue).scratch_nbytes
+        lines = Dots(self.tiling, max(self.heights), self.epilogue).scratch_nbytes
         return max(lines, self.panels.scratch_nbytes) if self.many else lines
 
 
@@ -58,10 +60,10 @@ def any_rows_source(kernel: AnyRows, isa: Isa) -> KernelSource:
     m = fn.word(2 + rights + len(kernel.epilogue.buffers) + WORDS.index("m"))
     done = fn.fresh("done")
     functions: list[FunctionText] = []
-    for height in HEIGHTS:
+    for height in kernel.heights:
         part = Part(f"dots.{height}", 0, rights)
         functions.append(DotsDriver(Dots(kernel.tiling, height, kernel.epilogue), isa, part).function())
-        if height == max(HEIGHTS) and not kernel.many:
+        if height == max(kernel.heights) and not kernel.many:
             fn.do(f"call void @{part.name}{_CALL}")
             break
         here, further = fn.fresh("few"), fn.fresh("more")

@@ -20,7 +20,7 @@ from smelt.codegen.contract.tiling import BLOCK, Tiling, tiling_for
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.ir import DType
-from smelt.ir.sizes import blind, equals, is_one, is_symbolic, late, size_max
+from smelt.ir.sizes import blind, equals, is_one, is_symbolic, late, size_max, size_min
 
 # Estimates of one core, for the grain of threads: what a tile computes and memory delivers, and a chunk worth claiming.
 _FLOPS_PER_NS, _BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
@@ -31,6 +31,9 @@ _NEAR_NBYTES = 512 * 1024
 _DOT_COLUMNS = 32
 # With fewer rows eager's library sums shorter chains: 96 have 1.35 times its error at K = 768, 192 have 1.8 times.
 _MANY_ROWS, _FEW_ROWS_BLOCK = 16, 96
+# Heights of dot products where few rows are not what is expected: for less text, a height serves half its rows at 1.05
+# times what their own costs.
+_RARE_HEIGHTS = (4, 8)
 # With fewer terms than this a result is mostly stored, which the library does with less ado unless it is small.
 _LEAST_TERMS, _SMALL = 8, 4096
 # A matrix read line by line is shared by the cores in long pieces of lines, of so many columns at least.
@@ -49,6 +52,17 @@ class ProductPlan:
     kind: str
 
 
+@dataclass(frozen=True, slots=True)
+class Both:
+    """How a product of few rows or many is computed: heights of dot products; elements between panels of the packed
+    matrix, and between their steps.
+    """
+
+    heights: tuple[int, ...]
+    panel: int
+    step: int
+
+
 @blind
 def is_worthwhile(m: int, n: int, k: int) -> bool:
     """Whether own kernels suit the sizes: not a matrix times a vector of activations, not hardly anything to sum."""
@@ -65,9 +79,14 @@ def takes_dots(m: int, right: Right) -> bool:
     return right == "columns" and is_few(m)
 
 
-def takes_both(m: int) -> bool:
-    """Whether rows may be few or many, and few are expected: either way of computing many is right for them."""
-    return is_symbolic(m) and not is_few(m) and _is_few_at_hand(m)
+def heights_of_both(m: int) -> tuple[int, ...]:
+    """The heights of dot products beside which panels compute more rows, in one kernel; none where it is known before
+    the run which of the two it is.
+    """
+    most = max(HEIGHTS)
+    if is_few(m) or equals(size_min(m, most + 1), most + 1):
+        return ()
+    return HEIGHTS if _is_few_at_hand(m) else _RARE_HEIGHTS
 
 
 @blind
@@ -89,15 +108,17 @@ def plan_product(isa: Isa, dtype: DType, right: Right, problem: Problem, batch: 
     return _gemm(isa, tiling, right, problem, batch, bound)
 
 
-def plan_both(isa: Isa, dtype: DType, problem: Problem, packed: tuple[int, int], bound: Bound) -> ProductPlan:
-    """The plan of a product whose rows may be few or many (`takes_both`); its right matrix comes as it lies, with
-    columns of unit stride, then packed. packed: elements between the panels, and between their steps.
+def plan_both(isa: Isa, dtype: DType, problem: Problem, both: Both, bound: Bound) -> ProductPlan:
+    """The plan of a product whose rows may be few or many; its right matrix comes as it lies, with columns of unit
+    stride, then packed.
 
     Raises: ValueError if the instruction set has no product of that dtype.
     """
     tiling = _tiling(isa, dtype)
-    kernel = AnyRows(tiling, bound.epilogue, many=True)
-    chosen, items, item_ns = _words_of_both(tiling, problem.m, problem.n, problem.k, problem.right_step, *packed)
+    kernel = AnyRows(tiling, bound.epilogue, both.heights, many=True)
+    chosen, items, item_ns = _words_of_both(
+        tiling, problem.m, problem.n, problem.k, problem.right_step, both.panel, both.step
+    )
     words = (*replace(problem, **chosen.as_fields()).words(), *bound.words)
     return ProductPlan(any_rows_source(kernel, isa), words, items, item_ns, kernel.scratch_nbytes, "dots, packed")
 
@@ -142,8 +163,8 @@ def _dots(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) 
     far, items, item_ns = _dots_cut(tiling, problem.m, problem.n, problem.k, batch)
     words = (*replace(problem, block_rows=_dot_columns(tiling), direct=far).words(), *bound.words)
     if is_symbolic(problem.m):
-        heights = AnyRows(tiling, bound.epilogue, many=False)
-        return ProductPlan(any_rows_source(heights, isa), words, items, item_ns, heights.scratch_nbytes, "dots")
+        every = AnyRows(tiling, bound.epilogue, HEIGHTS, many=False)
+        return ProductPlan(any_rows_source(every, isa), words, items, item_ns, every.scratch_nbytes, "dots")
     dots = Dots(tiling, next(h for h in HEIGHTS if h >= problem.m), bound.epilogue)
     return ProductPlan(dots_source(dots, isa), words, items, item_ns, dots.scratch_nbytes, "dots")
 

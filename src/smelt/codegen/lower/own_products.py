@@ -3,7 +3,7 @@
     %1 = linear(%x, %w, %b); %2 = gelu(%1); %3 = add(%2, %r)      ==>      one launch: x, w packed, b, r -> %3
 
 Few rows read the live weight as it lies; more rows read it packed in panels, one packing for all row counts. Where the
-number of rows is known at run time only, and few are expected, the kernel has both.
+number of rows is known at run time only, the kernel has both.
 Invariant: what is fused is eager's own formula with eager's roundings, so NaN, inf and signs of zero come out as from
 the operators one by one.
 """
@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
+from smelt.codegen.contract.dots import HEIGHTS
 from smelt.codegen.contract.epilogue import Bound, bound, is_emittable
 from smelt.codegen.contract.gemm import Right
 from smelt.codegen.contract.packing import Packing, packing_source
-from smelt.codegen.contract.planning import ProductPlan, is_few, plan_both, plan_product, takes_both
+from smelt.codegen.contract.planning import Both, ProductPlan, heights_of_both, is_few, plan_both, plan_product
 from smelt.codegen.contract.problem import Problem
 from smelt.codegen.contract.tiling import Tiling, tiling_for
 from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes, in_eager_layout
@@ -93,10 +94,10 @@ def lower_own_product(ctx: Context, own: OwnProduct) -> None:
     read = _right(ctx, product, isa, tiling)
     x, left_row, left_k = _left(ctx, product, tiling, read)
     problem = Problem(product.rows, product.n, product.k, left_row, left_k, read.panel, read.step, product.n, 0)
-    if read.packed is None:
+    if read.both is None:
         plan = plan_product(isa, dtype, read.lies, problem, 1, fused.bound)
     else:
-        plan = plan_both(isa, dtype, problem, read.packed, fused.bound)
+        plan = plan_both(isa, dtype, problem, read.both, fused.bound)
     out = ctx.buffer(own.result, (product.rows, product.n))
     packing = Packing(tiling, product.n, product.k) if read.lies == "packed" else None
     about = About(
@@ -131,14 +132,14 @@ def emit(
 class _Read:
     """How the weight is read: its layout, slots, elements between panels and between steps.
 
-    packed: the same two of the packed weight, in the second slot, for a kernel that reads either.
+    both: of a kernel that reads the packed weight in the second slot if there are many rows.
     """
 
     lies: Right
     slots: tuple[int, ...]
     panel: int
     step: int
-    packed: tuple[int, int] | None = None
+    both: Both | None = None
 
 
 def _right(ctx: Context, product: Product, isa: Isa, tiling: Tiling) -> _Read:
@@ -154,10 +155,19 @@ def _right(ctx: Context, product: Product, isa: Isa, tiling: Tiling) -> _Read:
             return _Read("columns", (ctx.builder.handle(ctx.place(product.weight)),), 0, along_n)
         if along_n == 1 or n == 1:
             return _Read("rows", (ctx.builder.handle(ctx.place(product.weight)),), 0, along_k)
-    elif takes_live and takes_both(product.rows):
+    elif takes_live and (heights := heights_of_both(product.rows)) and _may_keep_both(ctx, product, heights):
         slots = (ctx.builder.handle(ctx.place(product.weight)), packed(ctx, product, isa, packing).slot)
-        return _Read("columns", slots, 0, along_n, (panel, step))
+        return _Read("columns", slots, 0, along_n, Both(heights, panel, step))
     return _Read("packed", (packed(ctx, product, isa, packing).slot,), panel, step)
+
+
+def _may_keep_both(ctx: Context, product: Product, heights: tuple[int, ...]) -> bool:
+    """Whether the weight is read as it lies where it is packed, too: not if it is to be released then, and if it is a
+    copy (merged weights), which would be kept for this only, not unless few rows are expected.
+    """
+    if ctx.options.release_originals:
+        return False
+    return heights == HEIGHTS or ctx.lies_in_state(product.weight, matrix_of(ctx, product))
 
 
 def packed(ctx: Context, product: Product, isa: Isa, packing: Packing) -> Storage:
