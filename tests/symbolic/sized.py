@@ -15,6 +15,7 @@ from smelt.codegen.lower.symbolic import SymbolicLowered, lower_symbolic
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.diag import Options
 from smelt.ir import Graph
+from smelt.ir.types import type_symbols
 from smelt.runtime.cache import code_cache
 from smelt.runtime.executable import Executable
 from smelt.runtime.sizes import SizedExecutable
@@ -42,7 +43,7 @@ class Sized:
         return found[0], found[1]
 
     def holds(self, args: Sequence[Any]) -> bool:
-        """Whether the plan is for these sizes."""
+        """Whether the plan is for these sizes, of those that it leaves free."""
         return self.lowered.plan.holds(*self.lowered.plan.sizes_of(args))
 
 
@@ -57,14 +58,16 @@ def sized(program: Callable[..., Any], args: Sequence[Any], free: Spec, **option
     facts = captured.sizes
     graph, _ = functional_graph(captured.graph, chosen)
     graph, _ = optimized_graph(graph, chosen, captured.state.lookup)
-    origins = facts.symbols
+    used = {name for value in graph.values() for name in type_symbols(value.type)}
+    origins = {name: origin for name, origin in facts.symbols.items() if name in used}
+    rest = {name: origin.hint for name, origin in facts.symbols.items() if name not in used}
     lowered = lower_symbolic(
         graph,
         captured.state.lookup,
         chosen,
         {name: origin.hint for name, origin in origins.items()},
         {name: origin.range for name, origin in origins.items()},
-        holds=lambda *sizes: facts.holds(dict(zip(origins, sizes, strict=True))),
+        holds=lambda *sizes: facts.holds(rest | dict(zip(origins, sizes, strict=True))),
     )
     code = executor_object(code_cache(chosen.cache_dir, chosen.cache_limit_mb))
     return Sized(program, graph, lowered, captured.state.lookup, SizedExecutable(lowered.plan, code))

@@ -16,6 +16,7 @@ from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.report import KernelReport
 from smelt.diag import InternalError, SmeltWarning, user_level
 from smelt.ir import Node
+from smelt.ir.sizes import MARK, SizeLeak
 from smelt.runtime.cache import code_cache
 from smelt.runtime.plan import KernelCode, Launch, Plan
 
@@ -51,7 +52,10 @@ def launch(
     """Append a launch of a kernel whose code is made when the lowering ends; see `plan.Launch` for the arguments.
 
     What a library made is checked first: a kernel believes the sizes and strides that it was told.
+    Raises: SizeLeak for a text with a size in it that is known at run time only.
     """
+    if MARK in source.text:
+        raise SizeLeak(f"the kernel of {label or source.symbol} holds a size as text: {_around_mark(source.text)}")
     ctx.sources[source.symbol] = source
     ctx.kernels.append(_report(source.symbol, label, items, about or About()))
     for slot in buffers:
@@ -69,6 +73,11 @@ def launch(
             label,
         )
     )
+
+
+def _around_mark(text: str) -> str:
+    at = text.index(MARK)
+    return " ".join(text[max(at - 60, 0) : at + 60].split())
 
 
 def _report(symbol: str, label: str, items: int, about: About) -> KernelReport:

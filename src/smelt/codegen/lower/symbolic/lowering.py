@@ -21,9 +21,9 @@ from smelt.codegen.lower.result import Lookup, Lowered, OutputRecipe
 from smelt.codegen.lower.symbolic.code import guards_function, words_function
 from smelt.codegen.lower.symbolic.substitute import substituted
 from smelt.codegen.lower.symbolic.template import NotSymbolic, at_hand, numbers_of, templated
-from smelt.diag import InternalError, Options
+from smelt.diag import InternalError, Options, SmeltError
 from smelt.ir import Graph, Sym, TensorType
-from smelt.ir.sizes import MARK, Evaluation, Range, Size, SizeLeak, Trace, evaluating, tracing
+from smelt.ir.sizes import Evaluation, Range, Size, Trace, evaluating, tracing
 from smelt.runtime.plan import CheckLayout, Plan
 from smelt.runtime.sizes import SizedPlan, filled
 
@@ -92,7 +92,7 @@ def lower_symbolic(
         checked.append(sizes)
     if not checked:
         raise NotSymbolic("no other sizes are within its guards", *map(str, first.trace.guards))
-    made = at_hand(first.lowered)
+    made = replace(at_hand(first.lowered), plan=plan.at(tuple(hints.values())))
     return SymbolicLowered(
         plan,
         made,
@@ -201,13 +201,14 @@ class _Attempt:
         with tracing({name: (sizes[name], ranges[name]) for name in sizes}, decisions) as trace:
             try:
                 lowered = lower(substituted(graph, trace.symbols, inputs), state, options, build=build)
-            except (SizeLeak, InternalError) as error:
+            except SmeltError as error:
+                if not isinstance(error, InternalError):
+                    raise
                 raise NotSymbolic(str(error), *trace.leaks) from error
+            except Exception as error:  # whatever does not take a size for a number says so in its own way
+                raise NotSymbolic(f"{type(error).__name__}: {error}", *trace.leaks) from error
         if trace.leaks:
             raise NotSymbolic("a number was asked for", *trace.leaks)
-        for symbol, text in lowered.report.texts.items():
-            if MARK in text:
-                raise NotSymbolic(f"kernel {symbol} holds a size as text: {_around(text)}")
         return _Attempt(trace, lowered)
 
     def compare(self, other: _Attempt, sizes: tuple[int, ...]) -> None:
@@ -241,8 +242,3 @@ def _same(a: Any, b: Any) -> bool:
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.layout, tensor.stride() if tensor.layout == torch.strided else None
-
-
-def _around(text: str) -> str:
-    at = text.index(MARK)
-    return " ".join(text[max(at - 60, 0) : at + 60].split())
