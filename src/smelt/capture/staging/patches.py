@@ -182,7 +182,8 @@ def _getitem(original: Any) -> Any:
     def getitem(self: Any, key: Any) -> Any:
         session = _session()
         if session is None or not _needs_care(session, self, key):
-            return original(self, key)
+            with _indexing(session, key):
+                return original(self, key)
         view, rest = _basic(session, self, key)
         return view if rest is None else original(view, rest)
 
@@ -193,7 +194,8 @@ def _setitem(original: Any) -> Any:
     def setitem(self: Any, key: Any, value: Any) -> None:
         session = _session()
         if session is None or not (_needs_care(session, self, key) or is_staged(value) or is_sized(value)):
-            original(self, key, value)
+            with _indexing(session, key):
+                original(self, key, value)
             return
         view, rest = _basic(session, self, key)
         if is_staged(value):
@@ -206,6 +208,19 @@ def _setitem(original: Any) -> Any:
             view.fill_(value)
 
     return setitem
+
+
+@contextlib.contextmanager
+def _indexing(session: Any, key: Any) -> Iterator[None]:
+    """Several indices at once: torch passes over slices of the whole where it knows the sizes, and so do we."""
+    if session is None or session.size_trace is None or not isinstance(key, tuple):
+        yield
+        return
+    before, session.recorder.is_indexing = session.recorder.is_indexing, True
+    try:
+        yield
+    finally:
+        session.recorder.is_indexing = before
 
 
 def _needs_care(session: Any, tensor: Any, key: Any) -> bool:

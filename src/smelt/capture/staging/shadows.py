@@ -49,6 +49,7 @@ class ShadowRecorder(Recorder):
         self.session = session
         self.shadows = Shadows()
         self.known = KnownValues(self)
+        self.is_indexing = False
         self.varied: dict[Slot, tuple[Any, ...]] = {}
         self.inner: dict[int, Slot] = {}
         self.spread: dict[int, tuple[ScalarSlot, torch.Tensor]] = {}
@@ -102,8 +103,7 @@ class ShadowRecorder(Recorder):
     def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(overload)
         self.session.check_time()
-        if self.session.size_trace is not None and _takes_all(info.name, args):
-            # Of a known size torch's indexing passes over it.
+        if self.is_indexing and _takes_all(info.name, args):
             return args[0]
         operands: list[Slot] = []
         noted = [self._encode(arg, operands) for arg in args]
@@ -335,7 +335,10 @@ class ShadowRecorder(Recorder):
 
 def _takes_all(name: str, args: Sequence[Any]) -> bool:
     """Whether a slice is of the whole."""
-    return name == "aten.slice.Tensor" and tuple(args[2:]) in ((0, sys.maxsize), (0, sys.maxsize, 1))
+    bounds = args[2:]
+    return (
+        name == "aten.slice.Tensor" and all(type(b) is int for b in bounds) and [*bounds, 1][:3] == [0, sys.maxsize, 1]
+    )
 
 
 class _DeadWorldError(Exception):
