@@ -512,3 +512,77 @@ def test_branches_on_data_inside_a_piece_are_one_graph() -> None:
     (piece,) = splits_of(compiled).running()
     (row,) = [row for row in piece.stats().rows if row.entry is not None]
     assert row.paths is None and row.hits >= 5
+
+
+def test_a_piece_that_gives_numbers_of_data() -> None:
+    def make() -> Twin:
+        log: list[int] = []
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            y = before(x) + after(x)
+            n = int(y.argmax()) % 3 + 1
+            log.append(n)
+            return after(y)[:n] * n + before(y[:n])
+
+        return Twin(program, lambda: log)
+
+    compare(make, inputs(4, 5), calls=24)
+
+
+class Wider(Layer):
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        y = super().forward(x, scale=scale * 0.5)
+        self.inner.log.append(-1)
+        return before(y) + after(x) * 0.1
+
+
+def test_inheritance() -> None:
+    def make() -> Twin:
+        torch.manual_seed(0)
+        log: list[int] = []
+        layers = torch.nn.ModuleList([Wider(log), Wider(log)])
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            for layer in layers:
+                x = layer(x)
+            return x
+
+        return Twin(program, lambda: log)
+
+    assert compiled_pieces(compare(make, inputs(4, 6))) >= 8
+
+
+def test_refresh_reaches_the_pieces() -> None:
+    log: list[int] = []
+    linear = torch.nn.Linear(6, 6).requires_grad_(False)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = before(linear(x)) + 1
+        log.append(1)
+        return after(linear(y))
+
+    compiled = smelt.compile(program)
+    x = torch.randn(4, 6)
+    with pytest.warns(smelt.SmeltWarning):
+        for _ in range(5):
+            compiled(x)
+    linear.weight.data.mul_(3)
+    compiled.refresh()
+    torch.testing.assert_close(compiled(x), program(x), rtol=1e-5, atol=1e-5)
+    assert compiled_pieces(compiled) == 2
+
+
+def test_modules_made_at_each_call() -> None:
+    def make() -> Twin:
+        log: list[int] = []
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            layer = Inner(log)
+            with torch.no_grad():
+                for parameter in layer.parameters():
+                    parameter.fill_(0.1)
+            return before(layer(x)) + after(x)
+
+        return Twin(program, lambda: log)
+
+    compare(make, inputs(4, 6), calls=9)

@@ -601,6 +601,8 @@ class Dispatcher:
 
     def refresh(self) -> None:
         """Build the entries' constants anew from the present contents of parameters."""
+        if self.splits is not None:
+            self.splits.refresh()
         with self._lock:
             for row in self._rows:
                 if row.entry is not None:

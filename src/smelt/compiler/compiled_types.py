@@ -123,6 +123,9 @@ class SplitProgram(Protocol):
     def more(self, log: ReadLog, error: Exception | None) -> None:
         """Take up another refusal."""
 
+    def refresh(self) -> None:
+        """Build the constants of its pieces anew from the present contents of parameters."""
+
 
 class ObservedProgram:
     """The user's program, to be called once by a builder: runs it natively and records what it reads.

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from math import inf
 from threading import get_ident
 from time import perf_counter
 from types import CodeType, FunctionType, MethodType
@@ -33,7 +34,7 @@ from smelt.compiler.splitting_function import Region, SplitFunction, Unsplit
 from smelt.compiler.splitting_pieces import MIN_OPERATORS, Break, Piece, operators, places_of, without_pieces
 from smelt.diag import Span
 
-_MADE_ANEW = 8  # functions of one definition, after which another is taken to be made at each call
+_MADE_ANEW = 64  # callees of one definition, after which another is taken to be made at each call
 _NODES = 4096
 _GENERATOR = 0x20
 _MEASURED_CALL = 16  # each of which tells how much of the time is spent in pieces
@@ -68,7 +69,8 @@ class Splits:
         self._lock = threading.RLock()
         self._calls = 0
         self._measuring: int | None = None
-        self._all_s = self._pieces_s = 0.0
+        self._pieces_s = 0.0
+        self._fastest = (inf, 0.0)  # the whole, and of it the pieces
         self.is_idle = False
 
     # ---------------------------------------------------------------- the program
@@ -85,6 +87,11 @@ class Splits:
         with self._lock:
             self.mark(log, error)
 
+    def refresh(self) -> None:
+        """Take the present contents of parameters into all pieces."""
+        for piece in self.running():
+            piece.refresh()
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The program's answer."""
         node = self._node_of(self.target)
@@ -96,7 +103,7 @@ class Splits:
             self.is_idle = not self.running()
         measured = self._calls % _MEASURED_CALL == 0 and self._measuring is None
         if measured:
-            self._measuring, start = get_ident(), perf_counter()
+            self._measuring, self._pieces_s, start = get_ident(), 0.0, perf_counter()
         try:
             return self._runner(node, self.target)(*args, **kwargs)
         except BaseException as error:
@@ -104,7 +111,8 @@ class Splits:
             raise
         finally:
             if measured:
-                self._measuring, self._all_s = None, self._all_s + perf_counter() - start
+                self._measuring = None
+                self._fastest = min(self._fastest, (perf_counter() - start, self._pieces_s))
 
     def measured(self, piece: Callable[..., Any]) -> Callable[..., Any]:
         """A piece whose time counts, in a call that is measured."""
@@ -122,8 +130,9 @@ class Splits:
 
     @property
     def share(self) -> float | None:
-        """How much of the time of a call its pieces take; None where none was measured yet."""
-        return self._pieces_s / self._all_s if self._all_s else None
+        """How much of the time of a call its pieces take, in the fastest that was measured; None before the first."""
+        whole, pieces = self._fastest
+        return pieces / whole if whole < inf else None
 
     # ---------------------------------------------------------------- what is called
 
@@ -166,14 +175,21 @@ class Splits:
             node = self._nodes.get(key)
             if node is not None:
                 return node
-            if not isinstance(fn, torch.nn.Module):
+            if not self._is_lasting(fn):
                 made = self._made[function.__code__] = self._made.get(function.__code__, 0) + 1
-                if made > _MADE_ANEW and not isinstance(getattr(fn, "__self__", None), torch.nn.Module):
+                if made > _MADE_ANEW:
                     return None
             node = Node(fn)
             self._begin(node, function)
             self._nodes[key] = node  # with its callee, which lives from now on: the id names nothing else
             return node
+
+    def _is_lasting(self, fn: Any) -> bool:
+        """Whether a callee is a module of the program's own, or a method of one: the same at the next call."""
+        owner = getattr(fn, "__self__", fn)
+        if not isinstance(owner, torch.nn.Module) or not isinstance(self.target, torch.nn.Module):
+            return False
+        return any(module is owner for module in self.target.modules())
 
     def _begin(self, node: Node, function: FunctionType) -> None:
         if node.target is self.target:

@@ -34,5 +34,5 @@ def break_rows(program: SplitProgram | None) -> list[dict[str, Any]]:
     text = f"{count} piece{'s' * (count != 1)} of {len(program.split_functions)} functions run compiled"
     share = program.share
     if share is not None:
-        text += f", {share:.0%} of the time of the calls that were measured"
+        text += f", {share:.0%} of the time of the fastest call that was measured"
     return [{"why": f"{text}; {kept} lines run in Python"}, *rows]

@@ -29,7 +29,7 @@ Place = tuple[int, int, int, int]
 """Where a run of statements begins and ends: lines and columns."""
 
 _LOAD: Final = ast.Load()
-_CONSUMERS = frozenset({"any", "all", "sum", "min", "max", "list", "tuple", "sorted", "dict", "set"})
+_CONSUMERS = frozenset({"any", "all", "sum", "min", "max", "list", "tuple", "sorted", "dict", "set", "join"})
 _BUILTINS = frozenset(vars(builtins))
 _WORK = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare, ast.AugAssign, ast.Subscript)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -95,8 +95,9 @@ class Planner:
         declared = {name for n in inner if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names}
         self.locals -= declared
         self.untouchable = frozenset(declared)  # and those that functions inside rebind are among them
-        nested = [loads(n) for n in inner if isinstance(n, (*_FUNCTIONS, ast.GeneratorExp))]
-        self.captured = frozenset[str]().union(*nested)
+        used = frozenset[int]().union(*map(_used_up, body))
+        nested = [n for n in inner if isinstance(n, (*_FUNCTIONS, ast.GeneratorExp)) and id(n) not in used]
+        self.captured = loads(*nested)
         self.flow = Flow(body, params, self.locals)
 
     def plan(self, marks: Marks) -> Plan:
@@ -236,13 +237,22 @@ def _is_work(node: ast.stmt) -> bool:
     return any(isinstance(n, _WORK) for n in ast.walk(node))
 
 
+def _used_up(node: ast.AST) -> frozenset[int]:
+    """The generators in a statement that are used up where they stand, by identity."""
+    found: list[ast.expr] = []
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Call(args=[argument]) if called_name(inner) in _CONSUMERS:
+                found.append(argument)
+            case ast.Starred(value=value, ctx=ast.Load()):
+                found.append(value)
+            case ast.Assign(targets=[ast.Tuple() | ast.List()], value=value):
+                found.append(value)
+    return frozenset(id(n) for n in found if isinstance(n, ast.GeneratorExp))
+
+
 def _has_loose_generator(node: ast.AST) -> bool:
-    """Whether a generator is made that is not used up where it stands."""
-    used = {
-        id(n.args[0])
-        for n in ast.walk(node)
-        if isinstance(n, ast.Call) and len(n.args) == 1 and (called_name(n) in _CONSUMERS or called_name(n) == "join")
-    }
+    used = _used_up(node)
     return any(isinstance(n, ast.GeneratorExp) and id(n) not in used for n in ast.walk(node))
 
 
