@@ -80,7 +80,8 @@ class ReadLog:
     @property
     def where(self) -> Span | None:
         """The line of that effect or mutation, where there is one."""
-        return next((found.span for found in (*self.effects, *self.mutations)), None)
+        found: list[Effect | Mutation] = [*self.effects, *self.mutations]
+        return found[0].span if found else None
 
     def why_not(self) -> str:
         """A sentence on the first effect or mutation; empty if there is none."""
