@@ -73,6 +73,16 @@ class Joined(nn.Module):
         return torch.einsum("bst,btd->bsd", scores, x), x * (x.shape[0] / x.shape[1]) + x.shape[1]
 
 
+class Loops(nn.Module):
+    """As many trips as a size says."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> Any:
+        state = torch.zeros(x.shape[0], _WIDTH)
+        for i in range(x.shape[1]):
+            state = torch.tanh(state + x[:, i])
+        return state, mask * x.shape[0]
+
+
 class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +124,7 @@ _OTHERS = ({"B": 2, "S": 3}, {"B": 5, "S": 64}, {"B": 7, "S": 2}, {"B": 2, "S": 
 _ONES = (*_OTHERS, {"B": 1, "S": 9}, {"B": 4, "S": 1}, {"B": 1, "S": 1})
 _CASES = {
     f"{module.__name__} from {low}": Case(module, _sequence, _free(low), {"B": 3, "S": 10}, others)
-    for module in (Attention, Writes, Creates, Joined)
+    for module in (Attention, Writes, Creates, Joined, Loops)
     for low, others in ((2, _OTHERS), (1, _ONES))
 } | {"Convolutions": Case(Convolutions, _image, {("args[0]", 0): Free("B")}, {"B": 3}, ({"B": 2}, {"B": 9}, {"B": 12}))}
 

@@ -14,6 +14,7 @@ from smelt.diag import VerifyError
 from smelt.ir.graph import Graph
 from smelt.ir.nodes import Arg, Node, Region, Value, values_in
 from smelt.ir.printer import arg_text, print_node
+from smelt.ir.size_numbers import Size
 from smelt.ir.type_order import arg_fits, type_of_arg
 from smelt.ir.types import ANY, BOOL, INT, TensorType, Type
 
@@ -155,7 +156,7 @@ def _for_faults(node: Node) -> Iterator[str]:
         return
     (body,) = node.regions
     for bound in node.args[:3]:
-        if not (type(bound) is int or (isinstance(bound, Value) and bound.type == INT)):
+        if not (type(bound) in (int, Size) or (isinstance(bound, Value) and bound.type == INT)):
             yield "start, stop and step of a for are integers"
     if not body.params or body.params[0].type != INT:
         yield "the first parameter of a for's region is the index, an int"
