@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt.ir import Arg, Device, DType, Layout, MemoryFormat, TensorType, Value, values_in
+from smelt.ir.sizes import Size, SizeFloat
 
 # Largest tensor constant whose elements stand in the graph's text.
 SMALL_CONSTANT_NUMEL = 16
@@ -188,6 +189,9 @@ def bind(arg: Arg, values: dict[Value, Any]) -> Any:
             return values[arg]
         case tuple():
             return [bind(item, values) for item in arg]
+    if type(arg) is Size or type(arg) is SizeFloat:
+        # torch takes the number itself, which there is where a plan runs.
+        return int(arg) if type(arg) is Size else float(arg)
     return to_torch(arg)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from smelt.diag import InternalError
 from smelt.ir import Arg, Node, Value
+from smelt.ir.sizes import is_symbolic
 from smelt.ops.convert import bind, has_values, to_torch
 from smelt.ops.modes import entered
 from smelt.ops.python_ops import python_op
@@ -31,7 +32,7 @@ class Bound:
         """The form of an argument."""
         if isinstance(arg, Value):
             return Bound(arg, None, None)
-        return Bound(None, arg, None) if has_values(arg) else Bound(None, None, to_torch(arg))
+        return Bound(None, arg, None) if has_values(arg) or is_symbolic(arg) else Bound(None, None, to_torch(arg))
 
     def get(self, values: Values) -> Any:
         """The argument at this point of the run."""
