@@ -65,6 +65,8 @@ def freedom(
 
     refused: spots of which a capture said that they cannot be free.
     """
+    if not call.is_ordinary:
+        return NO_FREEDOM
     entries: dict[Spot, Entry] = {}
     why: dict[Spot, str] = {}
     auto = Entry("auto")

@@ -15,17 +15,23 @@ import torch
 
 from smelt.capture.dynamic.spec import Spot
 from smelt.capture.tree import has_parts, parts
+from smelt.runtime.guard_sizes import row_major
 
 _PLAIN = (bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.layout, torch.Size, slice, range)
 
 
 @dataclass(frozen=True, slots=True)
 class SeenCall:
-    """kinds: by place, what must be alike; values: the sizes and numbers, which may differ. Floats stand as bits."""
+    """kinds: by place, what must be alike; values: the sizes and numbers, which may differ. Floats stand as bits.
+
+    is_ordinary: no tensor is empty, and none has a size of 1 that is told from others by its stride: what torch makes
+    of those has strides that do not follow from sizes.
+    """
 
     kinds: Mapping[str, tuple[Any, ...]]
     values: Mapping[Spot, Any]
     raw: Mapping[Spot, int | float]
+    is_ordinary: bool = True
 
     def difference(self, other: SeenCall) -> frozenset[Spot] | None:
         """The sizes and numbers that differ; None where more does."""
@@ -39,7 +45,7 @@ def seen_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SeenCall:
     walk = _Walk()
     walk.visit(args, "args")
     walk.visit(dict(kwargs), "kwargs")
-    return SeenCall(walk.kinds, walk.values, walk.raw)
+    return SeenCall(walk.kinds, walk.values, walk.raw, walk.is_ordinary)
 
 
 class _Walk:
@@ -47,6 +53,7 @@ class _Walk:
         self.kinds: dict[str, tuple[Any, ...]] = {}
         self.values: dict[Spot, Any] = {}
         self.raw: dict[Spot, int | float] = {}
+        self.is_ordinary = True
         self._met: dict[int, str] = {}
 
     def visit(self, value: Any, place: str) -> None:
@@ -76,5 +83,7 @@ class _Walk:
             return
         self._met[id(value)] = place
         self.kinds[place] = (type(value), value.dtype, value.layout, str(value.device), value.dim())
+        if value.layout is torch.strided and (value.numel() == 0 or 1 in value.shape):
+            self.is_ordinary &= value.numel() > 0 and value.stride() == row_major(value.shape)
         for axis, size in enumerate(value.shape):
             self.values[place, axis] = self.raw[place, axis] = int(size)
