@@ -586,3 +586,19 @@ def test_modules_made_at_each_call() -> None:
         return Twin(program, lambda: log)
 
     compare(make, inputs(4, 6), calls=9)
+
+
+def test_many_kinds_of_calls_are_not_recorded_one_by_one() -> None:
+    def make() -> Twin:
+        log: list[int] = []
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            y = before(x) * 2
+            log.append(len(log))
+            return after(y) + 1
+
+        return Twin(program, lambda: log)
+
+    compiled = compare(make, lambda i: inputs(2 + i, 5)(i), calls=14)
+    assert compiled.stats().builds <= 5
+    assert compiled_pieces(compiled) == 2

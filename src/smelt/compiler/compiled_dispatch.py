@@ -38,6 +38,7 @@ from smelt.runtime.guards import GuardSet
 DISPATCHER = "_smelt_dispatcher"  # the slot of compiled objects
 ENTRY_LIMIT = 8  # entries kept; the least recently used one goes
 STORM_LIMIT = 16  # entries built, after which a value that changes at each call is left to the original
+SPLIT_LIMIT = 3  # kinds of calls that were refused, after which others run in pieces at once
 EFFECT_ATTEMPTS = 2  # a first run often fills caches: only a program that does it again is given up
 
 _HOW = ("runs as it is, not compiled", "is compiled in pieces, not as one graph")
@@ -225,9 +226,10 @@ class Dispatcher:
             self._witness = witness[0] if witness[1] else None
             self._publish()
             return self._with_gradients("a parameter" if witness[1] else "an argument", args, kwargs)
+        if not missed and self.splits is not None and self._is_split_for_all:
+            self._count("it is in pieces for all further kinds of calls")
+            return self.splits.run(*args, **kwargs)
         if not missed and self._guarded_builds >= STORM_LIMIT:
-            if self.splits is not None:
-                return self.splits.run(*args, **kwargs)
             return self._original("too many different calls were compiled already", args, kwargs)
         if not self._lock.acquire(blocking=False):
             return self._original("another thread is compiling it", args, kwargs, is_fault=False)
@@ -238,6 +240,12 @@ class Dispatcher:
         finally:
             _building.active = False
             self._lock.release()
+
+    @property
+    def _is_split_for_all(self) -> bool:
+        """Whether so many kinds of calls were refused that another one need not be recorded as a whole."""
+        refused = sum(row.split is not None for row in self._rows)
+        return refused >= SPLIT_LIMIT or self._guarded_builds >= STORM_LIMIT
 
     @property
     def _is_strict(self) -> bool:
