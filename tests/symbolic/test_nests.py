@@ -174,9 +174,18 @@ def test_sizes_that_are_divided_by(dtype: DType) -> None:
         mean = s.add("mean.dim", x, (1,), False, to=(z["B"],), dtype=dtype)
         var = s.add("var.correction", x, (1,), to=(z["B"],), dtype=dtype)
         scaled = s.add("mul.Scalar", x, 1.0 / z["S"] ** 0.5, to=(z["B"], z["S"]), dtype=dtype)
-        return [mean, var, scaled]
+        moved = s.add("add.Tensor", x, scaled, alpha=z["S"], to=(z["B"], z["S"]), dtype=dtype)
+        return [mean, var, scaled, moved]
 
     check(make, at((3, 7))[0], at((2, 3), (5, 300), (2, 2)))
+
+
+def test_a_weight_that_says_how_to_round_is_a_guard() -> None:
+    def make(s: Sheet, z: Sizes) -> Sequence[Value]:
+        return [s.add("lerp.Scalar", s.input(20), s.input(20), 1.0 / z["B"], to=(20,))]
+
+    check(make, {"B": 5}, [{"B": 3}, {"B": 40}], outside=[{"B": 2}])
+    check(make, {"B": 2}, [{"B": 2}], outside=[{"B": 3}])
 
 
 def test_sizes_that_are_counted_with() -> None:
@@ -188,7 +197,8 @@ def test_sizes_that_are_counted_with() -> None:
         kept = s.add("where.self", below, count, full, to=(n,), dtype=whole)
         rest = s.add("remainder.Scalar", kept, n, to=(n,), dtype=whole)
         short = s.add("add.Scalar", s.input(n, dtype=DType.I32), n, to=(n,), dtype=DType.I32)
-        return [kept, s.add("sum.default", rest, to=(), dtype=whole), short]
+        more = s.add("sub.Tensor", kept, rest, alpha=n, to=(n,), dtype=whole)
+        return [more, s.add("sum.default", rest, to=(), dtype=whole), short]
 
     check(make, {"S": 12}, [{"S": 2}, {"S": 13}, {"S": 200}])
 

@@ -15,6 +15,7 @@ from smelt.codegen.fusion.promote import INTEGERS, LARGEST, NUMBER_TYPES, common
 from smelt.codegen.fusion.pull import Pull, Rule
 from smelt.codegen.kernels.nest import Const, Expr
 from smelt.ir import FLOAT, INT, Arg, DType, Node, TensorType, Value
+from smelt.ir.sizes import equals, is_symbolic
 
 Formula = Callable[[Pull, DType, Expr], Expr]
 """The result for an element, both in the dtype of the computation."""
@@ -176,12 +177,12 @@ def _sum(sign: int, first: str = "self", second: str = "other") -> Rule:
             return p.op("or", out, p.operand(call[first], idx, out), p.operand(call[second], idx, out))
         m = math_dtype(out)
         a, b = _in_math(p, call[first], idx, out), _in_math(p, call[second], idx, out)
-        if alpha == 1:
+        if equals(alpha, 1):
             return p.cast(p.op("add" if sign == 1 else "sub", m, a, b), out)
         if out in INTEGERS:
-            factor = p.const(int(alpha), out)
+            factor = p.const(alpha, out)
             return p.op("add" if sign == 1 else "sub", out, a, p.op("mul", out, b, factor))
-        return p.cast(p.op("fma", m, b, p.const(float(sign * alpha), m), a), out)
+        return p.cast(p.op("fma", m, b, p.const(sign * alpha, m), a), out)
 
     return rule
 
@@ -332,7 +333,7 @@ def _power(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     exponent = call["exponent"]
     if isinstance(exponent, Value):
         return _power_of_run(p, p.operand(call["self"], idx, out), exponent, out)
-    _require(isinstance(exponent, (int, float)), "its exponent is no number")
+    _require(isinstance(exponent, (int, float)) and not is_symbolic(exponent), "its exponent is no number")
     x = p.operand(call["self"], idx, out)
     if out in INTEGERS:
         _require(exponent in (1, 2, 3) and not isinstance(exponent, bool), "a power of integers")
@@ -431,7 +432,7 @@ def _lerp(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     way = p.op("sub", m, end, start)
     if not isinstance(weight, Value):
         w = p.const(weight, m)
-        if abs(float(w.value)) < 0.5:
+        if abs(w.value) < 0.5:
             return p.cast(p.op("fma", m, w, way, start), out)
         return p.cast(p.op("fma", m, p.op("sub", m, w, p.const(1.0, m)), way, end), out)
     at = p.scalar(weight, m) if weight.type in NUMBER_TYPES else _in_math(p, weight, idx, out)

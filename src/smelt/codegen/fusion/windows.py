@@ -78,7 +78,7 @@ def _avg_pool(rank: int) -> Rule:
         total = p.reduce("sum", m, window.element(m, 0.0))
         divisor = call.get("divisor_override")
         if divisor is not None:
-            return p.cast(p.op("div", m, total, p.const(float(divisor), m)), out)
+            return p.cast(p.op("div", m, total, p.const(divisor, m)), out)
         counts = [
             _count(p, o, s, pad, n, size, include=call["count_include_pad"])
             for o, s, pad, n, size in zip(
