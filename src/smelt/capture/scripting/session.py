@@ -18,7 +18,9 @@ from smelt.capture.scripting.recorder import ScriptRecorder, is_caught
 from smelt.capture.scripting.types import TENSOR, is_known
 from smelt.capture.spans import Site
 from smelt.capture.staging import current
-from smelt.capture.staging.session import _ITEM_TYPES, Session, _strides, _tainted
+from smelt.capture.staging.reading import ITEM_TYPES
+from smelt.capture.staging.recording import strides_of, tainted
+from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import Stop
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
 from smelt.diag import Span
@@ -205,10 +207,10 @@ class ScriptSession(Session):
         )
         known = type_.is_static
         # Not row-major where nothing says so, or torch would think a copy needless.
-        steps = _strides(type_, shape, None) if known or type_.strides is not None else _transposed(shape)
+        steps = strides_of(type_, shape, None) if known or type_.strides is not None else _transposed(shape)
         dtype = torch.float32 if type_.dtype == DType.UNKNOWN else dtype_to_torch(type_.dtype)
         made = recorder.shadows.fresh(dtype, shape, steps, type_.device)
-        slot = Slot(made, _tainted(), "result")
+        slot = Slot(made, tainted(), "result")
         slot.type = type_
         recorder._slots[id(made)] = slot
         self.keep.append(made)
@@ -250,7 +252,7 @@ class ScriptSession(Session):
             error = RuntimeError(f"a Tensor with {type_.numel} elements cannot be converted to Scalar")
             self.raised.append(error)
             raise error
-        return wrap(self.read("aten.item.default", tensor, _ITEM_TYPES.get(type_.dtype.kind, ANY)))
+        return wrap(self.read("aten.item.default", tensor, ITEM_TYPES.get(type_.dtype.kind, ANY)))
 
     def rank(self, tensor: torch.Tensor) -> Any:
         """The number of dimensions."""

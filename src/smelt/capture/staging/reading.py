@@ -1,0 +1,150 @@
+"""What a staged run answers where Python asks for sizes and elements of tensors.
+
+Invariant: a number that depends on data is one of the graph; a plain one follows from types, or is expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from smelt._torch.dispatch import unseen
+from smelt.capture.dynamic.values import own
+from smelt.capture.recorder import Slot, slot_type
+from smelt.capture.staging.recording import Recording
+from smelt.capture.staging.stops import Again
+from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, wrap
+from smelt.ir import (
+    BOOL,
+    COMPLEX,
+    FLOAT,
+    INT,
+    Type,
+    UnknownDim,
+)
+
+ITEM_TYPES: dict[str, Type] = {"bool": BOOL, "int": INT, "uint": INT, "float": FLOAT, "complex": COMPLEX}
+_EXAMPLES: dict[str, tuple[Any, ...]] = {
+    "bool": (True, False, True, False, True),
+    "int": (2, 0, 1, 7, 1_000_003),
+    "float": (1.5, 0.0, 1.0, 7.5, 1000003.5),
+    "complex": (1.5 + 1j, 0j, 1 + 0j, 7.5 - 2j, 1000003j),
+}
+# What a function calls that, converted, leaves a size free where Python's own wants its value.
+_ASKING = frozenset((
+    "range", "len", "int", "float", "math", "sqrt", "ceil", "floor", "log", "log2", "enumerate", "zip", "exp",
+    "tensor", "as_tensor", "divmod", "sum",
+))  # fmt: skip
+
+
+class Reading(Recording):
+    """Answers of one staged run."""
+
+    def item(self, tensor: torch.Tensor) -> Any:
+        """The element of a one-element tensor as a staged number."""
+        slot = self.recorder.slot_of(tensor)
+        type_ = slot_type(slot)
+        kind = type_.dtype.kind
+        if type_.is_static and type_.numel != 1:
+            self.cannot(f"the value of a tensor {type_} was asked for", "it has not exactly one element")
+        examples = _EXAMPLES["int" if kind == "uint" else kind]
+        known = self.known_value(tensor)
+        if known is not None:
+            return known
+        native = self._hint("item")
+        is_native = native is not None and type(native) is type(examples[0])
+        if is_native:
+            examples = (native, *examples[1:])
+        found = ScalarSlot(ITEM_TYPES[kind], examples, is_native)
+        self.append("aten.item.default", [slot], {}, [found])
+        return wrap(found)
+
+    def known_value(self, tensor: torch.Tensor) -> Any:
+        """The element of a tensor that follows from sizes alone, which the graph expects; None for any other."""
+        if self.size_trace is None or len(self.regions) > 1:
+            return None
+        slot = self.recorder.slot_of(tensor)
+        value = self.recorder.known.of(slot)
+        if value is None or value.numel() != 1:
+            return None
+        with unseen():
+            found = value.item()
+        read = ScalarSlot(ITEM_TYPES[slot_type(slot).dtype.kind], (found,) * WORLDS, True)
+        self.append("aten.item.default", [slot], {}, [read])
+        self.append("expect", [read, found], {}, [])
+        return found
+
+    def knows(self, slot: Slot) -> bool:
+        """Whether a tensor follows from sizes alone, and Python may read it."""
+        return self.size_trace is not None and len(self.regions) == 1 and self.recorder.known.of(slot) is not None
+
+    def scalar_call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: type) -> ScalarSlot:
+        """Record an operator of torch's that gives a number."""
+        type_, examples = {bool: (BOOL, _EXAMPLES["bool"]), int: (INT, _EXAMPLES["int"])}[kind]
+        found = ScalarSlot(type_, examples)
+        operands = [self.encode(a) for a in args]
+        self.append(name, operands, {k: self.encode(v) for k, v in kwargs.items()}, [found])
+        return found
+
+    def size(self, tensor: torch.Tensor, dim: int, what: str = "size") -> Any:
+        """A size (or stride) of a tensor: a plain number where types tell, else read when the graph runs."""
+        with unseen():
+            return self._size(tensor, dim, what)
+
+    def _size(self, tensor: torch.Tensor, dim: int, what: str) -> Any:
+        slot = self.recorder.slot_of(tensor)
+        type_ = slot_type(slot)
+        worlds = self.recorder.varied.get(slot)
+        dim = dim + tensor.dim() if dim < 0 else dim
+        known = type_.shape[dim] if what == "size" else (type_.strides[dim] if type_.strides else None)
+        if worlds is None or not isinstance(known, UnknownDim):
+            return own((tensor.shape if what == "size" else tensor.stride())[dim])
+        examples = tuple(t if t is DEAD else (tuple(t.shape) if what == "size" else t.stride())[dim] for t in worlds)
+        found = ScalarSlot(INT, examples)
+        self.append(f"aten.sym_{what}.int", [slot, dim], {}, [found])
+        return wrap(found)
+
+    def numel(self, tensor: torch.Tensor) -> Any:
+        """The number of elements."""
+        slot = self.recorder.slot_of(tensor)
+        worlds = self.recorder.varied.get(slot)
+        with unseen():
+            if worlds is None:
+                return own(tensor.numel())
+            found = ScalarSlot(INT, tuple(t if t is DEAD else t.numel() for t in worlds))
+        self.append("aten.sym_numel.default", [slot], {}, [found])
+        return wrap(found)
+
+    def fresh_numbers(self, what: str) -> tuple[int, ...]:
+        """A number that depends on data, in each world."""
+        native = self._hint(what)
+        first = native[0] if isinstance(native, (list, tuple)) and native and isinstance(native[0], int) else 5
+        return (first, 0, 1, 7, next(self._primes))
+
+    def _hint(self, what: str) -> Any:
+        site = self.site()
+        if site is None:
+            return None
+        span = site.span
+        key = (span.file, span.line, what)
+        values = self._hints.get(key)
+        if not values:
+            return None
+        number = self._asked.get(key, 0)
+        self._asked[key] = number + 1
+        return values[min(number, len(values) - 1)]
+
+    def shown(self, sizes: Sequence[Any]) -> Any:
+        """Sizes as torch tells them, for the program."""
+        return sizes if self.size_trace is None else [own(size) for size in sizes]
+
+    def want_free(self, value: Any) -> None:
+        """A size is asked for as a plain number; where the function that asks may do without it is converted.
+
+        Raises: Again.
+        """
+        site = self.site()
+        if site is not None and not _ASKING.isdisjoint(site.code.co_names) and self.convertible(site.code):
+            raise Again(convert=site.code)

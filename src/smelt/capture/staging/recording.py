@@ -1,0 +1,288 @@
+"""The records of one staged run: operators of Python's, values that they give, and shadows of what they stand for.
+
+Invariant: what has no form in a graph ends the run; nothing is recorded in its place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from time import thread_time
+from typing import Any
+
+import torch
+
+from smelt._torch.dispatch import unseen
+from smelt.capture.dynamic.slots import SizeSlot
+from smelt.capture.dynamic.trace import CaptureTrace
+from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of
+from smelt.capture.recorder import Family, Slot, slot_type
+from smelt.capture.spans import Site
+from smelt.capture.staging.heap import Snapshot
+from smelt.capture.staging.records import plain_info
+from smelt.capture.staging.shadows import ShadowRecorder
+from smelt.capture.staging.stops import Again, CannotStage
+from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.watch import Watch, unwatched
+from smelt.ir import (
+    NONE,
+    TensorType,
+    Type,
+    UnknownDim,
+    Value,
+)
+from smelt.ops.convert import dtype_to_torch
+from smelt.ops.python_ops import infer_python, python_op
+
+_NUMBERS = (bool, int, float, complex)
+_STATEMENTS = ("py.raise", "py.assert", "py.print")
+
+
+class Recording:
+    """What records one staged run."""
+
+    def __init__(self, native: Any, convertible: Callable[[Any], bool], roots: Any, scope: Any) -> None:
+        self.recorder = ShadowRecorder(roots, scope, self)
+        self.size_trace: CaptureTrace | None = None
+        self.size_slots: dict[Any, SizeSlot] = {}
+        self.streams = (sys.stdout, sys.stderr)
+        self.regions: list[Any] = []
+        self.aliases: dict[Slot, Slot] = {}
+        self.paths = 0
+        self.forked: set[object] = set()
+        self.peeled: dict[object, int] = {}
+        self.whole: set[object] = set()
+        self.rolled: set[object] = set()
+        self.refused: list[BaseException] = []
+        self.raised: list[BaseException] = []
+        self.convertible = convertible
+        self.keep: list[Any] = []
+        self.heap_roots: list[Any] = []
+        self.base_frame: Any = None
+        self._hints = _native_values(native)
+        self._asked: dict[tuple[str, int, str], int] = {}
+        self._primes = itertools.count(1_000_003, 18)
+        self.merge: Any = None
+        self.is_catchable: Callable[[], bool] = lambda: True
+        self.snapshots: list[Snapshot] = []
+        self.stopped: BaseException | None = None
+        self.negations: dict[Slot, Slot] = {}
+        self.watch: Watch | None = None
+        self.deadline: float | None = None
+
+    # --- stops -------------------------------------------------------------------------------------------------------
+
+    def site(self) -> Site | None:
+        """Where the program stands."""
+        return self.recorder._find_site(2)
+
+    def cannot(self, what: str, why: str = "it has no form in a graph") -> Any:
+        """End the staged run. Raises: CannotStage."""
+        raise CannotStage(what, why, self.site())
+
+    def check_time(self) -> None:
+        """Raises: CannotStage where the run has had its time (of this thread, however busy the machine is)."""
+        if self.deadline is not None and thread_time() > self.deadline:
+            self.cannot("staging took too long", "the program has too many ways, or too long ones")
+
+    def unmerge(self, why: object) -> None:
+        """Start again without merging at a place, because what was merged is not one value. Raises: Again."""
+        kind, key = why if isinstance(why, tuple) and len(why) == 2 else ("", None)
+        if kind == "fork":
+            raise Again(fork=key)
+        if kind == "loop" and self.peeled.get(key, 0) < 3:
+            raise Again(peel=key)
+        self.cannot("a variable or tensor means one thing on one path and another on the other", "no graph holds both")
+
+    def widened(self, before: Type, after: Type) -> Type | None:
+        """The type of what a loop carries that is of two, where this run allows more than the staged one."""
+        return None
+
+    def note_refused(self, error: BaseException) -> None:
+        """An error that types alone decided."""
+        self.refused.append(error)
+
+    # --- recording ---------------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        results: Sequence[Any],
+        site: Site | None = None,
+    ) -> None:
+        """Record an operator that no dispatcher shows."""
+        recorder = self.recorder
+        recorder.records.append(
+            (plain_info(name), list(args), dict(kwargs), tuple(results), site or self.site(), recorder.scope.path,
+             recorder._modes_now())
+        )  # fmt: skip
+
+    def encode(self, value: Any) -> Any:
+        """A value as an argument of a record: a slot, or a literal. Raises: CannotStage."""
+        if is_staged(value):
+            return slot_of(value)
+        if is_sized(value):
+            return self.size_slot(value)
+        if isinstance(value, torch.Tensor):
+            slot = self.recorder.slot_of(value)
+            if slot.kind == "unknown":
+                self.recorder.unknown(slot)
+                raise CannotStage("", "", None)
+            return slot
+        if value is None or type(value) in (bool, int, float, complex, str):
+            return value
+        if isinstance(value, (list, tuple, dict)) and type(value) in (list, tuple, dict, torch.Size):
+            return slot_of(self.container(value))
+        return self.cannot(f"a {type(value).__qualname__} is used together with values that depend on data")
+
+    def size_slot(self, value: Any) -> Any:
+        """The slot of a size or number that has an expression; a literal where nothing is left of it."""
+        number = number_of(value)
+        if self.size_trace is None or not is_symbolic(number):
+            return number
+        key = (type(number), self.size_trace.expr(number))
+        found = self.size_slots.get(key)
+        if found is None:
+            found = self.size_slots[key] = SizeSlot(self.size_trace, number)
+        return found
+
+    def container(self, value: Any) -> StagedObject:
+        """A Python container as a staged one."""
+        if isinstance(value, dict):
+            parts = [part for item in value.items() for part in item]
+            return self.emit("py.dict", *parts)
+        return self.emit("py.list" if isinstance(value, list) else "py.tuple", *value)
+
+    def emit(self, op: str, *args: Any, **kwargs: Any) -> Any:
+        """Record an operator of Python's; the value it gives (a tuple of values where it gives several)."""
+        operands = [self.encode(arg) for arg in args]
+        named = {k: self.encode(v) for k, v in kwargs.items()}
+        typed = [_typed(o) for o in operands]
+        types = infer_python(op, typed)
+        found = python_op(op)
+        assert found is not None
+        if op not in _STATEMENTS and found.throws(typed) and self.is_catchable():
+            self.cannot(f"{op} may raise", "the program handles exceptions there, which a graph does not")
+        results: list[Any] = []
+        slots: list[Slot] = []
+        worlds = [_in_world(found.run, operands, named, w) for w in range(WORLDS)] if len(types) == 1 else []
+        is_native = all(getattr(o, "is_native", True) for o in operands if isinstance(o, ScalarSlot))
+        for i, type_ in enumerate(types):
+            examples = tuple(worlds) if worlds else (DEAD,) * WORLDS
+            if len(types) > 1:
+                pairs = [_in_world(found.run, operands, named, w) for w in range(WORLDS)]
+                examples = tuple(p if p is DEAD else p[i] for p in pairs)
+            value, slot = self.value_of(type_, examples, is_native)
+            results.append(value)
+            slots.append(slot)
+        self.append(op, operands, named, slots)
+        if op == "py.not_" and isinstance(operands[0], Slot):
+            self.negations[slots[0]] = operands[0]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def value_of(self, type_: Type, examples: tuple[Any, ...], is_native: bool = False) -> tuple[Any, Slot]:
+        """A new value of a type: what Python sees, and its slot."""
+        if isinstance(type_, TensorType):
+            like = examples[0].ref() if isinstance(examples[0], Slot) else None
+            return self.tensor_of(type_, like)
+        slot = ScalarSlot(type_, examples, is_native)
+        return (None if type_ == NONE else wrap(slot)), slot
+
+    @unwatched
+    def tensor_of(self, type_: TensorType, like: torch.Tensor | None = None) -> tuple[torch.Tensor, Slot]:
+        """A new shadow of a type, on which nothing is known but that; sizes of `like` in the program's world."""
+        with unseen():
+            return self._tensor_of(type_, like)
+
+    def _tensor_of(self, type_: TensorType, like: torch.Tensor | None) -> tuple[torch.Tensor, Slot]:
+        if type_.shape is None or type_.layout != "strided":
+            self.cannot(f"a tensor {type_} has no shadow")
+        recorder = self.recorder
+        worlds = []
+        sizes_like = None if like is None or like.dim() != len(type_.shape or ()) else tuple(like.shape)
+        strides_like = None if sizes_like is None else like.stride()  # type: ignore[union-attr]
+        is_varied = any(isinstance(d, UnknownDim) for d in (*type_.shape, *(type_.strides or ())))  # type: ignore[misc]
+        for world in range(WORLDS if is_varied else 1):
+            number = (5, 0, 1, 7, next(self._primes))[world]
+            sizes = [
+                d if isinstance(d, int) else sizes_like[i] if world == 0 and sizes_like else number
+                for i, d in enumerate(type_.shape or ())
+            ]
+            strides = strides_of(type_, sizes, strides_like if world == 0 else None)
+            worlds.append(recorder.shadows.fresh(dtype_to_torch(type_.dtype), sizes, strides, type_.device))
+        slot = Slot(worlds[0], tainted(), "result")
+        recorder._slots[id(worlds[0])] = slot
+        self.keep.append(worlds[0])
+        if is_varied:
+            recorder.vary(slot, worlds)
+            slot.type = type_
+            recorder.varied.setdefault(slot, tuple(worlds))
+        return worlds[0], slot
+
+    def binary(self, op: str, a: Any, b: Any) -> Any:
+        """An operator between two operands of which one is staged."""
+        if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+            return NotImplemented
+        simple = (*_NUMBERS, str, list, tuple, dict, type(None))
+        if not all(is_staged(v) or isinstance(v, simple) for v in (a, b)):
+            return NotImplemented
+        return self.emit(op, a, b)
+
+    def getitem(self, container: Any, key: Any) -> Any:
+        """An element or a slice of a staged container."""
+        if isinstance(key, slice):
+            return self.emit("py.slice", container, key.start, key.stop, key.step)
+        return self.emit("py.getitem", container, key)
+
+
+def tainted() -> Any:
+    return Family(True)
+
+
+def strides_of(type_: TensorType, sizes: Sequence[int], like: Sequence[int] | None) -> Sequence[int]:
+    if like is not None and type_.strides is not None:
+        return [d if isinstance(d, int) else like[i] for i, d in enumerate(type_.strides)]
+    steps: list[int] = []
+    step = 1
+    for size in reversed(sizes):
+        steps.append(step)
+        step *= max(size, 1)
+    steps.reverse()
+    if type_.strides is not None:
+        return [d if isinstance(d, int) else steps[i] for i, d in enumerate(type_.strides)]
+    return steps
+
+
+def _typed(operand: Any) -> Any:
+    return Value("", slot_type(operand), None) if isinstance(operand, Slot) else operand  # type: ignore[arg-type]
+
+
+def _in_world(run: Any, operands: Sequence[Any], named: Mapping[str, Any], world: int) -> Any:
+    values = []
+    for operand in operands:
+        value = operand.worlds[world] if isinstance(operand, ScalarSlot) else operand
+        if isinstance(operand, SizeSlot):
+            value = operand.in_worlds(WORLDS)[world]
+        if value is DEAD:
+            return DEAD
+        values.append(value)
+    try:
+        return run(*values, **named)
+    except Exception:
+        # Examples need not fit together.
+        return DEAD
+
+
+def _native_values(native: Any) -> dict[tuple[str, int, str], list[Any]]:
+    found: dict[tuple[str, int, str], list[Any]] = {}
+    for conversion in getattr(native, "conversions", ()):
+        value = getattr(conversion, "value", None)
+        if conversion.site is None or value is None:
+            continue
+        span = conversion.site.span
+        what = {"_local_scalar_dense": "item"}.get(conversion.what, conversion.what)
+        found.setdefault((span.file, span.line, what), []).append(value)
+    return found
