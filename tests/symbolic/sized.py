@@ -39,7 +39,7 @@ class Sized:
         filled = self.lowered.at(sizes)
         found = []
         for results in (self.executable.run(args), Executable(filled.plan, None).run(args)):
-            found.append(filled.rebuild(results, args, self.lookup))
+            found.append(self.lowered.recipes(sizes).rebuild(results, args, self.lookup))
         return found[0], found[1]
 
     def holds(self, args: Sequence[Any]) -> bool:
@@ -70,7 +70,7 @@ def sized(program: Callable[..., Any], args: Sequence[Any], free: Spec, **option
         holds=lambda *sizes: facts.holds(rest | dict(zip(origins, sizes, strict=True))),
     )
     code = executor_object(code_cache(chosen.cache_dir, chosen.cache_limit_mb))
-    return Sized(program, graph, lowered, captured.state.lookup, SizedExecutable(lowered.plan, code))
+    return Sized(program, graph, lowered, captured.state.lookup, lowered.executable(code))
 
 
 def free(*names: Sequence[str | None]) -> Spec:

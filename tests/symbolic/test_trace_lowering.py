@@ -11,10 +11,9 @@ from smelt.capture.dynamic.spec import Free
 from smelt.codegen.lower import lower
 from smelt.codegen.lower.symbolic import NotSymbolic, lower_symbolic, specialize
 from smelt.codegen.lower.symbolic import lowering as symbolic
-from smelt.codegen.lower.symbolic.template import numbers_of
 from smelt.ir import parse
 from smelt.ir.sizes import Range, value
-from smelt.runtime.plan import Empty
+from smelt.runtime.plan import Empty, Launch
 
 from .sized import OPTIONS, assert_like_eager, free, sized
 
@@ -102,13 +101,19 @@ def test_what_small_sizes_lower_to_is_right_at_large_ones(program):
 
 def test_words_are_those_of_a_plan_for_these_sizes_alone():
     one = _sized(PROGRAMS[0])
+    matched = 0
     for sizes in ((4, 64), (5, 77), (16, 80), (9, 200)):
         graph = specialize(one.graph, dict(zip(one.lowered.plan.names, sizes, strict=True)))
-        alone = lower(graph, one.lookup, OPTIONS).plan
-        found = one.lowered.plan.at(sizes)
-        assert [path for path, _ in numbers_of(found)] == [path for path, _ in numbers_of(alone)]
-        for (path, a), (_, b) in zip(numbers_of(found), numbers_of(alone), strict=True):
-            assert isinstance(a, torch.Tensor) or a == b, path
+        alone, found = lower(graph, one.lookup, OPTIONS).plan, one.lowered.plan.at(sizes)
+        launches = {i.kernel.symbol: i for i in alone.instructions if isinstance(i, Launch)}
+        for launch in found.instructions:
+            # One kernel may do for all sizes where a plan for these alone has a narrower one.
+            if isinstance(launch, Launch) and launch.kernel.symbol in launches:
+                twin = launches[launch.kernel.symbol]
+                assert (launch.words, launch.items, launch.item_ns) == (twin.words, twin.items, twin.item_ns)
+                assert launch.scratch_nbytes == twin.scratch_nbytes
+                matched += 1
+    assert matched >= 4
 
 
 def test_a_decode_step_with_a_cache_that_grows():

@@ -38,6 +38,16 @@ class Group:
 _HOLE = Hole()
 
 
+_NAMES: dict[type, tuple[str, ...] | None] = {}
+
+
+def field_names(kind: type) -> tuple[str, ...] | None:
+    """The fields that a dataclass is made of; None for any other type."""
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(field.name for field in fields(kind) if field.init) if is_dataclass(kind) else None
+    return _NAMES[kind]
+
+
 def stripped(x: Any, numbers: list[Any]) -> Any:
     """The template of a structure; `numbers` gets its sizes, in order."""
     kind = type(x)
@@ -54,9 +64,10 @@ def stripped(x: Any, numbers: list[Any]) -> Any:
         return Group(list, tuple([stripped(y, numbers) for y in x]))
     if kind is dict:
         return Group(tuple(x), tuple([stripped(y, numbers) for y in x.values()]))
-    if is_dataclass(kind):
+    names = field_names(kind)
+    if names is not None:
         before = len(numbers)
-        parts = tuple([(f.name, stripped(getattr(x, f.name), numbers)) for f in fields(x) if f.init])
+        parts = tuple([(name, stripped(getattr(x, name), numbers)) for name in names])
         # One without sizes stands for itself.
         return x if len(numbers) == before else Group(kind, parts)
     return x
@@ -118,8 +129,9 @@ def _taken(x: Any, numbers: list[Any], is_float: bool) -> Any:
         return tuple([_taken(y, numbers, is_float) for y in x])
     if kind is list:
         return Group(list, tuple([_taken(y, numbers, is_float) for y in x]))
-    if is_dataclass(kind):
-        parts = tuple([(f.name, _taken(getattr(x, f.name), numbers, is_float)) for f in fields(x) if f.init])
+    names = field_names(kind)
+    if names is not None:
+        parts = tuple([(name, _taken(getattr(x, name), numbers, is_float)) for name in names])
         return Group(kind, parts)
     return x
 

@@ -139,6 +139,7 @@ class Trace:
     _ids: dict[Any, int] = field(default_factory=dict)
     _texts: dict[Any, str] = field(default_factory=dict)
     _forms: dict[Poly, Bounds] = field(default_factory=dict)
+    _bounds: dict[Poly, Bounds] = field(default_factory=dict)
     _unequal: set[tuple[Poly, int]] = field(default_factory=set)
     _taken: set[Any] = field(default_factory=set)
 
@@ -158,12 +159,20 @@ class Trace:
 
     def bounds(self, p: Poly) -> Bounds:
         """Between which numbers a polynomial lies, by the ranges of its atoms and the guards so far."""
+        known = self._bounds.get(p)
+        if known is None:
+            # Guards narrow them, and nothing else changes them.
+            known = self._bounds[p] = self._new_bounds(p)
+        return known
+
+    def _new_bounds(self, p: Poly) -> Bounds:
         low, high = self._interval(p, self.ranges)
         if len(p) > 1:
             starts = [self.ranges[i][0] for i in terms.atoms_of(p)]
             if all(s != -INFINITY for s in starts):
                 shifted = self._shifted(p)
-                a, b = self._interval(shifted, [(0, high - low) for low, high in self.ranges])
+                counted: dict[int, Bounds] = {i: (0, self.ranges[i][1] - self.ranges[i][0]) for i in terms.atoms_of(p)}
+                a, b = self._interval(shifted, counted)
                 low, high = max(low, a), min(high, b)
         if self._forms and p and not terms.is_constant(p):
             form, g, c = terms.primitive(p)
@@ -173,7 +182,7 @@ class Trace:
                 low, high = max(low, ends[0]), min(high, ends[1])
         return low, high
 
-    def _interval(self, p: Poly, ranges: list[Bounds]) -> Bounds:
+    def _interval(self, p: Poly, ranges: list[Bounds] | Mapping[int, Bounds]) -> Bounds:
         low: float = 0
         high: float = 0
         for monomial, coefficient in p:
@@ -240,6 +249,7 @@ class Trace:
         return True if low == high == 0 else None
 
     def _guard(self, relation: Literal["<=", "==", "!="], p: Poly) -> None:
+        self._bounds.clear()
         form, g, c = terms.primitive(p)
         low, high = self._forms.get(form, (-INFINITY, INFINITY))
         if relation == "<=":  # g * form + c <= 0

@@ -74,6 +74,16 @@ class SizedPlan:
         )
 
 
+_NAMES: dict[type, tuple[str, ...] | None] = {}
+
+
+def field_names(kind: type) -> tuple[str, ...] | None:
+    """The fields that a dataclass is made of; None for any other type."""
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(field.name for field in fields(kind) if field.init) if is_dataclass(kind) else None
+    return _NAMES[kind]
+
+
 def filled(x: Any, words: Sequence[int | float], sizes: Sizes) -> Any:
     """An instruction, or anything made of such data, with numbers in the place of words."""
     kind = type(x)
@@ -84,13 +94,14 @@ def filled(x: Any, words: Sequence[int | float], sizes: Sizes) -> Any:
         return tuple(items) if any(new is not old for new, old in zip(items, x, strict=True)) else x
     if kind is SizedFunction:
         return x.at(sizes)
-    if is_dataclass(kind) and not isinstance(x, torch.Tensor):
+    names = field_names(kind)
+    if names is not None:
         changed = {}
-        for field in fields(x):
-            old = getattr(x, field.name)
+        for name in names:
+            old = getattr(x, name)
             new = filled(old, words, sizes)
             if new is not old:
-                changed[field.name] = new
+                changed[name] = new
         return replace(x, **changed) if changed else x
     return x
 

@@ -25,7 +25,7 @@ from smelt.diag import InternalError, Options, SmeltError
 from smelt.ir import Graph, Sym, TensorType
 from smelt.ir.sizes import Evaluation, Range, Size, Trace, evaluating, tracing
 from smelt.runtime.plan import CheckLayout, Plan
-from smelt.runtime.sizes import SizedPlan, filled
+from smelt.runtime.sizes import SizedExecutable, SizedPlan, filled
 
 _CHECKS = 2
 _ATTEMPTS = 4000
@@ -48,6 +48,16 @@ class SymbolicLowered:
     def at(self, sizes: tuple[int, ...]) -> Lowered:
         """The plan for these sizes alone."""
         return replace(self.lowered, plan=self.plan.at(sizes), outputs=self.outputs(sizes))
+
+    def recipes(self, sizes: tuple[int, ...]) -> Lowered:
+        """The same for a caller that runs `executable.at(sizes)`: its plan is that of the hints, whose slots, outputs
+        and held tensors are those of all sizes.
+        """
+        return replace(self.lowered, outputs=self.outputs(sizes))
+
+    def executable(self, machine_code: bytes | None) -> SizedExecutable:
+        """What runs the plan, to be made once: it keeps one encoding for all sizes."""
+        return SizedExecutable(self.plan, machine_code)
 
 
 def lower_symbolic(
@@ -213,10 +223,9 @@ class _Attempt:
 
     def compare(self, other: _Attempt, sizes: tuple[int, ...]) -> None:
         """Raises: NotSymbolic where another lowering's plan is not this one's at its sizes."""
-        ours = [str(guard) for guard in self.trace.guards]
-        theirs = [str(guard) for guard in other.trace.guards]
-        if ours != theirs:
-            raise NotSymbolic(f"at {sizes} other guards are taken", *sorted(set(ours) ^ set(theirs)))
+        guards = [[str(guard) for guard in trace.guards] for trace in (self.trace, other.trace)]
+        if guards[0] != guards[1]:
+            raise NotSymbolic(f"at {sizes} other guards are taken", *sorted(set(guards[0]) ^ set(guards[1])))
         at = Evaluation(self.trace, dict(zip(self.trace.symbols, sizes, strict=True)))
         for what, mine, found in (
             ("plan", self.lowered.plan, other.lowered.plan),
@@ -225,11 +234,12 @@ class _Attempt:
             ("handles", self.lowered.handles, other.lowered.handles),
             ("constants", self.lowered.constants, other.lowered.constants),
         ):
-            pairs = zip(numbers_of(mine), numbers_of(found), strict=False)
+            ours, theirs = list(numbers_of(mine)), list(numbers_of(found))
+            pairs = zip(ours, theirs, strict=False)
             different = next(
                 (path for (path, a), (there, b) in pairs if path != there or not _same(at(a), at_hand(b))), None
             )
-            if different is not None or len(list(numbers_of(mine))) != len(list(numbers_of(found))):
+            if different is not None or len(ours) != len(theirs):
                 raise NotSymbolic(f"at {sizes} the {what} is another: {different}")
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
-
-import torch
 
 from smelt.ir.sizes import Size, SizeFloat, expression, value
 from smelt.runtime.plan import Word
-from smelt.runtime.sizes import SizedFunction
+from smelt.runtime.sizes import SizedFunction, field_names
 
 T = TypeVar("T")
 
@@ -33,13 +31,13 @@ def numbers_of(x: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
         yield path, len(x)
         for i, item in enumerate(x):
             yield from numbers_of(item, (*path, i))
-    elif isinstance(x, Mapping):
+    elif kind is not int and isinstance(x, Mapping):
         yield from numbers_of(tuple(x.items()), path)
-    elif is_dataclass(kind):
+    elif (names := field_names(kind)) is not None:
         yield path, kind
-        for field in fields(x):
-            if field.name not in _NOT_COMPARED:
-                yield from numbers_of(getattr(x, field.name), (*path, field.name))
+        for name in names:
+            if name not in _NOT_COMPARED:
+                yield from numbers_of(getattr(x, name), (*path, name))
     else:
         yield path, x
 
@@ -74,12 +72,13 @@ def _mapped(x: Any, number: Callable[[Any], Any], function: Callable[[Any], Any]
     if kind is tuple or kind is list:
         items = [_mapped(item, number, function) for item in x]
         return kind(items) if any(new is not old for new, old in zip(items, x, strict=True)) else x
-    if is_dataclass(kind) and not isinstance(x, torch.Tensor):
+    names = field_names(kind)
+    if names is not None:
         changed = {}
-        for field in fields(x):
-            old = getattr(x, field.name)
-            new = function(old) if field.name in _FUNCTIONS else _mapped(old, number, function)
+        for name in names:
+            old = getattr(x, name)
+            new = function(old) if name in _FUNCTIONS else _mapped(old, number, function)
             if new is not old:
-                changed[field.name] = new
+                changed[name] = new
         return replace(x, **changed) if changed else x
     return x
