@@ -52,7 +52,8 @@ class Writer:
         t, s, k = self.pick(self.tensors), self.pick(self.sizes), self.pick(self.numbers)
         made = self.pick([
             f"{t} * {k}", f"{t} + {s}", f"{t}[: {s} % 3 + 1]", f"{t}[{s} % 2 :]", f"{t}.t().contiguous()", f"{t}.t()",
-            f"{t}.reshape(-1).reshape({t}.shape[1], {t}.shape[0])", f"torch.cat([{t}, {t} + 1], {self.random.randint(0, 1)})",
+            f"{t}.reshape(-1).reshape({t}.shape[1], {t}.shape[0])",
+            f"torch.cat([{t}, {t} + 1], {self.random.randint(0, 1)})",
             f"torch.nn.functional.pad({t}, (0, {s} % 4))", f"{t}.repeat(1, {s} % 2 + 1)", f"{t}.cumsum(0)",
             f"{t} + torch.arange({t}.shape[1])", f"{t} @ {t}.t() / {t}.numel()", f"{t}.softmax(-1)", f"{t}.roll(1, 0)",
             f"{t}.view({t}.shape[0], 1, -1).squeeze(1)", f"{t} - {t}.mean(0, keepdim=True)", f"{t}.flip(1)",
@@ -78,7 +79,7 @@ class Writer:
             self.random.choices(
                 [self.size, self.number, self.tensor, self.branch, self.loop], weights=[4, 2, 6, 1, 0.5]
             )[0]()
-        shown = self.random.sample(self.sizes, 2) + [self.pick(self.numbers)]
+        shown = [*self.random.sample(self.sizes, 2), self.pick(self.numbers)]
         return "\n".join(["def program(x, y, n, a):", *self.lines, f"    return {', '.join(self.tensors[2:] + shown)}"])
 
 

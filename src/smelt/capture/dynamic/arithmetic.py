@@ -108,7 +108,8 @@ def _only(trace: CaptureTrace, number: Number) -> Any:
 
 
 def _abs(trace: CaptureTrace, a: Number) -> Number:
-    return abs(a)
+    # abs(-0.0) is not -0.0, though that is no less than 0.0.
+    return NotImplemented if is_float(a) else abs(a)
 
 
 def _extreme(is_max: bool) -> Callable[..., Number]:
@@ -175,10 +176,6 @@ def _ratio(trace: CaptureTrace, a: SizeFloat) -> tuple[Any, int] | None:
     return None
 
 
-def _called(trace: CaptureTrace, name: Any, *numbers: Number) -> Number:
-    return NotImplemented
-
-
 def call(trace: CaptureTrace, name: str, *numbers: Number) -> Number:
     """A function of `math` or a method of a number by its name."""
     function = name.removeprefix("math.")
@@ -190,5 +187,5 @@ def call(trace: CaptureTrace, name: str, *numbers: Number) -> Number:
 _RULES: dict[str, Callable[..., Number]] = {
     "py.floordiv": _floordiv, "py.mod": _mod, "py.truediv": _truediv, "py.pow": _pow, "py.abs": _abs,
     "py.min": _extreme(False), "py.max": _extreme(True), "py.int": _int, "py.float": _float, "py.bool": _bool,
-    "py.round": lambda trace, a: _rounded(trace, "round", a),
+    "py.round": lambda trace, a, *digits: NotImplemented if digits else _rounded(trace, "round", a),
 }  # fmt: skip

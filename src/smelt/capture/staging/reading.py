@@ -13,6 +13,7 @@ import torch
 from smelt._torch.dispatch import unseen
 from smelt.capture.dynamic.values import own
 from smelt.capture.recorder import Slot, slot_type
+from smelt.capture.staging import current
 from smelt.capture.staging.recording import Recording
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, wrap
@@ -75,6 +76,10 @@ class Reading(Recording):
         self.append("aten.item.default", [slot], {}, [read])
         self.append("expect", [read, found], {}, [])
         return found
+
+    def is_known(self, tensor: torch.Tensor) -> bool:
+        """The same of a tensor, asked by any thread."""
+        return current.found() is self and self.knows(self.recorder.slot_of(tensor))
 
     def knows(self, slot: Slot) -> bool:
         """Whether a tensor follows from sizes alone, and Python may read it."""

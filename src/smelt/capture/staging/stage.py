@@ -173,7 +173,7 @@ class _Run:
                 stack.enter_context(detecting(recorder, "entry"))
                 stack.enter_context(answering())
                 if symbols is not None:
-                    stack.enter_context(shadow.unrecognized(lambda t: session.knows(recorder.slot_of(t))))
+                    stack.enter_context(shadow.unrecognized(session.is_known))
                 stack.enter_context(installed(StagingRuntime(session)))
                 stack.enter_context(recording(recorder.record, "entry"))
                 stack.enter_context(watch.ready())
