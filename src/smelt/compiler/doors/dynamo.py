@@ -1,7 +1,7 @@
 """`torch.compile(f, backend="smelt")`: what Dynamo cuts out of a program runs as Smelt's `compile` makes it.
 
 Invariant: the answer is the module's own: where gradients are needed it runs itself, and each call is guarded by Smelt
-beside Dynamo's own guards. Sizes that Dynamo leaves open are numbers to Smelt, which keeps an entry for each.
+beside Dynamo's own guards. Where Dynamo leaves sizes open, Smelt does so from the first call.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ def backend(
     options: as of `smelt.compile`; torch.compile(options=…) hands them on. Nothing runs before the first call.
     """
     chosen = Options.make(options)
-    return _Served(gm, [isinstance(value, torch.nn.Parameter) for value in example_inputs], chosen)
+    are_parameters = [isinstance(value, torch.nn.Parameter) for value in example_inputs]
+    is_open = any(isinstance(value, torch.SymInt) for value in example_inputs)
+    return _Served(gm, are_parameters, chosen, True if is_open else None)
 
 
 class _Served:
     """A graph of Dynamo's. Parameters come as arguments: while they are the very ones of the first call, they are part
     of the compiled program, so that it may pack them."""
 
-    def __init__(self, gm: GraphModule, is_parameter: list[bool], options: Options) -> None:
-        self._gm, self._options = gm, options
+    def __init__(self, gm: GraphModule, is_parameter: list[bool], options: Options, dynamic: bool | None) -> None:
+        self._gm, self._options, self._dynamic = gm, options, dynamic
         self._source = with_control_flow(gm)
         self._parameters = [i for i, is_one in enumerate(is_parameter) if is_one]
         self._others = [i for i, is_one in enumerate(is_parameter) if not is_one]
@@ -49,15 +51,20 @@ class _Served:
             return self._unbound(args)
         given = tuple(args[i] for i in self._parameters)
         if self._held is None:
-            self._held, self._bound = given, _compile(_Bound(self._source, self._parameters, given), self._options)
+            self._held, self._bound = given, self._compile(_Bound(self._source, self._parameters, given))
         if not all(map(operator.is_, given, self._held)):
             return self._unbound(args)
         return self._bound(*[args[i] for i in self._others])
 
     def _unbound(self, args: tuple[Any, ...]) -> Any:
         if self._general is None:
-            self._general = _compile(self._source, self._options)
+            self._general = self._compile(self._source)
         return self._general(*args)
+
+    def _compile(self, program: Any) -> Any:
+        from smelt.compiler import compile  # noqa: PLC0415  # which imports this package
+
+        return compile(program, dynamic=self._dynamic, options=self._options)
 
 
 class _Bound(torch.nn.Module):
@@ -76,9 +83,3 @@ class _Bound(torch.nn.Module):
         for place, parameter in zip(self.places, self.held, strict=True):
             args.insert(place, parameter)
         return self.source(*args)
-
-
-def _compile(program: Any, options: Options) -> Any:
-    from smelt.compiler import compile  # noqa: PLC0415  # which imports this package
-
-    return compile(program, options=options)
