@@ -65,7 +65,7 @@ def xy(r: random.Random) -> Call:
     return floats(b, 6), floats(b, 6)
 
 
-# --- sizes --------------------------------------------------------------------------------------------------------------
+# --- sizes ---
 
 
 @program(xb)
@@ -238,7 +238,7 @@ def nonzero(x: Any) -> Any:
     return x[x > 0].sum(), (x > 0).nonzero().shape[1]
 
 
-# --- what is written, aliases -------------------------------------------------------------------------------------------
+# --- what is written, aliases ---
 
 
 @program(lambda r: (floats(size(r), 4),))
@@ -291,7 +291,7 @@ class Counting(torch.nn.Module):
         return x - self.total
 
 
-# --- numbers ------------------------------------------------------------------------------------------------------------
+# --- numbers ---
 
 
 @program(lambda r: (floats(3, 4), r.randint(-6, 6)))
@@ -348,7 +348,7 @@ def dropped(x: Any, p: Any) -> Any:
     return F.dropout(x, p)
 
 
-# --- the comparison -----------------------------------------------------------------------------------------------------
+# --- the comparison ---
 
 
 def check(compiled: Any, eager: Any, call: Call) -> None:
