@@ -36,8 +36,8 @@ PATHS = (
     Mutant(
         "paths: effects hide the others",
         "compiler/compiled_dispatch.py",
-        "self._add(Row(GuardSet((), args, kwargs), None, reason, is_last=bool(missed)))",
-        "self._add(Row(GuardSet((), args, kwargs), None, reason))",
+        "self._add(Row(GuardSet((), args, kwargs), None, reason, is_last=bool(missed), split=split))",
+        "self._add(Row(GuardSet((), args, kwargs), None, reason, split=split))",
         "a way with effects sends all ways to eager",
         (f"{_LIMITS}::test_an_effect_on_one_way_only_leaves_the_others_compiled",),
     ),
