@@ -173,6 +173,15 @@ def test_numbers_that_operators_take_follow_the_sizes(name):
     assert ran >= 3
 
 
+def test_a_row_that_is_seen_several_times():
+    def program(x):
+        return x.unsqueeze(0).expand(2, -1, -1).sum(0).t() + 0, x.expand(3, *x.shape) * 2
+
+    one = sized(program, (torch.randn(3, 4),), free("NM"))
+    for n, m in ((3, 4), (2, 3), (3, 2), (16, 33), (2, 130)):
+        assert_like_eager(one, (torch.randn(n, m),))
+
+
 def test_sizes_of_none_and_one_where_they_are_in_range():
     def program(x, y):
         return torch.softmax(x * 2, -1) + y, x.sum(0), (x - y).relu().mean(-1)
@@ -220,6 +229,7 @@ def test_words_are_sums():
     assert (2 + b * 0).value(words) == 2
     assert (a * 1.0).is_double and not a.is_double and (a * 1.0).value((2.5,)) == 2.5
     assert isinstance(a, int) and type(a) is not int
+    assert a == Word.of(0) != b and a != 5 and a != 0 and len({a, Word.of(0), b, a * 1.0, 0}) == 4
 
 
 def test_memory_is_lent_and_comes_back():

@@ -40,7 +40,7 @@ else:
     _Int = object
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Word(_Int):
     """A number that follows from the sizes of a call (`runtime.sizes`): a sum of words, each times a factor, and `add`.
 
@@ -58,6 +58,15 @@ class Word(_Int):
     def of(index: int, *, is_double: bool = False) -> Word:
         """The word of this number itself."""
         return Word(((index, 1),), 0, is_double)
+
+    def __eq__(self, other: object) -> bool:
+        # No number is a word, whatever it passes for.
+        return type(other) is Word and (self.terms, self.add, self.is_double) == (
+            other.terms, other.add, other.is_double,
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash((self.terms, self.add, self.is_double))
 
     def __add__(self, other: Any) -> Word:
         if type(other) is not Word:
