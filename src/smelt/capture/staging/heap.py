@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from smelt.capture.reads_values import HOOKED
 from smelt.capture.roots import _is_skipped as is_skipped_module
 from smelt.capture.roots import names_in
 from smelt.capture.staging.symbols import StagedObject, slot_of, wrap
@@ -179,6 +180,12 @@ def _differences(container: Any, old: Any) -> Iterator[Change]:
                     yield Change(container, i, before, after)
 
 
+def _is_of_the_log(value: Any) -> bool:
+    """Whether it notes what the program reads: no state of the program's, though the classes it watches refer to it."""
+    owner = value if isinstance(value, types.FunctionType) else type(value)
+    return str(owner.__module__).startswith("smelt.capture.reads")
+
+
 def _same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
     return a[0] is b[0] and a[1] is b[1]
 
@@ -218,7 +225,9 @@ class _Walk:
         return container
 
     def _visit(self, value: Any) -> None:
-        if isinstance(value, dict):
+        if _is_of_the_log(value):
+            self._add(getattr(value, HOOKED, None))
+        elif isinstance(value, dict):
             self._copy(value)
             for item in list(dict.values(value)):
                 self._held(item, value)
@@ -252,7 +261,7 @@ class _Walk:
                 self._add(function)
         elif isinstance(value, type):
             self._class(value)
-        if not isinstance(value, (type, StagedObject)):
+        if not isinstance(value, (type, StagedObject)) and not _is_of_the_log(value):
             self._attributes(value)
 
     def _held(self, item: Any, holder: Any) -> None:
