@@ -32,6 +32,7 @@ class Sized:
     lowered: SymbolicLowered
     lookup: Callable[[str, str], torch.Tensor]
     executable: SizedExecutable
+    fixed: dict[tuple[int, int | None], Any]
 
     def answers(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """What the plan gives, natively and by the interpreter of a plan filled for these sizes."""
@@ -43,7 +44,9 @@ class Sized:
         return found[0], found[1]
 
     def holds(self, args: Sequence[Any]) -> bool:
-        """Whether the plan is for these sizes, of those that it leaves free."""
+        """Whether the plan is for these sizes."""
+        if any(args[i].shape[dim] != size for (i, dim), size in self.fixed.items()):
+            return False
         return self.lowered.plan.holds(*self.lowered.plan.sizes_of(args))
 
 
@@ -61,6 +64,7 @@ def sized(program: Callable[..., Any], args: Sequence[Any], free: Spec, **option
     used = {name for value in graph.values() for name in type_symbols(value.type)}
     origins = {name: origin for name, origin in facts.symbols.items() if name in used}
     rest = {name: origin.hint for name, origin in facts.symbols.items() if name not in used}
+    fixed = {(facts.symbols[name].input, facts.symbols[name].dim): hint for name, hint in rest.items()}
     lowered = lower_symbolic(
         graph,
         captured.state.lookup,
@@ -70,7 +74,7 @@ def sized(program: Callable[..., Any], args: Sequence[Any], free: Spec, **option
         holds=lambda *sizes: facts.holds(rest | dict(zip(origins, sizes, strict=True))),
     )
     code = executor_object(code_cache(chosen.cache_dir, chosen.cache_limit_mb))
-    return Sized(program, graph, lowered, captured.state.lookup, lowered.executable(code))
+    return Sized(program, graph, lowered, captured.state.lookup, lowered.executable(code), fixed)
 
 
 def free(*names: Sequence[str | None]) -> Spec:

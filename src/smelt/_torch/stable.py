@@ -194,7 +194,7 @@ def _device(value: Any) -> int | None:
 def _number(name: str, value: Any) -> int:
     convert = _device if name == "Device" else _NUMBERS.get(name)
     bits = None if convert is None else convert(value)
-    if bits is None or not -(2**63) <= bits < 2**63:
+    if bits is None or (type(bits) is int and not -(2**63) <= bits < 2**63):
         raise Unsupported(f"{value!r} as {name}")
     return bits
 
