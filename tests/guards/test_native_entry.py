@@ -477,7 +477,7 @@ def test_an_equal_value_in_another_object_is_the_same() -> None:
 
 
 def test_rows_are_evicted_by_use() -> None:
-    compiled = smelt.compile(lambda x: x + 1, options=RULE)
+    compiled = smelt.compile(lambda x: x + 1, dynamic=False, options=RULE)
     first = torch.zeros(1)
     for _ in range(3):
         compiled(first)
