@@ -35,6 +35,7 @@ from smelt.passes.merge_linears import merge_linears
 from smelt.passes.order import order
 from smelt.passes.peephole import peephole
 from smelt.passes.pool import pool
+from smelt.passes.sized import Sizes
 from smelt.passes.spell_linear import spell_linear
 
 FUNCTIONAL: tuple[Pass, ...] = (
@@ -109,21 +110,28 @@ def first_wrong_pass(graph: Graph, inputs: Sequence[Any], options: Options, look
 
 
 def functional_graph(
-    raw: Graph, options: Options, entangled: frozenset[str] = frozenset()
+    raw: Graph, options: Options, entangled: frozenset[str] = frozenset(), sizes: Sizes | None = None
 ) -> tuple[Graph, Sequence[PassReport]]:
     """A functional copy of a raw capture; writes to external values that share memory (`entangled`) stay in place.
 
+    sizes: as of `optimized_graph`.
     Raises: SmeltError (S0301 for an unknown pass in an option, S0901 where a pass fails).
     """
     check_options(options)
     graph = raw.clone()
     # Nothing downstream understands a graph that still mutates in place, so this part is never cut short.
-    reports = run_passes(graph, FUNCTIONAL, PassContext(entangled=entangled), check=options.verify, dump=options.dump)
+    context = PassContext(entangled=entangled, sizes=sizes)
+    reports = run_passes(graph, FUNCTIONAL, context, check=options.verify, dump=options.dump)
     return graph, reports
 
 
-def optimized_graph(graph: Graph, options: Options, lookup: Lookup) -> tuple[Graph, Sequence[PassReport]]:
-    """An optimized copy of a functional graph. Raises: SmeltError (S0901 a failing pass)."""
+def optimized_graph(
+    graph: Graph, options: Options, lookup: Lookup, sizes: Sizes | None = None
+) -> tuple[Graph, Sequence[PassReport]]:
+    """An optimized copy of a functional graph. Raises: SmeltError (S0901 a failing pass).
+
+    sizes: the graph's symbols; what passes come to rely on is added to its conditions.
+    """
     result = graph.clone()
     reports = run_passes(
         result,
@@ -132,6 +140,7 @@ def optimized_graph(graph: Graph, options: Options, lookup: Lookup) -> tuple[Gra
             lookup,
             merging_pays=partial(merging_pays, options=options),
             narrowing_pays=partial(narrowing_pays, options=options),
+            sizes=sizes,
         ),
         check=options.verify,
         dump=f"{options.dump}/optimize" if options.dump else "",

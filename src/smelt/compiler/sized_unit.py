@@ -23,6 +23,7 @@ from smelt.codegen.lower.symbolic import NotSymbolic, SymbolicLowered, lower_sym
 from smelt.compiler.compiled_types import LeftAlone
 from smelt.compiler.entry_code import Extract, extractor
 from smelt.compiler.forms import ranges_of
+from smelt.compiler.size_conditions import symbols_of
 from smelt.compiler.size_texts import holds, names_of
 from smelt.compiler.sized_names import inputs_of_views, names_in_types
 from smelt.compiler.unit import Lookup, Unit
@@ -31,6 +32,7 @@ from smelt.ir import Graph, TensorType
 from smelt.ir.dims import size_of
 from smelt.ir.sizes import Range
 from smelt.ops.convert import type_of
+from smelt.passes.sized import Sizes as Symbols
 from smelt.runtime.guard_constants import Constants
 
 Sizes: TypeAlias = tuple[int, ...]
@@ -259,6 +261,9 @@ class SizedUnit(Unit):
         if len(self.templates) >= TEMPLATE_LIMIT:
             self.why_alone = f"{TEMPLATE_LIMIT} plans for many sizes each do not fit all calls"
             return None
+        if not self._holds(*sizes):
+            # Passes took the graph for one of other sizes.
+            return None
         ranges = {name: self.facts.symbols[name].range or Range() for name in self.names}
         hints = dict(zip(self.names, sizes, strict=True))
         start = perf_counter()
@@ -277,10 +282,17 @@ class SizedUnit(Unit):
         return made
 
     @cached_property
+    def symbols(self) -> Symbols | None:
+        """The symbols in the graph's types, of which passes are to know."""
+        return symbols_of(self.facts, self.names)
+
+    @cached_property
     def _holds(self) -> Callable[..., bool]:
-        """Whether the guards that speak of `names` alone hold for these sizes."""
-        guards = [guard for guard in self.facts.guards if names_of(guard) <= set(self.names)]
-        return lambda *sizes: all(guard.check(dict(zip(self.names, sizes, strict=True))) for guard in guards)
+        """Whether the guards that speak of `names` alone, and what passes relied on, hold for these sizes."""
+        self.optimize()
+        checks = [guard.check for guard in self.facts.guards if names_of(guard) <= set(self.names)]
+        checks += [found.check for found in self.symbols.conditions] if self.symbols is not None else []
+        return lambda *sizes: all(check(dict(zip(self.names, sizes, strict=True))) for check in checks)
 
     def _make_aside(self, sizes: Sizes) -> None:
         try:

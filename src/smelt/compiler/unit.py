@@ -35,11 +35,13 @@ from smelt.compiler.paths import (
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.compiler.precision import Precision, output_errors, why_not_repeatable
 from smelt.compiler.prints import muted, prints
+from smelt.compiler.size_conditions import symbols_in, with_conditions
 from smelt.diag import InternalError, Miss, Options, SmeltError, SmeltWarning
 from smelt.ir import Graph, Type
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
 from smelt.passes.manager import PassReport
+from smelt.passes.sized import Sizes as Symbols
 from smelt.runtime.cache import code_cache
 from smelt.runtime.executable import Executable
 from smelt.runtime.guards import Form, SizeCheck
@@ -88,7 +90,9 @@ class Unit:
         if captured.graph is None or captured.signature is None:
             raise InternalError(f"the capture of {captured.name} has neither a graph nor an error")
         start = perf_counter()
-        graph, records = functional_graph(captured.graph, options, captured.entangled)
+        symbols = symbols_in(captured)
+        graph, records = functional_graph(captured.graph, options, captured.entangled, symbols)
+        captured = with_conditions(captured, symbols)
         check_path(graph)
         unit = cls(captured, options, lookup or captured.state.lookup, graph, list(records))
         unit.stages_ms["functionalize"] = _since(start)
@@ -143,11 +147,16 @@ class Unit:
         """What free sizes and numbers must fulfil."""
         return checks_of(self.captured)
 
+    @cached_property
+    def symbols(self) -> Symbols | None:
+        """The symbols in the graph's types, of which passes are to know."""
+        return None
+
     def optimize(self) -> Graph:
         """The graph that runs, after all passes."""
         if self.optimized is None:
             start = perf_counter()
-            self.optimized, records = optimized_graph(self.graph, self.options, self.lookup)
+            self.optimized, records = optimized_graph(self.graph, self.options, self.lookup, self.symbols)
             self.passes.extend(records)
             self.stages_ms["passes"] = _since(start)
         return self.optimized

@@ -10,6 +10,7 @@ from smelt._torch.storage import nbytes_spanned
 from smelt.compiler import Compiled, Program, SizedUnit, Unit
 from smelt.compiler.compiled import dispatcher_of
 from smelt.compiler.paths import reading
+from smelt.compiler.size_texts import readable
 from smelt.compiler.splitting_report import break_rows, piece_rows
 from smelt.diag import SmeltError
 from smelt.inspect.kernels import kernel_rows
@@ -138,7 +139,9 @@ def _plans(unit: SizedUnit) -> str:
     """How the plans of a graph with free sizes were made, and how often one was there already."""
     made = f"{unit.plans_made} made, {unit.lowered_alone} of them lowered alone, found {unit.plans_used} times"
     why = f"; alone because {unit.why_alone}" if unit.why_alone else ""
-    return f"{made}; {len(unit.templates)} for many sizes{why}"
+    relied_on = [readable(str(found)) for found in unit.symbols.conditions] if unit.symbols is not None else []
+    where = f", where {', '.join(relied_on)}" if relied_on else ""
+    return f"{made}; {len(unit.templates)} for many sizes{where}{why}"
 
 
 def _ways(unit: Unit) -> str:
