@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smelt.diag import InternalError
-from smelt.ir import Builder, DType, TensorType, Value
+from smelt.ir import Builder, DType, TensorType, TupleType, Value
 from smelt.ops import meta
 from smelt.ops.typing import infer
 
@@ -83,7 +83,7 @@ def test_what_is_large_or_draws_random_numbers_is_not_tried() -> None:
 def test_a_trial_leaves_random_numbers_alone() -> None:
     value = Builder.new("f", {"x": TensorType.of(F32, (4, 4))}).graph.inputs[0]
     before = torch.get_rng_state()
-    assert meta.dummy_outcome("aten.bernoulli.p", (value, 0.5), {})[0].types == (value.type,)
+    assert meta.data_outcome("aten.bernoulli.p", (value, 0.5), {})[0].types == (value.type,)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -92,3 +92,12 @@ def test_an_impossible_view_is_refused_without_a_trial(monkeypatch: pytest.Monke
     monkeypatch.setattr(meta, "fake_tensors", None)
     with pytest.raises(InternalError, match="view"):
         infer("aten.view.default", (value, (24,)))
+
+
+@pytest.mark.parametrize("op", ["nonzero", "nonzero_numpy", "where", "argwhere", "masked_select"])
+def test_sizes_that_follow_data_are_unknown(op: str) -> None:
+    """Also of composites, which torch does not mark: a run on zeros alone would find that nothing is there."""
+    value = Builder.new("f", {"x": TensorType.of(BOOL, (4, 3))}).graph.inputs[0]
+    (found,) = infer(f"aten.{op}.default", (value, value) if op == "masked_select" else (value,), {})
+    for type_ in found.elements if isinstance(found, TupleType) else (found,):
+        assert isinstance(type_, TensorType) and not type_.is_static

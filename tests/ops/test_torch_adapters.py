@@ -33,5 +33,5 @@ def test_without_fake_tensors_zeros_are_tried(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(fake, "FakeTensorMode", None)
     with pytest.raises(CannotRun, match="no fake tensors"):
         meta.fake_outcome("aten.sum.dim_IntList", (x, (0,)), {})
-    assert meta.dummy_outcome("aten.sum.dim_IntList", (x, (0,)), {})[0].types == by_fake.types
+    assert meta.data_outcome("aten.sum.dim_IntList", (x, (0,)), {})[0].types == by_fake.types
     fake._mode.cache_clear()

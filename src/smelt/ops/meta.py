@@ -155,15 +155,6 @@ def fake_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tup
     return found, values
 
 
-def dummy_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Outcome, list[Value]]:
-    """The outcome on tensors of zeros on the operands' own devices. Raises: CannotRun where torch refuses them."""
-    key, values = call_key(args, kwargs)
-    found = _run(op, key, None)
-    if isinstance(found, str):
-        raise CannotRun(found)
-    return found, values
-
-
 def data_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Outcome, list[Value]]:
     """What the outcomes on several sets of real data share: `_` where a size follows the data.
 

@@ -63,7 +63,12 @@ def schema_of(op_name: str) -> Schema | None:
 def tags_of(op_name: str) -> frozenset[str]:
     """The names of torch's tags on an overload (`pointwise`, `nondeterministic_seeded`, ...)."""
     found = find_overload(op_name)
-    return frozenset() if found is None else _tags(found)
+    tags: frozenset[str] = frozenset() if found is None else _tags(found)
+    return tags | {"dynamic_output_shape"} if op_name in _OF_NONZERO else tags
+
+
+# Composites of `nonzero`, which torch does not tag as it does that.
+_OF_NONZERO = frozenset(("aten.nonzero_numpy.default", "aten.where.default", "aten.argwhere.default"))
 
 
 def arguments_of(schema: Schema, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> dict[str, Arg]:

@@ -12,7 +12,7 @@ from smelt.diag import InternalError
 from smelt.ir import Arg, Type, Value, map_values, values_in
 from smelt.ir.sizes import current_trace
 from smelt.ops.catalogue import record_of
-from smelt.ops.meta import CannotRun, data_outcome, dummy_outcome, fake_outcome, meta_outcome, symbolic_outcome
+from smelt.ops.meta import CannotRun, data_outcome, fake_outcome, meta_outcome, symbolic_outcome
 from smelt.ops.python_ops import infer_python
 from smelt.ops.registry import arguments_of, schema_of, tags_of
 from smelt.ops.scalar_reads import scalar_read
@@ -76,7 +76,7 @@ def _infer_static(op: str, args: Sequence[Arg], named: Mapping[str, Arg]) -> tup
     # A view that meta tensors refuse is refused by all tensors; asking on would cost a second for nothing.
     is_view = record is not None and record.alias == "view"
     follows_data = "dynamic_output_shape" in tags_of(op)
-    ways = (meta_outcome, data_outcome) if follows_data else (meta_outcome, fake_outcome, dummy_outcome)
+    ways = (meta_outcome, data_outcome) if follows_data else (meta_outcome, fake_outcome, data_outcome)
     for way in (meta_outcome,) if is_view else ways:
         try:
             return way(op, args, named)[0].types
