@@ -122,7 +122,7 @@ class EarlyExit(nn.Module):
         )
         self.heads = nn.ModuleList(nn.Linear(width, 3) for _ in range(layers))
 
-    def forward(self, x: Tensor, sure: float = 0.6) -> tuple[Tensor, int]:
+    def forward(self, x: Tensor, sure: float = 0.45) -> tuple[Tensor, int]:
         depth = 0
         logits = x.new_zeros(x.shape[0], 3)
         for layer, head in zip(self.layers, self.heads, strict=True):
@@ -301,6 +301,10 @@ def _random(*shape: int, count: int = 6, scale: float = 1.0) -> list[tuple[Any, 
     ]
 
 
+def _magnitudes() -> list[tuple[Any, ...]]:
+    return [(x.abs() * 100.0**power + 1e-7,) for power, (x,) in enumerate(_random(16), -3)]
+
+
 def _sentences() -> list[tuple[Any, ...]]:
     return [
         (torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(i)), torch.tensor(lengths))
@@ -328,9 +332,9 @@ CASES = {
     "beam": Case(_module(Beam, 84), _tokens),
     "top_k_sampling": Case(_module(TopKSampling, 122), _tokens),
     "nms": Case(lambda: nms, _boxes),
-    "early_exit": Case(_module(EarlyExit), lambda: _random(2, 5, 16, scale=3.0)),
+    "early_exit": Case(_module(EarlyExit, 57), lambda: _random(2, 5, 16, scale=3.0)),
     "adaptive_rnn": Case(_module(AdaptiveRnn), lambda: _random(5, 2, 8)),
-    "newton": Case(lambda: newton, lambda: [(x.abs() + 0.1,) for (x,) in _random(16, scale=10.0)]),
+    "newton": Case(lambda: newton, _magnitudes),
     "router": Case(_module(Router), lambda: _random(6, 12)),
     "ragged": Case(_module(Ragged), _sentences),
     "tree_lstm": Case(_module(TreeLstm), _trees),
