@@ -35,6 +35,7 @@ from smelt.diag import (
 )
 from smelt.inspect import Report, explain
 from smelt.ir import Graph, parse
+from smelt.scheduling import schedule
 
 __version__ = "0.1.0"
 
@@ -68,6 +69,7 @@ __all__ = [
     "i32",
     "i64",
     "parse",
+    "schedule",
     "script",
     "trace",
     "u8",

@@ -21,7 +21,8 @@ class Code:
     title: str
 
 
-# 01xx capture, 02xx graph text and structure, 03xx compile, 04xx run time, 05xx command line, 09xx ours.
+# 01xx capture, 02xx graph text and structure, 03xx compile, 04xx run time, 05xx command line, 06xx schedules,
+# 09xx ours.
 CATALOGUE: tuple[Code, ...] = (
     Code("S0101", "a tensor was turned into a Python value"),
     Code("S0102", "the size of a result depends on data"),
@@ -48,6 +49,11 @@ CATALOGUE: tuple[Code, ...] = (
     Code("S0501", "something that a command needs is not there"),
     Code("S0502", "a process that measures failed"),
     Code("S0503", "the compiled program answers differently than eager"),
+    Code("S0601", "a schedule's module has no such path"),
+    Code("S0602", "a pattern cannot be read"),
+    Code("S0603", "a pattern has nothing to look for"),
+    Code("S0604", "a pattern can be laid over a program in too many ways"),
+    Code("S0605", "a schedule's module cannot be captured"),
     Code("S0901", "a pass broke the graph"),
     Code("S0902", "an internal invariant does not hold"),
 )
