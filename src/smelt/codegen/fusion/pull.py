@@ -93,6 +93,8 @@ class Pull:
         self.inside = inside
         self.given = given or {}
         self.inner: tuple[int, ...] | None = None
+        # Something combines over dimensions of size 1 only, hence over no loop: none may be made inner below it.
+        self._combines_nothing = False
         self.sizes: dict[int, int] = {}
         self.statements: list[Statement] = []
         self.buffers: dict[Hashable, int] = {}
@@ -426,10 +428,8 @@ class Pull:
         needed = [size for ix, size in zip(kept, shape, strict=True) if ix is None and not is_one(size)]
         if self.inner is None and needed:
             free = [loop for loop in self.sizes if loop not in used]
-            if not free:
-                self.inner = tuple(loop for size in needed for loop, _ in self._new(size))
-            else:
-                self.inner = tuple(free)
+            self._make_inner(free or [loop for size in needed for loop, _ in self._new(size)])
+        self._combines_nothing |= not needed and not self.inner and None in kept
         inner = list(self.inner or ())
         if used.intersection(inner):
             raise Unfusible("it reduces over loops that its reader runs over")
@@ -475,13 +475,19 @@ class Pull:
             loops.extend(own)
         rest = self.loops_at(tuple(ix for dim, ix in enumerate(idx) if dim not in dims))
         if not loops and not self.inner:
+            self._combines_nothing = True
             return
         if self.inner is None:
-            self.inner = tuple(loops)
-        if sorted(self.inner) != sorted(loops):
+            self._make_inner(loops)
+        if sorted(self.inner or ()) != sorted(loops):
             raise Unfusible("it works along another dimension than its neighbours")
         if rest.intersection(loops):
             raise Unfusible("its row is not a row of its operand")
+
+    def _make_inner(self, loops: Sequence[int]) -> None:
+        if self._combines_nothing:
+            raise Unfusible("it works along a dimension, and its reader along dimensions of size 1")
+        self.inner = tuple(loops)
 
     def _by_step(self, ix: Ix) -> list[int]:
         """The loops of an index from the largest step to the smallest, if each runs through the next one's."""
@@ -499,7 +505,8 @@ class Pull:
         """New inner loops of their own, the same for every window of these sizes."""
         needed = [size for size in sizes if not is_one(size)]
         if self.inner is None and needed:
-            self.inner = tuple(loop for size in needed for loop, _ in self._new(size))
+            self._make_inner([loop for size in needed for loop, _ in self._new(size)])
+        self._combines_nothing |= not needed and not self.inner
         parts = iter(self._matched(list(self.inner or ()), needed) if needed else ())
         return tuple(ZERO if is_one(size) else next(parts) for size in sizes)
 

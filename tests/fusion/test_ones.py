@@ -1,0 +1,75 @@
+"""One operator that works along a dimension behind another, where sizes are 1: a loop that is not there is no loop."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import smelt
+
+ALONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "softmax 0": lambda x: x.softmax(0),
+    "softmax -1": lambda x: x.softmax(-1),
+    "log_softmax 0": lambda x: x.log_softmax(0),
+    "cumsum 0": lambda x: x.cumsum(0),
+    "cumsum -1": lambda x: x.cumsum(-1),
+    "cummax 0": lambda x: x.cummax(0)[0],
+    "sum 0": lambda x: x.sum(0, keepdim=True),
+    "sum -1": lambda x: x.sum(-1, keepdim=True),
+    "prod 1": lambda x: x.prod(1, keepdim=True) + x,
+    "mean": lambda x: x - x.mean((0, -1), keepdim=True),
+    "var": lambda x: x / (1 + x.var(-1, keepdim=True, unbiased=False)),
+    "amax 0": lambda x: x.amax(0, keepdim=True) + x,
+    "argmax 0": lambda x: x.argmax(0, keepdim=True) + x,
+    "norm 0": lambda x: x / (1 + x.norm(dim=0, keepdim=True)),
+    "pool": lambda x: F.avg_pool1d(x.unsqueeze(0), 1).squeeze(0),
+}
+SHAPES = ((1, 4), (4, 1), (1, 1), (3, 4), (1, 1, 4), (1, 5, 1), (2, 1, 3), (1, 3, 2))
+CASES = [
+    (first, second, shape)
+    for first, second, shape in itertools.product(ALONG, ALONG, SHAPES)
+    if len(shape) == 2 or "pool" not in (first, second)
+]
+
+
+def check(first: str, second: str, shape: tuple[int, ...]) -> None:
+    def program(x: Tensor) -> Any:
+        return ALONG[second](ALONG[first](x) * 1.5)
+
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    compiled = smelt.compile(program, dynamic=False)
+    compiled(x)
+    assert not compiled.stats().fallbacks
+    torch.testing.assert_close(compiled(x), program(x))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shape"),
+    [
+        ("layer_norm", "cumsum 0", (1, 4)),
+        ("layer_norm", "sum 0", (1, 4)),
+        ("layer_norm", "softmax 0", (1, 4)),
+        ("layer_norm", "amax 0", (1, 4)),
+        ("softmax -1", "prod 1", (2, 1, 3)),
+        ("sum -1", "cumsum -1", (2, 1, 3)),
+        *random.Random(0).sample(CASES, 100),
+    ],
+)
+def test_a_dimension_of_one(first: str, second: str, shape: tuple[int, ...]) -> None:
+    check(first, second, shape)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", ALONG)
+def test_all_of_them(first: str) -> None:
+    for case in CASES:
+        if case[0] == first:
+            check(*case)
