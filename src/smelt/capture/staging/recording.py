@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from time import thread_time
 from typing import Any
 
@@ -37,6 +38,23 @@ from smelt.ops.python_ops import infer_python, python_op
 
 _NUMBERS = (bool, int, float, complex)
 _STATEMENTS = ("py.raise", "py.assert", "py.print")
+
+
+@dataclass(slots=True)
+class Budget:
+    """What all runs of a program on shadows may take together.
+
+    steps: operators and paths, a number that the machine's load does not change. until: of the thread's own time, for
+    programs that do little else than compute in Python.
+    """
+
+    steps: int
+    until: float
+
+    def spend(self) -> bool:
+        """Take one step; whether there was one left."""
+        self.steps -= 1
+        return self.steps >= 0 and thread_time() <= self.until
 
 
 class Recording:
@@ -69,7 +87,7 @@ class Recording:
         self.stopped: BaseException | None = None
         self.negations: dict[Slot, Slot] = {}
         self.watch: Watch | None = None
-        self.deadline: float | None = None
+        self.budget: Budget | None = None
 
     # --- stops -------------------------------------------------------------------------------------------------------
 
@@ -81,9 +99,9 @@ class Recording:
         """End the staged run. Raises: CannotStage."""
         raise CannotStage(what, why, self.site())
 
-    def check_time(self) -> None:
-        """Raises: CannotStage where the run has had its time (of this thread, however busy the machine is)."""
-        if self.deadline is not None and thread_time() > self.deadline:
+    def spend(self) -> None:
+        """One step of the run is done. Raises: CannotStage where there have been too many."""
+        if self.budget is not None and not self.budget.spend():
             self.cannot("staging took too long", "the program has too many ways, or too long ones")
 
     def unmerge(self, why: object) -> None:

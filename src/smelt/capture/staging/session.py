@@ -149,7 +149,7 @@ class Session(Reading):
         self.paths += 1
         if self.paths > MOST_PATHS * 4:
             self.cannot("the program has too many paths", f"more than {MOST_PATHS} continuations")
-        self.check_time()
+        self.spend()
         region = Region(prefix, known=dict(known), asked=dict(self._asked))
         saved = self.recorder.enter()
         self.regions.append(region)

@@ -102,7 +102,7 @@ class ShadowRecorder(Recorder):
     @unwatched
     def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(overload)
-        self.session.check_time()
+        self.session.spend()
         if self.is_indexing and _takes_all(info.name, args):
             return args[0]
         operands: list[Slot] = []

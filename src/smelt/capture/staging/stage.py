@@ -45,6 +45,7 @@ from smelt.capture.staging.functions import Functions
 from smelt.capture.staging.heap import Change, Snapshot
 from smelt.capture.staging.merge import Merger, Pending, Poison
 from smelt.capture.staging.patches import answering
+from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import Again, CannotStage, Stop
 from smelt.capture.staging.symbols import is_staged, slot_of
@@ -54,8 +55,9 @@ from smelt.diag import CaptureError, InternalError, SmeltError
 from smelt.ir import Graph
 
 _MOST_RUNS = 64
-# The budget of all runs: some, and for each operator of the native run about 20 times what it takes to record it.
-_SECONDS, _SECONDS_EACH = 2.0, 2e-3
+# The budget of all runs: some steps, more for each operator of the native run; and several times what these take.
+_STEPS, _STEPS_EACH = 6000, 24
+_SECONDS, _SECONDS_EACH = 10.0, 10e-3
 
 
 def stage(
@@ -113,11 +115,11 @@ class _Run:
         peeled: dict[object, int] = {}
         whole: set[object] = set()
         length = 0 if self.native.graph is None else sum(1 for _ in self.native.graph.walk())
-        deadline = thread_time() + _SECONDS + _SECONDS_EACH * length
+        budget = Budget(_STEPS + _STEPS_EACH * length, thread_time() + _SECONDS + _SECONDS_EACH * length)
         for _ in range(_MOST_RUNS):
             session = Session(self.native, functions.can, self.roots, Scope(self.roots.modules))
             session.is_catchable = functools.partial(is_catchable, session, False)
-            session.deadline = deadline
+            session.budget = budget
             session.forked, session.peeled, session.whole, session.merge = forked, peeled, whole, Merger
             try:
                 return self._once(session, functions, arguments)
