@@ -74,6 +74,11 @@ def test_1_what_is_not_reached_is_searched_on_its_own():
     assert any("sqrt" in note and "seed_attention.py" in note for note in s.notes)
 
 
+def test_1_seed_attention_with_inputs_all_the_same():
+    s = smelt.schedule(Attention(), torch.zeros(2, 8, 1024))
+    assert [match.path for match in s.find(_heads)] == ["self_attn"] * 3
+
+
 class _TwoLayers(nn.Module):
     def __init__(self):
         super().__init__()

@@ -156,6 +156,61 @@ def test_parts_of_a_split():
         assert smelt.schedule(Other(), examples).find(pattern) == []
 
 
+def test_ranks_and_lengths_in_sizes():
+    class Flat(nn.Module):
+        def forward(self, x):
+            return x.reshape(x.numel() // 2, x.dim() - 1)
+
+    def pattern(x):
+        return x.reshape(x.numel() // 2, len(x.shape) - 1)
+
+    assert len(smelt.schedule(Flat(), torch.zeros(3, 2, 2)).find(pattern)) == 1
+    assert len(smelt.schedule(Flat(), torch.zeros(3, 2, 2)).find(lambda x: x.view(-1, 2))) == 1
+    assert smelt.schedule(Flat(), torch.zeros(3, 2, 2)).find(lambda x: x.view(-1, 3)) == []
+
+
+def test_sizes_of_another_tensor_are_not_the_same():
+    class Sizes(nn.Module):
+        def forward(self, x, y):
+            return x.view(y.size(0), -1)
+
+    s = smelt.schedule(Sizes())
+    assert s.find(lambda x: x.view(x.size(0), -1)) == []
+    (match,) = s.find(lambda x, y: x.view(y.size(0), -1))
+    assert [match["x"], match["y"]] == match.target.graph.inputs
+    assert s.find(lambda x, y: x.view(y.size(1), -1)) == []
+
+
+def test_a_wide_sum_is_read_once():
+    class Sum(nn.Module):
+        def forward(self, a, b, c, d):
+            return ((a + b) + (c + d)) + ((a + c) + (b + d))
+
+    def pattern(a, b, c, d, e, f, g, h):
+        return ((a + b) + (c + d)) + ((e + f) + (g + h))
+
+    (match,) = smelt.schedule(Sum()).find(pattern)
+    assert len(match) == 7
+
+
+def test_a_sum_whose_names_must_agree():
+    class Sum(nn.Module):
+        def forward(self, a, b, c):
+            return (c + b) + (b + a)
+
+    def pattern(x, y, z):
+        return (x + y) + (x + z)
+
+    (match,) = smelt.schedule(Sum()).find(pattern)
+    assert match["x"] is match.target.graph.inputs[1]
+
+    class Other(nn.Module):
+        def forward(self, a, b, c, d):
+            return (c + b) + (d + a)
+
+    assert smelt.schedule(Other()).find(pattern) == []
+
+
 def test_types_of_parameters_are_asked():
     class Sine(nn.Module):
         def forward(self, x):
@@ -317,6 +372,7 @@ def test_tied_modules_have_both_names():
     assert "0" in s
     assert "1" in s
     assert len(s.find(nn.Linear)) == 2
+    assert len(s["1"].find(nn.Linear)) == 2
 
 
 # --- errors

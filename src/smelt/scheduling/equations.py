@@ -17,7 +17,7 @@ class Numbers:
     """Whether equations hold, once all tensors of a match are known; `bound` has the pattern's free numbers."""
 
     def __init__(self, pattern: Pattern, target: Target, values: Mapping[Value, Arg]) -> None:
-        self.pattern, self.target, self.values = pattern, target, values
+        self.pattern, self.target, self.values = pattern, target, dict(values)
         self.bound: dict[Value, Term] = {}
 
     def hold(self, equations: list[tuple[str, Node, Arg, Arg]]) -> bool:
@@ -35,10 +35,16 @@ class Numbers:
                 return False
             return self.bound.setdefault(wanted, term) == term
         mine, other = self.pattern.terms.of(wanted), self.target.terms.of(given)
+        pairs = [(mine, other)]
         if mine[0] == "seq" and other[0] == "seq" and len(mine) == len(other):
-            for a, b in zip(mine[1:], other[1:], strict=True):
+            pairs = list(zip(mine[1:], other[1:], strict=True))
+            for a, b in pairs:
                 if a[0] == "var" and a[1] in self.pattern.inputs and self.bound.setdefault(a[1], b) != b:
                     return False
+        for a, b in pairs:
+            # A tensor of which only sizes are used is the one whose sizes stand there.
+            if a[0] == b[0] and a[0] in ("size", "sizes") and a[1] in self.pattern.inputs and a[2:] == b[2:]:
+                self.values.setdefault(a[1], b[1])
         return True
 
     def _find(self, value: Value) -> Term | Value | None:

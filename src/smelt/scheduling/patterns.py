@@ -16,9 +16,9 @@ import torch
 
 from smelt.compiler import script
 from smelt.diag import ScheduleError, SmeltError, SmeltWarning, Span
-from smelt.ir import Arg, Graph, Node, Value, values_in
+from smelt.ir import Arg, Graph, Node, Type, Value, values_in
 from smelt.ir.type_order import may_hold_tensor
-from smelt.pattern import CALL_MODULE, NAMED, NAMESPACE, ONE_OF, OPTIONAL, register
+from smelt.pattern import CALL_MODULE, NAMED, NAMESPACE, OPTIONAL, register
 from smelt.scheduling.forms import STATE, commutes, is_arithmetic, item_of, key_of, named_arguments
 from smelt.scheduling.terms import Terms
 
@@ -75,7 +75,13 @@ class Pattern:
         call = self.arguments[node]
         if not commutes(self.keys[node], call):
             return False
-        return call.get("self") is not call.get("other")
+        pair = [call.get("self"), call.get("other")]
+        if pair[0] is pair[1]:
+            return False
+        # Two free values that stand nowhere else: the other reading is this one with the names changed.
+        return not all(isinstance(v, Value) and v in self.inputs and sum(v.users.values()) == 1 for v in pair) or (
+            _type_of(pair[0]) != _type_of(pair[1])
+        )
 
     def _add(self, node: Node) -> None:
         if node.regions:
@@ -177,9 +183,10 @@ def _where(graph: Graph) -> Span | None:
     return next((node.span for node in graph.walk() if node.span is not None), None)
 
 
+def _type_of(arg: Arg) -> Type | None:
+    return arg.type if isinstance(arg, Value) else None
+
+
 def is_number(value: Value) -> bool:
     """Whether a value is one of Python's, not a tensor or what holds tensors."""
     return not may_hold_tensor(value.type)
-
-
-__all__ = ["CALL_MODULE", "ONE_OF", "OPTIONAL", "Pattern", "check_regex", "is_number", "read_pattern"]

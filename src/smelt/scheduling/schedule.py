@@ -43,6 +43,8 @@ class _Root:
     def __init__(self, model: torch.nn.Module, examples: tuple[Any, ...] | None) -> None:
         self.model, self.examples = model, examples
         self.modules = dict(model.named_modules(remove_duplicate=False))
+        # A module that stands in several places has its nodes under the first of its names.
+        self.first_names = {id(module): name for name, module in model.named_modules()}
         self._captured: tuple[list[Target], list[str]] | None = None
 
     @property
@@ -80,7 +82,7 @@ class Schedule:
             node
             for target in self._root.captured[0]
             for node in target.nodes
-            if is_under(target.path_of(node), self.path)
+            if is_under(target.path_of(node), self._root.first_names[id(self.module)])
         )
 
     def __getitem__(self, path: str) -> Any:
@@ -145,7 +147,8 @@ class Schedule:
             found = self._calls(type_text(pattern))
         else:
             found = self._places(pattern, escaping)
-        inside = (match for match in found if is_under(match.path, self.path))
+        first = self._root.first_names[id(self.module)]
+        inside = (match for match in found if is_under(match.path, first))
         return Matches(match for match in inside if where is None or where(match))
 
     def _places(self, given: Any, escaping: bool) -> Iterator[Match]:

@@ -294,7 +294,7 @@ class Search:
         if not numbers.hold(state.numbers):
             return None
         compared = tuple(given for _, _, _, given in state.numbers)
-        return Found(dict(state.values), dict(state.places), tuple(state.items), dict(numbers.bound), compared)
+        return Found(numbers.values, dict(state.places), tuple(state.items), dict(numbers.bound), compared)
 
     def _is_beside(self, place: Place) -> bool:
         """Whether a place lies in the same body as what has been found: a branch or loop is not entered halfway."""

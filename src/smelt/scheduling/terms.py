@@ -67,7 +67,10 @@ def sizes(tensor: Value, start: int | None, stop: int | None) -> list[Term]:
 
 
 def operation(name: str, items: list[Term]) -> Term:
-    """An operation on terms, folded where it is one of known numbers."""
+    """An operation on terms, folded where all that it looks at is known."""
+    known = _of_containers(name, items)
+    if known is not None:
+        return known
     values = [number(item) for item in items]
     fold = _FOLDS.get(name)
     if fold is not None and len(values) == 2 and all(type(v) in (int, float) for v in values):
@@ -108,22 +111,34 @@ class Terms:
             return sequence(sizes(args[0], None, None))
         if op == "aten.sym_size.int" and isinstance(args[0], Value) and type(args[1]) is int:
             return size(args[0], args[1])
-        if op == "aten.dim.default" and isinstance(args[0], Value) and isinstance(args[0].type, TensorType):
-            return literal(args[0].type.rank) if args[0].type.rank is not None else ("op", op, ("var", args[0]))
         items = [self.of(arg) for arg in args]
-        if op in ("py.list", "py.tuple"):
-            return sequence(items)
-        if op == "py.concat" and all(item[0] == "seq" for item in items):
-            return sequence([part for item in items for part in item[1:]])
         if op == "unpack" and items[0][0] == "seq" and not _has_open_part(items[0]):
             return _at(items[0], node.results.index(result)) or ("var", result)
-        if op == "py.getitem":
-            return _at(items[0], number(items[1])) or ("op", op, *items)
-        if op == "py.slice":
-            return _slice(items) or ("op", op, *items)
         if node.kwargs or len(node.results) != 1:
             return ("var", result)
         return operation(op, items)
+
+
+def _of_containers(name: str, items: list[Term]) -> Term | None:
+    """What lists and tensors tell of themselves, as far as it is known."""
+    if name in ("py.list", "py.tuple"):
+        return sequence(items)
+    if name == "py.concat" and all(item[0] == "seq" for item in items):
+        return sequence([part for item in items for part in item[1:]])
+    if name == "py.getitem":
+        return _at(items[0], number(items[1]))
+    if name == "py.slice":
+        return _slice(items)
+    if name == "py.len" and items[0][0] == "seq" and not _has_open_part(items[0]):
+        return literal(len(items[0]) - 1)
+    if name in ("aten.dim.default", "aten.sym_numel.default") and items[0][0] == "var":
+        type_ = items[0][1].type
+        if isinstance(type_, TensorType) and type_.rank is not None:
+            if name == "aten.dim.default":
+                return literal(type_.rank)
+            if type_.is_static:
+                return literal(type_.numel)
+    return None
 
 
 def translate(term: Term, find: Callable[[Value], Term | Value | None]) -> Term | None:
