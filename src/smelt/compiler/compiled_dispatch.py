@@ -229,7 +229,7 @@ class Dispatcher:
         if not missed and self.splits is not None and self._is_split_for_all:
             self._count("it is in pieces for all further kinds of calls")
             return self.splits.run(*args, **kwargs)
-        if not missed and self._guarded_builds >= STORM_LIMIT:
+        if not _by_data(missed) and self._guarded_builds >= STORM_LIMIT:
             return self._original("too many different calls were compiled already", args, kwargs)
         if not self._lock.acquire(blocking=False):
             return self._original("another thread is compiling it", args, kwargs, is_fault=False)
@@ -330,7 +330,7 @@ class Dispatcher:
 
     def _count_build(self, missed: tuple[Row, ...], times: int) -> None:
         self._stats.builds += times
-        if not missed:
+        if not _by_data(missed):
             self._guarded_builds += times
 
     def _interrupted(
@@ -648,6 +648,11 @@ def _watcher(get_dispatcher: Callable[[], Dispatcher | None], get_row: Callable[
         return dispatcher is not None and row is not None and dispatcher.watch_more(row)
 
     return watch
+
+
+def _by_data(missed: tuple[Row, ...]) -> bool:
+    """Whether data led a call away from these rows, and not its sizes alone: then their paths are counted instead."""
+    return any(row.entry is None or not row.entry.forms for row in missed)
 
 
 def _sentence(failure: BaseException | None) -> str:

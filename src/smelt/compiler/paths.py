@@ -114,7 +114,11 @@ def reading(what: str) -> str:
 
 
 def outcomes(captured: Captured) -> tuple[Outcome, ...]:
-    """What Python read of data on a path, in order."""
+    """What Python read of tensors on a path, in order."""
+    if captured.sizes is not None and captured.graph is not None:
+        # What follows from sizes and numbers alone is no conversion of data, but another at other sizes.
+        expected = (node for node in captured.graph.body if node.op == "expect")
+        return tuple(Outcome(node.span, "item", node.args[1]) for node in expected)
     return tuple(_outcome(c) for c in captured.conversions)
 
 
