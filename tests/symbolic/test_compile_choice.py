@@ -39,7 +39,9 @@ def test_what_changed_is_free() -> None:
 
 
 def test_sizes_of_0_and_1_stay() -> None:
-    assert chosen(t(1, 9), (t(4, 8), set())) == {Y}
+    assert chosen(t(1, 9), (t(1, 8), set())) == {Y}
+    # A size that was larger is free if 1 can be one among others.
+    assert chosen(t(1, 9), (t(4, 8), set())) == {X, Y}
     assert chosen(t(0, 8), (t(4, 8), {X})) == set()
     assert chosen(t(5, 8), (t(1, 8), set())) == {X}
 

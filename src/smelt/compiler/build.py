@@ -30,8 +30,8 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     is_whole = fn.log is None or fn.log.is_replayable or only_prints(fn.log)
     asks = bool(captured.conversions) or (fn.log is not None and only_prints(fn.log))
     if captured.error is None and is_whole and not fn.next_path:
-        for spec in fn.freedom.specs if fn.freedom else ():
-            unit, why_fixed = staged_unit(fn, captured, args, kwargs, options, spec)
+        for spec, is_wide in fn.freedom.specs if fn.freedom else ():
+            unit, why_fixed = staged_unit(fn, captured, args, kwargs, options, spec, is_wide=is_wide)
             if unit is not None:
                 break
         if unit is None and asks:

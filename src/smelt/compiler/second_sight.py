@@ -22,24 +22,34 @@ from smelt.compiler.seen_calls import SeenCall
 class Freedom:
     """What is to be free in one capture. entries: by spot, a name and bounds where they were given.
 
-    why: by spot, a phrase on why it is free.
+    why: by spot, a phrase on why it is free. hints: for sizes that are 1 in this call, what they were in an earlier
+    one: they are free only where they can be so as one size among others.
     """
 
     entries: Mapping[Spot, Entry] = field(default_factory=dict)
     why: Mapping[Spot, str] = field(default_factory=dict)
+    hints: Mapping[Spot, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.entries)
 
     @property
-    def specs(self) -> tuple[Spec, ...]:
-        """The same for a capture: sizes without a bound may be 1, and, should that not do, may not."""
-        return self._spec(1), self._spec(None)
+    def specs(self) -> tuple[tuple[Spec, bool], ...]:
+        """The same for captures, best first, and whether each is to be widened to sizes of 1.
+
+        That failing, sizes without a bound may be 1, or may not; those that are 1 in this call stay so.
+        """
+        whole = {s: Free(entry.name, entry.low, entry.high, self.hints.get(s)) for s, entry in self.entries.items()}
+        if all(axis is None for _, axis in whole):
+            return ((whole, False),)
+        rest = ((self._spec(1), False), (self._spec(None), False))
+        return ((whole, True), *(rest if self.entries.keys() - self.hints.keys() else ()))
 
     def _spec(self, least: int | None) -> Spec:
         return {
             (place, axis): Free(entry.name, least if entry.low is None and axis is not None else entry.low, entry.high)
             for (place, axis), entry in self.entries.items()
+            if (place, axis) not in self.hints
         }
 
 
@@ -67,6 +77,7 @@ def freedom(
     """
     if not call.is_ordinary:
         return NO_FREEDOM
+    earlier = tuple(earlier)
     entries: dict[Spot, Entry] = {}
     why: dict[Spot, str] = {}
     auto = Entry("auto")
@@ -78,12 +89,14 @@ def freedom(
             entries.pop(spot, None)
         else:
             entries[spot], why[spot] = wish.entry, "dynamic_shapes names it"
+    ones = [s for s, e in entries.items() if s[1] is not None and call.raw[s] == 1 and e.kind != "named"]
+    hints = {spot: hint for spot in ones if dynamic is None and (hint := _larger(spot, call, earlier)) is not None}
     kept = {
         spot: entry
         for spot, entry in entries.items()
-        if entry.kind == "named" or (spot not in refused and may_be_free(spot, call.raw[spot]))
+        if entry.kind == "named" or (spot not in refused and (spot in hints or may_be_free(spot, call.raw[spot])))
     }
-    return Freedom(kept, {spot: why[spot] for spot in kept})
+    return Freedom(kept, {spot: why[spot] for spot in kept}, {s: hint for s, hint in hints.items() if s in kept})
 
 
 def may_be_free(spot: Spot, value: int | float) -> bool:
@@ -106,6 +119,12 @@ def _changed(call: SeenCall, earlier: Iterable[Earlier]) -> Iterable[tuple[Spot,
         for spot in before.free:
             spots.setdefault(spot, "is free in an earlier entry")
     return spots.items()
+
+
+def _larger(spot: Spot, call: SeenCall, earlier: Iterable[Earlier]) -> int | None:
+    """What a size that is 1 was in an earlier call."""
+    alike = (before.call.raw for before in earlier if before.call.difference(call) is not None)
+    return next((int(raw[spot]) for raw in alike if raw[spot] > 1), None)
 
 
 def _shown(call: SeenCall, spot: Spot) -> str:

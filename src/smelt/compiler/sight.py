@@ -58,7 +58,8 @@ class Sight:
 
     def refuse(self, look: Look, why: str) -> None:
         """Note that what was to be free cannot be."""
-        self.refused.update(dict.fromkeys(look.freedom.entries, why))
+        tried = [spot for spot in look.freedom.entries if spot not in look.freedom.hints]
+        self.refused.update(dict.fromkeys(tried, why))
 
 
 def violation(freedom: Freedom, captured: Captured, *, is_for_one: bool = False) -> CaptureError | None:

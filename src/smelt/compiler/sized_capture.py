@@ -39,8 +39,8 @@ def sized_capture(
     Raises: CaptureError (S0111) where something that is named is not free.
     """
     captured = native
-    for spec in free.specs:
-        captured = staged_capture(native, target, args, kwargs, spec)
+    for spec, is_wide in free.specs:
+        captured = staged_capture(native, target, args, kwargs, spec, is_wide=is_wide)
         if captured.error is None:
             break
     if captured.error is not None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from smelt.ir import DictType, Graph, ListType, Node, OptionalType, TensorType, TupleType, Type, Value, values_in
 from smelt.ir.dims import symbols
-from smelt.ops.effects import aliases
+from smelt.ops.effects import aliases, effects
 
 
 def names_in_types(graph: Graph) -> set[str]:
@@ -79,3 +79,8 @@ def _sources(start: Iterable[Value]) -> set[Value]:
 
 def _is_number(value: Value) -> bool:
     return not isinstance(value.type, TensorType)
+
+
+def is_plain(graph: Graph) -> bool:
+    """Whether it is one straight line that writes to no memory that is there already."""
+    return not any(node.regions or effects(node).writes for node in graph.walk())

@@ -23,6 +23,7 @@ from smelt.codegen.lower.symbolic import NotSymbolic, SymbolicLowered, lower_sym
 from smelt.compiler.compiled_types import LeftAlone
 from smelt.compiler.entry_code import Extract, extractor
 from smelt.compiler.forms import ranges_of
+from smelt.compiler.pipeline import optimized_graph
 from smelt.compiler.size_conditions import symbols_of
 from smelt.compiler.size_texts import holds, names_of
 from smelt.compiler.sized_names import inputs_of_views, names_in_types
@@ -32,6 +33,7 @@ from smelt.ir import Graph, TensorType
 from smelt.ir.dims import size_of
 from smelt.ir.sizes import Range
 from smelt.ops.convert import type_of
+from smelt.passes.sized import SizeCondition
 from smelt.passes.sized import Sizes as Symbols
 from smelt.runtime.guard_constants import Constants
 
@@ -48,19 +50,33 @@ def unit_of(captured: Captured, options: Options, lookup: Lookup | None = None) 
     return (Unit if captured.sizes is None else SizedUnit).of(captured, options, lookup)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Variant:
+    """An optimized graph, and the sizes that it is for."""
+
+    graph: Graph
+    conditions: Sequence[SizeCondition]
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        """Whether it is for these sizes."""
+        return all(found.check(values) for found in self.conditions)
+
+
 @dataclass
 class SizedUnit(Unit):
     """A captured program with free sizes; `graph` is the functional one, with symbols in its types.
 
     plans: by the sizes that tell them apart, least recently used first. plans_made, plans_used: how many were, and
-    calls that found one. templates: plans for many sizes, of which plans are filled in; lowered_alone: how many plans
+    calls that found one. templates: plans for many sizes, of which plans are filled in, and the graphs
+    behind them; variants: these, as the passes took sizes for larger than 1, or not. lowered_alone: how many plans
     were lowered for one tuple of sizes each, why_alone: why so.
     """
 
     plans: OrderedDict[Sizes, Unit] = field(default_factory=OrderedDict)
     plans_made: int = 0
     plans_used: int = 0
-    templates: list[SymbolicLowered] = field(default_factory=list)
+    templates: dict[SymbolicLowered, Variant] = field(default_factory=dict)
+    variants: list[Variant] = field(default_factory=list)
     lowered_alone: int = 0
     why_alone: str = ""
     _watch: Callable[[], bool] = lambda: True
@@ -242,34 +258,40 @@ class SizedUnit(Unit):
         return plan
 
     def _plan(self, sizes: Sizes) -> Unit:
-        template = self._template(sizes)
-        if template is None:
+        found = self._template(sizes)
+        if found is None:
             graph = specialize(self.graph, dict(zip(self.names, sizes, strict=True)), self._numbers)
             plan = Unit(self.captured, self.options, self.lookup, graph, sample=self.sample, moved=self.moved)
             plan.finish()
             self.lowered_alone += 1
             return plan
+        template, variant = found
         plan = Unit(self.captured, self.options, self.lookup, self.graph, sample=self.sample, moved=self.moved)
+        plan.optimized = variant.graph
         plan.use(template.at(sizes))
         return plan
 
-    def _template(self, sizes: Sizes) -> SymbolicLowered | None:
+    def _template(self, sizes: Sizes) -> tuple[SymbolicLowered, Variant] | None:
         """A plan that is right for these sizes among others; None where each tuple of sizes is lowered by itself."""
-        found = next((template for template in self.templates if template.plan.holds(*sizes)), None)
+        found = next((t for t in self.templates.items() if t[0].plan.holds(*sizes)), None)
         if found is not None or self.why_alone or not self.names:
             return found
         if len(self.templates) >= TEMPLATE_LIMIT:
             self.why_alone = f"{TEMPLATE_LIMIT} plans for many sizes each do not fit all calls"
             return None
-        if not self._holds(*sizes):
-            # Passes took the graph for one of other sizes.
-            return None
         ranges = {name: self.facts.symbols[name].range or Range() for name in self.names}
         hints = dict(zip(self.names, sizes, strict=True))
         start = perf_counter()
         try:
+            variant = self._variant(hints)
             made = lower_symbolic(
-                self.optimize(), self.lookup, self.options, hints, ranges, inputs=self._numbers, holds=self._holds
+                variant.graph,
+                self.lookup,
+                self.options,
+                hints,
+                ranges,
+                inputs=self._numbers,
+                holds=self._holds(variant),
             )
         except Exception as error:  # whatever it is: a plan for these sizes alone gives the same answer
             if self.options.strict and not isinstance(error, (NotSymbolic, SmeltError)):
@@ -278,21 +300,36 @@ class SizedUnit(Unit):
             return None
         finally:
             self.stages_ms["lower for all sizes"] = round((perf_counter() - start) * 1000, 3)
-        self.templates.append(made)
-        return made
+        self.templates[made] = variant
+        return made, variant
 
     @cached_property
     def symbols(self) -> Symbols | None:
         """The symbols in the graph's types, of which passes are to know."""
         return symbols_of(self.facts, self.names)
 
-    @cached_property
-    def _holds(self) -> Callable[..., bool]:
+    def _variant(self, hints: Mapping[str, int]) -> Variant:
+        """The optimized graph for these sizes among others."""
+        if not self.variants:
+            assert self.symbols is not None
+            self.variants.append(Variant(self.optimize(), self.symbols.conditions))
+        found = next((variant for variant in self.variants if variant.holds(hints)), None)
+        if found is None:
+            symbols = symbols_of(self.facts, self.names, hints)
+            graph, _ = optimized_graph(self.graph, self.options, self.lookup, symbols)
+            found = Variant(graph, symbols.conditions)
+            self.variants.append(found)
+        return found
+
+    def _holds(self, variant: Variant) -> Callable[..., bool]:
         """Whether the guards that speak of `names` alone, and what passes relied on, hold for these sizes."""
-        self.optimize()
-        checks = [guard.check for guard in self.facts.guards if names_of(guard) <= set(self.names)]
-        checks += [found.check for found in self.symbols.conditions] if self.symbols is not None else []
-        return lambda *sizes: all(check(dict(zip(self.names, sizes, strict=True))) for check in checks)
+        guards = [guard for guard in self.facts.guards if names_of(guard) <= set(self.names)]
+
+        def holds(*sizes: int) -> bool:
+            values = dict(zip(self.names, sizes, strict=True))
+            return variant.holds(values) and all(guard.check(values) for guard in guards)
+
+        return holds
 
     def _make_aside(self, sizes: Sizes) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -17,10 +18,11 @@ from smelt.capture.dynamic.spec import Spec
 from smelt.capture.reads import Effect, ReadLog, record_reads
 from smelt.capture.staging.stage import stage
 from smelt.compiler.compiled_types import ObservedProgram
+from smelt.compiler.ones import Again, with_ones
 from smelt.compiler.prints import muted, only_prints, without_prints
 from smelt.compiler.sized_unit import unit_of
 from smelt.compiler.unit import Unit
-from smelt.diag import Options, SmeltError
+from smelt.diag import CaptureError, Options, SmeltError
 from smelt.runtime.guard_facts import FactTest
 
 # Where the staged run's own look at the heap does not find them.
@@ -34,10 +36,12 @@ def staged_unit(
     kwargs: Mapping[str, Any],
     options: Options,
     dynamic: Spec | None = None,
+    *,
+    is_wide: bool = False,
 ) -> tuple[Unit | None, str]:
     """The whole program, compiled, with `fn.log` telling what all ways read; or None, and why not.
 
-    dynamic: the sizes and numbers that are to be free.
+    dynamic: the sizes and numbers that are to be free. is_wide: sizes without a bound from 1 on.
     """
     log = fn.log
     if log is None or not (log.is_replayable or only_prints(log)):
@@ -48,7 +52,8 @@ def staged_unit(
     try:
         with muted():
             run = _reading(fn.target, fn.name)
-            staged = stage(run, args, kwargs, target=fn.target, name=fn.name, native=native, dynamic=dynamic)
+            again = partial(_staged, run, args, kwargs, fn.target, fn.name, native)
+            staged = _widened(again, dynamic, args, kwargs) if is_wide and dynamic is not None else again(dynamic)
     finally:
         _logs.reset(before)
     if staged.error is not None:
@@ -62,6 +67,8 @@ def staged_unit(
         return None, left.why_not()
     try:
         unit = unit_of(staged, options)
+        if is_wide and not _is_for(unit.captured, args, kwargs):
+            return None, "what its passes rely on does not hold for this call"
         unit.stages_ms["staged run"] = round((perf_counter() - start) * 1000, 3)
         unit.finish()
     except SmeltError as error:
@@ -81,11 +88,50 @@ def staged_capture(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     dynamic: Spec | None = None,
+    *,
+    is_wide: bool = False,
 ) -> Captured:
     """The capture of all ways, with the answer of the native run; its `error` says why there is none."""
+    again = partial(_staged, target, args, kwargs, target, native.name, native)
     with muted():
-        staged = stage(target, args, kwargs, target=target, name=native.name, native=native, dynamic=dynamic)
+        staged = _widened(again, dynamic, args, kwargs) if is_wide and dynamic is not None else again(dynamic)
     return replace(staged, result=native.result, written=native.written)
+
+
+def _staged(
+    run: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    target: Callable[..., Any],
+    name: str,
+    native: Captured,
+    dynamic: Spec | None,
+) -> Captured:
+    return stage(run, args, kwargs, target=target, name=name, native=native, dynamic=dynamic)
+
+
+def _widened(again: Again, dynamic: Spec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
+    """The capture for sizes from 1 on; its error says why there is none, or none that this call is one of."""
+    staged = again(dynamic)
+    if staged.error is not None:
+        return staged
+    found = with_ones(staged, dynamic, again)
+    if found is None:
+        return replace(staged, error=CaptureError("the program is another one where a size is 1", code="S0101"))
+    if not _is_for(found, args, kwargs):
+        return replace(staged, error=CaptureError("the program is another one where sizes are 1", code="S0101"))
+    return found
+
+
+def _is_for(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the graph holds for the sizes of this call."""
+    if captured.sizes is None or captured.signature is None:
+        return False
+    inputs = captured.signature.flatten(args, kwargs)
+    origins = captured.sizes.symbols.items()
+    return captured.sizes.holds(
+        {n: inputs[o.input] if o.dim is None else inputs[o.input].shape[o.dim] for n, o in origins}
+    )
 
 
 def _reading(target: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -139,8 +139,8 @@ def _plans(unit: SizedUnit) -> str:
     """How the plans of a graph with free sizes were made, and how often one was there already."""
     made = f"{unit.plans_made} made, {unit.lowered_alone} of them lowered alone, found {unit.plans_used} times"
     why = f"; alone because {unit.why_alone}" if unit.why_alone else ""
-    relied_on = [readable(str(found)) for found in unit.symbols.conditions] if unit.symbols is not None else []
-    where = f", where {', '.join(relied_on)}" if relied_on else ""
+    relied_on = [" and ".join(readable(str(found)) for found in variant.conditions) for variant in unit.variants]
+    where = f", where {'; or '.join(relied_on)}" if any(relied_on) else ""
     return f"{made}; {len(unit.templates)} for many sizes{where}{why}"
 
 

@@ -36,12 +36,14 @@ _AXES = {1: ("N",), 2: ("B", "S"), 3: ("B", "S", "D"), 4: ("B", "C", "H", "W"), 
 class Symbols:
     """The symbols of one run, and what the program is called with.
 
+    given: the values of the symbols in the call, where a hint may stand for a size of 1.
     tensors: what the program gets for each tensor of the arguments. numbers: the graph's further inputs.
     args_tree, kwargs_tree: the structure of calls, with number leaves.
     """
 
     trace: CaptureTrace
     origins: dict[str, Origin] = field(default_factory=dict)
+    given: dict[str, int | float] = field(default_factory=dict)
     tensors: list[torch.Tensor] = field(default_factory=list)
     numbers: list[SizeSlot] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -152,6 +154,7 @@ def _numbers(found: Symbols, spec: Spec, arguments: Arguments, taken: set[str]) 
             high = math.inf if free.high is None else free.high
             name = free.name or _fresh("n" if isinstance(value, int) else "f", found, taken)
             number = _symbol(found, name, value, (low, high), index, None)
+            found.given[name] = value
             found.numbers.append(SizeSlot(found.trace, number))
             found.paths.append(path)
             values[path] = sized(found.trace, number), index
@@ -164,11 +167,16 @@ def _shadow(
     sizes: list[Any] = list(tensor.shape)
     letters = _AXES.get(tensor.dim(), ())
     for dim, free in sorted(asked.items()):
-        value = tensor.shape[dim]
+        if free.only is not None:
+            sizes[dim] = free.only
+            continue
+        given = tensor.shape[dim]
+        value = free.hint if free.hint is not None and given == 1 else given
         low = min(2, value) if free.low is None else free.low
         name = free.name or _fresh(letters[dim] if dim < len(letters) else "D", found, taken)
         bounds = (low, LARGEST if free.high is None else free.high)
         sizes[dim] = sized(found.trace, _symbol(found, name, value, bounds, number, dim))
+        found.given[name] = given
     strides = _strides(tensor, sizes)
     return shadows.fresh(tensor.dtype, sizes, strides, tensor.device, tensor.requires_grad)
 

@@ -21,11 +21,14 @@ class Free:
     """A size or number that is a symbol. Equal names are one symbol; without a name it gets one.
 
     low, high: what it may be, both included. Left out, sizes start at 2, and numbers may be anything.
+    hint: what a size of 1 is taken for in the staged run. only: what a size is taken for there, and is no symbol then.
     """
 
     name: str | None = None
     low: int | None = None
     high: int | None = None
+    hint: int | None = None
+    only: int | None = None
 
 
 Spec: TypeAlias = Mapping[Spot, Free]
@@ -35,7 +38,7 @@ Spec: TypeAlias = Mapping[Spot, Free]
 class Origin:
     """Where a symbol's value is read: a dimension of a graph input, or (dim None) the input itself.
 
-    hint: the value at capture. range: None for a float.
+    hint: the value in the staged run. range: None for a float.
     """
 
     input: int
@@ -67,12 +70,14 @@ class SizeFacts:
 
     fixed: symbols that the guards pin to one value; the graph has the number in their place.
     equal: symbols that the guards make equal to another expression, whose text stands in the graph.
+    wide: symbols from 1 on of a graph that was captured for larger ones, and shown to be the same there.
     """
 
     symbols: Mapping[str, Origin]
     guards: tuple[SizeGuard, ...]
     fixed: Mapping[str, int | float]
     equal: Mapping[str, str]
+    wide: frozenset[str] = frozenset()
 
     def holds(self, values: Mapping[str, int | float]) -> bool:
         """Whether the graph may be used for these values: within all ranges and guards."""
