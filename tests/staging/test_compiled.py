@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.capture.staging import session
 from smelt.capture.staging import stage as staging
 
 
@@ -56,3 +57,27 @@ def test_arms_that_read_attributes_meet_in_one_branch() -> None:
         entry = compiled.stats().rows[-1].entry
         assert entry is not None and entry.is_staged
         assert [node.op for node in entry.graph.walk()].count("aten.neg.default") == 1
+
+
+@pytest.mark.parametrize("most", [64, 8])
+def test_short_loops_that_grow_know_all_sizes(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number of turns is a way of its own, where the ways are not too many."""
+
+    def grow(x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for _ in range(10):
+            y = torch.cat([y, x + y[-1:]])
+            if y.sum() > 20:
+                break
+        return y * 2
+
+    monkeypatch.setattr(session, "MOST_PATHS", most)
+    compiled = smelt.compile(grow)
+    for _ in range(3):
+        for value in (3.0, 0.5, -1.0, 30.0):
+            x = torch.full((1,), value)
+            assert torch.equal(compiled(x), grow(x))
+    (row,) = compiled.stats().rows
+    assert row.entry is not None and row.entry.is_staged
+    types = [r.type for node in row.entry.graph.walk() for r in node.results if node.op == "aten.cat.default"]
+    assert all(type_.is_static for type_ in types) == (most == 64)

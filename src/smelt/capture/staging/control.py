@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt.capture.convert.runtime import PlainRuntime, nothing
+from smelt.capture.recorder import slot_type
 from smelt.capture.staging import calls
 from smelt.capture.staging.branches import branch, condition, is_catchable
 from smelt.capture.staging.loops import Loop, run_loop
@@ -24,6 +25,7 @@ from smelt.capture.staging.views import KnownRange, StagedRange, StagedSequence,
 from smelt.ir import ANY, BOOL, FLOAT, INT
 
 _SHORT, _LONG = 8, 64
+_MOST_GROWING = 16
 _PLAIN = PlainRuntime()
 _PY = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "<<": "lshift",
@@ -140,7 +142,7 @@ class StagingRuntime(PlainRuntime):
     def _is_rolled(self, key: Any, iterable: Any, more: Any) -> bool:
         """Whether a loop that Python knows all of is one loop of the graph: a long one, or one that data may end."""
         session = self.session
-        if type(iterable) is not range or ("unrolled", key) in session.whole:
+        if type(iterable) is not range or not session.whole.isdisjoint((("unrolled", key), ("growing", key))):
             return False
         rolled = key in session.whole or (more is None and len(iterable) > _LONG)
         if rolled:
@@ -170,13 +172,26 @@ class StagingRuntime(PlainRuntime):
             state[:] = values[-2:]
 
         every = (*names, "__smelt_index", "__smelt_more")
+        before = get()
         run_loop(lambda: Loop(self.session, key, every, get_all, set_all, test, turn, None))
+        if isinstance(sequence, KnownRange):
+            self._must_not_grow(key, sequence.length(), before, get())
+
+    def _must_not_grow(self, key: Any, turns: int, before: Any, after: Any) -> None:
+        """Where a short loop that data may end makes tensors of known sizes ones of unknown sizes, each number of its
+        turns is a way of its own: there all sizes are known. Raises: Again.
+        """
+        session = self.session
+        if turns <= _MOST_GROWING and ("level", key) not in session.whole:
+            for old, new in zip(before, after, strict=True):
+                if not _all_known(session, new) and _all_known(session, old):
+                    raise Again(whole=("growing", key))
 
     def _unrolled(self, key: Any, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any) -> None:
         """A loop over what Python knows; once it may have ended early, each further turn stands under an `if`."""
         session = self.session
         may_roll = type(iterable) is range and len(iterable) > _SHORT
-        may_roll = may_roll and session.whole.isdisjoint((key, ("unrolled", key)))
+        may_roll = may_roll and session.whole.isdisjoint((key, ("unrolled", key), ("growing", key)))
         iterator = iter(iterable)
         for item in iterator:
             records, mark = session.recorder.records, len(session.recorder.records)
@@ -193,6 +208,10 @@ class StagingRuntime(PlainRuntime):
                 continue
             if may_roll:
                 raise Again(whole=key)
+            if ("growing", key) in session.whole:
+                if not session.fork(slot):
+                    return
+                continue
             rest = list(iterator)
             self._rest(key, rest, body, names, get, set, more, slot)
             return
@@ -205,7 +224,9 @@ class StagingRuntime(PlainRuntime):
         def turn() -> None:
             body(rest[0])
 
+        before = get()
         branch(session, (*key, "turn", len(rest)), slot, turn, nothing, names, get, set)
+        self._must_not_grow(key, len(rest), before, get())
         go = more()
         following = condition(session, go)
         if following is None:
@@ -454,6 +475,15 @@ def _staged(session: Session, value: Any) -> Any:
 def _known(value: Any, answer: bool) -> Any:
     """What a value is where its truth is known: a bool is that."""
     return answer if is_staged(value) and slot_of(value).type == BOOL else value
+
+
+def _all_known(session: Session, value: Any) -> bool:
+    """Whether the sizes of all tensors of a variable are known."""
+    if isinstance(value, (tuple, list)):
+        return all(_all_known(session, item) for item in value)
+    if isinstance(value, StagedObject):
+        return False
+    return not isinstance(value, torch.Tensor) or slot_type(session.recorder.slot_of(value)).is_static
 
 
 def _plain_bool(session: Session, value: Any) -> Any:

@@ -135,6 +135,11 @@ class _Run:
                 else:
                     peeled[known.peel] = peeled.get(known.peel, 0) + 1
             except CannotStage as stop:
+                growing = {known for known in whole if isinstance(known, tuple) and known[0] == "growing"}
+                if growing:
+                    # A loop of which each number of turns is a way of its own need not be that.
+                    whole = whole - growing | {("level", key) for _, key in growing}
+                    continue
                 unrolled = {("unrolled", key) for key in session.rolled} - whole
                 if unrolled:
                     # A loop over what Python knows need not be one of the graph.
