@@ -681,3 +681,16 @@ def test_classes_laid_out_otherwise_are_left_alone() -> None:
         __slots__ = ("a", "b")
 
     assert not entry.keeps_in_reach(Other(), object())
+
+
+@pytest.mark.parametrize("count", [2, 5, 20])
+def test_whether_arguments_are_one_object_is_seen(count: int) -> None:
+    def f(*tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0] * 3 if tensors[0] is tensors[-1] else tensors[0] + tensors[-1]
+
+    compiled = smelt.compile(f)
+    apart = [torch.full((3,), float(i)) for i in range(count)]
+    one = [*apart[:-1], apart[0]]
+    for tensors in [apart] * 5 + [one] * 5 + [apart, one] * 3:
+        assert torch.equal(compiled(*tensors), f(*tensors))
+    assert compiled.stats().builds == 2

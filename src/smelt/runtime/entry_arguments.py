@@ -9,6 +9,7 @@ import math
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ class Arguments:
             self.sizes.equals(register, text)
         for check in self.guards.checks:
             self.sizes.check(check.text, check.outcome)
+        self._apart()
         self._aliasing()
         return self.registers
 
@@ -160,6 +162,13 @@ class Arguments:
         if self.guards.knows_aliases:
             last = None if strides < 0 else range(strides, strides + rank)
             self._spans[head[0]] = self.sizes.spanned(range(first, first + rank), last, value.element_size())
+
+    def _apart(self) -> None:
+        """That no two tensors are one object."""
+        if len(self._tensors) > MAX_APART:
+            raise Unsupported
+        for (at, _), (other, _) in combinations(self._tensors, 2):
+            self.words.emit(Guard.OTHER, at, other)
 
     def _aliasing(self) -> None:
         if not self.guards.knows_aliases:

@@ -14,7 +14,7 @@ then the named ones in order, then what was taken out of containers. Addresses a
     MAPPING     reg, type, length, first, keys...   a dict with these keys in this order; likewise its values
     TENSOR      reg, type, mask, keys, dtype, ndim, requires_grad (-1: any), sizes..., strides...
     IS          reg, object                         the same object
-    SAME        reg, reg
+    SAME        reg, reg                            the same object in both; OTHER: another one
     INT         reg, value                          FLOAT   reg, mask, bits (mask 0: any NaN)       TEXT   reg, object
     FORM        reg, type, mask, keys, dtype, ndim, requires_grad, first, strides, sizes... (-1: any)
                 a tensor whose sizes go to the registers from `first`, its strides to those from `strides`, unless that
@@ -90,6 +90,7 @@ class Guard(IntEnum):
     COMPUTE = 29
     COMPARE = 30
     COMPARE_FLOAT = 31
+    OTHER = 32
 
 
 class Compute(IntEnum):

@@ -95,6 +95,7 @@ class ArgumentTests:
         if self._met != self.free.keys():
             raise InternalError(f"there is no argument at {sorted(self.free.keys() - self._met)} that may be free")
         self._sizes()
+        self._identities()
         self._aliasing(rooted, writes)
         self._flush()
 
@@ -293,6 +294,13 @@ class ArgumentTests:
         if place in self.free:
             return f"nbytes_spanned({place})", f"nbytes_spanned({variable})"
         return (str(nbytes_spanned(value)),) * 2
+
+    def _identities(self) -> None:
+        """That arguments which were tensors of their own are: Python may ask whether one is another."""
+        if len(self._tensors) > 1:
+            places, variables = zip(*[(place, variable) for place, variable, _ in self._tensors], strict=True)
+            shown, inline = (f"len({{{', '.join(map('id({})'.format, n))}}}) == {len(n)}" for n in (places, variables))
+            self._test("alias", ", ".join(places), shown, "different tensors", inline)
 
     def _aliasing(self, rooted: Sequence[torch.Tensor], writes: bool) -> None:
         """Which tensor arguments share memory with each other, and with tensors the program reads by itself.

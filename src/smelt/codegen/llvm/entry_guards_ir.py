@@ -83,6 +83,10 @@ def _same(g: GuardsText) -> None:
     g.need(g.equal(g.register(g.operand(0)), g.register(g.operand(1)), "ptr"))
 
 
+def _other(g: GuardsText) -> None:
+    g.need_not(g.equal(g.register(g.operand(0)), g.register(g.operand(1)), "ptr"))
+
+
 def _int(g: GuardsText) -> None:
     found = g.register(g.operand(0))
     g.need(g.equal(g.field(found, TYPE_AT), g.block_word(Block.INT_TYPE)))
@@ -329,6 +333,7 @@ _OPERATIONS: dict[Guard, Callable[[GuardsText], None]] = {
     Guard.TENSOR: _tensor,
     Guard.IS: _is,
     Guard.SAME: _same,
+    Guard.OTHER: _other,
     Guard.INT: _int,
     Guard.FLOAT: _float,
     Guard.TEXT: _text,
