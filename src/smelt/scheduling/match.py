@@ -78,12 +78,14 @@ class Matches(list[Match]):
 
 
 def match_of(found: Found, pattern: Pattern, target: Target, *, escaping: bool) -> Match | None:
-    """The match of a place, None where an inner value is used outside and that is not asked for."""
+    """The match of a place, None where what is free comes from inside, or an inner value is used outside unasked."""
     nodes: set[Node] = set(found.items)
     outputs: set[Value] = set()
     for place in found.places.values():
         nodes.update([*place.nodes, *place.writes] if isinstance(place, Call) else [place])
     nodes |= _arithmetic(found.compared, nodes)
+    if any(_comes_from(found.values.get(value), nodes) for value in pattern.inputs):
+        return None
     for value in pattern.outputs:
         given = found.values.get(value)
         if isinstance(given, Value):
@@ -144,6 +146,10 @@ def _arithmetic(args: Iterable[Arg], nodes: set[Node]) -> set[Node]:
         if not shared:
             return found
         found -= shared
+
+
+def _comes_from(arg: Arg, nodes: set[Node]) -> bool:
+    return isinstance(arg, Value) and arg.node is not None and arg.node in nodes
 
 
 def _is_inside(user: Node | Region, nodes: set[Node]) -> bool:
