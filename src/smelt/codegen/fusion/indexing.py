@@ -224,7 +224,7 @@ def _slice_scatter(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     if step != 1:
         raise Unfusible("its slice has gaps")
     at = _replaced(idx, dim, idx[dim].scaled(1, -start))
-    return p.choose(
+    return p.written(
         p.between(idx[dim], start, end),
         lambda: p.operand(call["src"], at, out),
         lambda: p.operand(call["self"], idx, out),
@@ -236,7 +236,7 @@ def _select_scatter(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     sizes = sizes_of(call["self"])
     dim = call["dim"] % len(sizes)
     at = call["index"] % sizes[dim]
-    return p.choose(
+    return p.written(
         p.between(idx[dim], at, at + 1),
         lambda: p.operand(call["src"], (*idx[:dim], *idx[dim + 1 :]), out),
         lambda: p.operand(call["self"], idx, out),
@@ -250,7 +250,7 @@ def _diagonal_scatter(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     way = idx[b].plus(idx[a].scaled(-1))
     rest = tuple(ix for d, ix in enumerate(idx) if d not in (a, b))
     along = idx[a].scaled(1, min(offset, 0)) if offset <= 0 else idx[a]
-    return p.choose(
+    return p.written(
         p.between(way, offset, offset + 1),
         lambda: p.operand(call["src"], (*rest, along), out),
         lambda: p.operand(call["self"], idx, out),

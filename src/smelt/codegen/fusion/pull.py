@@ -61,6 +61,7 @@ FAR = 1 << 40
 """Beyond every index."""
 
 MAX_DEPTH = 120
+MAX_WRITES = 2  # writes to parts that are computed from earlier writes: each doubles what is pulled
 """Rules within rules; deeper groups are not made."""
 
 
@@ -110,6 +111,7 @@ class Pull:
         self._calls: dict[Node, dict[str, Arg]] = {}
         self._mask: Expr | None = None
         self._depth = 0
+        self._writes = 0
 
     # --- loops
 
@@ -399,6 +401,20 @@ class Pull:
         with self.masked(self.op("not", DType.BOOL, condition)):
             other = no()
         return self.op("select", chosen.dtype, condition, chosen, other)
+
+    def written(self, condition: Expr | bool, new: Callable[[], Expr], old: Callable[[], Expr]) -> Expr:
+        """What a write to a part leaves: `new` where a condition holds, else `old`. Raises: Unfusible."""
+
+        def deeper() -> Expr:
+            if self._writes >= MAX_WRITES:
+                raise Unfusible("many writes to parts are computed from each other")
+            self._writes += 1
+            try:
+                return new()
+            finally:
+                self._writes -= 1
+
+        return self.choose(condition, deeper, old)
 
     @contextmanager
     def masked(self, condition: Expr | bool) -> Iterator[None]:
