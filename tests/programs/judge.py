@@ -150,8 +150,8 @@ def judge(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for way in ways:
-            if way == "compile":
-                found = _compiled(path, options, verdict, orders)
+            if way in ("compile", "dynamic"):
+                found = _compiled(path, options, verdict, orders, dynamic=True if way == "dynamic" else None)
             else:
                 found = {"trace": _traced, "staged": _staged, "script": _scripted}[way](path, options, verdict)
             if found:
@@ -166,10 +166,16 @@ def _eager_seen(path: Path, order: Sequence[int]) -> Iterator[Seen]:
         yield call(subject.fn, subject, number)
 
 
-def _compiled(path: Path, options: dict[str, Any], verdict: Verdict, orders: Sequence[Sequence[int]]) -> str:
+def _compiled(
+    path: Path,
+    options: dict[str, Any],
+    verdict: Verdict,
+    orders: Sequence[Sequence[int]],
+    dynamic: bool | None = None,
+) -> str:
     for order in orders:
         subject = load(path)
-        compiled = smelt.compile(subject.fn, options=options)
+        compiled = smelt.compile(subject.fn, options=options, dynamic=dynamic)
         for at, want in enumerate(_eager_seen(path, order)):
             got = call(compiled, subject, order[at])
             verdict.calls += 1

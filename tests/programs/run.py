@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.programs.generate import generate
+from tests.programs.sized import sized
 
 _CHUNK = 50
 
@@ -32,9 +33,12 @@ def main() -> None:
     parser.add_argument("--own", action="store_true", help="with kernels of our own")
     parser.add_argument("--size", type=int, default=0, help="statements of each program; 0: many or few")
     parser.add_argument("--quick", action="store_true", help="one order of calls")
+    parser.add_argument("--sizes", action="store_true", help="other sizes and numbers at each call")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", type=Path)
     options = parser.parse_args()
+    if options.sizes and options.ways == "compile,trace,staged":
+        options.ways = "compile,dynamic"
     if options.worker is not None:
         _work(options)
         return
@@ -55,7 +59,8 @@ def _work(options: Any) -> None:
             log.write(json.dumps({"start": seed}) + "\n")
             log.flush()
             path = Path(folder) / f"program_{seed}.py"
-            path.write_text(generate(seed, options.size).text)
+            text = generate(seed, options.size).text
+            path.write_text(sized(text, seed) if options.sizes else text)
             begun = time.perf_counter()
             try:
                 orders = ORDERS[seed % 2 :][:1] if options.quick else ORDERS
@@ -81,6 +86,7 @@ def _collect(options: Any) -> list[dict[str, Any]]:
                 command = [sys.executable, "-m", "tests.programs.run", str(first), str(count), "--worker", str(log)]
                 command += ["--ways", options.ways, "--size", str(options.size)]
                 command += (["--own"] if options.own else []) + (["--quick"] if options.quick else [])
+                command += ["--sizes"] if options.sizes else []
                 process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
                 running.append((process, log, first, count))
             if not running:
