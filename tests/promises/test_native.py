@@ -186,7 +186,7 @@ def test_different_first_shapes_at_once() -> None:
     made = block()
     xs = [torch.randn(1, n, 32) for n in (3, 5, 7)]
     expected = [made.model(x) for x in xs]
-    compiled = smelt.compile(made.model, options=RULE)
+    compiled = smelt.compile(made.model, options=RULE, dynamic=False)
 
     def work(i: int) -> None:
         for step in range(12):
@@ -199,6 +199,24 @@ def test_different_first_shapes_at_once() -> None:
         assert_agrees(compiled(x), want)
         entry_of(compiled)
     assert len(compiled.stats().rows) == 3
+
+
+def test_sizes_that_become_free_in_one_of_many_threads() -> None:
+    made = block()
+    xs = [torch.randn(2, n, 32) for n in (3, 5, 7, 9)]
+    expected = [made.model(x) for x in xs]
+    compiled = smelt.compile(made.model, options=RULE)
+
+    def work(i: int) -> None:
+        for step in range(16):
+            k = (step + i) % 4
+            assert_agrees(compiled(xs[k]), expected[k])
+
+    assert in_threads(4, work) == []
+    builds = compiled.stats().builds
+    for x, want in zip(xs, expected, strict=True):
+        assert_agrees(compiled(x), want)
+    assert builds <= compiled.stats().builds <= builds + 2 <= 4
 
 
 def test_a_compiled_module_inside_a_compiled_module() -> None:
@@ -219,7 +237,7 @@ def test_a_compiled_module_inside_a_compiled_module() -> None:
 def test_a_compiled_function_that_calls_compiled_functions() -> None:
     inner = smelt.compile(lambda x: torch.relu(x) * 3, options=RULE)
 
-    @smelt.compile(options=RULE)
+    @smelt.compile(options=RULE, dynamic=False)
     def outer(x: torch.Tensor, depth: int) -> torch.Tensor:
         return inner(x) if depth == 0 else outer(x - 1, depth - 1) + 1
 
