@@ -32,6 +32,7 @@ from smelt.capture.splitting.plan import Marks
 from smelt.compiler.compiled_types import Entry, Settings
 from smelt.compiler.splitting_function import Region, SplitFunction, Unsplit
 from smelt.compiler.splitting_pieces import MIN_OPERATORS, Break, Piece, operators, places_of, without_pieces
+from smelt.compiler.splitting_worth import Worth
 from smelt.diag import Span
 
 _MADE_ANEW = 64  # callees of one definition, after which another is taken to be made at each call
@@ -72,6 +73,7 @@ class Splits:
         self._pieces_s = 0.0
         self._fastest = (inf, 0.0)  # the whole, and of it the pieces
         self.is_idle = False
+        self.worth = Worth()
 
     # ---------------------------------------------------------------- the program
 
@@ -96,7 +98,7 @@ class Splits:
         """The program's answer."""
         node = self._node_of(self.target)
         assert node is not None
-        if self.is_idle:
+        if self.is_idle or self.worth.is_lost:
             return self.target(*args, **kwargs)
         self._calls += 1
         if self._calls == _IDLE_CALLS:
@@ -105,7 +107,7 @@ class Splits:
         if measured:
             self._measuring, self._pieces_s, start = get_ident(), 0.0, perf_counter()
         try:
-            return self._runner(node, self.target)(*args, **kwargs)
+            return self.worth.run(self._runner(node, self.target), self.target, args, kwargs)
         except BaseException as error:
             error.__traceback__ = without_pieces(error.__traceback__, self.around)
             raise

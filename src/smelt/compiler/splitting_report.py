@@ -30,6 +30,8 @@ def break_rows(program: SplitProgram | None) -> list[dict[str, Any]]:
     count = len(program.running())
     if program.is_idle:
         return [{"why": "nothing between the breaks pays to be compiled: the program runs as it is"}, *rows]
+    if program.worth.is_lost:
+        return [{"why": "in pieces it took longer than as it is: the program runs as it is"}, *rows]
     kept = sum(split.lines_kept for split in program.split_functions)
     text = f"{count} piece{'s' * (count != 1)} of {len(program.split_functions)} functions run compiled"
     share = program.share

@@ -1,0 +1,89 @@
+"""A program that is slower in pieces than as it is goes back to that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.compiler import splitting_worth
+from smelt.compiler.splitting_worth import EVERY, MARGIN, WINDOW, Worth
+
+
+class Clock:
+    """A clock that only the runs move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def taking(self, seconds: float, name: str) -> Any:
+        def run(log: list[str]) -> str:
+            self.now += seconds
+            log.append(name)
+            return name
+
+        return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(splitting_worth, "perf_counter", made)
+    monkeypatch.setattr(splitting_worth, "SETTLING", 4)
+    return made
+
+
+@pytest.mark.parametrize(("pieces", "is_lost"), [(0.5, False), (MARGIN * 0.99, False), (MARGIN * 1.01, True)])
+def test_the_slower_one_is_left(clock: Clock, pieces: float, is_lost: bool) -> None:
+    worth, log = Worth(), list[str]()
+    for _ in range(4 + WINDOW):
+        worth.run(clock.taking(pieces, "pieces"), clock.taking(1.0, "whole"), (log,), {})
+    assert worth.is_lost == is_lost
+    assert log[:4] == ["pieces"] * 4 and log.count("whole") == WINDOW // EVERY
+
+
+def test_windows_come_ever_more_seldom(clock: Clock) -> None:
+    worth, log = Worth(), list[str]()
+    for _ in range(3000):
+        worth.run(clock.taking(0.5, "pieces"), clock.taking(1.0, "whole"), (log,), {})
+    assert log.count("whole") == 4 * WINDOW // EVERY
+
+
+def test_errors_of_a_run_are_not_counted(clock: Clock) -> None:
+    def fails(log: list[str]) -> None:
+        clock.now += 100.0
+        raise ValueError("no")
+
+    worth, log = Worth(), list[str]()
+    for n in range(4 + WINDOW + 1):
+        if n % 5 == 1:
+            with pytest.raises(ValueError, match="no"):
+                worth.run(fails, fails, (log,), {})
+        else:
+            worth.run(clock.taking(0.5, "pieces"), clock.taking(1.0, "whole"), (log,), {})
+    assert not worth.is_lost
+
+
+def test_a_program_that_is_given_up_answers_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splitting_worth, "SETTLING", 2)
+    monkeypatch.setattr(splitting_worth, "MARGIN", 0.0)
+    log: list[float] = []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = (x.sin() + x.cos()) * x.exp() - x
+        log.append(float(y[0]))
+        return (y.tanh() + 1).sqrt() * y - x
+
+    compiled = smelt.compile(program)
+    with pytest.warns(smelt.SmeltWarning, match="in pieces"):
+        for n in range(3 * WINDOW):
+            x = torch.full((4,), n / 100)
+            assert torch.allclose(compiled(x), program(x))
+    assert len(log) == 6 * WINDOW
+    assert log[::2] == pytest.approx(log[1::2])
+    assert "in pieces it took longer than as it is" in str(smelt.explain(compiled))
