@@ -40,6 +40,7 @@ class ReplayEntry:
         self.outcomes: tuple[Any, ...] = ()
         self.repeats_errors = False
         self.is_staged = False
+        self.goes_through_python = False
         self.forms: dict[str, Any] = {}
         self.checks = ()
         self.free: frozenset[Any] = frozenset()

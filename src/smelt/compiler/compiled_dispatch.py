@@ -30,6 +30,7 @@ from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.prints import muted, pieces_since, pieces_written
 from smelt.compiler.second_sight import shown
 from smelt.compiler.sight import Look, Sight
+from smelt.compiler.worth import Worth
 from smelt.diag import CaptureError, InternalError, Miss, SmeltError, SmeltWarning, Span, user_level
 from smelt.runtime.entry import Counters, EntryCode, keeps_in_reach
 from smelt.runtime.guard_constants import Constants
@@ -127,7 +128,7 @@ class Dispatcher:
         first = next(iter(self._rows), row)  # another thread may take rows out
         if first is not row and not row.is_last and (row.paths is None or row.fits_again(first)):
             self._move_to_front(row)
-        if row.may_be_native and row.is_ready:
+        if row.may_be_native and row.is_ready and row.worth is None:
             self._make_native(row, args, kwargs)
 
     def run_row(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -152,9 +153,30 @@ class Dispatcher:
             return row.split.run(*args, **kwargs)
         if row.entry is None or not row.is_ready:
             return self._original(row.reason or "still compiling in the background", args, kwargs, row.is_ready)
+        if row.worth is not None:
+            return self._weigh(row, row.worth, args, kwargs)
+        return self._run_entry(row, row.entry, args, kwargs)
+
+    def _weigh(self, row: Row, worth: Worth, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The answer, by the entry or by the original, until it is known which is faster."""
+        entry = row.entry
+        assert entry is not None
+
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            return self._run_entry(row, entry, args, kwargs)
+
+        result = worth.run(compiled, self.target, args, kwargs)
+        if worth.windows and row.worth is worth:
+            row.worth = None
+            if worth.is_lost and row.entry is entry:
+                row.entry, row.reason = None, "compiled, it took longer than as it is"
+                self._withdraw(row)
+        return result
+
+    def _run_entry(self, row: Row, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before = pieces_written()
         try:
-            return row.entry.run(args, kwargs)
+            return entry.run(args, kwargs)
         except SmeltError as error:
             return self.recover(row, error, args, kwargs, pieces_since(before))
         except Miss:
@@ -162,7 +184,7 @@ class Dispatcher:
         except LeftAlone as why:
             return self._original(str(why), args, kwargs, is_fault=False)
         except Exception as error:
-            if not row.entry.repeats_errors:
+            if not entry.repeats_errors:
                 raise
             return self.repeat(row, error, args, kwargs)
 
@@ -506,6 +528,8 @@ class Dispatcher:
                     row.is_ready = True
                     self._fail(error)
                 self._warn(row.reason, f"{self.name} runs as it is, not compiled: {row.reason}")
+        if row.entry is not None and row.paths is None and row.entry.goes_through_python:
+            row.worth = None if self._is_strict or self.settings.fullgraph else Worth()
         row.is_ready = True
 
     # ---------------------------------------------------------------- the table

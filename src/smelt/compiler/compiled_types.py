@@ -16,6 +16,7 @@ from smelt.capture.dynamic.spec import Spot
 from smelt.capture.reads import ReadLog, record_reads
 from smelt.compiler.paths import Outcome, Paths
 from smelt.compiler.second_sight import NO_FREEDOM, Earlier, Freedom, shown
+from smelt.compiler.worth import Worth
 from smelt.diag import Options
 from smelt.runtime.entry import NativeRow
 from smelt.runtime.guards import Form, GuardSet, SizeCheck
@@ -43,6 +44,10 @@ class Entry(Protocol):
     @property
     def is_staged(self) -> bool:
         """Whether it holds for all ways that data may choose, none of them with effects, in the place of paths."""
+
+    @property
+    def goes_through_python(self) -> bool:
+        """Whether Python goes through parts of a call, so that the program as it is may be faster; after `finish`."""
 
     @property
     def repeats_errors(self) -> bool:
@@ -179,7 +184,8 @@ class Row:
     paths: for an entry that holds for some outcomes only, what it shares with the others under the same guards.
     is_last: it fits whatever others fit, too, and stands behind them. cause: why no earlier row served the call.
     fitted: when it fitted last, by the clock of its paths; those in front may do so unseen. seen: the call that it was
-    made for, and what is free. split: runs in the place of the original where there is no entry.
+    made for, and what is free. split: runs in the place of the original where there is no entry. worth: while it is
+    to be found out whether the entry is faster than the original.
     """
 
     guards: GuardSet
@@ -195,6 +201,7 @@ class Row:
     fitted: int = 0
     seen: Earlier | None = None
     split: SplitProgram | None = None
+    worth: Worth | None = None
     _hits: int = 0
     _used: int = 0
 

@@ -32,7 +32,7 @@ from smelt.capture.splitting.plan import Marks
 from smelt.compiler.compiled_types import Entry, Settings
 from smelt.compiler.splitting_function import Region, SplitFunction, Unsplit
 from smelt.compiler.splitting_pieces import MIN_OPERATORS, Break, Piece, operators, places_of, without_pieces
-from smelt.compiler.splitting_worth import Worth
+from smelt.compiler.worth import Worth
 from smelt.diag import Span
 
 _MADE_ANEW = 64  # callees of one definition, after which another is taken to be made at each call

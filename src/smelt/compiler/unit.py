@@ -17,6 +17,7 @@ from smelt.capture.dynamic.spec import Spot
 from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.packs import packs
+from smelt.codegen.lower.python_nodes import PythonRun
 from smelt.codegen.lower.result import Same, StateName
 from smelt.compiler.copies import copies_of
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
@@ -45,7 +46,7 @@ from smelt.passes.sized import Sizes as Symbols
 from smelt.runtime.cache import code_cache
 from smelt.runtime.executable import Executable
 from smelt.runtime.guards import Form, SizeCheck
-from smelt.runtime.plan import uses_of
+from smelt.runtime.plan import PyCall, uses_of
 
 Lookup = Callable[[str, str], torch.Tensor]
 _CONTROL = ("if", "for", "while")
@@ -210,6 +211,12 @@ class Unit:
     def draws(self) -> bool:
         """Whether a call draws random numbers."""
         return draws(self.graph)
+
+    @property
+    def goes_through_python(self) -> bool:
+        """Whether Python goes through parts of the graph, because sizes or lists follow data."""
+        steps = () if self.lowered is None or not self.is_staged else self.lowered.plan.instructions
+        return any(isinstance(step, PyCall) and isinstance(step.fn, PythonRun) for step in steps)
 
     @cached_property
     def is_staged(self) -> bool:

@@ -36,7 +36,7 @@ _SAFE_TORCH = (
     "_compile.py", "nn/functional.py", "nn/init.py", "nn/modules/", "nn/parameter.py", "autograd/grad_mode.py",
     "utils/_contextlib.py", "utils/_stats.py", "utils/_python_dispatch.py", "_dynamo/eval_frame.py",
     "_prims_common/", "_refs/", "_decomp/", "_subclasses/", "_library/", "_higher_order_ops/", "fx/experimental/",
-    "amp/",
+    "amp/", "_opaque_base.py",
 )  # fmt: skip
 _SAFE_STDLIB = ("abc.py", "_collections_abc.py", "contextlib.py", "functools.py", "typing.py", "numbers.py",
                 "_weakrefset.py", "enum.py", "collections/__init__.py", "dataclasses.py")  # fmt: skip

@@ -1,4 +1,4 @@
-"""A program that is slower in pieces than as it is goes back to that."""
+"""A program that is slower in pieces, or through Python, than as it is goes back to that."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import smelt
-from smelt.compiler import splitting_worth
-from smelt.compiler.splitting_worth import EVERY, MARGIN, WINDOW, Worth
+from smelt.compiler import worth as module
+from smelt.compiler.worth import EVERY, MARGIN, WINDOW, Worth
 
 
 class Clock:
@@ -33,8 +33,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(splitting_worth, "perf_counter", made)
-    monkeypatch.setattr(splitting_worth, "SETTLING", 4)
+    monkeypatch.setattr(module, "perf_counter", made)
+    monkeypatch.setattr(module, "SETTLING", 4)
     return made
 
 
@@ -70,8 +70,8 @@ def test_errors_of_a_run_are_not_counted(clock: Clock) -> None:
 
 
 def test_a_program_that_is_given_up_answers_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splitting_worth, "SETTLING", 2)
-    monkeypatch.setattr(splitting_worth, "MARGIN", 0.0)
+    monkeypatch.setattr(module, "SETTLING", 2)
+    monkeypatch.setattr(module, "MARGIN", 0.0)
     log: list[float] = []
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -87,3 +87,35 @@ def test_a_program_that_is_given_up_answers_as_before(monkeypatch: pytest.Monkey
     assert len(log) == 6 * WINDOW
     assert log[::2] == pytest.approx(log[1::2])
     assert "in pieces it took longer than as it is" in str(smelt.explain(compiled))
+
+
+def loops(x: torch.Tensor) -> torch.Tensor:
+    kept = []
+    while x.numel() > 0:
+        kept.append(x[0])
+        x = x[x > x[0] + 0.5]
+    return torch.stack(kept)
+
+
+@pytest.mark.parametrize("margin", [0.0, 1e9])
+def test_a_graph_that_goes_through_python_is_weighed_once(monkeypatch: pytest.MonkeyPatch, margin: float) -> None:
+    monkeypatch.setattr(module, "SETTLING", 2)
+    monkeypatch.setattr(module, "MARGIN", margin)
+    compiled = smelt.compile(loops)
+    for n in range(2 * WINDOW):
+        x = torch.linspace(0, 1 + n % 5, 7)
+        assert torch.equal(compiled(x), loops(x))
+    (row,) = compiled.stats().rows
+    assert (row.entry is None) == (margin == 0.0) and row.worth is None
+    if margin == 0.0:
+        assert "longer than as it is" in row.reason
+
+
+def test_strict_programs_are_not_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SETTLING", 2)
+    monkeypatch.setattr(module, "MARGIN", 0.0)
+    compiled = smelt.compile(loops, fullgraph=True)
+    for n in range(2 * WINDOW):
+        x = torch.linspace(0, 1 + n % 5, 7)
+        assert torch.equal(compiled(x), loops(x))
+    assert compiled.stats().rows[0].entry is not None
