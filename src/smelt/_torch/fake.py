@@ -1,7 +1,7 @@
 """Fake tensors: shapes, dtypes and strides as on the real device, without data.
 
-Adapter for `torch._subclasses.fake_tensor.FakeTensorMode`. Making the mode costs about a second the first time, so it
-is made on first need; where the name is missing `fake_tensors` gives False and callers use another way.
+Adapter for `torch._subclasses.fake_tensor.FakeTensorMode`. The mode is made on first need; where the name is missing
+`fake_tensors` gives False and callers use another way.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+from smelt._torch.light_fake import light_mode, unmarked
+
 try:
     from torch._subclasses.fake_tensor import FakeTensorMode
 except ImportError:  # pragma: no cover - another torch
@@ -21,7 +23,7 @@ except ImportError:  # pragma: no cover - another torch
 
 @lru_cache(maxsize=1)
 def _mode() -> Any | None:
-    return None if FakeTensorMode is None else FakeTensorMode()
+    return None if FakeTensorMode is None else light_mode(FakeTensorMode)
 
 
 @contextmanager
@@ -38,7 +40,7 @@ def fake_tensors() -> Iterator[bool]:
     was_disabled = log.disabled
     log.disabled = True
     try:
-        with mode:
+        with unmarked(), mode:
             yield True
     finally:
         log.disabled = was_disabled

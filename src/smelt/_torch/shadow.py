@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from smelt._torch import dispatch
+from smelt._torch.light_fake import light_mode
 
 try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -33,7 +34,7 @@ class Shadows:
     """The shadows of one staged run; tensors over one storage have shadows over one storage."""
 
     def __init__(self) -> None:
-        self._mode: Any = FakeTensorMode()
+        self._mode: Any = light_mode(FakeTensorMode)
         self._log = logging.getLogger("torch._subclasses.fake_tensor")
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:

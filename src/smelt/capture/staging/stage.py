@@ -22,6 +22,7 @@ import torch
 
 from smelt._torch import shadow
 from smelt._torch.dispatch import recording
+from smelt._torch.light_fake import unmarked
 from smelt._torch.record_modes import modes
 from smelt.capture.captured import Captured, State, _input_names, _name_of, _returned
 from smelt.capture.convert.runtime import installed
@@ -81,7 +82,7 @@ def stage(
         arguments = flatten_arguments(args, run.kwargs)
     except CaptureError as error:
         return run.failed(error)
-    with _everything_kept():
+    with _everything_kept(), unmarked():
         return run.run(arguments)
 
 
@@ -203,8 +204,10 @@ class _Run:
 
     def _facts(self, symbols: Symbols, graph: Graph) -> SizeFacts:
         """What the run found out of its symbols. Raises: CannotStage where it went another way than the native run."""
-        hints = {name: origin.hint for name, origin in symbols.origins.items()}
-        other = "" if self.native.graph is None else disagreement(self.native.graph, graph, hints)
+        # Where a size is taken for another than it is, the native run tells nothing.
+        is_other = any(free.only is not None for free in (self.dynamic or {}).values())
+        native = None if is_other else self.native.graph
+        other = "" if native is None else disagreement(native, graph, symbols.given)
         if other:
             raise CannotStage(
                 f"with sizes as symbols the program went another way: {other}",

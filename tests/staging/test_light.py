@@ -1,0 +1,133 @@
+"""A staged run does without torch's own compiler, whose import takes longer than the run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from smelt._torch import light_fake
+from smelt._torch.shadow import Shadows
+
+_PROGRAM = """
+    import sys
+    import torch
+    from torch.nn import functional as F
+    import smelt
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+            self.norm = torch.nn.LayerNorm(4)
+
+        def forward(self, x, weight):
+            y = self.norm(self.b(F.gelu(self.a(x)))) + weight[1:] * 2 - x ** 2
+            if y.sum() > 0:
+                y = F.softmax(y, -1) @ y.transpose(-1, -2)
+            else:
+                y = torch.where(y > 0, y.exp(), y.sigmoid()).clamp(-1, 1) @ y.T
+            n = 0
+            while y.abs().max() > 0.5 and n < 20:
+                y, n = y * 0.7 + y.mean() / 10, n + 1
+            return y[torch.arange(2)], n
+
+    model = Net()
+    compiled = smelt.compile(model)
+    x, weight = torch.randn(5, 4), torch.randn(6, 8)[:, ::2]
+    with torch.no_grad():
+        for sign in (1, -1, 3):
+            expected, got = model(x * sign, weight), compiled(x * sign, weight)
+            assert got[1] == expected[1] and torch.allclose(got[0], expected[0], atol=1e-5), (got, expected)
+    (row,) = compiled.stats().rows
+    print(row.entry.is_staged, "torch._dynamo" in sys.modules)
+"""
+
+
+def _run(text: str) -> str:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_it_is_not_imported() -> None:
+    assert _run(_PROGRAM) == "True False"
+
+
+def test_all_is_torchs_own_where_torch_is_made_otherwise() -> None:
+    other = "import smelt._torch.light_fake as light\nlight._light_classes = lambda mode: None\n"
+    assert _run(other + textwrap.dedent(_PROGRAM)).startswith("True")
+
+
+def test_the_compiler_works_afterwards() -> None:
+    later = """
+        compiled = torch.compile(lambda x: torch._refs.add(x, x).sin(), backend="eager")
+        assert torch.equal(compiled(x), (x + x).sin())
+        print("torch._dynamo" in sys.modules)
+    """
+    assert _run(textwrap.dedent(_PROGRAM) + textwrap.dedent(later)) == "True False\nTrue"
+
+
+def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device, tensor.requires_grad
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(3, 4),
+        lambda: torch.randn(3, 4).T,
+        lambda: torch.randn(8, 4)[1::2, 1:3],
+        lambda: torch.randn(()),
+        lambda: torch.empty(0, 3, dtype=torch.int64),
+        lambda: torch.randn(3, requires_grad=True),
+        lambda: torch.nn.Parameter(torch.randn(2, 2)),
+        lambda: torch.randn(2, 3, dtype=torch.complex64).conj(),
+        lambda: torch.randn(1, 3).expand(5, 3),
+        lambda: torch.view_as_real(torch.randn(2, 3, dtype=torch.complex64)),
+    ],
+)
+def test_shadows_are_those_of_torch(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    light = light_fake._made(*_classes(monkeypatch))
+    tensor = make()  # type: ignore[operator]
+    theirs, ours = (
+        FakeTensorMode().from_tensor(tensor, static_shapes=True),
+        light.from_tensor(tensor, static_shapes=True),
+    )
+    assert _facts(ours) == _facts(theirs) == _facts(tensor)
+    assert type(ours) is type(theirs)
+    assert ours.is_leaf == theirs.is_leaf == tensor.is_leaf
+    assert ours._is_view() == theirs._is_view() == tensor._is_view()
+
+
+def test_views_of_one_memory_have_shadows_of_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    light = light_fake._made(*_classes(monkeypatch))
+    base = torch.randn(4, 4)
+    one, other, apart = (light.from_tensor(t, static_shapes=True) for t in (base[1:], base.T, base.clone()))
+    assert one.untyped_storage()._cdata == other.untyped_storage()._cdata != apart.untyped_storage()._cdata
+    assert light.from_tensor(base, static_shapes=True) is light.from_tensor(base, static_shapes=True)
+
+
+def test_marks_are_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(light_fake, "sys", SimpleNamespace(modules={}))
+    kernels = light_fake._marked_kernels()
+    assert kernels
+    assert not any(vars(kernel).get("__dynamo_disable") is kernel for kernel in kernels)
+    with light_fake.unmarked():
+        assert all("__dynamo_disable" in vars(kernel) for kernel in kernels)
+        with light_fake.unmarked(), Shadows().running():
+            torch.empty(2).add(1)
+        assert all("__dynamo_disable" in vars(kernel) for kernel in kernels)
+    assert not any(vars(kernel).get("__dynamo_disable") is kernel for kernel in kernels)
+
+
+def _classes(monkeypatch: pytest.MonkeyPatch) -> tuple[object, object, object]:
+    """The classes, whether or not something else has loaded the compiler in this process."""
+    monkeypatch.setattr(light_fake, "sys", SimpleNamespace(modules={}))
+    found = light_fake._light_classes.__wrapped__(FakeTensorMode)
+    assert found is not None
+    return found
