@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from smelt.capture import Captured, Signature
 from smelt.capture.dynamic.spec import Origin, SizeFacts, Spot
 from smelt.capture.signature import NAMES
-from smelt.capture.tree import Container, NumberLeaf, TensorLeaf, Tree
+from smelt.capture.tree import ConstantLeaf, leaves
 from smelt.compiler.size_texts import readable
 from smelt.diag import InternalError
 from smelt.ir import TensorType
@@ -83,19 +83,9 @@ def _range(name: str, origin: Origin) -> list[SizeCheck]:
 def _guard_places(signature: Signature) -> Iterator[tuple[int, str]]:
     """Where guards find each input: they count the fields of a named tuple."""
     for name, tree in zip(NAMES, (signature.args, signature.kwargs), strict=True):
-        yield from _places(tree, name)
-
-
-def _places(tree: Tree, path: str) -> Iterator[tuple[int, str]]:
-    match tree:
-        case TensorLeaf(index) | NumberLeaf(index):
-            yield index, path
-        case Container():
-            labels = [f"[{key!r}]" for key in tree.keys] or [f"[{i}]" for i in range(len(tree.items))]
-            for label, item in zip(labels, tree.items, strict=True):
-                yield from _places(item, path + label)
-            for name, item in zip(tree.names, tree.attributes, strict=True):
-                yield from _places(item, f"{path}.{name}")
+        for place, leaf in leaves(tree, name):
+            if not isinstance(leaf, ConstantLeaf):
+                yield leaf.index, place
 
 
 def _shown(dim: Dim) -> int | str:

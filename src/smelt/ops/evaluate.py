@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,13 +53,6 @@ def evaluate(
             code="S0107",
         )
     return list(_Run(graph, lookup, observe, silent).region(graph.body, inputs))
-
-
-def evaluate_node(graph: Graph, node: Node, values: Mapping[Value, Any], lookup: Lookup) -> Sequence[Any]:
-    """The results of one node of a graph, its regions included, for the values that it uses from outside."""
-    run = _Run(graph, lookup, None)
-    run.values.update(values)
-    return run.node(node)
 
 
 def same_number(a: Any, b: Any) -> bool:

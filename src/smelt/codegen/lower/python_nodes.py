@@ -25,9 +25,6 @@ from smelt.ir import Arg, ListType, Node, TensorType, TupleType, Value
 from smelt.ops.convert import dtype_to_torch, to_torch
 from smelt.runtime.plan import PyCall
 
-_Lookup = Callable[[str, str], Any]
-
-
 Wanted = TensorType | int
 """How a result is given: laid out as this type says, so many tensors, or 0 for any other value."""
 
@@ -41,25 +38,14 @@ def lower_python(ctx: Context, node: Node) -> None:
     used = [value for value in node.results if value.users]
     parts = parts_of([node], ctx.statics.graph, ctx.lookup, ctx.compiler)
 
-    def make(counts: tuple[int | None, ...], unsafe: tuple[int, ...], wanted: tuple[Wanted, ...]) -> PythonRun:
-        return PythonRun(parts, uses, used, counts, unsafe, wanted)
-
-    emit_python(ctx, uses, used, make, read)
+    emit_python(ctx, parts, uses, used, read)
     ctx.note(node, "python", node.op)
 
 
 def emit_python(
-    ctx: Context,
-    uses: Sequence[Value],
-    results: Sequence[Value],
-    make: Callable[[tuple[int | None, ...], tuple[int, ...], tuple[Wanted, ...]], Callable[..., Any]],
-    read: Sequence[int] = (),
+    ctx: Context, parts: Sequence[Part], uses: Sequence[Value], results: Sequence[Value], read: Sequence[int] = ()
 ) -> None:
-    """Call what `make` makes, with the values that are used, for these results.
-
-    make: takes how many tensors each value is (None: it is one value), which of all of them are memory that is written
-        over or must not be, and how each result is wanted. read: slots that it reads besides.
-    """
+    """Go through parts in one call, with the values that they use, for these results. read: slots read besides."""
     slots: list[int] = []
     counts: list[int | None] = []
     unsafe: list[int] = []
@@ -67,7 +53,7 @@ def emit_python(
         found = _slots(ctx, value)
         counts.append(None if isinstance(found, int) else len(found))
         for slot in (found,) if isinstance(found, int) else found:
-            if is_unsafe(ctx, slot):
+            if _is_unsafe(ctx, slot):
                 unsafe.append(len(slots))
             slots.append(slot)
     outs: list[int] = []
@@ -84,7 +70,8 @@ def emit_python(
             outs.append(ctx.number(value).slot)
             wanted.append(0)
     ctx.share(results)
-    ctx.builder.emit(PyCall(make(tuple(counts), tuple(unsafe), tuple(wanted)), (*slots, *read), tuple(outs)))
+    run = PythonRun(parts, uses, results, tuple(counts), tuple(unsafe), tuple(wanted))
+    ctx.builder.emit(PyCall(run, (*slots, *read), tuple(outs)))
 
 
 def move(ctx: Context, rows: Sequence[tuple[Arg, int]]) -> None:
@@ -98,7 +85,7 @@ def move(ctx: Context, rows: Sequence[tuple[Arg, int]]) -> None:
             continue
         found = _slots(ctx, arg)
         slots = (found,) if isinstance(found, int) else tuple(found)
-        unsafe = tuple(len(sources) + n for n, slot in enumerate(slots) if is_unsafe(ctx, slot))
+        unsafe = tuple(len(sources) + n for n, slot in enumerate(slots) if _is_unsafe(ctx, slot))
         make = None if isinstance(found, int) else (list if isinstance(arg.type, ListType) else tuple)
         takes.append(_Take(make, len(slots), unsafe))
         sources.extend(slots)
@@ -159,7 +146,7 @@ def _slots(ctx: Context, value: Value) -> int | list[int]:
     return ctx.number(value).slot
 
 
-def is_unsafe(ctx: Context, slot: int) -> bool:
+def _is_unsafe(ctx: Context, slot: int) -> bool:
     """Whether a tensor's memory is written over, or must not be: what Python keeps of it is a copy."""
     kind = ctx.builder.storage_of(slot).kind
     return kind in ("arena", "held") or (kind in ("input", "state", "owned") and ctx.has_writes)
@@ -176,33 +163,37 @@ def _element_slots(ctx: Context, value: Value, type_: TupleType) -> list[int]:
 
 
 class PythonRun:
-    """Parts as a step of a plan: what it gives lies as planned, and is the plan's own."""
+    """Parts as a step of a plan: what it gives lies as planned, and is the plan's own.
+
+    counts: how many tensors each value of `uses` is (None: it is one value). unsafe: which of them all are memory that
+    is written over or must not be. wanted: how each value of `gives` is.
+    """
 
     def __init__(
         self,
         parts: Sequence[Part],
-        uses: tuple[Value, ...],
+        uses: Sequence[Value],
         gives: Sequence[Value],
         counts: tuple[int | None, ...],
         unsafe: tuple[int, ...],
         wanted: tuple[Wanted, ...],
     ) -> None:
-        self._parts, self._uses, self._gives = tuple(parts), uses, tuple(gives)
+        self._parts, self._uses, self._gives = tuple(parts), tuple(uses), tuple(gives)
         self._counts, self._unsafe, self._wanted = counts, unsafe, wanted
         self._is_flat = all(count is None for count in counts)
         self.__qualname__ = "python"
 
     def __call__(self, *found: Any) -> Sequence[Any]:
         unsafe = {t.untyped_storage().data_ptr() for i in self._unsafe if isinstance(t := found[i], torch.Tensor)}
-        given = found[: len(self._uses)] if self._is_flat else grouped(self._uses, self._counts, found)
+        given = found[: len(self._uses)] if self._is_flat else _grouped(self._uses, self._counts, found)
         values = dict(zip(self._uses, given, strict=True))
         for part in self._parts:
             part.take(values)
         results: list[Any] = []
         for value, wanted in zip(self._gives, self._wanted, strict=True):
-            own = kept(values[value], unsafe) if unsafe else values[value]
+            own = _kept(values[value], unsafe) if unsafe else values[value]
             if isinstance(wanted, TensorType):
-                results.append(laid_out(own, wanted))
+                results.append(_laid_out(own, wanted))
             elif wanted == 0:
                 results.append(own)
             else:
@@ -210,7 +201,7 @@ class PythonRun:
         return results
 
 
-def grouped(values: Sequence[Value], counts: Sequence[int | None], found: Sequence[Any]) -> list[Any]:
+def _grouped(values: Sequence[Value], counts: Sequence[int | None], found: Sequence[Any]) -> list[Any]:
     """The values from what lies in the slots: the tensors of a tuple or a list are put together."""
     rest = iter(found)
     return [
@@ -223,17 +214,17 @@ def _sequence(value: Value, items: list[Any]) -> Any:
     return items if isinstance(value.type, ListType) else tuple(items)
 
 
-def kept(value: Any, unsafe: set[int]) -> Any:
+def _kept(value: Any, unsafe: set[int]) -> Any:
     """A value as Python may keep it."""
     match value:
         case torch.Tensor():
             shares = value.layout == torch.strided and value.untyped_storage().data_ptr() in unsafe
             return value.clone() if shares else value
         case tuple() | list():
-            parts = [kept(item, unsafe) for item in value]
+            parts = [_kept(item, unsafe) for item in value]
             return _like(value, parts)
         case dict():
-            return {key: kept(item, unsafe) for key, item in value.items()}
+            return {key: _kept(item, unsafe) for key, item in value.items()}
     return value
 
 
@@ -243,7 +234,7 @@ def _like(value: Sequence[Any], parts: list[Any]) -> Any:
     return tuple(parts) if type(value) is tuple else value
 
 
-def laid_out(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
+def _laid_out(tensor: torch.Tensor, type_: TensorType) -> torch.Tensor:
     """The tensor in the strides of its type: the arms of a branch may differ in theirs."""
     if tensor.stride() == type_.steps or tuple(tensor.shape) != type_.sizes:
         return tensor

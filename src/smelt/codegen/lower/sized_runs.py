@@ -18,7 +18,7 @@ from smelt.codegen.fusion.regions import used_values
 from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.growing import Lists
 from smelt.codegen.lower.plain import is_number, is_plain_type
-from smelt.codegen.lower.python_nodes import PythonRun, emit_python
+from smelt.codegen.lower.python_nodes import emit_python
 from smelt.codegen.lower.python_parts import around, parts_of
 from smelt.ir import Node, Value
 from smelt.ops.effects import effects
@@ -76,6 +76,6 @@ def lower_sized(ctx: Context, nodes: Sequence[Node]) -> None:
     """One call for a run of nodes."""
     uses, gives = around(nodes)
     parts = parts_of(nodes, ctx.statics.graph, ctx.lookup, ctx.compiler)
-    emit_python(ctx, uses, gives, lambda counts, unsafe, wanted: PythonRun(parts, uses, gives, counts, unsafe, wanted))
+    emit_python(ctx, parts, uses, gives)
     for node in nodes:
         ctx.note(node, "python", f"with {len(nodes) - 1} others" if len(nodes) > 1 else node.op)
