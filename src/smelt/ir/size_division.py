@@ -31,7 +31,7 @@ def quotient(trace: Trace, p: Poly, q: Poly, value: int) -> Poly:
         return whole
     shared = gcd(by, *(c for _, c in rest)) * (1 if by > 0 else -1)
     rest, by = tuple((m, c // shared) for m, c in rest), by // shared
-    return terms.add(whole, _divided(trace, "//", rest, terms.constant(by), value - _at(trace, whole)))
+    return terms.add(whole, _divided(trace, "//", rest, terms.constant(by), value - trace.at_hand(whole)))
 
 
 def remainder(trace: Trace, p: Poly, q: Poly, value: int) -> Poly:
@@ -74,13 +74,3 @@ def _floor(a: float, b: float) -> float:
     if abs(a) == INFINITY:
         return a
     return (0 if a >= 0 else -1) if b == INFINITY else a // b
-
-
-def _at(trace: Trace, p: Poly) -> int:
-    """What a polynomial is at the sizes at hand."""
-    total = 0
-    for monomial, coefficient in p:
-        for index in monomial:
-            coefficient *= int(trace.values[index])
-        total += coefficient
-    return total

@@ -213,6 +213,15 @@ class Trace:
 
     # --- comparisons ----------------------------------------------------------------------------------------------
 
+    def at_hand(self, p: Poly) -> int:
+        """What a polynomial is at the sizes at hand."""
+        total = 0
+        for monomial, coefficient in p:
+            for index in monomial:
+                coefficient *= int(self.values[index])
+            total += coefficient
+        return total
+
     def compare(self, operator: Literal["<", "<=", "=="], difference: Poly, value: int) -> bool:
         """Whether `difference` compares so to 0; `value` is what it is now."""
         decided = self.decide(operator, difference)

@@ -193,15 +193,6 @@ class CaptureTrace(Trace):
             return terms.constant_of(p)
         return Size(self, p, self.at_hand(p))
 
-    def at_hand(self, p: Poly) -> int:
-        """The value at the sizes at hand."""
-        total = 0
-        for monomial, coefficient in p:
-            for index in monomial:
-                coefficient *= int(self.values[index])
-            total += coefficient
-        return total
-
     def poly_of(self, number: Number) -> Poly:
         """The polynomial of an integer."""
         return number.poly if type(number) is Size else terms.constant(int(number))
