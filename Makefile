@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.smelt-installed
 
-.PHONY: run test lint types layers unit nightly mutants bench clean
+.PHONY: run test lint types layers unit nightly mutants neon bench clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,15 +29,12 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
-# The mutation fuzzer changes whatever a program can reach, and torch's own tracer, which the doors ask, keeps state for
-# the process: each in processes of its own, so that it meets nothing of others.
+# The mutation fuzzer changes whatever a program can reach: in processes of its own, so that it meets nothing of others.
 FUZZER := tests/guards/test_fuzzer.py
-DOORS := tests/doors
 
 unit: $(STAMP)
-	$(BIN)/pytest -n 2 -m "not nightly" --ignore=$(FUZZER) --ignore=$(DOORS)
+	$(BIN)/pytest -n 2 -m "not nightly" --ignore=$(FUZZER)
 	$(BIN)/pytest -n 2 -m "not nightly" $(FUZZER)
-	$(BIN)/pytest -n 2 -m "not nightly" $(DOORS)
 
 nightly: $(STAMP)
 	$(BIN)/pytest -n 2 -m nightly
@@ -46,6 +43,12 @@ nightly: $(STAMP)
 # Bugs seeded one by one into a copy of the sources: the tests must catch each.
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants.run
+
+# The kernel tests on code for 64-bit Arm, under qemu (Debian: qemu-user-static gcc-aarch64-linux-gnu
+# libc6-dev-arm64-cross).
+neon: $(STAMP)
+	SMELT_EMULATE=neon $(BIN)/pytest -n 2 tests/kernels tests/contract/test_kernels.py tests/contract/test_epilogues.py \
+	  tests/conv/test_kernels.py tests/attention/test_kernels.py
 
 bench: $(STAMP)
 	$(BIN)/smelt bench --json bench/results/latest.json --plot bench/results/latest.png

@@ -7,6 +7,7 @@ smelt.explain(c)                what became of it, and why
 smelt.parse(str(p.graph))       graphs are text that parses back
 """
 
+from smelt import schedules
 from smelt.capture.scripting.annotations import (
     bf16,
     bool_,
@@ -35,7 +36,7 @@ from smelt.diag import (
 )
 from smelt.inspect import Report, explain
 from smelt.ir import Graph, parse
-from smelt.scheduling import schedule
+from smelt.scheduling import Primitive, apply, list_primitives, register_primitive, schedule, tune
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ __all__ = [
     "InternalError",
     "Options",
     "PackageError",
+    "Primitive",
     "Program",
     "Report",
     "ScheduleError",
@@ -53,6 +55,7 @@ __all__ = [
     "SmeltWarning",
     "VerifyError",
     "__version__",
+    "apply",
     "bf16",
     "bool_",
     "c64",
@@ -68,9 +71,13 @@ __all__ = [
     "i16",
     "i32",
     "i64",
+    "list_primitives",
     "parse",
+    "register_primitive",
     "schedule",
+    "schedules",
     "script",
     "trace",
+    "tune",
     "u8",
 ]

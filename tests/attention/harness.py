@@ -21,19 +21,23 @@ from smelt.codegen.llvm.objects import KernelSource, compile_kernels
 from smelt.ops.convert import dtype_from_torch
 from smelt.runtime.cpu import cpu_flags
 from smelt.runtime.loader import LoadedCode, host_machine, load_object
+from tests import emulated
+from tests.emulated import emulated_isas, is_emulated
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 
 def isas() -> list[Isa]:
-    """All targets of this CPU that kernels are made for, the best first."""
+    """All targets of this CPU that kernels are made for, the best first, or what is emulated."""
+    if emulated_isas():
+        return emulated_isas()
     found = [best(host_machine(), cpu_flags(), limit) for limit in ("", "avx2", "baseline")]
     return list(dict.fromkeys(isa for isa in found if isa is not None))
 
 
 def host() -> Isa:
-    """The best target of this CPU."""
-    return host_isa() or BASELINE_X86
+    """The best target of this CPU, or what is emulated."""
+    return next(iter(emulated_isas()), None) or host_isa() or BASELINE_X86
 
 
 @lru_cache(maxsize=64)
@@ -97,7 +101,8 @@ class Case:
 
     def load(self) -> None:
         """Build the kernel, which is kept."""
-        _loaded(self.work(torch.empty_like(self.q)).source, self.isa)
+        if not is_emulated(self.isa):
+            _loaded(self.work(torch.empty_like(self.q)).source, self.isa)
 
     def _spread(self) -> torch.Tensor:
         assert self.mask is not None
@@ -111,11 +116,13 @@ class Case:
         out.fill_(float("nan"))
         work = self.work(out)
         buffers = [self.q, self.k, self.v, out, *([] if self.mask is None else [self._spread()])]
-        args = (ctypes.c_int64 * (len(buffers) + len(work.words)))(*(t.data_ptr() for t in buffers), *work.words)
-        function = _FUNCTION(_loaded(work.source, self.isa).address(work.source.symbol))
         bounds = [0, *cuts, work.items]
         ranges = list(pairwise(bounds))
         random.Random(7).shuffle(ranges)
+        if is_emulated(self.isa):
+            return None if emulated.run(work.source, buffers, work.words, ranges, work.scratch_nbytes) else out
+        args = (ctypes.c_int64 * (len(buffers) + len(work.words)))(*(t.data_ptr() for t in buffers), *work.words)
+        function = _FUNCTION(_loaded(work.source, self.isa).address(work.source.symbol))
         codes = [_run_range(function, args, begin, end, work.scratch_nbytes) for begin, end in ranges]
         return None if any(codes) else out
 

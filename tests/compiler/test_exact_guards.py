@@ -30,7 +30,7 @@ def test_all_guards_hold_one_by_one(target) -> None:  # type: ignore[no-untyped-
     args = (torch.ones(2, 4),) if isinstance(target, nn.Module) else (torch.ones(2, 4), torch.ones(4))
     with torch.no_grad():
         compiled(*args)
-        (row,) = dispatcher_of(compiled)._rows
+        (row,) = dispatcher_of(compiled).stats().rows
         failed = row.guards.first_failed(args, {})
         assert failed is None, row.guards.explain(failed, args, {})
 

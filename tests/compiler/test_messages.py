@@ -67,7 +67,7 @@ def test_a_call_whose_compilation_fails_is_counted(monkeypatch: pytest.MonkeyPat
     def fail(unit: Unit) -> None:
         raise InternalError("no machine code today")
 
-    monkeypatch.setattr(Unit, "finish", fail)
+    monkeypatch.setattr(Unit, "prepare", fail)
     compiled = smelt.compile(lambda x: x * 2)
     with pytest.warns(SmeltWarning, match="no machine code today"), torch.no_grad():
         assert compiled(torch.ones(2)).tolist() == [2, 2]

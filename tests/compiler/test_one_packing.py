@@ -10,7 +10,7 @@ import torch
 
 import smelt
 from smelt.codegen.llvm.isa import host_isa
-from smelt.codegen.lower import own_products
+from smelt.codegen.lower import packed_weight
 from smelt.codegen.lower.packs import packs
 
 pytestmark = pytest.mark.skipif(host_isa() is None, reason="own kernels are not built here")
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.skipif(host_isa() is None, reason="own kernels are not 
 def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Size]]:
     """The shapes of the weights that were packed."""
     found: list[torch.Size] = []
-    pack = own_products._pack
+    pack = packed_weight.pack
 
-    def noted(ctx: object, weight: torch.Tensor, *rest: object) -> torch.Tensor:
+    def noted(weight: torch.Tensor, *rest: object) -> torch.Tensor:
         found.append(weight.shape)
-        return pack(ctx, weight, *rest)  # type: ignore[arg-type]
+        return pack(weight, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(own_products, "_pack", noted)
+    monkeypatch.setattr(packed_weight, "pack", noted)
     with torch.no_grad():
         yield found
 

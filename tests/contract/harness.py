@@ -18,16 +18,20 @@ from smelt.codegen.contract.problem import Problem
 from smelt.codegen.contract.tiling import tiling_for
 from smelt.codegen.llvm.isa import AVX2, BASELINE_X86, Isa, host_isa
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
-from smelt.codegen.lower.own_products import packed_by_torch
+from smelt.codegen.lower.packed_weight import packed_by_torch
 from smelt.ir import DType
 from smelt.runtime.kernels import kernels
+from tests import emulated
+from tests.emulated import emulated_isas, is_emulated
 
 DTYPES = {torch.float32: DType.F32, torch.float64: DType.F64, torch.bfloat16: DType.BF16}
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 
 def isas() -> list[Isa]:
-    """The instruction sets that this machine runs, best first."""
+    """The instruction sets that this machine runs, best first, or what is emulated."""
+    if emulated_isas():
+        return emulated_isas()
     host = host_isa()
     order = ("baseline", "avx2", "avx512")
     if host is None or host.name not in order:
@@ -50,6 +54,9 @@ def run_items(
     ranges: Sequence[tuple[int, int]],
 ) -> None:  # fmt: skip
     """Run ranges of items, each with scratch full of NaN."""
+    if is_emulated(isa):
+        assert emulated.run(source, tensors, words, ranges, scratch_nbytes + 64) == 0
+        return
     args = (ctypes.c_int64 * (len(tensors) + len(words)))(*(t.data_ptr() for t in tensors), *words)
     scratch = torch.empty(scratch_nbytes // 4 + 32)
     at = -(-scratch.data_ptr() // 64) * 64

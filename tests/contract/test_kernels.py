@@ -9,7 +9,7 @@ from smelt.codegen.contract.gemm import Right
 from smelt.codegen.contract.packing import Packing, packing_source
 from smelt.codegen.contract.tiling import tiling_for
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.lower.own_products import packed_by_torch, unpacked
+from smelt.codegen.lower.packed_weight import packed_by_torch, unpacked
 from tests.contract.harness import DTYPES, isas, lying, normal, product, rms, run_items
 
 RIGHTS: tuple[Right, ...] = ("packed", "rows", "columns")

@@ -71,6 +71,23 @@ def test_feed_forward(isa: None, rows: int) -> None:
     assert plan.report.memory.packed_nbytes >= packed and (packed or plan.report.memory.packed_nbytes == 0)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [5, 64, 160])
+def test_a_weight_that_is_read_again_and_again_is_packed(isa: None, rows: int, size: int) -> None:
+    kind, steps = f"f32[{rows}, {size}]", 5
+    lines = [f"%{i + 1}: {kind} = aten.linear.default(%{i if i else 'x'}, %w)" for i in range(steps)]
+    body = "\n".join([f'%w: f32[{size}, {size}] = param("w")', *lines, f"return %{steps}"])
+    x, w = normal(rows, size), normal(size, size, seed=1) / size**0.5
+    plan = lowered(f"graph f(%x: {kind}) -> {kind} {{\n{body}\n}}", {"w": w})
+    assert plan.report.memory.packed_nbytes >= w.nbytes
+    eager, exact = x, x.double()
+    for _ in range(steps):
+        eager, exact = eager @ w.t(), exact @ w.double().t()
+    for executable in executables(plan.plan):
+        (found,) = run(plan, executable, [x], {"w": w})
+        assert rms_ratio(found, eager, exact) <= 1.5
+
+
 @pytest.mark.parametrize("rows", [4, 40])
 def test_error(isa: None, rows: int) -> None:
     text = """\

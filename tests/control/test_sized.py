@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from smelt.codegen.lower import lower, sized_block
+from smelt.codegen.lower import lower, lowering, sized_block
 from smelt.codegen.lower.python_nodes import PythonRun
 from smelt.codegen.lower.python_parts import While
 from smelt.codegen.lower.sized_block import SizedBlock
@@ -84,9 +84,12 @@ def blocks(plan: Any) -> list[SizedBlock]:
 
 
 def block_of(text: str = CHAIN) -> tuple[Any, SizedBlock]:
+    """The block of a graph that is lowered without padding."""
     graph = parse(text)
     verify(graph)
-    lowered = lower(graph, no_state, Options())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "padded", lambda graph: graph)
+        lowered = lower(graph, no_state, Options())
     (block,) = blocks(lowered.plan)
     return graph, block
 

@@ -17,13 +17,17 @@ from smelt.codegen.llvm.isa import Isa, best_isa
 from smelt.codegen.llvm.objects import KernelSource, compile_kernels
 from smelt.runtime.cpu import cpu_flags
 from smelt.runtime.loader import LoadedCode, host_machine, load_object
+from tests import emulated
+from tests.emulated import emulated_isas, is_emulated
 
 Tensor = torch.Tensor
 _KERNEL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 
 def isas() -> dict[str, Isa]:
-    """The instruction sets that this machine can run, by the value of SMELT_ISA."""
+    """The instruction sets that this machine can run, by the value of SMELT_ISA, or what is emulated."""
+    if emulated_isas():
+        return {isa.name: isa for isa in emulated_isas()}
     found = {name: best_isa(host_machine(), cpu_flags(), name) for name in ("avx512", "avx2", "baseline")}
     return {isa.name: isa for isa in found.values() if isa is not None}
 
@@ -73,19 +77,26 @@ def run(
     n, c, h, w = case.x.stride()
     plan = plan_kernel(isa, shape, (n, c, h, w), epilogue)
     assert plan is not None
-    code, symbol = _loaded(plan.text, isa)
     sizes = (shape.n, shape.oh, shape.ow, shape.cout)
     # Around the result lies what no kernel may touch.
     memory = torch.full((sizes[0] * sizes[1] * sizes[2] * sizes[3] + 128,), -7.0)
     out = memory[64:-64].view(sizes).permute(0, 3, 1, 2)
     held = plan.pack(case.weight)
     buffers = [case.x, out, *held, *operands]
+    starts = reversed(range(0, plan.items, min(chunk, plan.items)))
+    ranges = [(begin, min(begin + chunk, plan.items)) for begin in starts]
+    if _refuses(plan, isa, buffers, ranges):
+        raise Refused
+    assert bool((memory[:64] == -7).all()) and bool((memory[-64:] == -7).all())
+    return out, plan
+
+
+def _refuses(plan: ConvPlan, isa: Isa, buffers: Sequence[Tensor], ranges: Sequence[tuple[int, int]]) -> bool:
+    if is_emulated(isa):
+        return emulated.run(KernelSource.of(plan.text), buffers, plan.words, ranges, plan.scratch_nbytes + 64) != 0
+    code, symbol = _loaded(plan.text, isa)
     args = (ctypes.c_int64 * (len(buffers) + len(plan.words)))(*[b.data_ptr() for b in buffers], *plan.words)
     scratch = torch.full((plan.scratch_nbytes // 4 + 32,), torch.nan)
     aligned = (scratch.data_ptr() + 63) // 64 * 64
     kernel = _KERNEL(code.address(symbol))
-    for begin in reversed(range(0, plan.items, min(chunk, plan.items))):
-        if kernel(ctypes.addressof(args), begin, min(begin + chunk, plan.items), aligned):
-            raise Refused
-    assert bool((memory[:64] == -7).all()) and bool((memory[-64:] == -7).all())
-    return out, plan
+    return any(kernel(ctypes.addressof(args), begin, end, aligned) for begin, end in ranges)

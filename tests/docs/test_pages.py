@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -17,6 +19,15 @@ def test_pages_have_code() -> None:
     assert {"kernels", "profiling"} <= {page.stem for page in PAGES}
 
 
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """A page may set how many threads there are."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "cache"))
@@ -28,6 +39,13 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         path = tmp_path / f"{page.stem}_{block.start()}.py"
         path.write_text("\n" * text[: block.start(1)].count("\n") + block.group(1), encoding="utf-8")
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), names)
+
+
+def test_the_tutorial_is_the_example() -> None:
+    page = (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    example = (DOCS.parent / "examples" / "tutorial_attention.py").read_text(encoding="utf-8")
+    code = "\n".join(block.group(1) for block in _BLOCK.finditer(page))
+    assert example.split('"""', 2)[2].split() == code.split()
 
 
 @pytest.mark.parametrize("page", [*sorted(DOCS.rglob("*.md")), *DOCS.parent.glob("*.md")], ids=lambda page: page.name)

@@ -48,6 +48,11 @@ class ReplayEntry:
 
     def on_constants(self, watch: Any) -> None: ...
 
+    def prepare(self) -> None:
+        self.finish()
+
+    def pause(self) -> None: ...
+
     def finish(self) -> None:
         self.finished = True
 

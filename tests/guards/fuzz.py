@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 
 import smelt
 from smelt.compiler.compiled import dispatcher_of
-from smelt.compiler.compiled_dispatch import STORM_LIMIT
+from smelt.compiler.compiled_table import STORM_LIMIT
 
 Apply = Callable[[], Callable[[], None]]  # makes a change, returns what takes it back
 _MISSING = object()
@@ -39,13 +39,17 @@ _OWN = ("tests.", "fuzz_")
 
 @dataclass(frozen=True)
 class Subject:
-    """A program to compile, its arguments, and the environment variables that it reads."""
+    """A program to compile, its arguments, and the environment variables that it reads.
+
+    state: dicts and lists that it changes (of a dict, some keys): compared after each call, and put back.
+    """
 
     name: str
     fn: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     environment: tuple[str, ...] = ()
+    state: Callable[[], list[tuple[Any, tuple[str, ...]]]] = list
 
 
 @dataclass
@@ -709,18 +713,39 @@ def outcome(fn: Any, subject: Subject) -> Any:
     args, kwargs = pytree.tree_map(_fresh, (subject.args, subject.kwargs))
     state = list(fn_state(subject.fn))
     before = [tensor.detach().clone() for tensor in state]
+    places = subject.state()
+    contents = [_contents(*place) for place in places]
     torch.manual_seed(0)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            leaves, structure = pytree.tree_flatten(fn(*args, **kwargs))
+            leaves, structure = pytree.tree_flatten(
+                (fn(*args, **kwargs), [_contents(*place) for place in subject.state()])
+            )
     except Exception as error:
-        return type(error), str(error)
+        return type(
+            error
+        ), f"{error}, and leaves {[_contents(*place) for place in subject.state()]}" if places else str(error)
     finally:
+        for (container, _), content in zip(places, contents, strict=True):
+            _put_contents(container, content)
         for tensor, held in zip(state, before, strict=True):  # statistics that training updates
             if not torch.equal(tensor, held):
                 tensor.data.copy_(held)
     return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
+
+
+def _contents(container: Any, keys: tuple[str, ...]) -> Any:
+    if isinstance(container, list):
+        return list(container)
+    return {key: container[key] for key in keys or container if key in container}
+
+
+def _put_contents(container: Any, contents: Any) -> None:
+    if isinstance(container, list):
+        container[:] = contents
+    else:
+        container.update(contents)
 
 
 def fn_state(fn: Any) -> Iterator[torch.Tensor]:
@@ -776,7 +801,8 @@ def fuzz(subject: Subject, every: int = 1, start: int = 0, again: bool = False) 
             return report
         first = outcome(subject.fn, subject)
         for kind, name, change in walk.places[start::every]:
-            if again and dispatcher_of(compiled).stats().builds > STORM_LIMIT - 4:
+            is_split = bool(subject.state()) and not dispatcher_of(compiled).has_state
+            if is_split or (again and dispatcher_of(compiled).stats().builds > STORM_LIMIT - 4):
                 compiled = _compiled(subject, report, again)
             before = len(report.stale)
             _try(subject, compiled, kind, name, change, first, report)
@@ -790,11 +816,12 @@ def _compiled(subject: Subject, report: Report, again: bool) -> Any:
     for _ in range(4):
         outcome(compiled, subject)
     stats = dispatcher_of(compiled).stats()
-    if stats.fallbacks or not stats.rows or stats.rows[0].entry is None:
+    is_known = dispatcher_of(compiled).has_state if subject.state() else not stats.fallbacks
+    if not is_known or not stats.rows or stats.rows[0].entry is None:
         report.uncompiled = str(next(iter(stats.fallbacks), "no entry"))
         return None
     if not again:
-        dispatcher_of(compiled)._guarded_builds = STORM_LIMIT
+        dispatcher_of(compiled)._builds._guarded = STORM_LIMIT
     return compiled
 
 

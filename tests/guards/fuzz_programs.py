@@ -504,6 +504,37 @@ class Indirect(nn.Module):
         return self.parts["plain"](x)
 
 
+class Stateful(nn.Module):
+    """A module that counts, averages, appends to lists and keeps tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.calls, self.rate = 3, 0.5
+        self.average = torch.ones(4)
+        self.table: dict[str, Any] = {"rows": 2, "last": torch.zeros(4)}
+        self.seen: list[torch.Tensor] = []
+        self.register_buffer("moving", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.rate *= 0.9
+        y = self.linear(x) * self.rate
+        self.average = self.average * self.rate + y.mean(0)
+        self.table["rows"] += x.shape[0]
+        self.table["last"] = y.sum(0) + self.table["last"]
+        self.moving = self.moving * 0.5 + y.mean(0)
+        self.seen.append(y.mean())
+        return y * self.calls + self.table["rows"] + self.average + self.moving
+
+    def state(self) -> list[tuple[Any, tuple[str, ...]]]:
+        """What it changes; no builtin of this module is called, which the fuzzer replaces."""
+        own: Any = self.__dict__
+        found = [(own, ("calls", "rate", "average", "table", "seen")), (own["_buffers"], ("moving",))]
+        held = [own.get(name) for name in ("table", "seen")]
+        return [*found, *((value, ()) for value in held if type(value) in (dict, list))]
+
+
 def subjects() -> list[Subject]:
     """All programs, with fixed arguments."""
     torch.manual_seed(0)
@@ -526,6 +557,8 @@ def subjects() -> list[Subject]:
     modules = [Block(), Block(config=CONFIG), Wider(torch.relu), Nested(), Norms(), Hooked(), Indirect()]
     for i, module in enumerate(modules):
         found.append(Subject(f"{type(module).__name__}_{i}", module.eval(), (x,)))
+    stateful = Stateful().eval()
+    found.append(Subject("Stateful", stateful, (x,), state=stateful.state))
     found.append(Subject("Block_no_residual", Block().eval(), (x,), {"residual": False}))
     found.append(Subject("Convolution", Convolution().eval(), (torch.randn(2, 2, 8, 8),)))
     found.append(Subject("Attending", Attending().eval(), (torch.randint(0, 10, (2, 5)),)))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-import smelt.compiler.compiled_dispatch as dispatch
+import smelt.compiler.compiled_table as table
 from smelt.compiler.compiled import CompiledFunction, make_compile
 from smelt.diag import CaptureError, SmeltError, SmeltWarning
 from tests.guards.double import Builder, plain_builder
@@ -461,10 +461,10 @@ def test_a_storm_is_bounded_and_named_once() -> None:
     c = builder.compile(lambda x, step: x + step)
     x = torch.ones(2)
     with pytest.warns(SmeltWarning, match=r"value of args\[1\]") as caught:
-        for step in range(3 * dispatch.STORM_LIMIT):
+        for step in range(3 * table.STORM_LIMIT):
             assert torch.equal(c(x, step), x + step)
     assert len(caught) == 1
-    assert len(builder.entries) == dispatch.STORM_LIMIT and len(c.stats().rows) == dispatch.ENTRY_LIMIT
+    assert len(builder.entries) == table.STORM_LIMIT and len(c.stats().rows) == table.ENTRY_LIMIT
     assert any("was 0, now 1" in text for text in c.stats().misses)
 
 

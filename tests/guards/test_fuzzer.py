@@ -15,7 +15,7 @@ from tests.guards.fuzz import Subject, fuzz
 from tests.guards.fuzz_programs import subjects
 
 _SUBJECTS = {subject.name: subject for subject in subjects()}
-_COMPILING_ANEW = ("with_config", "with_inheritance", "closures", "Hooked_5", "method")
+_COMPILING_ANEW = ("with_config", "with_inheritance", "closures", "Hooked_5", "method", "Stateful")
 _MODELS = {"bert": 83, "gpt2": 97, "llama": 89, "vit": 101, "t5": 151}  # each so-manieth place in `make test`
 
 

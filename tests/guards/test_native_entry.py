@@ -63,14 +63,14 @@ def warm(compiled: Any, *args: Any, **kwargs: Any) -> Any:
     """The compiled object's first row, after calls enough that native code serves it."""
     for _ in range(3):
         compiled(*args, **kwargs)
-    row = dispatcher_of(compiled)._rows[0]
+    row = dispatcher_of(compiled).stats().rows[0]
     assert row.native is not None
     return row
 
 
 def verdicts(compiled: Any, row: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, bool]:
     """What native code and Python say of a call."""
-    native = dispatcher_of(compiled)._native.holds(row.native.guards, args, kwargs)
+    native = dispatcher_of(compiled)._table._native.holds(row.native.guards, args, kwargs)
     return native, row.guards.check(args, kwargs) is None
 
 
@@ -81,12 +81,12 @@ def test_a_call_is_served_natively() -> None:
     compiled, args = smelt.compile(lerp, options=RULE), xyw()
     row = warm(compiled, *args)
     assert row.native.runs_plan and row.native.guards.asks == 0
-    before, served = compiled.stats(), dispatcher_of(compiled)._counters.calls
+    before, served = compiled.stats(), dispatcher_of(compiled).counters.calls
     for _ in range(5):
         torch.testing.assert_close(compiled(*args), lerp(*args))
     after = compiled.stats()
     assert (before.calls, after.calls, row.hits) == (3, 8, 7)
-    assert dispatcher_of(compiled)._counters.calls == served + 5
+    assert dispatcher_of(compiled).counters.calls == served + 5
     assert row.entry.executable.stats.runs == after.rows[0].hits
 
 
@@ -176,7 +176,7 @@ def test_a_patched_call_of_all_modules_leaves_it_native() -> None:
     original = nn.Module.__call__
     nn.Module.__call__ = lambda self, *args: original(self, *args)  # type: ignore[method-assign]
     try:
-        assert dispatcher_of(compiled)._native.is_installed(type(compiled))
+        assert dispatcher_of(compiled)._table._native.is_installed(type(compiled))
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]
 
@@ -238,7 +238,7 @@ def _row_for(args: tuple[Any, ...], kwargs: dict[str, Any], writes: bool = True)
 def entry_code() -> Any:
     compiled = smelt.compile(lerp, options=RULE)
     warm(compiled, *xyw())
-    return dispatcher_of(compiled)._native
+    return dispatcher_of(compiled)._table._native
 
 
 def value_from(rng: random.Random, tensors: list[Any], depth: int = 0) -> Any:
@@ -351,7 +351,7 @@ def test_states_are_seen_whatever_symbols_there_are(hidden: tuple[str, ...]) -> 
     with shim.hidden(*hidden):
         compiled, args = smelt.compile(lerp, options=RULE), xyw()
         row = warm(compiled, *args)
-    served = dispatcher_of(compiled)._counters
+    served = dispatcher_of(compiled).counters
     for name, state in STATES.items():
         before = served.calls
         with state():
@@ -437,7 +437,7 @@ def test_changes_of_what_is_read_are_seen(name: str, way: str) -> None:
         compiled = smelt.compile(model, options=RULE)
         for _ in range(4):
             torch.testing.assert_close(compiled(x), model(x))
-        row = dispatcher_of(compiled)._rows[0]
+        row = dispatcher_of(compiled).stats().rows[0]
         assert (row.native is not None) == (way == "native")
         CHANGES[name](model)
         for _ in range(3):
@@ -449,7 +449,7 @@ def test_changes_of_what_is_read_are_seen(name: str, way: str) -> None:
 def test_other_names_of_a_namespace_may_change() -> None:
     compiled, args = smelt.compile(lambda x: x * SCALE, options=RULE), (torch.randn(3),)
     row = warm(compiled, *args)
-    served = dispatcher_of(compiled)._counters
+    served = dispatcher_of(compiled).counters
     for i in range(5):
         globals()["_UNRELATED"] = i
         before = served.calls
@@ -636,7 +636,7 @@ def test_compiled_objects_are_freed() -> None:
     model = nn.Linear(3, 3)
     compiled = smelt.compile(model, options=RULE)
     warm(compiled, torch.randn(2, 3))
-    executable = weakref.ref(dispatcher_of(compiled)._rows[0].entry.executable)
+    executable = weakref.ref(dispatcher_of(compiled).stats().rows[0].entry.executable)
     del compiled
     gc.collect()
     assert executable() is None
@@ -673,7 +673,7 @@ def test_without_the_adapter_calls_go_through_python(name: str, monkeypatch: pyt
         compiled, args = smelt.compile(lerp, options=RULE), xyw()
         for _ in range(4):
             torch.testing.assert_close(compiled(*args), lerp(*args))
-        assert dispatcher_of(compiled)._rows[0].native is None and compiled.stats().rows[0].hits == 3
+        assert dispatcher_of(compiled).stats().rows[0].native is None and compiled.stats().rows[0].hits == 3
 
 
 def test_classes_laid_out_otherwise_are_left_alone() -> None:

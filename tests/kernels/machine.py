@@ -18,6 +18,8 @@ from smelt.codegen.llvm.text import KERNEL_PARAMETERS, FunctionText
 from smelt.ir import DType
 from smelt.runtime.cpu import cpu_flags
 from smelt.runtime.loader import LoadedCode, host_machine, load_object
+from tests import emulated
+from tests.emulated import emulated_isas, is_emulated
 
 TORCH_DTYPE = {
     DType.BOOL: torch.bool,
@@ -37,7 +39,9 @@ _BEYOND = 1 << 16
 
 
 def machine_isas() -> list[Isa]:
-    """Every instruction set that this machine runs, best first."""
+    """Every instruction set that this machine runs, best first, or what is emulated."""
+    if emulated_isas():
+        return emulated_isas()
     found = (best_isa(host_machine(), cpu_flags(), limit) for limit in ("", "avx2", "baseline"))
     return list(dict.fromkeys(isa for isa in found if isa is not None))
 
@@ -57,6 +61,8 @@ def call(
     scratch_nbytes: int = 0,
 ) -> int:
     """Run a kernel over ranges of its items, which must keep to its scratch memory; the first code that is not 0."""
+    if is_emulated(isa):
+        return emulated.run(source, tensors, words, ranges, scratch_nbytes)
     address = load(source.text, isa).address(source.symbol)
     function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)(
         address

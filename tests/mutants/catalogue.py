@@ -21,6 +21,7 @@ _FUSED_DTYPES = "tests/fusion/test_dtypes.py"
 _GROUPS = "tests/fusion/test_groups.py"
 _PARTITION = "tests/fusion/test_partition.py"
 _EMISSION = "tests/kernels/test_nest_emission.py"
+_STEPS = "tests/kernels/test_directed_nests.py"
 _LANES = "tests/kernels/test_lanes.py"
 _PRODUCTS = "tests/contract/test_kernels.py"
 _EPILOGUES = "tests/contract/test_epilogues.py"
@@ -421,10 +422,34 @@ EMISSION = (
     Mutant(
         "nest: end of an item",
         "codegen/llvm/nest_loops.py",
-        "bounds = (start, self._least(stop, self.frame.size(blocked)))",
+        "bounds = (start, self._least(stop, self._stop(blocked)))",
         "bounds = (start, stop)",
         "the last item goes on past the end of the loop",
         (f"{_EMISSION}::test_every_length",),
+    ),
+    Mutant(
+        "nest: the last tile",
+        "codegen/llvm/nest_loops.py",
+        "if not is_whole(self.frame.nest.sizes[loop], level.tile):",
+        "if False:",
+        "a last tile that is smaller goes on past the end of the loop",
+        (f"{_STEPS}::test_what_keeps_the_order_keeps_the_bits",),
+    ),
+    Mutant(
+        "nest: turns left over by bodies in a row",
+        "codegen/llvm/nest_loops.py",
+        "return all(is_whole(cut, times) for cut in cuts)",
+        "return True",
+        "turns that are no whole number of bodies are left out",
+        (f"{_STEPS}::test_what_keeps_the_order_keeps_the_bits",),
+    ),
+    Mutant(
+        "nest: tiles of the first of equal elements",
+        "codegen/llvm/nest_directed.py",
+        "if first is not None or adds:",
+        "if adds:",
+        "argmax over two loops, one of them tiled, gives another one of equal elements",
+        (f"{_STEPS}::test_what_cannot_be_is_refused_with_a_reason",),
     ),
     Mutant(
         "nest: sums in one chain",

@@ -45,12 +45,9 @@ scalars = st.one_of(
     st.complex_numbers(max_magnitude=4),
 )
 BY_NAME = {op.name: op for op in PYTHON_OPS}
-OF_SCALARS = [
-    op
-    for op in PYTHON_OPS
-    if op.results == 1
-    and op.name not in ("py.call", "py.setitem", "py.delitem", "py.insert", "py.append", "py.pow", "py.getattr")
-]
+# An operand of these is a container, or the name of something.
+_OF_OTHERS = ("call", "setitem", "delitem", "insert", "append", "pow", "getattr", "attempt")
+OF_SCALARS = [op for op in PYTHON_OPS if op.results == 1 and op.name.removeprefix("py.") not in _OF_OTHERS]
 
 
 def type_of(value: Any) -> Type:
@@ -309,3 +306,20 @@ def test_joins_of_tensors() -> None:
     assert arg_fits((), ListType(STR)) and not arg_fits((1,), ListType(STR)) and arg_fits((1, 2.0), ListType(ANY))
     assert not fits(type_("f32[8]"), type_("f32[s]")) and not fits(type_("f32[_]"), type_("f32[8]"))
     assert not fits(type_("f32[4, 8]{1, 4}"), type_("f32[_, _]")) and fits(type_("f32[4, 8]{1, 4}"), type_("f32[?]"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(OF_SCALARS), st.lists(scalars, min_size=1, max_size=3))
+def test_an_attempt_tells_what_is_raised(op: Any, args: list[Any]) -> None:
+    graph, node = one_node("py.attempt", [op.name, *args])
+    (told,) = evaluate(graph, [op.name, *args])
+    assert not effects(node).may_throw
+    try:
+        op.run(*args)
+    except Exception as error:
+        assert told == [
+            f"{type(error).__module__}.{type(error).__qualname__}",
+            str(error.args[0]) if error.args else "",
+        ]
+    else:
+        assert told == []

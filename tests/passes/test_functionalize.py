@@ -363,3 +363,21 @@ def test_tensors_of_unknown_sizes_are_written_whole() -> None:
         3,  # type: ignore[arg-type]
     )
     assert "with (" in text and "add_" not in text
+
+
+def test_a_norm_in_training_is_added_to_another_one_in_place() -> None:
+    text = check(
+        """graph f(%x: f32[2, 3, 2]) -> f32[2, 3, 2] {
+          %ma: f32[3] = buffer("ma")
+          %va: f32[3] = buffer("va")
+          %mb: f32[3] = buffer("mb")
+          %vb: f32[3] = buffer("vb")
+          %a: f32[2, 3, 2] = aten.batch_norm.default(%x, None, None, %ma, %va, True, 0.1, 1e-05, True)
+          %b: f32[2, 3, 2] = aten.batch_norm.default(%x, None, None, %mb, %vb, True, 0.1, 1e-05, True)
+          %c: f32[2, 3, 2] = aten.add_.Tensor(%a, %b)
+          return %c
+        }""",
+        torch.arange(12.0).reshape(2, 3, 2),
+        state={"ma": torch.zeros(3), "va": torch.ones(3), "mb": torch.zeros(3), "vb": torch.ones(3)},
+    )
+    assert "add.Tensor" in text

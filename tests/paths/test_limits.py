@@ -13,7 +13,7 @@ from torch import Tensor
 
 import smelt
 from smelt import SmeltWarning
-from smelt.compiler import compiled_dispatch
+from smelt.compiler import compiled_build
 from smelt.compiler.paths import PATIENCE
 
 from .judge import agree
@@ -49,7 +49,7 @@ def test_a_value_that_differs_at_each_call_is_left_to_eager_with_one_warning() -
 
 
 def test_paths_that_are_used_stay_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_dispatch, "PATH_LIMIT", 4)
+    monkeypatch.setattr(compiled_build, "PATH_LIMIT", 4)
     compiled = smelt.compile(by_count)
     for n in range(4):
         for _ in range(6):
@@ -121,7 +121,7 @@ def test_threads(name: str) -> None:
 
 def draws_between(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """Draw between a path that missed and its record, as another thread may: the call takes the missed way then."""
-    miss = compiled_dispatch.Dispatcher._miss
+    miss = compiled_build.Builds.miss
     left = [times]
 
     def drawing(self: Any, args: Any, kwargs: Any, missed: Any) -> Any:
@@ -130,7 +130,7 @@ def draws_between(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
             torch.manual_seed(SEED_OF_HIGH)
         return miss(self, args, kwargs, missed)
 
-    monkeypatch.setattr(compiled_dispatch.Dispatcher, "_miss", drawing)
+    monkeypatch.setattr(compiled_build.Builds, "miss", drawing)
 
 
 def test_draws_of_another_thread_between_a_miss_and_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,3 +295,28 @@ def test_explain_tells_the_way_of_each_graph() -> None:
     assert whys == {"the first call of its kind", f"the value of a tensor was 1.0, now 2.0 (read at {where})"}
     assert [row["guard"] for row in report.recompiles] == [f"the value of a tensor was 1.0, now 2.0 (read at {where})"]
     assert "read of data" in str(report)
+
+
+def by_rank(x: Tensor) -> Tensor:
+    h = torch.tanh(x @ x.t())
+    k = int((h.sum() * 0 + x[0, 0]).floor())
+    for i in range(6):
+        if k == i:
+            return h.reshape((1,) * i + (3, 3))
+    return h
+
+
+def test_a_value_that_was_found_leads_to_the_path_it_belongs_to() -> None:
+    compiled = smelt.compile(by_rank)
+    inputs = [torch.full((3, 4), n + 0.5) for n in range(6)]
+    for x in inputs:
+        for _ in range(4):
+            assert torch.allclose(compiled(x), by_rank(x))
+    (paths,) = {id(row.paths): row.paths for row in compiled.stats().rows}.values()
+    assert paths is not None
+    for turn in range(3):
+        for x in inputs[:: 1 if turn % 2 else -1]:
+            before = paths.misses
+            found, expected = compiled(x), by_rank(x)
+            assert found.shape == expected.shape and torch.allclose(found, expected)
+            assert paths.misses <= before + 1

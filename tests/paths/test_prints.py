@@ -153,3 +153,22 @@ def test_a_trace_that_prints_does_not_warn_of_it(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "above|6.0|2.00\n"
     assert torch.equal(program(-torch.ones(3)), -torch.ones(3) - 1)
     assert capsys.readouterr().out == f"below {LOG}!\n"
+
+
+def writes_and_raises(x: Tensor) -> None:
+    print("before")
+    x.add_(2)
+    if x[0] > 2:
+        raise ValueError("large")
+    print("after", end="")
+
+
+def test_a_call_that_raises_has_written_and_printed_once() -> None:
+    compiled, traced = smelt.compile(writes_and_raises), smelt.trace(writes_and_raises, torch.zeros(3))
+    for value in (-1.0, -1.0, 2.0, 2.0, -1.0):
+        seen = []
+        for program in (compiled, traced, writes_and_raises):
+            x = torch.full((3,), value)
+            seen.append((*told(program, x), x.tolist()))
+        assert seen[0] == seen[1] == seen[2], value
+    assert not compiled.stats().fallbacks

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 FLOAT, DOUBLE, LONG, BOOL = "float32", "float64", "int64", "bool"
 SHAPES = ((3, 4), (4, 3), (4,), (3,), ())
@@ -67,6 +67,7 @@ class Writer:
     locked: set[str] = field(default_factory=set)
     acts: bool = False
     prints: bool = False
+    parts: ClassVar[tuple[str, ...]] = ()
 
     # ---------------------------------------------------------------- helpers
 
@@ -91,6 +92,24 @@ class Writer:
 
     def attribute(self, name: str) -> str:
         return f"self.{name}" if self.is_module else f"STATE.{name}"
+
+    # ---------------------------------------------------------------- what other writers have more of
+
+    def more(self) -> dict[str, Kind]:
+        """Further parameters."""
+        return {}
+
+    def opening(self) -> list[str]:
+        """Statements before all others."""
+        return []
+
+    def parameters(self, names: list[str]) -> list[str]:
+        """The parameters as the signature says them."""
+        return names
+
+    def calls(self, names: list[str]) -> tuple[list[str], list[str]]:
+        """Five calls' arguments as expressions, and what they give by name, if anything."""
+        return _arguments(self.rng, names), []
 
     # ---------------------------------------------------------------- numbers of Python
 
@@ -1020,11 +1039,14 @@ def _tensor(rng: Random, kind: Kind, call: int, first: str = "") -> str:
     return text
 
 
-def generate(seed: int, size: int = 0) -> Generated:
-    """The program of this number. size: about how many statements it has; 0: many or few."""
+def generate(seed: int, size: int = 0, kind: type[Writer] = Writer, prelude: str = "") -> Generated:
+    """The program of this number. size: about how many statements it has; 0: many or few.
+
+    kind, prelude: who writes it, and what its file has before it (`wide.wide`).
+    """
     rng = Random(seed)
     is_module = rng.random() < 0.5
-    writer = Writer(rng, is_module, budget=size or rng.choice([3, 5, 8, 14, 22]))
+    writer = kind(rng, is_module, budget=size or rng.choice([3, 5, 8, 14, 22]))
     # What acts on Python's objects is left to eager as a whole, so most programs do not.
     writer.acts, writer.prints = rng.random() < 0.2, rng.random() < 0.2
     names = ["x", *rng.sample(sorted(set(_TENSORS) - {"x"}), rng.randint(0, 3))]
@@ -1033,6 +1055,7 @@ def generate(seed: int, size: int = 0) -> Generated:
         names.append("items")
     for name in names:
         writer.scope[name] = _TENSORS.get(name) or _PLAIN.get(name) or ("list", VECTOR)
+    writer.scope |= writer.more()
     body: list[str] = []
     while writer.budget > 0:
         body += writer.block(5, _Place())
@@ -1040,25 +1063,33 @@ def generate(seed: int, size: int = 0) -> Generated:
             break
     # An argument is mostly not written, so that a program does more than to change it.
     body = [f"{n} = {n}.clone()" for n in names if n in _TENSORS and rng.random() < 0.4] + body
+    body = writer.opening() + body
     body += [f"return {writer.result()}"]
     lines = ["import torch", "import torch.nn.functional as F", "from torch import nn", "", "NAN = float('nan')", ""]
+    lines += prelude.splitlines()
     state = ["count = 0", "flag = False", "scale = 1.5", "log = []"]
     if is_module:
         lines += ["", "class Program(nn.Module):", "    def __init__(self):", "        super().__init__()"]
         lines += [f"        self.{line}" for line in state]
         lines += ["        self.register_buffer('buffer', torch.tensor([1.0, -2.0, 0.5, 3.0]))"]
         lines += ["        self.register_buffer('steps', torch.tensor(0))"]
+        lines += [f"        {line}" for line in writer.parts]
         lines += ["        self.linear = nn.Linear(4, 4)", "        torch.manual_seed(1)"]
         lines += ["        nn.init.normal_(self.linear.weight)", "        nn.init.zeros_(self.linear.bias)", ""]
-        lines += [f"    def forward({', '.join(['self', *names])}):", *("        " + line for line in body)]
+        lines += [
+            f"    def forward({', '.join(['self', *writer.parameters(names)])}):",
+            *("        " + line for line in body),
+        ]
         lines += ["", "", "def make():", "    return Program().eval()"]
     else:
         lines += ["", "class STATE:", *("    " + line for line in state)]
         lines += ["    buffer = torch.tensor([1.0, -2.0, 0.5, 3.0])", "    steps = torch.tensor(0)", "", ""]
-        lines += [f"def program({', '.join(names)}):", *("    " + line for line in body)]
+        lines += [f"def program({', '.join(writer.parameters(names))}):", *("    " + line for line in body)]
         lines += ["", "", "def make():", "    return program"]
-    lines += ["", "", "def calls():", "    return ["]
-    lines += [f"        {call}," for call in _arguments(rng, names)]
-    lines += ["    ]", ""]
+    calls, named = writer.calls(names)
+    for function, rows in (("calls", calls), ("named", named)):
+        if rows:
+            lines += ["", "", f"def {function}():", "    return [", *(f"        {row}," for row in rows), "    ]"]
+    lines.append("")
     writer.note("module" if is_module else "function")
     return Generated(seed, "\n".join(lines), writer.used)

@@ -13,13 +13,18 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.programs.generate import generate
+from tests.programs.broad import broad
+from tests.programs.generate import Generated, generate
 from tests.programs.sized import sized
+from tests.programs.wide import wide
 
-_CHUNK = 50
+_CHUNK = 200
+_WAYS = ("compile", "trace", "staged", "script")
+KINDS: dict[str, Callable[[int, int], Generated]] = {"generate": generate, "wide": wide, "broad": broad}
 
 
 def main() -> None:
@@ -29,15 +34,19 @@ def main() -> None:
     parser.add_argument("count", type=int)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1e9, help="stop starting work after this time")
-    parser.add_argument("--ways", default="compile,trace,staged")
+    parser.add_argument("--ways", default=",".join(_WAYS))
     parser.add_argument("--own", action="store_true", help="with kernels of our own")
     parser.add_argument("--size", type=int, default=0, help="statements of each program; 0: many or few")
     parser.add_argument("--quick", action="store_true", help="one order of calls")
+    parser.add_argument("--vary", action="store_true", help="other strides, shared memory, modes, changing state")
+    parser.add_argument("--kind", choices=list(KINDS), default="generate", help="which constructs")
     parser.add_argument("--sizes", action="store_true", help="other sizes and numbers at each call")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", type=Path)
     options = parser.parse_args()
-    if options.sizes and options.ways == "compile,trace,staged":
+    if options.vary and options.ways == ",".join(_WAYS):
+        options.ways = "compile"
+    if options.sizes and options.ways == ",".join(_WAYS):
         options.ways = "compile,dynamic"
     if options.worker is not None:
         _work(options)
@@ -54,21 +63,32 @@ def _work(options: Any) -> None:
     from tests.programs.judge import OPTIONS, ORDERS, OWN, judge
 
     torch.set_num_threads(1)
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, options.worker.open("a") as log:
         for seed in range(options.first, options.first + options.count):
+            if time.perf_counter() - started > options.seconds:
+                break
             log.write(json.dumps({"start": seed}) + "\n")
             log.flush()
             path = Path(folder) / f"program_{seed}.py"
-            text = generate(seed, options.size).text
+            text = KINDS[options.kind](seed, options.size).text
             path.write_text(sized(text, seed) if options.sizes else text)
             begun = time.perf_counter()
             try:
                 orders = ORDERS[seed % 2 :][:1] if options.quick else ORDERS
-                verdict = judge(path, options.ways.split(","), OWN if options.own else OPTIONS, orders)
-                row = {"seed": seed, "size": options.size, **vars(verdict), "s": round(time.perf_counter() - begun, 2)}
+                verdict = judge(
+                    path,
+                    options.ways.split(","),
+                    OWN if options.own else OPTIONS,
+                    orders,
+                    seed if options.vary else None,
+                )
+                row = {"seed": seed, **vars(verdict), "s": round(time.perf_counter() - begun, 2)}
             except Exception as error:
                 row = {"seed": seed, "difference": f"the judge: {type(error).__name__}: {error}"}
-            log.write(json.dumps(row) + "\n")
+            if row["difference"] or row.get("internal"):
+                print(seed, row["difference"] or row["internal"], flush=True)
+            log.write(json.dumps({**row, "size": options.size, "kind": options.kind}) + "\n")
             log.flush()
 
 
@@ -86,7 +106,9 @@ def _collect(options: Any) -> list[dict[str, Any]]:
                 command = [sys.executable, "-m", "tests.programs.run", str(first), str(count), "--worker", str(log)]
                 command += ["--ways", options.ways, "--size", str(options.size)]
                 command += (["--own"] if options.own else []) + (["--quick"] if options.quick else [])
-                command += ["--sizes"] if options.sizes else []
+                command += (["--sizes"] if options.sizes else []) + ["--kind", options.kind]
+                command += ["--vary"] if options.vary else []
+                command += ["--seconds", str(options.seconds - (time.perf_counter() - begun))]
                 process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
                 running.append((process, log, first, count))
             if not running:
@@ -126,17 +148,43 @@ def kind_of(text: str) -> str:
     return re.sub(r"\[[^\]]*\]", "[…]", text)[:110]
 
 
+def _by_way(rows: list[dict[str, Any]]) -> list[str]:
+    """How many programs each way was asked for, what came of it, and what it cost."""
+    lines, seconds = [], defaultdict(list)
+    for row in rows:
+        for way, time_s in row.get("seconds", {}).items():
+            seconds[way].append(time_s)
+    for way, times in seconds.items():
+        came = Counter(_came(part) for row in rows for part in row.get(way, "").split("; typed: ")[:1] if part)
+        shares = ", ".join(f"{what} {100 * n / len(times):.1f}%" for what, n in came.most_common(12))
+        lines.append(f"{way}: {len(times)} programs, {sum(times) / len(times):.2f} s each. {shares}")
+    typed = Counter(_came(row["script"].split("; typed: ")[1]) for row in rows if "; typed: " in row.get("script", ""))
+    if typed:
+        shares = ", ".join(f"{what} {100 * n / typed.total():.1f}%" for what, n in typed.most_common(12))
+        lines.append(f"script with the types of a call: {typed.total()} programs. {shares}")
+    return lines
+
+
+def _came(text: str) -> str:
+    """What came of a way, without its numbers and names."""
+    if text.startswith("refused"):
+        return "refused"
+    return text.split(",")[0] if text.startswith("accepted") else kind_of(text)[:70]
+
+
 def report(rows: list[dict[str, Any]]) -> str:
     """What was run and found."""
     constructs: Counter[str] = Counter()
     for row in rows:
-        constructs.update(generate(row["seed"], row.get("size", 0)).constructs.keys())
+        make = KINDS[row.get("kind", "generate")]
+        constructs.update(make(row["seed"], row.get("size", 0)).constructs.keys())
     total = max(len(rows), 1)
     lines = [f"{len(rows)} programs; the share of programs with each construct:"]
     items = [f"{name} {100 * n / total:.0f}%" for name, n in constructs.most_common()]
     lines += ["  " + ", ".join(items[i : i + 6]) for i in range(0, len(items), 6)]
     captured = Counter(row.get("captured", "") or "not reached" for row in rows)
     lines.append("captured: " + ", ".join(f"{k} {100 * n / total:.1f}%" for k, n in captured.most_common()))
+    lines += _by_way(rows)
     for title, key in (
         ("differences", "difference"),
         ("internal errors", "internal"),

@@ -1,4 +1,4 @@
-"""The smallest program that still differs: `python -m tests.programs.shrink SEED`."""
+"""The smallest program that still differs: `python -m tests.programs.shrink [KIND:]SEED|FILE [WAYS] [KEY]`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.programs.generate import generate
-from tests.programs.run import kind_of
+from tests.programs.run import KINDS, kind_of
 
 
 def shrink(text: str, fails: Callable[[str], bool], seconds: float = 120) -> str:
@@ -124,7 +123,8 @@ def main() -> None:
     torch.set_num_threads(1)
     which, ways = sys.argv[1], tuple(sys.argv[2].split(",")) if len(sys.argv) > 2 else ("compile", "trace", "staged")
     key = sys.argv[3] if len(sys.argv) > 3 else "difference"
-    text = generate(int(which)).text if which.isdigit() else Path(which).read_text()
+    kind, _, number = which.rpartition(":")
+    text = KINDS[kind or "generate"](int(number), 0).text if number.isdigit() else Path(which).read_text()
     with tempfile.TemporaryDirectory() as folder:
         count = 0
 

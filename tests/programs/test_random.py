@@ -9,35 +9,52 @@ import pytest
 from tests.programs.generate import generate
 from tests.programs.judge import OPTIONS, ORDERS, OWN, judge
 from tests.programs.run import report
+from tests.programs.wide import wide
+from tests.programs.wide_tables import EXPRESSIONS, WRITES
 
 PROGRAMS, PARTS = 150, 10
+BY_SCRIPT = range(3, 33)  # the nightly target scripts all
+WAYS = ("compile", "trace", "staged")
 
 
-def _check(folder: Path, seeds: range, size: int, **options: object) -> list[dict[str, object]]:
+def _check(folder: Path, seeds: range, size: int, is_wide: bool = False, **options: object) -> list[dict[str, object]]:
     rows = []
     for seed in seeds:
         path = folder / f"program_{seed}.py"
-        path.write_text(generate(seed, size).text)
+        path.write_text((wide if is_wide else generate)(seed, size).text)
         verdict = judge(path, **options)  # type: ignore[arg-type]
         assert not verdict.difference, f"{verdict.difference}\n{path.read_text()}"
         assert not verdict.internal, f"{verdict.internal}\n{path.read_text()}"
-        rows.append({"seed": seed, "size": size, **vars(verdict)})
+        rows.append({"seed": seed, "size": size, "kind": "wide" if is_wide else "generate", **vars(verdict)})
     return rows
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_programs(part: int, tmp_path: Path) -> None:
     each = PROGRAMS // PARTS
-    rows = _check(tmp_path, range(part * each, part * each + each), 5, orders=ORDERS[part % 2 :][:1])
+    rows = _check(tmp_path, range(part * each, part * each + each), 5, orders=ORDERS[part % 2 :][:1], ways=WAYS)
     print(report(rows))
 
 
+@pytest.mark.parametrize("part", range(4))
+def test_random_programs_of_more_constructs(part: int, tmp_path: Path) -> None:
+    options = OWN if part % 2 else OPTIONS
+    seeds, orders = range(4 * part, 4 * part + 4), ORDERS[part // 2 :][:1]
+    print(report(_check(tmp_path, seeds, 5, True, options=options, orders=orders, ways=WAYS)))
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_random_programs_by_script(part: int, tmp_path: Path) -> None:
+    print(report(_check(tmp_path, BY_SCRIPT[part::3], 5, ways=("script",))))
+
+
 @pytest.mark.nightly
+@pytest.mark.parametrize("is_wide", [False, True])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("part", range(50))
-def test_many_random_programs(part: int, own: bool, tmp_path: Path) -> None:
+def test_many_random_programs(part: int, own: bool, is_wide: bool, tmp_path: Path) -> None:
     first = 1_000_000 + 200 * part + (100 if own else 0)
-    rows = _check(tmp_path, range(first, first + 100), 0, options=OWN if own else OPTIONS)
+    rows = _check(tmp_path, range(first, first + 100), 0, is_wide, options=OWN if own else OPTIONS)
     print(report(rows))
 
 
@@ -46,6 +63,9 @@ def test_each_construct_is_written() -> None:
     for seed in range(400):
         written |= set(generate(seed).constructs)
     assert written >= CONSTRUCTS, CONSTRUCTS - written
+    for seed in range(400):
+        written |= set(wide(seed).constructs)
+    assert written >= MORE, MORE - written
 
 
 CONSTRUCTS = {
@@ -57,4 +77,12 @@ CONSTRUCTS = {
     "attribute effect", "print", "f-string", "comprehension", "match", "try", "with", "random numbers",
     "dtype conversion", "None or a tensor", "range of data", "write to an argument's container",
     "any/all of a generator",
+}  # fmt: skip
+MORE = {
+    *(construct for group in EXPRESSIONS.values() for construct in group), *(what for _, what in WRITES),
+    "error that is caught", "text of an error", "raise again", "try else", "finally", "own context manager",
+    "several views at once", "object", "object that is written", "named tuple", "dict comprehension", "set",
+    "nested comprehension", "sorted", "zip and map", "reversed", "defaultdict", "setdefault", "dict merge",
+    "list methods", "list slice assign", "star unpacking", "text", "generator", "alias in a list", "walrus",
+    "functions in a list", "loop over modules", "nested loops", "while True", "range with a step",
 }  # fmt: skip

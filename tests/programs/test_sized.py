@@ -50,3 +50,28 @@ def test_writes_to_parts_of_each_other_do_not_double_the_work(monkeypatch: pytes
         assert torch.equal(compiled(x), program(x))
     assert compiled.stats().fallbacks == {}
     assert 0 < pulled < 20_000
+
+
+def test_a_plan_of_library_calls_alone_has_many_sizes() -> None:
+    def program(x: torch.Tensor, s: torch.Tensor) -> None:
+        s.neg_()
+
+    compiled = smelt.compile(program, options=OPTIONS, dynamic=True)
+    with torch.no_grad():
+        for width in (12, 5, 1, 0):
+            x, s = torch.rand(3, width).t(), torch.tensor(2.0)
+            compiled(x, s)
+            assert s == -2
+    assert compiled.stats().fallbacks == {}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_float_whose_text_is_asked_for_is_zero_with_its_sign(dynamic: bool | None) -> None:
+    def program(x: torch.Tensor, n: float) -> tuple[torch.Tensor, str]:
+        return x * n, f"{n:.1f}"
+
+    compiled = smelt.compile(program, options=OPTIONS, dynamic=dynamic)
+    x, nan = torch.ones(2), float("nan")
+    for n in (1.0, 2.0, 0.0, -0.0, nan, 0.0, nan, -0.0):
+        assert str(compiled(x, n)) == str(program(x, n))
+    assert compiled.stats().fallbacks == {}

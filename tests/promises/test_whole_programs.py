@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import smelt
+from smelt.runtime.plan import PyCall
 from tests.promises.whole_programs import CASES
 
 # The graphs that serve all calls: one with all ways in it; one for each shape of tree, where recursion follows Python's
@@ -100,6 +101,16 @@ def test_one_traced_graph_holds_for_all_ways(name: str) -> None:
     traced = smelt.trace(program, calls[0])
     for args in (*calls, *calls[::-1]):
         _assert_same(_run(traced, args), _run(program, args))
+
+
+@pytest.mark.parametrize("name", ["nms", "router", "ragged"])
+def test_sizes_from_data_never_enter_python(name: str) -> None:
+    program, calls = CASES[name].make(), CASES[name].calls()
+    compiled = smelt.compile(program)
+    _run(compiled, calls[0])
+    (row,) = compiled.stats().rows
+    assert row.entry is not None
+    assert not [i for i in row.entry.lowered.plan.instructions if isinstance(i, PyCall)]
 
 
 def test_why_a_stack_is_captured_by_paths() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from smelt.diag import InternalError, SmeltWarning
 from smelt.runtime.executable import Executable
@@ -119,19 +120,23 @@ def test_a_view_outlives_its_source(runner: Runner) -> None:
     torch.testing.assert_close(got, (x[48:] * 2 + 1) * 2 + 1, rtol=0, atol=0)
 
 
-def test_a_view_outlives_its_source_when_others_take_its_memory(runner: Runner) -> None:
-    kept: list[torch.Tensor] = []
+def test_the_memory_of_a_view_outlives_its_source(runner: Runner) -> None:
+    """Or what takes it in between is read for it: the source is given back, and the view is all that holds it."""
+    noted: list[StorageWeakRef] = []
 
-    def take(x: torch.Tensor) -> None:
-        """Tensors of the released one's size, until one of them lies where it did."""
-        kept.extend(torch.full((64, 32), 9.0) for _ in range(64))
+    def note(source: torch.Tensor) -> None:
+        noted.append(StorageWeakRef(source.untyped_storage()))
+
+    def look(x: torch.Tensor) -> None:
+        assert not noted[0].expired()
 
     instructions: tuple[Instruction, ...] = (
         Empty(1, (64, 32), (32, 1), f32),
         rows(1, 0, 32, 64),
+        PyCall(note, (1,)),
         View(2, 1, (32, 32), (32, 1), 1024, 4),
         Release((1,)),
-        PyCall(take, (0,)),
+        PyCall(look, (0,)),
         Empty(3, (32, 32), (32, 1), f32),
         rows(3, 2, 32, 32),
         Release((2,)),
@@ -139,6 +144,7 @@ def test_a_view_outlives_its_source_when_others_take_its_memory(runner: Runner) 
     x = torch.randn(64, 32)
     got = runner(Plan(4, (0,), (3,), instructions)).run([x])[0]
     torch.testing.assert_close(got, (x[32:] * 2 + 1) * 2 + 1, rtol=0, atol=0)
+    assert noted[0].expired()
 
 
 def test_no_items(runner: Runner) -> None:

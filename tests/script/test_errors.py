@@ -2,7 +2,10 @@
 
 import contextlib
 import copy
+import enum
 import sys
+from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
@@ -98,15 +101,68 @@ def test_parameters_that_no_graph_has():
         smelt.script(f)
 
 
-def test_an_operator_that_may_be_caught_needs_types():
+def test_a_write_that_may_be_caught_needs_types():
     def f(x, y):
+        z = x.clone()
         try:
-            return x @ y
+            z.add_(y)
         except RuntimeError:
             return x
+        return z
 
     with pytest.raises(CaptureError, match="caught"):
         smelt.script(f)
+
+
+def test_a_generator_is_not_set():
+    def f(x):
+        torch.manual_seed(3)
+        return x + torch.rand(2)
+
+    before = torch.get_rng_state()
+    with pytest.raises(CaptureError, match="generator"):
+        smelt.script(f)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Kind(enum.Enum):
+    SUM, MEAN = 1, 2
+
+
+def test_members_of_an_enum_do_not_merge():
+    def f(x):
+        kind = Kind.SUM if x.sum() > 0 else Kind.MEAN
+        return kind, x.sum() if kind is Kind.SUM else x.mean()
+
+    with pytest.raises(CaptureError, match="Kind meet"):
+        smelt.script(f)
+    compiled = smelt.compile(f)
+    for x in (torch.ones(2), -torch.ones(2), torch.ones(2), -torch.ones(2)):
+        kind, found = compiled(x)
+        assert kind is f(x)[0] and torch.equal(found, f(x)[1])
+
+
+def test_a_value_that_is_none_of_the_choices():
+    def f(x, mode: Literal["sum", "mean"]):
+        return x.sum() if mode == "sum" else x.mean()
+
+    program = smelt.script(f)
+    assert str(program.graph).startswith("graph f(%x: tensor[?], %mode: int)")
+    assert torch.equal(program(torch.ones(2), "neither"), torch.tensor(1.0))
+    with pytest.raises(CaptureError, match="mode"):
+        program.inputs_for(torch.ones(2), "neither")
+
+
+def test_defaults_are_kept_where_no_graph_is_of_all():
+    def f(x, weights: bool = False, n: int = 2):
+        return (x, x * n) if weights else x + n
+
+    program = smelt.script(f)
+    assert str(program.graph).startswith("graph f(%x: tensor[?], %n: int)")
+    for args in ((torch.ones(2),), (torch.ones(2), True), (torch.ones(2), False, 5)):
+        found, expected = program(*args), f(*args)
+        assert type(found) is type(expected)
+        assert all(map(torch.equal, found, expected))
 
 
 class Counting(nn.Module):
@@ -157,3 +213,68 @@ def test_example_inputs_give_types():
     assert str(program.graph).startswith("graph f(%x: f32[_, 3], %n: int, %mode: str)")
     for args in ((torch.ones(5, 3), 1, "sum"), (torch.ones(2, 3), 0, "mean")):
         assert torch.equal(program(*args), f(*args))
+
+
+def refused(fn, *words):
+    """Scripting says no at a line of the function, with these words."""
+    with pytest.raises(CaptureError) as caught:
+        smelt.script(fn)
+    error = caught.value
+    code = fn.__code__
+    assert error.where.file == HERE and error.where.line in {line for *_, line in code.co_lines()}
+    for word in words:
+        assert word in str(error), str(error)
+
+
+def test_a_list_in_a_list_is_not_changed_where_only_a_run_knows_which():
+    def f(x, n: int):
+        rows = [[], []]
+        for i in range(n):
+            rows[i % 2].append(i)
+        return x, rows
+
+    refused(f, "stands in another container", "put the changed one back")
+
+
+def test_a_list_that_a_staged_list_holds_is_not_changed():
+    def f(x, n: int):
+        row, rows = [0], []
+        for _ in range(n):
+            rows.append(row)
+        row.append(1)
+        return x, rows
+
+    refused(f, "stands in another container")
+
+
+def test_a_list_of_a_dictionary_parameter_is_not_changed():
+    def f(x, d: dict[str, list[int]], k: str):
+        d[k].append(3)
+        return x, d
+
+    refused(f, "stands in another container")
+
+
+def test_results_that_are_of_two_kinds():
+    def f(x, pair: bool):
+        return (x, x.sum()) if pair else x
+
+    refused(f, "a tuple meets a tensor")
+
+
+def test_functions_as_arguments_need_an_example():
+    def f(x, act: Callable[[torch.Tensor], torch.Tensor]):
+        return act(x) + 1
+
+    refused(f, "act", "example_inputs")
+    program = smelt.script(f, example_inputs=(torch.ones(2), torch.sin))
+    assert "aten.sin.default" in str(program.graph)
+    for act in (torch.sin, torch.cos):
+        assert torch.equal(program(torch.ones(2), act), f(torch.ones(2), act))
+
+
+def test_elements_of_a_tensor_of_unknown_type():
+    def f(x, lengths):
+        return [x[:n].sum() for n in lengths.tolist()]
+
+    refused(f, "tolist", "annotate")

@@ -8,13 +8,14 @@ import random
 import threading
 import time
 import types
+from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.splitting.twins import Twin, breaks, compare, compiled_pieces, inputs, splits_of
+from tests.splitting.twins import Twin, breaks, compare, compiled_pieces, inputs, is_whole, splits_of
 
 
 def before(x: torch.Tensor) -> torch.Tensor:
@@ -26,16 +27,16 @@ def after(x: torch.Tensor) -> torch.Tensor:
     return (x.sin().exp() * 0.1 + x.sigmoid()).relu() * 2 - 1
 
 
-def test_an_outer_list() -> None:
+def test_an_outer_deque() -> None:
     def make() -> Twin:
-        log: list[float] = []
+        log: deque[float] = deque()
 
         def program(x: torch.Tensor) -> torch.Tensor:
             y = before(x) * 2
             log.append(y.sum().item())
             return after(y) + 1
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compiled = compare(make, inputs(4, 5))
     assert compiled_pieces(compiled) == 2
@@ -59,7 +60,7 @@ def test_a_counter_on_self() -> None:
         model = Model()
         return Twin(model, lambda: (model.calls, sorted(vars(model)), type(model).__name__, list(model.state_dict())))
 
-    assert compiled_pieces(compare(make, inputs(4, 5))) == 2
+    assert is_whole(compare(make, inputs(4, 5)))
 
 
 def test_a_cache() -> None:
@@ -89,7 +90,7 @@ def test_a_global() -> None:
         namespace.__dict__["seen"] = 0
         return Twin(program, lambda: namespace.__dict__["seen"])
 
-    assert compiled_pieces(compare(make, inputs(4, 5))) == 2
+    assert is_whole(compare(make, inputs(4, 5)))
 
 
 def _counting(x: torch.Tensor) -> torch.Tensor:
@@ -219,7 +220,7 @@ def test_state_written_at_each_call() -> None:
         cell = Cell()
         return Twin(cell, lambda: cell.state)
 
-    assert compiled_pieces(compare(make, inputs(4, 5), calls=12)) >= 2
+    assert is_whole(compare(make, inputs(4, 5), calls=12))
 
 
 def test_backward_in_the_middle() -> None:
@@ -265,7 +266,7 @@ def test_the_debugger_stops(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hook_that_keeps_activations() -> None:
     def make() -> Twin:
         torch.manual_seed(0)
-        kept: list[torch.Tensor] = []
+        kept: deque[torch.Tensor] = deque()
         model = torch.nn.Sequential(
             torch.nn.Linear(5, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.Tanh(),
             torch.nn.Linear(8, 5), torch.nn.Softmax(-1),
@@ -281,7 +282,7 @@ def test_a_hook_that_keeps_activations() -> None:
 
         outer = Model()
         outer.first.register_forward_hook(lambda module, args, output: kept.append(output.abs().sum()))
-        return Twin(outer, lambda: kept)
+        return Twin(outer, lambda: list(kept))
 
     compiled = compare(make, inputs(4, 5))
     assert compiled_pieces(compiled) >= 2
@@ -289,7 +290,7 @@ def test_a_hook_that_keeps_activations() -> None:
 
 def test_too_small_to_pay() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
 
         def program(x: torch.Tensor) -> torch.Tensor:
             y = x + 1
@@ -298,7 +299,7 @@ def test_too_small_to_pay() -> None:
             log.append(2)
             return z - 1
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compiled = compare(make, inputs(4, 5), calls=14)
     assert compiled_pieces(compiled) == 0
@@ -310,10 +311,12 @@ def test_a_value_that_differs_at_each_call() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.step = 0.0
+            self.steps: deque[float] = deque(maxlen=2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = before(x)
             self.step += 1
+            self.steps.append(self.step)
             z = y * self.step
             return after(z) * 2
 
@@ -329,7 +332,7 @@ def test_a_value_that_differs_at_each_call() -> None:
 
 def test_data_that_lead_another_way_each_time() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
 
         def program(x: torch.Tensor) -> torch.Tensor:
             y = before(x)

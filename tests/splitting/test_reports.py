@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from typing import Any
 
 import pytest
@@ -15,14 +16,14 @@ from tests.splitting.twins import Twin, compare, inputs, splits_of
 
 
 def make() -> Twin:
-    log: list[float] = []
+    log: deque[float] = deque()
 
     def program(x: torch.Tensor) -> torch.Tensor:
         y = before(x) * 2
         log.append(y.sum().item())
         return after(y) + 1
 
-    return Twin(program, lambda: log)
+    return Twin(program, lambda: list(log))
 
 
 def line_of(text: str) -> int:
@@ -85,9 +86,9 @@ def test_fullgraph_with_the_debugger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_has_no_source_runs_as_it_is() -> None:
     def make_one() -> Twin:
-        space: dict[str, Any] = {"before": before, "after": after, "log": []}
+        space: dict[str, Any] = {"before": before, "after": after, "log": deque()}
         exec("def program(x):\n    y = before(x)\n    log.append(1)\n    return after(y)\n", space)
-        return Twin(space["program"], lambda: space["log"])
+        return Twin(space["program"], lambda: list(space["log"]))
 
     compiled = compare(make_one, inputs(4, 5))
     (reason,) = compiled.stats().fallbacks
@@ -105,7 +106,7 @@ def test_a_program_whose_splitting_fails_runs_as_it_is(monkeypatch: pytest.Monke
 
 def test_gradients_leave_it_to_autograd() -> None:
     layer = torch.nn.Linear(5, 5)
-    log: list[int] = []
+    log: deque[int] = deque()
 
     def program(x: torch.Tensor) -> torch.Tensor:
         y = before(layer(x))

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.splitting.twins import Twin, all_of, compare, compiled_pieces, inputs
 
 
 class Inner(torch.nn.Module):
-    def __init__(self, log: list[int]) -> None:
+    def __init__(self, log: deque[int]) -> None:
         super().__init__()
         self.up, self.down, self.log = torch.nn.Linear(6, 12), torch.nn.Linear(12, 6), log
 
@@ -29,7 +30,7 @@ class Inner(torch.nn.Module):
 
 
 class Layer(torch.nn.Module):
-    def __init__(self, log: list[int]) -> None:
+    def __init__(self, log: deque[int]) -> None:
         super().__init__()
         self.norm, self.inner = torch.nn.LayerNorm(6), Inner(log)
 
@@ -40,7 +41,7 @@ class Layer(torch.nn.Module):
 
 
 class Tower(torch.nn.Module):
-    def __init__(self, log: list[int]) -> None:
+    def __init__(self, log: deque[int]) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList([Layer(log) for _ in range(3)])
         self.tail = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.GELU(), Inner(log))
@@ -56,8 +57,8 @@ class Tower(torch.nn.Module):
 def test_at_depth() -> None:
     def make() -> Twin:
         torch.manual_seed(0)
-        log: list[int] = []
-        return Twin(Tower(log), lambda: log)
+        log: deque[int] = deque()
+        return Twin(Tower(log), lambda: list(log))
 
     compiled = compare(make, inputs(4, 6))
     assert {f.original.__qualname__ for f in splits_of(compiled).split_functions} == {
@@ -70,7 +71,7 @@ def test_at_depth() -> None:
 
 def test_in_loops_with_break_continue_else() -> None:
     def make() -> Twin:
-        log: list[Any] = []
+        log: deque[Any] = deque()
 
         def program(x: torch.Tensor, n: int) -> torch.Tensor:
             total = x
@@ -90,14 +91,14 @@ def test_in_loops_with_break_continue_else() -> None:
                 total = before(total) * 2
             return after(total) + 1
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compare(make, lambda i: (torch.randn(3, 4, generator=torch.Generator().manual_seed(i)), 1 + i % 6), calls=14)
 
 
 def test_in_a_generator() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
 
         def steps(x: torch.Tensor, n: int) -> Iterator[torch.Tensor]:
             for i in range(n):
@@ -111,14 +112,14 @@ def test_in_a_generator() -> None:
                 total = (total + y).sin() * y.cos()
             return total * 2
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     assert compiled_pieces(compare(make, inputs(4, 5))) >= 2
 
 
 def test_in_a_context_manager() -> None:
     def make() -> Twin:
-        log: list[str] = []
+        log: deque[str] = deque()
 
         @contextlib.contextmanager
         def noted(name: str) -> Iterator[None]:
@@ -136,14 +137,14 @@ def test_in_a_context_manager() -> None:
                     y = z.sin() + before(z)
             return after(y) + z
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     assert compiled_pieces(compare(make, inputs(4, 5))) >= 2
 
 
 def test_a_manager_that_swallows() -> None:
     def make() -> Twin:
-        log: list[str] = []
+        log: deque[str] = deque()
 
         def program(x: torch.Tensor, fails: bool) -> torch.Tensor:
             y = before(x)
@@ -157,14 +158,14 @@ def test_a_manager_that_swallows() -> None:
                 log.append("last")
             return y.sin() + y.cos() * 2
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compare(make, lambda i: (*inputs(4, 5)(i), i % 2 == 1), calls=10)
 
 
 def test_try_with_what_a_handler_reads() -> None:
     def make() -> Twin:
-        log: list[Any] = []
+        log: deque[Any] = deque()
 
         def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             y = before(x)
@@ -184,14 +185,14 @@ def test_try_with_what_a_handler_reads() -> None:
                 y = after(y) - 1
             return y.sum() * 2
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compare(make, lambda i: (*inputs(4, 5)(i), torch.ones(5 + i % 2, 5)), calls=12)
 
 
 def test_errors_in_the_middle() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
 
         def helper(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             y = before(x)
@@ -207,14 +208,14 @@ def test_errors_in_the_middle() -> None:
             log.append(2)
             return after(z) * 2
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compare(make, lambda i: (*inputs(4, 5)(i), torch.ones(5 + i % 2, 5)), calls=12)
 
 
 def test_errors_of_the_program() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
 
         def checked(x: torch.Tensor) -> torch.Tensor:
             log.append(x.shape[0])
@@ -227,7 +228,7 @@ def test_errors_of_the_program() -> None:
             y = checked(y) + 1
             return after(y) * 2
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compare(make, lambda i: inputs(3 + i % 3, 5)(i), calls=14)
 
@@ -235,7 +236,7 @@ def test_errors_of_the_program() -> None:
 def test_no_grad_and_autocast_around() -> None:
     def make() -> Twin:
         torch.manual_seed(0)
-        log: list[Any] = []
+        log: deque[Any] = deque()
         linear = torch.nn.Linear(8, 8)
 
         def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
@@ -249,14 +250,14 @@ def test_no_grad_and_autocast_around() -> None:
                 z = linear(z).cos() + linear(z)
             return y, z.float() * 0, z.requires_grad
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     assert compiled_pieces(compare(make, inputs(4, 8))) >= 3
 
 
 def test_tensors_and_lists_change_between_pieces() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
         weights = torch.ones(5)
         settings = {"scale": 1.0}
 
@@ -280,7 +281,7 @@ def test_tensors_and_lists_change_between_pieces() -> None:
 
 def test_objects_keep_their_identity() -> None:
     def make() -> Twin:
-        log: list[Any] = []
+        log: deque[Any] = deque()
         shared: dict[str, list[float]] = {"values": []}
 
         def program(x: torch.Tensor, batch: dict[str, Any]) -> tuple[Any, ...]:
@@ -307,7 +308,7 @@ class Total:
 
 def test_objects_made_by_pieces_are_new_each_time() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
 
         def program(x: torch.Tensor) -> tuple[torch.Tensor, int, list[int]]:
             total, empty = Total(), list[int]()
@@ -317,14 +318,14 @@ def test_objects_made_by_pieces_are_new_each_time() -> None:
             empty.append(total.value)
             return before(y) * 2, total.value, empty
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compare(make, inputs(4, 5), calls=8)
 
 
 def test_recursion() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
 
         def program(x: torch.Tensor, depth: int) -> torch.Tensor:
             y = before(x) * 0.5
@@ -333,14 +334,14 @@ def test_recursion() -> None:
                 y = program(y, depth - 1) + y
             return after(y) * 0.5 + x
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compare(make, lambda i: (*inputs(4, 5)(i), 3), calls=8)
 
 
 def test_early_returns_closures_and_defaults() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
         factor = 2.0
 
         def program(x: torch.Tensor, *more: torch.Tensor, mode: str = "a", **rest: Any) -> Any:
@@ -372,7 +373,7 @@ def test_early_returns_closures_and_defaults() -> None:
 
 def test_decorated_functions() -> None:
     def make() -> Twin:
-        log: list[str] = []
+        log: deque[str] = deque()
 
         def noting(fn: Any) -> Any:
             @functools.wraps(fn)
@@ -395,14 +396,14 @@ def test_decorated_functions() -> None:
             y = one(x) * 2
             return two(y) + one(y)
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compiled = compare(make, inputs(4, 5))
     assert compiled_pieces(compiled) == 2
 
 
 def test_threads() -> None:
-    lock, log = threading.Lock(), []
+    lock, log = threading.Lock(), deque[int]()
     linear = torch.nn.Linear(6, 6).requires_grad_(False)
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -436,7 +437,7 @@ def test_threads() -> None:
 
 
 def test_nothing_of_the_users_changes() -> None:
-    log: list[int] = []
+    log: deque[int] = deque()
     tower = Tower(log).requires_grad_(False)
     functions = (Tower.forward, Layer.forward, Inner.forward)
     codes = [f.__code__ for f in functions]
@@ -453,15 +454,15 @@ def test_nothing_of_the_users_changes() -> None:
 
 def test_a_function_that_is_replaced_is_seen() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
         torch.manual_seed(0)
         layer = Layer(log)
-        return Twin(lambda x, i: _replacing(layer, log, x, i), lambda: log)
+        return Twin(lambda x, i: _replacing(layer, log, x, i), lambda: list(log))
 
     compare(make, lambda i: (*inputs(4, 6)(i), i), calls=14)
 
 
-def _replacing(layer: Layer, log: list[int], x: torch.Tensor, i: int) -> torch.Tensor:
+def _replacing(layer: Layer, log: deque[int], x: torch.Tensor, i: int) -> torch.Tensor:
     log.append(i)
     if i == 8:
         layer.inner.forward = lambda x: x.sin() * 7 + x.cos() + 1  # type: ignore[method-assign]
@@ -471,14 +472,14 @@ def _replacing(layer: Layer, log: list[int], x: torch.Tensor, i: int) -> torch.T
 
 def test_arguments_of_other_kinds() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
 
         def program(x: torch.Tensor, scale: Any) -> torch.Tensor:
             y = before(x) * scale
             log.append(y.dim())
             return after(y) + 1
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     kinds = [2, 2.5, torch.tensor(3.0), 2, 2.5, torch.tensor([1.0, 2.0]), 4]
     dtypes = (torch.float32, torch.float64)
@@ -489,7 +490,7 @@ def test_arguments_of_other_kinds() -> None:
 
 def test_branches_on_data_inside_a_piece_are_one_graph() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
         torch.manual_seed(0)
         linear = torch.nn.Linear(5, 5)
         with torch.no_grad():
@@ -506,7 +507,7 @@ def test_branches_on_data_inside_a_piece_are_one_graph() -> None:
                 y = y * 0.5
             return y * 2
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compiled = compare(make, inputs(4, 5), calls=12)
     (piece,) = splits_of(compiled).running()
@@ -516,7 +517,7 @@ def test_branches_on_data_inside_a_piece_are_one_graph() -> None:
 
 def test_a_piece_that_gives_numbers_of_data() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
 
         def program(x: torch.Tensor) -> torch.Tensor:
             y = before(x) + after(x)
@@ -524,7 +525,7 @@ def test_a_piece_that_gives_numbers_of_data() -> None:
             log.append(n)
             return after(y)[:n] * n + before(y[:n])
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compare(make, inputs(4, 5), calls=24)
 
@@ -539,7 +540,7 @@ class Wider(Layer):
 def test_inheritance() -> None:
     def make() -> Twin:
         torch.manual_seed(0)
-        log: list[int] = []
+        log: deque[int] = deque()
         layers = torch.nn.ModuleList([Wider(log), Wider(log)])
 
         def program(x: torch.Tensor) -> torch.Tensor:
@@ -547,13 +548,13 @@ def test_inheritance() -> None:
                 x = layer(x)
             return x
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     assert compiled_pieces(compare(make, inputs(4, 6))) >= 8
 
 
 def test_refresh_reaches_the_pieces() -> None:
-    log: list[int] = []
+    log: deque[int] = deque()
     linear = torch.nn.Linear(6, 6).requires_grad_(False)
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -574,7 +575,7 @@ def test_refresh_reaches_the_pieces() -> None:
 
 def test_modules_made_at_each_call() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
 
         def program(x: torch.Tensor) -> torch.Tensor:
             layer = Inner(log)
@@ -583,21 +584,21 @@ def test_modules_made_at_each_call() -> None:
                     parameter.fill_(0.1)
             return before(layer(x)) + after(x)
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compare(make, inputs(4, 6), calls=9)
 
 
 def test_many_kinds_of_calls_are_not_recorded_one_by_one() -> None:
     def make() -> Twin:
-        log: list[int] = []
+        log: deque[int] = deque()
 
         def program(x: torch.Tensor) -> torch.Tensor:
             y = before(x) * 2
             log.append(len(log))
             return after(y) + 1
 
-        return Twin(program, lambda: log)
+        return Twin(program, lambda: list(log))
 
     compiled = compare(make, lambda i: inputs(2 + i, 5)(i), calls=14)
     assert compiled.stats().builds <= 5

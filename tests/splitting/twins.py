@@ -135,3 +135,9 @@ def inputs(*shape: int) -> Callable[[int], tuple[Any, ...]]:
 def all_of(values: Sequence[Any]) -> Callable[[int], tuple[Any, ...]]:
     """The same arguments at each call, copied."""
     return lambda number: tuple(copy.deepcopy(value) for value in values)
+
+
+def is_whole(compiled: Any) -> bool:
+    """Whether calls are served by one graph, and nothing is split."""
+    rows = compiled.stats().rows
+    return dispatcher_of(compiled).splits is None and bool(rows) and all(row.entry is not None for row in rows)

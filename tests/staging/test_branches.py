@@ -4,6 +4,7 @@ import contextlib
 
 import torch
 
+import smelt
 from tests.staging.programs import check, raises, refused
 
 X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]])
@@ -318,3 +319,29 @@ def test_raise_that_a_with_suppresses():
         return y
 
     check(f, (X,), (-X,))
+
+
+class Rotary(torch.nn.Module):
+    """None or a tensor follows from data, and then a buffer is given back by an operator that has nothing to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.rand(4))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        kept = None if mask.all() else mask
+        y = x * self.steps.float().contiguous()
+        return y if kept is None else y.masked_fill(~kept, 0.0) + self.steps
+
+
+def test_a_buffer_that_an_operator_gave_back_on_one_path_is_the_buffer_on_the_other() -> None:
+    model, x = Rotary(), torch.randn(3, 4)
+    masks = [torch.ones(3, 4, dtype=torch.bool), torch.rand(3, 4) > 0.5]
+    with torch.no_grad():
+        for first in masks:
+            compiled = smelt.compile(model)
+            compiled(x, first)
+            for mask in masks:
+                torch.testing.assert_close(compiled(x, mask), model(x, mask))
+            (row,) = compiled.stats().rows
+            assert row.entry is not None and row.entry.is_staged

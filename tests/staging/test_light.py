@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import textwrap
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from smelt._torch import light_fake
-from smelt._torch.shadow import Shadows
+from smelt._torch.fake import fake_tensors
+from smelt._torch.shadow import Shadows, unrecognized
 
 _PROGRAM = """
     import sys
@@ -131,3 +134,62 @@ def _classes(monkeypatch: pytest.MonkeyPatch) -> tuple[object, object, object]:
     found = light_fake._light_classes.__wrapped__(FakeTensorMode)
     assert found is not None
     return found
+
+
+def test_other_threads_and_torch_find_the_data_free_kind_itself() -> None:
+    package = torch._subclasses
+    mode = FakeTensorMode()
+    shadow = mode.from_tensor(torch.ones(2))
+    begun, done = threading.Event(), threading.Event()
+
+    def program() -> None:
+        with unrecognized(lambda tensor: True):
+            seen.append(isinstance(shadow, package.FakeTensor))
+            exec("from torch._subclasses import FakeTensor", {"__name__": "torch._later"}, late := {})
+            seen.append(late["FakeTensor"] is FakeTensor)
+            begun.set()
+            done.wait(60)
+        seen.append(isinstance(shadow, package.FakeTensor))
+
+    seen: list[bool] = []
+    thread = threading.Thread(target=program)
+    thread.start()
+    try:
+        begun.wait(60)
+        # torch's compiler asks for the very type.
+        assert package.FakeTensor is FakeTensor and type(shadow) is package.FakeTensor
+        with unrecognized(lambda tensor: False), unrecognized(lambda tensor: True):
+            assert not isinstance(shadow, package.FakeTensor)
+        with pytest.raises(AttributeError, match="no attribute 'FakeTensors'"):
+            package.FakeTensors
+    finally:
+        done.set()
+        thread.join()
+    assert seen == [False, True, True]
+    assert vars(package)["FakeTensor"] is FakeTensor and "__getattr__" not in vars(package)
+
+
+def test_threads_enter_modes_of_their_own() -> None:
+    orders: list[threading.Event] = [threading.Event() for _ in range(3)]
+    types: list[type] = []
+
+    def other() -> None:
+        with fake_tensors():
+            orders[0].set()
+            orders[1].wait(60)
+        types.append(type(torch.ones(2)))
+        orders[2].set()
+
+    thread = threading.Thread(target=other)
+    with fake_tensors():
+        thread.start()
+        orders[0].wait(60)
+        with fake_tensors():
+            orders[1].set()
+            orders[2].wait(60)
+            assert type(torch.ones(2)) is FakeTensor
+        assert type(torch.ones(2)) is FakeTensor
+    thread.join()
+    types.append(type(torch.ones(2)))
+    assert types == [torch.Tensor, torch.Tensor]
+    assert not logging.getLogger("torch._subclasses.fake_tensor").disabled

@@ -158,7 +158,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Call, list[Call], list[Call]]] = [
     (until_data, (f(4, 3),), [(f(7, 2),)], []),
     (selected, (f(4, 3),), [(f(7, 2),)], []),
     (kept_by_key, (f(4, 3),), [(f(4, 2),)], [(f(7, 2),)]),
-    (comprehension, (f(4, 3),), [(f(4, 2),)], [(f(7, 2),)]),
+    (comprehension, (f(4, 3),), [(f(4, 2),), (f(7, 2),), (f(2, 5),)], []),
     (looked_up, (f(4, 3),), [(f(4, 2),)], [(f(7, 2),)]),
     (hashed, (f(4, 3),), [(f(4, 2),)], [(f(7, 2),)]),
     (numpys, (f(4, 3),), [(f(7, 3),)], [(f(4, 2),)]),

@@ -193,10 +193,10 @@ def test_threads_keep_their_numbers_apart() -> None:
 def native_calls(compiled: Any, *calls: tuple[Any, ...]) -> int:
     """How many of the calls native code served to their end."""
     dispatcher = dispatcher_of(compiled)
-    before = dispatcher._counters.calls
+    before = dispatcher.counters.calls
     for args in calls:
         torch.testing.assert_close(compiled(*args), compiled.__wrapped__(*args), rtol=0, atol=0, equal_nan=True)
-    return int(dispatcher._counters.calls - before)
+    return int(dispatcher.counters.calls - before)
 
 
 @pytest.mark.parametrize("values", [(2, 3, 4, 5, 6, 7), (0.5, 0.25, 3.0, 4.0, 5.0, 6.0)], ids=["int", "float"])

@@ -38,10 +38,31 @@ def test_one_encoding_serves_all_sizes(monkeypatch):
     one = _norm()
     for b in range(2, 12):
         assert_like_eager(one, _call(b, 3 * b))
-    assert len(encoded) == 1
+    assert len(encoded) == 1 and not one.executable._cannot_share
     assert one.executable.at((5, 15)) is one.executable.at((5, 15))
     assert one.executable.at((5, 15)).stats.runs == 1
     assert one.executable.at((5, 15)).is_native
+
+
+def test_launches_without_items_at_some_sizes(monkeypatch):
+    encoded = []
+    honest = runtime_sizes.encode
+    monkeypatch.setattr(runtime_sizes, "encode", lambda *args: encoded.append(1) or honest(*args))
+    one = _norm()
+    items = [n for i in one.lowered.plan.template.instructions for n in [getattr(i, "items", None)] if type(n) is Word]
+    before = torch.get_num_threads()
+    empty = set()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            for sizes in ((2, 6), (4, 16), (7, 33), (5000, 64), (6001, 50), (9000, 35), (16, 16), (20000, 8)):
+                assert_like_eager(one, _call(*sizes))
+                words = one.lowered.plan.words(*sizes)
+                empty |= {i for i, count in enumerate(items) if count.value(words) == 0}
+    finally:
+        torch.set_num_threads(before)
+    assert empty and len(encoded) == 1
+    assert all(one.executable.at(sizes).is_native for sizes in ((2, 6), (5000, 64)))
 
 
 def test_plans_that_are_not_used_go():

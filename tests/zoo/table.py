@@ -114,7 +114,7 @@ def save(rows: dict[str, dict[str, Any]], path: Path) -> None:
         "command": "python -m tests.zoo.table",
         "totals": totals(rows),
     }
-    lines = ",\n".join(json.dumps(rows[name], ensure_ascii=False) for name in sorted(rows))
+    lines = ",\n".join(_anywhere(json.dumps(rows[name], ensure_ascii=False)) for name in sorted(rows))
     head = json.dumps(data, indent=1).removesuffix("\n}")
     fresh = path.with_suffix(".tmp")
     fresh.write_text(f'{head},\n "rows": [\n{lines}\n]}}\n')
@@ -200,9 +200,13 @@ def known(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
     return found
 
 
+def _anywhere(text: str) -> str:
+    """A text, or a line of JSON, without what differs from machine to machine."""
+    return re.sub(r"""[^ "']*site-packages/""", "", text).replace(f"{ROOT}/", "")
+
+
 def _short(reason: str) -> str:
-    """A reason without what differs from machine to machine."""
-    reason = re.sub(r"[^ ]*site-packages/", "", reason).replace(f"{ROOT}/", "")
+    reason = _anywhere(reason)
     return reason if len(reason) <= 240 else reason[:240] + "…"
 
 

@@ -166,7 +166,7 @@ class _EntryPatch:
     """`OpOverload._get_dispatch` replaced while any thread records, and the handlers put into dispatch caches."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.users = 0
         self.original: Any = None
         self.handlers: dict[Any, Any] = {}
@@ -195,25 +195,33 @@ class _EntryPatch:
         def get_dispatch(overload: Any, key: Any) -> Any:
             if key != _PRE_DISPATCH:
                 return original(overload, key)
-            handler = self.handlers.get(overload)
-            if handler is None:
-                handler = self.handlers[overload] = _entry_handler(overload, original)
-            overload._dispatch_cache[key] = handler
-            self.installed.append(overload)
+            with self.lock:
+                handler = self.handlers.get(overload)
+                if handler is None:
+                    handler = self.handlers[overload] = _entry_handler(overload)
+                overload._dispatch_cache[key] = handler
+                self.installed.append(overload)
             return handler
 
         return get_dispatch
+
+    def torchs_own(self, overload: Any) -> Any:
+        """What torch itself runs at the key, for a thread that is not recorded; it caches nothing of that."""
+        with self.lock:
+            # It asserts that nothing is cached; whoever records asks, and gets the handler back.
+            overload._dispatch_cache.pop(_PRE_DISPATCH, None)
+            return (self.original or _Overload._get_dispatch)(overload, _PRE_DISPATCH)
 
 
 _entry = _EntryPatch()
 
 
-def _entry_handler(overload: Any, get_dispatch: Any) -> Any:
+def _entry_handler(overload: Any) -> Any:
     def intercept(*args: Any, **kwargs: Any) -> Any:
         record = _thread.record
         if record is None:
             # Someone else (torch.export in another thread) uses the key: what torch itself would have done.
-            target = get_dispatch(overload, _PRE_DISPATCH)
+            target = _entry.torchs_own(overload)
             return target(*args, **kwargs) if callable(target) else overload._op_dk(target, *args, **kwargs)
         # Off for the run, or Python decompositions would replace kernels; half the price of _DisablePythonDispatcher.
         _set_included(_PYTHON_DISPATCHER, False)

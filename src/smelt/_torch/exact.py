@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Final
 
@@ -77,10 +78,18 @@ def contents(container: Any) -> Any:
     if isinstance(container, dict):
         return dict(_items(container))
     if isinstance(container, (set, frozenset)):
-        return frozenset(container)
-    if isinstance(container, list):
-        return tuple(list.__iter__(container))
-    return tuple(container)
+        return frozenset(_members(container))
+    return tuple(_members(container))
+
+
+_KINDS: Final = (list, tuple, set, frozenset, deque)
+
+
+def _members(container: Any) -> Iterator[Any]:
+    """The members as stored, past the methods of a class of the user's."""
+    kind: Any = next((kind for kind in _KINDS if isinstance(container, kind)), None)
+    members: Iterator[Any] = iter(container) if kind is None else kind.__iter__(container)
+    return members
 
 
 def same_contents(container: Any, seen: Any) -> bool:
@@ -92,4 +101,5 @@ def same_contents(container: Any, seen: Any) -> bool:
         )
     if isinstance(container, (set, frozenset)):
         return _same_set(container, seen)
-    return len(container) == len(seen) and all(map(same, container, seen))
+    members = tuple(_members(container))
+    return len(members) == len(seen) and all(map(same, members, seen))

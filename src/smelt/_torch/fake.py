@@ -1,19 +1,19 @@
 """Fake tensors: shapes, dtypes and strides as on the real device, without data.
 
-Adapter for `torch._subclasses.fake_tensor.FakeTensorMode`. The mode is made on first need; where the name is missing
-`fake_tensors` gives False and callers use another way.
+Adapter for `torch._subclasses.fake_tensor.FakeTensorMode`. Each thread's mode is made on first need, since a mode
+remembers by itself what it was entered over; where the name is missing `fake_tensors` gives False and callers use
+another way.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
-from smelt._torch.light_fake import light_mode, unmarked
+from smelt._torch.light_fake import light_mode, unlogged, unmarked
 
 try:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,29 +21,30 @@ except ImportError:  # pragma: no cover - another torch
     FakeTensorMode = None
 
 
-@lru_cache(maxsize=1)
+class _Thread(threading.local):
+    mode: Any = None
+
+
+_thread = _Thread()
+
+
 def _mode() -> Any | None:
-    return None if FakeTensorMode is None else light_mode(FakeTensorMode)
+    if FakeTensorMode is None:
+        return None
+    if _thread.mode is None:
+        _thread.mode = light_mode(FakeTensorMode)
+    return _thread.mode
 
 
 @contextmanager
 def fake_tensors() -> Iterator[bool]:
-    """New tensors have no data for a while; gives False, and changes nothing, where torch has no fake tensors.
-
-    torch logs every operator that fails under it; a failure is an answer here, so that log is held back.
-    """
+    """New tensors have no data for a while; gives False, and changes nothing, where torch has no fake tensors."""
     mode = _mode()
     if mode is None:
         yield False
         return
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled = log.disabled
-    log.disabled = True
-    try:
-        with unmarked(), mode:
-            yield True
-    finally:
-        log.disabled = was_disabled
+    with unlogged, unmarked(), mode:
+        yield True
 
 
 def meta_kernels_are_loaded() -> bool:

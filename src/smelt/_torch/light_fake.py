@@ -13,6 +13,7 @@ import builtins
 import contextlib
 import importlib
 import inspect
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -112,6 +113,34 @@ def _apart(function: Any) -> Any:
     made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
     return made
+
+
+# --- what torch says of failures ----------------------------------------------------------------------------------
+
+
+class _Unlogged:
+    """torch logs every operator that fails on data-free tensors; here that is an answer, so the log is held back."""
+
+    def __init__(self) -> None:
+        self._log = logging.getLogger("torch._subclasses.fake_tensor")
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._before, self._log.disabled = self._log.disabled, True
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._log.disabled = self._before
+
+
+unlogged = _Unlogged()
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------

@@ -7,51 +7,114 @@ thread itself, so that other threads get torch's own behaviour.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from types import FunctionType
+from typing import Any, ClassVar, Final
+from weakref import WeakKeyDictionary
 
 import torch
+
+from smelt._torch.sequence_slots import has_items_by_number, items_by_key
 
 # Under this name a wrapper that stands in a class while a run is recorded keeps the function it stands for.
 TRACKS: Final = "__smelt_tracks__"
 _MISSING = object()
+_FX = os.path.join(os.path.dirname(torch.__file__), "fx", "")
+
+
+class _Attribute:
+    """An attribute with replacements, one upon the other.
+
+    torch.fx sets the calls of `nn.Module` too while it traces, in whatever thread, and neither side can do it in one
+    step with the look at what stands there. So none of fx's is ever kept, to be put back when it is long over: where
+    one stands nothing is replaced, and what is no longer the one set here stays. The other way round fx may put back
+    one of ours, which is then as the original to all threads, and is known again when it is next replaced.
+    """
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.own: Any = None
+        self.put: Any = None
+        self.makes: dict[Patches, list[Any]] = {}
+
+    def enter(self, patches: Patches, make: Callable[[Any], Any]) -> None:
+        if patches in self.makes:
+            self.makes[patches][0] += 1
+            return
+        self.makes[patches] = [1, make]
+        found = vars(self.owner).get(self.name, _MISSING)
+        if _is_fx(found):
+            return
+        if self.put is None or found is not self.put:
+            self.own = _stands_for.get(found, found) if isinstance(found, FunctionType) else found
+        self._set()
+
+    def leave(self, patches: Patches) -> None:
+        self.makes[patches][0] -= 1
+        if self.makes[patches][0] == 0:
+            del self.makes[patches]
+            if self.put is not None and vars(self.owner).get(self.name, _MISSING) is self.put:
+                self._set()
+
+    def _set(self) -> None:
+        """Have the attribute be what was found, in all the replacements."""
+        if self.own is not _MISSING:
+            value = self.own
+        else:
+            if self.name in vars(self.owner):
+                delattr(self.owner, self.name)
+            value = getattr(self.owner, self.name)
+        for _, make in self.makes.values():
+            value = make(value)
+        self.put = value if self.makes else None
+        if self.makes or self.own is not _MISSING:
+            setattr(self.owner, self.name, value)
+        if self.makes and isinstance(value, FunctionType) and self.own is not _MISSING:
+            _stands_for[value] = self.own
+        _stay_as_they_were(self.owner, self.name)
+
+
+# What each function that was once set stood for.
+_stands_for: WeakKeyDictionary[FunctionType, Any] = WeakKeyDictionary()
+
+
+def _is_fx(found: Any) -> bool:
+    """Whether a function is one that torch.fx sets somewhere for the time of a trace."""
+    return isinstance(found, FunctionType) and found.__code__.co_filename.startswith(_FX)
 
 
 class Patches:
     """Counted replacements of attributes."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._active: dict[tuple[int, str], list[Any]] = {}
+    _lock: Final = threading.Lock()
+    _attributes: ClassVar[dict[tuple[int, str], _Attribute]] = {}
 
     @contextlib.contextmanager
     def replaced(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
         """Have `owner.name` be `make(original)` in the block; nested and concurrent uses share the first one."""
         key = (id(owner), name)
         with self._lock:
-            entry = self._active.get(key)
-            if entry is None:
-                own = vars(owner).get(name, _MISSING)
-                setattr(owner, name, make(getattr(owner, name) if own is _MISSING else own))
-                self._active[key] = [1, own]
-            else:
-                entry[0] += 1
+            attribute = self._attributes.setdefault(key, _Attribute(owner, name))
+            attribute.enter(self, make)
         try:
             yield
         finally:
             with self._lock:
-                entry = self._active[key]
-                entry[0] -= 1
-                if entry[0] == 0:
-                    del self._active[key]
-                    if entry[1] is _MISSING:
-                        delattr(owner, name)
-                    else:
-                        setattr(owner, name, entry[1])
+                attribute.leave(self)
+                if not attribute.makes:
+                    del self._attributes[key]
 
 
+def _stay_as_they_were(owner: Any, name: str) -> None:
+    """A tensor that is asked for an item by other means is no sequence for that."""
+    if name == "__getitem__" and owner is torch.Tensor and not _tensors_were_sequences:
+        items_by_key(owner)
+
+
+_tensors_were_sequences = has_items_by_number(torch.Tensor)
 _disabled_function = getattr(torch._C, "_disabled_torch_function_impl", None)
 _disabled_dispatch = getattr(torch._C, "_disabled_torch_dispatch_impl", None)
 _default_function = torch.Tensor.__torch_function__
@@ -84,12 +147,54 @@ def higher_order_operator() -> type | None:
     return found
 
 
-def eager_stance() -> contextlib.AbstractContextManager[Any]:
-    """A context in which functions compiled by torch.compile run as plain Python; free where nothing is compiled."""
-    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
-        return contextlib.nullcontext()
-    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+class _Eager(threading.local):
+    """Whether this thread's compiled functions run as plain Python."""
+
+    is_on: bool = False
+
+
+_eager = _Eager()
+_stance_lock = threading.Lock()
+
+
+class _Stance:
+    """The stance of torch's compiler, which is one for the process, with an answer of its own in some threads."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    @property
+    def stance(self) -> str:
+        """What torch's compiler does with a compiled function that this thread calls."""
+        return "force_eager" if _eager.is_on else str(self.own.stance)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+
+@contextlib.contextmanager
+def eager_stance() -> Iterator[None]:
+    """Functions compiled by torch.compile run as plain Python in the block, in this thread.
+
+    In others they are compiled as ever: torch.export relies on it for loops. Free where nothing is compiled.
+    """
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is None:
+        yield
+        return
+    if not hasattr(compiler, "_stance"):  # pragma: no cover - another torch
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        return
+    with _stance_lock:
+        # It stays, for taking it away could undo what a thread has set meanwhile.
+        if not isinstance(compiler._stance, _Stance):
+            compiler._stance = _Stance(compiler._stance)  # type: ignore[attr-defined]
+    before, _eager.is_on = _eager.is_on, True
+    try:
+        yield
+    finally:
+        _eager.is_on = before
 
 
 def is_transform_wrapper(tensor: torch.Tensor) -> bool:

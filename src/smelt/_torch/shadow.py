@@ -6,15 +6,15 @@ Adapter for FakeTensorMode without symbolic sizes. `available()` is False where 
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from smelt._torch import dispatch
-from smelt._torch.light_fake import light_mode
+from smelt._torch.light_fake import light_mode, unlogged
 
 try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -35,7 +35,6 @@ class Shadows:
 
     def __init__(self) -> None:
         self._mode: Any = light_mode(FakeTensorMode)
-        self._log = logging.getLogger("torch._subclasses.fake_tensor")
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The shadow of a real tensor, always the same one."""
@@ -69,12 +68,8 @@ class Shadows:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Operators run on shadows in the block, and nobody sees them."""
-        was_disabled, self._log.disabled = self._log.disabled, True
-        try:
-            with dispatch.unseen(), self._mode:
-                yield
-        finally:
-            self._log.disabled = was_disabled
+        with unlogged, dispatch.unseen(), self._mode:
+            yield
 
 
 def wants_numbers(error: Exception) -> bool:
@@ -92,10 +87,61 @@ def pythons_kernels() -> Iterator[None]:
         del guard
 
 
+class _Asking(threading.local):
+    """kind: what this thread's program is told to be torch's data-free kind, None for the kind itself."""
+
+    kind: type | None = None
+
+
+class _Package:
+    """`torch._subclasses` while any thread has a stand-in there: the name is looked up by a function.
+
+    Invariant: other threads, and torch itself in any thread, find what is always there. torch's compiler compares the
+    very type of tensors with it, and modules that are imported meanwhile keep what they find.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+
+    def enter(self, package: Any) -> bool:
+        with self.lock:
+            space = vars(package)
+            if self.users == 0:
+                if space.get("FakeTensor") is not FakeTensor or "__getattr__" in space:
+                    return False
+                # Neither order leaves a moment in which the name is missing.
+                package.__getattr__ = _looked_up
+                del package.FakeTensor
+            self.users += 1
+            return True
+
+    def leave(self, package: Any) -> None:
+        with self.lock:
+            self.users -= 1
+            if self.users == 0:
+                package.FakeTensor = FakeTensor
+                del package.__getattr__
+
+
+_asking = _Asking()
+_package = _Package()
+
+
+def _looked_up(name: str) -> Any:
+    if name != "FakeTensor":
+        raise AttributeError(f"module 'torch._subclasses' has no attribute {name!r}")
+    kind = _asking.kind
+    if kind is None:
+        return FakeTensor
+    asks = sys._getframe(1).f_globals.get("__name__", "")
+    return FakeTensor if asks.partition(".")[0] == "torch" else kind
+
+
 @contextlib.contextmanager
 def unrecognized(are: Callable[[Any], bool]) -> Iterator[None]:
     """Programs that ask whether a tensor is torch's data-free kind, to leave out what reads values, hear no in the
-    block where `are` says so: its value is known.
+    block where `are` says so: its value is known. Only this thread's programs do.
     """
 
     class Kind(type):
@@ -103,14 +149,15 @@ def unrecognized(are: Callable[[Any], bool]) -> Iterator[None]:
             return isinstance(value, FakeTensor) and not are(value)
 
     package = sys.modules.get("torch._subclasses")
-    if package is None or getattr(package, "FakeTensor", None) is not FakeTensor:
+    if package is None or not _package.enter(package):
         yield
         return
-    package.FakeTensor = Kind("FakeTensor", (), {})  # type: ignore[attr-defined]
+    before, _asking.kind = _asking.kind, Kind("FakeTensor", (), {})
     try:
         yield
     finally:
-        package.FakeTensor = FakeTensor  # type: ignore[attr-defined]
+        _asking.kind = before
+        _package.leave(package)
 
 
 def is_shadow(tensor: Any) -> bool:

@@ -63,6 +63,11 @@ def is_hidden(name: str) -> bool:
     return name in _HIDDEN.get()
 
 
+def hides_something() -> bool:
+    """Whether any name is hidden here and now."""
+    return bool(_HIDDEN.get())
+
+
 @lru_cache(maxsize=1)
 def _libraries() -> tuple[ctypes.CDLL, ...]:
     folder = Path(torch.__file__).parent / "lib"

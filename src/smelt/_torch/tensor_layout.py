@@ -65,6 +65,11 @@ class TensorLayout:
         """The dispatch keys under `keys_mask`."""
         return _word(self.implementation(tensor) + self.keys) & self.keys_mask
 
+    def masked_keys(self, tensor: torch.Tensor, tells_inference: bool) -> tuple[int, int]:
+        """Which dispatch keys to look at, and what they are; tells_inference: those of inference tensors, too."""
+        mask = self.keys_mask | (_inference_keys(self) if tells_inference else 0)
+        return mask, _word(self.implementation(tensor) + self.keys) & mask
+
     def dtype_number(self, tensor: torch.Tensor) -> int:
         """The number of the dtype."""
         return int(ctypes.c_uint16.from_address(self.implementation(tensor) + self.dtype).value)
@@ -107,6 +112,17 @@ class TensorLayout:
         """The version counter's value; None for inference tensors."""
         counter = _word(self.implementation(tensor) + self.version)
         return int(ctypes.c_uint32.from_address(counter + self.count).value) if counter else None
+
+
+@lru_cache(maxsize=1)
+def _inference_keys(layout: TensorLayout) -> int:
+    """The dispatch keys that inference tensors lack."""
+    with torch.inference_mode(False):
+        plain = torch.zeros(1)
+        with torch.inference_mode():
+            other = torch.zeros(1)
+    both = (_word(layout.implementation(tensor) + layout.keys) for tensor in (plain, other))
+    return next(both) ^ next(both)
 
 
 def _word(address: int) -> int:

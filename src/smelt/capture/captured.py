@@ -24,11 +24,16 @@ from smelt._torch.record_modes import Modes, modes
 from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
+from smelt.capture.keeping import keeper
+from smelt.capture.noting import call_notes
+from smelt.capture.places import After, NotPut, Puts
+from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.recorder import Conversion, Recorder, Slot
 from smelt.capture.roots import Roots, StateTensor, reachable
 from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
+from smelt.capture.state import STATE, Place, argument
 from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_lazy
 from smelt.capture.written import Record, Written
 from smelt.diag import CaptureError, SmeltError
@@ -62,6 +67,10 @@ class Captured:
     entangled: names of the inputs and state values that lay in each other's memory; writes to them must stay in order.
     returned: for each output that was the very object of an input or of state: the input's number, or (kind, path).
     sizes: the symbols in the graph's types and among its inputs, and the guards on them; None where it has none.
+    opened: places of the arguments' objects that the run changed, or that lead there: known by structure, and changed
+        by `signature.puts` at each call. not_put: why it cannot be so although the run changed some. known: ids of
+        what the run reached from outside, while its log is kept. outer: places outside the arguments that the run
+        changed: put by `signature.puts`, too.
     """
 
     name: str
@@ -79,6 +88,10 @@ class Captured:
     entangled: frozenset[str] = frozenset()
     returned: Mapping[int, int | tuple[str, str]] = field(default_factory=dict)
     sizes: SizeFacts | None = None
+    opened: frozenset[str] = frozenset()
+    not_put: str = ""
+    known: frozenset[int] = frozenset()
+    outer: tuple[Place, ...] = ()
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -97,6 +110,8 @@ def capture(
     keep_written: bool = False,
     specialize: bool = False,
     dynamic: Spec | None = None,
+    changed: Callable[[], ArgumentHeap | None] = lambda: None,
+    state: Sequence[Place] = (),
 ) -> Captured:
     """Call `fn(*args, **kwargs)` once and record it. Whatever the program raises is raised unchanged.
 
@@ -108,6 +123,8 @@ def capture(
         `warnings` says why.
     keep_written: keep what state held before it was written, in `Captured.written`.
     level: force one of `smelt._torch.dispatch.levels()`; the best by default.
+    changed: tells, after the run, which objects of the arguments it changed; the graph then has what is put there.
+    state: the places whose contents are among the arguments, under `STATE`; `fn` takes that keyword.
     Raises: CaptureError (S0104) where this thread is being recorded already; other capture errors are in the result.
     """
     if is_recording():
@@ -127,38 +144,44 @@ def capture(
     except CaptureError as error:
         return Captured(title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {}))
     roots = reachable(program, {path: v for path, v in arguments.constants() if callable(v)})
-    recorder = Recorder(roots, Scope(roots.modules), at_entry=chosen == "entry", specialize=specialize)
+    recorder = Recorder(roots, Scope(roots.modules, call_notes()), at_entry=chosen == "entry", specialize=specialize)
     for tensor in arguments.tensors:
         recorder.add_input(tensor)
     written = Written(roots)
     record = written.watching(recorder.record) if keep_written else recorder.record
+    kept = keeper()
+    if kept is not None:
+        record = kept.around(record)
     result = _run(fn, args, given, recorder, record, roots, chosen)
-    tree, outputs, tensors = _take_apart(result, arguments, recorder)
+    heap = changed()
+    tree, outputs, tensors, puts, not_put = _take_apart(result, arguments, recorder, heap)
+    arguments = arguments.opened(heap)
     graph, signature = None, None
     if recorder.error is None and tree is not None:
-        signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
+        signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths, puts)
         try:
-            names = _input_names(program, arguments.paths)
+            names = _input_names(program, arguments.paths, state)
             graph = GraphBuilder(title, recorder, caller).build(names, outputs)
         except CaptureError as error:
             recorder.error = error
-    state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
-    shared = frozenset() if graph is None else entangled(graph, arguments.tensors, state.lookup)
+    used = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
+    shared = frozenset() if graph is None else entangled(graph, arguments.tensors, used.lookup)
     native = Captured(
-        title, result, graph, signature, state, recorder.error,
+        title, result, graph, signature, used, recorder.error,
         tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
-        _returned(tensors, arguments.tensors, state),
+        _returned(tensors, arguments.tensors, used), None,
+        *_of_heap(heap, not_put),
     )  # fmt: skip
-    return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic)
+    return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic, state)
 
 
 def _with_symbols(
     native: Captured, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
-    target: Callable[..., Any] | None, dynamic: Spec,
+    target: Callable[..., Any] | None, dynamic: Spec, state: Sequence[Place],
 ) -> Captured:  # fmt: skip
     from smelt.capture.staging.stage import stage  # noqa: PLC0415  (staging is built on this module)
 
-    staged = stage(fn, args, kwargs, target=target, name=native.name, native=native, dynamic=dynamic)
+    staged = stage(fn, args, kwargs, target=target, name=native.name, native=native, dynamic=dynamic, state=state)
     if staged.error is not None:
         return replace(native, warnings=(str(staged.error),))
     return replace(staged, result=native.result, written=native.written)
@@ -180,10 +203,18 @@ def _run(
         return fn(*args, **kwargs)
 
 
+def _of_heap(heap: ArgumentHeap | None, not_put: str) -> tuple[Any, ...]:
+    if heap is None:
+        return ()
+    outer = tuple(outer.place for outer in heap.outer)
+    return heap.places if heap.opened else frozenset(), not_put, frozenset(heap.known), outer
+
+
 def _take_apart(
-    result: Any, arguments: Arguments, recorder: Recorder
-) -> tuple[Tree | None, list[Slot], list[torch.Tensor]]:
-    """The structure of the result, the slots of its tensors, and these tensors."""
+    result: Any, arguments: Arguments, recorder: Recorder, heap: ArgumentHeap | None = None
+) -> tuple[Tree | None, list[Slot], list[torch.Tensor], Puts | None, str]:
+    """The structure of the result, the slots of its tensors, and these tensors; what is put in the arguments' objects,
+    whose tensors then follow those of the result, or why it cannot be."""
 
     def check(value: Any, path: str) -> None:
         if is_lazy(value):
@@ -211,13 +242,21 @@ def _take_apart(
                     )
 
     recorder.check_lent()
-    flattener = Flattener(check, same=arguments.containers)
-    tree = flattener.flatten(result, "result")
+    flattener, puts, not_put = Flattener(check, same=arguments.containers), None, ""
+    if heap is not None and (heap.is_live or heap.outer):
+        after = After(heap, check, arguments.containers)
+        try:
+            tree, puts = after.flatten(result, "result"), after.puts()
+            flattener = after
+        except NotPut as stop:
+            not_put = str(stop)
+    if puts is None:
+        tree = flattener.flatten(result, "result")
     slots = [recorder.slot_of(tensor) for tensor in flattener.tensors]
     for slot in slots:
         if slot.kind == "unknown":
             recorder.unknown(slot)
-    return tree, slots, flattener.tensors
+    return tree, slots, flattener.tensors, puts, not_put
 
 
 def _returned(
@@ -234,8 +273,9 @@ def _name_of(fn: Callable[..., Any]) -> str:
     return text if text[:1].isalpha() or text[:1] == "_" else f"f_{text}"
 
 
-def _input_names(fn: Callable[..., Any], paths: Sequence[str]) -> list[str]:
+def _input_names(fn: Callable[..., Any], paths: Sequence[str], state: Sequence[Place] = ()) -> list[str]:
     """Names of the graph's inputs after the program's own parameters: `args[0]['mask']` is `x_mask`."""
+    places = {argument(i): place.name for i, place in enumerate(state)}
     target = fn.forward if isinstance(fn, torch.nn.Module) else fn
     try:
         parameters = list(inspect.signature(target).parameters.values())
@@ -250,6 +290,9 @@ def _input_names(fn: Callable[..., Any], paths: Sequence[str]) -> list[str]:
             base = plain[int(first)]
         else:
             base = first.strip("'\"") if root == "kwargs" else f"arg{first}"
+        if root == "kwargs" and base == STATE:
+            number, _, rest = rest.removeprefix("[").partition("]")
+            base = places.get(argument(int(number)), "state") if number.isdigit() else "state"
         words = "".join(c if c.isalnum() else " " for c in f"{base} {rest}").split()
         text = "_".join(words) or "arg"
         names.append(text if not text[0].isdigit() else f"arg_{text}")

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from smelt._torch.dispatch import is_live, suspended
 from smelt._torch.record_patches import Patches, eager_stance, has_override, higher_order_operator
+from smelt.capture.keeping import keeper
 from smelt.capture.recorder import Recorder
 from smelt.capture.spans import is_smelts, is_users
 
@@ -49,6 +50,9 @@ def _reader(name: str) -> Callable[[Any], Any]:
                 return original(self, *args, **kwargs)
             with suspended():
                 recorder.read(self, name)
+                kept = keeper()
+                if kept is not None:
+                    kept.save(self)
                 return original(self, *args, **kwargs)
 
         return read
@@ -70,6 +74,10 @@ def _address(name: str) -> Callable[[Any], Any]:
             recorder = _active()
             if recorder is not None and is_users(_caller_file()):
                 recorder.converted(recorder.slot_of(self), name)
+                kept = keeper()
+                if kept is not None:
+                    with suspended():
+                        kept.save(self)
             return original(self, *args, **kwargs)
 
         return read
@@ -139,7 +147,10 @@ def _opaque(what: str) -> Callable[[Any], Any]:
                 "leave it out of the captured function",
                 "S0104",
             )
+            kept = keeper()
             with suspended():
+                if kept is not None:
+                    kept.save_all()
                 return original(*args, **kwargs)
 
         return call

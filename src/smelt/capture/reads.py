@@ -4,6 +4,7 @@
         result = model(*args, **kwargs)
     log.reads       -> facts that must still hold for the run to go the same way
     log.mutations   -> attributes, containers, globals, cells that the run left changed
+    log.heap        -> the objects of its arguments, and what it changed in them that can be put back at each call
     log.effects     -> clocks, random numbers, files, ... with the user's file and line
 
 Invariant: only the calling thread is recorded; every patch is undone when the block ends, however it ends. Discovery is
@@ -17,7 +18,7 @@ import contextlib
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from smelt._torch.state import torch_state
+from smelt.capture.events import profiled
+from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import (
     ENVIRONMENT,
     PRINTS,
@@ -38,7 +41,9 @@ from smelt.capture.reads_effects import (
     user_site,
 )
 from smelt.capture.reads_facts import Read
+from smelt.capture.reads_outer import State
 from smelt.capture.reads_roots import Roots, Site
+from smelt.capture.state import Place
 from smelt.diag import InternalError, Span
 
 _RECORDING = threading.Lock()
@@ -65,17 +70,36 @@ class Mutation:
 
 @dataclass(slots=True)
 class ReadLog:
-    """The findings of one recorded run; empty until the `record_reads` block ends."""
+    """The findings of one recorded run; empty until the `record_reads` block ends.
+
+    heap: the objects of the arguments, where some are known by structure alone; put_back: what the run changed in them
+    and a call can change again: none of `mutations` then. state: the places of all `mutations`, where they could be
+    state of the program.
+    """
 
     reads: list[Read] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     mutations: list[Mutation] = field(default_factory=list)
     callers: Callers = field(default_factory=dict)  # who called each function of the user's first
+    heap: ArgumentHeap | None = None
+    put_back: list[Mutation] = field(default_factory=list)
+    state: State | None = None
 
     @property
     def is_replayable(self) -> bool:
         """Whether a replay of the graph alone does all that the run did."""
         return not self.effects and not self.mutations
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """The arguments' objects as they were before the run, for the time of the block."""
+        with self.heap.as_before() if self.heap is not None else contextlib.nullcontext():
+            yield
+
+    def keep_mutations(self) -> None:
+        """What the run changed in its arguments is not put back after all."""
+        self.mutations.extend(self.put_back)
+        self.put_back.clear()
 
     @property
     def where(self) -> Span | None:
@@ -162,9 +186,16 @@ class _Recorder:
 
 @contextmanager
 def record_reads(
-    roots: Mapping[str, Any], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    roots: Mapping[str, Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    heap: ArgumentHeap | None = None,
+    state: Sequence[Place] = (),
 ) -> Iterator[ReadLog]:
     """Record what the block reads, starting from `roots` (by readable name) and the call's arguments.
+
+    heap: the objects of these arguments, where what the block changes in them is to be put back. state: places whose
+    contents are among the arguments.
 
     The log is filled when the block ends normally; when it raises, the log stays empty and the error passes through.
     Raises: RecorderBusy if another recording is under way in this process.
@@ -178,16 +209,16 @@ def record_reads(
     log = ReadLog()
     with ExitStack() as stack:
         stack.callback(_RECORDING.release)
-        found = Roots()
+        found = Roots(state)
         stack.callback(found.patches.undo)
         recorder = _Recorder(found, _caller(sys._getframe()))
         for name, value in roots.items():
             found.add_root(value, name)
-        found.add_arguments(args, dict(kwargs or {}))
-        state, drawn = torch_state(), _numpy_draws()
+        found.add_arguments(args, dict(kwargs or {}), heap)
+        settings, drawn = torch_state(), _numpy_draws()
         found.profile_hook = recorder.profile
         try:
-            with _profiled(recorder.profile):
+            with profiled(recorder.profile):
                 yield log
         finally:
             found.profile_hook = None
@@ -195,8 +226,8 @@ def record_reads(
         found.patches.undo()
         _fill(log, recorder, found)
         after = torch_state()
-        if after != state:
-            log.mutations.append(Mutation("the thread's torch settings", state, after, None))
+        if after != settings:
+            log.mutations.append(Mutation("the thread's torch settings", settings, after, None))
         now = _numpy_draws()
         if now != drawn and not (drawn is None and _is_unused(now)):
             log.effects.append(Effect("draws random numbers", "numpy.random", None))
@@ -207,10 +238,11 @@ _WORD_NBYTES = 4  # of the Mersenne twister
 
 def _numpy_draws() -> Any:
     """The state of NumPy's global generator, whose functions raise no profile event; None until it is loaded."""
-    module = sys.modules.get("numpy.random")
-    if module is None:
+    # While another thread imports it, it is there and empty: this one has not drawn from it then.
+    state = getattr(sys.modules.get("numpy.random"), "get_state", None)
+    if state is None:
         return None
-    kind, keys, position, has_gauss, cached = module.get_state()
+    kind, keys, position, has_gauss, cached = state()
     return kind, bytes(keys), position, has_gauss, cached
 
 
@@ -232,24 +264,13 @@ def _caller(frame: FrameType | None) -> FrameType | None:
 
 
 def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
-    facts, changes = found.finish()
+    facts, changes, put_back = found.finish()
+    if found.heap is not None and (found.heap.opened or found.heap.outer):
+        log.heap = found.heap
     log.reads.extend(facts)
+    log.state = found.new_state
     log.callers.update(recorder.callers)
     log.effects.extend(recorder.effects.values())
     log.effects.extend(Effect(what, name, site.span if site else None) for what, name, site in found.refusals)
-    log.mutations.extend(Mutation(c.name, c.before, c.after, c.site.span if c.site else None) for c in changes)
-
-
-@contextmanager
-def _profiled(hook: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
-    """Install a profile hook for this thread; whatever profiler was there is put back after."""
-    before: Any = sys.getprofile()
-    sys.setprofile(hook)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-        if callable(before):
-            sys.setprofile(before)
-        elif hasattr(before, "enable"):  # cProfile installs itself below Python
-            before.enable()
+    for kept, of in ((log.mutations, changes), (log.put_back, put_back)):
+        kept.extend(Mutation(c.name, c.before, c.after, c.site.span if c.site else None) for c in of)

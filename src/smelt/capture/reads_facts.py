@@ -23,10 +23,12 @@ from smelt.capture.reads_values import (
     has_own_lookup,
     instance_dict,
     is_user_class,
+    overrides_instance,
     own_attribute,
     peek,
     raw_lookup,
 )
+from smelt.capture.state import Place
 from smelt.diag import Span
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ class _Classifier:
 
     def __init__(self, roots: Roots) -> None:
         self.roots = roots
-        self.facts = dict(roots.facts)
+        self.facts = {place: fact for place, fact in roots.facts.items() if id(fact.owner) not in roots.opened}
         self.namer = roots.name
         self.stored: dict[tuple[type, str], Any] = {}
 
@@ -141,6 +143,9 @@ class _Classifier:
         stored = self.stored.get((cls, name), self)
         if stored is self:
             stored = self.stored[cls, name] = raw_lookup(cls, name)
+        if id(owner) in self.roots.opened:
+            self._opened_attribute(raw, stored)
+            return
         if id(owner) in self.roots.arguments:
             self._argument_attribute(raw, stored)
             return
@@ -173,10 +178,26 @@ class _Classifier:
             entries = own.get(registry)
             if isinstance(entries, dict):
                 self.add("item", own, registry, entries, raw)
-                if ("content", id(entries), None) not in self.facts:
+                if id(entries) in self.roots.state_spaces:
+                    self._one_entry(entries, raw)
+                elif ("content", id(entries), None) not in self.facts:
                     self.add("content", entries, registry, contents(entries), raw)
                 if name in entries:
                     return
+
+    def _one_entry(self, entries: dict[str, Any], raw: RawRead) -> None:
+        """An entry of a registry of which others are state."""
+        name = raw[1]
+        kind, seen = ("item", entries[name]) if name in entries else ("absent", MISSING)
+        self.add(kind, entries, name, seen, raw)
+
+    def _opened_attribute(self, raw: RawRead, stored: Any) -> None:
+        """Its own attributes are guarded by structure: what is left is what the class holds."""
+        owner, name = raw[:2]
+        own = None if self.roots.heap is None else self.roots.heap.attributes_of(owner)
+        if isinstance(stored, _SHARED_DESCRIPTORS) or (own is not None and name in own):
+            return
+        self.add("static", type(owner), name, stored, raw, f"type({self.namer(id(owner))}).{name}")
 
     def _argument_attribute(self, raw: RawRead, stored: Any) -> None:
         """Arguments are other objects at the next call: their fields are guarded by structure, no more than those."""
@@ -190,16 +211,11 @@ class _Classifier:
             self.roots.refusals.append(("reads an attribute of an argument that is not a field", label, raw[3]))
 
 
-def overrides_instance(stored: Any) -> bool:
-    """Whether a class attribute wins over the instance's own (a data descriptor, as a property is)."""
-    return stored is not MISSING and (hasattr(type(stored), "__set__") or hasattr(type(stored), "__delete__"))
-
-
 def facts_of(roots: Roots) -> list[Read]:
     """All that must hold again, each place once."""
     classifier = _Classifier(roots)
     for place, (container, copy, site) in roots.copies.items():
-        if place not in roots.arguments:
+        if place not in roots.arguments and place not in roots.opened:
             classifier.add("content", container, None, copy, (container, "", MISSING, site))
     for module, site in roots.modules:
         classifier.module(module, site)
@@ -207,7 +223,36 @@ def facts_of(roots: Roots) -> list[Read]:
         classifier.attribute(raw)
     _executed_functions(roots, classifier)
     _classes_of_instances(roots, classifier)
+    outer = roots.heap.outer if roots.heap is not None else ()
+    for changed in (*roots.state.values(), *(one.place for one in outer)):
+        for fact in place_facts(changed, roots.name):
+            classifier.facts.setdefault((fact.kind, id(fact.owner), fact.key), fact)
     return list(classifier.facts.values())
+
+
+def place_facts(place: Place, namer: Any) -> Iterator[Read]:
+    """What must hold for an assignment to come to the same: an attribute goes to the owner's own attributes."""
+    owner, name, cls = place.owner, place.key, type(place.owner)
+    if owner is None:
+        return
+    if place.kind == "slot":
+        name = place.key.__name__
+    for key in (name, "__setattr__"):
+        yield Read("static", cls, key, raw_lookup(cls, key), place.site, None, owner, namer)
+    own = instance_dict(owner)
+    if own is None:
+        return
+    yield Read("object", owner, None, (cls, own), place.site, None, owner, namer)
+    if not isinstance(owner, torch.nn.Module):
+        return
+    if place.space is not own:
+        yield Read("absent", own, name, MISSING, place.site, place.name, owner, namer)
+    for registry in REGISTRIES:
+        entries = own.get(registry)
+        if isinstance(entries, dict):
+            yield Read("item", own, registry, entries, place.site, None, owner, namer)
+            if entries is not place.space:
+                yield Read("absent", entries, name, MISSING, place.site, place.name, owner, namer)
 
 
 def _executed_functions(roots: Roots, classifier: _Classifier) -> None:
@@ -266,13 +311,18 @@ def changes_of(roots: Roots) -> list[Change]:
     def note(name: str, before: Any, after: Any, site: Site | None) -> None:
         changes.setdefault(name, Change(name, before, after, site))
 
+    opened = roots.opened
     for owner, name, before, site in roots.written.values():
+        if id(owner) in opened or (id(owner), name) in roots.outer or (id(owner), name) in roots.state_names:
+            continue
         after = peek(owner, name)
         if not same(before, after) or id(after) in roots.passed:
             note(f"{roots.name(id(owner))}.{name}", before, after, site)
         else:
             _keep_attribute(roots, owner, name, after, site)
     for store in roots.stores.values():
+        if (id(store.space), store.key) in roots.state:
+            continue
         after = store.space.get(store.key, MISSING)
         if not same(store.before, after) or id(after) in roots.passed:
             note(store.name, store.before, after, store.site)
@@ -283,15 +333,19 @@ def changes_of(roots: Roots) -> list[Change]:
                 roots.facts.setdefault((kind, id(store.space), store.key), fact)
     for owner, name, value, site in roots.raw:
         own = instance_dict(owner)
-        if own is None or name not in own or value is own[name] or has_own_lookup(type(owner)):
+        if id(owner) in opened or own is None or name not in own or value is own[name] or has_own_lookup(type(owner)):
             continue
         if not same(value, own[name]) and not overrides_instance(raw_lookup(type(owner), name)):
             note(f"{roots.name(id(owner))}.{name}", value, own[name], site)
     for fact in roots.facts.values():
+        if id(fact.owner) in opened:
+            continue
         after = _now(fact)
         if not same(fact.value, after):
             note(fact.name, fact.value, after, fact.site)
     for container, copy, site in roots.copies.values():
+        if id(container) in opened:
+            continue
         members = copy.values() if isinstance(copy, dict) else copy
         holds_argument = id(container) not in roots.arguments and any(id(m) in roots.passed for m in members)
         if not same_contents(container, copy) or holds_argument:

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
@@ -20,10 +20,12 @@ import torch
 
 from smelt._torch.exact import MISSING, contents
 from smelt._torch.lru import LRU_CACHE, cached_tensors
+from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import ENVIRONMENT, file_kind, user_site
 from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of
+from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
-from smelt.capture.reads_scan import Chain, scan_code
+from smelt.capture.reads_scan import Chain, is_for_append, scan_code
 from smelt.capture.reads_values import (
     CALL_HOOKS,
     CALL_PROTOCOL,
@@ -40,6 +42,7 @@ from smelt.capture.reads_values import (
     peek,
     raw_lookup,
 )
+from smelt.capture.state import Place
 from smelt.diag import Span
 
 _SMALL_ARRAY_NBYTES = 4096
@@ -82,7 +85,13 @@ class Reached(NamedTuple):
 class Roots:
     """Everything reached so far. Methods that begin with `enter`, `add` and `_on` are called during the run."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: Sequence[Place] = ()) -> None:
+        self.state = {place.spot: place for place in state}
+        self.held = {p.spot: tuple(p.read()) if p.is_appended else p.read() for p in state}
+        self.read_lists: set[tuple[int, str]] = set()  # attributes that hold lists which are not only appended to
+        self.state_names = {place.attribute for place in state}
+        self.state_spaces = {id(place.space) for place in state}
+        self.new_state: State | None = None  # where all that the run changed could be state
         self.rooted: dict[int, Reached] = {}
         self.raw: list[RawRead] = []
         self.seen: set[tuple[Any, str]] = set()
@@ -94,6 +103,10 @@ class Roots:
         self.functions: dict[int, FunctionType] = {}
         self.refusals: list[tuple[str, str, Site | None]] = []
         self.arguments: set[int] = set()  # structured arguments
+        self.heap: ArgumentHeap | None = None
+        self.outer: set[tuple[int, str]] = set()  # attributes that the run only wrote: owner and name
+        self.opened: frozenset[int] = frozenset()  # of the arguments' objects, those known by structure
+        self._met_outside: set[int] = set()  # those that the run reached from elsewhere, too
         self.passed: set[int] = set()  # those and tensor arguments: other objects at the next call
         self.executed: dict[int, tuple[CodeType, dict[str, Any]]] = {}
         self.patches = ClassPatches(self.seen, self._on_read, self._on_write)
@@ -103,6 +116,7 @@ class Roots:
         self._thread = get_ident()
         self._busy = False
         self._late = False
+        self._asks_classes = False  # whether code that has run may hold the class of an object
 
     # ---------------------------------------------------------------- reaching values
 
@@ -110,12 +124,16 @@ class Roots:
         """Start from a value that the program holds by itself: its function, its module."""
         self.reach(value, 0, name, None)
 
-    def add_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def add_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], heap: ArgumentHeap | None = None) -> None:
         """Start from the call's arguments; their own structure is for the argument guards, not for read facts."""
+        if heap is not None:
+            known = (place for place in heap.by_id if place in self.rooted)
+            self._met_outside.update(place for place in known if (place, None) not in self.state)
         for i, value in enumerate(args):
             self._reach_argument(value, 0, f"args[{i}]")
         for key, value in kwargs.items():
             self._reach_argument(value, 0, f"kwargs[{key!r}]")
+        self.heap = heap
 
     def _reach_argument(self, value: Any, parent: int, label: str) -> None:
         cls = type(value)
@@ -140,7 +158,11 @@ class Roots:
     def reach(self, value: Any, parent: int, label: str, site: Site | None) -> None:
         """Note a value of the outside world that the run now holds, so that reads from it are seen."""
         kind = kind_of(type(value))
-        if kind == "atom" or id(value) in self.rooted:
+        if kind == "atom":
+            return
+        if self._is_given(value) and not self._is_of_heap(parent) and (id(value), None) not in self.state:
+            self._met_outside.add(id(value))
+        if id(value) in self.rooted:
             return
         self.rooted[id(value)] = Reached(value, parent, label, site)
         if self._late and kind in ("container", "instance", "array"):  # nobody watched what the run read of it
@@ -152,6 +174,18 @@ class Roots:
                 self._reach_own(own, id(value), site)
         if kind != "opaque" and kind != "module":
             getattr(self, f"_reach_{kind}")(value, site)
+
+    def _is_given(self, value: Any) -> bool:
+        """Whether this is one of the arguments' objects."""
+        return self.heap is not None and id(value) in self.heap.by_id
+
+    def _is_of_heap(self, place: int) -> bool:
+        """Whether something is one of the arguments' objects, or a method that was asked of one."""
+        assert self.heap is not None
+        if self.heap.owns(place):
+            return True
+        holder = self.rooted.get(place)
+        return holder is not None and type(holder.value) is MethodType and self.heap.owns(holder.parent)
 
     def _reach_function(self, function: FunctionType, site: Site | None) -> None:
         self.functions.setdefault(id(function.__code__), function)
@@ -190,9 +224,9 @@ class Roots:
                 self.reach(inner, id(value), f".{name}", site)
 
     def _reach_container(self, value: Any, site: Site | None) -> None:
-        self.copies[id(value)] = (value, contents(value), site)
-        members: Iterator[tuple[Any, Any]] = iter(value.items()) if isinstance(value, dict) else enumerate(value)
-        for key, member in members:
+        held = contents(value)
+        self.copies[id(value)] = (value, held, site)
+        for key, member in held.items() if isinstance(value, dict) else enumerate(held):
             if kind_of(type(member)) != "atom":
                 self.reach(member, id(value), f"[{key!r}]", site)
         if not is_plain_container(type(value)):
@@ -222,7 +256,19 @@ class Roots:
             self.refusals.append(("reads a large NumPy array", self.name(id(value)), site))
         self._fact("array", value, None, (value.dtype, value.shape, value.tobytes()), site)
 
+    def _hold_class(self, cls: type, site: Site | None) -> None:
+        """What a class holds is read, and written, where nobody sees it: as `type(self).calls`."""
+        for base in cls.__mro__:
+            if is_user_class(base) and ("class", id(base), None) not in self.facts:
+                own = class_attributes(base)
+                self._fact("class", base, None, own, site)
+                for name, member in own.items():
+                    if kind_of(type(member)) in ("container", "instance", "array"):
+                        self.reach(member, id(base), f".{name}", site)
+
     def _reach_instance(self, value: Any, site: Site | None) -> None:
+        if self._asks_classes:
+            self._hold_class(type(value), site)
         if isinstance(value, torch.nn.Module) and has_standard_call(type(value)):
             self.modules.append((value, site))
             own = instance_dict(value) or {}
@@ -273,12 +319,18 @@ class Roots:
         sys.setprofile(None)  # what follows is our own work: thousands of events for nothing
         try:
             if id(owner) in self.rooted:
-                self.seen.add(key)
-                if (id(owner), name) not in self.written:
+                if type(value) is list and not self._is_for_append(owner, name, sys._getframe(2)):
+                    self.read_lists.add((id(owner), name))
+                if type(value) is not list or (id(owner), name) in self.read_lists:
+                    self.seen.add(key)
+                if (id(owner), name) not in self.written and (id(owner), name) not in self.state_names:
                     self._note_read(owner, name, value, sys._getframe(2))
         finally:
             self._busy = False
             sys.setprofile(self.profile_hook)
+
+    def _is_for_append(self, owner: Any, name: str, frame: FrameType) -> bool:
+        return frame.f_lasti >= 0 and is_for_append(frame.f_code, frame.f_lasti)
 
     def _note_read(self, owner: Any, name: str, value: Any, frame: FrameType) -> None:
         place = user_site(frame)
@@ -289,7 +341,7 @@ class Roots:
         if name.startswith("__"):
             if name == "__dict__" and file_kind(frame.f_code.co_filename) == "user":
                 self._widen(owner, site)
-        elif type(value) not in QUICK_ATOMS and id(value) not in self.rooted:
+        elif type(value) not in QUICK_ATOMS and (id(value) not in self.rooted or self._is_given(value)):
             self.reach(value, id(owner), f".{name}", site)
 
     def _on_write(self, owner: Any, name: str) -> None:
@@ -317,6 +369,11 @@ class Roots:
                 self._follow(self._read_global(namespace, frame.f_builtins, chain.name, site), chain, site)
         for chain in scan.stores:
             self._expect_store(namespace, chain, Site(code, chain.offset))
+        if scan.asks_classes and not self._asks_classes:
+            self._asks_classes = True
+            for reached in list(self.rooted.values()):
+                if kind_of(type(reached.value)) == "instance":
+                    self._hold_class(type(reached.value), Site(code, 0))
         if scan.calls_getattr:
             self._widen_modules(scan.chains, namespace)
 
@@ -334,6 +391,8 @@ class Roots:
             return {name: frame.f_locals.get(name, MISSING) for name in code.co_freevars}
         values: dict[str, Any] = {}
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if (id(cell), None) in self.state:
+                continue
             values[name] = cell_contents(cell)
             site = Site(code, 0)
             self._fact("cell", cell, name, values[name], site, name)
@@ -341,6 +400,8 @@ class Roots:
 
     def _read_global(self, namespace: dict[str, Any], builtins: dict[str, Any], name: str, site: Site) -> Any:
         value = namespace.get(name, MISSING)
+        if (id(namespace), name) in self.state:
+            return MISSING
         if value is not MISSING:
             self._fact("item", namespace, name, value, site, name)
             return value
@@ -369,6 +430,8 @@ class Roots:
                 space = value.__dict__
                 if name not in space:
                     self._unresolved.append((chain, site, value, i))
+                    return
+                if (id(space), name) in self.state:
                     return
                 self._fact("item", space, name, space[name], site, label)
                 value = space[name]
@@ -450,10 +513,23 @@ class Roots:
 
     # ---------------------------------------------------------------- the end of the run
 
-    def finish(self) -> tuple[list[Read], list[Change]]:
-        """What must hold again, and what is different now."""
+    def finish(self) -> tuple[list[Read], list[Change], list[Change]]:
+        """What must hold again, what is different now, and what of the arguments is, where it can be put back."""
         changes = changes_of(self)
-        return facts_of(self), changes
+        if self.heap is None:
+            return facts_of(self), changes, []
+        self.heap.close(self._met_outside)
+        self.heap.known = self.rooted
+        self.opened = self.heap.opened
+        only_written = outer_writes(self)
+        self.outer = {(id(outer.place.owner), outer.place.key) for outer in only_written}
+        self.heap.outer = [*only_written, *changed_state(self)]
+        kept = changes_of(self) if self.opened or self.outer else changes
+        kept.extend(broken_state(self))
+        if kept:
+            self.new_state = state_places(self, kept)
+        names = {change.name for change in kept}
+        return facts_of(self), kept, [change for change in changes if change.name not in names]
 
 
 def _argument_parts(value: Any) -> list[tuple[str, Any]]:

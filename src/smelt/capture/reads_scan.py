@@ -9,9 +9,10 @@ from __future__ import annotations
 import dis
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from types import CodeType
 from typing import Literal
 
@@ -33,12 +34,13 @@ class Chain:
 class Scan:
     """The outside reads (`chains`) and assignments (`stores`) of one code object.
 
-    calls_getattr: it may read names that it computes.
+    calls_getattr: it may read names that it computes. asks_classes: it may hold the class of an object.
     """
 
     chains: tuple[Chain, ...]
     stores: tuple[Chain, ...]
     calls_getattr: bool
+    asks_classes: bool
 
 
 _OP = dis.opmap
@@ -53,6 +55,11 @@ _STORE_ATTR = {_OP["STORE_ATTR"], _OP["DELETE_ATTR"]}
 _IMPORT_NAME, _IMPORT_FROM = _OP["IMPORT_NAME"], _OP["IMPORT_FROM"]
 _EXTENDED_ARG = _OP["EXTENDED_ARG"]
 _TRANSPARENT = {code for name, code in _OP.items() if name in ("CACHE", "NOP", "PRECALL", "PUSH_NULL", "RESUME")}
+_CALLS = {code for name, code in _OP.items() if name in ("CALL", "CALL_FUNCTION", "CALL_FUNCTION_EX")}
+_COMPARES = {code for name, code in _OP.items() if name in ("IS_OP", "COMPARE_OP", "CONTAINS_OP", "FORMAT_VALUE")}
+_LOADS = {code for name, code in _OP.items() if name.startswith("LOAD_")}
+_LOAD_METHOD = {_OP["LOAD_METHOD"]} if "LOAD_METHOD" in _OP else {_OP["LOAD_ATTR"]}
+_OF_CELLS = {code for name, code in _OP.items() if name.endswith("_DEREF") or name in ("LOAD_CLOSURE", "MAKE_CELL")}
 _METHOD_BIT = sys.version_info >= (3, 12)  # LOAD_ATTR's argument carries a flag in its lowest bit
 
 
@@ -121,4 +128,67 @@ def scan_code(code: CodeType) -> Scan:
     found = tuple(Chain(root, name, path, offset) for (root, name, path), offset in chains.items())
     computed = any(c.root == "global" and c.name in ("getattr", "hasattr", "vars") and not c.path for c in found)
     stores_found = tuple(Chain(root, name, path, offset) for (root, name, path), offset in stored.items())
-    return Scan(found, stores_found, computed)
+    return Scan(found, stores_found, computed, _asks_classes(code))
+
+
+@lru_cache(maxsize=1024)
+def _appends(code: CodeType) -> frozenset[int]:
+    """The offsets of what is loaded only for its method `append`."""
+    steps = [(offset, op, arg) for offset, op, arg in _instructions(code) if op not in _TRANSPARENT]
+    return frozenset(
+        offset
+        for (offset, _, _), (_, op, arg) in pairwise(steps)
+        if op in _LOAD_METHOD and (arg & 1 or not _METHOD_BIT) and _attribute(code, arg) == "append"
+    )
+
+
+def is_for_append(code: CodeType, offset: int) -> bool:
+    """Whether an attribute that is loaded at an offset is a list that is appended to, and nothing else."""
+    return code.co_code[offset] in _LOAD_ATTR and offset in _appends(code)
+
+
+def only_appends(code: CodeType, root: Root, name: str) -> bool:
+    """Whether all that a code object does with a global, or with what a closure cell holds, is to append to it."""
+    names = _local_names(code)
+    for offset, op, arg in _instructions(code):
+        if root == "global":
+            is_use = (op == _LOAD_GLOBAL and code.co_names[arg >> 1] == name) or (
+                (op == _LOAD_NAME or op in _STORE_GLOBAL) and code.co_names[arg] == name
+            )
+        else:
+            is_use = op in _OF_CELLS and names[arg] == name
+        if is_use and not (op in _LOADS and offset in _appends(code)):
+            return False
+    return True
+
+
+def _asks_classes(code: CodeType) -> bool:
+    """Whether it may hold the class of an object, other than to compare it or to ask for its name."""
+    if "type" not in code.co_names and "__class__" not in code.co_names:
+        return False
+    steps = [(op, arg) for _, op, arg in _instructions(code) if op not in _TRANSPARENT]
+    for i, (op, arg) in enumerate(steps):
+        if op in _LOAD_ATTR and _attribute(code, arg) == "__class__":
+            after = i + 1
+        elif op == _LOAD_GLOBAL and code.co_names[arg >> 1] == "type":
+            after = next((j + 1 for j in range(i, len(steps)) if steps[j][0] in _CALLS), len(steps))
+        else:
+            continue
+        if not _is_compared_or_named(code, steps[after : after + 6]):
+            return True
+    return False
+
+
+def _is_compared_or_named(code: CodeType, steps: Sequence[tuple[int, int]]) -> bool:
+    if steps and steps[0][0] in _LOAD_ATTR and _attribute(code, steps[0][1]).startswith("__"):
+        return True
+    for op, _ in steps:
+        if op in _COMPARES:
+            return True
+        if op not in _LOADS:
+            return False
+    return False
+
+
+def _attribute(code: CodeType, arg: int) -> str:
+    return code.co_names[arg >> 1 if _METHOD_BIT else arg]

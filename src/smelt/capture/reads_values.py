@@ -158,6 +158,11 @@ def raw_lookup(cls: type, name: str) -> Any:
     return MISSING
 
 
+def overrides_instance(stored: Any) -> bool:
+    """Whether a class attribute wins over the instance's own (a data descriptor, as a property is)."""
+    return stored is not MISSING and (hasattr(type(stored), "__set__") or hasattr(type(stored), "__delete__"))
+
+
 def own_attribute(cls: type, name: str) -> Any:
     """The same for the class's own namespace."""
     found = cls.__dict__.get(name, MISSING)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from sys import setprofile
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from smelt._torch.record_modes import Modes, modes
 from smelt._torch.record_patches import is_plain_tensor_type, is_transform_wrapper
 from smelt._torch.state import is_any_autocast, is_grad_enabled, is_inference
 from smelt.capture.dynamic.dims import sized_type
+from smelt.capture.events import watched
 from smelt.capture.opinfo import OpInfo, expectation, op_info
 from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
@@ -165,11 +167,17 @@ class Recorder:
     def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and note it. Raises: whatever the operator raises, and nothing else."""
         result = overload(*args, **kwargs)
+        hook = watched.hook
+        if hook is not None:
+            setprofile(None)
         try:
             self._note(op_info(overload), args, kwargs, result)
         except Exception as broken:
             # The program must go on as if nobody watched.
             self._broken(broken, overload)
+        finally:
+            if hook is not None:
+                setprofile(hook)
         return result
 
     def _note(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

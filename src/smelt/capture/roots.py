@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 
+from smelt._torch.exact import contents
 from smelt._torch.lru import LRU_CACHE, cached_tensors, still_cached
+from smelt.capture.reads_values import COMPILED_TARGET
 
 _SKIPPED_ROOTS = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "smelt", "builtins"}
 _SCALARS = (
@@ -95,10 +97,12 @@ class _Walk:
         self.tensors: dict[int, Entry] = {}
         self.modules: dict[int, str] = {}
         self.module_list: list[torch.nn.Module] = []
+        self.functions: list[types.FunctionType] = []
         self._queue: deque[tuple[Any, str]] = deque()
         self._seen: set[int] = set()
         self._names: set[str] = set()
         self._classes: list[tuple[type, str]] = []
+        self._known_classes: set[int] = set()
         self._class_done: set[tuple[int, str]] = set()
 
     def add(self, value: Any, path: str, owner: Any, key: Any, kind: str = "captured") -> None:
@@ -133,6 +137,9 @@ class _Walk:
             self._module(value, path)
         elif isinstance(value, (dict, list, tuple, set, frozenset, deque)):
             self._container(value, path)
+        elif hasattr(type(value), COMPILED_TARGET):  # what a compiled function keeps of its calls is not the program's
+            self.add(getattr(value, COMPILED_TARGET), path, None, None)
+            self.add(vars(value), path, None, None)
         elif isinstance(value, types.FunctionType):
             self._function(value, path)
         elif isinstance(value, types.MethodType):
@@ -174,12 +181,14 @@ class _Walk:
         self._class(type(module), path)
 
     def _container(self, value: Any, path: str) -> None:
+        # Past methods of a class of the user's: tables of `transformers` import a module for each item.
+        held = contents(value)
         if isinstance(value, dict):
-            for key, item in list(value.items()):
+            for key, item in held.items():
                 self.add(item, f"{path}[{key!r}]" if isinstance(key, (str, int)) else f"{path}[...]", value, key)
                 self.add(key, f"{path}.keys", None, None)
         else:
-            for i, item in enumerate(list(value)):
+            for i, item in enumerate(held):
                 self.add(item, f"{path}[{i}]", value, i)
         if type(value) not in (dict, list, tuple, set, frozenset, deque):
             self._object(value, path)
@@ -209,6 +218,7 @@ class _Walk:
             return  # a slot that holds nothing
 
     def _function(self, function: types.FunctionType, path: str) -> None:
+        self.functions.append(function)
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -240,8 +250,9 @@ class _Walk:
 
     def _class(self, cls: type, path: str) -> None:
         for base in cls.__mro__:
-            if not _is_skipped(base.__module__) and id(base) not in self._seen:
-                self._seen.add(id(base))
+            # Not `_seen`: a class that a global or a container holds is there before it comes here.
+            if not _is_skipped(base.__module__) and id(base) not in self._known_classes:
+                self._known_classes.add(id(base))
                 self._classes.append((base, base.__qualname__))
 
     def _class_attributes(self) -> bool:
@@ -285,11 +296,12 @@ def _is_skipped(module_name: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """What a program could reach before it ran: tensors by id, and the paths of its modules by id."""
+    """What a program could reach before it ran: tensors by id, the paths of its modules by id, and functions."""
 
     entries: Mapping[int, Entry]
     modules: Mapping[int, str]
     module_list: tuple[torch.nn.Module, ...] = ()
+    functions: tuple[types.FunctionType, ...] = ()
 
     def __iter__(self) -> Iterator[StateTensor]:
         return (entry.freeze() for entry in self.entries.values())
@@ -305,4 +317,4 @@ def reachable(fn: Callable[..., Any], opaque: Mapping[str, Any] | None = None) -
     for path, value in (opaque or {}).items():
         walk.add(value, path, None, None)
     walk.run()
-    return Roots(walk.tensors, walk.modules, tuple(walk.module_list))
+    return Roots(walk.tensors, walk.modules, tuple(walk.module_list), tuple(walk.functions))

@@ -16,13 +16,18 @@ from typing import Any
 import torch
 
 from smelt._torch.record_patches import TRACKS, Patches
+from smelt.capture.noting import CallNotes
 
 
 class Scope:
-    """The current path; `modules` maps a module's id to its path, modules made during the run have none."""
+    """The current path; `modules` maps a module's id to its path, modules made during the run have none.
 
-    def __init__(self, modules: Mapping[int, str]) -> None:
+    notes: who wants to know of calls.
+    """
+
+    def __init__(self, modules: Mapping[int, str], notes: CallNotes | None = None) -> None:
         self.modules = modules
+        self.notes = notes
         self.path = ""
         self.module: Any = None
 
@@ -52,6 +57,20 @@ def _tracked(original: Any) -> Any:
     return call
 
 
+def _tracked_forward(original: Any) -> Any:
+    tracked = _tracked(original)
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        scope = _thread.scope
+        if scope is not None and scope.notes is not None:
+            scope.notes.note(self, args, kwargs)
+        return tracked(self, *args, **kwargs)
+
+    forward.__dict__[TRACKS] = original
+    return forward
+
+
 @contextlib.contextmanager
 def tracking(scope: Scope, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Keep `scope` at the module whose forward this thread runs."""
@@ -59,7 +78,7 @@ def tracking(scope: Scope, modules: Iterable[torch.nn.Module]) -> Iterator[None]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_patches.replaced(torch.nn.Module, "__call__", _tracked))
         for cls in classes:
-            stack.enter_context(_patches.replaced(cls, "forward", _tracked))
+            stack.enter_context(_patches.replaced(cls, "forward", _tracked_forward))
         _thread.scope = scope
         try:
             yield

@@ -6,6 +6,7 @@ Invariant: sharing is told by addresses, so that two storages over one memory (`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -15,11 +16,10 @@ from smelt.ir import Graph
 _STATE = ("param", "buffer", "captured")
 
 
-def entangled(
-    graph: Graph, inputs: Sequence[torch.Tensor], lookup: Callable[[str, str], torch.Tensor]
-) -> frozenset[str]:
+def entangled(graph: Graph, inputs: Sequence[Any], lookup: Callable[[str, str], torch.Tensor]) -> frozenset[str]:
     """The names of the graph's inputs and state nodes whose memory reaches into that of another of them."""
-    named = [(value.name, tensor) for value, tensor in zip(graph.inputs, inputs, strict=False)]
+    given = zip(graph.inputs, inputs, strict=False)  # numbers among them
+    named = [(value.name, tensor) for value, tensor in given if isinstance(tensor, torch.Tensor)]
     for node in graph.walk():
         if node.op in _STATE:
             named.append((node.result.name, lookup(node.op, str(node.args[0]))))

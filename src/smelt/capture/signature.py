@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from smelt._torch.record_patches import is_plain_tensor_type
+from smelt.capture.places import Puts
+from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.tree import (
     ConstantLeaf,
     Container,
@@ -20,6 +22,7 @@ from smelt.capture.tree import (
     is_lazy,
     leaves,
     match,
+    opened,
     parts,
     rebuild,
 )
@@ -61,7 +64,7 @@ def check_argument(value: Any, path: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Signature:
     """The structure of one call.
 
@@ -69,25 +72,38 @@ class Signature:
         one input), and so is number leaf i, of a capture in which numbers are inputs.
     result: structure of the result; its tensor leaf i is the graph's output i.
     inputs: for each graph input where it stands, e.g. `args[0]['mask']`.
+    puts: what the program leaves in its arguments' objects, from the same outputs.
     """
 
     args: Container
     kwargs: Container
     result: Tree
     inputs: tuple[str, ...]
+    puts: Puts | None = None
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Any]:
         """The graph's inputs for a call.
 
         Raises: CaptureError (S0107) where the arguments differ in structure, naming the first difference.
         """
+        return self._flatten(args, kwargs, constants=True)
+
+    def flatten_guarded(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The graph's inputs for a call that guards have let pass: what is no tensor is theirs to compare. A callable
+        object, say, is one of its kind here, and its attributes are guarded where the program read them.
+
+        Raises: CaptureError (S0107) where the arguments differ in structure.
+        """
+        return self._flatten(args, kwargs, constants=False)
+
+    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *, constants: bool) -> list[Any]:
         tensors: dict[int, Any] = {}
         given = dict(kwargs or {})
         if set(given) == set(self.kwargs.keys):
             given = {key: given[key] for key in self.kwargs.keys}
         try:
-            match(self.args, tuple(args), "args", tensors)
-            match(self.kwargs, given, "kwargs", tensors)
+            match(self.args, tuple(args), "args", tensors, constants=constants)
+            match(self.kwargs, given, "kwargs", tensors, constants=constants)
         except UnfitError as unfit:
             raise CaptureError(
                 str(unfit),
@@ -98,7 +114,11 @@ class Signature:
         return [tensors[i] for i in range(len(self.inputs))]
 
     def rebuild(self, outputs: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """The program's result from the graph's outputs; the arguments matter where the result holds one of them."""
+        """The program's result from the graph's outputs; the arguments matter where the result holds one of them, and
+        get what the program leaves in them.
+        """
+        if self.puts is not None:
+            return self.puts.deliver(self.result, outputs, args, kwargs or {})
         return rebuild(self.result, outputs, self._same(args, kwargs or {}))
 
     def _same(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,6 +161,15 @@ class Arguments:
     tensors: tuple[torch.Tensor, ...]
     paths: tuple[str, ...]
     containers: Mapping[int, str]
+    closed: Mapping[int, tuple[Any, Container]] = field(default_factory=dict)
+
+    def opened(self, heap: ArgumentHeap | None) -> Arguments:
+        """The same where some objects are known by structure, not by identity."""
+        if heap is None or not heap.opened:
+            return self
+        args, kwargs = (opened(tree, heap.opened, self.closed) for tree in (self.args, self.kwargs))
+        assert isinstance(args, Container) and isinstance(kwargs, Container)
+        return replace(self, args=args, kwargs=kwargs)
 
     def constants(self) -> Iterator[tuple[str, Any]]:
         """The leaves that are no tensors, with their paths."""
@@ -156,7 +185,9 @@ def flatten_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Argumen
     args_tree = flattener.flatten(tuple(args), "args")
     kwargs_tree = flattener.flatten(dict(kwargs), "kwargs")
     assert isinstance(args_tree, Container) and isinstance(kwargs_tree, Container)
-    return Arguments(args_tree, kwargs_tree, tuple(flattener.tensors), tuple(flattener.paths), flattener.containers)
+    return Arguments(
+        args_tree, kwargs_tree, tuple(flattener.tensors), tuple(flattener.paths), flattener.containers, flattener.closed
+    )
 
 
 def tensors_of(value: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:

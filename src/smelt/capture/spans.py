@@ -60,18 +60,19 @@ class SiteFinder:
     """Finds sites; remembers which code objects are the user's, for one recording."""
 
     def __init__(self) -> None:
-        self._users: dict[CodeType, bool] = {}
+        # By identity, since the hash of a code object goes through all its instructions; held, so that it stays.
+        self._known: dict[int, tuple[bool, CodeType]] = {}
 
     def __call__(self, depth: int = 1) -> Site | None:
         """The innermost user's site above the caller's `depth`-th frame, None where there is none."""
         frame: FrameType | None = sys._getframe(depth)
-        users = self._users
+        known = self._known
         while frame is not None:
             code = frame.f_code
-            found = users.get(code)
-            if found is None:
-                found = users[code] = is_users(code.co_filename)
-            if found:
+            place = id(code)
+            if place not in known:
+                known[place] = is_users(code.co_filename), code
+            if known[place][0]:
                 return Site(code, frame.f_lasti)
             frame = frame.f_back
         return None

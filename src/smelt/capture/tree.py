@@ -14,8 +14,8 @@ import gc
 import struct
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -53,6 +53,14 @@ class SameObject:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """In a result: a container that the program made, maybe with several places; tree: None where it is met again."""
+
+    number: int
+    tree: Tree | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Container:
     """A value with parts.
 
@@ -71,7 +79,7 @@ class Container:
     context: Any = None
 
 
-Tree: TypeAlias = TensorLeaf | NumberLeaf | ConstantLeaf | SameObject | Container
+Tree: TypeAlias = TensorLeaf | NumberLeaf | ConstantLeaf | SameObject | Made | Container
 
 _ATOMS = (
     int, float, bool, complex, str, bytes, type(None), type(Ellipsis), slice, range, torch.dtype, torch.device,
@@ -126,7 +134,8 @@ def has_parts(value: Any) -> bool:
     """Whether a value can come apart."""
     if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
         return True
-    if isinstance(value, _ATOMS) or callable(value):
+    # A dataclass is its fields for guards, too, whether it can be called or not.
+    if isinstance(value, _ATOMS) or (callable(value) and not is_dataclass(value)):
         return False
     return registered(type(value)) is not None or bool(_attribute_names(value))
 
@@ -164,6 +173,7 @@ class Flattener:
     """Takes values apart; `tensors` are the distinct tensors found so far, `paths` where each was first seen.
 
     same: containers (by id) that are to be kept as the object at a place of the arguments.
+    closed: by id, objects without tensors, which are compared as a whole, and what they would be taken apart.
     """
 
     check: Callable[[Any, str], None] = lambda value, path: None
@@ -171,6 +181,7 @@ class Flattener:
     tensors: list[torch.Tensor] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     containers: dict[int, str] = field(default_factory=dict)
+    closed: dict[int, tuple[Any, Container]] = field(default_factory=dict)
     _index: dict[int, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _seen: int = 0
@@ -193,6 +204,7 @@ class Flattener:
             self._open.discard(id(value))
         if self._seen == before and tree.kind != "sequence" and tree.cls not in (dict, OrderedDict, defaultdict):
             # An object without tensors is its own business: compared as a whole, returned as itself.
+            self.closed[id(value)] = value, tree
             return ConstantLeaf(value)
         self.containers[id(value)] = path
         return tree
@@ -260,8 +272,20 @@ def mapped(tree: Tree, path: str, change: Callable[[str, ConstantLeaf], Tree]) -
     return tree
 
 
-def match(tree: Tree, value: Any, path: str, tensors: dict[int, Any]) -> None:
-    """Check a value against a structure and put its tensors into their places.
+def opened(tree: Tree, ids: Collection[int], closed: Mapping[int, tuple[Any, Container]]) -> Tree:
+    """The structure with some objects, which were to be compared as a whole, taken apart."""
+    match tree:
+        case ConstantLeaf(value) if id(value) in ids:
+            found = closed.get(id(value))
+            return Container("object", type(value), ()) if found is None else opened(found[1], ids, closed)
+        case Container():
+            items = tuple(opened(item, ids, closed) for item in tree.items)
+            return replace(tree, items=items, attributes=tuple(opened(a, ids, closed) for a in tree.attributes))
+    return tree
+
+
+def match(tree: Tree, value: Any, path: str, tensors: dict[int, Any], *, constants: bool = True) -> None:
+    """Check a value against a structure and put its tensors into their places. constants: these are compared, too.
 
     Raises: UnfitError, which names the first place that differs.
     """
@@ -276,15 +300,15 @@ def match(tree: Tree, value: Any, path: str, tensors: dict[int, Any]) -> None:
                 raise UnfitError(f"{path} is {describe(value)}, where a number of type {cls.__name__} stood at capture")
             tensors[index] = value
         case ConstantLeaf(constant):
-            if not same_constant(constant, value):
+            if constants and not same_constant(constant, value):
                 raise UnfitError(f"{path} is {describe(value)}, where it was {describe(constant)} at capture")
         case Container():
-            _match_container(tree, value, path, tensors)
-        case SameObject():
+            _match_container(tree, value, path, tensors, constants)
+        case SameObject() | Made():
             raise UnfitError(f"{path} refers to an argument, which only a result can")
 
 
-def _match_container(tree: Container, given: object, path: str, tensors: dict[int, Any]) -> None:
+def _match_container(tree: Container, given: object, path: str, tensors: dict[int, Any], constants: bool) -> None:
     value: Any = given
     if type(given) is not tree.cls:
         raise UnfitError(f"{path} is {describe(value)}, where a {tree.cls.__qualname__} stood at capture")
@@ -304,7 +328,7 @@ def _match_container(tree: Container, given: object, path: str, tensors: dict[in
         if names != tree.names:
             raise UnfitError(f"{path} has the attributes {list(names)}, where it had {list(tree.names)} at capture")
     for child, (suffix, item) in zip((*tree.items, *tree.attributes), children, strict=True):
-        match(child, item, path + suffix, tensors)
+        match(child, item, path + suffix, tensors, constants=constants)
 
 
 def describe(value: Any) -> str:
@@ -317,8 +341,11 @@ def describe(value: Any) -> str:
     return text if text and len(text) <= 40 else f"a {type(value).__qualname__}"
 
 
-def rebuild(tree: Tree, tensors: Sequence[Any], same: Mapping[str, Any] | None = None) -> Any:
-    """A value of the structure around other tensors; containers are new, constants are the same objects."""
+def rebuild(tree: Tree, tensors: Sequence[Any], same: dict[str, Any] | None = None) -> Any:
+    """A value of the structure around other tensors; containers are new, constants are the same objects.
+
+    same: what stands at the places of the arguments that the structure names; it also keeps what is met again.
+    """
     match tree:
         case TensorLeaf(index) | NumberLeaf(index):
             return tensors[index]
@@ -326,6 +353,11 @@ def rebuild(tree: Tree, tensors: Sequence[Any], same: Mapping[str, Any] | None =
             return value
         case SameObject(path):
             return (same or {})[path]
+        case Made(number, inner):
+            assert same is not None
+            if inner is not None:
+                same[f"made {number}"] = rebuild(inner, tensors, same)
+            return same[f"made {number}"]
     items = [rebuild(item, tensors, same) for item in tree.items]
     if tree.kind == "registered":
         node = registered(tree.cls)
@@ -371,3 +403,5 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, TensorLeaf | Numbe
                 yield from leaves(item, path + label)
             for name, item in zip(tree.names, tree.attributes, strict=True):
                 yield from leaves(item, f"{path}.{name}")
+        case Made(_, inner) if inner is not None:
+            yield from leaves(inner, path)

@@ -1,4 +1,4 @@
-"""`smelt cache`: where compiled machine code is kept, and how much of it."""
+"""`smelt cache`: where compiled machine code and plans are kept, and how much of them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def cache(
     ] = None,
     entries: Annotated[bool, typer.Option("--entries", help="Also list every entry, the last used first.")] = False,
 ) -> None:
-    """Show or clear the machine code that Smelt keeps between runs.
+    """Show or clear the machine code and the plans that Smelt keeps between runs.
 
-    A program that was compiled once is loaded from here by later processes.
+    A program that was compiled once is loaded from here by later processes:
+    its kernels, and its plan, which has no weights in it.
     The Python files that Program.code writes are kept in source/ beside it.
     Clearing it loses nothing but time. The folder is readable by you alone,
     and is kept below a limit (512 MB unless the option cache_limit_mb says
@@ -76,16 +77,19 @@ def _show(where: Path, files: list[CacheFile], sources: list[Path], with_entries
     typer.echo(f"holds    {_held(files, sources)}")
     if not with_entries or not files:
         return
-    out = Table("entry", "size", "last used")
+    out = Table("entry", "holds", "size", "last used")
     for file in files:
         used = datetime.datetime.fromtimestamp(file.last_used).strftime("%Y-%m-%d %H:%M:%S")
-        out.add_row(file.path.name, _size([file]), used if file.is_entry else f"{used} (left by a killed process)")
+        left = "" if file.is_entry else " (left by a killed process)"
+        out.add_row(file.path.name, file.kind or "code", _size([file]), used + left)
     Console().print(out)
 
 
 def _held(files: list[CacheFile], sources: list[Path]) -> str:
     count = sum(f.is_entry for f in files)
-    entries = f"{count} {'entry' if count == 1 else 'entries'}, {_size(files)}"
+    plans = sum(f.kind == "plan" for f in files)
+    which = f" ({plans} {'plan' if plans == 1 else 'plans'})" if plans else ""
+    entries = f"{count} {'entry' if count == 1 else 'entries'}{which}, {_size(files)}"
     return entries + (f", and {len(sources)} captured program(s) as Python" if sources else "")
 
 

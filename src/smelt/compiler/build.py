@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from smelt.capture import capture
+from smelt.capture import Captured, capture
 from smelt.compiler.compiled_types import ObservedProgram
 from smelt.compiler.originals import move_originals
 from smelt.compiler.prints import only_prints
+from smelt.compiler.source_digest import begin_source_digest
 from smelt.compiler.staged import staged_unit
 from smelt.compiler.unit import Unit
 from smelt.diag import Options
@@ -22,16 +24,37 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     """
     # Before anything is recorded: guards then see parameters where they stay.
     moved = move_originals(fn.target, options)
+    if options.keep_plans and options.cache_dir:
+        begin_source_digest()
     start = perf_counter()
-    captured = capture(fn, args, kwargs, name=fn.name, target=fn.target, specialize=True)
+    captured = capture(
+        fn, args, kwargs,
+        name=fn.name, target=fn.target, specialize=True, changed=lambda: fn.heap, state=fn.state,
+    )  # fmt: skip
     recorded_ms = (perf_counter() - start) * 1000
+    captured = replace(captured, result=None)  # it is the caller's, and not to be kept
+    if captured.not_put and fn.log is not None:
+        fn.log.keep_mutations()
+    with fn.as_before():
+        unit = _unit(fn, captured, args, kwargs, options)
+        unit.keep_sample(captured.signature.flatten(args, kwargs) if captured.signature is not None else ())
+    unit.moved = moved
+    unit.stages_ms = {"recorded run": round(recorded_ms, 3), **unit.stages_ms}
+    return unit
+
+
+def _unit(
+    fn: ObservedProgram, captured: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+) -> Unit:
+    """The program compiled for more than the recorded way and its sizes where it can be and is to be."""
     unit, why_paths, why_fixed = None, "", ""
     # A run whose effects no graph repeats is not taken up again: a debugger would stop in it a second time.
     is_whole = fn.log is None or fn.log.is_replayable or only_prints(fn.log)
     asks = bool(captured.conversions) or (fn.log is not None and only_prints(fn.log))
+    odd = fn.freedom.odd if fn.freedom else ()
     if captured.error is None and is_whole and not fn.next_path:
         for spec, is_wide in fn.freedom.specs if fn.freedom else ():
-            unit, why_fixed = staged_unit(fn, captured, args, kwargs, options, spec, is_wide=is_wide)
+            unit, why_fixed = staged_unit(fn, captured, args, kwargs, options, spec, is_wide=is_wide, odd=odd)
             if unit is not None:
                 break
         if unit is None and asks:
@@ -39,7 +62,4 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     if unit is None:
         unit = Unit.of(captured, options)
     unit.why_paths, unit.why_fixed, unit.background = why_paths, why_fixed, fn.background
-    unit.moved = moved
-    unit.keep_sample(captured.signature.flatten(args, kwargs) if captured.signature is not None else ())
-    unit.stages_ms = {"recorded run": round(recorded_ms, 3), **unit.stages_ms}
     return unit

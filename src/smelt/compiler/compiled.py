@@ -44,7 +44,9 @@ class Compiled:
     def warmup(self, *inputs: Any, **kwargs: Any) -> Any:
         """Compile for these arguments now; returns the answer of that call."""
         with torch.no_grad():
-            return dispatcher_of(self)(inputs, kwargs)
+            result = dispatcher_of(self)(inputs, kwargs)
+        dispatcher_of(self).finish()
+        return result
 
     def refresh(self) -> None:
         """Take the present contents of parameters into the compiled entries, after a write not counted by torch."""

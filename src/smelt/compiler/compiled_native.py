@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 from smelt.codegen.llvm.entry import entry_object
 from smelt.compiler.compiled_types import Row
-from smelt.compiler.entry_code import deliverer, extractor, result_kind
+from smelt.compiler.entry_code import Extract, deliverer, extractor, result_kind
 from smelt.compiler.sized_unit import SizedUnit
 from smelt.compiler.unit import Unit
 from smelt.diag import Miss, Options, SmeltError, SmeltWarning
@@ -28,6 +28,8 @@ Python: TypeAlias = Callable[[tuple[Any, ...], "dict[str, Any] | None"], Any]
 class Owner(Protocol):
     """What a dispatcher offers to the native rows of its table; called with the call's arguments."""
 
+    table: bytes
+
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The whole call in Python."""
 
@@ -37,8 +39,8 @@ class Owner(Protocol):
     def renew_native(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let native code know of a plan that this row has got since."""
 
-    def try_others(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The answer of a call that took another path than this row's."""
+    def try_others(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any], why: Exception | None = None) -> Any:
+        """The answer of a call that took another path than this row's; why: where it did."""
 
     def repeat(self, row: Row, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call of which the compiled program raised the program's own error."""
@@ -99,8 +101,10 @@ def plans_of(
     if not isinstance(unit, SizedUnit):
         return []
     plans = list(unit.plans.copy().items())
+    pick = extractor(unit.signature, args, kwargs)
     return [
-        (dict(zip(unit.names, sizes, strict=True)), _target(owner, row, plan, args, kwargs)) for sizes, plan in plans
+        (dict(zip(unit.names, sizes, strict=True)), _target(owner, row, plan, args, kwargs, pick))
+        for sizes, plan in plans
     ]
 
 
@@ -125,18 +129,21 @@ def _sized_python(owner: Owner, row: Row, unit: SizedUnit) -> Python:
 
     def sized(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         before = get_unit()
-        plans = frozenset(before.plans.copy()) if before is not None else known
+        used = before.plans_used if before is not None else 0
         result = python(args, kwargs)
         found, dispatcher = get_row(), get_owner()
         # Not for one that this call made: sizes that come once have no use for it.
-        if plans - known and found is not None and dispatcher is not None and found.entry is before:
+        is_news = before is not None and before.plans_used > used and not known.issuperset(before.plans.copy())
+        if is_news and found is not None and dispatcher is not None and found.entry is before:
             dispatcher.renew_native(found, args, dict(kwargs or {}))
         return result
 
     return sized
 
 
-def _target(owner: Owner, row: Row, unit: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Target:
+def _target(
+    owner: Owner, row: Row, unit: Any, args: tuple[Any, ...], kwargs: dict[str, Any], pick: Extract | None = None
+) -> Target:
     get_owner, get_row, python = weakref.ref(owner), weakref.ref(row), _python(owner, row)
 
     def recovered(error: SmeltError, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
@@ -149,7 +156,7 @@ def _target(owner: Owner, row: Row, unit: Any, args: tuple[Any, ...], kwargs: di
         found, dispatcher = get_row(), get_owner()
         if found is None or dispatcher is None:
             raise error
-        return dispatcher.try_others(found, args, dict(kwargs or {}))
+        return dispatcher.try_others(found, args, dict(kwargs or {}), error)
 
     if not isinstance(unit, Unit) or unit.executable is None or unit.lowered is None:
         return Target(python)
@@ -177,12 +184,12 @@ def _target(owner: Owner, row: Row, unit: Any, args: tuple[Any, ...], kwargs: di
     def deliver(results: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         try:
             named = kwargs or {}
-            return make(results, pick(args, named), args, named)
+            return make(results, chosen(args, named), args, named)
         except SmeltError as error:
             return recovered(error, args, kwargs)
 
     is_path, repeats_errors = unit.is_path, unit.repeats_errors
-    pick = extractor(unit.signature, args, kwargs)
+    chosen = pick or extractor(unit.signature, args, kwargs)
     make = deliverer(unit.signature, unit.lowered, unit.lookup)
     kind = result_kind(unit.signature, unit.lowered)
     inputs = tuple(unit.signature.inputs)

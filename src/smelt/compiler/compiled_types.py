@@ -7,6 +7,7 @@ run's answer is the first call's answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +15,8 @@ import torch
 
 from smelt.capture.dynamic.spec import Spot
 from smelt.capture.reads import ReadLog, record_reads
+from smelt.capture.reads_arguments import ArgumentHeap
+from smelt.capture.state import Place, without_state
 from smelt.compiler.paths import Outcome, Paths
 from smelt.compiler.second_sight import NO_FREEDOM, Earlier, Freedom, shown
 from smelt.compiler.worth import Worth
@@ -76,8 +79,14 @@ class Entry(Protocol):
             LeftAlone where it is left to the original.
         """
 
+    def prepare(self) -> None:
+        """Do what is left of the compilation, but for what the first `run` may still have to wait for."""
+
+    def pause(self) -> None:
+        """Read and write no memory of the program's any more until the next `run` or `finish`."""
+
     def finish(self) -> None:
-        """Do what is left of the compilation; called once before the first `run`, maybe in another thread."""
+        """Do all of it, maybe in another thread. Either this or `prepare` is called before the first `run`."""
 
     def on_constants(self, watch: Callable[[], bool]) -> None:
         """Have `watch` called when `constants` have become more, before anything runs that needs those.
@@ -136,7 +145,8 @@ class ObservedProgram:
     """The user's program, to be called once by a builder: runs it natively and records what it reads.
 
     target: the function or module itself (for its parameters, names, signature). next_path: other ways through it are
-    kept as paths already. freedom: the sizes and numbers that are to be free.
+    kept as paths already. freedom: the sizes and numbers that are to be free. state: the places that it is called
+    with (`smelt.capture.state`).
     """
 
     def __init__(
@@ -147,11 +157,13 @@ class ObservedProgram:
         *,
         next_path: bool = False,
         freedom: Freedom = NO_FREEDOM,
+        state: Sequence[Place] = (),
     ) -> None:
         self.target = target
         self.name = name
         self.next_path = next_path
         self.freedom = freedom
+        self.state = state
         self.fullgraph = settings.fullgraph
         self.background = settings.background
         self.log: ReadLog | None = None
@@ -164,11 +176,21 @@ class ObservedProgram:
         """Whether the program ran to its end."""
         return self.log is not None and self.error is None
 
+    @property
+    def heap(self) -> ArgumentHeap | None:
+        """The objects of the arguments, after the run, where some are known by structure alone."""
+        return None if self.log is None else self.log.heap
+
+    def as_before(self) -> AbstractContextManager[None]:
+        """The arguments' objects as they were before the run, for the time of a block."""
+        return nullcontext() if self.log is None else self.log.as_before()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.was_called = True
         try:
-            with record_reads({self.name: self.target}, args, kwargs) as log:
-                self.result = self.target(*args, **kwargs)
+            heap = ArgumentHeap(args, kwargs)
+            with record_reads({self.name: self.target}, args, kwargs, heap, self.state) as log:
+                self.result = self.target(*args, **without_state(kwargs))
         except BaseException as error:
             self.error = error
             raise

@@ -12,9 +12,11 @@ from smelt.capture.dynamic.spec import Origin, SizeFacts, Spot
 from smelt.capture.signature import NAMES
 from smelt.capture.tree import ConstantLeaf, leaves
 from smelt.compiler.size_texts import readable
+from smelt.compiler.strides_of_ones import free_of_strides
 from smelt.diag import InternalError
 from smelt.ir import TensorType
 from smelt.ir.dims import Dim, UnknownDim
+from smelt.runtime.guard_sizes import row_major
 from smelt.runtime.guards import Form, NumberForm, SizeCheck, TensorForm
 
 ANY = -(1 << 62)
@@ -39,20 +41,25 @@ def forms_of(captured: Captured) -> Mapping[str, Form]:
     for i, place in _guard_places(signature):
         places.setdefault(i, place)  # a tensor that is given twice is looked at where it stands first
     forms: dict[str, Form] = {}
+    of_any_stride = free_of_strides(captured)
     for i, value in enumerate(graph.inputs):
         names = {origin.dim: name for name, origin in facts.symbols.items() if origin.input == i}
         if not isinstance(value.type, TensorType):
             forms[places[i]] = NumberForm(names[None])
-        elif names or not value.type.is_static:
-            forms[places[i]] = _form(value.type, names)
+        elif names or not value.type.is_static or i in of_any_stride:
+            forms[places[i]] = _form(value.type, names, i in of_any_stride)
     return forms
 
 
-def _form(type_: TensorType, names: Mapping[int | None, str]) -> TensorForm:
+def _form(type_: TensorType, names: Mapping[int | None, str], is_of_any_stride: bool) -> TensorForm:
     # Every symbol is bound where it is read, also one that must be a number, or equal another: that is a check.
     assert type_.shape is not None
     sizes = tuple(names.get(dim) or _shown(size) for dim, size in enumerate(type_.shape))
-    return TensorForm(sizes, None if type_.strides is None else tuple(map(_shown, type_.strides)))
+    strides: tuple[int | str | None, ...] | None = None if type_.strides is None else tuple(map(_shown, type_.strides))
+    if is_of_any_stride and (strides is not None or type_.is_static):
+        known = row_major([int(size) for size in sizes]) if strides is None else strides
+        strides = tuple(None if size == 1 else stride for size, stride in zip(sizes, known, strict=True))
+    return TensorForm(sizes, strides)
 
 
 def checks_of(captured: Captured) -> tuple[SizeCheck, ...]:

@@ -86,6 +86,7 @@ def _guards_at(captured: Captured, other: Captured, ones: Collection[str]) -> tu
         return None
     alike = (
         repr(captured.signature.result) == repr(other.signature.result),
+        repr(captured.signature.puts) == repr(other.signature.puts),
         captured.signature.inputs == other.signature.inputs,
         captured.returned == other.returned,
         captured.entangled == other.entangled,

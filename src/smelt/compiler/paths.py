@@ -127,6 +127,22 @@ def _outcome(conversion: Conversion) -> Outcome:
     return Outcome(site.span if site is not None else None, conversion.what, conversion.value)
 
 
+def contradicts(missed: Sequence[Outcome], miss: Miss, other: Sequence[Outcome]) -> bool:
+    """Whether a path is left where another one, which leads there the same way, has just been left.
+
+    missed: the outcomes of the path that was left, and `miss` at which of them; other: those of the path in question.
+    """
+    if type(miss.found) not in (bool, int, float) or type(miss.found) is not type(miss.expected):
+        return False
+    places = [i for i, outcome in enumerate(missed) if outcome.where == miss.where]
+    if len(places) != 1 or miss.where is None or len(other) <= places[0]:
+        return False
+    (at,) = places
+    mine, yours = missed[at], other[at]
+    leads_there = tuple(missed[:at]) == tuple(other[:at]) and (mine.where, mine.what) == (yours.where, yours.what)
+    return leads_there and type(yours.value) is type(miss.found) and bool(yours.value != miss.found)
+
+
 def difference(before: Sequence[Outcome], now: Sequence[Outcome]) -> str:
     """The first thing that Python read otherwise on one path than on another, as a sentence."""
     for one, other in zip(before, now, strict=False):

@@ -81,6 +81,11 @@ def muted(pieces: dict[str, int] | None = None) -> Iterator[None]:
                 setattr(sys, name, before[name])
 
 
+def muted_again(printed: dict[str, int] | None) -> contextlib.AbstractContextManager[None]:
+    """Drop what was printed before a program is run once more."""
+    return muted(printed) if printed is not None and any(printed.values()) else contextlib.nullcontext()
+
+
 def pieces_written() -> dict[str, int]:
     """How many pieces of text graphs have written in this thread, by stream."""
     return {name: getattr(written, name, 0) for name in _STREAMS}

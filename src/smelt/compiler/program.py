@@ -22,6 +22,7 @@ from smelt.compiler.code import Code, write_code
 from smelt.compiler.compiled_types import LeftAlone
 from smelt.compiler.doors.fx_out import graph_module
 from smelt.compiler.pipeline import first_wrong_pass
+from smelt.compiler.prints import muted_again, pieces_since, pieces_written
 from smelt.compiler.program_calls import KnownCall
 from smelt.compiler.program_copy import SavedCapture, load, save
 from smelt.compiler.second_sight import NO_FREEDOM, Freedom
@@ -130,6 +131,7 @@ class Program(torch.nn.Module):
             if self._needs_grad(unit, inputs) or self.native_failure is not None or _overlap(unit, inputs):
                 return self._by_op(unit, inputs, args, kwargs)
             self._known = KnownCall.of(unit, self._training_flags(), args, kwargs)
+        before = pieces_written()
         try:
             self._freshen(unit)
             return unit.run(args, kwargs)
@@ -146,9 +148,11 @@ class Program(torch.nn.Module):
             if not unit.repeats_errors:
                 raise
             # The program's own error, after whatever the program does before it.
-            return self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
+            with muted_again(pieces_since(before)):
+                return self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
         # Where it is the data's fault (an index out of range), this raises as eager does, and the next call is native.
-        result = self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
+        with muted_again(pieces_since(before)):
+            result = self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
         self.native_failure = failure
         _warn(f"{unit.captured.name} runs operation by operation: {failure}")
         return result

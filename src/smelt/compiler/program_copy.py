@@ -42,6 +42,7 @@ def save(source: Callable[..., Any], captures: Mapping[Any, Captured]) -> tuple[
                 state=State(),
                 roots=Roots({}, {}),
                 written={},
+                outer=(),
                 conversions=_apart(captured),
                 sizes=None if captured.sizes is None else as_data(captured.sizes),
             ),

@@ -9,10 +9,11 @@ Invariant: it only chooses; whatever it chooses, the guards of what is captured 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from smelt.capture.dynamic.spec import Free, Spec, Spot
+from smelt.capture.state import STATE
 from smelt.compiler.dims import Entry
 from smelt.compiler.dynamic_shapes import Wish
 from smelt.compiler.seen_calls import SeenCall
@@ -23,12 +24,14 @@ class Freedom:
     """What is to be free in one capture. entries: by spot, a name and bounds where they were given.
 
     why: by spot, a phrase on why it is free. hints: for sizes that are 1 in this call, what they were in an earlier
-    one: they are free only where they can be so as one size among others.
+    one: they are free only where they can be so as one size among others. odd: tensors on whose strides nothing must
+    depend where anything is free (`strides_of_ones`).
     """
 
     entries: Mapping[Spot, Entry] = field(default_factory=dict)
     why: Mapping[Spot, str] = field(default_factory=dict)
     hints: Mapping[Spot, int] = field(default_factory=dict)
+    odd: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.entries)
@@ -70,17 +73,23 @@ def freedom(
     dynamic: bool | None,
     wishes: Iterable[Wish],
     refused: Mapping[Spot, str],
+    strict: Collection[frozenset[str]] = (),
 ) -> Freedom:
-    """What is to be free when this call is compiled.
+    """What is to be free when this call is compiled. Sizes of tensors that are `odd` are not.
 
-    refused: spots of which a capture said that they cannot be free.
+    refused: spots of which a capture said that they cannot be free. strict: sets of odd tensors with which the
+    program's results follow from their strides.
     """
-    if not call.is_ordinary:
+    wishes = tuple(wishes)
+    if not call.is_ordinary or (call.odd and (wishes or call.odd in strict)):
         return NO_FREEDOM
     earlier = tuple(earlier)
     entries: dict[Spot, Entry] = {}
     why: dict[Spot, str] = {}
     auto = Entry("auto")
+    for spot in call.values:
+        if is_state(spot):
+            entries[spot], why[spot] = auto, "the program changes it"
     for spot, reason in _changed(call, earlier) if dynamic is None else _all(call) if dynamic else ():
         entries[spot], why[spot] = auto, reason
     for wish in wishes:
@@ -94,14 +103,23 @@ def freedom(
     kept = {
         spot: entry
         for spot, entry in entries.items()
-        if entry.kind == "named" or (spot not in refused and (spot in hints or may_be_free(spot, call.raw[spot])))
+        if spot[0] not in call.odd
+        and (
+            entry.kind == "named"
+            or (spot not in refused and (spot in hints or is_state(spot) or may_be_free(spot, call.raw[spot])))
+        )
     }
-    return Freedom(kept, {spot: why[spot] for spot in kept}, {s: hint for s, hint in hints.items() if s in kept})
+    return Freedom(kept, {spot: why[spot] for spot in kept}, {s: h for s, h in hints.items() if s in kept}, call.odd)
 
 
 def may_be_free(spot: Spot, value: int | float) -> bool:
     """Whether a size or number is left free without being named: sizes of 0 and 1 have other rules than all others."""
     return isinstance(value, float) or value not in (0, 1)
+
+
+def is_state(spot: Spot) -> bool:
+    """Whether this is a number of the program's state, which is another at each call."""
+    return spot[1] is None and spot[0].startswith(f"kwargs[{STATE!r}]")
 
 
 def _all(call: SeenCall) -> Iterable[tuple[Spot, str]]:

@@ -24,14 +24,15 @@ _PLAIN = (bool, str, bytes, complex, type(None), torch.dtype, torch.device, torc
 class SeenCall:
     """kinds: by place, what must be alike; values: the sizes and numbers, which may differ. Floats stand as bits.
 
-    is_ordinary: no tensor is empty, and none has a size of 1 that is told from others by its stride: what torch makes
-    of those has strides that do not follow from sizes.
+    is_ordinary: no tensor is empty. odd: the places of tensors with a size of 1 that do not lie row by row: what torch
+    makes of those may have strides that do not follow from sizes.
     """
 
     kinds: Mapping[str, tuple[Any, ...]]
     values: Mapping[Spot, Any]
     raw: Mapping[Spot, int | float]
     is_ordinary: bool = True
+    odd: frozenset[str] = frozenset()
 
     def difference(self, other: SeenCall) -> frozenset[Spot] | None:
         """The sizes and numbers that differ; None where more does."""
@@ -45,7 +46,7 @@ def seen_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SeenCall:
     walk = _Walk()
     walk.visit(args, "args")
     walk.visit(dict(kwargs), "kwargs")
-    return SeenCall(walk.kinds, walk.values, walk.raw, walk.is_ordinary)
+    return SeenCall(walk.kinds, walk.values, walk.raw, walk.is_ordinary, frozenset(walk.odd))
 
 
 class _Walk:
@@ -54,6 +55,7 @@ class _Walk:
         self.values: dict[Spot, Any] = {}
         self.raw: dict[Spot, int | float] = {}
         self.is_ordinary = True
+        self.odd: set[str] = set()
         self._met: dict[int, str] = {}
 
     def visit(self, value: Any, place: str) -> None:
@@ -83,7 +85,9 @@ class _Walk:
             return
         self._met[id(value)] = place
         self.kinds[place] = (type(value), value.dtype, value.layout, str(value.device), value.dim())
-        if value.layout is torch.strided and (value.numel() == 0 or 1 in value.shape):
-            self.is_ordinary &= value.numel() > 0 and value.stride() == row_major(value.shape)
+        if value.layout is torch.strided:
+            self.is_ordinary &= value.numel() > 0
+            if 1 in value.shape and value.stride() != row_major(value.shape):
+                self.odd.add(place)
         for axis, size in enumerate(value.shape):
             self.values[place, axis] = self.raw[place, axis] = int(size)

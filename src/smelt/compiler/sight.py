@@ -14,7 +14,7 @@ from smelt.capture import Captured
 from smelt.capture.dynamic.spec import SizeGuard, Spot
 from smelt.compiler.compiled_types import Entry
 from smelt.compiler.dynamic_shapes import Wish, wishes
-from smelt.compiler.second_sight import Earlier, Freedom, freedom
+from smelt.compiler.second_sight import Earlier, Freedom, freedom, is_state, may_be_free
 from smelt.compiler.seen_calls import SeenCall, seen_call
 from smelt.compiler.size_texts import guard_that_fixes, readable
 from smelt.diag import CaptureError
@@ -29,27 +29,65 @@ class Look:
     unfit: str = ""
 
 
+MOST_FIXED = 2
+"""Values that a program may fix a size or number at, after which it is left free in no further build."""
+
+MOST_FIXED_STATE = 6
+"""The same for a number of the program's state: a counter that is compared with one of its values passes it by."""
+
+
 @dataclass
 class Sight:
-    """The choice for one object. refused: why a capture could not leave a size or number free."""
+    """The choice for one object. refused: why a capture could not leave a size or number free.
+
+    fixed: at which values of one that was left free the program held, where that was a single one in each build.
+    strict: tensors that do not lie row by row in calls for which nothing could be left free.
+    """
 
     target: Callable[..., Any]
     dynamic: bool | None
     shapes: Any = None
     refused: dict[Spot, str] = field(default_factory=dict)
+    fixed: dict[Spot, set[int | float]] = field(default_factory=dict)
+    strict: set[frozenset[str]] = field(default_factory=set)
 
     def look(self, earlier: Iterable[Earlier], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Look:
         """What is to be free when this call is compiled. Raises: SmeltError (S0304) where a wish has no such place."""
         wished = wishes(self.shapes, self.target, args, kwargs)
         problem = unfit(wished)
         call = seen_call(args, kwargs)
-        return Look(call, freedom(call, earlier, self.dynamic, () if problem else wished, self.refused), problem)
+        return Look(
+            call, freedom(call, earlier, self.dynamic, () if problem else wished, self.refused, self.strict), problem
+        )
 
     def settle(self, look: Look, entry: Entry) -> Earlier:
         """The call with what became free in its entry; what could not is compiled as it stands from now on."""
         if look.freedom and not entry.forms:
-            self.refuse(look, entry.why_fixed)
+            if look.call.odd:
+                self.strict.add(look.call.odd)  # of calls without these tensors it tells nothing
+            else:
+                self.refuse(look, entry.why_fixed)
+        self._note_fixed(look, entry)
         return Earlier(look.call, entry.free)
+
+    def _note_fixed(self, look: Look, entry: Entry) -> None:
+        """A program that has another answer for each value gains nothing from builds that leave it free."""
+        captured = getattr(entry, "captured", None)
+        if not isinstance(captured, Captured) or captured.sizes is None or captured.signature is None:
+            return
+        facts, places = captured.sizes, captured.signature.inputs
+        for name, number in facts.fixed.items():
+            origin = facts.symbols[name]
+            spot = (places[origin.input], origin.dim)
+            tried = look.freedom.entries.get(spot)
+            if tried is None or tried.kind == "named" or not may_be_free(spot, number):
+                continue
+            values = self.fixed.setdefault(spot, set())
+            values.add(number)
+            if len(values) >= (MOST_FIXED_STATE if is_state(spot) else MOST_FIXED):
+                guard = guard_that_fixes(facts, name)
+                line = f" at {guard.span}" if guard is not None and guard.span is not None else ""
+                self.refused[spot] = f"each of its values is a program of its own{line}"
 
     def broken(self, look: Look, entry: Entry) -> CaptureError | None:
         """What the program does to sizes and numbers that `dynamic_shapes` names, where that cannot be."""

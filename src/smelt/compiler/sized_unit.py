@@ -27,7 +27,7 @@ from smelt.compiler.pipeline import optimized_graph
 from smelt.compiler.size_conditions import symbols_of
 from smelt.compiler.size_texts import holds, names_of
 from smelt.compiler.sized_names import inputs_of_views, names_in_types
-from smelt.compiler.unit import Lookup, Unit
+from smelt.compiler.unit import Lookup, Unit, machine_code
 from smelt.diag import CaptureError, Options, SmeltError
 from smelt.ir import Graph, TensorType
 from smelt.ir.dims import size_of
@@ -36,10 +36,12 @@ from smelt.ops.convert import type_of
 from smelt.passes.sized import SizeCondition
 from smelt.passes.sized import Sizes as Symbols
 from smelt.runtime.guard_constants import Constants
+from smelt.runtime.sizes import SizedExecutable
 
 Sizes: TypeAlias = tuple[int, ...]
 
-PLAN_LIMIT = 16  # plans kept of one unit; the least recently used one goes
+PLAN_LIMIT = 128  # plans kept of one unit; the least recently used one goes
+PLAN_NBYTES = 1 << 28  # and so many bytes of what each has for itself, but for the one that is used
 TEMPLATE_LIMIT = 4  # plans for many sizes
 PATIENCE = 12  # plans lowered alone, after which sizes must come twice to get one, unless plans are used again
 _REMEMBERED = 256  # sizes that came once
@@ -62,25 +64,43 @@ class Variant:
         return all(found.check(values) for found in self.conditions)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """A plan for many sizes with what runs it. unit: what is common to the plans for one tuple of sizes each."""
+
+    lowered: SymbolicLowered
+    executable: SizedExecutable
+    unit: Unit
+
+    def holds(self, sizes: Sizes) -> bool:
+        """Whether it is for these sizes."""
+        return self.lowered.plan.holds(*sizes)
+
+    def at(self, sizes: Sizes) -> Unit:
+        """The plan for these sizes: numbers are filled in, nothing is baked in that was not before."""
+        return self.unit.with_plan(self.lowered.recipes(sizes), self.executable.at(sizes))
+
+
 @dataclass
 class SizedUnit(Unit):
     """A captured program with free sizes; `graph` is the functional one, with symbols in its types.
 
     plans: by the sizes that tell them apart, least recently used first. plans_made, plans_used: how many were, and
-    calls that found one. templates: plans for many sizes, of which plans are filled in, and the graphs
-    behind them; variants: these, as the passes took sizes for larger than 1, or not. lowered_alone: how many plans
-    were lowered for one tuple of sizes each, why_alone: why so.
+    calls that found one. templates: plans for many sizes, of which plans are filled in; variants: the graphs behind
+    them, as the passes took sizes for larger than 1, or not. lowered_alone: how many plans were lowered for one tuple
+    of sizes each, why_alone: why so.
     """
 
     plans: OrderedDict[Sizes, Unit] = field(default_factory=OrderedDict)
     plans_made: int = 0
     plans_used: int = 0
-    templates: dict[SymbolicLowered, Variant] = field(default_factory=dict)
+    templates: list[Template] = field(default_factory=list)
     variants: list[Variant] = field(default_factory=list)
     lowered_alone: int = 0
     why_alone: str = ""
     _watch: Callable[[], bool] = lambda: True
     _held: dict[int, torch.Tensor] = field(default_factory=dict)
+    _nbytes: dict[Sizes, int] = field(default_factory=dict)
     _seen_once: OrderedDict[Sizes, None] = field(default_factory=OrderedDict)
     _being_made: set[Sizes] = field(default_factory=set)
     _failed: dict[Sizes, str] = field(default_factory=dict)
@@ -177,6 +197,10 @@ class SizedUnit(Unit):
         read = {id(t) for plan in plans for t in plan.constants} - {id(t) for plan in plans for t in plan.originals}
         return tuple(tensor for tensor in self.constants if id(tensor) not in read)
 
+    def prepare(self) -> None:
+        """The same as `finish`."""
+        self.finish()
+
     def finish(self) -> None:
         """Make the plan for the sizes of the recorded call. Raises: SmeltError where that cannot be done."""
         origins = self.facts.symbols
@@ -192,6 +216,7 @@ class SizedUnit(Unit):
         """Fold and pack anew from the present contents of the state."""
         with self._table:
             self.plans.clear()
+            self._nbytes.clear()
             self.templates.clear()
         packs().forget(self.state)
         self.finish()
@@ -229,7 +254,7 @@ class SizedUnit(Unit):
         if sizes in self._being_made:
             raise LeftAlone("still compiling in the background, for other sizes")
         pays = self.lowered_alone < PATIENCE or self.plans_used >= 2 * self.plans_made or self.options.strict
-        if pays or sizes in self._seen_once or any(template.plan.holds(*sizes) for template in self.templates):
+        if pays or sizes in self._seen_once or self._template(sizes) is not None:
             return
         self._seen_once[sizes] = None
         if len(self._seen_once) > _REMEMBERED:
@@ -241,9 +266,18 @@ class SizedUnit(Unit):
 
         Raises: LeftAlone where the state is changed meanwhile; of the first plan, whoever finishes the unit sees that.
         """
+        template = self._template(sizes)
+        if template is not None:
+            plan = template.at(sizes)
+            with self._table:
+                if template not in self.templates:
+                    raise LeftAlone("its state is folded and packed anew")
+                self._keep(sizes, plan)
+            return plan
         # Taken before anything is folded or packed: what changes meanwhile may be in the plan or not.
         before = Constants(self.state)
-        plan = self._plan(sizes)
+        template = self._new_template(sizes)
+        plan = self._plan_alone(sizes) if template is None else template.at(sizes)
         held = {id(tensor): tensor for tensor in plan.constants}
         is_new = not held.keys() <= self._held.keys()
         self._held |= held
@@ -251,31 +285,36 @@ class SizedUnit(Unit):
         if not is_same or (not is_first and any(id(before.tensors[i]) in held for i in before.changed())):
             raise LeftAlone("the program's state is changed while a plan is made of it")
         with self._table:
-            self.plans[sizes] = plan
-            self.plans_made += 1
-            if len(self.plans) > PLAN_LIMIT:
-                self.plans.popitem(last=False)
+            if template is not None:
+                self.templates.append(template)
+            self._keep(sizes, plan)
         return plan
 
-    def _plan(self, sizes: Sizes) -> Unit:
-        found = self._template(sizes)
-        if found is None:
-            graph = specialize(self.graph, dict(zip(self.names, sizes, strict=True)), self._numbers)
-            plan = Unit(self.captured, self.options, self.lookup, graph, sample=self.sample, moved=self.moved)
-            plan.finish()
-            self.lowered_alone += 1
-            return plan
-        template, variant = found
-        plan = Unit(self.captured, self.options, self.lookup, self.graph, sample=self.sample, moved=self.moved)
-        plan.optimized = variant.graph
-        plan.use(template.at(sizes))
+    def _keep(self, sizes: Sizes, plan: Unit) -> None:
+        assert plan.executable is not None
+        self.plans[sizes], self._nbytes[sizes] = plan, plan.executable.nbytes
+        self.plans.move_to_end(sizes)  # another thread may have made it before
+        self.plans_made += 1
+        while len(self.plans) > 1 and (
+            len(self.plans) > PLAN_LIMIT or sum(self._nbytes.values()) > PLAN_NBYTES + self._nbytes[sizes]
+        ):
+            del self._nbytes[self.plans.popitem(last=False)[0]]
+
+    def _plan_alone(self, sizes: Sizes) -> Unit:
+        graph = specialize(self.graph, dict(zip(self.names, sizes, strict=True)), self._numbers)
+        plan = Unit(self.captured, self.options, self.lookup, graph, sample=self.sample, moved=self.moved)
+        plan.finish()
+        self.lowered_alone += 1
         return plan
 
-    def _template(self, sizes: Sizes) -> tuple[SymbolicLowered, Variant] | None:
-        """A plan that is right for these sizes among others; None where each tuple of sizes is lowered by itself."""
-        found = next((t for t in self.templates.items() if t[0].plan.holds(*sizes)), None)
-        if found is not None or self.why_alone or not self.names:
-            return found
+    def _template(self, sizes: Sizes) -> Template | None:
+        """A plan that is right for these sizes among others."""
+        return next((template for template in self.templates if template.holds(sizes)), None)
+
+    def _new_template(self, sizes: Sizes) -> Template | None:
+        """One made now; None where each tuple of sizes is lowered by itself."""
+        if self.why_alone or not self.names:
+            return None
         if len(self.templates) >= TEMPLATE_LIMIT:
             self.why_alone = f"{TEMPLATE_LIMIT} plans for many sizes each do not fit all calls"
             return None
@@ -300,8 +339,11 @@ class SizedUnit(Unit):
             return None
         finally:
             self.stages_ms["lower for all sizes"] = round((perf_counter() - start) * 1000, 3)
-        self.templates[made] = variant
-        return made, variant
+        unit = Unit(self.captured, self.options, self.lookup, self.graph, sample=self.sample, moved=self.moved)
+        unit.optimized = variant.graph
+        # Asked in each run, and found by a walk of the graph: once for all plans.
+        _ = unit.is_path, unit.draws, unit.repeats_errors, unit.is_staged, unit.prints
+        return Template(made, made.executable(machine_code(self.options)), unit)
 
     @cached_property
     def symbols(self) -> Symbols | None:

@@ -6,7 +6,8 @@ anything outside, or its graph cannot be compiled, the recorded way stands for i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -16,11 +17,14 @@ from typing import Any
 from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Spec
 from smelt.capture.reads import Effect, ReadLog, record_reads
+from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.staging.stage import stage
+from smelt.capture.state import Place, without_state
 from smelt.compiler.compiled_types import ObservedProgram
 from smelt.compiler.ones import Again, with_ones
 from smelt.compiler.prints import muted, only_prints, without_prints
 from smelt.compiler.sized_unit import unit_of
+from smelt.compiler.strides_of_ones import StrideReads, needs_strides, telling
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Options, SmeltError
 from smelt.runtime.guard_facts import FactTest
@@ -38,10 +42,12 @@ def staged_unit(
     dynamic: Spec | None = None,
     *,
     is_wide: bool = False,
+    odd: Collection[str] = (),
 ) -> tuple[Unit | None, str]:
     """The whole program, compiled, with `fn.log` telling what all ways read; or None, and why not.
 
-    dynamic: the sizes and numbers that are to be free. is_wide: sizes without a bound from 1 on.
+    dynamic: the sizes and numbers that are to be free. is_wide: sizes without a bound from 1 on. odd: tensors with
+    sizes of 1 whose strides nothing may depend on.
     """
     log = fn.log
     if log is None or not (log.is_replayable or only_prints(log)):
@@ -50,14 +56,18 @@ def staged_unit(
     before = _logs.set(found)
     start = perf_counter()
     try:
-        with muted():
-            run = _reading(fn.target, fn.name)
-            again = partial(_staged, run, args, kwargs, fn.target, fn.name, native)
+        with muted(), telling() as asked:
+            run = _reading(fn.target, fn.name, native, fn.state, watches_strides=bool(odd))
+            again = partial(_staged, run, args, kwargs, fn.target, fn.name, native, state=fn.state)
             staged = _widened(again, dynamic, args, kwargs) if is_wide and dynamic is not None else again(dynamic)
     finally:
         _logs.reset(before)
     if staged.error is not None:
         return None, staged.error.what
+    if odd and staged.sizes is not None:
+        staged = replace(staged, sizes=replace(staged.sizes, reads_strides=bool(asked)))
+    if odd and needs_strides(staged, odd):
+        return None, "what it gives lies as the strides of a size of 1 say"
     acts = [effect for more in found for effect in more.effects if not _is_by_shadows(effect)]
     if acts:
         return None, ReadLog(effects=acts[:1]).why_not()
@@ -90,12 +100,18 @@ def staged_capture(
     dynamic: Spec | None = None,
     *,
     is_wide: bool = False,
+    state: Sequence[Place] = (),
 ) -> Captured:
     """The capture of all ways, with the answer of the native run; its `error` says why there is none."""
-    again = partial(_staged, target, args, kwargs, target, native.name, native)
+    run = partial(_without_state, target) if state else target
+    again = partial(_staged, run, args, kwargs, target, native.name, native, state=state)
     with muted():
         staged = _widened(again, dynamic, args, kwargs) if is_wide and dynamic is not None else again(dynamic)
     return replace(staged, result=native.result, written=native.written)
+
+
+def _without_state(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return target(*args, **without_state(kwargs))
 
 
 def _staged(
@@ -106,8 +122,10 @@ def _staged(
     name: str,
     native: Captured,
     dynamic: Spec | None,
+    *,
+    state: Sequence[Place],
 ) -> Captured:
-    return stage(run, args, kwargs, target=target, name=name, native=native, dynamic=dynamic)
+    return stage(run, args, kwargs, target=target, name=name, native=native, dynamic=dynamic, state=state)
 
 
 def _widened(again: Again, dynamic: Spec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:
@@ -134,15 +152,26 @@ def _is_for(captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     )
 
 
-def _reading(target: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The program, what it reads put aside at each run."""
+def _reading(
+    target: Callable[..., Any],
+    name: str,
+    native: Captured,
+    state: Sequence[Place],
+    *,
+    watches_strides: bool = False,
+) -> Callable[..., Any]:
+    """The program, what it reads put aside at each run. native: tells which objects of the arguments it changes."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         failure: Exception | None = None
         result: Any = None
-        with record_reads({name: target}, args, kwargs) as log:
+        heap = ArgumentHeap(args, kwargs, native.opened) if native.opened else None
+        with (
+            record_reads({name: target}, args, kwargs, heap, state) as log,
+            StrideReads() if watches_strides else nullcontext(),
+        ):
             try:
-                result = target(*args, **kwargs)
+                result = target(*args, **without_state(kwargs))
             except Exception as error:
                 failure = error  # a way that ends in an error reads, too
         _logs.get().append(log)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from smelt.capture import Captured, capture, conversion_error, tensors_of
 from smelt.capture.reads import ReadLog, RecorderBusy, record_reads
+from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import LOGGING, PRINTS
 from smelt.compiler.agreement import disagreement
+from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled import Compiled
 from smelt.compiler.copies import copies_of
 from smelt.compiler.originals import move_originals
@@ -24,7 +26,7 @@ from smelt.compiler.second_sight import Freedom
 from smelt.compiler.sized_capture import sized_capture, wished
 from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit
-from smelt.diag import CaptureError, Miss, Options, SmeltWarning
+from smelt.diag import CaptureError, Miss, Options, SmeltWarning, Span
 from smelt.ir import Graph
 from smelt.ops.evaluate import evaluate
 
@@ -69,36 +71,40 @@ def trace(
     free = wished(dynamic_shapes, target, given, named)
     before = copies_of(tensors_of((given, named))) if check else []
     rng = torch.get_rng_state()
-    observed = _Observed(target)
-    moved = move_originals(target, chosen)
-    captured = capture(observed, given, named, keep_written=check, target=target, specialize=True)
-    if captured.error is not None:
-        raise captured.error
-    results = tensors_of(captured.result, given, named)
-    asks = bool(captured.conversions) or observed.prints
-    program = None
-    if free:
-        program = _with_free_sizes(target, captured, given, named, chosen, free, before if check else None, rng)
-    elif asks:
-        program = _staged(target, captured, given, named, chosen, before if check else None, rng)
-    left_out = observed.left_out(program.unit.captured.graph if program is not None else captured.graph)
-    if left_out:
-        warnings.warn(
-            f"the program traced from {captured.name} does not repeat all that the run did: {left_out}",
-            SmeltWarning,
-            stacklevel=2,
-        )
-    if program is None:
-        if captured.conversions and chosen.strict:
-            raise conversion_error(captured.conversions[0])
-        _warn_of_bakes(captured)
-        program = Program(target, captured, chosen)
-        if check:
-            _check(program.unit, results, before, rng)
-    program.unit.moved = moved
-    for more in check_inputs or ():
-        _check_on(program.unit, target, as_args(more))
-    return program
+    with full_collections_later():
+        observed = _Observed(target)
+        moved = move_originals(target, chosen)
+        captured = capture(
+            observed, given, named,
+            keep_written=check, target=target, specialize=True, changed=lambda: observed.heap,
+        )  # fmt: skip
+        if captured.error is not None:
+            raise captured.error
+        if captured.not_put and observed.log is not None:
+            observed.log.keep_mutations()
+        results = tensors_of(captured.result, given, named)
+        asks = bool(captured.conversions) or observed.prints
+        program = None
+        with observed.as_before():
+            if free:
+                program = _with_free_sizes(target, captured, given, named, chosen, free, before if check else None, rng)
+            elif asks:
+                program = _staged(target, captured, given, named, chosen, before if check else None, rng)
+            left_out = observed.left_out(program.unit.captured.graph if program is not None else captured.graph)
+            if left_out is not None:
+                what = f"the program traced from {captured.name} does not repeat all that the run did"
+                _warn_at(f"{what}: {left_out.why_not()}", left_out.where, stacklevel=3)
+            if program is None:
+                if captured.conversions and chosen.strict:
+                    raise conversion_error(captured.conversions[0])
+                _warn_of_bakes(captured)
+                program = Program(target, captured, chosen)
+                if check:
+                    _check(program.unit, results, before, rng)
+        program.unit.moved = moved
+        for more in check_inputs or ():
+            _check_on(program.unit, target, as_args(more))
+        return program
 
 
 def _staged(
@@ -151,10 +157,14 @@ def _warn_of_bakes(captured: Captured) -> None:
     """One warning for each line that read data, at that line: the program holds for what it read there."""
     for where, what in dict.fromkeys((o.where, str(o)) for o in outcomes(captured)):
         text = f"the program traced from {captured.name} holds for one way: {what}. smelt.compile keeps one for each"
-        if where is None:
-            warnings.warn(text, SmeltWarning, stacklevel=3)
-        else:
-            warnings.warn_explicit(text, SmeltWarning, where.file, where.line)
+        _warn_at(text, where, stacklevel=4)
+
+
+def _warn_at(text: str, where: Span | None, stacklevel: int) -> None:
+    if where is None:
+        warnings.warn(text, SmeltWarning, stacklevel=stacklevel)
+    else:
+        warnings.warn_explicit(text, SmeltWarning, where.file, where.line)
 
 
 class _Observed:
@@ -169,21 +179,32 @@ class _Observed:
         """Whether it printed something."""
         return self.log is not None and any(effect.what == PRINTS for effect in self.log.effects)
 
-    def left_out(self, graph: Graph | None) -> str:
-        """A sentence on the first such thing that this graph does not do; empty where there is none.
+    @property
+    def heap(self) -> ArgumentHeap | None:
+        """The objects of the arguments, after the run, where some are known by structure alone."""
+        return None if self.log is None else self.log.heap
+
+    def as_before(self) -> AbstractContextManager[None]:
+        """What the run changed, and the program changes at each call, as it was before the run."""
+        return nullcontext() if self.log is None else self.log.as_before()
+
+    def left_out(self, graph: Graph | None) -> ReadLog | None:
+        """Such things that this graph does not do; None where there are none.
 
         A log message is no part of an answer, nor what its handlers do to stamp and write it.
         """
         if self.log is None:
-            return ""
+            return None
         logged = {effect.span for effect in self.log.effects if effect.what == LOGGING}  # which reads the clock, too
         handled = {"uses a file"} if logged else set()
         log = self.log if graph is None else without_prints(self.log, graph)
         effects = [e for e in log.effects if e.span not in logged and e.what not in handled]
-        return ReadLog([], effects, log.mutations).why_not()
+        left = ReadLog([], effects, log.mutations)
+        return None if left.is_replayable else left
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        recording = record_reads({getattr(self.target, "__name__", "self"): self.target}, args, kwargs)
+        heap = ArgumentHeap(args, kwargs)
+        recording = record_reads({getattr(self.target, "__name__", "self"): self.target}, args, kwargs, heap)
         try:
             log = recording.__enter__()
         except RecorderBusy:
@@ -224,6 +245,9 @@ def _check(unit: Unit, result: Sequence[torch.Tensor], before: Sequence[torch.Te
             outputs = evaluate(unit.graph, before, lookup, silent=True)
         except Miss as miss:
             raise _disagrees(captured.name, "the arguments it was traced with", f"{miss}") from None
+    if unit.signature.puts is not None:
+        # What is put in objects comes after what is returned.
+        outputs = [value for value in outputs if isinstance(value, torch.Tensor)][: len(result)]
     _compare(result, outputs, captured.name, "the arguments it was traced with")
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any, Self
 
@@ -18,10 +19,13 @@ from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.packs import packs
 from smelt.codegen.lower.python_nodes import PythonRun
+from smelt.codegen.lower.report import Report
 from smelt.codegen.lower.result import Same, StateName
+from smelt.compiler import kept_plans
 from smelt.compiler.copies import copies_of
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
 from smelt.compiler.forms import checks_of, forms_of, free_spots
+from smelt.compiler.kept_plans import KeptPlans
 from smelt.compiler.originals import Moved, release
 from smelt.compiler.paths import (
     Outcome,
@@ -62,6 +66,7 @@ class Unit:
     why_paths: why a program whose way depends on data is not one graph for all ways. why_fixed: why sizes and numbers
     that were to be free are not. background: what is left to do when calls are answered already is done in another
     thread.
+    why_not_kept: why the plan is not on disk for later processes.
     moved, released_nbytes: what became of the originals of packed weights, where their release was asked for.
     """
 
@@ -73,13 +78,14 @@ class Unit:
     stages_ms: dict[str, float] = field(default_factory=dict)
     optimized: Graph | None = None
     lowered: Lowered | None = None
-    executable: Executable | None = None
     sample: list[torch.Tensor] | None = None
     why_paths: str = ""
     why_fixed: str = ""
+    why_not_kept: str = ""
     background: bool = False
     moved: Moved | None = None
     released_nbytes: int = 0
+    _executable: Executable | None = None
     _ready: _Ready | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -162,30 +168,77 @@ class Unit:
             self.stages_ms["passes"] = _since(start)
         return self.optimized
 
-    def finish(self) -> None:
-        """Optimize, lower and load. Raises: SmeltError where the graph cannot be lowered (S0303) or a pass fails."""
+    @property
+    def executable(self) -> Executable | None:
+        """What runs the plan, its weights packed; None before it is prepared."""
+        if self._executable is not None and self.lowered is not None:
+            self.lowered.fills.finish()
+        return self._executable
+
+    def prepare(self) -> None:
+        """Optimize, lower and load; weights may still have to be packed, which waits for the first run.
+
+        Raises: SmeltError where the graph cannot be lowered (S0303) or a pass fails.
+        """
         with self._lock:
-            if self.executable is not None:
+            if self._executable is not None:
                 return
-            graph = self.optimize()
+            self.lowered = _with_very_tensors(self._kept_or_lowered(), self.captured)
             start = perf_counter()
-            self.lowered = _with_very_tensors(lower(graph, self.lookup, self.options), self.captured)
-            self.stages_ms["lower"] = _since(start)
-            self._load()
+            self._executable = Executable(self.lowered.plan, machine_code(self.options))
+            self.stages_ms["load"] = _since(start)
             if self.options.release_originals:
+                self.lowered.fills.finish()
                 self.released_nbytes = release(self.originals)
 
-    def use(self, lowered: Lowered) -> None:
-        """Take a plan that was made elsewhere."""
-        with self._lock:
-            self.lowered = _with_very_tensors(lowered, self.captured)
-            self._load()
+    def _kept_or_lowered(self) -> Lowered:
+        """The plan from disk, where a process has lowered this graph before, else made now and kept there."""
+        start = perf_counter()
+        # Of sizes that are known at run time only, plans are made from one that is for many.
+        kept = KeptPlans.of(self.options) if self.symbols is None and self.optimized is None else None
+        key = None if kept is None else kept.key(self.graph)
+        if kept is not None and key is not None:
+            again = partial(_optimized, self.graph, self.options, self.lookup)
+            found = kept.load(key, again, self.lookup)
+            self.stages_ms["plan from disk"] = _since(start)
+            if found is not None:
+                return found
+        start = perf_counter()
+        graph = self.optimize()
+        lowering = perf_counter()
+        made = lower(graph, self.lookup, self.options, later=True)
+        self.stages_ms["lower"] = _since(lowering)
+        if kept is not None and key is not None and _since(start) >= kept_plans.WORTH_MS:
+            start = perf_counter()
+            self.why_not_kept = kept.keep(key, made)
+            self.stages_ms["plan to disk"] = _since(start)
+        # What it holds on to is not needed any more.
+        return replace(made, how_made=None)
 
-    def _load(self) -> None:
+    @property
+    def is_from_disk(self) -> bool:
+        """Whether passes and lowering were done by an earlier process; `optimize` then does the passes when asked."""
+        return self.lowered is not None and not isinstance(self.lowered.reported, Report)
+
+    def finish(self) -> None:
+        """Do all that is to be done before the first run. Raises: as `prepare`."""
+        self.prepare()
         assert self.lowered is not None
         start = perf_counter()
-        self.executable = Executable(self.lowered.plan, _machine_code(self.options))
-        self.stages_ms["load"] = _since(start)
+        self.lowered.fills.finish()
+        self.stages_ms["pack"] = _since(start)
+
+    def pause(self) -> None:
+        """Have no thread work at it between calls."""
+        if self.lowered is not None:
+            self.lowered.fills.pause()
+
+    def with_plan(self, lowered: Lowered, executable: Executable) -> Self:
+        """The same program, run by a plan that was made elsewhere."""
+        other = copy(self)  # with all that was found out about the graph
+        other.lowered, other._executable = _with_very_tensors(lowered, self.captured), executable
+        other.passes, other.stages_ms, other._ready, other._lock = [], {}, None, threading.Lock()
+        return other
 
     def on_constants(self, watch: Callable[[], bool]) -> None:
         """Nothing to do: `constants` are complete after `finish`."""
@@ -193,7 +246,7 @@ class Unit:
     def refresh(self) -> None:
         """Fold and pack anew from the present contents of the state."""
         with self._lock:
-            self.executable = self._ready = None
+            self._executable = self._ready = None
             packs().forget(self.state)
         self.finish()
 
@@ -235,17 +288,19 @@ class Unit:
 
     @cached_property
     def repeats_errors(self) -> bool:
-        """Whether the graph raises the program's own errors, and nothing can be seen of it before it does.
+        """Whether the graph raises the program's own errors, and nothing but prints can be seen of it before it does.
 
         The program has by then written what it writes first, here all is written last. An operator's error comes to
-        that, too, but for one: where random numbers are drawn as well, to put them back would cost every call.
+        that, too, but for one: in a recorded way that also draws random numbers, to put these back would cost every
+        call.
         """
         nodes = list(self.graph.walk())
         raises = any(node.op in ("py.raise", "py.assert") for node in nodes)
         found = {node: effects(node) for node in nodes if node.op not in (*_CONTROL, "write")}
-        if self.writes and not self.draws:
+        if not self.draws or self.captured.conversions:
             raises = raises or any(e.may_throw for e in found.values())
-        return raises and not any(e.io or e.writes for e in found.values())
+        # What it has printed is not shown again.
+        return raises and not any((e.io and node.op != "py.print") or e.writes for node, e in found.items())
 
     @cached_property
     def expectations(self) -> Graph:
@@ -343,6 +398,11 @@ class _Ready:
     deliver: Deliver
 
 
+def _optimized(graph: Graph, options: Options, lookup: Lookup) -> Graph:
+    """As `Unit.optimize`, for what must not hold the unit."""
+    return optimized_graph(graph, options, lookup)[0]
+
+
 def _with_very_tensors(lowered: Lowered, captured: Captured) -> Lowered:
     """Outputs that were the very objects of inputs or state in the recorded run are so in each run."""
     outputs = list(lowered.outputs)
@@ -351,7 +411,7 @@ def _with_very_tensors(lowered: Lowered, captured: Captured) -> Lowered:
     return replace(lowered, outputs=tuple(outputs))
 
 
-def _machine_code(options: Options) -> bytes | None:
+def machine_code(options: Options) -> bytes | None:
     """The executor's object code; None, with a warning, where it cannot be built: plans then run in Python.
 
     Raises: the failure itself in strict mode.

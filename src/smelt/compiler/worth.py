@@ -1,31 +1,40 @@
 """Whether a program in pieces, or one that goes through Python, is faster than as it is: found out while it runs.
 
-After some calls to settle, every eighth call of a window runs the program as it is; where the others took longer
-(pieces that are compiled anew all the time, small operators on ever other sizes), it is left as it is for good. After a
-window that it passes, the next one comes ever later. Invariant: which of the two runs changes no answer, only the time.
+After some calls to settle, two calls of every eight in a window run the program as it is, ever at another place, so
+that inputs that come in turns are met alike; the first call after a change from one to the other finds the processor's
+caches full of the other's, and does not count. Where the others took longer (pieces that are compiled anew all the
+time, small operators on ever other sizes), it is left as it is for good. What counts is the time of the calling thread,
+for machines are shared, and the longest quarter of both does not. After a window that it passes, the next one comes
+ever later.
+Invariant: which of the two runs changes no answer, only the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 SETTLING = 16  # calls before the first window
-WINDOW = 32  # calls in a window
-EVERY = 8  # of which each so many-th runs the program as it is
-MARGIN = 1.3  # how much longer pieces may take: a window is short, and machines are shared
+WINDOW = 128  # calls in a window
+EVERY = 8  # of so many two run the program as it is
+_PLACES = (3, 5, 1, 4, 0, 6, 2, 5)  # which ones, this and the next, eight after eight; no two pairs are neighbours
+MARGIN = 1.3  # how much longer pieces may take: a window is short
+ENOUGH = 3  # windows passed that say that it will be so
 
 
 class Worth:
-    """A compiled program's calls. is_lost: it is slower than the program as it is; windows: how many there were."""
+    """A compiled program's calls. is_lost: it is slower than the program as it is; is_won: it is faster, or was never
+    much slower in many windows; windows: how many there were.
+    """
 
-    __slots__ = ("_begin", "_calls", "_counts", "_pause", "_spent", "is_lost", "windows")
+    __slots__ = ("_begin", "_calls", "_last", "_pause", "_spent", "is_lost", "is_won", "windows")
 
     def __init__(self) -> None:
         self._calls, self._begin, self._pause = 0, SETTLING, 8 * WINDOW
-        self._spent, self._counts = [0.0, 0.0], [0, 0]
-        self.is_lost, self.windows = False, 0
+        self._spent: tuple[list[float], list[float]] = ([], [])
+        self._last = 0
+        self.is_lost, self.is_won, self.windows = False, False, 0
 
     def run(
         self,
@@ -38,19 +47,29 @@ class Worth:
         self._calls = call = self._calls + 1
         if call <= self._begin:
             return compiled(*args, **kwargs)
-        which = int(call % EVERY == 0)
-        start = perf_counter()
+        group, place = divmod(call - self._begin - 1, EVERY)
+        which = int(place - _PLACES[group % len(_PLACES)] in (0, 1))
+        start = thread_time()
         result = (whole if which else compiled)(*args, **kwargs)
-        self._spent[which] += perf_counter() - start
-        self._counts[which] += 1
+        spent = thread_time() - start
+        if which == self._last:
+            self._spent[which].append(spent)
+        self._last = which
         if call >= self._begin + WINDOW:
             self._judge()
         return result
 
     def _judge(self) -> None:
         self.windows += 1
-        (pieces, whole), (count, compared) = self._spent, self._counts
-        if count and compared:
-            self.is_lost = pieces / count > MARGIN * whole / compared
+        pieces, whole = self._spent
+        if pieces and whole:
+            ratio = _usual(pieces) / max(_usual(whole), 1e-9)
+            self.is_lost, self.is_won = ratio > MARGIN, ratio <= 1.0 or (ratio <= MARGIN and self.windows >= ENOUGH)
         self._begin, self._pause = self._calls + self._pause, 2 * self._pause
-        self._spent, self._counts = [0.0, 0.0], [0, 0]
+        self._spent = ([], [])
+
+
+def _usual(times: list[float]) -> float:
+    """The mean without the longest quarter."""
+    kept = sorted(times)[: max(len(times) * 3 // 4, 1)]
+    return sum(kept) / len(kept)

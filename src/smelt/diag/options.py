@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smelt.diag.errors import SmeltError
+from smelt.diag.loops import LoopStep, Parallel, Tile, Unroll, Vectorize
 
 Numerics = Literal["default", "fast", "eager-library"]
 Products = Literal["default", "bf16"]
 _NAME_LISTS = ("skip", "enable")
 _COUNTS = ("stop_after", "cache_limit_mb")
+_LOOP_STEPS = (Tile, Vectorize, Unroll, Parallel)
 _ALLOWED = {
     "numerics": "one of default, fast, eager-library",
     "skip": "a list of names",
@@ -21,6 +23,7 @@ _ALLOWED = {
     "stop_after": "a number of passes, 0 or more, or None",
     "cache_limit_mb": "a number of megabytes, 0 or more",
     "dtype": "one of default, bf16",
+    "loops": "a list of steps on the loops of kernels, as a schedule takes them",
 }
 _WORDS = {"numerics": ("default", "fast", "eager-library"), "dtype": ("default", "bf16")}
 
@@ -65,8 +68,12 @@ class Options:
     release_originals: give back the memory of weights that a packed copy has replaced; the parameters stay readable and
         writable, from a file (docs/decisions, released originals).
     own_kernels: everything but products in fused kernels of our own where they can; False keeps eager's operators.
+    keep_plans: keep in `cache_dir` what passes and lowering make of a graph, too, so that a later process that captures
+        the same graph, with whatever weights, need not do it again.
     profile: measure every native instruction of every call (`profile()` of an executable), and show them as ranges in
         `torch.profiler`; launches then run one after the other. A program without it has none of this in its code.
+    loops: how loops of single kernels are to run, as steps of a schedule say it (`s.tile`, `s.vectorize`, ...). What
+        does not fit a kernel is left out, with a warning.
     """
 
     strict: bool = False
@@ -84,6 +91,8 @@ class Options:
     release_originals: bool = False
     profile: bool = False
     own_kernels: bool = True
+    loops: tuple[LoopStep, ...] = ()
+    keep_plans: bool = True
 
     @staticmethod
     def make(given: Mapping[str, Any] | Options | None = None) -> Options:
@@ -110,7 +119,7 @@ class Options:
                     fix="correct the name",
                     code="S0301",
                 )
-            values[name] = _as_names(value) if name in _NAME_LISTS else value
+            values[name] = _as_names(value) if name in (*_NAME_LISTS, "loops") else value
         options = Options(**values)
         options._check()
         return options
@@ -121,13 +130,15 @@ class Options:
             "enable": (tuple,),
             "stop_after": (int, type(None)), "dump": (str,), "verify": (bool,), "cache_dir": (str,),
             "cache_limit_mb": (int,), "measure": (bool,), "dtype": (str,), "release_originals": (bool,),
-            "profile": (bool,), "own_kernels": (bool,),
+            "profile": (bool,), "own_kernels": (bool,), "loops": (tuple,), "keep_plans": (bool,),
         }  # fmt: skip
         for name, types in expected.items():
             value = getattr(self, name)
             wrong = not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
             if name in _NAME_LISTS and isinstance(value, tuple):
                 wrong = not all(isinstance(item, str) for item in value)
+            elif name == "loops" and isinstance(value, tuple):
+                wrong = not all(isinstance(item, _LOOP_STEPS) for item in value)
             elif name in _COUNTS and isinstance(value, int):
                 wrong = wrong or value < 0
             if wrong or (name in _WORDS and value not in _WORDS[name]):

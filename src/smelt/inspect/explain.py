@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt._torch.storage import nbytes_spanned
+from smelt.capture.state import Place, in_names
 from smelt.compiler import Compiled, Program, SizedUnit, Unit
 from smelt.compiler.compiled import dispatcher_of
 from smelt.compiler.paths import reading
@@ -83,8 +84,14 @@ def _of_compiled(compiled: Compiled) -> Report:
         breaks=breaks,
         recompiles=[{"guard": text, "times": times} for text, times in stats.misses.items()],
         refused=stats.refused,
+        state=dispatcher_of(compiled).state_places,
         fallbacks=fallbacks,
     )
+
+
+def _in_names(row: Row, state: Sequence[Place]) -> Row:
+    """A row with the names of places of state."""
+    return {key: in_names(value, state) if isinstance(value, str) else value for key, value in row.items()}
 
 
 def _report(
@@ -97,12 +104,13 @@ def _report(
     breaks: Sequence[Row] = (),
     recompiles: Sequence[Row] = (),
     refused: Mapping[str, str] | None = None,
+    state: Sequence[Place] = (),
 ) -> Report:
     parts = parts_of(units)
     return Report(
         name,
         graphs=graphs,
-        symbols=symbol_rows(units, refused or {}),
+        symbols=[_in_names(row, state) for row in symbol_rows(units, refused or {})],
         guards=guards,
         breaks=breaks,
         recompiles=recompiles,
@@ -117,6 +125,9 @@ def _report(
 
 def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     row: dict[str, Any] = {"entry": index, "name": unit.captured.name, "calls": calls}
+    if unit.is_from_disk:
+        row["plan"] = "from disk, where an earlier process kept it"
+        unit.optimize()  # the passes, which this process has not done, to be shown
     row["inputs"] = ", ".join(str(value.type) for value in unit.graph.inputs)
     row["nodes captured"] = sum(1 for _ in unit.graph.walk())
     row["nodes optimized"] = None if unit.optimized is None else sum(1 for _ in unit.optimized.walk())

@@ -6,12 +6,12 @@ matched with its instruction by order, which the plan keeps.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from smelt.codegen.llvm.isa import host_isa
+from smelt.codegen.llvm.objects import assembly_of
 from smelt.codegen.lower.report import KernelReport
 from smelt.compiler import Compiled, Unit
 from smelt.diag import SmeltError
@@ -145,5 +145,4 @@ def assembly(text: str) -> str:
             fix="unset SMELT_ISA",
             code="S0106",
         )
-    emit = importlib.import_module("smelt.codegen.llvm.emit")
-    return str(emit.emit_assembly(text, isa.cpu, isa.features))
+    return assembly_of(text, isa)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from smelt.diag import Span
 from smelt.ir.dtypes import DType
@@ -91,10 +91,12 @@ class Node:
 
     scope: path of the module whose forward was running, e.g. `encoder.layer.0.attention`.
     mode: what was switched on around the node and differs from the caller's state, e.g. `no_grad`, `autocast(bf16)`.
+    memo: what analyses found out of the operator and its arguments, kept until these are replaced.
     """
 
     __slots__ = (
-        "_operands", "args", "kwargs", "mode", "next", "op", "parent", "prev", "regions", "results", "scope", "span",
+        "_operands", "args", "kwargs", "memo", "mode", "next", "op", "parent", "prev", "regions", "results", "scope",
+        "span",
     )  # fmt: skip
 
     def __init__(
@@ -135,6 +137,7 @@ class Node:
         """Replace the arguments and keep the users of the old and new values in step."""
         for value in self._operands:
             _drop_user(value, self)
+        self.memo: dict[str, Any] = {}
         self.args = args
         if kwargs is not None:
             self.kwargs = dict(kwargs)

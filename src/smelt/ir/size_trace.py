@@ -142,6 +142,7 @@ class Trace:
     _bounds: dict[Poly, Bounds] = field(default_factory=dict)
     _unequal: set[tuple[Poly, int]] = field(default_factory=set)
     _taken: set[Any] = field(default_factory=set)
+    _has_limits: set[int] = field(default_factory=set)
 
     # --- atoms ----------------------------------------------------------------------------------------------------
 
@@ -153,6 +154,11 @@ class Trace:
             self.atoms.append(meaning)
             self.values.append(value)
             self.ranges.append(bounds)
+            match meaning:
+                case Division(operator="//", right=right) if terms.is_constant(right) and terms.constant_of(right) > 0:
+                    self._has_limits.add(index)
+                case Late(call=call) if self._extreme(self.calls[call]) is not None:
+                    self._has_limits.add(index)
         return index
 
     # --- ranges ---------------------------------------------------------------------------------------------------
@@ -180,7 +186,41 @@ class Trace:
             if known is not None:
                 ends = sorted(_times(g, end) + c for end in known)
                 low, high = max(low, ends[0]), min(high, ends[1])
+        if self._has_limits and p and any(index in self._has_limits for index in terms.atoms_of(p)):
+            low, high = max(low, -self._above(terms.scale(p, -1))), min(high, self._above(p))
         return low, high
+
+    def _above(self, p: Poly) -> float:
+        """A number that a polynomial never exceeds, as its last quotient, minimum or maximum has limits by others."""
+        linear = [(m[0], c) for m, c in p if len(m) == 1 and m[0] in self._has_limits]
+        if not linear:
+            return INFINITY
+        index, coefficient = max(linear)  # what limits an atom was there before it
+        rest = terms.add(p, (((index,), coefficient),), -1)
+        best = INFINITY
+        for times, limit in self._limits(index, is_upper=coefficient > 0):
+            _, high = self.bounds(terms.add(terms.scale(rest, times), terms.scale(limit, coefficient)))
+            best = min(best, high if high == INFINITY else high // times)
+        return best
+
+    def _limits(self, index: int, *, is_upper: bool) -> list[tuple[int, Poly]]:
+        """(n, p) where n times the atom is at most p, or at least."""
+        match self.atoms[index]:
+            case Division(operator="//", left=left, right=right):
+                by = terms.constant_of(right)
+                return [(by, left if is_upper else terms.add(left, terms.constant(1 - by)))]
+            case Late(call=call):
+                name, operands = self._extreme(self.calls[call]) or ("", [])
+                return [(1, p) for p in operands] if name == ("min" if is_upper else "max") else []
+        return []
+
+    def _extreme(self, call: LateCall) -> tuple[str, list[Poly]] | None:
+        """min or max, and of what; None for any other call."""
+        function = getattr(call.function, "function", None)
+        if function not in (min, max) or any(call.are_float):
+            return None
+        constants = [terms.constant(x) for x in call.function.template[0] if type(x) is int]  # type: ignore[attr-defined]
+        return function.__name__, [*call.operands, *constants]
 
     def _interval(self, p: Poly, ranges: list[Bounds] | Mapping[int, Bounds]) -> Bounds:
         low: float = 0
@@ -341,6 +381,9 @@ class Trace:
             case Rounded(function=function, of=of):
                 return f"{function}({self.float_text(of)})"
             case Late(call=call, leaf=leaf):
+                extreme = self._extreme(self.calls[call])
+                if extreme is not None:
+                    return f"{extreme[0]}({', '.join(map(self.text, extreme[1]))})"
                 return f"{self.call_text(call)}[{leaf}]"
 
     def call_text(self, index: int) -> str:

@@ -46,8 +46,8 @@ from smelt.ir.size_trace import INFINITY, Bounds, Guard, Range, SizeLeak, Symbol
 
 __all__ = [
     "MARK", "Evaluation", "Guard", "Range", "Size", "SizeFloat", "SizeLeak", "Trace", "blind", "ceil_div", "chosen",
-    "current_trace", "equals", "evaluating", "expression", "is_one", "is_symbolic", "is_whole", "late", "late_float",
-    "size_max", "size_min", "to_words", "tracing", "value",
+    "current_trace", "equals", "evaluating", "expression", "is_less", "is_one", "is_symbolic", "is_whole", "late",
+    "late_float", "size_max", "size_min", "to_words", "tracing", "value",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -127,6 +127,14 @@ def is_one(size: int) -> bool:
 def equals(a: int, b: int) -> bool:
     """a == b, where False is right, if more general, for sizes that may differ."""
     return _surely(a - b) if type(a) is Size or type(b) is Size else a == b
+
+
+def is_less(a: int, b: int) -> bool:
+    """a < b, where False is right, if more general, for sizes of which some are not."""
+    difference = a - b
+    if type(difference) is not Size:
+        return difference < 0
+    return difference.trace.decide("<", difference.poly) is True
 
 
 def is_whole(size: int, unit: int) -> bool:

@@ -12,6 +12,7 @@ from smelt.ir import Arg, Node, TensorType, TupleType, Type, Value, may_hold_ten
 from smelt.ops.catalogue import record_of
 from smelt.ops.meta import CannotRun, meta_outcome, operand_values
 from smelt.ops.python_ops import python_op
+from smelt.ops.raises import may_raise
 from smelt.ops.record import OpRecord, nothing_written
 from smelt.ops.registry import Argument, Schema, arguments_of, by_overload, overload, read, schema_of, tags_of
 from smelt.ops.scalar_reads import scalar_read
@@ -48,6 +49,7 @@ class Effects:
 
 
 PURE = Effects()
+THROWS = Effects(may_throw=True)
 UNKNOWN = Effects(io=True, may_throw=True)
 STOP = Effects(stops=True, may_throw=True)
 """Of `expect`, which ends the run where its value is another."""
@@ -55,6 +57,15 @@ STOP = Effects(stops=True, may_throw=True)
 
 def effects(node: Node) -> Effects:
     """The effects of a node, those of its regions included."""
+    if node.regions:
+        return _effects(node)
+    found: Effects | None = node.memo.get("effects")
+    if found is None:
+        found = node.memo["effects"] = _effects(node)
+    return found
+
+
+def _effects(node: Node) -> Effects:
     if node.op in _STATE or node.op == "unpack":
         return PURE
     if node.op == "write":
@@ -67,7 +78,7 @@ def effects(node: Node) -> Effects:
     if found is None:
         return _python_effects(node)
     if _is_always_pure(found):
-        return PURE
+        return THROWS if may_raise(node, found) else PURE
     scalar = scalar_read(node.op)
     if scalar is not None:
         return Effects(may_throw=scalar.throws(node.args))
@@ -138,26 +149,16 @@ def _reached(values: list[Value], feeds: dict[Value, list[Value]]) -> set[Value]
 
 @by_overload
 def _is_always_pure(found: Any) -> bool:
-    """Whether no call of an overload does anything but compute, whatever its arguments."""
+    """Whether no call of an overload does anything but compute, or raise, whatever its arguments."""
     schema = read(found)
     op, record = schema.name, record_of(schema.name)
     if schema.is_mutable or not schema.returns or schema.name.partition(".")[0] not in _KNOWN_NAMESPACES:
         return False
     if "nondeterministic_seeded" in tags_of(op) or any("Generator" in a.type for a in schema.arguments):
         return False
-    if record is None:
-        return not _may_throw(found)
-    return record.writes is nothing_written and not record.may_throw and not record.uninitialised
-
-
-@by_overload
-def _may_throw(found: Any) -> bool:
-    """Whether data may make an overload raise: as its record says; without one, unless it is pointwise or a view."""
-    schema = read(found)
-    record = record_of(schema.name)
-    if record is not None:
-        return record.may_throw
-    return "pointwise" not in tags_of(schema.name) and not any(a.alias and not a.is_write for a in schema.arguments)
+    if scalar_read(op) is not None:
+        return False
+    return record is None or (record.writes is nothing_written and not record.uninitialised)
 
 
 @by_overload
@@ -196,7 +197,7 @@ def _operator_effects(node: Node, schema: Schema) -> Effects:
         tuple(dict.fromkeys(written)),
         rng,
         io,
-        not known or _may_throw(overload(node.op)),
+        not known or may_raise(node, overload(node.op)),
         record.uninitialised if record is not None else False,
     )
 
@@ -218,6 +219,15 @@ def aliases(node: Node) -> tuple[tuple[Value, ...], ...]:
 
     Results of `if`, `for` and `while` are given every tensor they could be: see `smelt.analysis.aliases` for better.
     """
+    if node.regions:
+        return _aliases(node)
+    found: tuple[tuple[Value, ...], ...] | None = node.memo.get("aliases")
+    if found is None or len(found) != len(node.results):
+        found = node.memo["aliases"] = _aliases(node)
+    return found
+
+
+def _aliases(node: Node) -> tuple[tuple[Value, ...], ...]:
     if node.op in _STATE:
         return tuple(() for _ in node.results)
     if node.op == "write":

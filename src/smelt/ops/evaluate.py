@@ -140,11 +140,17 @@ class _Run:
             )
         args = [bind(arg, self.values) for arg in node.args]
         kwargs = {name: bind(arg, self.values) for name, arg in node.kwargs.items()}
-        if node.mode:
-            with entered(node.mode):
+        try:
+            if node.mode:
+                with entered(node.mode):
+                    result = found(*args, **kwargs)
+            else:
                 result = found(*args, **kwargs)
-        else:
-            result = found(*args, **kwargs)
+        except IndexError:
+            text = _as_brackets_say(node, args)
+            if not text:
+                raise
+            raise IndexError(text) from None
         return self.results(node, result)
 
     def results(self, node: Node, result: Any) -> Sequence[Any]:
@@ -210,6 +216,22 @@ _STRUCTURAL: dict[str, Callable[[_Run, Node], Sequence[Any]]] = {
     "for": _Run.counted,
     "while": _Run.repeated,
 }
+
+
+def _as_brackets_say(node: Node, args: Sequence[Any]) -> str:
+    """What `x[9]` says that is out of bounds, which is not what its `select` says; empty for all else."""
+    line = node.span.text if node.span is not None else ""
+    is_select = node.op == "aten.select.int" and len(args) == 3 and isinstance(args[0], torch.Tensor)
+    if not is_select or "[" not in line or "select(" in line:
+        return ""
+    x, dim, index = args
+    place, source = dim, node.args[0]
+    # `x[0, 9]` counts the dimensions of x, `x[0][9]` those of the row.
+    while "][" not in line and isinstance(source, Value) and source.node is not None:
+        if source.node.op != node.op or source.node.span != node.span:
+            break
+        place, source = place + 1, source.node.args[0]
+    return f"index {index} is out of bounds for dimension {place} with size {x.shape[dim]}"
 
 
 def _home(value: Value) -> Region | None:

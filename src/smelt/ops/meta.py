@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from smelt._torch.fake import fake_tensors, meta_kernels_are_loaded
+from smelt._torch.light_fake import unmarked
 from smelt._torch.storage import same_storage
 from smelt.ir import (
     BOOL,
@@ -56,6 +57,11 @@ _SHRINKING = frozenset(
 )  # fmt: skip
 # Those whose results grow at most by the numbers that they are given.
 _GROWING = frozenset(f"aten.{name}.default" for name in ("adaptive_avg_pool2d", "pad", "constant_pad_nd"))
+
+
+# Products of a first and a second matrix, whose result may be larger than both.
+_PRODUCTS = {"linear": (0, 1), "mm": (0, 1), "bmm": (0, 1), "matmul": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
+_QUICK_PRODUCTS = 1 << 24
 
 
 Fill = Callable[[torch.Tensor], torch.Tensor]
@@ -192,11 +198,16 @@ def _is_quick(op: str, key: Any) -> bool:
     """Whether a run on zeros does nothing but compute, and little of that: then it tells the same as a meta kernel."""
     tags, schema = tags_of(op), schema_of(op)
     is_bounded = op in _SHRINKING or op in _GROWING or ("pointwise" in tags and "nondeterministic_seeded" not in tags)
-    if not is_bounded or schema is None or schema.is_mutable:
+    places = _PRODUCTS.get(op.removeprefix("aten.").removesuffix(".default"))
+    if (places is None and not is_bounded) or schema is None or schema.is_mutable:
         return False
     types = [t for o in _operands(key) for t in _tensor_types(o.type)]
     if not types or any(t.device != "cpu" or not t.is_static for t in types):
         return False
+    if places is not None:
+        # A size of the second is that of a sum or of the result.
+        left, right = (types[i] for i in places) if max(places) < len(types) else (types[0], types[0])
+        return left.numel * max((*right.sizes, 1)) <= _QUICK_PRODUCTS and right.numel <= _QUICK_NUMEL
     return _result_numel(op, key, types) + sum(t.numel for t in types) <= _QUICK_NUMEL
 
 
@@ -233,7 +244,10 @@ def _run(op: str, key: Any, device: str | None, fill: Fill | None = None) -> Out
         if device == "meta" and not tensors and any(a.name == "device" for a in schema.arguments):
             kwargs.setdefault("device", device)
             kwargs["device"] = device
-        with torch.no_grad(), _random_state_kept() if device is None else nullcontext():
+        with (
+            torch.no_grad(),
+            unmarked() if device == "meta" else _random_state_kept() if device is None else nullcontext(),
+        ):
             result = found(*args, **kwargs)
         results = [] if not schema.returns else [result] if len(schema.returns) == 1 else list(result)
         types = tuple(_type(r, home) for r in results)

@@ -13,6 +13,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from smelt.diag import SmeltError
 
 _SCALAR_METHODS = (
@@ -23,7 +25,7 @@ _STR_METHODS = (
     "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace",
     "istitle", "isupper", "join", "ljust", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace",
     "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip",
-    "swapcase", "title", "upper", "zfill",
+    "swapcase", "title", "upper", "zfill", "__mod__",
 )  # fmt: skip
 _CONTAINER_METHODS = ("list.count", "list.index", "tuple.count", "tuple.index", "dict.get")
 _BUILTINS = (
@@ -49,6 +51,24 @@ def _listed(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+_LIMITS = ("min", "max", "eps", "tiny", "smallest_normal", "resolution", "bits")
+
+
+def _limit(name: str) -> Callable[..., Any]:
+    """A number that an element type has: of floats as `torch.finfo` tells it, of all others as `torch.iinfo`."""
+
+    def read(dtype: Any) -> Any:
+        return getattr(torch.finfo(dtype) if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype), name)
+
+    return read
+
+
+def _sorted_by(values: list[Any], keys: list[Any], reverse: bool = False) -> list[Any]:
+    """`sorted(values, key=..., reverse=reverse)`, where the keys are known."""
+    order = sorted(range(len(values)), key=keys.__getitem__, reverse=reverse)
+    return [values[i] for i in order]
+
+
 FUNCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
     {
         **{f"{m.__name__}.{n}": f for m in (math, cmath) for n, f in vars(m).items() if callable(f) and n[0] != "_"},
@@ -56,9 +76,15 @@ FUNCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
         **{n: _builtin(n) for n in (*_SCALAR_METHODS, *_CONTAINER_METHODS)},
         **{f"str.{n}": getattr(str, n) for n in _STR_METHODS},
         **{n: _listed(f) for n, f in _AS_LISTS.items()},
+        **{f"dtype.{n}": _limit(n) for n in _LIMITS},
+        "list.sorted_by": _sorted_by,
+        "torch.Size": torch.Size,
+        "Tensor.tolist": torch.Tensor.tolist,
     }
 )
-"""By the names that `py.call` takes: math.*, cmath.*, builtins.*, and methods as `str.upper`, `dict.items`."""
+"""By the names that `py.call` takes: math.*, cmath.*, builtins.*, methods as `str.upper`, `dict.items`, limits of
+numbers as `dtype.min`, and a few of our own: `list.sorted_by(values, keys, reverse)`.
+"""
 
 
 def is_callable_by_name(name: object) -> bool:

@@ -19,6 +19,7 @@ from smelt.ir import Arg, Type
 from smelt.ops import python_throws as throws
 from smelt.ops import python_types as types
 from smelt.ops.python_calls import call, exception_of
+from smelt.ops.registry import overload
 
 written = threading.local()
 """How many pieces of text `py.print` gave to `stdout` and `stderr` in this thread."""
@@ -109,6 +110,25 @@ def _raise(name: str, *args: Any, cause: str | None = None, cause_args: Sequence
     raise error from (None if cause == "None" else exception_of(cause)(*cause_args))
 
 
+ATTEMPT_KEYWORDS = frozenset((
+    "accumulate", "alpha", "beta", "copy", "correction", "device", "dim", "dtype", "dropout_p", "enable_gqa",
+    "include_self", "is_causal", "keepdim", "layout", "memory_format", "non_blocking", "pin_memory", "reduce",
+    "rounding_mode", "scale", "sparse_grad", "value",
+))  # fmt: skip
+"""Of the keywords that torch's operators have, those that `py.attempt` hands on."""
+
+
+def _attempt(name: str, *args: Any, **kwargs: Any) -> list[str]:
+    """What an operator raises on these operands, its class and its text; nothing where it does not."""
+    python = python_op(name)
+    run: Any = overload(name) if python is None else python.run
+    try:
+        run(*args, **kwargs)
+    except Exception as error:
+        return [f"{type(error).__module__}.{type(error).__qualname__}", str(error.args[0]) if error.args else ""]
+    return []
+
+
 def _assert(condition: Any, *message: Any) -> None:
     if not condition:
         raise AssertionError(*message)
@@ -191,6 +211,7 @@ PYTHON_OPS: tuple[PyOp, ...] = (
         "py.raise", _raise, types.nothing, _ALWAYS, 1, None, results=0, keywords=frozenset(("cause", "cause_args")),
     ),
     PyOp("py.assert", _assert, types.nothing, _ALWAYS, 1, 2, results=0),
+    PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
 )  # fmt: skip
 _BY_NAME: Mapping[str, PyOp] = MappingProxyType({op.name: op for op in PYTHON_OPS})
 

@@ -76,6 +76,11 @@ def always_complex(args: Args) -> Types:
     return _always(COMPLEX)
 
 
+def texts(args: Args) -> Types:
+    """A list of strings."""
+    return _always(ListType(STR))
+
+
 def always_str(args: Args) -> Types:
     """A string."""
     return _always(STR)
@@ -366,6 +371,11 @@ def called(args: Args) -> Types:
     match name:
         case "builtins.sorted" | "builtins.list" | "builtins.reversed" if rest:
             return (ListType(element(first)),)
+        case "list.sorted_by" if isinstance(first, ListType):
+            return (first,)
+        case "Tensor.tolist" if isinstance(first, TensorType) and first.rank == 1:
+            inside = {"int": INT, "uint": INT, "float": FLOAT, "bool": BOOL}.get(first.dtype.kind, ANY)
+            return (ListType(inside),)
         case "builtins.enumerate" if rest:
             return (ListType(TupleType((INT, element(first)))),)
         case "builtins.zip" if rest:
@@ -374,6 +384,8 @@ def called(args: Args) -> Types:
             (one,) = floordiv(args[1:])
             return (ANY if one == ANY else TupleType((one, one)),)
         case "builtins.tuple" if isinstance(first, TupleType):
+            return (first,)
+        case "builtins.dict" if isinstance(first, DictType) and len(rest) == 1:
             return (first,)
         case "dict.keys" if isinstance(first, DictType):
             return (ListType(first.key),)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from smelt.ir import Arg, DType, Graph, Node, TensorType
+from smelt.analysis.aliases import Aliases, alias_analysis
+from smelt.analysis.dependence import Dependence, dependence
+from smelt.ir import Arg, DType, Graph, Node, TensorType, Value
 from smelt.ops.convert import type_of
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import Lookup, no_state
@@ -14,8 +16,9 @@ from smelt.ops.lowering import GraphEmitter
 from smelt.ops.registry import arguments_of, schema_of
 from smelt.passes.sized import Sizes
 from smelt.rewrite import Rewriter
-from smelt.rewrite.rewriter import Listener
+from smelt.rewrite.rewriter import Event, Listener
 
+T = TypeVar("T")
 MergingPays = Callable[[int, Sequence[int], int, DType], bool]
 NarrowingPays = Callable[[Node], bool]
 
@@ -42,6 +45,31 @@ def each(node: Node) -> bool:
     return True
 
 
+class Seen:
+    """What analyses found of a graph, forgotten at its next edit; edits: how many there were."""
+
+    __slots__ = ("_found", "edits")
+
+    def __init__(self) -> None:
+        self.edits = 0
+        self._found: dict[Any, tuple[Graph, Any]] = {}
+
+    def by(self, analysis: Callable[[Graph], T], graph: Graph) -> T:
+        """What an analysis says of the graph."""
+        known = self._found.get(analysis)
+        if known is not None and known[0] is graph:
+            found: T = known[1]
+            return found
+        made = analysis(graph)
+        self._found[analysis] = (graph, made)
+        return made
+
+    def forget(self, event: Event | None = None) -> None:
+        """The graph is another one from now on."""
+        self.edits += 1
+        self._found.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class PassContext:
     """What passes may know besides the graph.
@@ -54,6 +82,7 @@ class PassContext:
     narrowing_pays: whether an f32 product is faster in bf16 on this machine.
     peaks: the last peak of memory that a pass has found, for its report.
     sizes: the symbols of the graph, if it has some and they are to be numbers meanwhile.
+    seen: what was found out of the graph since its last edit.
     """
 
     lookup: Lookup = no_state
@@ -64,6 +93,8 @@ class PassContext:
     narrowing_pays: NarrowingPays = each
     peaks: list[Peak] = field(default_factory=list)
     sizes: Sizes | None = None
+
+    seen: Seen = field(default_factory=Seen)
 
     def type(self, kind: str, path: str) -> TensorType:
         """The type of a parameter, buffer or captured tensor."""
@@ -77,7 +108,15 @@ class PassContext:
 
     def rewriter(self, graph: Graph) -> Rewriter:
         """The rewriter that a pass edits the graph with."""
-        return Rewriter(graph, self.listeners)
+        return Rewriter(graph, (*self.listeners, self.seen.forget))
+
+    def aliases(self, graph: Graph) -> Aliases:
+        """What shares memory in the graph as it is now; not to be changed."""
+        return self.seen.by(alias_analysis, graph)
+
+    def dependence(self, graph: Graph) -> dict[Value, Dependence]:
+        """What the values of the graph as it is now depend on; not to be changed."""
+        return self.seen.by(dependence, graph)
 
 
 Run = Callable[[Graph, PassContext], bool]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 
-from smelt.analysis import Aliases, alias_analysis
+from smelt.analysis import Aliases
 from smelt.ir import Arg, Graph, Node, Region, Value, values_in
 from smelt.ops.effects import effects
 from smelt.passes.base import Pass, PassContext
@@ -19,7 +19,7 @@ from smelt.rewrite import Rewriter
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    _Merger(rewriter, alias_analysis(graph)).region(graph.body, {})
+    _Merger(rewriter, context.aliases(graph)).region(graph.body, {})
     return rewriter.edits > 0
 
 

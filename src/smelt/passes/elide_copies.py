@@ -6,14 +6,14 @@ memory from two: neither is written, and the result is not returned unless the o
 
 from __future__ import annotations
 
-from smelt.analysis import Aliases, alias_analysis, is_external
+from smelt.analysis import Aliases, is_external
 from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
 from smelt.passes.base import Pass, PassContext, erase_dead
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    memory = _Memory(graph, alias_analysis(graph))
+    memory = _Memory(graph, context.aliases(graph))
     for node in list(graph.walk()):
         source = _source(node)
         if source is None or not memory.may_join(node.result, source):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smelt.analysis import Aliases, alias_analysis, dependence
+from smelt.analysis import Aliases
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value, clone_node
 from smelt.ops.convert import constant_of, dtype_to_torch, type_of
 from smelt.ops.effects import alias_of, effects
@@ -25,8 +25,8 @@ MAX_NBYTES = 1 << 20
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    aliases = alias_analysis(graph)
-    levels = dependence(graph)
+    aliases = context.aliases(graph)
+    levels = context.dependence(graph)
     known: dict[Value, Any] = {}
     for node in list(graph.walk()):
         if fold_scalar(graph, rewriter, node):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from smelt.analysis import dependence, is_static
+from smelt.analysis import is_static
 from smelt.analysis.dependence import Dependence
 from smelt.ir import Arg, Graph, Node, TensorType, Value
 from smelt.passes.base import Pass, PassContext, call_of, can_erase, emitter
@@ -29,7 +29,7 @@ _HOSTS = (
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    found = dependence(graph)
+    found = context.dependence(graph)
     disturbances = Disturbances(graph)
 
     def build(rewriter: Rewriter, match: Match) -> Arg:

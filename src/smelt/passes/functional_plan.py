@@ -19,6 +19,7 @@ from smelt.passes.placed_views import can_place_again, is_placed
 from smelt.passes.view_inverses import Inverse, element_inverse, inverse_of
 
 STATE = ("param", "buffer", "captured")
+_PARTS = ("aten.slice.Tensor", "aten.select.int", "aten.transpose.int", "aten.t.default", "aten.permute.default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +168,19 @@ def _can_write_through(value: Value, aliases: Aliases) -> bool:
     roots = aliases.of(value)
     current = value
     while current not in roots:
-        if not holds(current.type):
+        if not (holds(current.type) or _is_part(current)):
             return False
         step = step_of(current)
         if step is None:
             return False
         current = step.base
     return holds(current.type) and isinstance(current.type, TensorType)
+
+
+def _is_part(value: Value) -> bool:
+    """Whether a tensor of unknown sizes has its elements where its base has some of its own, each once."""
+    node = value.node
+    return node is not None and node.op in _PARTS and isinstance(value.type, TensorType)
 
 
 def _can_write_unknown(mutation: Mutation, value: Value, aliases: Aliases) -> bool:

@@ -24,6 +24,7 @@ from smelt.ir import Graph, Node, Region, TensorType, TupleType, Value, map_valu
 from smelt.ops.effects import aliases as node_aliases
 from smelt.ops.lowering import GraphEmitter
 from smelt.passes.base import Pass, PassContext, emitter
+from smelt.passes.fresh_outs import fill_fresh_outs
 from smelt.passes.functional_plan import Plan, Step, parent_of, plan_of, step_of
 from smelt.passes.identities import settle
 from smelt.passes.mutations import Mutation
@@ -34,6 +35,7 @@ from smelt.rewrite import Rewriter, add_carried, add_result
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
     settle(rewriter)
+    fill_fresh_outs(rewriter, emitter(rewriter))
     plan = plan_of(graph, context.entangled)
     if plan.mutations:
         _Functionalizer(rewriter, plan).run()
@@ -65,6 +67,8 @@ class _Functionalizer:
         self.version: dict[Value, int] = dict.fromkeys(plan.roots, 0)
         self.versions = count(1)
         self.seen: dict[Value, tuple[int, Value]] = {}
+        # Mutations are planned beforehand, with the results of nodes that have gone since.
+        self.renamed: dict[Value, Value] = {}
         self.done: list[Node] = []
         self.emit = emitter(rewriter)
         # As captured, because the walk changes what nodes are applied to.
@@ -148,7 +152,7 @@ class _Functionalizer:
         """A value's content now, as a value of the same type; views are taken again where they are out of date."""
         root = self.root(value)
         if root is None:
-            return value
+            return self.renamed.get(value, value)
         if value is root:
             return self.content[root]
         known = self.seen.get(value)
@@ -224,6 +228,7 @@ class _Functionalizer:
                 # Written later on: its uses are replaced one by one, by what it holds there.
                 self.content[result] = value
             else:
+                self.renamed[result] = value
                 self.rewriter.replace_all_uses(result, value)
 
     def cast(self, new: Value, target: Value) -> Value:

@@ -6,7 +6,7 @@ else uses.
 
 from __future__ import annotations
 
-from smelt.analysis import dependence, is_static
+from smelt.analysis import is_static
 from smelt.analysis.dependence import Dependence
 from smelt.ir import Arg, Graph, Node, Value
 from smelt.passes.base import Pass, PassContext, call_of, can_erase, emitter
@@ -18,7 +18,7 @@ _LINEAR = "aten.linear.default"
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    found = dependence(graph)
+    found = context.dependence(graph)
     disturbances = Disturbances(graph)
 
     def build(rewriter: Rewriter, match: Match) -> Arg:

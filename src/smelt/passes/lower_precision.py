@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from smelt.analysis import dependence, is_static
+from smelt.analysis import is_static
 from smelt.analysis.dependence import Dependence
 from smelt.ir import Arg, DType, Graph, Node, TensorType, Value
 from smelt.ops.effects import alias_of, effects
@@ -53,7 +53,7 @@ _ACTIVATIONS = frozenset(f"aten.{name}.default" for name in ("gelu", "silu", "si
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
-    narrowing = _Narrowing(context.rewriter(graph), dependence(graph), context.narrowing_pays)
+    narrowing = _Narrowing(context.rewriter(graph), dict(context.dependence(graph)), context.narrowing_pays)
     for node in list(graph.walk()):
         if node.parent is not None and node.op in _PRODUCTS:
             narrowing.product(node)

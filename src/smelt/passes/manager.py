@@ -56,7 +56,10 @@ def run_passes(
     _check_names(passes, skip)
     _dump(graph, dump, 0, "captured")
     with sized(graph, context.sizes):
+        # Types, and what they say of each other, are others in a trace.
+        context.seen.forget()
         reports = _run_all(graph, passes[:stop_after], context, check, dump, skip)
+    context.seen.forget()
     return reports
 
 
@@ -97,6 +100,7 @@ class _Checked:
 
     def __init__(self) -> None:
         self._known: dict[Node, tuple[Any, ...]] = {}
+        self.is_begun = False
 
     def __call__(self, node: Node) -> Sequence[str]:
         # Arguments are replaced as a whole, so that the same objects are the same arguments.
@@ -111,10 +115,12 @@ class _Checked:
 
 
 def _run_one(graph: Graph, one: Pass, context: PassContext, checked: _Checked | None) -> bool:
+    edits = context.seen.edits
     try:
         changed = one.run(graph, context)
-        if checked is not None:
+        if checked is not None and (changed or context.seen.edits != edits or not checked.is_begun):
             verify(graph, checked)
+            checked.is_begun = True
     except Exception as error:  # whatever a defect of a pass raises
         known = error if isinstance(error, SmeltError) else None
         what = known.what if known is not None else f"{type(error).__name__}: {error}"

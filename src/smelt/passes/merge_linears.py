@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smelt.analysis import dependence, is_static
+from smelt.analysis import is_static
 from smelt.analysis.dependence import Dependence
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value
 from smelt.ir.sizes import value as at_hand
@@ -37,7 +37,7 @@ class _Linear:
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    found = dependence(graph)
+    found = context.dependence(graph)
     disturbances = Disturbances(graph)
     groups: dict[tuple[Region | None, Value, bool, str], list[_Linear]] = {}
     for node in graph.walk():

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smelt.ir import Arg, Node, TensorType, TupleType, Value
+from smelt.ir.sizes import is_less, value
 from smelt.ops.effects import effects
 from smelt.ops.registry import Schema, overload, schema_of, siblings, tags_of
 
@@ -39,10 +40,9 @@ def mutation_of(node: Node) -> Mutation | None:
         return None
     if node.op == "aten.batch_norm.default":
         return _batch_norm(node)
+    if any(a.is_out for a in schema.arguments):
+        return _out_variant(node, schema)
     call = _by_name(schema, node)
-    outs = [a for a in schema.arguments if a.is_out]
-    if outs:
-        return _out_variant(node, schema, call)
     writes = [a for a in schema.arguments if a.is_write]
     if len(writes) != 1 or writes[0].name not in ("self", schema.arguments[0].name):
         return None
@@ -102,24 +102,50 @@ def _foreach(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | Non
     return Mutation(name, node.args, node.kwargs, written, ())
 
 
-def _out_variant(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | None:
+@dataclass(frozen=True, slots=True)
+class FunctionalCall:
+    """What computes the results that an `out=` operator writes. targets: where it writes them."""
+
+    op: str
+    args: tuple[Arg, ...]
+    kwargs: Mapping[str, Arg]
+    targets: tuple[Value, ...]
+
+
+def functional_call(node: Node, schema: Schema) -> FunctionalCall | None:
+    """The functional counterpart of an `out=` operator, or None."""
+    call = _by_name(schema, node)
     outs = [a.name for a in schema.arguments if a.is_out]
-    wanted = [a.name for a in schema.arguments if not a.is_out]
+    wanted = [(a.name, a.type) for a in schema.arguments if not a.is_out]
+    names = {name for name, _ in wanted}
     for name in siblings(node.op):
         other = schema_of(name)
         if other is None or other.is_mutable or len(other.returns) != len(outs):
             continue
-        if [a.name for a in other.arguments if a.name in wanted] != wanted:
+        if [(a.name, a.type) for a in other.arguments if a.name in names] != wanted:
             continue
-        if any(not a.has_default for a in other.arguments if a.name not in wanted):
+        if any(not a.has_default for a in other.arguments if a.name not in names):
             continue
-        targets = [call.get(o) for o in outs]
-        values = [t for t in targets if isinstance(t, Value)]
-        if len(values) != len(outs) or len(set(values)) != len(values):
+        targets = tuple(t for t in (call.get(o) for o in outs) if isinstance(t, Value))
+        if len(targets) != len(outs) or len(set(targets)) != len(targets):
             return None
         args, kwargs = _arrange(other, {k: v for k, v in call.items() if k not in outs})
-        return Mutation(name, args, kwargs, tuple((v, i) for i, v in enumerate(values)), tuple(values))
+        return FunctionalCall(name, args, kwargs, targets)
     return None
+
+
+def _out_variant(node: Node, schema: Schema) -> Mutation | None:
+    found = functional_call(node, schema)
+    if found is None or not all(_keeps_its_size(t, r) for t, r in zip(found.targets, node.results, strict=False)):
+        return None
+    written = tuple((v, i) for i, v in enumerate(found.targets))
+    return Mutation(found.op, found.args, found.kwargs, written, found.targets)
+
+
+def _keeps_its_size(target: Value, result: Value) -> bool:
+    """Whether a tensor that is written has the size of what it then holds; else torch resizes it."""
+    a, b = target.type, result.type
+    return not (isinstance(a, TensorType) and isinstance(b, TensorType)) or a.shape == b.shape
 
 
 def _arrange(schema: Schema, call: dict[str, Arg]) -> tuple[tuple[Arg, ...], dict[str, Arg]]:
@@ -153,13 +179,27 @@ def _batch_norm(node: Node) -> Mutation | None:
     return Mutation(_LEGIT, (x, weight, bias, mean, var, True, momentum, eps), {}, ((mean, 3), (var, 4)), (0,))
 
 
+def _surely_apart(type_: TensorType) -> bool:
+    """Whether that is so at all sizes: where one is 1 its step need not pass over anything, and does."""
+    reach = 0
+    for step, size in sorted(zip(type_.steps, type_.sizes, strict=True), key=_at_hand):
+        if not is_less(reach, step):
+            return False
+        reach = reach + (size - 1) * step
+    return True
+
+
+def _at_hand(pair: tuple[int, int]) -> tuple[int, int]:
+    return value(pair[0]), value(pair[1])
+
+
 def holds(type_: object) -> bool:
     """Whether a type is a static tensor without elements that share an address, or a list of such."""
     if isinstance(type_, TupleType):
         return all(holds(t) for t in type_.elements)
     if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
         return False
-    if type_.strides is None:
+    if type_.strides is None or _surely_apart(type_):
         return True
     # From the innermost dimension out, each step must pass over all that the ones before it reach.
     reach = 0

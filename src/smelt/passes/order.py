@@ -21,14 +21,18 @@ from smelt.rewrite import Rewriter
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    context.peaks[:] = [reorder(rewriter)]
+    context.peaks[:] = [_reordered(rewriter, context.aliases(graph), context.dependence(graph))]
     return rewriter.edits > 0
 
 
 def reorder(rewriter: Rewriter) -> Peak:
     """Reorder the graph's body and every inner region; the peak of the body."""
     graph = rewriter.graph
-    aliases, found = alias_analysis(graph), dependence(graph)
+    return _reordered(rewriter, alias_analysis(graph), dependence(graph))
+
+
+def _reordered(rewriter: Rewriter, aliases: Aliases, found: dict[Value, Dependence]) -> Peak:
+    graph = rewriter.graph
     inner = [region for node in graph.walk() for region in node.regions]
     peak = _reorder_region(rewriter, graph.body, aliases, found)
     for region in inner:

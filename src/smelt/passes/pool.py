@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from smelt.analysis import alias_analysis
 from smelt.ir import Graph, Node
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.keys import arg_key
@@ -19,7 +18,7 @@ _STATE = ("param", "buffer", "captured")
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    aliases = alias_analysis(graph)
+    aliases = context.aliases(graph)
     first: dict[Hashable, Node] = {}
     yielded = inner_yields(graph, aliases)
     for node in list(graph.walk()):

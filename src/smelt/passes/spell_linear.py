@@ -9,7 +9,7 @@ Bit for bit: eager's `linear` transposes its weight and calls the very product t
 
 from __future__ import annotations
 
-from smelt.analysis import dependence, is_static
+from smelt.analysis import is_static
 from smelt.analysis.dependence import Dependence
 from smelt.ir import Arg, Graph, Node, Value
 from smelt.ops.lowering import GraphEmitter
@@ -29,7 +29,7 @@ _TRANSPOSES = (
 
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
-    found = dependence(graph)
+    found = context.dependence(graph)
 
     def product(rewriter: Rewriter, match: Match) -> Arg:
         call = call_of(match.root)

@@ -1,4 +1,4 @@
-"""Machine code on disk: written once, read by every later process, checked before it is believed.
+"""Machine code, and plans, on disk: written once, read by every later process, checked before it is believed.
 
 Invariant: `get` returns exactly the bytes that were `put` under that key, or None. An entry is
 [magic, version, SHA-256 of the payload, its length, the payload]; anything else in the folder is removed. Files appear
@@ -59,7 +59,12 @@ class CodeCache:
         found = self._memory.get(key)
         if found is not None or not self._usable():
             return found
-        path = self._path(key)
+        payload = self._read(self._path(key))
+        if payload is not None:
+            self._memory[key] = payload
+        return payload
+
+    def _read(self, path: Path) -> bytes | None:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -71,7 +76,6 @@ class CodeCache:
         if payload is None:
             self._remove(path)
             return None
-        self._memory[key] = payload
         # The age of its last use is what eviction goes by; where it cannot be set the entry itself is still good.
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -80,9 +84,10 @@ class CodeCache:
     def put(self, key: str, payload: bytes) -> None:
         """Keep an entry in memory and, where possible, on disk."""
         self._memory[key] = payload
-        if not self._usable():
-            return
-        path = self._path(key)
+        if self._usable():
+            self._write(self._path(key), payload)
+
+    def _write(self, path: Path, payload: bytes) -> None:
         header = _HEADER.pack(_MAGIC, _VERSION, hashlib.sha256(payload).digest(), len(payload))
         try:
             handle, aside = tempfile.mkstemp(dir=path.parent, prefix=_ASIDE)
@@ -99,14 +104,28 @@ class CodeCache:
         except OSError as error:
             self._give_up(error)
 
+    def take(self, key: str, kind: str) -> bytes | None:
+        """An entry of another kind than machine code, which is not kept in memory; None as of `get`."""
+        return self._read(self._path(key, kind)) if self._usable() else None
+
+    def keep(self, key: str, payload: bytes, kind: str) -> None:
+        """Keep such an entry on disk, where possible."""
+        if self._usable():
+            self._write(self._path(key, kind), payload)
+
+    def drop(self, key: str, kind: str) -> None:
+        """Remove such an entry, whose reader says that it is not what it should be."""
+        if self._usable():
+            self._remove(self._path(key, kind))
+
     def clear_memory(self) -> None:
         """Forget what is in memory; the disk stays."""
         self._memory.clear()
 
-    def _path(self, key: str) -> Path:
+    def _path(self, key: str, kind: str = "") -> Path:
         if self._folder is None or not key.isalnum():
             raise ValueError(f"{key!r} is not a cache key")
-        return self._folder / (key + _SUFFIX)
+        return self._folder / (key + (f".{kind}" if kind else "") + _SUFFIX)
 
     def _usable(self) -> bool:
         if self._folder is None or self._prepared:
@@ -168,12 +187,15 @@ def code_cache(folder: str, limit_mb: int = 512) -> CodeCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheFile:
-    """A file of the cache's folder. `is_entry`: not the remains of a writer that was killed."""
+    """A file of the cache's folder. `is_entry`: not the remains of a writer that was killed; `kind`: "" for machine
+    code.
+    """
 
     path: Path
     nbytes: int
     last_used: float
     is_entry: bool
+    kind: str = ""
 
 
 def list_cache(folder: Path) -> list[CacheFile]:
@@ -195,7 +217,8 @@ def list_cache(folder: Path) -> list[CacheFile]:
         except FileNotFoundError:
             continue  # another process evicted it
         if stat.S_ISREG(info.st_mode):
-            found.append(CacheFile(Path(item.path), info.st_size, info.st_mtime, is_entry))
+            kind = item.name.removesuffix(_SUFFIX).partition(".")[2] if is_entry else ""
+            found.append(CacheFile(Path(item.path), info.st_size, info.st_mtime, is_entry, kind))
     return sorted(found, key=lambda file: -file.last_used)
 
 

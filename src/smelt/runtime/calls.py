@@ -22,6 +22,7 @@ from smelt.runtime.plan import (
     Call,
     DoublePointers,
     Ints,
+    Numbers,
     OptionalDouble,
     OptionalText,
     OptionalUse,
@@ -60,6 +61,15 @@ def baddbmm_out(out: int, bias: int, a: int, b: int, *, beta: float = 1.0, alpha
         "aoti_torch_cpu_baddbmm_out",
         (Use(out), Use(bias), Use(a), Use(b), float(beta), float(alpha)),
         lambda o, c, x, y: torch.baddbmm(c, x, y, beta=beta, alpha=alpha, out=o),
+    )
+
+
+def cut(dst: int, src: int, sizes: Sequence[int | Use], strides: Sequence[int]) -> Call:
+    """A handle over the memory of src from where it starts, of sizes that are known or stand in slots of ints."""
+    return Call(
+        "aoti_torch__reinterpret_tensor",
+        (Use(src), len(sizes), Numbers(tuple(sizes)), Ints(tuple(strides)), 0, Out(dst)),
+        lambda t, found: t.as_strided(found, strides, t.storage_offset()),
     )
 
 

@@ -9,14 +9,13 @@ knows; those are filled in as soon as their tensors are there.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from smelt._torch import shim, stable
 from smelt.runtime.encode_blocks import BlockRecords
 from smelt.runtime.encode_records import Missing
-from smelt.runtime.encoded import CannotShare, Encoded, Later, Shared, Team
+from smelt.runtime.encoded import Encoded, Later, Shared, Team
 from smelt.runtime.failures import describe
 from smelt.runtime.frame_template import FrameTemplate
 from smelt.runtime.launches import Launches
@@ -389,10 +388,8 @@ def encode(plan: Plan, at: Plan | None = None) -> Encoded:
     """The plan in the executor's form, with the symbols that exist here and now.
 
     at: of a plan with words, what it is at some sizes; these decide how launches are grouped.
-    Raises: CannotShare where records that are right at all sizes cannot be told.
     """
     encoder = _Encoder(plan, at)
-    _check_items(plan, at, encoder.launches.code)
     encoder.prologue()
     limit = team_limit() if encoder.has_threads() else 1
     for item in schedule(at or plan, encoder.launches, limit, apart=plan.profile, any_offsets=at is not None):
@@ -406,14 +403,6 @@ def encode(plan: Plan, at: Plan | None = None) -> Encoded:
             case Leave():
                 encoder.leave()
     return encoder.finish(limit)
-
-
-def _check_items(plan: Plan, at: Plan | None, code: Mapping[int, Any]) -> None:
-    """A launch without items has no record, so there must be some at all sizes. Raises: CannotShare."""
-    for index in code if at is not None else ():
-        launch, now = plan.instructions[index], at.instructions[index] if at is not None else None
-        if isinstance(launch, Launch) and type(launch.items) is Word and isinstance(now, Launch) and not now.items:
-            raise CannotShare("a launch has no items at the sizes at hand")
 
 
 def _slot_cells(plan: Plan, frame: FrameTemplate) -> list[int]:

@@ -19,6 +19,7 @@ from smelt.runtime.plan import (
     Dispatch,
     DoublePointers,
     Ints,
+    Numbers,
     OptionalDouble,
     OptionalInt,
     OptionalText,
@@ -118,6 +119,14 @@ class Records:
                 return frame.address_of(first)
             case Ints(values=values):
                 return self.ints(values)
+            case Numbers(values=numbers):
+                first = frame.block(max(len(numbers), 1))
+                for i, number in enumerate(numbers):
+                    if isinstance(number, Use):
+                        gathers.append((first + i, self.cell_of[number.slot]))
+                    else:
+                        frame.put(first + i, number)
+                return frame.address_of(first)
             case OptionalInt(value=int(value)):
                 return self.ints((value,))
             case _ if type(arg) is Word:

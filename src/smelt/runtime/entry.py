@@ -155,8 +155,16 @@ class EntryCode:
         plans: for calls with these values of free names (the same ones each time) another target.
         """
         found = native_guards(guards, args, kwargs, self.layout)
-        if found is None:
-            return None
+        return None if found is None else self.row_with(found, target, counters, plans)
+
+    def row_with(
+        self,
+        found: Guards,
+        target: Target,
+        counters: Counters,
+        plans: Sequence[tuple[Mapping[str, int], Target]] = (),
+    ) -> NativeRow:
+        """The same, given its guards: those of another row say what they said."""
         row = self._row(found, target, counters)
         names = list(plans[0][0]) if plans else []
         if not plans or any(name not in found.symbols for name in names):

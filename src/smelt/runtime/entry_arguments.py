@@ -38,7 +38,9 @@ class Arguments:
         self._count = 0
         self._tensors: list[tuple[int, torch.Tensor]] = []
         self._containers: dict[int, int] = {}
+        self._apart_too: list[int] = []
         self._wants_grad = torch.is_grad_enabled()
+        self._tells_inference = guards.writes and not torch.is_inference_mode_enabled()
         self.numbers: dict[str, tuple[Kind, int]] = {}
         self.sizes = SizeWords(words.emit, self._take)
         self._expressions: list[tuple[int, str]] = []
@@ -80,6 +82,8 @@ class Arguments:
             self._tensor(value, at, form)
         elif isinstance(form, NumberForm):
             self._number(form, value, place, at)
+        elif place in self.guards.opened:
+            raise Unsupported
         elif cls is int and -LIMIT <= value < LIMIT:
             emit(Guard.INT, at, value)
         elif cls is float:
@@ -111,6 +115,8 @@ class Arguments:
             self.words.emit(Guard.SAME, at, self._containers[id(value)])
             return
         self._containers[id(value)] = at
+        if not isinstance(value, tuple):
+            self._apart_too.append(at)
         cls = type(value)
         first = self._take(len(value))
         if cls is dict and all(type(key) is str for key in value):
@@ -134,7 +140,8 @@ class Arguments:
         self._tensors.append((at, value))
         layout = self.words.layout
         sizes, strides = layout.shape(value)
-        mask, keys, dtype = layout.keys_mask, layout.key_bits(value), layout.dtype_number(value)
+        mask, keys = layout.masked_keys(value, self._tells_inference)
+        dtype = layout.dtype_number(value)
         wants_grad = int(value.requires_grad) if self._wants_grad else -1
         kind = self.words.keep(type(value))
         head = (at, kind, mask, keys, dtype, len(sizes), wants_grad)
@@ -157,7 +164,7 @@ class Arguments:
         for register, stride in enumerate(form.strides or (), start=strides):
             if isinstance(stride, int):
                 self.sizes.equals(register, str(stride))
-            else:
+            elif stride is not None:
                 self._expressions.append((register, stride))
         if self.guards.knows_aliases:
             last = None if strides < 0 else range(strides, strides + rank)
@@ -169,6 +176,11 @@ class Arguments:
             raise Unsupported
         for (at, _), (other, _) in combinations(self._tensors, 2):
             self.words.emit(Guard.OTHER, at, other)
+        if self.guards.is_apart:
+            if len(self._apart_too) > MAX_APART or self.guards.knows_others:
+                raise Unsupported
+            for at, other in combinations(self._apart_too, 2):
+                self.words.emit(Guard.OTHER, at, other)
 
     def _aliasing(self) -> None:
         if not self.guards.knows_aliases:

@@ -41,16 +41,18 @@ class Executable:
     number beyond 64 bits), InternalError, Miss where an `Expect` of the plan does not hold, or what a `PyCall` or a
     signal's handler raises.
 
-    `counts` are the calls of one run. The plan, hence its packed weights, lives as long as this or its `call`.
+    `counts` are the calls of one run; `nbytes` is what the plan's arena takes, with what it holds for its sizes alone,
+    where it is one of a plan for many. The plan, hence its packed weights, lives as long as this or its `call`.
     """
 
     call: Callable[..., list[torch.Tensor]]
     counts: Counts
+    nbytes: int
 
     def __init__(self, plan: Plan, machine_code: bytes | None) -> None:
         check_plan(plan)
         keep_freed_memory()
-        self.plan = plan
+        self.plan, self.nbytes = plan, plan.arena_nbytes
         bridge = handles.bridge()
         entry = native_entry(machine_code) if machine_code is not None and bridge is not None else None
         self._runner = NativeRunner.make(plan, bridge, entry) if bridge is not None and entry is not None else None

@@ -133,6 +133,20 @@ class PythonSteps:
             else:
                 frame.view[self._cell_of[slot]] = 0 if value is None else self._bridge.own(value)
 
+    def number(self, frame: Frame, slot: int) -> int | float | bool | None:
+        """The number in a slot, or the element of a tensor in the frame's own memory; None for any other's."""
+        if self._kinds.get(slot) is not None:
+            found = self._value(frame, slot)
+            return found if type(found) in (int, float, bool) else None
+        home = slot
+        while home in self._elided:
+            home = self._elided[home].src
+        if self._arena.get(home, len(frame.arena)) >= len(frame.arena):
+            return None
+        tensor = self._tensor(frame, slot)
+        element: int | float | bool | None = tensor.item() if tensor.numel() == 1 else None
+        return element
+
     def _value(self, frame: Frame, slot: int) -> Any:
         kind = self._kinds.get(slot)
         if kind is None:
@@ -141,13 +155,18 @@ class PythonSteps:
 
 
 def _scratch(nbytes: int, pool: Pool | None) -> torch.Tensor | None:
-    """Memory for kernels to work in; torch aligns a tensor's memory to 64 bytes."""
+    """Memory for kernels to work in; torch aligns a tensor's memory to 64 bytes.
+
+    It is zero: vectors go over the end of what a kernel filled, and there denormal numbers would cost five times a run.
+    """
     if not nbytes:
         return None
-    if pool is not None:
-        return pool.take(nbytes)
-    with torch.inference_mode(False):
-        return torch.empty(nbytes, dtype=torch.uint8)
+    with torch.inference_mode(False), torch.no_grad():
+        if pool is None:
+            return torch.zeros(nbytes, dtype=torch.uint8)
+        block = pool.take(nbytes)
+        block[:nbytes].zero_()
+        return block
 
 
 def handle_of(bridge: handles.Bridge, tensor: torch.Tensor, owned: list[int]) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ class ArgumentTests:
         writes: bool = True,
         free: Mapping[str, Form] | None = None,
         checks: Sequence[SizeCheck] = (),
+        opened: Collection[int] = (),
+        apart: Sequence[Any] | None = None,
     ) -> None:
         self.scope: dict[str, Any] = {
             "same": same,
@@ -77,6 +80,12 @@ class ArgumentTests:
         self._binding = binding_places(self.free)
         self._expressions: list[tuple[str, str, str]] = []
         self._met: set[str] = set()
+        self._opened = opened
+        self.opened: set[str] = set()
+        # Outside inference mode its tensors may not be written, which is known too late where that is tried.
+        self._tells_inference = writes and not torch.is_inference_mode_enabled()
+        self.is_apart, self._others = apart is not None, tuple(apart or ())
+        self._apart: list[tuple[str, str]] = []
         self.tests: list[ArgumentTest] = []
         self.lines: list[str] = []
         self._tensors: list[tuple[str, str, torch.Tensor]] = []
@@ -98,6 +107,11 @@ class ArgumentTests:
         self._identities()
         self._aliasing(rooted, writes)
         self._flush()
+
+    @property
+    def knows_others(self) -> bool:
+        """Whether containers of the arguments must be none that the program reads by itself."""
+        return bool(self._others and self._apart)
 
     def compiled(self) -> Callable[[tuple[Any, ...], Mapping[str, Any]], bool]:
         """A function that tells whether all tests hold for a call; it keeps none of the tested arguments alive."""
@@ -166,6 +180,8 @@ class ArgumentTests:
             # A set may change in place, so a copy is what later ones are compared with.
             seen = set(value) if cls is set else value
             self._each("value", place, selector, f"same({{v}}, {self._bind(seen, 'V')})", seen)
+        elif id(value) in self._opened and not isinstance(value, (list, tuple)) and type(value) is not dict:
+            self._object(value, place, selector)
         elif isinstance(value, (list, tuple, dict)) or (dataclasses.is_dataclass(cls) and not isinstance(value, type)):
             self._container(value, place, selector)
         else:
@@ -211,6 +227,8 @@ class ArgumentTests:
         self._containers[id(value)] = place
         variable = self._variable(selector)
         cls = type(value)
+        if not isinstance(value, tuple):
+            self._apart.append((place, variable))
         self._each("type", place, variable, f"type({{v}}) is {self._bind(cls, 'T')}", cls)
         if isinstance(value, dict):
             keys = list(dict.keys(value))
@@ -223,6 +241,31 @@ class ArgumentTests:
             # a step such as [3] or .name; keys that are not plain text are bound
             text = step if isinstance(step, str) else f"[{self._bind(step[0], 'K')}]"
             self._walk(inner, place + text, variable + text)
+
+    def _object(self, value: Any, place: str, selector: str) -> None:
+        """An object whose attributes, and items, are compared one by one."""
+        if id(value) in self._containers:
+            self._each("alias", place, selector, f"{{v}} is {self._containers[id(value)]}", "the same object")
+            return
+        self._containers[id(value)] = place
+        self.opened.add(place)
+        variable = self._variable(selector)
+        self._apart.append((place, variable))
+        self._each("type", place, variable, f"type({{v}}) is {self._bind(type(value), 'T')}", type(value))
+        self.scope["attributes_of"] = attributes_of
+        if isinstance(value, dict):
+            keys = list(dict.keys(value))
+            self._each("keys", place, variable, f"same(list({{v}}), {self._bind(keys, 'V')})", keys)
+            for key, inner in dict.items(value):
+                text = f"[{key!r}]" if type(key) is str else f"[{self._bind(key, 'K')}]"
+                self._walk(inner, place + text, variable + text)
+        held = attributes_of(value)
+        names = list(held)
+        own = getattr(value, "__dict__", None)
+        listed = "list({v}.__dict__)" if own is not None and len(own) == len(names) else "list(attributes_of({v}))"
+        self._each("attributes", place, variable, f"{listed} == {names!r}", names)
+        for name, inner in held.items():
+            self._walk(inner, f"{place}.{name}", f"{variable}.{name}")
 
     def _tensor(self, value: torch.Tensor, place: str, variable: str) -> None:
         for place_before, variable_before, before in self._tensors:
@@ -253,6 +296,9 @@ class ArgumentTests:
         if value.dtype.is_complex:
             each("conj", place, variable, f"{{v}}.is_conj() is {value.is_conj()}", value.is_conj())
         each("neg", place, variable, f"{{v}}.is_neg() is {value.is_neg()}", value.is_neg())
+        if self._tells_inference:
+            of_inference = value.is_inference()
+            each("inference", place, variable, f"{{v}}.is_inference() is {of_inference}", of_inference)
 
     def _form(self, form: TensorForm, value: torch.Tensor, place: str, variable: str) -> None:
         """The sizes and strides of a tensor that has free ones."""
@@ -271,6 +317,8 @@ class ArgumentTests:
                 self._expressions.append((where, at, size))
         for dim, stride in enumerate(form.strides or ()):
             where, at = f"{place}.stride({dim})", f"{variable}.stride({dim})"
+            if stride is None:
+                continue
             if isinstance(stride, int):
                 self._each("stride", where, at, f"{{v}} == {stride}", stride)
             else:
@@ -301,6 +349,16 @@ class ArgumentTests:
             places, variables = zip(*[(place, variable) for place, variable, _ in self._tensors], strict=True)
             shown, inline = (f"len({{{', '.join(map('id({})'.format, n))}}}) == {len(n)}" for n in (places, variables))
             self._test("alias", ", ".join(places), shown, "different tensors", inline)
+        if self.is_apart and len(self._apart) > 1:
+            places, variables = zip(*self._apart, strict=True)
+            shown, inline = (f"len({{{', '.join(map('id({})'.format, n))}}}) == {len(n)}" for n in (places, variables))
+            self._test("alias", ", ".join(places), shown, "different objects", inline)
+        if self._others and self._apart:
+            # The tuple keeps them, so that their ids name nothing else.
+            self.scope["others"], name = self._others, self._bind(frozenset(map(id, self._others)), "V")
+            places, variables = zip(*self._apart, strict=True)
+            shown, inline = (f"{name}.isdisjoint(({', '.join(map('id({})'.format, n))},))" for n in (places, variables))
+            self._test("alias", ", ".join(places), shown, "no objects that the program reads by itself", inline)
 
     def _aliasing(self, rooted: Sequence[torch.Tensor], writes: bool) -> None:
         """Which tensor arguments share memory with each other, and with tensors the program reads by itself.
@@ -351,6 +409,19 @@ def members(value: Any) -> list[tuple[str | tuple[Any], Any]]:
     if isinstance(value, dict):
         return [(f"[{k!r}]" if type(k) is str else (k,), v) for k, v in dict.items(value)]
     return [(f"[{i}]", inner) for i, inner in enumerate(value)]
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """An object's own attributes and what is in its slots, in order."""
+    found = dict(getattr(value, "__dict__", {}))
+    for cls in type(value).__mro__:
+        for name, member in cls.__dict__.items():
+            if isinstance(member, types.MemberDescriptorType) and name not in found:
+                try:
+                    found[name] = member.__get__(value)
+                except AttributeError:
+                    continue
+    return found
 
 
 def extents_meet(pointers: Sequence[int], extents: Sequence[int]) -> tuple[tuple[int, int, int], ...]:

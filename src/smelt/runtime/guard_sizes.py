@@ -30,11 +30,11 @@ LIMIT = 1 << 63
 class TensorForm:
     """sizes: an integer is compared; text is a name that is bound here, or an expression over names that are bound.
 
-    strides: likewise, nothing is bound; None: row-major.
+    strides: likewise, nothing is bound; a stride that is None may be any; None for all: row-major.
     """
 
     sizes: tuple[int | str, ...]
-    strides: tuple[int | str, ...] | None = None
+    strides: tuple[int | str | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ fails, the guards are asked one by one, exactly, so an equal value in another ob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -91,7 +91,9 @@ class GuardSet:
     writes: whether it writes into memory that others may see. facts: what it reads; grads: whether each of the tensors
     among them required gradients (empty where that did not matter); layouts: of these and of `state`; hooks: torch's
     tables of hooks for all modules, hook_contents: what was in them. free: forms of the arguments whose sizes, or whose
-    values, are not compared, by place; checks: what these must fulfil (`guard_sizes`).
+    values, are not compared, by place; checks: what these must fulfil (`guard_sizes`). opened: ids of objects of the
+    arguments that are compared part by part; apart: where the program changes some of them, or lists or dicts, objects
+    that none of these may be, because it reads them by itself. named: code over the arguments as people know it.
     """
 
     def __init__(
@@ -105,10 +107,13 @@ class GuardSet:
         writes: bool = True,
         free: Mapping[str, Form] | None = None,
         checks: Sequence[SizeCheck] = (),
+        opened: Collection[int] = (),
+        apart: Sequence[Any] | None = None,
+        named: Callable[[str], str] = str,
     ) -> None:
-        self.writes = writes
+        self.writes, self._named = writes, named
         self.facts = Facts(reads)
-        self._arguments = ArgumentTests(args, kwargs, self.facts.tensors, writes, free, checks)
+        self._arguments = ArgumentTests(args, kwargs, self.facts.tensors, writes, free, checks, opened, apart)
         self._state = tuple((shown, read, read()) for shown, _, read in _STATE)
         self.grads = [t.requires_grad for t in self.facts.tensors] if torch_state.is_grad_enabled() else []
         self.layouts = Layouts(list({id(t): t for t in (*self.facts.tensors, *state)}.values()), writes)
@@ -140,6 +145,21 @@ class GuardSet:
         """What free sizes and numbers must fulfil."""
         return self._arguments.checks
 
+    @property
+    def opened(self) -> Collection[str]:
+        """The places of objects that are compared part by part."""
+        return self._arguments.opened
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it matters which containers of the arguments are one object."""
+        return self._arguments.is_apart
+
+    @property
+    def knows_others(self) -> bool:
+        """Whether they must be none that the program reads by itself."""
+        return self._arguments.knows_others
+
     def free_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The value of each free name in a call that has the arguments' structure."""
         return self._free_values(args, kwargs)
@@ -167,7 +187,7 @@ class GuardSet:
     @cached_property
     def guards(self) -> tuple[Guard, ...]:
         """Every guard, in the order of their indices: arguments, torch's settings, what the program read, constants."""
-        made = [Guard(t.kind, t.shown or t.place, t.seen, t.span) for t in self._arguments.tests]
+        made = [Guard(t.kind, self._named(t.shown or t.place), t.seen, t.span) for t in self._arguments.tests]
         made += [Guard("state", shown, seen) for shown, _, seen in self._state]
         made += [Guard("hooks", "torch.nn's global module hooks", [len(t) for t in self.hook_contents])]
         made += [Guard("requires_grad", "the tensors that the program reads", any(self.grads))]
@@ -204,7 +224,8 @@ class GuardSet:
 
     def _shown_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         found = self.free_values(args, kwargs)
-        return ", ".join(f"{name} = {value} ({self._arguments.places[name]})" for name, value in found.items())
+        places = {name: self._named(place) for name, place in self._arguments.places.items()}
+        return ", ".join(f"{name} = {value} ({places[name]})" for name, value in found.items())
 
     def _now(self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         tests = self._arguments.tests

@@ -139,6 +139,16 @@ class Ints:
 
 
 @dataclass(frozen=True, slots=True)
+class Numbers:
+    """Pointer to an array of int64, constants and ints in slots; the C signature's length follows as its own int.
+
+    `eager` gets them as a list, in the place of a tensor.
+    """
+
+    values: tuple[Use | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OptionalInt:
     """Pointer to a constant int64 (or, little-endian, int32), or null for None."""
 
@@ -178,8 +188,8 @@ class OptionalText:
 # An int or bool is passed in an integer register, a float in a floating-point register (`double`), a dtype as its
 # code of the shim, None as a null pointer.
 Arg: TypeAlias = (
-    "Use | Out | OptionalUse | Uses | OptionalUses | Ints | OptionalInt | OptionalDouble | DoublePointers | Text"
-    "| OptionalText | int | float | torch.dtype | None"
+    "Use | Out | OptionalUse | Uses | OptionalUses | Ints | Numbers | OptionalInt | OptionalDouble | DoublePointers"
+    "| Text | OptionalText | int | float | torch.dtype | None"
 )
 
 # --- instructions -----------------------------------------------------------------------------------------------------
@@ -552,6 +562,8 @@ def _slots_of(arg: Any) -> Sequence[int]:
             return slots
         case OptionalUses(slots=slots):
             return tuple(s for s in slots if s is not None)
+        case Numbers(values=values):
+            return tuple(value.slot for value in values if isinstance(value, Use))
         case tuple() | list():
             return tuple(s for item in arg for s in _slots_of(item))
         case _:

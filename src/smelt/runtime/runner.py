@@ -224,7 +224,8 @@ class NativeRunner:
         if status == Status.MISS:
             expected = self.plan.instructions[index]
             assert isinstance(expected, Expect)
-            return Miss(expected.literal, where=expected.where)
+            steps = self._steps or PythonSteps(self.plan, encoded, self._bridge)
+            return Miss(expected.literal, steps.number(frame, expected.slot), expected.where)
         if status == Status.INTERRUPTED:
             return fetched_error(frame.view)
         return InternalError(f"the executor ended with status {status}", notes=(f"instruction {index}",))

@@ -71,8 +71,8 @@ def schedule(
 ) -> list[Item]:
     """The plan's instructions in the order in which they run; `limit` threads at most, each launch `apart` if so asked.
 
-    any_offsets: it must be right wherever tensors lie in the arena that are not alive at the same time.
-    Launches that are not native, or have no items, are `Single`.
+    any_offsets: it must be right wherever tensors lie in the arena that are not alive at the same time, and at other
+    sizes, at which other launches have no items. Else those without are `Single`, as are all that are not native.
     """
     return _with_regions(plan, _grouped(plan, launches, limit, apart, any_offsets), limit)
 
@@ -95,7 +95,7 @@ def _grouped(plan: Plan, launches: Launches, limit: int, apart: bool, any_offset
 
     for index, instruction in enumerate(plan.instructions):
         match instruction:
-            case Launch(items=count) if index in launches.code and count:
+            case Launch(items=count) if index in launches.code and (count or any_offsets):
                 if apart or len(group) == _MOST_IN_GROUP or conflicts.any(index, group):
                     flush()
                 group.append(index)
@@ -125,7 +125,7 @@ def chunk_size(launch: Launch, limit: int) -> int:
 def chunk_of(items: int, item_ns: float, limit: int) -> int:
     """The same for so many items of this time each."""
     count = min(items, MAX_CHUNKS, int(items * item_ns / CHUNK_NS), CHUNKS_A_THREAD * limit)
-    return items if count < 2 or limit < 2 else -(-items // count)
+    return max(items, 1) if count < 2 or limit < 2 else -(-items // count)
 
 
 class _Conflicts:
@@ -135,7 +135,7 @@ class _Conflicts:
         self._plan, self._launches = plan, launches
         self._arena = {t.slot: (t.offset, t.offset + t.nbytes) for t in plan.arena}
         self._views = {i.dst: i.src for i in plan.instructions if isinstance(i, View)}
-        self._lives = self._lifetimes() if any_offsets else None
+        self._lives = self._lifetimes() if any_offsets and launches.spots else None
         self._made = {i.dst for i in plan.instructions if isinstance(i, Empty)}
 
     def any(self, index: int, group: Iterable[int]) -> bool:

@@ -27,10 +27,6 @@ Fill = Callable[[Any], Any]
 """An instruction, or another part of a plan, with numbers in the place of words."""
 
 
-class NoItems(Exception):
-    """A launch would have none at these sizes, for which there is no record."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _At:
     """See `AtSizes`."""
@@ -128,7 +124,7 @@ class SizedEncoding:
         self._scratch = [i.scratch_nbytes for i in template.instructions if isinstance(i, Launch)]
 
     def at(self, words: Sequence[int | float], fill: Fill) -> Encoded:
-        """The encoding for sizes with these words. Raises: NoItems; OverflowError for a word beyond 64 bits."""
+        """The encoding for sizes with these words. Raises: OverflowError for a word beyond 64 bits."""
         encoded = self.encoded
         cells = encoded.cells[:]
         for cell, index in self._plain:
@@ -164,9 +160,9 @@ class SizedEncoding:
             begin, group_ns = 0, 0.0
             for at, index in group.launches:
                 items, item_ns = (number(x, words) for x in self._launches[index])
-                if items < 1:
-                    raise NoItems(f"instruction {index}")
                 items = int(items)
+                if items < 0:
+                    raise OverflowError(f"instruction {index} has {items} items")
                 chunk = chunk_of(items, item_ns, limit)
                 cells[at + Launched.ITEMS], cells[at + Launched.CHUNK] = items, chunk
                 cells[at + Launched.FIRST_CHUNK] = begin

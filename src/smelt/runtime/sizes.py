@@ -26,9 +26,11 @@ from smelt.runtime.heap import keep_freed_memory
 from smelt.runtime.native import NativeEntry, native_entry
 from smelt.runtime.plan import Plan, Word
 from smelt.runtime.runner import NativeRunner, is_quick
-from smelt.runtime.sized_encode import NoItems, SizedEncoding
+from smelt.runtime.sized_encode import SizedEncoding
 
 Sizes: TypeAlias = tuple[int, ...]
+Held: TypeAlias = "Callable[[Sizes], tuple[tuple[int, torch.Tensor], ...]]"
+"""Tensors that a plan holds for some sizes, with their slots."""
 
 KEPT = 32
 """Tuples of sizes for which what runs is kept; the least recently used one goes."""
@@ -49,7 +51,8 @@ class SizedPlan:
 
     names: the symbols, in the order in which sizes stand in a tuple. sources: for each, the input, and the dimension of
     a tensor (None: the input is the number). words: their numbers. holds: whether the plan is right for these sizes.
-    can_share: records may be those of one encoding.
+    can_share: whether records may be those of one encoding at these sizes. more: what is held for these sizes alone,
+    made anew when asked for.
     """
 
     names: tuple[str, ...]
@@ -57,17 +60,19 @@ class SizedPlan:
     template: Plan
     words: Callable[..., tuple[int | float, ...]]
     holds: Callable[..., bool]
-    can_share: bool = True
+    can_share: Callable[..., bool] = lambda *sizes: True
+    more: Held = lambda sizes: ()
 
     def sizes_of(self, inputs: Sequence[Any]) -> Sizes:
         """The sizes of a call."""
         return tuple([inputs[i] if dim is None else inputs[i].shape[dim] for i, dim in self.sources])
 
-    def at(self, sizes: Sizes) -> Plan:
-        """The plan for these sizes."""
+    def at(self, sizes: Sizes, more: tuple[tuple[int, torch.Tensor], ...] | None = None) -> Plan:
+        """The plan for these sizes. more: what it holds for them, where that is there already."""
         plan, words = self.template, self.words(*sizes)
         return replace(
             plan,
+            held=(*plan.held, *(self.more(sizes) if more is None else more)),
             instructions=filled(plan.instructions, words, sizes),
             arena=filled(plan.arena, words, sizes),
             arena_nbytes=filled(plan.arena_nbytes, words, sizes),
@@ -109,15 +114,15 @@ def filled(x: Any, words: Sequence[int | float], sizes: Sizes) -> Any:
 class ExecutableAt(Executable):
     """What runs a plan for many sizes at some."""
 
-    def __init__(self, sized: SizedPlan, sizes: Sizes, runner: NativeRunner) -> None:
-        self._sized, self._sizes = sized, sizes
+    def __init__(self, exact: Callable[[], Plan], runner: NativeRunner) -> None:
+        self._exact = exact
         self._runner = runner
         self.counts = runner.encoded.counts
 
     @cached_property
     def plan(self) -> Plan:  # type: ignore[override]
         """The plan for these sizes alone."""
-        return self._sized.at(self._sizes)
+        return self._exact()
 
     @cached_property
     def call(self) -> Callable[..., list[torch.Tensor]]:  # type: ignore[override]
@@ -139,7 +144,7 @@ class SizedExecutable:
         self._nbytes: dict[Sizes, int] = {}
         self._lock = threading.Lock()
         self._encoding: SizedEncoding | None = None
-        self._cannot_share = not plan.can_share or plan.template.profile or machine_code is None
+        self._cannot_share = plan.template.profile or machine_code is None
         self._bridge = handles.bridge()
         self._entry: NativeEntry | None = None
 
@@ -166,8 +171,10 @@ class SizedExecutable:
         if not self.plan.holds(*sizes):
             raise ValueError(f"the plan is not for {dict(zip(self.plan.names, sizes, strict=True))}")
         words = self.plan.words(*sizes)
-        nbytes = int(filled(self.plan.template.arena_nbytes, words, sizes))
-        made = self._shared(sizes, words) or Executable(self.plan.at(sizes), self._machine_code)
+        more = self.plan.more(sizes)
+        nbytes = int(filled(self.plan.template.arena_nbytes, words, sizes)) + sum(t.nbytes for _, t in more)
+        made = self._shared(sizes, words, more) or Executable(self.plan.at(sizes, more), self._machine_code)
+        made.nbytes = nbytes
         with self._lock:
             # Another thread may have been faster; then its one stays, so that runs are counted in one place.
             found = self._ready.setdefault(sizes, made)
@@ -178,37 +185,43 @@ class SizedExecutable:
                 self._nbytes.pop(self._ready.popitem(last=False)[0])
             return found
 
-    def _shared(self, sizes: Sizes, words: Sequence[int | float]) -> Executable | None:
+    def _shared(
+        self, sizes: Sizes, words: Sequence[int | float], more: tuple[tuple[int, torch.Tensor], ...]
+    ) -> Executable | None:
         """The encoding of all sizes, filled for these; None where each tuple needs its own."""
-        if self._cannot_share:
+        if self._cannot_share or not self.plan.can_share(*sizes):
             return None
         template, bridge = self.plan.template, self._bridge
+        if more:
+            template = replace(template, held=(*template.held, *more))
 
         def fill(part: Any) -> Any:
             return filled(part, words, sizes)
 
+        def exact() -> Plan:
+            return self.plan.at(sizes, more)
+
         try:
             with self._lock:
-                encoding = self._encoding = self._encoding or self._encoded(sizes)
+                encoding = self._encoding = self._encoding or self._encoded(template, exact())
             if encoding is None or bridge is None or self._entry is None:
                 return None
             encoded = encoding.at(words, fill)
-            runner = NativeRunner(template, encoded, bridge, self._entry, lambda: self.plan.at(sizes))
+            runner = NativeRunner(template, encoded, bridge, self._entry, exact)
         except CannotShare:
             self._cannot_share = True
             return None
-        except (NoItems, handles.NoHandle):
+        except handles.NoHandle:
             return None
-        return ExecutableAt(self.plan, sizes, runner)
+        return ExecutableAt(exact, runner)
 
-    def _encoded(self, sizes: Sizes) -> SizedEncoding | None:
-        bridge, template = self._bridge, self.plan.template
+    def _encoded(self, template: Plan, now: Plan) -> SizedEncoding | None:
+        bridge = self._bridge
         self._entry = (
             native_entry(self._machine_code) if self._machine_code is not None and bridge is not None else None
         )
         if bridge is None or self._entry is None:
             raise CannotShare("there is no native executor")
-        now = self.plan.at(sizes)
         check_plan(now)
         encoded = encode(template, now)
         if bridge.copies and (encoded.steps or any(t.layout != torch.strided for _, t in template.held)):

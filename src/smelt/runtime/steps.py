@@ -28,6 +28,7 @@ from smelt.runtime.plan import (
     Kind,
     Launch,
     Load,
+    Numbers,
     OptionalUse,
     OptionalUses,
     Plan,
@@ -229,6 +230,8 @@ def _regrouped(call: Call) -> Callable[..., Any]:
                     grouped.append([next(rest) for _ in slots])
                 case OptionalUses(slots=optional):
                     grouped.append([None if s is None else next(rest) for s in optional])
+                case Numbers(values=values):
+                    grouped.append([next(rest) if isinstance(v, Use) else v for v in values])
                 case _:
                     continue
         return eager(*grouped)

@@ -1,6 +1,36 @@
-"""Schedules: a model as modules and as one graph at once, searched for patterns by dataflow."""
+"""Schedules: a model as modules and as one graph at once, searched for patterns by dataflow, shaped by steps."""
 
+from smelt.scheduling.catalogue import list_primitives
+from smelt.scheduling.compare_modules import Comparison
+from smelt.scheduling.compare_runs import Arguments
+from smelt.scheduling.draft import Draft, Selected
 from smelt.scheduling.match import Match, Matches
-from smelt.scheduling.schedule import Schedule, Selection, schedule
+from smelt.scheduling.primitives import Primitive
+from smelt.scheduling.registry import register_primitive
+from smelt.scheduling.schedule import Schedule, Selection, apply, schedule
+from smelt.scheduling.steps import Log, Step
+from smelt.scheduling.tuned import Trial, Tuned
+from smelt.scheduling.tuning_entry import tune
+from smelt.scheduling.verify import StepError
 
-__all__ = ["Match", "Matches", "Schedule", "Selection", "schedule"]
+__all__ = [
+    "Arguments",
+    "Comparison",
+    "Draft",
+    "Log",
+    "Match",
+    "Matches",
+    "Primitive",
+    "Schedule",
+    "Selected",
+    "Selection",
+    "Step",
+    "StepError",
+    "Trial",
+    "Tuned",
+    "apply",
+    "list_primitives",
+    "register_primitive",
+    "schedule",
+    "tune",
+]

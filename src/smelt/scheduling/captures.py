@@ -1,52 +1,86 @@
 """The graphs in which a schedule searches: one of the whole model, or of what of it can be captured.
 
-Invariant: the model is not run, but where example inputs are given: then a copy of it is.
+Invariant: the model is not run, but where example inputs are given: then a copy of it is. Sources are read on a copy,
+too, since what they do to Python's objects (`requires_grad_`, hooks) happens.
 A program that ends in an error has a graph up to that line; modules that it did not reach are captured on their own.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from smelt.compiler import script, trace
-from smelt.diag import ScheduleError, SmeltError, SmeltWarning, Span
+from smelt.capture import capture
+from smelt.compiler import script
+from smelt.compiler.pipeline import functional_graph
+from smelt.compiler.staged import staged_capture
+from smelt.diag import Options, ScheduleError, SmeltError, SmeltWarning, Span
 from smelt.ir import Graph
+from smelt.scheduling.compare_runs import searched
+from smelt.scheduling.observing import ObservedRun
+from smelt.scheduling.probing import probe_of
 from smelt.scheduling.target import Target, is_under, join
 
 
-def captures_of(model: torch.nn.Module, examples: tuple[Any, ...] | None) -> tuple[list[Target], list[str]]:
-    """The model's graphs prepared for searching, and what to know of them: lines at which they end.
+def captures_of(
+    model: torch.nn.Module, examples: tuple[Any, ...] | None
+) -> tuple[list[Target], list[str], ObservedRun | None]:
+    """The model's graphs prepared for searching, what to know of them (lines at which they end), and the run.
 
     Raises: ScheduleError (S0605) where nothing of the model can be captured.
     """
     modules = dict(model.named_modules())
     notes: list[str] = []
     if examples is not None:
-        graph = _traced(model, examples, notes)
+        graph, run = _traced(model, examples, notes)
         if graph is not None:
-            return [Target(graph, "", modules)], notes
-    found = list(_scripted("", model, modules, examples, notes))
+            return [Target(graph, "", modules)], notes, run
+    with contextlib.ExitStack() as stack:
+        read = model
+        with contextlib.suppress(ScheduleError):  # what cannot be copied is read as it is
+            read = stack.enter_context(probe_of(model))
+        found = list(_scripted("", read, modules, examples, notes))
     if not any(len(target.by_key.keys() - {"param", "buffer", "py.raise"}) for target in found):
         raise ScheduleError(
             f"nothing of {type(model).__name__} can be captured", why="; ".join(notes),
             fix="give the arguments of a call: smelt.schedule(model, example_inputs=(x,))", code="S0605",
         )  # fmt: skip
-    return found, notes
+    return found, notes, None
 
 
-def _traced(model: torch.nn.Module, examples: tuple[Any, ...], notes: list[str]) -> Graph | None:
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+def _traced(
+    model: torch.nn.Module, examples: tuple[Any, ...], notes: list[str]
+) -> tuple[Graph | None, ObservedRun | None]:
+    with warnings.catch_warnings(), searched():
         warnings.simplefilter("ignore", SmeltWarning)
         try:
-            return trace(copy.deepcopy(model), examples, check=False).graph
+            run = ObservedRun(model)
+            with run.watched() as probe:
+                return _graph_of(probe, examples), run
         except Exception as error:  # the model's own, or ours: what can be captured without a run is searched
             notes.append(f"a run ends in {type(error).__name__}: {_first_line(error)}")
-            return None
+            return None, None
+
+
+def _graph_of(probe: torch.nn.Module, examples: tuple[Any, ...]) -> Graph:
+    """The functional graph of a run, with all its ways where that can be.
+
+    Raises: whatever the run raises, SmeltError where there is none.
+    """
+    captured = capture(probe, examples, specialize=True)
+    if captured.error is not None:
+        raise captured.error
+    if captured.conversions:
+        staged = staged_capture(captured, probe, examples, {})
+        if staged.error is None and staged.graph is not None:
+            with contextlib.suppress(SmeltError):  # whatever is wrong with it, the recorded way stands
+                return functional_graph(staged.graph, Options(), staged.entangled)[0]
+    assert captured.graph is not None
+    return functional_graph(captured.graph, Options(), captured.entangled)[0]
 
 
 def _scripted(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smelt.diag import Span
@@ -15,6 +15,15 @@ from smelt.scheduling.target import Call, Target
 from smelt.scheduling.terms import Term
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a match was found by: the pattern as given to `find`, as read (None for calls and single nodes)."""
+
+    given: Any
+    pattern: Pattern | None
+    escaping: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
     """A part of the program that a pattern describes.
@@ -22,7 +31,9 @@ class Match:
     nodes: in program order; sizes that only these need are among them, parameters are not. inputs: what the nodes use
     from outside, in order of use. outputs: what may be used outside. captures: values and numbers by the pattern's
     names, also as `match["name"]`. escaping: inner values that are used outside all the same (`find(escaping=True)`).
-    path: the innermost module that holds all of it.
+    path: the innermost module that holds all of it. source: what it was found by. bound: what the pattern's parameters
+    stand for, in their order, as far as they are values or plain numbers. results: what stands for what the pattern
+    returns, in that order.
     """
 
     nodes: tuple[Node, ...]
@@ -32,6 +43,9 @@ class Match:
     escaping: tuple[Value, ...]
     path: str
     target: Target
+    source: Source | None = None
+    bound: Mapping[str, Any] = field(default_factory=dict)
+    results: tuple[Value, ...] = ()
 
     def __getitem__(self, name: str) -> Any:
         return self.captures[name]
@@ -91,7 +105,11 @@ def match_of(found: Found, pattern: Pattern, target: Target, *, escaping: bool) 
         if isinstance(given, Value):
             outputs.add(given)
     match = make_match(nodes, outputs, captures_of(found, pattern), target)
-    return match if escaping or not match.escaping else None
+    if match.escaping and not escaping:
+        return None
+    stand = [found.values.get(pattern.resolve(value)) for arg in pattern.graph.outputs for value in values_in(arg)]
+    results = tuple(value for value in stand if isinstance(value, Value))
+    return replace(match, bound=_bound(found, pattern), results=results)
 
 
 def make_match(nodes: Iterable[Node], outputs: set[Value], captures: Mapping[str, Any], target: Target) -> Match:
@@ -125,6 +143,18 @@ def captures_of(found: Found, pattern: Pattern) -> dict[str, Any]:
         if value in found.values:
             captures[name] = found.values[value]
     return captures
+
+
+def _bound(found: Found, pattern: Pattern) -> dict[str, Any]:
+    bound: dict[str, Any] = {}
+    for value in pattern.graph.inputs:
+        if value in found.numbers:
+            plain = _plain(found.numbers[value])
+            if plain is None or isinstance(plain, bool | int | float):
+                bound[value.name] = plain
+        elif value in found.values:
+            bound[value.name] = found.values[value]
+    return bound
 
 
 def _arithmetic(args: Iterable[Arg], nodes: set[Node]) -> set[Node]:

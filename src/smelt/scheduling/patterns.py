@@ -175,7 +175,8 @@ def check_regex(text: str, where: Span | None = None) -> None:
         re.compile(text)
     except re.error as error:
         raise ScheduleError(
-            f"{text!r} is no regular expression: {error}", where, fix="escape what is meant literally", code="S0602",
+            f"{text!r} is no regular expression", where, why=str(error), fix="escape what is meant literally",
+            code="S0602",
         ) from error  # fmt: skip
 
 

@@ -1,60 +1,156 @@
-"""`schedule`: a model seen as its modules and as one graph, to be searched.
+"""`schedule`: a model seen as its modules and as one graph, to be searched and shaped step by step.
 
-Invariant: the model is read, never changed, and captured at the first search.
+Invariant: the model is read, never changed, and captured at the first search. All views of one schedule show the same
+state; a step replaces that state as a whole, or raises and leaves it.
 """
 
 from __future__ import annotations
 
 import difflib
-import fnmatch
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Self, overload
 
 import torch
 
-from smelt.diag import ScheduleError
-from smelt.ir import Node, Value
-from smelt.pattern import Where, fits_module, type_text
-from smelt.scheduling.captures import captures_of
-from smelt.scheduling.forms import STATE
-from smelt.scheduling.match import Match, Matches, make_match, match_of
-from smelt.scheduling.patterns import check_regex, read_pattern
-from smelt.scheduling.search import Search
-from smelt.scheduling.target import Call, Target, is_under, join
+from smelt.compiler.collector import full_collections_later
+from smelt.diag import ScheduleError, Span
+from smelt.ir import Node
+from smelt.pattern import Where
+from smelt.scheduling import copying
+from smelt.scheduling.catalogue import list_primitives, registered
+from smelt.scheduling.differences import difference
+from smelt.scheduling.finding import reader
+from smelt.scheduling.fusing import FuseSteps
+from smelt.scheduling.graph_steps import GraphSteps
+from smelt.scheduling.kernel_steps import KernelSteps
+from smelt.scheduling.kernels import Kernels, kernels_of
+from smelt.scheduling.knobs import Choose, first
+from smelt.scheduling.match import Match, Matches
+from smelt.scheduling.module_steps import annotations_of
+from smelt.scheduling.replacing import ReplaceSteps
+from smelt.scheduling.selecting import as_matches, remembering, scope_of, selector_of
+from smelt.scheduling.state import State
+from smelt.scheduling.steps import Log, Step, user_span
+from smelt.scheduling.taking import fits, paths_of, states, take
+from smelt.scheduling.target import Target, is_under, join
+from smelt.scheduling.text import applied, to_json
+from smelt.scheduling.tuning import Tuning
+from smelt.scheduling.verify import Verifying, checked, examples_of
 
 
-def schedule(model: torch.nn.Module, example_inputs: Any = None) -> Schedule:
+def schedule(model: torch.nn.Module, example_inputs: Any = None, *, verify_each: bool = False) -> Schedule:
     """A schedule of a model. The model is never touched.
 
     example_inputs: the arguments of a call (a tuple, or one tensor). With them sizes and types are known, and a copy of
         the model runs once, at the first search. Without, the model is captured from its source; it need not even run.
+    verify_each: compare with the model after every step, on the example inputs; a step after which answers or gradients
+        differ is refused, and the error (StepError, a VerifyError) names the first value that does.
     """
     if not isinstance(model, torch.nn.Module):
         raise ScheduleError(
             f"{model!r} cannot be scheduled", why="it is no nn.Module", fix="give a module", code="S0605"
         )
     examples = None if example_inputs is None else _as_tuple(example_inputs)
-    return Schedule(_Root(model, examples), "")
+    root = _Root(State(model, examples))
+    if verify_each:
+        examples_of(root.state)
+        root.checks.append(checked)
+    return Schedule(root, "")
+
+
+def apply(text: str, model: torch.nn.Module, example_inputs: Any = None) -> Schedule:
+    """The schedule that `to_json` wrote, taken on a model: one with more layers, other sizes, other weights.
+
+    text names classes and functions to be imported; read one from elsewhere as you would read code. example_inputs: as
+    of `schedule`.
+    Raises: ScheduleError: S0611 for a text of another version or of something else, and what the first step raises that
+        does not fit the model (S0601 a path, S0613 matches that are not there, ...).
+    """
+    made = schedule(model, example_inputs)
+    made._root.state = applied(text, made._root.state)
+    return made
 
 
 class _Root:
-    """The model and its graphs, shared by the views of a schedule."""
+    """What the views of a schedule share.
 
-    def __init__(self, model: torch.nn.Module, examples: tuple[Any, ...] | None) -> None:
-        self.model, self.examples = model, examples
-        self.modules = dict(model.named_modules(remove_duplicate=False))
-        # A module that stands in several places has its nodes under the first of its names.
-        self.first_names = {id(module): name for name, module in model.named_modules()}
-        self._captured: tuple[list[Target], list[str]] | None = None
+    checks: called with the state that a step leads to before it becomes the schedule's; one that raises refuses it.
+    choose: answers knobs.
+    """
 
-    @property
-    def captured(self) -> tuple[list[Target], list[str]]:
-        if self._captured is None:
-            self._captured = captures_of(self.model, self.examples)
-        return self._captured
+    def __init__(self, state: State, choose: Choose = first) -> None:
+        self.state = state
+        self.choose = choose
+        self.checks: list[Callable[[State], None]] = []
+
+    def take(self, step: Step) -> None:
+        after = take(self.state, step)
+        if after is self.state:
+            return  # it did not pay
+        for check in self.checks:
+            check(after)
+        self.state = after
 
 
-class Schedule:
+class _View:
+    """What one module, and several, of a schedule have in common.
+
+    path: from the root, with wildcards where several were selected so.
+    """
+
+    _root: _Root
+    path: str
+
+    def take(self, primitive: str, arguments: Mapping[str, Any], matches: Any = None, scope: str | None = None) -> Self:
+        """As of `Steps`."""
+        where = user_span()
+        with full_collections_later():
+            self._root.take(self._step(primitive, arguments, matches, scope, where))
+        return self
+
+    def _step(
+        self, primitive: str, arguments: Mapping[str, Any], matches: Any, scope: str | None, where: Span | None
+    ) -> Step:
+        if matches is None:
+            return Step(self.path, primitive, dict(arguments), where=where)
+        state, given = self._root.state, as_matches(matches)
+        path = scope
+        if path is None:
+            path = self.path if "*" in self.path else scope_of(state, given) if given else self.path
+        selector = selector_of(state, given, paths_of(state, path))
+        return Step(path, primitive, dict(arguments), selector, where)
+
+    def kernels(self, name: str = "") -> Kernels:
+        """The kernels that `fuse` made here and below, as their loops run with the steps taken on them so far.
+
+        name: one kernel's, or that of all which one `fuse` made. Printed, each has its loops with their names;
+        `kernel.llvm` and `kernel.assembly` are its code. Products, convolutions and attention, which are no loop nests,
+        are left out. Raises: ScheduleError (S0614) where there is none.
+        """
+        return kernels_of(self._root.state, paths_of(self._root.state, self.path), name)
+
+    def knob(self, name: str, choices: Sequence[Any]) -> Any:
+        """One of the choices: the first, or while a scheduling function is tuned (`Schedule.tune`) each in its turn.
+
+        It is the choice itself, so it may be an argument of any step, and decide which steps are taken.
+        Raises: ScheduleError (S0631) where there is no choice, or other ones were given for this name before.
+        """
+        return self._root.choose(name, choices)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in registered:
+            return partial(self._take_registered, name)
+        raise AttributeError(f"a schedule has no {name!r}; its primitives are {', '.join(list_primitives())}")
+
+    def _take_registered(self, name: str, **arguments: Any) -> Self:
+        return self.take(name, arguments)
+
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *registered]
+
+
+class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifying, Tuning):
     """One module of the model, and what lies below it.
 
     s["encoder.layer.0"] is the module at a path below, s["encoder.layer.*.attention"] all that fit; iteration gives the
@@ -67,31 +163,104 @@ class Schedule:
 
     @property
     def module(self) -> torch.nn.Module:
-        """The model's own module."""
-        return self._root.modules[self.path]
+        """The module as it is now, to be looked at; the user's own until a first step."""
+        found = self._state.modules.get(self.path)
+        if found is None:
+            raise ScheduleError(
+                f"there is no module {self.path!r} any more", why="a step put another one in place of what held it",
+                fix="print the schedule to see its modules, or undo the step", code="S0601",
+            )  # fmt: skip
+        return found
+
+    @property
+    def log(self) -> Log:
+        """The steps taken so far, all over the model."""
+        return Log(self._state.steps)
+
+    @property
+    def reports(self) -> tuple[str, ...]:
+        """What steps measured: times as operators and as kernels, bytes that are not written any more."""
+        return self._state.reports
+
+    def to_json(self) -> str:
+        """The steps as text, for `smelt.apply`. Paths with wildcards stay so.
+
+        Functions and classes that can be imported are named, other functions are written as graphs, modules with their
+        tensors. Raises: ScheduleError (S0611) for what can be neither; the schedule itself works all the same.
+        """
+        return to_json(self._state)
+
+    def diff(self, since: int = 0) -> str:
+        """What the steps changed after the first `since` of them: the module tree and each edited graph by line."""
+        return difference(list(states(self._state))[since], self._state)
+
+    @property
+    def annotations(self) -> dict[str, dict[str, Any]]:
+        """The marks that `annotate` put on parameters, by the parameter's path from the root."""
+        return annotations_of(self._state.tree)
+
+    @property
+    def ties(self) -> tuple[tuple[str, ...], ...]:
+        """The parameters and buffers that stand under several names, as groups of their names from the root.
+
+        Steps and builds keep them one; `verify` names a tie that a replacement has lost.
+        """
+        return copying.ties(self._state.tree)
+
+    def undo(self) -> Self:
+        """Take the last step back. Raises: ScheduleError (S0607) where there is none."""
+        before = self._state.before
+        if before is None:
+            raise ScheduleError("there is no step to take back", why="the log is empty", code="S0607")
+        self._root.state = before
+        return self
+
+    def build(self, *, share: bool = False) -> torch.nn.Module:
+        """The whole model after the steps: a module of the same class, with the same keys, ties, flags and hooks.
+
+        What no step touched computes bit for bit what the model does. No module of it is the user's; its parameters
+        and buffers are copies, or with share=True the very tensors of the model. Nothing is initialised anew.
+        Raises: ScheduleError (S0612) where a part of the model cannot be copied.
+        """
+        with full_collections_later():
+            return self._state.build(share=share)
+
+    @property
+    def _state(self) -> State:
+        return self._root.state
+
+    def _become(self, state: State) -> None:
+        self._root.state = state
+
+    def _fork(self, choose: Choose) -> Schedule:
+        root = _Root(self._state, choose)
+        root.checks = self._root.checks
+        return Schedule(root, self.path)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Where the capture ends before the program does, if it does: what lies behind cannot be found."""
-        return tuple(self._root.captured[1])
+        return tuple(self._state.captured[1])
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes that belong to the module, in program order."""
         return tuple(
             node
-            for target in self._root.captured[0]
+            for target in self._state.captured[0]
             for node in target.nodes
-            if is_under(target.path_of(node), self._root.first_names[id(self.module)])
+            if is_under(target.path_of(node), self._state.first_names[id(self.module)])
         )
 
     def __getitem__(self, path: str) -> Any:
+        if not isinstance(path, str):
+            raise self._unknown(repr(path))
         full = join(self.path, path)
         if "*" in path:
-            found = [name for name in self._root.modules if _fits(name, full)]
+            found = [name for name in self._state.modules if fits(name, full)]
             if found:
-                return Selection(Schedule(self._root, name) for name in found)
-        elif full in self._root.modules:
+                return Selection(self._root, full, found)
+        elif full in self._state.modules:
             return Schedule(self._root, full)
         raise self._unknown(path)
 
@@ -99,7 +268,7 @@ class Schedule:
         if not isinstance(path, str):
             return False
         full = join(self.path, path)
-        return any(_fits(name, full) for name in self._root.modules) if "*" in path else full in self._root.modules
+        return any(fits(name, full) for name in self._state.modules) if "*" in path else full in self._state.modules
 
     def __iter__(self) -> Iterator[Schedule]:
         return (Schedule(self._root, join(self.path, name)) for name, _ in self.module.named_children())
@@ -126,55 +295,27 @@ class Schedule:
         """All places of a pattern, in program order; overlapping ones too (`.disjoint()` chooses).
 
         pattern: a function of tensors, in torch and `smelt.pattern`; a module (its parameters are free) or a graph; a
-            module's class, or a regex of its name or an end of its path: its calls; a predicate of `smelt.pattern`.
+            module's class, or a regex of its name or an end of its path: its calls, and those that steps made under a
+            name (`fused_0`); a predicate of `smelt.pattern`.
         where: a predicate on each match; without a pattern, on each node.
         escaping: also places of which inner values are used outside (`match.escaping`). What the pattern returns may
             always be.
         Raises: ScheduleError: S0602 where the pattern cannot be read, S0603 where there is nothing to look for, S0604
             where one place has too many readings, S0605 where nothing of the model can be captured.
         """
-        if pattern is None and where is None:
-            raise ScheduleError("find() looks for nothing", fix="give a pattern, or where=", code="S0603")
-        if pattern is None or isinstance(pattern, Where):
-            asked = pattern or where
-            assert asked is not None
-            found = self._nodes_where(asked)
-            where = where if pattern is not None else None
-        elif isinstance(pattern, str):
-            check_regex(pattern)
-            found = self._calls(pattern)
-        elif isinstance(pattern, type) and issubclass(pattern, torch.nn.Module):
-            found = self._calls(type_text(pattern))
-        else:
-            found = self._places(pattern, escaping)
-        first = self._root.first_names[id(self.module)]
-        inside = (match for match in found if is_under(match.path, first))
-        return Matches(match for match in inside if where is None or where(match))
+        return self._found(*_question(pattern, where, escaping))
 
-    def _places(self, given: Any, escaping: bool) -> Iterator[Match]:
-        pattern = read_pattern(given)
-        for target in self._root.captured[0]:
-            known: dict[frozenset[Node], Match] = {}
-            for found in Search(pattern, target, escaping=escaping).run():
-                match = match_of(found, pattern, target, escaping=escaping)
-                if match is not None:
-                    known.setdefault(frozenset(match.nodes), match)
-            yield from sorted(known.values(), key=lambda match: [target.position[node] for node in match.nodes])
-
-    def _calls(self, which: str) -> Iterator[Match]:
-        for target in self._root.captured[0]:
-            for call in target.calls:
-                if call.path and fits_module(which, call.path, target.module(call.path)):
-                    yield _match_of_call(call, target)
-
-    def _nodes_where(self, holds: Callable[[Node], bool]) -> Iterator[Match]:
-        for target in self._root.captured[0]:
-            for node in target.nodes:
-                if node.op not in STATE and node.results and holds(node):
-                    yield make_match([node], set(node.results), {}, target)
+    def _found(self, find: Callable[[Target], list[Match]], where: Callable[[Any], bool] | None) -> Matches:
+        first = self._state.first_names[id(self.module)]
+        return Matches(
+            match
+            for target in self._state.captured[0]
+            for match in find(target)
+            if is_under(match.path, first) and (where is None or where(match)) and not self._state.is_hidden(match)
+        )
 
     def _unknown(self, path: str) -> ScheduleError:
-        below = [name[len(self.path) :].lstrip(".") for name in self._root.modules if is_under(name, self.path)]
+        below = [name[len(self.path) :].lstrip(".") for name in self._state.modules if is_under(name, self.path)]
         near = difflib.get_close_matches(path, [name for name in below if name], n=3, cutoff=0.4)
         where = self.path or type(self.module).__name__
         children = ", ".join(name for name, _ in self.module.named_children()) or "none"
@@ -185,21 +326,37 @@ class Schedule:
         )  # fmt: skip
 
     def _rows(self, name: str, indent: str) -> Iterator[str]:
-        yield f"{indent}{name}: {type(self.module).__name__}"
+        done = [text for path, text in self._state.notes if path == self.path]
+        yield f"{indent}{name}: {type(self.module).__name__}" + (f"    # {'; '.join(done)}" if done else "")
         for child in self:
             yield from child._rows(child.path.rpartition(".")[2], indent + "  ")
 
 
-class Selection(tuple[Schedule, ...]):
-    """Several modules of one model, in its order."""
+class Selection(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Sequence[Schedule]):
+    """Several modules of one model, in its order; a step here is one step, taken at each of them."""
 
-    __slots__ = ()
+    def __init__(self, root: _Root, path: str, found: Sequence[str]) -> None:
+        self._root, self.path = root, path
+        self._parts = tuple(Schedule(root, name) for name in found)
 
-    def find(self, pattern: Any = None, **options: Any) -> Matches:
-        """What is found in each, each match once."""
+    @overload
+    def __getitem__(self, index: int) -> Schedule: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Schedule, ...]: ...
+    def __getitem__(self, index: int | slice) -> Schedule | tuple[Schedule, ...]:
+        return self._parts[index]
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def find(
+        self, pattern: Any = None, *, where: Callable[[Any], bool] | None = None, escaping: bool = False
+    ) -> Matches:
+        """What is found in each, each match once. Arguments, Raises: as of `Schedule.find`."""
+        find, holds = _question(pattern, where, escaping)
         known: dict[tuple[Node, ...], Match] = {}
         for part in self:
-            for match in part.find(pattern, **options):
+            for match in part._found(find, holds):
                 known.setdefault(match.nodes, match)
         return Matches(known.values())
 
@@ -207,16 +364,19 @@ class Selection(tuple[Schedule, ...]):
         return "\n".join(map(str, self))
 
 
-def _match_of_call(call: Call, target: Target) -> Match:
-    outputs: set[Value] = set(call.outputs)
-    found = make_match([*call.nodes, *call.writes], outputs, {}, target)
-    return Match(found.nodes, tuple(call.inputs), found.outputs, found.captures, found.escaping, call.path, target)
-
-
-def _fits(name: str, wanted: str) -> bool:
-    """Whether a path is one with wildcards, each for one part."""
-    parts, patterns = name.split("."), wanted.split(".")
-    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
+def _question(
+    pattern: Any, where: Callable[[Any], bool] | None, escaping: bool
+) -> tuple[Callable[[Target], list[Match]], Callable[[Any], bool] | None]:
+    """What finds a pattern in a graph, and what then must hold for a match. Arguments, Raises: as of `find`."""
+    if pattern is None and where is None:
+        raise ScheduleError(
+            "find() looks for nothing", why="it was given neither a pattern nor a predicate",
+            fix="give a pattern, or where=", code="S0603",
+        )  # fmt: skip
+    if pattern is None:
+        assert where is not None
+        pattern, where = where if isinstance(where, Where) else Where(where), None
+    return remembering(reader(pattern, escaping)), where
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:

@@ -34,10 +34,15 @@ class Call:
 
 
 class Target:
-    """The graph of a module at `prefix`, with its index."""
+    """The graph of a module at `prefix`, with its index.
 
-    def __init__(self, graph: Graph, prefix: str, modules: Mapping[str, torch.nn.Module]) -> None:
-        self.graph, self.prefix, self.modules = graph, prefix, modules
+    root: of the graph of one module's own forward, which steps edit: the graph as it was captured.
+    """
+
+    def __init__(
+        self, graph: Graph, prefix: str, modules: Mapping[str, torch.nn.Module], root: Graph | None = None
+    ) -> None:
+        self.graph, self.prefix, self.modules, self.root = graph, prefix, modules, root
         self.nodes = list(graph.walk())
         self.position = {node: i for i, node in enumerate(self.nodes)}
         self.terms = Terms(self.nodes)

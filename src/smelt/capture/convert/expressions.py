@@ -108,10 +108,24 @@ class Expressions(Builder):
         return ast.Starred(self.expr(node.value), node.ctx, **self.place)
 
     def _Tuple(self, node: ast.Tuple) -> ast.expr:
+        if any(isinstance(item, ast.Starred) for item in node.elts):
+            return self.ask("display", self.constant(False), *self._parts(node.elts))
         return ast.Tuple(self.exprs(node.elts), node.ctx, **self.place)
 
     def _List(self, node: ast.List) -> ast.expr:
+        if any(isinstance(item, ast.Starred) for item in node.elts):
+            return self.ask("display", self.constant(True), *self._parts(node.elts))
         return ast.List(self.exprs(node.elts), node.ctx, **self.place)
+
+    def _parts(self, items: list[ast.expr]) -> list[ast.expr]:
+        """The items of a display: one after the other in tuples, what a star takes apart as it is."""
+        parts: list[ast.expr] = []
+        for item in items:
+            if isinstance(item, ast.Starred):
+                parts.append(self.expr(item.value))
+            else:
+                parts.append(self.tuple([self.expr(item)]))
+        return parts
 
     def _Set(self, node: ast.Set) -> ast.expr:
         return ast.Set(self.exprs(node.elts), **self.place)

@@ -90,6 +90,12 @@ class Runtime(Protocol):
     def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
         """What Python itself is to iterate: the right side of an unpacking, the source of a generator expression."""
 
+    def display(self, at: int, is_list: bool, *parts: Iterable[Any]) -> Any:
+        """A tuple or list of the items of all parts (`(*a, b)`)."""
+
+    def matched(self, at: int, subject: Any, longest: int | None) -> Any:
+        """What Python itself is to match against a pattern that takes it apart, into so many items at most."""
+
 
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
@@ -249,6 +255,15 @@ class PlainRuntime:
 
     def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
         return iterable
+
+    def display(self, at: int, is_list: bool, *parts: Iterable[Any]) -> Any:
+        items: list[Any] = []
+        for part in parts:
+            items.extend(part)
+        return items if is_list else tuple(items)
+
+    def matched(self, at: int, subject: Any, longest: int | None) -> Any:
+        return subject
 
 
 PLAIN: Final = PlainRuntime()

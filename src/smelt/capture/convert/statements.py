@@ -195,6 +195,9 @@ class Statements(Functions):
     _do_ImportFrom = _do_Import
 
     def _do_Native(self, node: Native) -> None:
+        if isinstance(node.statement, ast.Match) and isinstance(node.statement.subject, ast.Name):
+            longest = self.constant(_longest(node.statement.cases[0].pattern))
+            node.statement.subject = self.ask("matched", node.statement.subject, longest)
         self.emit(node.statement)
         self.body.frame.writes |= node.targets
 
@@ -266,3 +269,11 @@ class Statements(Functions):
         self.emit(type(node)(inner, handlers, orelse, final, **self.place))
 
     _do_TryStar = _do_Try
+
+
+def _longest(pattern: ast.pattern) -> int | None:
+    """The items of the longest sequence that a pattern takes apart; None where it takes any number."""
+    nodes = list(ast.walk(pattern))
+    if any(isinstance(node, ast.MatchStar) for node in nodes):
+        return None
+    return max((len(node.patterns) for node in nodes if isinstance(node, ast.MatchSequence)), default=0)

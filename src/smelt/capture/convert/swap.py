@@ -62,6 +62,18 @@ def functions_of(codes: Iterable[CodeType], hints: Iterable[object] = ()) -> lis
     wanted = {id(code): code for code in codes}
     if not wanted:
         return []
+    found = {id(function): function for function in named_functions(wanted.values(), hints)}
+    if any(_LOCALS in c.co_qualname or not _is_found(c, found) for c in wanted.values()):
+        files = {code.co_filename for code in wanted.values()}
+        for candidate in gc.get_objects():
+            if type(candidate) is FunctionType and candidate.__code__.co_filename in files:
+                _take(candidate, wanted, found)
+    return list(found.values())
+
+
+def named_functions(codes: Iterable[CodeType], hints: Iterable[object] = ()) -> list[FunctionType]:
+    """Those to which the hints and the modules' names lead."""
+    wanted = {id(code): code for code in codes}
     files = {code.co_filename for code in wanted.values()}
     found: dict[int, FunctionType] = {}
     seen: set[int] = set()
@@ -73,10 +85,6 @@ def functions_of(codes: Iterable[CodeType], hints: Iterable[object] = ()) -> lis
         for module in modules:
             if module.__file__ == code.co_filename:
                 _resolve(vars(module), code.co_qualname, wanted, found, seen)
-    if any(_LOCALS in c.co_qualname or not _is_found(c, found) for c in wanted.values()):
-        for candidate in gc.get_objects():
-            if type(candidate) is FunctionType and candidate.__code__.co_filename in files:
-                _take(candidate, wanted, found)
     return list(found.values())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "py.ge": operator.ge,
 }  # fmt: skip
 _LARGEST_POWER, _EXACT = 8, 1 << 20
+_MOST = sys.float_info.max
 
 
 def is_symbolic(number: Number) -> bool:
@@ -152,6 +154,9 @@ def _rounded(trace: CaptureTrace, function: str, a: Number) -> Number:
             return -((-above) // below)
         if function == "floor" or (function == "trunc" and trace.decide("<=", trace.poly_of(-above))):
             return above // below
+    # What is infinite, or no number, raises also where nobody uses the result.
+    if not (a >= -_MOST and a <= _MOST):
+        return NotImplemented
     call: dict[str, Callable[[Any], Any]] = {
         "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "round": round,
     }  # fmt: skip

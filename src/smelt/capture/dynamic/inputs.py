@@ -22,6 +22,7 @@ from smelt.capture.dynamic.spec import Free, Origin, SizeFacts, SizeGuard, Spec
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import sized
 from smelt.capture.signature import Arguments
+from smelt.capture.state import STATE
 from smelt.capture.tree import ConstantLeaf, Container, Flattener, NumberLeaf, Tree, leaves, mapped, rebuild
 from smelt.diag import CaptureError
 from smelt.ir import size_terms as terms
@@ -52,6 +53,14 @@ class Symbols:
     kwargs: dict[str, Any] = field(default_factory=dict)
     args_tree: Container = field(default_factory=lambda: Container("sequence", tuple, ()))
     kwargs_tree: Container = field(default_factory=lambda: Container("mapping", dict, ()))
+
+    def rename_containers(self, made: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        """Note that other containers stand in the keywords of the call than were made for it, at the same places."""
+        if made.get(STATE) is not given.get(STATE):
+            flattener = Flattener()
+            flattener.flatten(self.args, "args")
+            flattener.flatten(dict(given), "kwargs")
+            self.containers = flattener.containers
 
     def facts(self) -> SizeFacts:
         """What the run found out."""

@@ -28,6 +28,13 @@ class Computed:
     literals: tuple[Any, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A size that data decide, in one of the worlds of a staged run."""
+
+    number: int
+
+
 def decided_by_parts(trace: Any, operator: str, p: Poly) -> bool | None:
     """How a polynomial compares to 0 at all sizes in range; None where that is not found."""
     if not any(_has_parts(trace.atoms[index]) for index in terms.atoms_of(p)):

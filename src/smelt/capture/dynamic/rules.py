@@ -50,22 +50,32 @@ def _steps(sizes: Sequence[Any]) -> list[Any] | None:
     return found
 
 
-def _row_major(tensor: torch.Tensor) -> list[Any] | None:
-    """The sizes of a tensor that lies row-major at all sizes, None for others."""
+def _row_major(tensor: torch.Tensor, *, but_for_ones: bool = False) -> list[Any] | None:
+    """The sizes of a tensor that lies row-major at all sizes, None for others.
+
+    but_for_ones: whatever the steps over one element are; what keeps the layout of its operand keeps those, too.
+    """
     sizes = _numbers(tensor.shape)
     steps = _steps(sizes)
-    if steps is None or not all(_same(a, b) for a, b in zip(_numbers(tensor.stride()), steps, strict=True)):
+    if steps is None:
         return None
+    for size, step, plain in zip(sizes, _numbers(tensor.stride()), steps, strict=True):
+        if not _same(step, plain) and not (but_for_ones and type(size) is int and size == 1):
+            return None
     return sizes
 
 
 def _make(shadows: Shadows, like: torch.Tensor, sizes: Sequence[Any], dtype: torch.dtype | None = None) -> Any:
     steps = _steps(sizes)
+    return None if steps is None else _laid(shadows, dtype or like.dtype, sizes, steps, like.device)
+
+
+def _laid(
+    shadows: Shadows, dtype: torch.dtype, sizes: Sequence[Any], steps: Sequence[Any], device: torch.device
+) -> Any:
     traces = [size.trace for size in sizes if is_symbolic(size)]
-    if steps is None or not traces:
-        return None
-    shown = [[sized(traces[0], n) for n in numbers] for numbers in (sizes, steps)]
-    return shadows.direct(dtype or like.dtype, shown[0], shown[1], like.device)
+    shown = [[sized(traces[0], n) if traces else n for n in numbers] for numbers in (sizes, steps)]
+    return shadows.direct(dtype, shown[0], shown[1], device)
 
 
 def _needs_grad(args: Sequence[Any]) -> bool:
@@ -74,7 +84,7 @@ def _needs_grad(args: Sequence[Any]) -> bool:
 
 def _linear(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x, weight, *bias = args
-    sizes = _row_major(x)
+    sizes = _row_major(x, but_for_ones=True)
     if sizes is None or weight.dim() != 2 or len(sizes) < 2 or x.dtype != weight.dtype:
         return None
     if any(b is not None and (b.dim() != 1 or b.dtype != x.dtype) for b in bias):
@@ -120,6 +130,45 @@ def _conv(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             return None
         found.append(span // s + 1)
     return _make(shadows, x, [sizes[0], kernel[0], *found])
+
+
+def _recurrent(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Of a sequence, its lengths and batch of any size; torch's kernels take one step after the other."""
+    if kwargs or len(args) != 9:
+        return None
+    x, state, params, _, layers, dropout, train, both_ways, batch_first = args
+    states = list(state) if isinstance(state, (list, tuple)) else [state]
+    tensors = [x, *states, *params]
+    if (train and dropout) or x.dim() != 3 or any(t.dim() != 3 for t in states) or _needs_grad(tensors):
+        return None
+    if not x.is_floating_point() or any(t.dtype != x.dtype for t in tensors):
+        return None
+    sizes, ways = _known(x.shape), 2 if both_ways else 1
+    batch, length = (sizes[0], sizes[1]) if batch_first else (sizes[1], sizes[0])
+    shapes = [_known(t.shape) for t in states]
+    if len(params) % (layers * ways) or not _same(sizes[2], _number(params[0].shape[1])):
+        return None
+    if not all(_same(s[0], layers * ways) and _same(s[1], batch) and type(s[2]) is int for s in shapes):
+        return None
+    if type(length) is int and length < 1:
+        return None
+    width = ways * shapes[0][2]
+    found = [_lying(shadows, x, [length, batch, width]), *(_lying(shadows, x, shape) for shape in shapes)]
+    if any(t is None for t in found):
+        return None
+    if batch_first:
+        found[0] = _lying(shadows, x, [batch, length, width], [width, batch * width, 1])
+    return tuple(found)
+
+
+def _known(sizes: Sequence[Any]) -> list[Any]:
+    return [_resolved(size) for size in _numbers(sizes)]
+
+
+def _lying(shadows: Shadows, like: torch.Tensor, sizes: list[Any], steps: list[Any] | None = None) -> Any:
+    """A shadow of these sizes, row-major unless steps are given; None where one may be 0."""
+    plain = _steps(sizes)
+    return None if plain is None else _laid(shadows, like.dtype, sizes, steps or plain, like.device)
 
 
 def _same_layout(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -194,6 +243,7 @@ _RULES: dict[str, Rule] = {
     "aten.layer_norm.default": _layer_norm,
     **{f"aten.{name}.Tensor": _binary for name in ("add", "sub", "mul", "div")},
     **{f"aten.conv{n}d.default": _conv for n in (1, 2, 3)},
+    **{f"aten.{name}.input": _recurrent for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     "aten.softmax.int": _same_layout,
     "aten.log_softmax.int": _same_layout,
     "aten.view.default": _view,
@@ -211,7 +261,5 @@ def by_rule(shadows: Shadows, name: str, args: Sequence[Any], kwargs: dict[str, 
     """The result of an operator on shadows where there is a rule for it, and it says something; else None."""
     rule = _RULES.get(name)
     if rule is None or _needs_grad(args) or not isinstance(args[0], torch.Tensor):
-        return None
-    if all(type(size) is int for size in args[0].shape):
         return None
     return rule(shadows, args, kwargs)

@@ -71,6 +71,7 @@ class SizeFacts:
     fixed: symbols that the guards pin to one value; the graph has the number in their place.
     equal: symbols that the guards make equal to another expression, whose text stands in the graph.
     wide: symbols from 1 on of a graph that was captured for larger ones, and shown to be the same there.
+    reads_strides: whether Python may have asked a tensor for its strides.
     """
 
     symbols: Mapping[str, Origin]
@@ -78,6 +79,7 @@ class SizeFacts:
     fixed: Mapping[str, int | float]
     equal: Mapping[str, str]
     wide: frozenset[str] = frozenset()
+    reads_strides: bool = True
 
     def holds(self, values: Mapping[str, int | float]) -> bool:
         """Whether the graph may be used for these values: within all ranges and guards."""

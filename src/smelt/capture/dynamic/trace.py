@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from smelt.capture.dynamic.parts import Computed, Expr, decided_by_parts
+from smelt.capture.dynamic.parts import Computed, Example, Expr, decided_by_parts
+from smelt.capture.staging.stops import CannotStage
 from smelt.ir import size_terms as terms
 from smelt.ir.size_numbers import Size, SizeFloat
 from smelt.ir.size_terms import Poly
@@ -30,6 +31,7 @@ class CaptureTrace(Trace):
     known: dict[int, Poly] = field(default_factory=dict)
     known_floats: dict[int, float] = field(default_factory=dict)
     _decided: dict[tuple[str, Poly], bool | None] = field(default_factory=dict)
+    examples: set[int] = field(default_factory=set)
     _answers: dict[tuple[str, Poly], bool] = field(default_factory=dict)
     _resolved: dict[Poly, Poly] = field(default_factory=dict)
 
@@ -37,6 +39,9 @@ class CaptureTrace(Trace):
 
     def compare(self, operator: Literal["<", "<=", "=="], difference: Poly, value: int) -> bool:
         p = self.resolved(difference)
+        if self.examples and self.has_example(p):
+            decided = self.decide(operator, p)
+            return _AS_THEY_ARE[operator](value, 0) if decided is None else decided
         key = (operator, p)
         answer = self._answers.get(key)
         if answer is not None:
@@ -64,6 +69,8 @@ class CaptureTrace(Trace):
     def compare_floats(
         self, operator: Literal["<", "<=", "=="], left: FloatExpr, right: FloatExpr, outcome: bool
     ) -> bool:
+        if self.examples and (self._tree_has_example(left) or self._tree_has_example(right)):
+            return outcome
         before = len(self.guards)
         found = super(CaptureTrace, self).compare_floats(operator, left, right, outcome)
         if len(self.guards) > before:
@@ -71,11 +78,55 @@ class CaptureTrace(Trace):
         return found
 
     def fix_float(self, number: SizeFloat) -> float:
-        """The float at hand, which it must be from now on."""
+        """The float at hand, which it must be from now on.
+
+        Raises: CannotStage for a zero and for NaN, which no comparison tells from what equals it, or tells at all.
+        """
+        if self.examples and self._tree_has_example(number.expr):
+            return number.value
+        if number.value == 0 or number.value != number.value:
+            raise CannotStage(
+                f"{self.float_text(number.expr)} is {number.value} in the graph", "its sign shows", self.site()
+            )
         self.compare_floats("==", number.expr, ("float", number.value), True)
         if number.expr[0] == "atom":
             self.known_floats[number.expr[1]] = number.value
         return number.value
+
+    # --- examples ----------------------------------------------------------------------------------------------------
+
+    def example(self, value: int) -> Size:
+        """A size that data decide, as it might be: what is asked of it is answered by it, and leaves no guard."""
+        index = self.atom(cast(Atom, Example(len(self.atoms))), value, (0, float("inf")))
+        self.examples.add(index)
+        return Size(self, terms.atom(index), value)
+
+    def has_example(self, p: Poly) -> bool:
+        """Whether a polynomial speaks of a size that data decide."""
+        return any(index in self.examples or self._is_of_example(index) for index in terms.atoms_of(p))
+
+    def _is_of_example(self, index: int) -> bool:
+        match cast(Any, self.atoms[index]):
+            case Division(left=left, right=right):
+                return self.has_example(left) or self.has_example(right)
+            case Rounded(of=of):
+                return self._tree_has_example(of)
+            case Computed(operands=operands, are_float=are_float):
+                return any(
+                    self._tree_has_example(e) if is_float else self.has_example(e)
+                    for e, is_float in zip(operands, are_float, strict=True)
+                )
+        return False
+
+    def _tree_has_example(self, e: FloatExpr) -> bool:
+        match e:
+            case ("size", p):
+                return self.has_example(p)
+            case ("float", _):
+                return False
+            case ("atom", index):
+                return index in self.examples or self._is_of_example(index)
+        return any(map(self._tree_has_example, e[1:]))
 
     def mark(self) -> Any:
         """What `back` takes."""
@@ -95,6 +146,7 @@ class CaptureTrace(Trace):
             del self._ids[meaning]
         del self.atoms[len(ranges) :], self.values[len(ranges) :]
         self.ranges[:] = ranges
+        self.examples = {index for index in self.examples if index < len(ranges)}
         self._texts.clear()
         # Copies again: a mark may be gone back to twice.
         self._forms, self._unequal, self._taken, self.known, self.known_floats = [x.copy() for x in learnt]
@@ -242,6 +294,8 @@ class CaptureTrace(Trace):
                 for text in [self.text(p)]
             ]
             return f"({parts[0]} {atom.operator} {parts[1]})"
+        if isinstance(atom, Example):
+            return f"_{atom.number}"
         if not isinstance(atom, Computed):
             return super(CaptureTrace, self).atom_text(index)
         parts = [*map(str, atom.literals)] + [
@@ -294,6 +348,7 @@ class CaptureTrace(Trace):
         raise AssertionError(e)
 
 
+_AS_THEY_ARE: dict[str, Callable[[int, int], bool]] = {"<": operator.lt, "<=": operator.le, "==": operator.eq}
 _ROUND: dict[str, Callable[[Any], int]] = {
     "floor": lambda x: x.__floor__(), "ceil": lambda x: x.__ceil__(), "round": round, "trunc": int,
 }  # fmt: skip

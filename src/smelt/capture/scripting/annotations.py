@@ -31,6 +31,7 @@ from smelt.ir import (
     ScalarType,
     Sym,
     TensorType,
+    TupleType,
     Type,
 )
 
@@ -39,6 +40,13 @@ TENSOR = TensorType(DType.UNKNOWN, None)
 _PLAIN: dict[Any, Type] = {
     int: INT, float: FLOAT, bool: BOOL, complex: COMPLEX, str: STR, None: NONE, type(None): NONE,
     torch.dtype: ScalarType("dtype"), torch.device: ScalarType("device"),
+}  # fmt: skip
+
+
+# What libraries write for tensors; `FloatTensor` for those of any float type.
+_LEGACY: dict[Any, DType] = {
+    torch.LongTensor: DType.I64, torch.IntTensor: DType.I32, torch.BoolTensor: DType.BOOL,
+    torch.FloatTensor: DType.UNKNOWN,
 }  # fmt: skip
 
 
@@ -109,6 +117,8 @@ def type_of_annotation(annotation: Any) -> Type | Fields | None:
     try:
         if annotation in _PLAIN:
             return _PLAIN[annotation]
+        if annotation in _LEGACY:
+            return TensorType(_LEGACY[annotation], None)
     except TypeError:
         return None
     if isinstance(annotation, type):
@@ -146,6 +156,7 @@ def _generic(annotation: Any) -> Type | Fields | None:
     inner = [type_of_annotation(a) for a in args if a is not Ellipsis]
     if origin is tuple and len(inner) == len(args):
         return Fields(tuple, [str(i) for i in range(len(args))], inner)
+    inner = [_plain_tuple(i) for i in inner]
     if any(i is None or isinstance(i, Fields) for i in inner):
         return None
     if _is_sequence(origin) or (origin is tuple and len(inner) == 1):
@@ -153,6 +164,15 @@ def _generic(annotation: Any) -> Type | Fields | None:
     if origin is dict and len(inner) == 2:
         return DictType(inner[0], inner[1])  # type: ignore[arg-type]
     return None
+
+
+def _plain_tuple(found: Any) -> Any:
+    """A tuple inside a container, as one value."""
+    if isinstance(found, Fields) and found.cls is tuple:
+        parts = [_plain_tuple(part) for part in found.parts]
+        if not any(part is None or isinstance(part, Fields) for part in parts):
+            return TupleType(tuple(parts))
+    return found
 
 
 def _is_sequence(origin: Any) -> bool:

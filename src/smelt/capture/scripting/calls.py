@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import operator
 import sysconfig
 import types
 from collections.abc import Callable
@@ -18,11 +20,12 @@ import torch
 
 from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.scripting import tensors
-from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread, TensorsObject
+from smelt.capture.scripting.session import PlainShape, ScriptSession, ShapeObject, Spread, TensorsObject
 from smelt.capture.staging import calls as staged
-from smelt.capture.staging.symbols import StagedBool, is_staged, slot_of
-from smelt.capture.staging.views import StagedSequence
-from smelt.ir import ANY, INT, STR, ListType, OptionalType, TensorType
+from smelt.capture.staging.symbols import StagedBool, StagedObject, is_staged, slot_of
+from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
+from smelt.ir import ANY, BOOL, FLOAT, INT, STR, DictType, ListType, OptionalType, TensorType
+from smelt.ops import in_python
 
 _TORCH = f"{Path(torch.__file__).parent.resolve()}/"
 _SMELT = f"{Path(__file__).resolve().parents[2]}/"
@@ -31,6 +34,7 @@ _STDLIB = f"{Path(sysconfig.get_path('stdlib')).resolve()}/"
 _CONVERTED = tuple(
     f"{_TORCH}{p}" for p in ("nn/", "functional.py", "_tensor.py", "utils/_contextlib.py", "distributions/")
 )
+_IN_PYTHON = in_python.__file__
 _NOT_CONVERTED = (f"{_TORCH}nn/parameter.py", f"{_TORCH}nn/init.py")
 
 
@@ -80,7 +84,7 @@ def is_converted(filename: str) -> bool:
     if filename.startswith(_TORCH):
         return filename.startswith(_CONVERTED) and not filename.startswith(_NOT_CONVERTED)
     if filename.startswith(_SMELT) or filename.startswith("<frozen"):
-        return False
+        return filename == _IN_PYTHON
     return not filename.startswith(_STDLIB) or "/site-packages/" in filename
 
 
@@ -88,11 +92,16 @@ def call(session: ScriptSession, runtime: Any, at: int, fn: Any, args: tuple[Any
     """`fn(*args, **kwargs)`."""
     if any(isinstance(a, Spread) for a in args):
         args = _spread(session, fn, args)
+    if getattr(fn, "__module__", None) == "torch.random" or isinstance(getattr(fn, "__self__", None), torch.Generator):
+        session.cannot("the random generator is asked or set", "a graph draws numbers and does no more with it")
     handler = _handler(fn)
     if handler is not None:
         found = handler(session, runtime, args, kwargs)
         if found is not NotImplemented:
             return found
+    owner = getattr(fn, "__self__", None)
+    if id(owner) in session.given and type(owner) in (list, dict) and fn.__name__ in _CHANGES:
+        session.check_change(owner)
     if isinstance(fn, tensors.TensorMethod):
         return fn(*args, **kwargs)
     if isinstance(fn, functools.partial):
@@ -127,8 +136,15 @@ def call(session: ScriptSession, runtime: Any, at: int, fn: Any, args: tuple[Any
 def _spread(session: ScriptSession, fn: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     spread = [i for i, a in enumerate(args) if isinstance(a, Spread)]
     others = [a for i, a in enumerate(args) if i not in spread and not isinstance(a, torch.Tensor)]
-    if len(spread) == 1 and not others and (is_torch(fn) or isinstance(fn, BuiltinFunctionType)):
+    if len(spread) == 1 and not others and is_torch(fn):
         return tuple(a.items if isinstance(a, Spread) else a for a in args)
+    if len(args) == 1 and (fn is max or fn is min):
+        count = session.emit("py.len", args[0].items)
+        if session.fork(slot_of(session.emit("py.gt", count, 1))):
+            return (args[0].items,)
+        return tuple(
+            session.getitem(args[0].items, 0) for _ in range(session.fork(slot_of(session.emit("py.eq", count, 1))))
+        )
     if is_torch(fn):
         # Sizes among others: one list.
         ahead = [a for a in args[: spread[0]] if isinstance(a, torch.Tensor)]
@@ -148,8 +164,15 @@ def _callback(session: ScriptSession, value: Any) -> Any:
 
 
 def _function(session: ScriptSession, fn: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    code = fn.__code__
     session.depth += 1
+    session.running[code] = session.running.get(code, 0) + 1
     try:
+        if min(session.running[code], session.recorder.depth) > session.most_recursion:
+            # As Python would further down, at a depth that depends on who called: what ends it depends on data.
+            error = RecursionError("maximum recursion depth exceeded")
+            session.raised.append(error)
+            raise error
         if session.depth > session.most_depth:
             session.cannot(
                 f"{fn.__qualname__} calls itself more than {session.most_depth} deep",
@@ -158,6 +181,7 @@ def _function(session: ScriptSession, fn: FunctionType, args: tuple[Any, ...], k
         return session.functions.of(fn)(*args, **kwargs)
     finally:
         session.depth -= 1
+        session.running[code] -= 1
 
 
 def _bound(session: ScriptSession, owner: Any, fn: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -265,6 +289,8 @@ def _tensor_of(
         return torch.stack(parts)
     if isinstance(data, torch.Tensor):
         return data.to(mark(session, dtype)) if dtype is not None else data
+    if is_staged(data) and isinstance(slot_of(data).type, ListType):
+        return _tensor_of_list(session, data, dtype, device)
     kinds_of = {"int": torch.int64, "float": torch.get_default_dtype(), "bool": torch.bool}
     kind = str(slot_of(data).type) if is_staged(data) else type(data).__name__
     if (dtype is None and kind not in kinds_of) or requires_grad:
@@ -273,6 +299,24 @@ def _tensor_of(
         data = session.emit("py.int", data)
     value = mark(session, data)
     return torch.scalar_tensor(value, dtype=mark(session, dtype) or kinds_of[kind], device=mark(session, device))
+
+
+def _tensor_of_list(session: ScriptSession, data: Any, dtype: Any, device: Any) -> Any:
+    """`torch.tensor(numbers)` of as many as a run knows."""
+
+    def one(number: Any) -> Any:
+        return _tensor_of(session, number, dtype, device)
+
+    kinds = {INT: torch.int64, FLOAT: torch.get_default_dtype(), BOOL: torch.bool}
+    element = slot_of(data).type.element
+    if element not in kinds:
+        session.cannot(
+            f"a tensor is made of a {slot_of(data).type}", "its element type or its rank is known to a run only"
+        )
+    if not session.fork(slot_of(session.emit("py.gt", session.emit("py.len", data), 0))):
+        # Of no numbers, it is a tensor of floats.
+        return torch.zeros(0, dtype=mark(session, dtype), device=mark(session, device))
+    return torch.stack(mark(session, _in_python(session, in_python.mapped, one, data)))
 
 
 def mark(session: ScriptSession, value: Any) -> Any:
@@ -374,17 +418,36 @@ def _isinstance(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
+def _is_open(session: Any, items: Any) -> bool:
+    """Whether only a run knows how many items there are."""
+    return not isinstance(items, (list, tuple, dict, str)) and sequence_of(session, items) is not None
+
+
+def _in_python(session: Any, function: Any, *args: Any) -> Any:
+    """A builtin as a function of the program's."""
+    return _function(session, function, args, {})
+
+
+def _list_of(session: Any, items: Any) -> Any:
+    """The items as a list of the graph."""
+    if isinstance(items, StagedObject) and isinstance(slot_of(items).type, ListType):
+        return items
+    return _in_python(session, in_python.listed, items)
+
+
 def _map(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     fn, *rest = args
-    if any(is_staged(r) or isinstance(r, StagedSequence) for r in rest):
-        return session.cannot("map() goes over what only a run knows")
+    if any(_is_open(session, r) for r in rest):
+        if len(rest) == 1:
+            return _in_python(session, in_python.mapped, fn, rest[0])
+        return _in_python(session, in_python.mapped_together, fn, runtime.call(0, zip, tuple(rest), {}))
     return [runtime.call(0, fn, items, {}) for items in zip(*rest, strict=False)]
 
 
 def _filter(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     fn, items = args
-    if is_staged(items):
-        return session.cannot("filter() goes over what only a run knows")
+    if _is_open(session, items):
+        return _in_python(session, in_python.filtered, fn, items)
     kept = []
     for item in items:
         keeps = item if fn is None else runtime.call(0, fn, (item,), {})
@@ -410,12 +473,129 @@ def _range(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 def _tuple_or_list(kind: type) -> Any:
     def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], ShapeObject):
-            return session.emit("py.slice", args[0]) if kind is list else args[0]
+            return session.emit("py.slice", args[0]) if kind is list else PlainShape(slot_of(args[0]), args[0].of)
+        if len(args) == 1 and isinstance(args[0], StagedSequence) and not isinstance(args[0], StagedRange):
+            found = _list_of(session, args[0])
+            return found if kind is list or type(found) is not StagedObject else TensorsObject(slot_of(found))
         if len(args) == 1 and isinstance(args[0], torch.Tensor) and not session.type_of(args[0]).is_static:
             return session.cannot("a tensor of open sizes becomes a list")
         return NotImplemented
 
     return make
+
+
+def _sorted(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    if not args or kwargs.get("key") is None or not _is_open(session, args[0]):
+        return NotImplemented
+    items = _list_of(session, args[0])
+    keys = _in_python(session, in_python.mapped, kwargs["key"], items)
+    return session.emit("py.call", "list.sorted_by", items, keys, kwargs.get("reverse", False))
+
+
+def _best(fn: Any) -> Any:
+    """`min` and `max` of a list with a key, or with a default."""
+
+    def best(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+        if len(args) != 1 or not _is_open(session, args[0]):
+            return NotImplemented
+        items = _list_of(session, args[0])
+        if "default" in kwargs and not session.fork(slot_of(session.emit("py.gt", session.emit("py.len", items), 0))):
+            return kwargs["default"]
+        if kwargs.get("key") is None:
+            return session.emit(f"py.{fn.__name__}", items)
+        keys = _in_python(session, in_python.mapped, kwargs["key"], items)
+        found = session.emit(f"py.{fn.__name__}", keys)
+        return session.getitem(items, session.emit("py.call", "list.index", keys, found))
+
+    return best
+
+
+def _over(function: Any) -> Any:
+    """A builtin of one iterable."""
+
+    def run(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs or isinstance(args[0], StagedObject) or not _is_open(session, args[0]):
+            return NotImplemented
+        return _in_python(session, function, args[0])
+
+    return run
+
+
+def _dict_of(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    if len(args) != 1 or kwargs or not _is_open(session, args[0]):
+        return NotImplemented
+    if isinstance(args[0], StagedObject) and isinstance(slot_of(args[0]).type, DictType):
+        return NotImplemented
+    return _in_python(session, in_python.as_dict, args[0])
+
+
+def _sum(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    if not args or isinstance(args[0], StagedObject) or not _is_open(session, args[0]):
+        return NotImplemented
+    return runtime.call(0, sum, (_list_of(session, args[0]), *args[1:]), kwargs)
+
+
+def _reversed(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    (items,) = args
+    if not _is_open(session, items):
+        return NotImplemented
+    if isinstance(items, StagedRange):
+        items = runtime.call(0, list, (items,), {})
+    return session.emit("py.call", "builtins.reversed", _list_of(session, items))
+
+
+def _reduce(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    fn, items, *start = args
+    if not _is_open(session, items):
+        return NotImplemented
+    items = _list_of(session, items)
+    if not start:
+        runtime.raise_if(
+            session.emit("py.eq", session.emit("py.len", items), 0),
+            lambda: TypeError("reduce() of empty iterable with no initial value"),
+        )
+        start, items = [session.getitem(items, 0)], session.emit("py.slice", items, 1)
+    return _in_python(session, in_python.reduced, fn, items, start[0])
+
+
+def _accumulate(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    if kwargs or not _is_open(session, args[0]):
+        return NotImplemented
+    return _in_python(session, in_python.running, _list_of(session, args[0]), *(args[1:] or (operator.add,)))
+
+
+def _chain(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    if not any(_is_open(session, a) for a in args):
+        return NotImplemented
+    whole = _list_of(session, args[0])
+    for more in args[1:]:
+        whole = session.emit("py.concat", whole, _list_of(session, more))
+    return whole
+
+
+def _product(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    if len(args) != 2 or kwargs or not any(_is_open(session, a) for a in args):
+        return NotImplemented
+    return _in_python(session, in_python.pairs_of, args[0], _list_of(session, args[1]))
+
+
+def _zip(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    if not kwargs or not any(_is_open(session, a) for a in args):
+        return NotImplemented
+    if not kwargs.get("strict"):
+        return runtime.call(0, zip, args, {})
+    lengths = [runtime.call(0, len, (a,), {}) for a in args]
+    for number, length in enumerate(lengths[1:], 2):
+        before = "argument 1" if number == 2 else f"arguments 1-{number - 1}"
+        for op, word in (("<", "shorter"), (">", "longer")):
+            test = runtime.compare(0, length, (op, lambda: lengths[0]))
+            if is_staged(test):
+                runtime.raise_if(
+                    test, lambda n=number, w=word, b=before: ValueError(f"zip() argument {n} is {w} than {b}")
+                )
+            elif test:
+                raise runtime._raised(ValueError(f"zip() argument {number} is {word} than {before}"))
+    return runtime.call(0, zip, args, {})
 
 
 def _is_scripting(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
@@ -424,6 +604,31 @@ def _is_scripting(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 
 def _annotate(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return args[1]
+
+
+class _Limits:
+    """`torch.finfo(x.dtype)` of an element type that a run knows."""
+
+    def __init__(self, session: Any, dtype: Any, kind: Any) -> None:
+        self._session, self._dtype, self._kind = session, dtype, kind
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._session.emit("py.call", f"dtype.{name}", self._dtype)
+        return self._session.emit("py.float" if self._kind is torch.finfo else "py.int", found)
+
+
+def _limits(kind: Any) -> Any:
+    def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+        given = args[0] if args else kwargs.get("type")
+        return _Limits(session, given, kind) if is_staged(given) else NotImplemented
+
+    return make
+
+
+def _pow(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    if len(args) == 3 and any(map(is_staged, args)):
+        return session.emit("py.call", "builtins.pow", *args)
+    return NotImplemented
 
 
 def _has_torch_function(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
@@ -440,14 +645,24 @@ def _str_of(kind: Any) -> Any:
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
+    sorted: _sorted, min: _best(min), max: _best(max), any: _over(in_python.any_of), all: _over(in_python.all_of),
+    dict: _dict_of, sum: _sum, reversed: _reversed, functools.reduce: _reduce, zip: _zip,
+    itertools.accumulate: _accumulate, itertools.chain: _chain, itertools.product: _product,
     len: _len, getattr: _getattr, setattr: _setattr, hasattr: _hasattr, isinstance: _isinstance, map: _map,
     filter: _filter, range: _range, list: _tuple_or_list(list), tuple: _tuple_or_list(tuple),
-    str: _str_of(str), repr: _str_of(repr), torch.jit.is_scripting: _is_scripting,
+    str: _str_of(str), repr: _str_of(repr),
+    pow: _pow, torch.finfo: _limits(torch.finfo), torch.iinfo: _limits(torch.iinfo),
+    torch.jit.is_scripting: _is_scripting,
     torch.jit.is_tracing: _is_scripting, torch.jit.annotate: _annotate,
     torch.overrides.has_torch_function: _has_torch_function,
     torch.overrides.has_torch_function_unary: _has_torch_function,
     torch.overrides.has_torch_function_variadic: _has_torch_function,
 }  # fmt: skip
+
+
+_CHANGES = frozenset((
+    "append", "extend", "insert", "pop", "remove", "reverse", "sort", "clear", "update", "setdefault", "popitem",
+))  # fmt: skip
 
 
 def _staged_method(session: Any, fn: Any, args: Any, kwargs: Any) -> Any:

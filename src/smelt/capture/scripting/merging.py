@@ -7,11 +7,28 @@ from typing import Any
 import torch
 
 from smelt.capture.recorder import slot_type
-from smelt.capture.staging.merge import Merger, _type
+from smelt.capture.staging.growing import container_type
+from smelt.capture.staging.merge import Merger
+from smelt.capture.staging.records import Listed
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
-from smelt.ir import ANY, BOOL, FLOAT, INT, DType, ListType, TensorType, Type, join
+from smelt.ir import (
+    ANY,
+    BOOL,
+    FLOAT,
+    INT,
+    NONE,
+    DType,
+    ListType,
+    OptionalType,
+    ScalarType,
+    TensorType,
+    Type,
+    join,
+    type_of_arg,
+)
 
 _NUMBERS = (BOOL, INT, FLOAT)
+_PLAIN = (bool, int, float, complex, str)
 
 
 def join_open(a: Type, b: Type) -> Type:
@@ -48,16 +65,76 @@ class ScriptMerger(Merger):
         for one, other in ((a, b), (b, a)):
             if isinstance(one, torch.Tensor) and is_staged(other) and slot_of(other).type == ANY:
                 return self._tensors(*((a, self.session.as_tensor(b)) if one is a else (self.session.as_tensor(a), b)))
+        if self.why is None and (a is None or b is None) and a is not b:
+            # Where a loop's body or the program ends no way goes on by itself.
+            value = b if a is None else a
+            if isinstance(value, torch.Tensor) or is_staged(value) or type(value) in _PLAIN:
+                return self._optional(value, is_left=b is None)
+        if self.why is None and any(type(v) is list for v in (a, b)):
+            found = self._lists(a, b)
+            if found is not NotImplemented:
+                return found
         return super()._merge(a, b)
 
+    def _lists(self, a: Any, b: Any) -> Any:
+        """Lists of other lengths, or of one that a run knows, as one of the graph's."""
+        if not all(type(v) is list or (is_staged(v) and isinstance(slot_of(v).type, ListType)) for v in (a, b)):
+            return NotImplemented
+        if type(a) is type(b) and len(a) == len(b):
+            return NotImplemented
+        type_ = container_type(self.session, [a, b])
+        if any(not _is_simple(i) for v in (a, b) if type(v) is list for i in v):
+            return NotImplemented
+        if type_ is None or any(type(v) is list and self.session.is_outer(v) for v in (a, b)):
+            return NotImplemented
+        parts: list[Any] = [slot_of(v) if is_staged(v) else self._listed(v) for v in (a, b)]
+        found = ScalarSlot(type_, (DEAD,) * WORLDS)
+        self._yield(parts[0], parts[1], found)
+        return wrap(found)
+
+    def _listed(self, items: list[Any]) -> Any:
+        type_ = container_type(self.session, [items])
+        assert isinstance(type_, ListType)
+        self.session.note_held(items)
+        return Listed([self.session.encode(item) for item in items], type_)
+
+    def _optional(self, value: Any, is_left: bool) -> Any:
+        """A value that is None on the other path."""
+        slot = self.session.encode(value)
+        type_ = value_type(self.session, value)
+        if isinstance(type_, (OptionalType, ScalarType)) and type_ in (ANY, NONE):
+            self._fail("a value of unknown kind meets None")
+        found = ScalarSlot(type_ if isinstance(type_, OptionalType) else OptionalType(type_), (DEAD,) * WORLDS)
+        self._yield_one(slot, None, found, is_left)
+        return wrap(found)
+
+    def _of_type(self, type_: Type, a: Any, b: Any) -> Any:
+        found = ScalarSlot(type_, (DEAD,) * WORLDS)
+        self._yield(self.session.encode(a), self.session.encode(b), found)
+        return wrap(found)
+
     def _scalars(self, a: Any, b: Any) -> Any:
-        first, second = _type(a), _type(b)
+        first, second = value_type(self.session, a), value_type(self.session, b)
         if first != second and {first, second} <= {*_NUMBERS, ANY}:
             # Numbers of two kinds: which one it is, a run knows.
-            found = ScalarSlot(ANY, (DEAD,) * WORLDS)
-            self._yield(self.session.encode(a), self.session.encode(b), found)
-            return wrap(found)
+            return self._of_type(ANY, a, b)
+        if first != second and (isinstance(first, OptionalType) or isinstance(second, OptionalType)):
+            type_ = join(first, second)
+            if isinstance(type_, OptionalType):
+                return self._of_type(type_, a, b)
         return super()._scalars(a, b)
+
+
+def _is_simple(item: Any) -> bool:
+    return isinstance(item, (torch.Tensor, *_PLAIN)) or is_staged(item)
+
+
+def value_type(session: Any, value: Any) -> Type:
+    """The type of a tensor, a staged value or a number."""
+    if isinstance(value, torch.Tensor):
+        found: Type = slot_type(session.recorder.slot_of(value))
+        return found
+    return slot_of(value).type if is_staged(value) else type_of_arg(value)
 
 
 def widened(before: Type, after: Type) -> Type | None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from smelt.capture.recorder import Slot
 from smelt.capture.scripting.annotations import TENSOR, Fields, type_of_annotation
+from smelt.capture.scripting.choices import Alternative, absent, alternatives_of
 from smelt.capture.scripting.merging import join_open
-from smelt.capture.scripting.session import ScriptSession
+from smelt.capture.scripting.session import ScriptSession, TensorsObject
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, slot_of, wrap
 from smelt.diag import CaptureError, Span
 from smelt.ir import BOOL, COMPLEX, FLOAT, INT, STR, DictType, ListType, OptionalType, TensorType, Type, join_all
@@ -31,6 +34,7 @@ class Leaf:
     type: Type
     default: Any = _NO_DEFAULT
     is_assumable: bool = False
+    is_tuple: bool = False
     slot: Slot | None = None
     tensor: torch.Tensor | None = None
     stand_in: torch.Tensor = field(default_factory=lambda: torch.empty(0))
@@ -43,16 +47,34 @@ class Constant:
     value: Any
 
 
-Parameter = Leaf | Fields | Constant
+@dataclass(frozen=True)
+class Choice:
+    """A parameter that is one of several things; `which`: the input that says which."""
+
+    which: Leaf
+    parts: tuple[Leaf | Fields | Constant, ...]
+    alternatives: tuple[Alternative, ...]
+
+
+Parameter = Leaf | Fields | Constant | Choice
 
 
 class Parameters:
-    """The parameters of one program: what they are made of, in the order of the graph's inputs."""
+    """The parameters of one program: what they are made of, in the order of the graph's inputs.
+
+    kept: those that the program is called without, and their defaults.
+    """
 
     def __init__(
-        self, positional: Sequence[Parameter], named: Mapping[str, Parameter], span: Span, signature: inspect.Signature
+        self,
+        positional: Sequence[Parameter],
+        named: Mapping[str, Parameter],
+        span: Span,
+        signature: inspect.Signature,
+        kept: Mapping[str, Any],
     ) -> None:
         self.positional, self.named, self.span, self.signature = list(positional), dict(named), span, signature
+        self.kept = dict(kept)
         self.leaves: list[Leaf] = []
         for parameter in (*self.positional, *self.named.values()):
             self._gather(parameter)
@@ -60,9 +82,25 @@ class Parameters:
     def _gather(self, parameter: Any) -> None:
         if isinstance(parameter, Leaf):
             self.leaves.append(parameter)
-        elif isinstance(parameter, Fields):
+        elif isinstance(parameter, (Fields, Choice)):
+            self.leaves += [parameter.which] if isinstance(parameter, Choice) else []
             for part in parameter.parts:
                 self._gather(part)
+
+    @property
+    def constants(self) -> list[Any]:
+        """The objects that parameters keep: defaults, and what examples are that no input of a graph is."""
+        found: list[Any] = []
+        pending: list[Any] = [*self.positional, *self.named.values(), *map(Constant, self.kept.values())]
+        while pending:
+            part = pending.pop()
+            found += [part.value] if isinstance(part, Constant) else []
+            pending += part.parts if isinstance(part, (Fields, Choice)) else []
+        return found
+
+    def may_be_given(self, name: str) -> bool:
+        """Whether a parameter that is left out could be a tensor."""
+        return _optional_tensor(self.signature.parameters[name].annotation) is not None
 
     @property
     def names(self) -> list[str]:
@@ -99,6 +137,12 @@ class Parameters:
         if isinstance(parameter, Fields):
             parts = [self._value(session, p, chosen) for p in parameter.parts]
             return _together(parameter, parts)
+        if isinstance(parameter, Choice):
+            which: Any = parameter.which.slot
+            for number, part in enumerate(parameter.parts[:-1]):
+                if session.fork(slot_of(session.emit("py.eq", wrap(which), number))):
+                    return self._value(session, part, chosen)
+            return self._value(session, parameter.parts[-1], chosen)
         if parameter.tensor is not None:
             return parameter.tensor
         slot = parameter.slot
@@ -106,13 +150,10 @@ class Parameters:
             if session.fork(slot_of(session.emit("py.is_none", wrap(slot)))):
                 return None
             value, inner = session.value_of(parameter.type.element, ())
-            if isinstance(parameter.type.element, TensorType):
-                session.aliases[inner] = slot
-            else:
-                # What it holds, by a type without None.
-                session.append("py.getitem", [slot_of(session.emit("py.tuple", wrap(slot))), 0], {}, [inner])
+            # What it holds, by a type without None.
+            session.append("py.getitem", [slot_of(session.emit("py.tuple", wrap(slot))), 0], {}, [inner])
             return value
-        return wrap(slot)
+        return TensorsObject(slot) if parameter.is_tuple else wrap(slot)
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The graph's inputs for a call. Raises: CaptureError (S0107) where it is not one that the graph is of."""
@@ -121,13 +162,27 @@ class Parameters:
         except TypeError as unfit:
             raise _unfit(str(unfit)) from None
         bound.apply_defaults()
-        if len(bound.args) != len(self.positional) or set(bound.kwargs) != set(self.named):
+        given: list[Any] = []
+        by_name: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            kind = self.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                given += value
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                by_name.update(value)
+            elif name in self.kept:
+                _collect(Constant(self.kept[name]), value, [])
+            elif name in self.named:
+                by_name[name] = value
+            else:
+                given.append(value)
+        if len(given) != len(self.positional) or set(by_name) != set(self.named):
             raise _unfit("it has other variable arguments")
         found: list[Any] = []
-        for parameter, value in zip(self.positional, bound.args, strict=True):
+        for parameter, value in zip(self.positional, given, strict=True):
             _collect(parameter, value, found)
         for name, parameter in self.named.items():
-            _collect(parameter, bound.kwargs[name], found)
+            _collect(parameter, by_name[name], found)
         return found
 
     def stand_ins(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -138,6 +193,8 @@ class Parameters:
                 return parameter.value
             if isinstance(parameter, Fields):
                 return _together(parameter, [of(p) for p in parameter.parts])
+            if isinstance(parameter, Choice):
+                return (parameter.which.stand_in, *(of(p) for p in parameter.parts))
             return parameter.stand_in
 
         return tuple(map(of, self.positional)), {name: of(p) for name, p in self.named.items()}
@@ -163,8 +220,24 @@ def _collect(parameter: Any, value: Any, found: list[Any]) -> None:
             raise _unfit(f"a tuple has {len(values)} items, not {len(parameter.parts)}")
         for part, item in zip(parameter.parts, values, strict=True):
             _collect(part, item, found)
+    elif isinstance(parameter, Choice):
+        number = next((i for i, one in enumerate(parameter.alternatives) if one.fits(value)), None)
+        if number is None:
+            raise _unfit(f"{value!r} is none of what {parameter.which.name} may be")
+        found.append(number)
+        for i, part in enumerate(parameter.parts):
+            if i == number:
+                _collect(part, value, found)
+            else:
+                found += map(absent, _types_of(part))
     elif value is not parameter.value and value != parameter.value:
         raise _unfit(f"the graph is of {parameter.value!r}, not of {value!r}")
+
+
+def _types_of(parameter: Any) -> list[Type]:
+    if isinstance(parameter, Leaf):
+        return [parameter.type]
+    return [t for part in parameter.parts for t in _types_of(part)] if isinstance(parameter, Fields) else []
 
 
 def _unfit(what: str) -> CaptureError:
@@ -177,9 +250,19 @@ def _unfit(what: str) -> CaptureError:
 
 
 def parameters_of(
-    fn: Any, function: Any, examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]], assumed: Mapping[str, Type]
+    fn: Any,
+    function: Any,
+    examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+    assumed: Mapping[str, Type],
+    fixed: tuple[type, ...] = (),
+    present: Sequence[str] = (),
 ) -> Parameters:
-    """What a program's parameters may be. Raises: CaptureError (S0106)."""
+    """What a program's parameters may be. fixed: of which kinds the defaults are that parameters keep.
+
+    present: optional tensors that are given.
+
+    Raises: CaptureError (S0106).
+    """
     code = function.__code__
     span = Span(code.co_filename, code.co_firstlineno, code.co_qualname)
     target = fn.forward if isinstance(fn, torch.nn.Module) else fn
@@ -190,22 +273,31 @@ def parameters_of(
     given = [_bound(signature, *example) for example in examples]
     positional: list[Parameter] = []
     named: dict[str, Parameter] = {}
+    kept: dict[str, Any] = {}
+    takes_any = any(p.kind == p.VAR_POSITIONAL for p in signature.parameters.values())
     optionals = sum(_is_optional(p) for p in signature.parameters.values())
     for parameter in signature.parameters.values():
         values = [g[parameter.name] for g in given if parameter.name in g]
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             _variable(parameter, values, positional, named, assumed)
             continue
-        if given and not values and parameter.default is not _NO_DEFAULT:
-            # The calls of the examples leave it out.
+        element = _optional_tensor(parameter.annotation) if parameter.name in present else None
+        keeps = parameter.default is not _NO_DEFAULT and isinstance(parameter.default, fixed)
+        if not values and element is None and (keeps or (given and parameter.default is not _NO_DEFAULT)):
+            # The calls of the examples leave it out, or no graph could be of all that it may be.
             found: Parameter = Constant(parameter.default)
+        elif element is not None:
+            found = Leaf(parameter.name, element)
         else:
             found = _parameter(parameter, values, assumed, optionals <= _MOST_OPTIONALS, span)
-        if parameter.kind == parameter.KEYWORD_ONLY:
+        is_default = isinstance(found, Constant) and found.value is parameter.default
+        if is_default and parameter.kind != parameter.POSITIONAL_ONLY and not takes_any:
+            kept[parameter.name] = parameter.default
+        elif parameter.kind == parameter.KEYWORD_ONLY or (kept and parameter.kind != parameter.POSITIONAL_ONLY):
             named[parameter.name] = found
         else:
             positional.append(found)
-    return Parameters(positional, named, span, signature)
+    return Parameters(positional, named, span, signature, kept)
 
 
 def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -229,6 +321,12 @@ def _variable(parameter: Any, values: list[Any], positional: list[Any], named: d
         named.update({k: _of_values(k, [v]) for k, v in values[0].items()})
 
 
+def _optional_tensor(annotation: Any) -> TensorType | None:
+    found = type_of_annotation(annotation)
+    element = found.element if isinstance(found, OptionalType) else None
+    return element if isinstance(element, TensorType) else None
+
+
 def _is_optional(parameter: Any) -> bool:
     return isinstance(type_of_annotation(parameter.annotation), OptionalType)
 
@@ -247,17 +345,38 @@ def _parameter(parameter: Any, values: list[Any], assumed: Any, splits_optionals
         if isinstance(found, OptionalType) and default is None and not splits_optionals:
             return Constant(None)
         if found is not None:
-            return Leaf(name, found, default)
+            is_tuple = typing.get_origin(annotation) is tuple and isinstance(found, ListType)
+            return Leaf(name, found, default, is_tuple=is_tuple)
+        several = alternatives_of(annotation)
+        if several is not None and default is None and not splits_optionals:
+            return Constant(None)
+        if several is not None:
+            return _choice(name, several)
+        if isinstance(annotation, TypeVar):
+            return Leaf(name, TENSOR, is_assumable=True)
         if default is not _NO_DEFAULT:
             return Constant(default)
         raise CaptureError(
             f"parameter {name} is a {annotation}", span, why="no value of a graph is of this type",
-            fix="give it a default, or bind it with functools.partial", code="S0106",
+            fix="give it a default, bind it with functools.partial, or give an example (example_inputs=), whose value "
+            "the graph is then of",
+            code="S0106",
         )  # fmt: skip
     if default is not _NO_DEFAULT:
         kind = _DEFAULTS.get(type(default))
         return Constant(default) if kind is None else Leaf(name, kind, default)
     return Leaf(name, TENSOR, is_assumable=True)
+
+
+def _choice(name: str, several: Sequence[Alternative]) -> Choice:
+    parts: list[Leaf | Fields | Constant] = []
+    for number, one in enumerate(several):
+        inner = f"{name}_{number}"
+        if isinstance(one.type, Fields):
+            parts.append(_with_leaves(inner, one.type))
+        else:
+            parts.append(Constant(one.value) if one.type is None else Leaf(inner, one.type))
+    return Choice(Leaf(name, INT), tuple(parts), tuple(several))
 
 
 def _with_leaves(name: str, fields: Fields) -> Fields:
@@ -275,6 +394,9 @@ def _of_values(name: str, values: Sequence[Any]) -> Parameter:
         names = getattr(first, "_fields", None) or [str(i) for i in range(len(first))]
         parts = [_of_values(f"{name}_{n}", [v[i] for v in values]) for i, n in enumerate(names)]
         return Fields(type(first), names, parts)
+    if dataclasses.is_dataclass(first) and all(type(v) is type(first) for v in values):
+        names = [f.name for f in dataclasses.fields(first)]
+        return Fields(type(first), names, [_of_values(f"{name}_{n}", [getattr(v, n) for v in values]) for n in names])
     types = [_type_of_value(v) for v in values]
     if any(t is None for t in types):
         return Constant(first)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,8 +37,18 @@ _DEAD = (DEAD,) * WORLDS
 _FIRST = 0x5AFE_0000_0000
 # dtypes without operators, which programs do not name.
 _MARK_DTYPES = tuple(
-    d for n in ("uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7", "bits1x8", "bits2x4", "bits4x2", "bits8")
-    if (d := getattr(torch, n, None)) is not None
+    d for n in (
+        "uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7", "bits1x8", "bits2x4", "bits4x2", "bits8",
+        "bits16", "int1", "int2", "int3", "int4", "int5", "int6", "int7", "quint4x2", "quint2x4", "qint32", "qint8",
+        "quint8",
+    ) if (d := getattr(torch, n, None)) is not None
+)  # fmt: skip
+
+
+_LIBRARIES = "/site-packages/"
+_OF_ALL_ELEMENTS = (
+    "aten.dropout.default", "aten.sum.default", "aten.mean.default", "aten.any.default", "aten.all.default",
+    "aten.clone.default", "aten.detach.default", "aten.alias.default",
 )  # fmt: skip
 
 
@@ -48,6 +59,7 @@ class Marks:
         self.slots: dict[Any, ScalarSlot] = {}
         self._known: dict[int, Any] = {}
         self._keep: list[ScalarSlot] = []
+        self._dtypes = 0
 
     def of(self, slot: ScalarSlot) -> Any:
         """The mark of a value; None where torch's parsers take nothing that could stand for it."""
@@ -55,9 +67,13 @@ class Marks:
             mark = self._new(slot)
             if mark is None:
                 return None
+            key = self.key(mark[0] if isinstance(mark, list) else mark)
+            if key in self.slots:
+                # Marks of element types and devices are few: the oldest is given anew, no call still has it.
+                self._known.pop(id(self.slots[key]), None)
             self._known[id(slot)] = mark
             self._keep.append(slot)
-            self.slots[self.key(mark[0] if isinstance(mark, list) else mark)] = slot
+            self.slots[key] = slot
         return self._known[id(slot)]
 
     def _new(self, slot: ScalarSlot) -> Any:
@@ -66,13 +82,15 @@ class Marks:
             return _FIRST + 1 + 2 * number
         if slot.type == FLOAT:
             return _FIRST + number + 0.015625
+        if slot.type == COMPLEX:
+            return complex(_FIRST + number, 0.015625)
         if slot.type == ListType(INT):
             return [_FIRST + 0x8000_0001 + 2 * number]
         if str(slot.type) == "device":
             return torch.device("meta", number % 100)
         if str(slot.type) == "dtype":
-            taken = {m for m in self._known.values() if isinstance(m, torch.dtype)}
-            return next((d for d in _MARK_DTYPES if d not in taken), None)
+            self._dtypes += 1
+            return _MARK_DTYPES[self._dtypes % len(_MARK_DTYPES)]
         return None
 
     @staticmethod
@@ -84,7 +102,7 @@ class Marks:
         """The value that a mark stands for; None for anything else."""
         if type(value) is float and value.is_integer() and value >= _FIRST:
             value = int(value)  # a parser made a float of an int
-        if type(value) in (int, float, torch.dtype, torch.device):
+        if type(value) in (int, float, complex, torch.dtype, torch.device):
             return self.slots.get(self.key(value))
         if type(value) in (list, tuple, torch.Size) and len(value) == 1:
             found = self.slot(value[0]) if type(value[0]) in (int, float) else None
@@ -256,11 +274,13 @@ class ScriptRecorder(ShadowRecorder):
             if made is not None:
                 return [_type_of(m) for m in made], made
         values: dict[Slot, Value] = {}
-        if is_caught(self.session) and not _is_safe(info, noted):
-            self.session.cannot(
-                f"{info.name} stands where an exception is caught, and may raise one",
-                "types do not tell whether it does: annotate the parameters",
-            )
+        if not _is_safe(info, noted) and is_caught(self.session):
+            if info.is_random or info.written(args, kwargs):
+                self.session.cannot(
+                    f"{info.name} stands where an exception is caught, and may raise one",
+                    "types do not tell whether it does: annotate the parameters",
+                )
+            self.session.attempt(info.name, noted, named)
         arguments = [_argument(a, values) for a in noted]
         with unseen():
             return infer_open(info.name, arguments, {k: _argument(v, values) for k, v in named.items()}), None
@@ -304,9 +324,27 @@ class ScriptRecorder(ShadowRecorder):
 
 
 def _handles(code: Any, instruction: int) -> bool:
-    """Whether an `except` or `finally` of a function stands around an instruction; a `with` is none."""
+    """Whether an `except` or `finally` of a function stands around an instruction; a `with` is none.
+
+    Nor is a library's `finally`, which puts its own state back: what it does before the error goes on is not recorded.
+    """
     parse = getattr(dis, "_parse_exception_table", None)
-    return parse is None or any(e.start <= instruction < e.end and not e.lasti for e in parse(code))
+    if parse is None:
+        return True
+    entries = [e for e in parse(code) if e.start <= instruction < e.end and not e.lasti]
+    return any(_LIBRARIES not in code.co_filename or _catches(code, e.target) for e in entries)
+
+
+@lru_cache(maxsize=1024)
+def _catches(code: Any, target: int) -> bool:
+    """Whether a handler may end the exception that it is entered with."""
+    for step in dis.get_instructions(code):
+        if step.offset >= target:
+            if step.opname in ("POP_EXCEPT", "CHECK_EXC_MATCH", "CHECK_EG_MATCH"):
+                return True
+            if step.opname == "RERAISE":
+                return False
+    return True
 
 
 def is_caught(session: Any) -> bool:
@@ -320,9 +358,11 @@ def is_caught(session: Any) -> bool:
 
 
 def _is_safe(info: OpInfo, noted: Sequence[Any]) -> bool:
-    """Whether an operator takes every tensor: one operand, each element for itself."""
+    """Whether an operator takes every tensor: one operand, each element for itself, or all together."""
     tensors = [a for a in noted if isinstance(a, Slot) and not isinstance(a, ScalarSlot)]
-    return len(tensors) == 1 and "pointwise" in tags_of(info.name)
+    others = [a for a in noted if isinstance(a, (ScalarSlot, list, tuple))]
+    takes_all = "pointwise" in tags_of(info.name) or info.name in _OF_ALL_ELEMENTS
+    return len(tensors) == 1 and takes_all and not others
 
 
 def _is_static(slot: Slot) -> bool:

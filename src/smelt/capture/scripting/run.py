@@ -9,11 +9,14 @@ what they were.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -34,44 +37,54 @@ from smelt.capture.scripting import calls
 from smelt.capture.scripting.merging import ScriptMerger
 from smelt.capture.scripting.parameters import Parameters, parameters_of
 from smelt.capture.scripting.runtime import ScriptRuntime
-from smelt.capture.scripting.session import Assume, ScriptSession, ShapeObject, TensorsObject
+from smelt.capture.scripting.session import Assume, PlainShape, ScriptSession, ShapeObject, TensorsObject
 from smelt.capture.scripting.tensors import answering_open
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Signature, flatten_arguments
 from smelt.capture.staging import current
 from smelt.capture.staging.branches import check_genuine, record_raise
 from smelt.capture.staging.builder import StagedBuilder
-from smelt.capture.staging.heap import Snapshot
+from smelt.capture.staging.growing import Grows
+from smelt.capture.staging.heap import Change, Snapshot
 from smelt.capture.staging.patches import answering
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Outcome
-from smelt.capture.staging.stage import _check_effect, _check_result, _everything_kept, _with_stand_ins
+from smelt.capture.staging.stage import _check_effect, _check_leaves, _check_result, _everything_kept, _with_stand_ins
 from smelt.capture.staging.stops import Again, CannotMerge, CannotStage
 from smelt.capture.tree import Flattener
 from smelt.diag import CaptureError, InternalError, Span
 from smelt.ir import Type
 
-_MOST_RUNS = 64
+_MOST_RUNS, _MOST_ASKED = 64, 6
 
 
 @dataclass
 class Learned:
-    """What earlier runs taught: branches that do not merge, loops that begin otherwise, types of parameters."""
+    """What earlier runs taught: branches that do not merge, loops that begin otherwise, types of parameters.
+
+    fixed: of which kinds the defaults are that parameters keep. present: optional ones that are given all the same.
+    """
 
     forked: set[object] = field(default_factory=set)
     peeled: dict[object, int] = field(default_factory=dict)
     whole: set[object] = field(default_factory=set)
     assumed: dict[str, Type] = field(default_factory=dict)
+    fixed: tuple[type, ...] = ()
+    present: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Scripted:
-    """A scripted program. raises: what every run ends with, where no path returns."""
+    """A scripted program.
+
+    raises: what every run ends with, where no path returns; reached: after how many operators.
+    """
 
     captured: Captured
     parameters: Parameters
     raises: str = ""
     raised_at: Span | None = None
+    reached: int = 0
 
 
 def script_graph(
@@ -89,24 +102,81 @@ def script_graph(
             fix="define it in a file, a notebook cell or a REPL; smelt.trace and smelt.compile need no source",
             code="S0109",
         ) from None  # fmt: skip
-    learned = Learned()
+    refusals: list[CaptureError] = []
     with _everything_kept():
-        for _ in range(_MOST_RUNS):
+        for fixed in _FIXED:
+            if refusals and not _has_defaults(function, fixed):
+                continue
             try:
-                return _Run(fn, examples, learned).run()
-            except Assume as assume:
-                if assume.name in learned.assumed:
-                    raise _error(
-                        f"parameter {assume.name} is used as things of several types", "annotate it", None
-                    ) from None
-                learned.assumed[assume.name] = assume.type
-            except Again as again:
-                if again.fork is not None:
-                    learned.forked.add(again.fork)
-                elif again.whole is not None:
-                    learned.whole.add(again.whole)
-                else:
-                    learned.peeled[again.peel] = learned.peeled.get(again.peel, 0) + 1
+                return _with_what_is_asked_for(fn, examples, Learned(fixed=fixed))
+            except CaptureError as error:
+                if error.code != "S0109":
+                    raise refusals[0] if refusals else error from None
+                refusals.append(error)
+    raise refusals[0]
+
+
+# Kinds of defaults that parameters keep, where a graph for any argument cannot be.
+_FIXED: tuple[tuple[type, ...], ...] = ((), (bool, type(None), str), (object,))
+
+
+def _has_defaults(function: Any, kinds: tuple[type, ...]) -> bool:
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return any(isinstance(value, kinds) for value in defaults)
+
+
+def _with_what_is_asked_for(
+    fn: Any, examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]], learned: Learned
+) -> Scripted:
+    """The graph; where it ends in an error, with optional parameters that get it further ("give input_ids or ...")."""
+    first = found = _scripted(fn, examples, learned)
+    refused: dict[str, CaptureError | None] = {}
+    for _ in range(_MOST_ASKED):
+        asked = next((n for n in _asked_for(found) if n not in learned.present and n not in refused), None)
+        if not found.raises or asked is None:
+            break
+        more = Learned(fixed=learned.fixed, present=(*learned.present, asked))
+        try:
+            further = _scripted(fn, examples, more)
+        except CaptureError as error:
+            refused[asked] = error
+            continue
+        if further.raises and further.reached <= found.reached:
+            refused[asked] = None
+        else:
+            found, learned = further, more
+    stopped = next((error for error in refused.values() if error is not None), None)
+    if found.raises and stopped is not None:
+        raise stopped
+    return first if found.raises else found
+
+
+def _asked_for(found: Scripted) -> list[str]:
+    """Optional parameters that an error may be about: those that it names, those of such names, all others."""
+    words = set(re.findall(r"\w+", found.raises))
+    names = [n for n in found.parameters.kept if found.parameters.may_be_given(n)]
+    named = [n for n in names if n in words]
+    alike = [n for n in names if n not in named and any(n.endswith(f"_{word}") for word in words)]
+    return list(dict.fromkeys((*named, *alike, *names)))
+
+
+def _scripted(fn: Any, examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]], learned: Learned) -> Scripted:
+    for _ in range(_MOST_RUNS):
+        try:
+            return _Run(fn, examples, learned).run()
+        except Assume as assume:
+            if assume.name in learned.assumed:
+                raise _error(
+                    f"parameter {assume.name} is used as things of several types", "annotate it", None
+                ) from None
+            learned.assumed[assume.name] = assume.type
+        except Again as again:
+            if again.fork is not None:
+                learned.forked.add(again.fork)
+            elif again.whole is not None:
+                learned.whole.add(again.whole)
+            else:
+                learned.peeled[again.peel] = learned.peeled.get(again.peel, 0) + 1
     raise _error("scripting came to no end", f"it was started {_MOST_RUNS} times", None)
 
 
@@ -140,11 +210,13 @@ class _Run:
         session.forked, session.peeled, session.whole = learned.forked, learned.peeled, learned.whole
         session.merge = ScriptMerger
         function, _ = entry_of(fn)
-        self.parameters: Parameters = parameters_of(fn, function, examples, learned.assumed)
+        self.parameters: Parameters = parameters_of(
+            fn, function, examples, learned.assumed, learned.fixed, learned.present
+        )
 
     def run(self) -> Scripted:
         session = self.session
-        session.heap_roots = [self.fn]
+        session.heap_roots = [self.fn, *self.parameters.constants]
         before = current.enter(session)
         snapshot = Snapshot(session.heap_roots)
         session.snapshots.append(snapshot)
@@ -165,6 +237,12 @@ class _Run:
             return self._scripted(outcome)
         except CannotStage as stop:
             raise self._failure(stop) from session.internal
+        except Grows as grows:
+            kind = type(grows.grown).__name__
+            raise _error(
+                f"a {kind} is changed in a way that only a run knows", f"it is held where no staged {kind} can stand",
+                grows.site,
+            ) from None  # fmt: skip
         finally:
             current.enter(before)
             snapshot.restore()
@@ -214,11 +292,12 @@ class _Run:
             raises = "" if error is None else f"{type(error).__name__}: {error}"
             span = _line_of(error)
         for change in outcome.writes.values():
-            _check_effect(change)
+            self._check_effect(change)
         stand_ins: dict[int, Slot] = {}
         result = _with_stand_ins(result, stand_ins, session)
         flattener = Flattener(_check_result(recorder, self.roots))
         tree = flattener.flatten(result, "result")
+        _check_leaves(tree)
         slots = [stand_ins.get(id(t)) or recorder.slot_of(t) for t in flattener.tensors]
         for slot in slots:
             if slot.kind == "unknown":
@@ -235,7 +314,15 @@ class _Run:
             graph.name, None, graph, signature, state, None, (), (), "entry", self.caller, self.roots, {},
             entangled(graph, arguments.tensors, state.lookup), _returned(flattener.tensors, (), state),
         )  # fmt: skip
-        return Scripted(captured, self.parameters, raises, span)
+        return Scripted(captured, self.parameters, raises, span, sum(1 for _ in graph.walk()))
+
+    def _check_effect(self, change: Change) -> None:
+        """Raises: CaptureError where it keeps what depends on data, at the line that writes it."""
+        try:
+            _check_effect(change)
+        except CannotStage as stop:
+            error = _error(stop.what, stop.why, None)
+            raise replace(error, where=_line_that_writes(self.fn, change.key) or self.parameters.span) from None
 
     def _failure(self, stop: CannotStage) -> Exception:
         session = self.session
@@ -250,13 +337,15 @@ class _Run:
             if arms is not None:
                 first, second = (f"{where.file}:{line}" for line in arms)
                 return _error(stop.what, f"one path comes by {first}, the other by {second}; {stop.why}", stop.site)
-        return _error(stop.what, stop.why, stop.site)
+        error = _error(stop.what, stop.why, stop.site)
+        # What is found when the run has ended has no place of its own: the program's first line.
+        return error if error.where is not None else replace(error, where=self.parameters.span)
 
 
 def _as_returned(session: ScriptSession, value: Any) -> Any:
     """A result with Python's own kind of sequence where the graph has lists."""
     if isinstance(value, ShapeObject):
-        session.cannot("the sizes of a tensor of unknown rank are returned", "a graph has no torch.Size")
+        return session.emit("py.call", "builtins.tuple" if isinstance(value, PlainShape) else "torch.Size", value)
     if isinstance(value, TensorsObject):
         return session.emit("py.call", "builtins.tuple", value)
     if type(value) in (list, tuple):
@@ -274,6 +363,26 @@ def _line_of(error: Exception | None) -> Span | None:
             found = Span(code.co_filename, trace.tb_lineno, code.co_qualname)
         trace = trace.tb_next
     return found
+
+
+def _line_that_writes(fn: Any, key: Any) -> Span | None:
+    """The first line of the program's own function that assigns to an attribute or item of this name."""
+    function, _ = entry_of(fn)
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, SyntaxError):
+        return None
+    for node in ast.walk(tree):
+        is_named = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == key
+        if is_named or (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _is(node.slice, key)):
+            code = function.__code__
+            return Span(code.co_filename, first + node.lineno - 1, code.co_qualname)  # type: ignore[attr-defined]
+    return None
+
+
+def _is(node: ast.expr, value: Any) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is type(value) and bool(node.value == value)
 
 
 def _error(what: str, why: str, site: Any) -> CaptureError:

@@ -18,9 +18,11 @@ from smelt.capture.scripting import calls, tensors
 from smelt.capture.scripting.session import ScriptSession, ShapeObject
 from smelt.capture.staging.branches import branch
 from smelt.capture.staging.control import StagingRuntime, _use
+from smelt.capture.staging.growing import extends, must_be_staged
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedSequence
-from smelt.ir import ANY, INT, STR, DictType, ListType, OptionalType, TupleType
+from smelt.ir import ANY, COMPLEX, INT, STR, DictType, ListType, OptionalType, TupleType
+from smelt.ops import in_python
 
 _PLAIN = PlainRuntime()
 _SMELT = f"{Path(__file__).resolve().parents[2]}/"
@@ -71,8 +73,10 @@ class ScriptRuntime(StagingRuntime):
                 kind = slot_of(o).type
                 if kind == ANY:
                     return self._of_tensor(session.as_tensor(o), name)
-                if str(kind) in ("device", "dtype"):
+                if str(kind) in ("device", "dtype") or (kind == COMPLEX and name in ("real", "imag")):
                     return session.emit("py.getattr", o, name)
+                if kind == COMPLEX and name == "conjugate":
+                    return lambda: session.emit("py.call", "complex.conjugate", o)
                 plain = {ListType: list, DictType: dict, TupleType: tuple}.get(type(kind), str)
                 if not hasattr(plain, name):
                     raise AttributeError(f"'{plain.__name__}' object has no attribute '{name}'")
@@ -125,6 +129,8 @@ class ScriptRuntime(StagingRuntime):
             found = self._operator(at, f"__{_OPERATORS[op]}__", f"__r{_OPERATORS[op]}__", a, b)
             if found is not NotImplemented:
                 return found
+            if op == "%" and isinstance(a, str) and (is_staged(b) or (type(b) is tuple and any(map(is_staged, b)))):
+                return session.emit("py.call", "str.__mod__", a, b)
             a, b = self._numbers_for_tensors(a, b), self._numbers_for_tensors(b, a)
             return super().binop(at, op, a, b)
         except Exception as error:
@@ -148,6 +154,10 @@ class ScriptRuntime(StagingRuntime):
                     return found
             if isinstance(a, (ShapeObject, torch.Size)) and op == "+":
                 return self.binop(at, op, a, b)
+            if type(a) in (list, dict):
+                self.session.check_change(a)
+                if type(a) is list and is_staged(b) and op == "+":
+                    extends(self.session, a, b)
             if not isinstance(a, (torch.Tensor, StagedObject)) and not hasattr(type(a), f"__i{name}__"):
                 return self.binop(at, op, a, b)
             return super().inplace(at, op, a, self._numbers_for_tensors(b, a))
@@ -263,10 +273,14 @@ class ScriptRuntime(StagingRuntime):
                 is_staged(k) or _is_open_number(session, k)
             ):
                 return self._module_at(at, o, k)
+            if isinstance(o, (dict, torch.nn.ModuleDict)) and is_staged(k) and _holds_code(o):
+                return self._choice(o, k)
             if isinstance(o, torch.Size) and is_staged(k):
                 return session.getitem(session.container(list(o)), k)
             if isinstance(k, torch.Tensor) and type(o) in (list, tuple, dict):
                 session.assume(k, INT)
+            if isinstance(o, str) and not isinstance(k, slice) and is_staged(k):
+                return session.emit("py.getitem", o, k)
             if is_staged(o):
                 key = session.item(k) if isinstance(k, torch.Tensor) else k
                 if type(o) is StagedObject and isinstance(slot_of(o).type, (ListType, TupleType, DictType)):
@@ -294,6 +308,14 @@ class ScriptRuntime(StagingRuntime):
                 return module
         raise self._raised(IndexError(f"index is out of range for {len(modules)} modules"))
 
+    def _choice(self, table: Any, k: Any) -> Any:
+        """A function or module by a key that a run knows: whatever is done with it is done for each."""
+        session = self.session
+        for key in table:
+            if session.fork(slot_of(session.emit("py.eq", k, key))):
+                return table[key]
+        raise self._raised(KeyError(k))
+
     def setitem(self, at: int, o: Any, k: Any, v: Any) -> None:
         session = self.session
         _use(session, o, k, v)
@@ -308,8 +330,10 @@ class ScriptRuntime(StagingRuntime):
             if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
                 calls.call(session, self, at, MethodType(own, o), (k, v), {})
                 return
-            if type(o) is list and is_staged(k):
-                session.cannot("a place of a list is written whose number only a run knows")
+            if type(o) in (list, dict):
+                session.check_change(o)
+                if is_staged(k):
+                    must_be_staged(session, o, v, k)
             super().setitem(at, o, k, v)
         except Exception as error:
             self._programs(error)
@@ -317,6 +341,8 @@ class ScriptRuntime(StagingRuntime):
 
     def delitem(self, at: int, o: Any, k: Any) -> None:
         try:
+            if isinstance(o, StagedObject) or type(o) in (list, dict):
+                self.session.check_change(o)
             if isinstance(o, StagedObject):
                 o.slot = slot_of(self.session.emit("py.delitem", o, k))
                 return
@@ -347,6 +373,21 @@ class ScriptRuntime(StagingRuntime):
         if isinstance(iterable, torch.Tensor) and not session.type_of(iterable).is_static:
             return _Unpacked(self, iterable)
         return super().iterate(at, iterable)
+
+    def display(self, at: int, is_list: bool, *parts: Any) -> Any:
+        session = self.session
+        _use(session, *parts)
+        if not any(isinstance(p, StagedObject) and isinstance(slot_of(p).type, ListType) for p in parts):
+            return super().display(at, is_list, *(p if type(p) is tuple else self.iterate(at, p) for p in parts))
+        whole: Any = None
+        for part in parts:
+            items = part if isinstance(part, StagedObject) else list(self.iterate(at, part))
+            whole = items if whole is None else session.emit("py.concat", whole, items)
+        if is_list:
+            return StagedObject(slot_of(session.emit("py.slice", whole)))
+        if slot_of(whole).type != ListType(INT):
+            session.cannot("a tuple is made of a list whose length only a run knows")
+        return ShapeObject(slot_of(whole))
 
     # --- text --------------------------------------------------------------------------------------------------------
 
@@ -379,7 +420,7 @@ class ScriptRuntime(StagingRuntime):
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
         filename = "" if trace is None else trace.tb_frame.f_code.co_filename
-        if filename.startswith(_SMELT) and not _is_pythons(trace):
+        if filename.startswith(_SMELT) and filename != in_python.__file__ and not _is_pythons(trace):
             session.internal = error
             session.cannot(f"scripting failed: {type(error).__name__}: {error}", "this is a defect of Smelt")
         session.raised.append(error)
@@ -469,6 +510,12 @@ def _unpack_error(length: int, count: int) -> str:
 def _listed(value: Any) -> Any:
     """A tuple as a list, as sizes stand in the graph."""
     return list(value) if isinstance(value, tuple) else value
+
+
+def _holds_code(table: Any) -> bool:
+    """Whether a dictionary of plain keys holds functions, classes or modules, which have no form in a graph."""
+    known = all(type(key) in (str, int, bool) for key in table)
+    return known and any(callable(value) and not isinstance(value, torch.Tensor) for value in table.values())
 
 
 def _is_open_number(session: ScriptSession, value: Any) -> bool:

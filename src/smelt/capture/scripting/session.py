@@ -6,7 +6,8 @@ What a tensor is made of is asked when the graph runs, where types do not tell i
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from smelt.capture.scripting.merging import widened
 from smelt.capture.scripting.recorder import ScriptRecorder, is_caught
 from smelt.capture.scripting.types import TENSOR, is_known
 from smelt.capture.spans import Site
-from smelt.capture.staging import current
 from smelt.capture.staging.reading import ITEM_TYPES
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.session import Session
@@ -28,7 +28,9 @@ from smelt.ir import (
     ANY,
     BOOL,
     INT,
+    STR,
     Device,
+    DictType,
     DType,
     ListType,
     TensorType,
@@ -36,10 +38,26 @@ from smelt.ir import (
     Value,
 )
 from smelt.ops.convert import dtype_to_torch, from_torch
-from smelt.ops.python_ops import infer_python, python_op
+from smelt.ops.python_ops import ATTEMPT_KEYWORDS, infer_python, python_op
 
 _DEAD = (DEAD,) * WORLDS
-_RAISING = ("py.raise", "py.assert", "py.print")
+_RAISING = ("py.raise", "py.assert", "py.print", "py.attempt")
+# Questions that have the same answer when they are asked again.
+_ASKED = frozenset((
+    "py.eq", "py.ne", "py.lt", "py.le", "py.gt", "py.ge", "py.is_none", "py.not_", "py.in_", "py.bool",
+    "py.len",
+))  # fmt: skip
+_LASTING = ("dtype", "device", "layout", "is_cuda", "itemsize")
+_OF_TYPES = frozenset((
+    "aten.dim.default", "aten.sym_size.int", "aten.sym_numel.default", "aten.is_floating_point.default",
+    "aten.is_complex.default",
+))  # fmt: skip
+# What operators raise, the last one for all else.
+_FAILURES = (IndexError, KeyError, ZeroDivisionError, ValueError, OverflowError, TypeError, RuntimeError)
+# Operators that put values into a container, from which operand on; those that take one out; functions that do.
+_HOLDING = {"py.append": 1, "py.setitem": 1, "py.insert": 1, "py.list": 0, "py.tuple": 0, "py.dict": 0}
+_TAKING = frozenset(("py.getitem", "py.min", "py.max", "py.pop"))
+_GIVING = frozenset(("dict.get",))
 _LITERALS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -58,13 +76,9 @@ class ShapeObject(StagedObject):
         super().__init__(slot)
         self.of = of
 
-    def __iter__(self) -> Any:
-        yield Spread(self)
 
-    def __len__(self) -> int:
-        if sys._getframe(1).f_globals.get("__name__") != helpers.__name__:
-            current.session().cannot("the number of dimensions is asked for by code that is not converted")
-        raise TypeError  # to `list.extend`, which would know how much room it needs
+class PlainShape(ShapeObject):
+    """The sizes of a tensor of unknown rank as a plain tuple."""
 
 
 class TensorsObject(StagedObject):
@@ -95,6 +109,9 @@ class ScriptSession(Session):
     """
 
     recorder: ScriptRecorder
+    # Nothing is known of the parameters, so the ways multiply.
+    most_explored = 2048
+    stages_growth = True
 
     def __init__(self, roots: Any, scope: Any) -> None:
         super().__init__(None, lambda code: False, roots, scope)
@@ -110,6 +127,12 @@ class ScriptSession(Session):
         self.arms: dict[tuple[str, int], tuple[int, int]] = {}
         self.depth = 0
         self.most_depth = 200
+        # How often each function is running within itself, and how often it may.
+        self.running: dict[CodeType, int] = {}
+        # Lists and dicts that stand in others, of the graph and of Python's: nobody changes them.
+        self.held: set[Slot] = set()
+        self.given: dict[int, Any] = {}
+        self.most_recursion = 20
 
     # --- errors ------------------------------------------------------------------------------------------------------
 
@@ -179,23 +202,110 @@ class ScriptSession(Session):
         values = [_typed(o) for o in operands]
         found = python_op(op)
         if found is not None and op not in _RAISING and found.throws(values) and is_caught(self):
-            self.cannot(
-                f"{op} stands where an exception is caught, and may raise one", "only a run tells whether it does"
-            )
+            self.attempt(op, operands, named, args)
+        key = (op, tuple(map(_asked_of, operands))) if not named and _lasts(op, operands) else None
+        again = self._asked_before(key)
+        if again is not None:
+            return wrap(again)
+        if op in _HOLDING:
+            self.note_held(args[_HOLDING[op] :])
         types = infer_python(op, values)
         pairs = [self.value_of(t, _DEAD) for t in types]
+        if op in _TAKING or (op == "py.call" and args[0] in _GIVING):
+            self.held.update(s for _, s in pairs[-1:] if isinstance(slot_type(s), (ListType, DictType)))
         self.append(op, operands, named, [slot for _, slot in pairs])
+        self._remember(key, pairs[0][1] if pairs else None)
         if op == "py.not_" and isinstance(operands[0], Slot):
             self.negations[pairs[0][1]] = operands[0]
         return pairs[0][0] if len(pairs) == 1 else tuple(v for v, _ in pairs)
+
+    def taken_apart(self, container: Any) -> Any:
+        frame = sys._getframe(2)
+        if frame.f_globals.get("__name__") != helpers.__name__ or not isinstance(slot_of(container).type, ListType):
+            return super().taken_apart(container)
+        return iter([Spread(container)])
+
+    # --- containers in containers ------------------------------------------------------------------------------------
+
+    def note_held(self, items: Sequence[Any]) -> None:
+        for item in items:
+            if is_staged(item):
+                if isinstance(slot_of(item).type, (ListType, DictType)):
+                    self.held.add(slot_of(item))
+            elif type(item) in (list, dict):
+                self.given[id(item)] = item
+            elif type(item) is tuple:
+                self.note_held(item)
+
+    def note_merged(self, parts: Sequence[Sequence[Any]], results: Sequence[Slot]) -> None:
+        for values in parts:
+            for value, result in zip(values, results, strict=True):
+                if isinstance(value, Slot) and value in self.held:
+                    self.held.add(result)
+
+    def check_change(self, container: Any) -> None:
+        """Raises: CannotStage for a list in a list: the graph's containers are values, that would not be seen there."""
+        held = slot_of(container) in self.held if is_staged(container) else id(container) in self.given
+        if held:
+            kind = type(container).__name__ if not is_staged(container) else str(slot_of(container).type)
+            self.cannot(
+                f"a {kind} is changed that stands in another container",
+                "containers of a graph are values: put the changed one back (d[k] = d[k] + [x])",
+            )
+
+    def _asked_before(self, key: Any) -> Any:
+        """The answer that a question had already on this path, so that the program takes one way for both."""
+        return None if key is None else next((r.answers[key] for r in reversed(self.regions) if key in r.answers), None)
+
+    def _remember(self, key: Any, slot: Any) -> None:
+        if key is not None and self.regions:
+            self.regions[-1].answers[key] = slot
+
+    def attempt(self, op: str, operands: Sequence[Any], named: Mapping[str, Any], given: Sequence[Any] = ()) -> None:
+        """An operator that may raise where the program catches: whether it does is asked first, and what it raises.
+
+        Raises: what the operator would, on the path where it does.
+        """
+        if not ATTEMPT_KEYWORDS.issuperset(named):
+            self.cannot(f"{op} stands where an exception is caught, and may raise one", "only a run tells")
+        found = ScalarSlot(ListType(STR), _DEAD)
+        self.append("py.attempt", [op, *operands], named, [found])
+        failure = wrap(found)
+        if not self.fork(slot_of(self.emit("py.gt", self._unsafe("py.len", failure), 0))):
+            return
+        kind, text = (self._unsafe("py.getitem", failure, i) for i in (0, 1))
+        cls: type[Exception]
+        for cls in _FAILURES[:-1]:
+            if self.fork(slot_of(self.emit("py.eq", kind, f"{cls.__module__}.{cls.__qualname__}"))):
+                break
+        else:
+            cls = _FAILURES[-1]
+        is_key = cls is KeyError and len(given) > 1
+        error = cls(given[1] if is_key else text)
+        self.raised.append(error)
+        raise error
+
+    def _unsafe(self, op: str, *args: Any) -> Any:
+        """The same as `emit` for what is known not to raise."""
+        operands = [self.encode(arg) for arg in args]
+        (type_,) = infer_python(op, [_typed(o) for o in operands])
+        value, slot = self.value_of(type_, _DEAD)
+        self.append(op, operands, {}, [slot])
+        return value
 
     def value_of(self, type_: Type, examples: tuple[Any, ...], is_native: bool = False) -> tuple[Any, Slot]:
         return super().value_of(type_, _DEAD, False)
 
     def read(self, name: str, tensor: torch.Tensor, type_: Type, *args: Any) -> Any:
         """Record an operator of torch's that tells something of a tensor's type."""
+        operands = [self.recorder.slot_of(tensor), *map(self.encode, args)]
+        key = (name, tuple(map(_asked_of, operands))) if name in _OF_TYPES else None
+        again = self._asked_before(key)
+        if again is not None:
+            return again
         slot = ScalarSlot(type_, _DEAD)
-        self.append(name, [self.recorder.slot_of(tensor), *map(self.encode, args)], {}, [slot])
+        self.append(name, operands, {}, [slot])
+        self._remember(key, slot)
         return slot
 
     def _tensor_of(self, type_: TensorType, like: torch.Tensor | None) -> tuple[torch.Tensor, Slot]:
@@ -305,6 +415,20 @@ class ScriptSession(Session):
         value = self.defaults[slot]
         self.append("expect", [slot, value], {}, [])
         return value
+
+
+def _lasts(op: str, operands: Sequence[Any]) -> bool:
+    """Whether a question has the same answer later: elements of tensors may be written meanwhile."""
+    if op == "py.getattr":
+        return operands[1] in _LASTING
+    return op in _ASKED and all(isinstance(o, ScalarSlot) or not isinstance(o, (Slot, list, tuple)) for o in operands)
+
+
+def _asked_of(operand: Any) -> Any:
+    """An operand as part of a key: the value itself, or a literal with its kind."""
+    if isinstance(operand, Slot):
+        return operand
+    return tuple(map(_asked_of, operand)) if isinstance(operand, (list, tuple)) else (type(operand), repr(operand))
 
 
 def _transposed(shape: Sequence[int]) -> list[int]:

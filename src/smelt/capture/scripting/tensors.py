@@ -101,7 +101,11 @@ def _tolist(session: ScriptSession, tensor: torch.Tensor) -> Any:
         return session.item(tensor)
     if type_.is_static and type_.numel <= 64:
         return NotImplemented
-    return session.cannot(f"tolist() of a tensor {type_}", "its elements are as many as a run knows")
+    if type_.rank == 1 and type_.dtype != DType.UNKNOWN:
+        return session.emit("py.call", "Tensor.tolist", tensor)
+    return session.cannot(
+        f"tolist() of a tensor {type_}", 'what it holds follows from its type: annotate it (smelt.i64["B"])'
+    )
 
 
 _METHODS: dict[str, Callable[..., Any]] = {

@@ -8,6 +8,7 @@ literals.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from smelt.diag import InternalError
 from smelt.ir import (
     ANY,
+    INT,
     NONE,
     UNKNOWN_DIM,
     Arg,
@@ -32,9 +34,15 @@ from smelt.ops.registry import schema_of
 from smelt.ops.typing import infer
 
 TENSOR = TensorType(DType.UNKNOWN, None)
+_LIST = ListType(INT)
 _DTYPES = (DType.F32, DType.I64, DType.F64, DType.BOOL, DType.C64)
 _MOST_TRIALS = 60
 _FEW_RANKS = 3
+_LENGTHS = (2, 1, 3)
+# Their kernels take every tensor for a matrix, and read past the sizes of one that is none.
+_OF_MATRICES = frozenset((
+    "aten.gru_cell.default", "aten.lstm_cell.input", "aten.rnn_tanh_cell.default", "aten.rnn_relu_cell.default",
+))  # fmt: skip
 
 
 def infer_open(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Type, ...]:
@@ -52,7 +60,8 @@ def _infer(op: str, key: Any) -> tuple[Type, ...]:
             return _declared(op, infer(op, args, kwargs))
         except (InternalError, TypeError):
             return _declared(op, None)
-    return _declared(op, _shared(list(_answers(op, args, kwargs, types))))
+    found = list(_answers(op, args, kwargs, types))
+    return _declared(op, _shared(found, op in _OF_MATRICES, _LIST in types.values()))
 
 
 def is_known(type_: Type) -> bool:
@@ -82,13 +91,24 @@ def _call_of(key: Any) -> tuple[list[Arg], dict[str, Arg]]:
 # --- trials ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """What stands for what is unknown: an element type, ranks of tensors, a size, a length of lists of numbers."""
+
+    dtype: DType
+    ranks: tuple[int, ...]
+    size: int
+    length: int
+
+
 def _answers(
     op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], types: Mapping[Value, Type]
-) -> Iterator[tuple[tuple[int, ...], tuple[Type, ...]]]:
-    """The ranks that were tried, and the types that came of them, until nothing more can be learnt."""
-    found: list[tuple[tuple[int, ...], tuple[Type, ...]]] = []
-    for trial in list(_trials(types))[:_MOST_TRIALS]:
-        chosen = _stand_ins(types, *trial)
+) -> Iterator[tuple[_Trial, tuple[Type, ...]]]:
+    """What was tried, and the types that came of it, until nothing more can be learnt."""
+    found: list[tuple[_Trial, tuple[Type, ...]]] = []
+    trials = [t for t in _trials(types) if op not in _OF_MATRICES or set(t.ranks) <= {2}]
+    for trial in trials[:_MOST_TRIALS]:
+        chosen = _stand_ins(types, trial)
         if chosen is None:
             return
         try:
@@ -99,13 +119,13 @@ def _answers(
             )
         except (CannotRun, TypeError):
             continue
-        found.append((trial[1], outcome.types))
+        found.append((trial, outcome.types))
         yield found[-1]
         if len(found) > 1 and _tells_nothing([t for _, t in found]):
             return
 
 
-def _trials(types: Mapping[Value, Type]) -> Iterator[tuple[DType, tuple[int, ...], int]]:
+def _trials(types: Mapping[Value, Type]) -> Iterator[_Trial]:
     """An element type for what has none, ranks for what has none, and a size for what has none."""
     tensors = [t for t in map(_tensor_of, types.values()) if t is not None]
     count = sum(t.shape is None for t in tensors)
@@ -119,21 +139,22 @@ def _trials(types: Mapping[Value, Type]) -> Iterator[tuple[DType, tuple[int, ...
             tuple(a if i == k else b for i in range(count)) for k in range(count) for a, b in ((0, 2), (2, 0))
         ]
     dtypes = _DTYPES if any(t.dtype == DType.UNKNOWN for t in tensors) else _DTYPES[:1]
-    for size, ranks_, dtype in product(sizes, combinations if count else [()], dtypes):
-        yield dtype, ranks_, size
+    lengths = _LENGTHS if _LIST in types.values() else _LENGTHS[:1]
+    for size, ranks_, length, dtype in product(sizes, combinations if count else [()], lengths, dtypes):
+        yield _Trial(dtype, ranks_, size, length)
 
 
-def _stand_ins(types: Mapping[Value, Type], dtype: DType, ranks: tuple[int, ...], size: int) -> dict[Value, Arg] | None:
+def _stand_ins(types: Mapping[Value, Type], trial: _Trial) -> dict[Value, Arg] | None:
     """What stands for each value in one trial; None where nothing does."""
     chosen: dict[Value, Arg] = {}
-    left = list(ranks)
+    left, size = list(trial.ranks), trial.size
     for value, type_ in types.items():
         tensor = _tensor_of(type_)
         if tensor is not None:
             shape = tuple(d if isinstance(d, int) else size for d in tensor.shape or ())
             if tensor.shape is None:
                 shape = (size,) * left.pop(0)
-            kind = dtype if tensor.dtype == DType.UNKNOWN else tensor.dtype
+            kind = trial.dtype if tensor.dtype == DType.UNKNOWN else tensor.dtype
             made: Type = TensorType(kind, shape, None, tensor.device)
             # A list may be of any length.
             made = TupleType((made, made)) if isinstance(type_, ListType) else made
@@ -141,8 +162,8 @@ def _stand_ins(types: Mapping[Value, Type], dtype: DType, ranks: tuple[int, ...]
         else:
             known: dict[str, Arg] = {"int": 1, "float": 1.5, "bool": True}
             literal = known.get(str(type_))
-            if str(type_) == "list[int]":
-                literal = (size, size)
+            if type_ == _LIST:
+                literal = (size,) * trial.length
             if literal is None:
                 return None
             chosen[value] = literal
@@ -164,10 +185,14 @@ def _tells_nothing(found: Sequence[tuple[Type, ...]]) -> bool:
     return True
 
 
-def _shared(found: Sequence[tuple[tuple[int, ...], tuple[Type, ...]]]) -> tuple[Type, ...] | None:
+def _shared(
+    found: Sequence[tuple[_Trial, tuple[Type, ...]]], knows_ranks: bool, has_list: bool
+) -> tuple[Type, ...] | None:
     if not found:
         return None
-    several = len({ranks for ranks, _ in found}) >= _FEW_RANKS or not found[0][0]
+    several = knows_ranks or len({trial.ranks for trial, _ in found}) >= _FEW_RANKS or not found[0][0].ranks
+    # A rank may be that of the list of sizes: it is known where lists of several lengths gave the same.
+    several = several and (not has_list or len({trial.length for trial, _ in found}) > 1)
     return tuple(_common(column, several) for column in zip(*(types for _, types in found), strict=False))
 
 

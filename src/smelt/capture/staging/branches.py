@@ -12,9 +12,10 @@ import torch
 
 from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.spans import is_users
+from smelt.capture.staging.growing import Grows, container_type, stage_container
 from smelt.capture.staging.merge import Poison, resolved
 from smelt.capture.staging.session import Outcome, Session
-from smelt.capture.staging.stops import CannotMerge, CannotStage
+from smelt.capture.staging.stops import CannotGrow, CannotMerge, CannotStage
 from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.ir import BOOL
 
@@ -80,30 +81,16 @@ def branch(
     """An `if` statement. Both arms end with what their variables and the containers they changed hold."""
     site = session.site()
     known = session.known(slot)
-    if known is None and key not in session.forked:
-        before = get()
-        snapshot = session.snapshot(own_cells(get, set_, names))
-        session.snapshots.append(snapshot)
+    while known is None and key not in session.forked:
         try:
-            why = ("fork", key)
-            arms = [
-                session.trace(
-                    arm(
-                        session,
-                        body,
-                        before,
-                        get,
-                        set_,
-                        snapshot,
-                        resolved(names, before, slot, answer, session.negations),
-                    ),
-                    names,
-                    why,
-                    {slot: answer},
-                )
-                for body, answer in ((then, True), (orelse, False))
-            ]
-            outcome = session.branch(slot, arms, site, why, names)
+            outcome = _merged(session, key, slot, (then, orelse), names, get, set_, site)
+        except CannotGrow as grows:
+            type_ = container_type(session, [grows.container, *grows.contents]) if session.stages_growth else None
+            if not _staged_before(session, grows.container, type_, (then, orelse), names, get, set_, site):
+                session.forked.add(key)
+        except Grows as grows:
+            if not _staged_before(session, grows.grown, grows.type, (then, orelse), names, get, set_, site):
+                raise
         except CannotMerge:
             session.forked.add(key)
         else:
@@ -111,14 +98,46 @@ def branch(
                 session.end()
             apply(outcome, set_)
             return
-        finally:
-            session.snapshots.pop()
     answer = session.fork(slot, site)
     set_(resolved(names, get(), slot, answer, session.negations))
     if answer:
         then()
     else:
         orelse()
+
+
+def _merged(
+    session: Session, key: object, slot: Slot, bodies: Sequence[Callable[[], Any]], names: Sequence[str], get: Any,
+    set_: Any, site: Any,
+) -> Outcome:  # fmt: skip
+    """The outcome after either arm. Raises: CannotMerge."""
+    before = get()
+    snapshot = session.snapshot(own_cells(get, set_, names))
+    session.snapshots.append(snapshot)
+    why = ("fork", key)
+    try:
+        arms = []
+        for body, answer in zip(bodies, (True, False), strict=True):
+            start = resolved(names, before, slot, answer, session.negations)
+            run = arm(session, body, before, get, set_, snapshot, start)
+            arms.append(session.trace(run, names, why, {slot: answer}))
+        return session.branch(slot, arms, site, why, names)
+    finally:
+        session.snapshots.pop()
+
+
+def _staged_before(
+    session: Session, grown: Any, type_: Any, bodies: Sequence[Any], names: Sequence[str], get: Any, set_: Any,
+    site: Any,
+) -> bool:  # fmt: skip
+    """Stage a container that grows in an arm, before the branch; whether that may be."""
+    if not session.stages_growth or type(grown) not in (list, dict) or type_ is None:
+        return False
+    snapshot = session.snapshot(own_cells(get, set_, names), bodies)
+    if not snapshot.holds(grown) and not any(value is grown for value in get()):
+        return False
+    stage_container(session, site, grown, type_, get, set_, snapshot)
+    return True
 
 
 def own_cells(get: Any, set_: Any, names: Sequence[str]) -> list[Any]:

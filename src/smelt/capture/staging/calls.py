@@ -310,13 +310,16 @@ def method(session: Any, value: StagedObject, name: str) -> Any:
     """A bound method of a staged value."""
     type_ = slot_of(value).type
     kind = "list" if isinstance(type_, ListType) else "dict" if isinstance(type_, DictType) else str(type_)
-    changing = {"list": _LIST_CHANGES, "dict": {}}.get(kind, {})
+    changing = {"list": _LIST_CHANGES, "dict": _DICT_CHANGES}.get(kind, {})
 
     def bound(*args: Any, **kwargs: Any) -> Any:
         if name in changing:
-            return changing[name](session, value, *args)
+            session.check_change(value)
+            return changing[name](session, value, *args, **kwargs)
         if name == "copy" and kind == "list":
             return session.emit("py.slice", value)
+        if name == "copy" and kind == "dict":
+            return session.emit("py.call", "builtins.dict", value)
         return session.emit("py.call", f"{kind}.{name}", value, *args, **kwargs)
 
     return bound
@@ -340,6 +343,51 @@ def _insert(session: Any, items: StagedObject, index: Any, value: Any) -> None:
     items.slot = slot_of(session.emit("py.insert", items, index, value))
 
 
-_LIST_CHANGES: dict[str, Callable[..., Any]] = {"append": _append, "extend": _extend, "pop": _pop, "insert": _insert}
+def _reverse(session: Any, items: StagedObject) -> None:
+    items.slot = slot_of(session.emit("py.slice", items, None, None, -1))
+
+
+def _sort(session: Any, items: StagedObject, *, key: Any = None, reverse: bool = False) -> None:
+    if key is not None:
+        session.cannot("a list of which only a run knows the length is sorted by a key")
+    items.slot = slot_of(_sorted(session, None, (items,), {"reverse": reverse}))
+
+
+def _remove(session: Any, items: StagedObject, value: Any) -> None:
+    items.slot = slot_of(session.emit("py.delitem", items, session.emit("py.call", "list.index", items, value)))
+
+
+def _clear(session: Any, items: StagedObject) -> None:
+    items.slot = slot_of(session.emit("py.slice", items, 0, 0))
+
+
+def _pop_key(session: Any, items: StagedObject, key: Any, *default: Any) -> Any:
+    """`dict.pop`: with a default the key need not be there."""
+    if default and not session.fork(slot_of(session.emit("py.in_", key, items))):
+        return default[0]
+    value = session.emit("py.getitem", items, key)
+    items.slot = slot_of(session.emit("py.delitem", items, key))
+    return value
+
+
+def _set_default(session: Any, items: StagedObject, key: Any, value: Any = None) -> Any:
+    if not session.fork(slot_of(session.emit("py.in_", key, items))):
+        items.slot = slot_of(session.emit("py.setitem", items, key, value))
+    return session.emit("py.getitem", items, key)
+
+
+def _update(session: Any, items: StagedObject, *more: Any, **named: Any) -> None:
+    for given in (*more, named):
+        if not isinstance(given, dict):
+            session.cannot("a dict is updated with what only a run knows")
+        for key, value in given.items():
+            items.slot = slot_of(session.emit("py.setitem", items, key, value))
+
+
+_LIST_CHANGES: dict[str, Callable[..., Any]] = {
+    "append": _append, "extend": _extend, "pop": _pop, "insert": _insert, "reverse": _reverse, "sort": _sort,
+    "remove": _remove, "clear": _clear,
+}  # fmt: skip
+_DICT_CHANGES: dict[str, Callable[..., Any]] = {"pop": _pop_key, "setdefault": _set_default, "update": _update}
 
 __all__ = ["call", "condition", "method", "unpacked"]

@@ -22,7 +22,7 @@ from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.views import KnownRange, StagedRange, StagedSequence, sequence_of
-from smelt.ir import ANY, BOOL, FLOAT, INT
+from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType
 
 _SHORT, _LONG = 8, 64
 _MOST_GROWING = 16
@@ -58,7 +58,7 @@ class StagingRuntime(PlainRuntime):
         peeled, turns = session.peeled.get(key, 0), 0
         while True:
             records = session.recorder.records
-            mark = len(records)
+            mark, answers = len(records), dict(session.regions[-1].answers)
             before, snapshot = get(), session.snapshot()
             value = test()
             slot = condition(session, value)
@@ -75,7 +75,9 @@ class StagingRuntime(PlainRuntime):
                 raise Again(whole=key)
             if session.recorder.records is not records:
                 session.cannot("the test of a loop asks Python for a truth value", "it is asked anew at every turn")
+            # As if the test had not been asked: nothing may stand for what it recorded.
             del records[mark:]
+            session.regions[-1].answers = answers
             snapshot.restore()
             set(before)
             if ("test", key) in session.whole:
@@ -398,6 +400,7 @@ class StagingRuntime(PlainRuntime):
     def setitem(self, at: int, o: Any, k: Any, v: Any) -> None:
         _use(self.session, o, k, v)
         if isinstance(o, StagedObject):
+            self.session.check_change(o)
             o.slot = slot_of(self.session.emit("py.setitem", o, k, v))
             return
         o[k] = v
@@ -413,6 +416,7 @@ class StagingRuntime(PlainRuntime):
     def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
         _use(self.session, a, b)
         if isinstance(a, StagedObject) and op == "+":
+            self.session.check_change(a)
             a.slot = slot_of(self.session.emit("py.concat", a, b))
             return a
         if op in _PY and not isinstance(a, torch.Tensor) and (is_staged(a) or is_staged(b)):
@@ -448,6 +452,24 @@ class StagingRuntime(PlainRuntime):
         if isinstance(iterable, StagedSequence):
             self.session.cannot("a staged range or list was taken apart")
         return iterable
+
+    def matched(self, at: int, subject: Any, longest: int | None) -> Any:
+        """A staged list as one of Python's, on a path for each length that it may have."""
+        session = self.session
+        _use(session, subject)
+        if not isinstance(subject, StagedObject) or str(slot_of(subject).type) in ("str", "device", "dtype"):
+            return subject
+        kind = slot_of(subject).type
+        if isinstance(kind, TupleType):
+            return tuple(calls.unpacked(session, subject))
+        if not isinstance(kind, ListType) or longest is None:
+            session.cannot(f"a staged {kind} is matched against a pattern that takes any number of its items")
+            return None
+        length = session.emit("py.len", subject)
+        for size in range(longest + 1):
+            if session.fork(slot_of(session.emit("py.eq", length, size))):
+                return [session.emit("py.getitem", subject, i) for i in range(size)]
+        return [None] * (longest + 1)  # more than the pattern takes, whatever they are
 
 
 def _key(at: int, names: Iterable[str]) -> tuple[Any, ...]:

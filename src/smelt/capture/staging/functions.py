@@ -6,23 +6,33 @@ import contextlib
 import dis
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import CodeType, FunctionType
 
-from smelt.capture.convert import CannotConvert, Converted, convert
+from smelt.capture.convert import CannotConvert, Converted, convert, named_functions
 from smelt.capture.spans import is_users
 
 _lock = threading.RLock()
 
 
-class Functions:
-    """Functions to convert; what could not be converted is remembered."""
+# Functions that nobody holds: the one around it makes one at each use.
+_COMPREHENSIONS = frozenset(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"))
 
-    def __init__(self) -> None:
+
+class Functions:
+    """Functions to convert; what could not be converted is remembered.
+
+    reached: functions that the program holds. They and the names of modules are asked first for a function that runs
+    some code; all objects of the process only where neither knows one, or where that code asks once more.
+    """
+
+    def __init__(self, reached: Iterable[FunctionType] = ()) -> None:
         self.converted: dict[int, tuple[FunctionType, Converted]] = {}
         self.refused: dict[CodeType, str] = {}
         self.codes: set[CodeType] = set()
+        self._reached = tuple(reached)
+        self._near: set[CodeType] = set()
         self._asked: set[CodeType] = set()
 
     def can(self, code: CodeType) -> bool:
@@ -38,9 +48,30 @@ class Functions:
         """Convert the functions that run a code object; whether there is one more than before."""
         if code in self._asked or code in self.codes:
             return False
+        if code not in self._near:
+            self._near.add(code)
+            if self._convert(code, self._functions_near(code)):
+                return True
+            if code in self.refused:
+                return False
         self._asked.add(code)
+        found = self._convert(code, _functions_of(code))
+        if not found:
+            self.refused.setdefault(code, "no function with this code was found")
+        return found
+
+    def _functions_near(self, code: CodeType) -> list[FunctionType]:
+        """Functions that run a code object or make one that does, as far as names and the program lead to them."""
+        known = {id(function): function for function in named_functions([code])}
+        known.update((id(f), f) for f in self._reached if _runs(f, code))
+        found = list(known.values())
+        is_whole = code.co_name in _COMPREHENSIONS or any(function.__code__ is code for function in found)
+        return found if is_whole else []
+
+    def _convert(self, code: CodeType, functions: Iterable[FunctionType]) -> bool:
+        """Convert those that are not yet; whether there were any."""
         found = False
-        for function in _functions_of(code):
+        for function in functions:
             if id(function) in self.converted:
                 continue
             try:
@@ -52,8 +83,6 @@ class Functions:
             as_before = set(_all_codes(function.__code__))
             self.codes.update(c for c in _all_codes(made.code) if c not in as_before or _asks_nothing(c))
             found = True
-        if not found:
-            self.refused.setdefault(code, "no function with this code was found")
         return found
 
     @contextlib.contextmanager
@@ -87,10 +116,10 @@ def _all_codes(code: CodeType) -> Iterator[CodeType]:
 def _functions_of(code: CodeType) -> list[FunctionType]:
     """The functions that run a code object, and those in whose code the function is made anew."""
     # By looking at all functions: nothing refers back from a code object, nor from the constants that hold it.
-    return [
-        found
-        for found in gc.get_objects()
-        if type(found) is FunctionType
-        and found.__code__.co_filename == code.co_filename
-        and any(inner is code for inner in _all_codes(found.__code__))
-    ]
+    return [found for found in gc.get_objects() if type(found) is FunctionType and _runs(found, code)]
+
+
+def _runs(function: FunctionType, code: CodeType) -> bool:
+    """Whether a function runs a code object, or makes functions that do."""
+    outer = function.__code__
+    return outer.co_filename == code.co_filename and any(inner is code for inner in _all_codes(outer))

@@ -265,7 +265,7 @@ class _Walk:
             self._attributes(value)
 
     def _held(self, item: Any, holder: Any) -> None:
-        if isinstance(item, list):
+        if isinstance(item, (list, dict)):
             self.parents.setdefault(id(item), []).append(holder)
         self._add(item)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.symbols import is_staged, slot_of
-from smelt.ir import ListType, Type, join, type_of_arg
+from smelt.ir import ListType, Type, type_of_arg
 
 
 class Unread:
@@ -78,14 +78,6 @@ def leaf_type(session: Session, leaf: Any) -> Type | None:
     if isinstance(leaf, Unread):
         return leaf.type
     return type_of_arg(leaf) if isinstance(leaf, (bool, int, float, complex, str)) else None
-
-
-def join_types(types: Sequence[Type]) -> Type:
-    """The least type that holds all."""
-    found = types[0]
-    for type_ in types[1:]:
-        found = join(found, type_)
-    return found
 
 
 def examples_of(type_: Type, leaf: Any) -> tuple[Any, ...]:

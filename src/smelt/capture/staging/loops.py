@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import CellType
 from typing import Any
 
 import torch
 
 from smelt.capture.convert.runtime import HIDDEN, UNDEF
+from smelt.capture.dynamic.values import number_of
 from smelt.capture.recorder import Slot
 from smelt.capture.staging.branches import check_genuine, is_catchable, own_cells, record_raise
+from smelt.capture.staging.growing import Grows, container_type, stage_container
 from smelt.capture.staging.heap import MISSING, WHOLE, Change, Snapshot
 from smelt.capture.staging.leaves import (
     Unread,
     examples_of,
     is_carried,
-    join_types,
     leaf_type,
     same,
     shape_of,
@@ -33,7 +33,7 @@ from smelt.capture.staging.merge import Pending, Poison, flag_in, is_result
 from smelt.capture.staging.records import RegionRecords, Structured
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import Again, CannotStage
-from smelt.capture.staging.symbols import ScalarSlot, StagedObject
+from smelt.capture.staging.symbols import ScalarSlot, is_staged, slot_of
 from smelt.ir import ANY, ListType, TensorType, Type, fits, join, type_of_arg
 
 _MOST_TRIES = 12
@@ -129,6 +129,8 @@ class Loop:
         arguments: tuple[Any, ...] = ()
         if self.bounds is not None:
             value, slot = session.value_of(type_of_arg(0), (1, 0, 0, 2, 5))
+            if isinstance(slot, ScalarSlot):
+                slot.within = _within(*self.bounds)
             index, arguments = (slot,), (value,)
         params = self._bind()
         bound = dict(self._bound)
@@ -256,6 +258,8 @@ class Loop:
                 continue
             if change.key is WHOLE:
                 self._grow(change)
+            if change.old is MISSING and type(change.container) is dict and self.session.stages_growth:
+                self._must_be_staged(change.container, [{change.key: change.new}])
             if change.old is MISSING or change.new is MISSING:
                 self.unstable("an entry or attribute is made or deleted in it")
             self.places[key] = Place(key, "", change.old, change)
@@ -291,13 +295,18 @@ class Loop:
 
     def _grow(self, change: Change) -> None:
         """A list that grew in the body becomes a staged one, everywhere. Raises: Again."""
-        session, grown = self.session, change.container
+        grown = change.container
         if type(grown) is not list:
             self.unstable(f"a {type(grown).__name__} has other contents after each turn")
-        types = [leaf_type(session, item) for item in change.new]
-        if any(t is None for t in types):
-            self.unstable("a list grows by what no staged list holds")
-        raise _Grows(grown, join_types([t for t in types if t is not None]))
+        self._must_be_staged(grown, [change.new])
+
+    def _must_be_staged(self, grown: Any, contents: Sequence[Any]) -> None:
+        """Raises: Grows, with the type of a container that holds what one came to hold; Again."""
+        type_ = container_type(self.session, [grown, *contents])
+        if type_ is None:
+            self.unstable(f"a {type(grown).__name__} grows by what no staged one holds")
+            return
+        raise Grows(grown, type_, self.site)
 
     def _yields(self, outcome: Outcome, records: list[Any], bound: dict[Any, Any]) -> list[Any] | None:
         """What the body leaves in each carried place, None where its types are wider than the parameters'."""
@@ -314,6 +323,8 @@ class Loop:
             before, _ = take_apart(place.init)
             leaves, _ = take_apart(after)
             if shape_of(place.init) != shape_of(after):
+                if session.stages_growth and type(place.init) is list and _is_list(after):
+                    self._must_be_staged(place.init, [after])
                 self.unstable(f"{place.name or 'a place'} changes its structure")
             for i, (first, last) in enumerate(zip(before, leaves, strict=True)):
                 if i not in place.types:
@@ -382,6 +393,7 @@ class Loop:
                 values[place.key] = build(made)
             else:
                 writes.append((place.change, build(made)))
+        session.note_merged((inits, regions[-1].yields), results)
         bounds = [session.encode(b) for b in self.bounds or ()]
         session.structured("while" if self.bounds is None else "for", [*bounds, *inits], regions, results, self.site)
         for change, value in writes:
@@ -424,12 +436,8 @@ class _Congruence:
         return all(self._equal(r.yields[mine[1]], r.yields[other[1]], equal) for r in mine[0].regions)
 
 
-class _Grows(BaseException):
-    """A list grows in a loop: it must be staged before the loop."""
-
-    def __init__(self, grown: list[Any], element: Type) -> None:
-        super().__init__("a list grows")
-        self.grown, self.element = grown, element
+def _is_list(value: Any) -> bool:
+    return type(value) is list or (is_staged(value) and isinstance(slot_of(value).type, ListType))
 
 
 def run_loop(loop: Callable[[], Loop]) -> Loop:
@@ -438,34 +446,16 @@ def run_loop(loop: Callable[[], Loop]) -> Loop:
         made = loop()
         try:
             made.run()
-        except _Grows as grows:
-            _stage_list(made, grows)
+        except Grows as grows:
+            stage_container(made.session, made.site, grows.grown, grows.type, made.get, made.set, made.look())
             continue
         return made
     raise CannotStage("a loop that depends on data cannot be one loop of the graph", "too many lists grow in it")
 
 
-def _stage_list(loop: Loop, grows: _Grows) -> None:
-    """Replace a list by a staged one, wherever it is referred to."""
-    session, grown = loop.session, grows.grown
-    operands = [session.encode(item) for item in grown]
-    slot = ScalarSlot(ListType(grows.element), tuple([None] * n for n in (len(grown),) * 5))
-    session.append("py.list", operands, {}, [slot], loop.site)
-    staged = StagedObject(slot)
-    values = loop.get()
-    snapshot = loop.look()
-    for holder in snapshot.parents.get(id(grown), ()):
-        if isinstance(holder, (tuple, frozenset, set)):
-            session.cannot("a list that grows in a loop is held by a tuple or a set")
-        if isinstance(holder, dict):
-            for key in [k for k, v in holder.items() if v is grown]:
-                holder[key] = staged
-        elif isinstance(holder, list):
-            holder[:] = [staged if item is grown else item for item in holder]
-        elif isinstance(holder, CellType):
-            holder.cell_contents = staged
-        else:
-            session.cannot("a list that grows in a loop is held where it cannot be replaced")
-    loop.set(tuple(staged if value is grown else value for value in values))
-    if session.held_by_callers(grown):
-        session.cannot("a list that grows in a loop is held by the caller", "a staged list cannot take its place there")
+def _within(start: Any, stop: Any, step: Any) -> tuple[Any, Any] | None:
+    """Between what the number of a loop lies, where sizes alone tell."""
+    ends = None if any(map(is_staged, (start, stop, step))) else [number_of(n) for n in (start, stop, step)]
+    if ends is None or type(ends[2]) is not int or ends[2] < 1 or ends[0] is None or ends[1] is None:
+        return None
+    return ends[0], ends[1] - 1

@@ -5,25 +5,28 @@ Invariant: a merged value is what each path left, in its place; where no single 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from smelt.capture.convert.runtime import HIDDEN, UNDEF
+from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.recorder import Slot
 from smelt.capture.roots import _is_skipped as is_skipped_module
 from smelt.capture.spans import Site
 from smelt.capture.staging.heap import MISSING, WHOLE, Change
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.shadows import tensor_type_of
-from smelt.capture.staging.stops import CannotMerge
+from smelt.capture.staging.stops import CannotGrow, CannotMerge
 from smelt.capture.staging.symbols import ScalarSlot, StagedObject, is_staged, slot_of, wrap
 from smelt.capture.tree import Flattener, UnfitError, match, rebuild
 from smelt.ir import ANY, ListType, TensorType, Type, join, type_of_arg
 
 _RAISED: Any = type("_Raised", (), {})()
 _NUMBERS = (bool, int, float, complex, str)
+_NOT_ONE = "no single value stands for both"
 
 
 class Poison:
@@ -105,12 +108,17 @@ class Merger:
         if left is right:
             return left
         if left is MISSING or right is MISSING:
-            self._fail("an entry or attribute exists on one path only")
+            what = "an entry or attribute exists on one path only"
+            if type(change.container) is dict:
+                entry = {} if change.key is WHOLE else {change.key: left if right is MISSING else right}
+                raise CannotGrow(self._where(what), _NOT_ONE, self.site, change.container, (entry,))
+            self._fail(what)
         if change.key is WHOLE:
             if left is _RAISED or right is _RAISED:
                 return self._export(right if left is _RAISED else left)
             if isinstance(left, set) or len(left) != len(right):
-                self._fail(f"a {type(change.container).__name__} has other contents on one path than on the other")
+                what = f"a {type(change.container).__name__} has other contents on one path than on the other"
+                raise CannotGrow(self._where(what), _NOT_ONE, self.site, change.container, (left, right))
             return [self.merge(x, y) for x, y in zip(left, right, strict=True)]
         return self.merge(left, right)
 
@@ -196,6 +204,9 @@ class Merger:
             return a if isinstance(a, Poison) else b
         if (is_staged(a) or isinstance(a, _NUMBERS)) and (is_staged(b) or isinstance(b, _NUMBERS)):
             return self._scalars(a, b)
+        for one, other in ((a, b), (b, a)):
+            if type(one) is list and is_staged(other) and self.session.is_outer(one):
+                raise CannotGrow(self._where("a list meets a staged one"), _NOT_ONE, self.site, one, (other,))
         if type(a) is not type(b):
             self._fail(f"a {_kind(a)} meets a {_kind(b)}")
         if isinstance(a, tuple):
@@ -220,7 +231,12 @@ class Merger:
     def _objects(self, a: Any, b: Any) -> Any:
         if isinstance(a, (dict, list)) and not (self.session.is_outer(a) or self.session.is_outer(b)):
             return self._structures(a, b)
-        if is_skipped_module(type(a).__module__) or not hasattr(a, "__dict__") or callable(a):
+        if (
+            is_skipped_module(type(a).__module__)
+            or not hasattr(a, "__dict__")
+            or callable(a)
+            or isinstance(a, enum.Enum)  # of which there are no others
+        ):
             self._fail(f"two objects of kind {type(a).__qualname__} meet")
         self._must_be_new(a.__dict__, b.__dict__)
         if list(a.__dict__) != list(b.__dict__) or isinstance(a, (dict, list, set)):
@@ -270,19 +286,21 @@ class Merger:
             self.session.recorder.entwine([*families, result.family], self.why)
 
     def _scalars(self, a: Any, b: Any) -> Any:
-        first, second = _type(a), _type(b)
-        if not is_staged(a) and not is_staged(b) and first == second and repr(a) == repr(b):
-            return a
-        if is_staged(a) and is_staged(b) and self.session.resolved(slot_of(a)) is self.session.resolved(slot_of(b)):
-            return a
+        left, right = self.session.encode(a), self.session.encode(b)
+        first, second = _type(left), _type(right)
+        if isinstance(left, Slot) and isinstance(right, Slot):
+            if self.session.resolved(left) is self.session.resolved(right):
+                return a
+        elif not (isinstance(left, Slot) or isinstance(right, Slot)) and first == second and repr(left) == repr(right):
+            return left
         type_ = first if first == second else join(first, second)
         if type_ == ANY and first != second:
             self._fail(f"a {first} meets a {second}")
         if first != second and not isinstance(type_, ListType):
             self._fail(f"a {first} meets a {second}")
-        worlds = tuple((_world(a, w), _world(b, w))[w % 2] for w in range(5))
+        worlds = tuple((_world(left, w), _world(right, w))[w % 2] for w in range(5))
         found = ScalarSlot(type_, worlds)
-        self._yield(self.session.encode(a), self.session.encode(b), found)
+        self._yield(left, right, found)
         return wrap(found)
 
     def _export(self, value: Any) -> Any:
@@ -343,15 +361,22 @@ class Merger:
                 self._fail(f"two {type(container).__name__}s meet, of which one was there before")
 
     def _fail(self, what: str) -> Any:
-        raise CannotMerge(f"after a branch that depends on data {what}", "no single value stands for both", self.site)
+        raise CannotMerge(self._where(what), _NOT_ONE, self.site)
+
+    @staticmethod
+    def _where(what: str) -> str:
+        return f"after a branch that depends on data {what}"
 
 
 def _type(value: Any) -> Type:
-    return slot_of(value).type if is_staged(value) else type_of_arg(value)
+    found: Type = value.type if isinstance(value, Slot) else type_of_arg(value)
+    return found
 
 
 def _world(value: Any, world: int) -> Any:
-    return slot_of(value).worlds[world] if is_staged(value) else value
+    if isinstance(value, SizeSlot):
+        return value.in_worlds(world + 1)[world]
+    return value.worlds[world] if isinstance(value, ScalarSlot) else value
 
 
 def _kind(value: Any) -> str:

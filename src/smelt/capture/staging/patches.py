@@ -263,7 +263,7 @@ def _basic(session: Any, tensor: Any, key: Any) -> tuple[Any, Any]:
             dim += 1
         elif isinstance(item, slice):
             bounds = [_index(session, b) for b in (item.start, item.stop, item.step)]
-            if bounds != [None, None, None]:
+            if any(bound is not None for bound in bounds):
                 view = torch.ops.aten.slice.Tensor(view, dim, *bounds[:2], 1 if bounds[2] is None else bounds[2])
             rest.append(slice(None))
             dim += 1

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import unseen
-from smelt.capture.dynamic.values import own
+from smelt.capture.dynamic.arithmetic import at_hand
+from smelt.capture.dynamic.values import number_of, own
 from smelt.capture.recorder import Slot, slot_type
-from smelt.capture.staging import current
 from smelt.capture.staging.recording import Recording
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, wrap
@@ -77,10 +77,6 @@ class Reading(Recording):
         self.append("expect", [read, found], {}, [])
         return found
 
-    def is_known(self, tensor: torch.Tensor) -> bool:
-        """The same of a tensor, asked by any thread."""
-        return current.found() is self and self.knows(self.recorder.slot_of(tensor))
-
     def knows(self, slot: Slot) -> bool:
         """Whether a tensor follows from sizes alone, and Python may read it."""
         return self.size_trace is not None and len(self.regions) == 1 and self.recorder.known.of(slot) is not None
@@ -106,7 +102,8 @@ class Reading(Recording):
         known = type_.shape[dim] if what == "size" else (type_.strides[dim] if type_.strides else None)
         if worlds is None or not isinstance(known, UnknownDim):
             return own((tensor.shape if what == "size" else tensor.stride())[dim])
-        examples = tuple(t if t is DEAD else (tuple(t.shape) if what == "size" else t.stride())[dim] for t in worlds)
+        shown = (t if t is DEAD else (tuple(t.shape) if what == "size" else t.stride())[dim] for t in worlds)
+        examples = tuple(n if n is DEAD else at_hand(number_of(n)) for n in shown)
         found = ScalarSlot(INT, examples)
         self.append(f"aten.sym_{what}.int", [slot, dim], {}, [found])
         return wrap(found)
@@ -118,7 +115,7 @@ class Reading(Recording):
         with unseen():
             if worlds is None:
                 return own(tensor.numel())
-            found = ScalarSlot(INT, tuple(t if t is DEAD else t.numel() for t in worlds))
+            found = ScalarSlot(INT, tuple(t if t is DEAD else at_hand(number_of(t.numel())) for t in worlds))
         self.append("aten.sym_numel.default", [slot], {}, [found])
         return wrap(found)
 

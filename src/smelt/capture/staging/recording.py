@@ -20,6 +20,7 @@ from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of
 from smelt.capture.recorder import Family, Slot, slot_type
 from smelt.capture.spans import Site
+from smelt.capture.staging.cuts import affine_of
 from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.records import plain_info
 from smelt.capture.staging.shadows import ShadowRecorder
@@ -58,7 +59,9 @@ class Budget:
 
 
 class Recording:
-    """What records one staged run."""
+    """What records one staged run. stages_growth: containers that grow on one path only become values of the graph."""
+
+    stages_growth = False
 
     def __init__(self, native: Any, convertible: Callable[[Any], bool], roots: Any, scope: Any) -> None:
         self.recorder = ShadowRecorder(roots, scope, self)
@@ -116,6 +119,19 @@ class Recording:
     def widened(self, before: Type, after: Type) -> Type | None:
         """The type of what a loop carries that is of two, where this run allows more than the staged one."""
         return None
+
+    def taken_apart(self, container: Any) -> Any:
+        """Code that is not converted iterates over a staged container. Raises: CannotStage."""
+        return self.cannot("a staged container was taken apart by code that is not converted")
+
+    def check_change(self, container: Any) -> None:
+        """A staged container is going to be changed. Raises: CannotStage where others would have to see that."""
+
+    def note_held(self, items: Sequence[Any]) -> None:
+        """Values are put into a staged container."""
+
+    def note_merged(self, parts: Sequence[Sequence[Any]], results: Sequence[Slot]) -> None:
+        """Values become those of an `if` or a loop."""
 
     def note_refused(self, error: BaseException) -> None:
         """An error that types alone decided."""
@@ -196,6 +212,8 @@ class Recording:
             value, slot = self.value_of(type_, examples, is_native)
             results.append(value)
             slots.append(slot)
+        if len(slots) == 1 and isinstance(slots[0], ScalarSlot):
+            slots[0].affine = affine_of(op, operands)
         self.append(op, operands, named, slots)
         if op == "py.not_" and isinstance(operands[0], Slot):
             self.negations[slots[0]] = operands[0]
@@ -226,7 +244,11 @@ class Recording:
         for world in range(WORLDS if is_varied else 1):
             number = (5, 0, 1, 7, next(self._primes))[world]
             sizes = [
-                d if isinstance(d, int) else sizes_like[i] if world == 0 and sizes_like else number
+                d
+                if isinstance(d, int)
+                else sizes_like[i]
+                if sizes_like and (world == 0 or not isinstance(d, UnknownDim))
+                else number
                 for i, d in enumerate(type_.shape or ())
             ]
             strides = strides_of(type_, sizes, strides_like if world == 0 else None)

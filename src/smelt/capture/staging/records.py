@@ -10,6 +10,7 @@ from smelt._torch.record_modes import Modes
 from smelt.capture.opinfo import OpInfo
 from smelt.capture.recorder import Slot
 from smelt.capture.spans import Site
+from smelt.ir import ListType
 
 
 class RegionRecords(NamedTuple):
@@ -18,6 +19,13 @@ class RegionRecords(NamedTuple):
     params: Sequence[Slot]
     records: Sequence[Any]
     yields: Sequence[Any]
+
+
+class Listed(NamedTuple):
+    """A list that a region yields: what is in it, and its type."""
+
+    items: Sequence[Any]
+    type: ListType
 
 
 class Structured(NamedTuple):

@@ -23,7 +23,7 @@ from smelt.capture.staging import symbols
 from smelt.capture.staging.heap import Change, Snapshot
 from smelt.capture.staging.reading import Reading
 from smelt.capture.staging.recording import strides_of, tainted
-from smelt.capture.staging.records import RegionRecords, Structured
+from smelt.capture.staging.records import Listed, RegionRecords, Structured
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, slot_of
 from smelt.capture.staging.unify import unify
@@ -63,7 +63,10 @@ class Ended(BaseException):
 
 @dataclass
 class Region:
-    """One run of a region: answers given so far, and the records between them."""
+    """One run of a region: answers given so far, and the records between them.
+
+    answers: values that were asked for, by the question.
+    """
 
     prefix: tuple[bool, ...]
     taken: list[bool] = field(default_factory=list)
@@ -71,10 +74,13 @@ class Region:
     outcome: Outcome = field(default_factory=Outcome)
     known: dict[Slot, bool] = field(default_factory=dict)
     asked: dict[tuple[str, int, str], int] = field(default_factory=dict)
+    answers: dict[Any, Any] = field(default_factory=dict)
 
 
 class Session(Reading):
-    """The staged run of one thread."""
+    """The staged run of one thread. most_explored: regions that may be run in all."""
+
+    most_explored = MOST_PATHS * 4
 
     # --- what Python insists on --------------------------------------------------------------------------------------
 
@@ -147,7 +153,7 @@ class Session(Reading):
 
     def _explore(self, thunk: Callable[[], Outcome], prefix: tuple[bool, ...], known: dict[Slot, bool]) -> Region:
         self.paths += 1
-        if self.paths > MOST_PATHS * 4:
+        if self.paths > self.most_explored:
             self.cannot("the program has too many paths", f"more than {MOST_PATHS} continuations")
         self.spend()
         region = Region(prefix, known=dict(known), asked=dict(self._asked))
@@ -204,6 +210,7 @@ class Session(Reading):
                 # Never reached; a value of the type stands there all the same.
                 yields[:] = [slot_type(r) for r in merger.results]
             yields[:] = [self.placeholder(y, records, site) for y in yields]
+        self.note_merged((merger.left, merger.right), merger.results)
         self.structured(
             "if",
             [slot],
@@ -226,7 +233,13 @@ class Session(Reading):
         )
 
     def placeholder(self, value: Any, records: list[Any], site: Site | None) -> Any:
-        """Any value of a type, recorded at the end of a list, where a type stands; else the value itself."""
+        """Any value of a type, recorded at the end of a list, where a type stands; a list; else the value itself."""
+        if isinstance(value, Listed):
+            saved, self.recorder.records = self.recorder.records, records
+            found = ScalarSlot(value.type, (DEAD,) * WORLDS)
+            self.append("py.list", value.items, {}, [found], site)
+            self.recorder.records = saved
+            return found
         if not isinstance(value, (TensorType, ScalarType, ListType, TupleType, DictType, OptionalType)):
             return value
         literals: dict[Any, Any] = {INT: 0, FLOAT: 0.0, BOOL: False, STR: "", COMPLEX: 0j}

@@ -20,19 +20,21 @@ import torch
 from smelt._torch.dispatch import unseen
 from smelt._torch.record_patches import is_plain_tensor_type
 from smelt._torch.shadow import Shadows, pythons_kernels, wants_numbers
+from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.dims import dim_of, row_major
 from smelt.capture.dynamic.known import KnownValues
 from smelt.capture.dynamic.rules import by_rule, has_rule
-from smelt.capture.dynamic.values import for_torch, is_sized
+from smelt.capture.dynamic.values import for_torch, is_sized, number_of
 from smelt.capture.opinfo import METADATA, OpInfo, op_info
-from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, slot_type
+from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, StateSlot, slot_type
 from smelt.capture.roots import Roots
 from smelt.capture.scopes import Scope
+from smelt.capture.staging.cuts import CUTTING, Cut, cut_of
 from smelt.capture.staging.sizes import rule_of
 from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
 from smelt.capture.staging.watch import unwatched
-from smelt.ir import UNKNOWN_DIM, TensorType
+from smelt.ir import UNKNOWN_DIM, TensorType, UnknownDim, contiguous_strides
 from smelt.ops.convert import dtype_from_torch
 
 _IN_PLACE_METADATA = frozenset((
@@ -52,6 +54,7 @@ class ShadowRecorder(Recorder):
         self.is_indexing = False
         self.varied: dict[Slot, tuple[Any, ...]] = {}
         self.inner: dict[int, Slot] = {}
+        self.known_states: dict[int, StateSlot] = {}
         self.spread: dict[int, tuple[ScalarSlot, torch.Tensor]] = {}
         self.entwined: dict[int, tuple[Family, object]] = {}
         self.depth = 0
@@ -77,9 +80,16 @@ class ShadowRecorder(Recorder):
         # What a region left is found again where outcomes are merged; the graph's builder refuses any other use.
         left = self.inner.get(id(tensor))
         if left is not None and left.ref() is tensor:
+            state = self.known_states.get(id(tensor))
+            if state is not None and left.family is state.family and not left.family.written:
+                # An operator of that region gave the very tensor back: it is still what it was before.
+                return state
             return left
         with unseen():
-            return super()._adopt(tensor)
+            found = super()._adopt(tensor)
+        if isinstance(found, StateSlot):
+            self.known_states[id(tensor)] = found
+        return found
 
     def read(self, tensor: torch.Tensor, what: str) -> None:
         if self.slot_of(tensor).family.tainted:
@@ -114,6 +124,10 @@ class ShadowRecorder(Recorder):
             # Written on one path only: what it holds afterwards depends on data.
             tainted = True
         if not tainted:
+            for slot in operands if writes else ():
+                if slot.kind == "unknown" and info.short not in _CONSTANT_MAKERS:
+                    self.unknown(slot)  # before it is written
+            self._check()
             result = overload(*args, **kwargs)
             self._note(info, args, kwargs, result)
             self._check()
@@ -206,15 +220,21 @@ class ShadowRecorder(Recorder):
             if rule is None:
                 self.session.cannot(f"the sizes of what {info.name} gives follow from data")
         varied = numbers is not None or any(self.is_varied(slot) for slot in operands)
+        cut = self._cut(info.name, args, kwargs) if varied else None
         results, reason = [], ""
+        backs: list[dict[int, Any]] = []
         for world in range(WORLDS if varied else 1):
             back: dict[int, Any] = {}
+            backs.append(back)
             try:
                 own_args = [self.in_world(a, world, back) for a in args]
                 own_kwargs = {k: self.in_world(v, world, back) for k, v in kwargs.items()}
                 if info.name == "aten.select.int" and is_staged(args[2]):
                     # Which one it is does not show in the type; where there is none, eager raises.
                     own_args[2] = 0
+                if cut is not None:
+                    results.append(cut.shadow(self.shadows, self.session.size_trace, overload, own_args, world))
+                    continue
                 found = self._by_rule(info, own_args, own_kwargs)
                 if found is not None:
                     results.append(found)
@@ -230,15 +250,35 @@ class ShadowRecorder(Recorder):
                 if not varied:
                     self._refused(refused, info)
                 result, reason = DEAD, f"{type(refused).__name__}: {refused}"
-            results.append(_give_back(result, back) if result is not DEAD else result)
-        if results[0] is DEAD:
-            # The numbers of the program's world do not fit together: go on with those of another one.
-            results[0] = next((r for r in results if r is not DEAD), DEAD)
-        if results[0] is DEAD:
-            self.session.cannot(f"{info.name} has no shadow", reason or "its operands fit in no world")
+            results.append(result)
+        # Where the numbers of the program's world do not fit together, it goes on with those of another one.
+        seen = next((world for world, result in enumerate(results) if result is not DEAD), None)
+        if seen is None:
+            return self.session.cannot(f"{info.name} has no shadow", reason or "its operands fit in no world")
+        if cut is not None:
+            operands_in = [DEAD if r is DEAD else self.in_world(args[0], world) for world, r in enumerate(results)]
+            results = cut.told_apart(self.shadows, self.session.size_trace, overload, results, operands_in)
+        # The program sees the operand itself; what stands for it in other worlds keeps the sizes of these.
+        results[0] = _give_back(results[seen], backs[seen])
         if varied and sum(r is not DEAD for r in results[1:]) == 0:
             results[1:] = [DEAD] * (WORLDS - 1)
         return results
+
+    def _cut(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cut | None:
+        if name not in CUTTING:
+            return None
+        slot = self.slot_of(args[0])
+        with unseen():
+            shape = slot_type(slot).shape
+            dims = (
+                None
+                if shape is None
+                else [
+                    None if isinstance(d, UnknownDim) else number_of(n)
+                    for d, n in zip(shape, args[0].shape, strict=True)
+                ]
+            )
+            return cut_of(name, args, kwargs, dims)
 
     def _run_symbolic(self, overload: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         trace = self.session.size_trace
@@ -360,7 +400,8 @@ def type_in_worlds(worlds: Sequence[Any]) -> TensorType | None:
     first = alive[0]
     shapes = [tuple(map(dim_of, t.shape)) for t in alive]
     strides = [tuple(map(dim_of, t.stride())) for t in alive]
-    if len(alive) > 1 and all(s == shapes[0] for s in shapes) and all(s == strides[0] for s in strides):
+    is_open = any(isinstance(d, UnknownDim) for d in (*shapes[0], *strides[0]))
+    if len(alive) > 1 and all(s == shapes[0] for s in shapes) and all(s == strides[0] for s in strides) and not is_open:
         return None
     rank = first.dim()
     if any(t.dim() != rank for t in alive):
@@ -379,7 +420,11 @@ def type_in_worlds(worlds: Sequence[Any]) -> TensorType | None:
 
 def _is_row_major(tensor: torch.Tensor) -> bool:
     sizes = tuple(map(dim_of, tensor.shape))
-    return tuple(map(dim_of, tensor.stride())) == row_major(tensor.shape, sizes)
+    if tuple(map(dim_of, tensor.stride())) != row_major(tensor.shape, sizes):
+        return False
+    # Of sizes that data decide no expression is known, only what they are in this world.
+    shape, steps = ([at_hand(number_of(n)) for n in numbers] for numbers in (tensor.shape, tensor.stride()))
+    return 0 in shape or tuple(steps) == contiguous_strides(tuple(shape))
 
 
 def tensor_type_of(slot: Slot) -> TensorType:

@@ -15,6 +15,7 @@ import functools
 import random as pythons_random
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass, replace
 from time import thread_time
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 
 from smelt._torch import shadow
 from smelt._torch.dispatch import recording
+from smelt._torch.exact import MISSING
 from smelt._torch.light_fake import unmarked
 from smelt._torch.record_modes import modes
 from smelt.capture.captured import Captured, State, _input_names, _name_of, _returned
@@ -32,6 +34,9 @@ from smelt.capture.dynamic.inputs import Symbols, held_memory, make_symbols
 from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import is_sized, plain
+from smelt.capture.places import After, NotPut, Puts
+from smelt.capture.reads_arguments import ArgumentHeap, contents_of, put_contents, slots_of
+from smelt.capture.reads_outer import Outer, appended
 from smelt.capture.recorder import Slot
 from smelt.capture.roots import Roots, reachable
 from smelt.capture.scopes import Scope, tracking
@@ -50,6 +55,7 @@ from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import Again, CannotStage, Stop
 from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.capture.staging.watch import Watch
+from smelt.capture.state import Place, holding
 from smelt.capture.tree import ConstantLeaf, Flattener, Tree, hidden_tensors, is_lazy, leaves
 from smelt.diag import CaptureError, InternalError, SmeltError
 from smelt.ir import Graph
@@ -69,17 +75,21 @@ def stage(
     name: str | None = None,
     native: Captured,
     dynamic: Spec | None = None,
+    state: Sequence[Place] = (),
 ) -> Captured:
     """The program as one graph, or a capture whose `error` says why it has none. Raises nothing of the program's.
 
     dynamic: the sizes and numbers of the arguments that are symbols; what was found out of them is in `sizes`.
+    state: as `capture` takes it.
     """
     program = fn if target is None else target
-    run = _Run(fn, args, dict(kwargs or {}), program, name or _name_of(program), native, dynamic)
+    run = _Run(fn, args, dict(kwargs or {}), program, name or _name_of(program), native, dynamic, state)
     if not shadow.available():
         return run.failed(_error("this torch cannot run operators on shadows", "a private name is missing", None))
     try:
         arguments = flatten_arguments(args, run.kwargs)
+        if native.opened:
+            arguments = arguments.opened(ArgumentHeap(tuple(args), run.kwargs, native.opened))
     except CaptureError as error:
         return run.failed(error)
     with _everything_kept(), unmarked():
@@ -89,9 +99,9 @@ def stage(
 class _Run:
     def __init__(
         self, fn: Any, args: Sequence[Any], kwargs: dict[str, Any], program: Any, title: str, native: Captured,
-        dynamic: Spec | None,
+        dynamic: Spec | None, state: Sequence[Place],
     ) -> None:  # fmt: skip
-        self.dynamic = dynamic
+        self.dynamic, self.state = dynamic, state
         self.fn, self.args, self.kwargs = fn, args, kwargs
         self.program, self.title, self.native = program, title, native
         self.roots = Roots({}, {})
@@ -107,10 +117,10 @@ class _Run:
     def run(self, arguments: Arguments) -> Captured:
         """Stage, starting again as often as something new is learnt."""
         self.roots = reachable(self.program, {path: v for path, v in arguments.constants() if callable(v)})
-        functions = Functions()
-        for conversion in self.native.conversions:
-            if conversion.site is not None and functions.can(conversion.site.code):
-                functions.want(conversion.site.code)
+        functions = Functions(self.roots.functions)
+        for code in dict.fromkeys(found.site.code for found in self.native.conversions if found.site is not None):
+            if functions.can(code):
+                functions.want(code)
         forked: set[object] = set()
         peeled: dict[object, int] = {}
         whole: set[object] = set()
@@ -169,6 +179,18 @@ class _Run:
         if symbols is not None:
             session.size_trace = symbols.trace
             recorder.inputs.extend(symbols.numbers)
+        args, kwargs = self.call
+        with holding(self.state, kwargs, lambda to, of: put_contents(to, contents_of(of))) as given:
+            if symbols is not None:
+                symbols.rename_containers(kwargs, given)
+            self.call = (args, given)
+            return self._recorded(session, functions, arguments, symbols)
+
+    def _recorded(
+        self, session: Session, functions: Functions, arguments: Arguments, symbols: Symbols | None
+    ) -> Captured:
+        recorder = session.recorder
+        self.heap = self._heap()
         session.heap_roots = [self.program, self.fn, *self.call]
         self.snapshot = Snapshot(session.heap_roots)
         session.snapshots.append(self.snapshot)
@@ -180,8 +202,8 @@ class _Run:
                 stack.enter_context(tracking(recorder.scope, self.roots.module_list))
                 stack.enter_context(detecting(recorder, "entry"))
                 stack.enter_context(answering())
-                if symbols is not None:
-                    stack.enter_context(shadow.unrecognized(session.is_known))
+                # A program that asks whether it is traced would go another way than it goes.
+                stack.enter_context(shadow.unrecognized(lambda tensor: True))
                 stack.enter_context(installed(StagingRuntime(session)))
                 stack.enter_context(recording(recorder.record, "entry"))
                 stack.enter_context(watch.ready())
@@ -198,7 +220,8 @@ class _Run:
         """The symbols of this run, None where there are to be none."""
         if self.dynamic is None:
             return None
-        held = held_memory([entry.tensor for entry in self.roots.entries.values()])
+        own = set(map(id, arguments.tensors)) if self.state else set()
+        held = held_memory([entry.tensor for entry in self.roots.entries.values() if id(entry.tensor) not in own])
         trace = CaptureTrace(site=session.site)
         return make_symbols(self.dynamic, arguments, session.recorder.shadows, trace, held)
 
@@ -234,26 +257,37 @@ class _Run:
         recorder = session.recorder
         if outcome.is_raised:
             raise CannotStage("the program raises on every path", "there is nothing to return", None)
+        puts_some = self.native.signature is not None and self.native.signature.puts is not None
+        heap = self.heap if puts_some or self.state else None
         for change in outcome.writes.values():
-            _check_effect(change)
+            if heap is None or not heap.takes(change.container, change.key):
+                _check_effect(change)
         stand_ins: dict[int, Slot] = {}
-        result = _with_stand_ins(outcome.value, stand_ins, session)
         given = arguments if symbols is None else symbols
-        flattener = Flattener(_check_result(recorder, self.roots), same=given.containers)
-        tree = flattener.flatten(result, "result")
+        check = _check_result(recorder, self.roots)
+        flattener: Flattener
+        puts = None
+        if heap is None:
+            result = _with_stand_ins(outcome.value, stand_ins, session)
+            flattener = Flattener(check, same=given.containers)
+            tree = flattener.flatten(result, "result")
+        else:
+            flattener = After(heap, check, given.containers, lambda value: _stand_in(value, stand_ins, session))
+            tree, puts = self._left(heap, outcome, flattener)
         slots = [stand_ins.get(id(t)) or recorder.slot_of(t) for t in flattener.tensors]
         for slot in slots:
             if slot.kind == "unknown":
                 recorder.unknown(slot)
-        if tree is not None:
-            _check_leaves(tree)
+        for name, part in (("result", tree), *(puts.trees() if puts is not None else ())):
+            if part is not None:
+                _check_leaves(part, name)
         if recorder.error is not None or tree is None:
             raise CannotStage("the result has no structure", "it holds what no graph returns", None)
-        signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)
+        signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths, puts)
         if symbols is not None:
-            signature = Signature(symbols.args_tree, symbols.kwargs_tree, tree, tuple(symbols.paths))
+            signature = Signature(symbols.args_tree, symbols.kwargs_tree, tree, tuple(symbols.paths), puts)
         try:
-            names = _input_names(self.program, signature.inputs)
+            names = _input_names(self.program, signature.inputs, self.state)
             graph = StagedBuilder(self.title, recorder, self.caller, symbols).build(names, slots)
         except CaptureError as error:
             return self.failed(error)
@@ -263,8 +297,50 @@ class _Run:
         return Captured(
             self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,
             self.roots, {}, shared, _returned(flattener.tensors, given.tensors, state),
-            facts,
+            facts, self.native.opened, outer=self.native.outer,
         )  # fmt: skip
+
+    def _heap(self) -> ArgumentHeap | None:
+        """What this run is to leave changed, before it does."""
+        native = self.native
+        if not native.opened and not native.outer and not self.state:
+            return None
+        heap = ArgumentHeap(tuple(self.call[0]), self.call[1], native.opened)
+        places = {place.spot: place for place in (*native.outer, *self.state) if place.kind != "object"}
+        heap.outer.extend(Outer(place, _held_at(place), MISSING) for place in places.values())
+        return heap
+
+    def _left(self, heap: ArgumentHeap, outcome: Outcome, after: After) -> tuple[Tree, Puts]:
+        """The structure of the result, and of what all ways leave in the arguments' objects. Raises: CannotStage."""
+        heap.known = {**dict.fromkeys(self.native.known), **heap.by_id}
+        if any(held.is_open and slots_of(type(held.value)) for held in heap.held):
+            raise CannotStage("an argument with slots is changed", "slots are not put back between ways", None)
+        try:
+            for change in outcome.writes.values():
+                if heap.takes(change.container, change.key):
+                    change.put(change.new)
+            heap.close()
+            heap.outer = [found for outer in heap.outer if (found := _after(outer)) is not None]
+            if any(outer.after is MISSING for outer in heap.outer):
+                raise CannotStage("an attribute is set on some ways only", "it would be deleted on others", None)
+            return after.flatten(outcome.value, "result"), after.puts()
+        except NotPut as stop:
+            raise CannotStage(f"the program leaves {stop} in an argument", "it is not put there again", None) from None
+
+
+def _held_at(place: Place) -> Any:
+    return tuple(place.read()) if place.is_appended else place.read()
+
+
+def _after(outer: Outer) -> Outer | None:
+    """A place with what all ways leave there; None where they leave what was there."""
+    if not outer.place.is_appended:
+        found = replace(outer, after=outer.place.read())
+        return found if found.after is not outer.before else None
+    grown = appended(outer.place, outer.before)
+    if grown is None:
+        raise CannotStage(f"{outer.place.name} is not only appended to", "its items are no argument", None)
+    return grown if grown.items else None
 
 
 def _check_effect(change: Change) -> None:
@@ -286,16 +362,9 @@ def _depends(value: Any) -> bool:
 
 def _with_stand_ins(value: Any, found: dict[int, Slot], session: Session) -> Any:
     """The result with a tensor in the place of each staged number; by the tensor's id, the number's slot."""
-    slot = slot_of(value) if is_staged(value) else session.size_slot(value) if is_sized(value) else None
-    if isinstance(slot, Slot):
-        stand_in = torch.empty(0)
-        session.keep.append(stand_in)
-        found[id(stand_in)] = slot
-        return stand_in
-    if isinstance(value, torch.Size):
-        return torch.Size(map(plain, value))
-    if slot is not None:
-        return slot
+    made = _stand_in(value, found, session)
+    if made is not value:
+        return made
     if type(value) in (list, tuple):
         items = [_with_stand_ins(item, found, session) for item in value]
         return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
@@ -308,6 +377,28 @@ def _with_stand_ins(value: Any, found: dict[int, Slot], session: Session) -> Any
         if type(value) is dict:
             return made
         raise CannotStage(f"the result is a {type(value).__qualname__} of staged numbers", "it cannot be rebuilt", None)
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+        made = {name: _with_stand_ins(item, found, session) for name, item in vars(value).items()}
+        if all(item is made[name] for name, item in vars(value).items()):
+            return value
+        record = object.__new__(type(value))
+        vars(record).update(made)
+        return record
+    return value
+
+
+def _stand_in(value: Any, found: dict[int, Slot], session: Session) -> Any:
+    """A tensor in the place of a staged number; other values as they are. Raises: CannotStage for what is no value."""
+    slot = slot_of(value) if is_staged(value) else session.size_slot(value) if is_sized(value) else None
+    if isinstance(slot, Slot):
+        stand_in = torch.empty(0)
+        session.keep.append(stand_in)
+        found[id(stand_in)] = slot
+        return stand_in
+    if isinstance(value, torch.Size):
+        return torch.Size(map(plain, value))
+    if slot is not None:
+        return slot
     if isinstance(value, Pending):
         raise CannotStage("a function returns a value on some paths only", "None and a value have no common form", None)
     if isinstance(value, Poison):
@@ -315,8 +406,8 @@ def _with_stand_ins(value: Any, found: dict[int, Slot], session: Session) -> Any
     return value
 
 
-def _check_leaves(tree: Tree) -> None:
-    for path, leaf in leaves(tree, "result"):
+def _check_leaves(tree: Tree, name: str = "result") -> None:
+    for path, leaf in leaves(tree, name):
         value = leaf.value if isinstance(leaf, ConstantLeaf) else None
         parts = value if isinstance(value, tuple) else (value,)
         if any(is_staged(part) or is_sized(part) or isinstance(part, (Pending, Poison)) for part in parts):

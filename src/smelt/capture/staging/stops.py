@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import CodeType
+from typing import Any
 
 from smelt.capture.spans import Site
 from smelt.capture.staging import current
@@ -23,6 +24,14 @@ class CannotStage(Stop):
 
 class CannotMerge(CannotStage):
     """Two outcomes have no common form; who knows another way than merging them takes it."""
+
+
+class CannotGrow(CannotMerge):
+    """The outcomes left other contents in a container; contents: containers of what it came to hold."""
+
+    def __init__(self, what: str, why: str, site: Site | None, container: Any, contents: Any) -> None:
+        super().__init__(what, why, site)
+        self.container, self.contents = container, contents
 
 
 class Again(Stop):

@@ -38,9 +38,11 @@ class ScalarSlot(Slot):
     """A Python value that the graph computes.
 
     worlds: an example for each world, DEAD where there is none. is_native: world 0 is what the native run had.
+    within: the least and the greatest that a loop's number can be, which may be sizes. affine: a slot, and the numbers
+    that this one is as many times it, plus so much.
     """
 
-    __slots__ = ("is_native", "worlds")
+    __slots__ = ("affine", "is_native", "within", "worlds")
 
     def __init__(self, type_: Type, worlds: tuple[Any, ...], is_native: bool = False) -> None:
         self.ref = _nothing
@@ -49,6 +51,8 @@ class ScalarSlot(Slot):
         self.type = type_
         self.worlds = worlds
         self.is_native = is_native
+        self.within: tuple[Any, Any] | None = None
+        self.affine: tuple[ScalarSlot, int, int] | None = None
 
 
 class Node:
@@ -246,10 +250,14 @@ class StagedObject(_Staged):
         return current.session().getitem(self, key)
 
     def __iter__(self) -> Any:
-        current.session().cannot("a staged container was taken apart by code that is not converted")
+        return current.session().taken_apart(self)
 
-    __len__ = __iter__
-    __contains__ = __iter__
+    def __len__(self) -> int:
+        current.session().taken_apart(self)
+        raise TypeError  # to `list.extend`, which would know how much room it needs
+
+    def __contains__(self, item: Any) -> bool:
+        return bool(current.session().cannot("code that is not converted looks into a staged container"))
 
 
 def wrap(slot: ScalarSlot) -> Any:

@@ -184,8 +184,8 @@ class GemmDriver(Driver):
 
 
 def _heights(tiling: Tiling, width: int) -> tuple[int, ...]:
-    """Row counts with a tile: all in a full panel, one in a narrow one, which is rare."""
-    return tiling.heights if width == tiling.vectors else tiling.heights[:1]
+    """Row counts with a tile: all in a full panel, the greatest and one in a narrow one, which is rare."""
+    return tiling.heights if width == tiling.vectors else (tiling.heights[0], tiling.heights[-1])
 
 
 _STRIP_PARAMETERS = (

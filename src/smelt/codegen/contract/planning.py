@@ -16,21 +16,22 @@ from smelt.codegen.contract.gemm import MAX_ROWS, Gemm, Right, gemm_source
 from smelt.codegen.contract.lines import HEIGHTS as LINE_HEIGHTS
 from smelt.codegen.contract.lines import MAX_COLUMNS, Lines, lines_source
 from smelt.codegen.contract.problem import Problem
+from smelt.codegen.contract.tile import chains_of
 from smelt.codegen.contract.tiling import BLOCK, Tiling, tiling_for
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.ir import DType
 from smelt.ir.sizes import blind, equals, is_one, is_symbolic, late, size_max, size_min
+from smelt.runtime.cpu import data_cache_nbytes
 
 # Estimates of one core, for the grain of threads: what a tile computes and memory delivers, and a chunk worth claiming.
 _FLOPS_PER_NS, _BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
 _CHUNKS = 16
-# A matrix of so many bytes may still be in a core's own cache from its last use.
-_NEAR_NBYTES = 512 * 1024
 # Columns of an item of dot products.
 _DOT_COLUMNS = 32
-# With fewer rows eager's library sums shorter chains: 96 have 1.35 times its error at K = 768, 192 have 1.8 times.
-_MANY_ROWS, _FEW_ROWS_BLOCK = 16, 96
+# With fewer rows eager's library sums shorter chains, the shortest with the fewest: of 96 terms, eight rows have 1.5
+# times its error at K = 512 and twice at 192, of 32 terms 1.1 and 1.35 times.
+_MANY_ROWS, _SOME_ROWS_CHAIN, _FEW_ROWS_CHAIN = 16, 48, 32
 # Heights of dot products where few rows are not what is expected: for less text, a height serves half its rows at 1.05
 # times what their own costs.
 _RARE_HEIGHTS = (4, 8)
@@ -72,6 +73,11 @@ def is_worthwhile(m: int, n: int, k: int) -> bool:
 def is_few(m: int) -> bool:
     """Whether there are so few rows, at all sizes, that dot products compute them."""
     return equals(size_max(m, max(HEIGHTS)), max(HEIGHTS))
+
+
+def is_near(nbytes: int) -> bool:
+    """Whether so much that is read again and again stays in a core's own cache."""
+    return nbytes <= data_cache_nbytes()[1] // 2
 
 
 def takes_dots(m: int, right: Right) -> bool:
@@ -179,7 +185,7 @@ def _dots_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, 
     columns = _dot_columns(tiling)
     nbytes = min(columns, n) * k * tiling.element_nbytes
     item_ns = nbytes * max(1.0 / _BYTES_PER_NS, m / (4 * _FLOPS_PER_NS))
-    return int(n * k * tiling.element_nbytes > _NEAR_NBYTES), batch * _ceil(n, columns), item_ns
+    return int(not is_near(n * k * tiling.element_nbytes)), batch * _ceil(n, columns), item_ns
 
 
 # --- lines
@@ -231,7 +237,16 @@ def _gemm_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, 
     columns = min(tiling.panel, _ceil(n, tiling.lanes) * tiling.lanes)
     work = 2.0 * min(rows, m) * columns * k / tiling.group / _FLOPS_PER_NS
     item_ns = max(work, columns * k * tiling.element_nbytes / _BYTES_PER_NS)
-    return rows, BLOCK if m >= _MANY_ROWS else _FEW_ROWS_BLOCK, panels * _ceil(m, rows), item_ns
+    return rows, _block_terms(tiling, m), panels * _ceil(m, rows), item_ns
+
+
+def _block_terms(tiling: Tiling, m: int) -> int:
+    if m >= _MANY_ROWS:
+        return BLOCK
+    if m > max(HEIGHTS):
+        return _SOME_ROWS_CHAIN
+    height = next((height for height in reversed(tiling.heights) if height >= m), tiling.rows)
+    return min(BLOCK, _FEW_ROWS_CHAIN * chains_of(tiling, height, tiling.vectors))
 
 
 def _block_rows(tiling: Tiling, m: int, k: int, panels: int) -> int:

@@ -58,8 +58,9 @@ def tile_function(tiling: Tiling, rows: int, vectors: int, walk: Walk) -> Functi
     fn = FunctionText(tile_name(rows, vectors), _PARAMETERS, result="internal void")
     starts = _row_starts(fn, rows)
     is_whole = (rows, vectors) == (tiling.rows, tiling.vectors)
-    turn = walk.turn if is_whole else 1
-    carried = [("i64", "0"), ("ptr", "%b"), *[(tiling.vector, "zeroinitializer")] * (rows * vectors)]
+    chains = chains_of(tiling, rows, vectors)
+    turn = walk.turn if is_whole else chains
+    carried = [("i64", "0"), ("ptr", "%b"), *[(tiling.vector, "zeroinitializer")] * (rows * vectors * chains)]
     parts = [("0", "%k", 1)]
     if turn > 1:
         middle = fn.let(f"and i64 %k, {-turn}", "i")
@@ -69,29 +70,41 @@ def tile_function(tiling: Tiling, rows: int, vectors: int, walk: Walk) -> Functi
         with fn.loop(first, last, count, [*carried, *ahead]) as loop:
             state = loop.carried[: len(carried)]
             now = [one.now for one in state]
-            for _ in range(count):
-                now = _one_k(fn, tiling, walk, starts, vectors, now)
+            for i in range(count):
+                at = 2 + i % chains * rows * vectors
+                there = slice(at, at + rows * vectors)
+                now[:2], now[there] = _one_k(fn, tiling, walk, starts, vectors, now[:2], now[there])
             for one, value in zip(state, now, strict=True):
                 one.next = value
             for one in loop.carried[len(carried) :]:
                 prefetch(fn, one.now)
                 one.next = fn.let(f"getelementptr i8, ptr {one.now}, i64 %next.step", "p")
         carried = [(one.type, one.last) for one in state]
-    sums = state[2:]
+    sums = [one.last for one in state[2:]]
+    while len(sums) > rows * vectors:
+        half = len(sums) // 2
+        sums = [fn.let(f"fadd {tiling.vector} {a}, {b}") for a, b in zip(sums[:half], sums[half:], strict=True)]
     for i in range(rows):
         for j in range(vectors):
             to = fn.gep("i8", "%sums", (i * tiling.panel + j * tiling.lanes) * tiling.sum_nbytes)
             before = fn.load(tiling.vector, to, tiling.sum_nbytes)
-            total = fn.let(f"fadd {tiling.vector} {before}, {sums[i * vectors + j].last}")
+            total = fn.let(f"fadd {tiling.vector} {before}, {sums[i * vectors + j]}")
             fn.store(tiling.vector, total, to, tiling.sum_nbytes)
     return fn
 
 
+def chains_of(tiling: Tiling, rows: int, vectors: int) -> int:
+    """Registers that share each sum: a low tile has too few sums to hide the latency of a multiply-add."""
+    fitting = tiling.rows * tiling.vectors // (rows * vectors)
+    return 4 if fitting >= 4 else 2 if fitting >= 2 else 1
+
+
 def _one_k(
-    fn: FunctionText, tiling: Tiling, walk: Walk, starts: list[str], vectors: int, state: list[str]
-) -> list[str]:
-    """Add one group of K: (offset in rows of the left matrix, address of the right's row, sums..), before and after."""
-    offset, at, *sums = state
+    fn: FunctionText, tiling: Tiling, walk: Walk, starts: list[str], vectors: int, places: list[str], sums: list[str]
+) -> tuple[list[str], list[str]]:
+    """Add one group of K: places (offset in rows of the left matrix, address of the right's row) and sums behind it."""
+    offset, at = places
+    sums = list(sums)
     nbytes = _right_nbytes(tiling)
     right = [_load_right(fn, tiling, fn.gep("i8", at, j * tiling.lanes * nbytes)) for j in range(vectors)]
     for i, start in enumerate(starts):
@@ -100,7 +113,7 @@ def _one_k(
             sums[i * vectors + j] = multiply_add(fn, tiling, left, right[j], sums[i * vectors + j])
     offset = fn.let(f"add nsw i64 {offset}, {nbytes if walk.unit else '%a.k'}", "i")
     at = fn.let(f"getelementptr i8, ptr {at}, i64 {tiling.row_nbytes if walk.dense else '%b.k'}", "p")
-    return [offset, at, *sums]
+    return [offset, at], sums
 
 
 def _row_starts(fn: FunctionText, rows: int) -> list[str]:

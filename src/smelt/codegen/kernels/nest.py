@@ -284,7 +284,8 @@ def is_inner(expr: Expr, nouter: int, names: frozenset[str] | set[str]) -> bool:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _loop_name(nest: Nest, loop: int) -> str:
+def loop_name(nest: Nest, loop: int) -> str:
+    """What a loop is called in text: `i0`, `i1`, ... outer loops, `j0`, ... inner ones."""
     n = len(nest.outer)
     return f"i{loop}" if loop < n else f"j{loop - n}"
 
@@ -293,7 +294,7 @@ def _index_text(nest: Nest, index: Index) -> str:
     terms = [str(index.offset)] if index.offset else []
     for loop, stride in enumerate(index.strides):
         if stride:
-            terms.append(_loop_name(nest, loop) if stride == 1 else f"{stride}*{_loop_name(nest, loop)}")
+            terms.append(loop_name(nest, loop) if stride == 1 else f"{stride}*{loop_name(nest, loop)}")
     for gather in index.gathers:
         place = f"at({expr_text(nest, gather.position)} < {gather.size}{', wraps' if gather.wraps else ''})"
         terms.append(place if gather.stride == 1 else f"{gather.stride}*{place}")
@@ -306,7 +307,7 @@ def expr_text(nest: Nest, expr: Expr) -> str:
         case Const(value=value):
             return str(value)
         case Position(loop=loop):
-            return _loop_name(nest, loop)
+            return loop_name(nest, loop)
         case Ref(name=name):
             return name
         case Load(buffer=buffer, index=index, where=where, other=other):
@@ -320,22 +321,32 @@ def expr_text(nest: Nest, expr: Expr) -> str:
 
 
 def _lines(nest: Nest) -> Iterator[str]:
-    yield f"nest({', '.join(f'{b.name}: {b.dtype}' for b in nest.buffers)})"
-    over = ", ".join(f"{_loop_name(nest, k)} < {n}" for k, n in enumerate(nest.outer))
+    yield head_text(nest)
+    over = ", ".join(f"{loop_name(nest, k)} < {n}" for k, n in enumerate(nest.outer))
     yield f"  {'for' if nest.outer else 'once'}{' in order' if nest.ordered else ''}{' ' + over if over else ''}:"
+    yield from (f"    {line}" for line in body_lines(nest))
+
+
+def head_text(nest: Nest) -> str:
+    """The first line of a nest's text: its buffers."""
+    return f"nest({', '.join(f'{b.name}: {b.dtype}' for b in nest.buffers)})"
+
+
+def body_lines(nest: Nest) -> Iterator[str]:
+    """The statements of a nest as a person reads them."""
     inside = ", ".join(f"j{k} < {n}" for k, n in enumerate(nest.inner))
     names = inner_names(nest)
     for statement in nest.body:
         match statement:
             case Let(name=name, expr=expr):
                 note = f"    # for each {inside}" if name in names else ""
-                yield f"    {name} = {expr_text(nest, expr)}{note}"
+                yield f"{name} = {expr_text(nest, expr)}{note}"
             case Reduce(name=name, kind=kind, expr=expr, dtype=dtype):
-                yield f"    {name} = {kind} {dtype} over ({inside}) of {expr_text(nest, expr)}"
+                yield f"{name} = {kind} {dtype} over ({inside}) of {expr_text(nest, expr)}"
             case Scan(name=name, kind=kind, expr=expr, dtype=dtype):
-                yield f"    {name} = scan {kind} {dtype} along ({inside}) of {expr_text(nest, expr)}"
+                yield f"{name} = scan {kind} {dtype} along ({inside}) of {expr_text(nest, expr)}"
             case Store(buffer=buffer, index=index, expr=expr, where=where, mode=mode):
                 sign = "=" if mode == "set" else "+="
                 mask = f" if {expr_text(nest, where)}" if where is not None else ""
                 target = f"{nest.buffers[buffer].name}[{_index_text(nest, index)}]"
-                yield f"    {target} {sign} {expr_text(nest, expr)}{mask}"
+                yield f"{target} {sign} {expr_text(nest, expr)}{mask}"

@@ -86,7 +86,11 @@ def emit_launch(body: Body) -> None:
     body.do("br label %launch_one")
     body.label("launch_one")
     body.do("%li = phi i64 [0, %launch_alone], [%ln, %launch_step]")
-    _run_kernel(body, "%li", "0", _descriptor(body, "%li", Launched.ITEMS), scratch, "launch_step")
+    # At some sizes there may be none; who shares chunks finds none of such a launch either.
+    items = _descriptor(body, "%li", Launched.ITEMS)
+    body.do(f"br i1 {body.let(f'icmp sgt i64 {items}, 0')}, label %launch_run, label %launch_step")
+    body.label("launch_run")
+    _run_kernel(body, "%li", "0", items, scratch, "launch_step")
     body.label("launch_step")
     body.do("%ln = add i64 %li, 1")
     more = body.let("icmp slt i64 %ln, %launches")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -10,18 +11,21 @@ from smelt.codegen.kernels.nest import Buffer, Nest, Op
 from smelt.codegen.kernels.sizes import at_most
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes import DTYPES, is_supported
+from smelt.codegen.llvm.nest_directed import directed
 from smelt.codegen.llvm.nest_frame import Frame
 from smelt.codegen.llvm.nest_graph import Graph, operand_dtype
 from smelt.codegen.llvm.nest_loops import Loops
 from smelt.codegen.llvm.nest_schedule import Schedule, plan
 from smelt.codegen.llvm.nest_simplify import simplify_nest
+from smelt.codegen.llvm.nest_text import scheduled_text
 from smelt.codegen.llvm.nest_values import scratch_row
 from smelt.codegen.llvm.nest_ways import plans
 from smelt.codegen.llvm.objects import KernelSource
-from smelt.diag import InternalError
+from smelt.diag import InternalError, ScheduleError
+from smelt.diag.loops import LoopStep
 from smelt.ir.sizes import MARK, Trace, current_trace, to_words
 
-__all__ = ["EmittedKernel", "emit_nest", "emit_nests", "simplify_nest", "unsupported"]
+__all__ = ["EmittedKernel", "emit_nest", "emit_nests", "loops_text", "simplify_nest", "unsupported"]
 
 # Rows of scratch beyond a core's own cache cost more than computing again.
 _SCRATCH_LIMIT = 512 * 1024
@@ -71,13 +75,17 @@ def emit_nest(nest: Nest, isa: Isa) -> EmittedKernel:
     return kernel
 
 
-def emit_nests(nest: Nest, isa: Isa) -> tuple[EmittedKernel, ...]:
+def emit_nests(nest: Nest, isa: Isa, steps: Sequence[LoopStep] = ()) -> tuple[EmittedKernel, ...]:
     """The kernels of a nest, of which one has items: several only where sizes are known at run time (`nest_ways`).
 
-    Raises: InternalError if the nest holds something that `unsupported` names.
+    steps: on its loops, as `loops_text` shows them. Raises: InternalError if the nest holds something that
+    `unsupported` names; ScheduleError (S0614) for steps that cannot be taken.
     """
     nameless = replace(nest, buffers=tuple(Buffer(f"b{i}", b.dtype) for i, b in enumerate(nest.buffers)))
     asked = _Asked(repr(nameless), nest)
+    if steps:
+        _check_known(asked.text)
+        return (_emitted_directed(asked, isa, tuple(steps)),)
     return _emitted_in_trace(asked, isa) if MARK in asked.text else (_emitted(asked, isa),)
 
 
@@ -116,6 +124,32 @@ def _emitted_in_trace(asked: _Asked, isa: Isa) -> tuple[EmittedKernel, ...]:
 def _emitted(asked: _Asked, isa: Isa) -> EmittedKernel:
     graph = _emittable(simplify_nest(asked.nest), isa)
     return _made(graph, plan(graph, isa), 1, isa)
+
+
+@lru_cache(maxsize=256)
+def _emitted_directed(asked: _Asked, isa: Isa, steps: tuple[LoopStep, ...]) -> EmittedKernel:
+    graph = _emittable(simplify_nest(asked.nest), isa)
+    return _made(graph, directed(graph, isa, steps), 1, isa)
+
+
+def loops_text(nest: Nest, isa: Isa, steps: Sequence[LoopStep] = ()) -> str:
+    """The loops of a nest of known sizes as they run, with these steps taken, as text.
+
+    Raises: as of `emit_nests`.
+    """
+    _check_known(repr(nest))
+    nest = simplify_nest(nest)
+    graph = _emittable(nest, isa)
+    return scheduled_text(nest, directed(graph, isa, steps) if steps else plan(graph, isa))
+
+
+def _check_known(text: str) -> None:
+    if MARK in text:
+        raise ScheduleError(
+            "the loops of a kernel of free sizes run as they do",
+            why="steps on loops are checked for sizes that are known",
+            fix="compile for one tuple of sizes (dynamic=False)", code="S0614",
+        )  # fmt: skip
 
 
 def _emittable(nest: Nest, isa: Isa) -> Graph:

@@ -1,7 +1,7 @@
 """The loops of a nest: work items, points, vectors along the lanes with their remainder, passes over the inner loops.
 
 for item in begin..end:                     the outer loops before the blocked one, from the item's number
-  for block of the blocked loop:            and the loops after it
+  for block of the blocked loop:            and the loops after it; a schedule may tile and unroll them
     vectors along the lanes (if outer)      several at once, then one masked or shorter, then single elements
       pass 0: for each inner point ...      reductions carried by the loops; vectors along the lanes (if inner)
       pass 1: ...
@@ -10,7 +10,8 @@ for item in begin..end:                     the outer loops before the blocked o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,10 +21,10 @@ from smelt.codegen.llvm.lanes_types import vector_type
 from smelt.codegen.llvm.nest_frame import Frame, Span
 from smelt.codegen.llvm.nest_graph import Pass, Value, reach
 from smelt.codegen.llvm.nest_reduce import Accumulator
-from smelt.codegen.llvm.nest_schedule import block_lengths
+from smelt.codegen.llvm.nest_schedule import OuterLevel, block_lengths
 from smelt.codegen.llvm.nest_tiles import emit_tiles
 from smelt.codegen.llvm.nest_values import Values
-from smelt.ir.sizes import ceil_div, equals, is_one, is_symbolic
+from smelt.ir.sizes import ceil_div, equals, is_one, is_symbolic, is_whole
 
 Carry = list[tuple[str, str]]
 """What a loop carries: (type, name) each."""
@@ -65,6 +66,8 @@ class Loops:
         nest = frame.nest
         self.inner = list(range(len(nest.outer), len(nest.sizes)))
         self.lane_is_inner = self.schedule.lane is not None and self.schedule.lane >= len(nest.outer)
+        self.levels = self.schedule.levels
+        self.tiles: dict[int, tuple[str, str]] = {}  # of the tiled outer loops that are open: where the tile is
 
     @cached_property
     def index_type(self) -> str:
@@ -84,57 +87,99 @@ class Loops:
 
     def _item(self, number: str) -> None:
         schedule, frame = self.schedule, self.frame
-        if not schedule.order:
+        if not self.levels:
             self._point()
             return
-        spread = list(schedule.order[: schedule.block])
-        blocked = schedule.order[schedule.block]
-        size = frame.nest.sizes[blocked]
-        count = ceil_div(size, schedule.block_size)
-        counters: dict[int, str] = {}
+        spread = list(self.levels[: schedule.block])
+        blocked = self.levels[schedule.block]
+        count = ceil_div(self._turns(blocked), schedule.block_size)
+        counters: dict[OuterLevel, str] = {}
         rest = number
-        for loop, turns in [(blocked, count), *((k, frame.nest.sizes[k]) for k in reversed(spread))]:
+        for level, turns in [(blocked, count), *((k, self._turns(k)) for k in reversed(spread))]:
             if is_one(turns):
-                counters[loop] = "0"
+                counters[level] = "0"
                 continue
-            last = loop == (spread[0] if spread else blocked)
+            last = level == (spread[0] if spread else blocked)
             if last:
-                counters[loop] = rest
+                counters[level] = rest
                 continue
-            by = frame.word(turns, ("turns", loop))
-            counters[loop] = self.fn.let(f"urem i64 {rest}, {by}", "i")
+            by = frame.word(turns, ("turns", level))
+            counters[level] = self.fn.let(f"urem i64 {rest}, {by}", "i")
             rest = self.fn.let(f"udiv i64 {rest}, {by}", "i")
         self._spread(spread, counters, blocked, counters[blocked])
 
-    def _spread(self, loops: list[int], counters: dict[int, str], blocked: int, block: str) -> None:
-        if loops:
-            with self.frame.turn(loops[0], counters[loops[0]]):
+    def _turns(self, level: OuterLevel) -> int:
+        size = self.frame.nest.sizes[level.loop]
+        return size if level.tile is None else ceil_div(size, level.tile)
+
+    def _spread(
+        self, levels: list[OuterLevel], counters: dict[OuterLevel, str], blocked: OuterLevel, block: str
+    ) -> None:
+        if levels:
+            with self._turn(levels[0], counters[levels[0]]):
                 self._prepare()
-                self._spread(loops[1:], counters, blocked, block)
+                self._spread(levels[1:], counters, blocked, block)
             return
-        size, length = self.frame.nest.sizes[blocked], self.schedule.block_size
-        if equals(length, size):
-            bounds = ("0", self.frame.size(blocked))
+        at, length = self.schedule.block, self.schedule.block_size
+        is_turn = blocked.tile is not None or (self.schedule.nesting and blocked.loop != self.schedule.lane)
+        if is_turn and equals(length, 1):
+            with self._turn(blocked, block):
+                self._prepare()
+                self._outer(at + 1)
+            return
+        turns = self._turns(blocked)
+        if equals(length, turns):
+            bounds = ("0", self._stop(blocked))
         else:
             start = self.fn.mul(block, self.frame.word(length, ("block", blocked)))
             stop = self.fn.add(start, self.frame.word(length, ("block", blocked)))
-            bounds = (start, self._least(stop, self.frame.size(blocked)))
-        self._outer(self.schedule.block, bounds)
+            bounds = (start, self._least(stop, self._stop(blocked)))
+        self._outer(at, bounds)
+
+    def _stop(self, level: OuterLevel) -> str:
+        """The number of turns of a level, as a word."""
+        if level.tile is None:
+            return self.frame.size(level.loop)
+        return self.frame.word(self._turns(level), ("tiles", level))
+
+    @contextmanager
+    def _turn(self, level: OuterLevel, counter: str) -> Iterator[None]:
+        """Inside a turn of an outer loop, or inside one of its tiles."""
+        loop = level.loop
+        if level.tile is None:
+            with self.frame.turn(loop, counter):
+                yield
+            return
+        tile = self.frame.word(level.tile, ("tile", loop))
+        with self.frame.scope():
+            start = self.fn.mul(counter, tile)
+            stop = self.fn.add(start, tile)
+            if not is_whole(self.frame.nest.sizes[loop], level.tile):
+                stop = self._least(stop, self.frame.size(loop))
+            self.tiles[loop] = start, stop
+            yield
+            del self.tiles[loop]
 
     def _least(self, a: str, b: str) -> str:
         less = self.fn.let(f"icmp slt i64 {a}, {b}", "b")
         return self.fn.let(f"select i1 {less}, i64 {a}, i64 {b}", "i")
 
     def _outer(self, at: int, bounds: tuple[str, str] | None = None) -> None:
-        """The outer loops from a position of the order on."""
-        order = self.schedule.order
-        if at == len(order):
+        """The outer loops from a position of the levels on."""
+        if at == len(self.levels):
             self._point()
             return
-        loop = order[at]
-        low, high = bounds or ("0", self.frame.size(loop))
+        level = self.levels[at]
+        loop = level.loop
+        if level.tile is not None:
+            low, high = bounds or ("0", self._stop(level))
+            with self.fn.loop(low, high) as made, self._turn(level, made.index):
+                self._outer(at + 1)
+            return
+        low, high = bounds or self.tiles.get(loop) or ("0", self.frame.size(loop))
         if loop == self.schedule.tile:
-            emit_tiles(self.frame, self.values, (low, high), self._rows)
+            assert self.schedule.lane is not None
+            emit_tiles(self.frame, self.values, (low, high), self._rows, self.tiles.get(self.schedule.lane))
         elif loop == self.schedule.lane:
             self.along_lanes(loop, low, high, [], self._lane_point)
         else:
@@ -142,9 +187,53 @@ class Loops:
 
     def _rows(self, loop: int, low: str, high: str) -> None:
         """A loop of which each turn runs the loops after it."""
-        with self.fn.loop(low, high) as made, self.frame.turn(loop, made.index):
-            self._prepare()
-            self._outer(self.schedule.order.index(loop) + 1)
+        inside = self.levels.index(OuterLevel(loop)) + 1
+
+        def row(counter: str, carry: Carry) -> Carry:
+            with self.frame.turn(loop, counter):
+                self._prepare()
+                self._outer(inside)
+            return carry
+
+        self._repeated(loop, (low, high), [], row)
+
+    def _repeated(self, loop: int, bounds: tuple[str, str], carry: Carry, body: Callable[[str, Carry], Carry]) -> Carry:
+        """A loop whose body stands in it as often as the schedule says, in the loop's order; then what is left."""
+        times, (low, high) = self.schedule.times(loop), bounds
+        if times == 1:
+            return self._looped(low, high, 1, carry, body)
+        if bounds == ("0", self.frame.size(loop)) and equals(self.frame.nest.sizes[loop], times):
+            for turn in range(times):
+                carry = body(str(turn), carry)
+            return carry
+
+        def several(counter: str, state: Carry) -> Carry:
+            for turn in range(times):
+                state = body(self.fn.add(counter, turn), state)
+            return state
+
+        carry = self._looped(low, self.fn.add(high, 1 - times), times, carry, several)
+        if self._divides(loop, bounds, times):
+            return carry
+        length = high if low == "0" else self.fn.let(f"sub i64 {high}, {low}", "i")
+        left = self.fn.let(f"urem i64 {length}, {times}", "i")
+        return self._looped(self.fn.let(f"sub i64 {high}, {left}", "i"), high, 1, carry, body)
+
+    def _divides(self, loop: int, bounds: tuple[str, str], times: int) -> bool:
+        """Whether bodies in a row leave no turn over between bounds: of the loop, a tile or the part in an item."""
+        cuts = [self.frame.nest.sizes[loop], dict(self.schedule.tiled).get(loop, 0)]
+        if loop in self.inner and bounds != ("0", self.frame.size(loop)):
+            return False  # blocks of sums have lengths of their own
+        if self.levels and self.levels[self.schedule.block] == OuterLevel(loop):
+            cuts.append(self.schedule.block_size)
+        return all(is_whole(cut, times) for cut in cuts)
+
+    def _looped(self, low: str, high: str, step: str | int, carry: Carry, body: Callable[[str, Carry], Carry]) -> Carry:
+        with self.fn.loop(low, high, step, carry) as made:
+            now = [(type_, c.now) for (type_, _), c in zip(carry, made.carried, strict=True)]
+            for value, (_, name) in zip(made.carried, body(made.index, now), strict=True):
+                value.next = name
+        return [(type_, c.last) for (type_, _), c in zip(carry, made.carried, strict=True)]
 
     def _lane_point(self, carry: Carry) -> Carry:
         self._prepare()
@@ -273,16 +362,24 @@ class Loops:
         )
         unit = self.schedule.lanes * self.schedule.copies if self.lane_is_inner else 1
         long = sums and self.schedule.long
+        tiled = dict(self.schedule.tiled)
+        around: list[Level] = []
         levels = []
         for loop in self.inner:
             is_lane = loop == self.schedule.lane
             width = unit if is_lane else 1
-            if long:
-                lengths = block_lengths(sizes[loop], width)
-                levels += [Level("blocks", loop, length, fresh=True) for length in lengths]
+            lengths = block_lengths(sizes[loop], width) if long else ()
+            tile = tiled.get(loop)
+            if tile is not None:
+                # Blocks of sums that are longer go around the tiles, so that no chain of additions gets longer.
+                longer = [length for length in lengths if length > tile]
+                around += [Level("blocks", loop, length, fresh=True) for length in longer]
+                around.append(Level("blocks", loop, tile, fresh=long))
+                lengths = tuple(length for length in lengths if length < tile)
+            levels += [Level("blocks", loop, length, fresh=True) for length in lengths]
             last = loop == self.inner[-1]
             levels.append(Level("lanes" if is_lane else "plain", loop, fresh=long and not last))
-        return levels
+        return around + levels
 
     def _level(
         self, levels: list[Level], at: int, bounds: dict[int, tuple[str, str]], slots: list[Slot], carry: Carry,
@@ -297,21 +394,22 @@ class Loops:
         step: str | int = 1
         if level.kind == "blocks":
             step = self.frame.word(level.size, ("sum block", level.loop, at))
-        with self.fn.loop(low, high, step, carry) as made:
-            now = [(type_, c.now) for (type_, _), c in zip(carry, made.carried, strict=True)]
+
+        def turn(counter: str, now: Carry) -> Carry:
             inside = self._fresh(slots, now) if level.fresh else now
             if level.kind == "blocks":
-                stop = self._least(self.fn.add(made.index, step), high)
+                stop = self._least(self.fn.add(counter, step), high)
                 with self.frame.scope():
-                    found = self._level(levels, at + 1, {**bounds, level.loop: (made.index, stop)}, slots, inside, body)
+                    found = self._level(levels, at + 1, {**bounds, level.loop: (counter, stop)}, slots, inside, body)
             else:
-                with self.frame.turn(level.loop, made.index):
+                with self.frame.turn(level.loop, counter):
                     self._prepare()
                     found = self._level(levels, at + 1, bounds, slots, inside, body)
-            found = self._added(slots, now, found) if level.fresh else found
-            for value, (_, name) in zip(made.carried, found, strict=True):
-                value.next = name
-        return [(type_, c.last) for (type_, _), c in zip(carry, made.carried, strict=True)]
+            return self._added(slots, now, found) if level.fresh else found
+
+        if level.kind == "blocks":
+            return self._looped(low, high, step, carry, turn)
+        return self._repeated(level.loop, (low, high), carry, turn)
 
     def _fresh(self, slots: list[Slot], now: Carry) -> Carry:
         """What is carried, with the floating-point sums at zero."""

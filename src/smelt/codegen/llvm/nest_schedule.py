@@ -20,19 +20,31 @@ from smelt.ir.sizes import Size, equals, is_one, is_symbolic, late
 _SCATTERED = 0.75
 _SCATTERED_STORE = 1.25
 _ROW_END = 12.0  # combining the lanes of a row's reduction
-_ITEM_NS = 1500.0  # work of one item
+ITEM_NS = 1500.0  # work of one item
 _LARGE = 1024  # what a size may be that is known at run time only
 SHORT_CHAIN = 64  # additions in one chain that need no blocks
 _BLOCK_SHARE = 32  # additions in one chain of a sum, about
 
 
 @dataclass(frozen=True, slots=True)
+class OuterLevel:
+    """One of the nested loops of the outer points: a loop's own turns, or its blocks of `tile` turns."""
+
+    loop: int
+    tile: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """The decisions. `order` is the nesting of outer loops; `lane` the loop the vectors go along (None: scalars).
 
-    `block` is the position in `order` of the loop that items cut into blocks of `block_size`; loops before it are
+    `block` is the position in `levels` of the loop that items cut into blocks of `block_size`; loops before it are
     spread over items, loops after it run whole in each. `tile`: the outer loop along which some loads are contiguous
     where the lanes are not (a transpose), run in squares.
+
+    What a person asked for: `tiled`, loops (outer and inner) with the turns of their blocks, which go around all other
+    loops; `unrolled`, loops but for the lanes' with how often the body stands in a row; `nesting`, the outer loops and
+    blocks from the outside where that is not just `order`.
     """
 
     lane: int | None
@@ -46,6 +58,18 @@ class Schedule:
     masked: bool
     tile: int | None = None
     long: bool = True
+    tiled: tuple[tuple[int, int], ...] = ()
+    unrolled: tuple[tuple[int, int], ...] = ()
+    nesting: tuple[OuterLevel, ...] = ()
+
+    @property
+    def levels(self) -> tuple[OuterLevel, ...]:
+        """The outer loops as they are nested, from the outside."""
+        return self.nesting or tuple(map(OuterLevel, self.order))
+
+    def times(self, loop: int) -> int:
+        """How often the body of a loop stands in a row."""
+        return dict(self.unrolled).get(loop, 1)
 
 
 def accesses(graph: Graph) -> Iterator[tuple[Index, DType, Value | StoreValue]]:
@@ -115,7 +139,7 @@ def traits(graph: Graph, isa: Isa) -> Traits:
     candidates = [n - 1] if nest.ordered and n else list(range(n))
     if nest.inner and not graph.scans:
         candidates.append(len(nest.sizes) - 1)
-    costs = tuple((loop, cost) for loop in candidates if (cost := _lane_cost(graph, loop, lanes)) is not None)
+    costs = tuple((loop, cost) for loop in candidates if (cost := lane_cost(graph, loop, lanes)) is not None)
     sums = any(isinstance(r.source, Reduce) and r.source.kind == "sum" and r.dtype.is_floating for r in graph.reduces)
     scalar = 1.5 * lanes * _point_cost(graph)
     ends = _ROW_END * len(graph.reduces) * lanes
@@ -145,15 +169,20 @@ def scheduled(graph: Graph, isa: Isa, found: Traits, way: Way) -> Schedule:
     """The schedule of a nest that runs in a way."""
     nest, lane = graph.nest, way.lane
     lanes = 1 if lane is None else found.lanes
-    order = _outer_order(nest, lane)
+    order = outer_order(nest, lane)
     if way.tile is not None and lane is not None:
         order = (*(k for k in order if k not in (way.tile, lane)), way.tile, lane)
-    element_ns = _element_ns(graph, lane, lanes)
+    element_ns = element_ns_of(graph, lane, lanes)
     loops = Nesting(nest.outer, nest.inner, nest.ordered, order, lane, way.tile)
     block = _blocked_loop(loops, element_ns)
     block_size, items, item_ns = _amounts(loops, lanes * way.copies, element_ns, block)
-    masked = isa.name == "avx512" or (isa.name == "avx2" and _has_masks(graph, lane))
+    masked = is_masked(graph, isa, lane)
     return Schedule(lane, lanes, way.copies, order, block, block_size, items, item_ns, masked, way.tile, way.long)
+
+
+def is_masked(graph: Graph, isa: Isa, lane: int | None) -> bool:
+    """Whether what is left of the lanes' loop is one vector with a mask, rather than single elements."""
+    return isa.name == "avx512" or (isa.name == "avx2" and _has_masks(graph, lane))
 
 
 def _has_masks(graph: Graph, lane: int | None) -> bool:
@@ -189,7 +218,7 @@ def _work(graph: Graph) -> float:
     return sum(op_cost(v.source.op, operand_dtype(v)) for v in graph.values if isinstance(v.source, Op))
 
 
-def _lane_cost(graph: Graph, loop: int, lanes: int) -> float | None:
+def lane_cost(graph: Graph, loop: int, lanes: int) -> float | None:
     """Cost of `lanes` points side by side along a loop; None where they may not be."""
     nest = graph.nest
     bit = 1 << loop
@@ -219,7 +248,8 @@ def _is_level(step: int) -> bool:
     return is_one(step) or equals(step, 0)
 
 
-def _outer_order(nest: Nest, lane: int | None) -> tuple[int, ...]:
+def outer_order(nest: Nest, lane: int | None) -> tuple[int, ...]:
+    """The outer loops, the lanes' innermost."""
     outer = list(range(len(nest.outer)))
     if lane is not None and lane < len(nest.outer):
         outer.remove(lane)
@@ -271,8 +301,8 @@ def _copies(graph: Graph, isa: Isa) -> int:
 # --- items
 
 
-def _element_ns(graph: Graph, lane: int | None, lanes: int) -> float:
-    """Time of one innermost point, from its operations and bytes."""
+def element_ns_of(graph: Graph, lane: int | None, lanes: int) -> float:
+    """Estimated time of one innermost point, from its operations and bytes."""
     work = _work(graph)
     touched = 0.0
     for index, dtype, _ in accesses(graph):
@@ -319,7 +349,7 @@ def _blocked_loop(loops: Nesting, element_ns: float) -> int:
     if not loops.order or loops.ordered:
         return 0
     at = len(loops.order) - (1 if loops.tile is None else 2)  # a square is cut along neither side
-    while at and loops.points(at) * loops.outer[loops.order[at]] * element_ns < _ITEM_NS:
+    while at and loops.points(at) * loops.outer[loops.order[at]] * element_ns < ITEM_NS:
         at -= 1
     return at
 
@@ -334,7 +364,7 @@ def _amounts(loops: Nesting, step: int, element_ns: float, block: int) -> tuple[
     size = loops.outer[loop]
     if loops.ordered:
         return size, 1, points * size * element_ns
-    wanted = max(1, round(_ITEM_NS / (points * element_ns)))
+    wanted = max(1, round(ITEM_NS / (points * element_ns)))
     unit = step if loop == loops.lane else (16 if loop == loops.tile else 1)
     length = min(-(-wanted // unit) * unit, size)
     items = -(-size // length)

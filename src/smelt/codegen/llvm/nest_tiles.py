@@ -20,8 +20,17 @@ from smelt.codegen.llvm.nest_values import Values
 from smelt.ir.sizes import is_whole
 
 
-def emit_tiles(frame: Frame, values: Values, bounds: tuple[str, str], rows: Callable[[int, str, str], None]) -> None:
-    """The loops across and along, from `bounds` of the loop across; `rows` runs the nest as usual over a part."""
+def emit_tiles(
+    frame: Frame,
+    values: Values,
+    bounds: tuple[str, str],
+    rows: Callable[[int, str, str], None],
+    along: tuple[str, str] | None = None,
+) -> None:
+    """The loops across and along, from `bounds` of the loop across; `rows` runs the nest as usual over a part.
+
+    along: the part of the lanes' loop, where it is tiled (by whole vectors, but for the loop's end).
+    """
     fn, schedule = frame.fn, frame.schedule
     across, lane, lanes = schedule.tile, schedule.lane, schedule.lanes
     assert across is not None and lane is not None
@@ -31,15 +40,18 @@ def emit_tiles(frame: Frame, values: Values, bounds: tuple[str, str], rows: Call
     with fn.loop(low, fn.add(high, 1 - lanes), lanes) as blocks:
         stop = fn.add(blocks.index, lanes)
         with frame.scope():
-            whole = fn.let(f"and i64 {frame.size(lane)}, {-lanes}", "i")
-            with fn.loop("0", whole, lanes) as squares:
+            start, end = along or ("0", frame.size(lane))
+            length = end if start == "0" else fn.let(f"sub i64 {end}, {start}", "i")
+            whole = fn.add(start, fn.let(f"and i64 {length}, {-lanes}", "i"))
+            with fn.loop(start, whole, lanes) as squares:
                 span = Span(lanes, 1, [squares.index])
                 for value in turned:
                     _turn(frame, values, value, (blocks.index, squares.index), tiles[value.number])
                 _square(frame, values, span, (blocks.index, stop), tiles)
             if not is_whole(frame.nest.sizes[lane], lanes):
-                _edge(frame, values, across, lane, (blocks.index, stop), whole)
-    if not is_whole(frame.nest.sizes[across], lanes) or not is_whole(schedule.block_size, lanes):
+                _edge(frame, values, across, lane, (blocks.index, stop), (whole, end))
+    cuts = (frame.nest.sizes[across], schedule.block_size, dict(schedule.tiled).get(across, 0))
+    if not all(is_whole(cut, lanes) for cut in cuts):
         length = high if low == "0" else fn.let(f"sub i64 {high}, {low}", "i")
         rows(across, fn.add(low, fn.let(f"and i64 {length}, {-lanes}", "i")), high)
 
@@ -103,13 +115,13 @@ def _square(frame: Frame, values: Values, span: Span, rows: tuple[str, str], til
     values.tiled = {}
 
 
-def _edge(frame: Frame, values: Values, across: int, lane: int, rows: tuple[str, str], start: str) -> None:
+def _edge(frame: Frame, values: Values, across: int, lane: int, rows: tuple[str, str], rest: tuple[str, str]) -> None:
     """The lanes past the last whole square."""
     fn = frame.fn
     with (
         fn.loop(rows[0], rows[1]) as made,
         frame.turn(across, made.index),
-        fn.loop(start, frame.size(lane)) as single,
+        fn.loop(*rest) as single,
         frame.lanes(lane, Span(1, 1, [single.index])),
     ):
         for store in frame.graph.outer_stores:

@@ -77,6 +77,11 @@ def compile_kernels(
     return found
 
 
+def assembly_of(text: str, isa: Isa) -> str:
+    """The assembly of a kernel's LLVM text, for people. Raises: InternalError if LLVM does not accept the text."""
+    return str(importlib.import_module("smelt.codegen.llvm.emit").emit_assembly(text, isa.cpu, isa.features))
+
+
 def _key(source: KernelSource, isa: Isa) -> str:
     parts = ("kernel", _VERSION, _llvmlite_version(), isa.key, source.symbol)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import torch
 
 from smelt._torch import products, shim
+from smelt.codegen.lower.builder import Storage
 from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
 from smelt.codegen.lower.geometry import dummy
+from smelt.codegen.lower.static_program import Content
 from smelt.ir import Node, TensorType, Value
 from smelt.ir.sizes import chosen
 from smelt.runtime import calls
@@ -65,11 +70,15 @@ def _additive_mask(ctx: Context, mask: Value, dtype: torch.dtype) -> int:
         return ctx.packed[key].slot
     key = ("run-time mask", mask, dtype)
     if key not in ctx.packed:
-        zero = ctx.constant(torch.zeros((), dtype=dtype))
-        blocked = ctx.constant(torch.full((), float("-inf"), dtype=dtype))
+        zero, blocked = (_number(ctx, number, dtype) for number in (0.0, -math.inf))
         geometry = ctx.place(mask).geometry
         storage = ctx.builder.made(geometry, dtype)
         args = (Use(ctx.slot(mask)), Use(zero.slot), Use(blocked.slot))
         ctx.builder.emit(Dispatch(torch.ops.aten.where.self, args, (storage.slot,)))
         ctx.packed[key] = storage
     return ctx.packed[key].slot
+
+
+def _number(ctx: Context, number: float, dtype: torch.dtype) -> Storage:
+    tensor = torch.full((), number, dtype=dtype)
+    return ctx.constant(tensor, partial(Content.of, tensor))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -16,17 +17,22 @@ import torch
 
 from smelt._torch.storage import same_storage
 from smelt.codegen.fusion.decisions import Decision
+from smelt.codegen.kernels.nest import Nest
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place, PlanBuilder, Storage
+from smelt.codegen.lower.fills import Fills
 from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
 from smelt.codegen.lower.geometry import row_major as row_major
 from smelt.codegen.lower.growing import Lists
+from smelt.codegen.lower.held import HowMade, Live, computed
 from smelt.codegen.lower.plain import is_number, is_plain, kind_of
 from smelt.codegen.lower.report import ChoiceReport, How, KernelReport, NodeReport
 from smelt.codegen.lower.result import Lookup, StateName
 from smelt.codegen.lower.sharing import feared_sources, view_source
 from smelt.codegen.lower.sized_block import Compile, not_compiled
+from smelt.codegen.lower.static_program import Read
 from smelt.codegen.lower.statics import STATE_OPS, Statics, state_name
+from smelt.codegen.lower.unknown.cuts import cuts_of, is_copy
 from smelt.diag import Options, SmeltError
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value, values_in
 from smelt.ops.convert import dtype_to_torch
@@ -76,9 +82,14 @@ class Context:
         self.nodes: dict[Node, NodeReport] = {}
         self.sources: dict[str, KernelSource] = {}
         self.kernels: list[KernelReport] = []
+        self.nests: list[Nest | None] = []  # of own kernels that are nests, in order; None where sizes are free
         self.decisions: list[Decision] = []
         self._places: dict[Value, Place] = {}
         self._origins: dict[Value, Place] = {}
+        self.fills = Fills()
+        self.made: dict[int, HowMade] = {}
+        # Decisions that follow from the contents of the state, as sentences: such a plan is for these contents alone.
+        self.decided_by_contents: list[str] = []
         self._held: dict[int, tuple[torch.Tensor, Storage]] = {}
         self._states: dict[StateName, Storage] = {}
         self._copies: dict[tuple[Storage, Geometry, tuple[int, ...]], Place] = {}
@@ -87,6 +98,8 @@ class Context:
         self.growing = Lists.of(graph)
         # Where a value is best written, because it is copied there otherwise.
         self._targets: dict[Value, Storage] = {}
+        self.cuts = cuts_of(graph)
+        self.cut_slots: dict[Value, int] = {}
         for node in graph.walk():
             self._note_roots(node)
         self.has_writes = any(node.op == "write" for node in graph.body)
@@ -95,6 +108,8 @@ class Context:
     # --- what is known about values
 
     def _note_roots(self, node: Node) -> None:
+        if node in self.cuts and not is_copy(node):
+            self._roots[node.result] = self.root(self.cuts[node])
         if not is_plain(node):
             # Evaluated in Python, or computed of numbers: who knows what the results share.
             self._shared.update(node.results)
@@ -198,6 +213,7 @@ class Context:
         storage = self._states.get(name)
         if storage is None:
             storage = self._states[name] = self.builder.held(self.statics.tensor(value), name)
+            self.made[storage.slot] = partial(Live, Read(name, tensor_type(value)))
         self._bind_origin(value, storage)
 
     def _bind_origin(self, value: Value, storage: Storage) -> None:
@@ -221,7 +237,7 @@ class Context:
             if seen is not None:
                 self._places[value] = seen
                 return seen
-        storage = self.constant(self.statics.bake(value))
+        storage = self.constant(self.statics.bake(value), partial(computed, self.statics, value))
         self._places[value] = Place(storage, storage.base)
         return self._places[value]
 
@@ -268,12 +284,19 @@ class Context:
             return False
         return same_storage(self.statics.tensor(root), tensor)
 
-    def constant(self, tensor: torch.Tensor) -> Storage:
-        """A baked tensor as a held slot, the same one for the same tensor."""
+    def constant(self, tensor: torch.Tensor, how: HowMade | None = None) -> Storage:
+        """A baked tensor as a held slot, the same one for the same tensor. how: it is made again."""
         known = self._held.get(id(tensor))
         if known is None:
-            known = self._held[id(tensor)] = (tensor, self.builder.held(tensor.detach()))
+            known = self._held[id(tensor)] = (tensor, self.held(tensor.detach(), how))
         return known[1]
+
+    def held(self, tensor: torch.Tensor, how: HowMade | None = None) -> Storage:
+        """A tensor that the plan keeps. how: it is made again in another process; None where it cannot be."""
+        storage = self.builder.held(tensor)
+        if how is not None:
+            self.made[storage.slot] = how
+        return storage
 
     @property
     def handles(self) -> tuple[StateName, ...]:

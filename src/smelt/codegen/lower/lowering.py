@@ -51,6 +51,10 @@ from smelt.codegen.lower.sharing import is_idle_dropout, view_source
 from smelt.codegen.lower.sized_block import Compile, Run
 from smelt.codegen.lower.sized_runs import SizedRuns, lower_sized
 from smelt.codegen.lower.statics import STATE_OPS
+from smelt.codegen.lower.unknown import padded
+from smelt.codegen.lower.unknown.adding import lower_index_add
+from smelt.codegen.lower.unknown.cutting import lower_cut
+from smelt.codegen.lower.unknown.places import lower_places
 from smelt.codegen.lower.views import lower_unpack, lower_view
 from smelt.codegen.lower.writes import lower_write, mutations
 from smelt.diag import InternalError, Options, SmeltError
@@ -71,6 +75,8 @@ _RULES: dict[str, Callable[[Context, Node], bool]] = {
     "aten.histc.default": lower_histc,
     "aten.pad.default": lower_pad,
     "aten.constant_pad_nd.default": lower_pad,
+    "aten.nonzero_static.default": lower_places,
+    "aten.index_add.default": lower_index_add,
 }
 
 _Main = Product | OwnProduct | OwnMatmul | Convolution | OwnConvolution | OwnAttention
@@ -123,10 +129,13 @@ class _Groups:
             self.units.append(sorted(unit, key=order.__getitem__))
 
 
-def lower(graph: Graph, state: Lookup, options: Options | None = None, *, build: bool = True) -> Lowered:
+def lower(
+    graph: Graph, state: Lookup, options: Options | None = None, *, build: bool = True, later: bool = False
+) -> Lowered:
     """The plan of a graph, with what its caller must know.
 
     state: (kind, path) -> the live tensor of a parameter, buffer or captured value. build: make its kernels' code.
+    later: weights are still being packed: nothing may run before `Lowered.fills` are done.
     Raises: SmeltError (S0303) naming the node and its source line, where the graph cannot be in a plan: another
         device than the CPU, sparse layouts, inputs of unknown sizes or that are neither tensors nor numbers.
     """
@@ -140,7 +149,7 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None, *, build:
         start = now
 
     _check(graph)
-    graph, chosen = with_choices(hoisted(graph))
+    graph, chosen = with_choices(hoisted(padded(graph)))
     ctx = Context(graph, state, options or Options())
     ctx.compiler = compiler(ctx.options)
     for value in graph.inputs:
@@ -155,9 +164,13 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None, *, build:
     slots, outputs = lower_outputs(ctx, chosen)
     plan = ctx.builder.finish(slots)
     stage("memory")
+    ctx.fills.start()
     if build:
         plan = with_code(ctx, plan)
     stage("kernels")
+    if not later:
+        ctx.fills.finish()
+        stage("pack")
     memory = MemoryReport(
         plan.arena_nbytes,
         ctx.builder.arena_naive_nbytes,
@@ -168,13 +181,18 @@ def lower(graph: Graph, state: Lookup, options: Options | None = None, *, build:
     nodes = tuple(ctx.nodes[node] for node in graph.walk() if node in ctx.nodes)
     texts = {symbol: source.text for symbol, source in ctx.sources.items()}
     choices = tuple(ctx.choices.values())
-    report = Report(nodes, choices, memory, tuple(stages), tuple(ctx.kernels), texts, tuple(ctx.decisions))
-    return Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report)
+    report = Report(
+        nodes, choices, memory, tuple(stages), tuple(ctx.kernels), texts, tuple(ctx.decisions), tuple(ctx.nests)
+    )  # fmt: skip
+    made = Lowered(plan, outputs, mutations(ctx), ctx.handles, ctx.statics.baked, report)
+    if not later:
+        return made
+    return replace(made, fills=ctx.fills, how_made=None if ctx.decided_by_contents else ctx.made)
 
 
 def compiler(options: Options) -> Compile:
     """What compiles graphs of known sizes, for runs of nodes whose sizes are told only when they come."""
-    inner = replace(options, profile=False)
+    inner = replace(options, profile=False, loops=())
 
     def compiled(graph: Graph) -> Run:
         lowered = lower(graph, no_state, inner)
@@ -196,7 +214,7 @@ class _Body:
         self.ctx = ctx
         self.groups = _Groups(ctx)
         self.nests = Nests(ctx, self.groups.units)
-        self.sized = SizedRuns(self.nests.order, ctx.growing)
+        self.sized = SizedRuns(self.nests.order, ctx.growing, ctx.cuts)
 
     def lower(self) -> None:
         """Lower all nodes. Raises: SmeltError, InternalError with the node that shows a defect."""
@@ -289,6 +307,8 @@ def _lower_single(ctx: Context, node: Node, nests: Nests) -> None:
 
 def _lower_mixed(ctx: Context, node: Node, nests: Nests) -> None:
     """A node with regions, or with operands or results that are no plain tensors."""
+    if node in ctx.cuts and lower_cut(ctx, node):
+        return
     if node in ctx.growing.idle and not _keeps(ctx, node):
         ctx.note(node, "fused", "a list's buffer")
     elif node.regions and is_native(ctx, node):

@@ -8,6 +8,7 @@ operands that lie otherwise. Invariant: what a nest cannot do, or not here, runs
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,15 +29,15 @@ from smelt.codegen.kernels.evaluate import evaluate_nest
 from smelt.codegen.kernels.nest import Nest, Op, expressions, walk
 from smelt.codegen.llvm.isa import Isa, host_isa
 from smelt.codegen.llvm.lanes import BOOL_RESULTS, is_supported
-from smelt.codegen.llvm.nest_ir import emit_nests
+from smelt.codegen.llvm.nest_ir import EmittedKernel, emit_nests
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.generic import ANY_LAYOUT
 from smelt.codegen.lower.geometry import Geometry, same_layout
 from smelt.codegen.lower.kernels import About, launch
-from smelt.diag import InternalError
+from smelt.diag import InternalError, ScheduleError, SmeltWarning, user_level
 from smelt.ir import DType, Node, TensorType, Type, Value
-from smelt.ir.sizes import equals, is_one
+from smelt.ir.sizes import current_trace, equals, is_one
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.meta import CannotRun, meta_outcome
 
@@ -155,10 +156,12 @@ class Nests:
 
         try:
             built = build(group.roots, self.facts.inside(group.nodes), RULES, where, into)
-            emitted = [(s, k) for s in stages(built.nest) for k in emit_nests(s.nest, self._isa)]
+            parts = stages(built.nest)
+            emitted = [(s, k) for n, s in enumerate(parts, len(ctx.nests)) for k in self._emitted(s.nest, n)]
         except (Unfusible, InternalError) as why:
             self.decisions += (Decision(_names(group.nodes), False, str(why)),)
             return False
+        ctx.nests += [None if current_trace() is not None else stage.nest for stage in parts]
         for root in group.roots:
             places[new[root]] = self._result(root, layouts[root])
         slots = [places[key].slot for key in built.keys]
@@ -181,6 +184,17 @@ class Nests:
             )
         self._note(group, emitted[-1][1].source.symbol)
         return True
+
+    def _emitted(self, nest: Nest, number: int) -> tuple[EmittedKernel, ...]:
+        """The kernels of a nest, with the steps that a schedule took on it, where they fit."""
+        assert self._isa is not None
+        steps = tuple(step for step in self.ctx.options.loops if step.kernel == number)
+        try:
+            return emit_nests(nest, self._isa, steps)
+        except ScheduleError as error:
+            text = f"a kernel runs without the steps on its loops: {error.what}, since {error.why}"
+            warnings.warn(text, SmeltWarning, stacklevel=user_level())
+            return emit_nests(nest, self._isa)
 
     def _slot(self, stage: Stage, n: int, slots: Sequence[int], spare: dict[int, int]) -> int:
         """The slot of a stage's buffer: an operand's, a result's, or memory for partial results."""

@@ -29,6 +29,10 @@ def lower_outputs(ctx: Context, chosen: Mapping[int, Choice]) -> tuple[tuple[int
         if not isinstance(arg, Value):
             recipes.append(Plain(to_torch(arg)))
             continue
+        if arg in ctx.cut_slots:
+            recipes.append(Fresh(len(slots)))
+            slots.append(ctx.cut_slots[arg])
+            continue
         if not isinstance(arg.type, TensorType) or not is_plain_type(arg.type):
             recipes.append(_mixed(ctx, arg, slots))
             continue

@@ -68,8 +68,10 @@ def own_convolution_of(ctx: Context, conv: Convolution, claimed: set[Node]) -> O
     plan = plan_kernel(isa, shape, _dense_strides(shape.n, shape.cin, shape.h, shape.w), BIAS)
     if plan is None:
         return None
-    if plan.finite and not bool(torch.isfinite(ctx.statics.bake(conv.weight)).all()):
-        return None
+    if plan.finite:
+        ctx.decided_by_contents.append(f"whether %{conv.weight.name} is finite")
+        if not bool(torch.isfinite(ctx.statics.bake(conv.weight)).all()):
+            return None
     return _with_epilogue(isa, conv, shape, claimed)
 
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import torch
 
+from smelt.codegen.lower.fills import Fills
 from smelt.runtime.guard_constants import Constants
 
 _Key = tuple[Hashable, ...]
@@ -22,10 +23,11 @@ _Key = tuple[Hashable, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A packed tensor, and the weight as it was when it was packed."""
+    """A packed tensor, the weight as it was when packing it began, and what fills it."""
 
     packed: weakref.ref[torch.Tensor]
     weight: Constants
+    fills: weakref.ref[Fills]
 
 
 class Packs:
@@ -35,13 +37,22 @@ class Packs:
         self._known: dict[_Key, _Copy] = {}
         self._lock = threading.Lock()
 
-    def get_or_pack(self, weight: torch.Tensor, form: Hashable, pack: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The weight packed in a form; `weight` lies in the memory of the program's own tensor."""
+    def get_or_pack(
+        self, weight: torch.Tensor, form: Hashable, pack: Callable[[], torch.Tensor], fills: Fills
+    ) -> torch.Tensor:
+        """The weight packed in a form when `fills` are done; `weight` lies in the memory of the program's own tensor.
+
+        pack: makes it, by means of `fills`.
+        """
         key = (weight.data_ptr(), tuple(weight.shape), weight.stride(), weight.dtype, form)
         with self._lock:
             found = self._known.get(key)
             packed = found.packed() if found is not None and found.weight.unchanged() else None
         if packed is not None:
+            assert found is not None
+            others = found.fills()
+            if others is not None:
+                fills.share(others)
             return packed
         # Taken before it is read: a change meanwhile makes the copy one that is not handed out.
         before = Constants((weight,))
@@ -54,7 +65,7 @@ class Packs:
                 self._known.pop(key, None)
 
         with self._lock:
-            self._known[key] = _Copy(weakref.ref(packed, drop), before)
+            self._known[key] = _Copy(weakref.ref(packed, drop), before, weakref.ref(fills))
         return packed
 
     def forget(self, weights: Iterable[torch.Tensor]) -> None:

@@ -26,6 +26,7 @@ from smelt.codegen.lower.python_nodes import move
 from smelt.codegen.lower.python_parts import python_us
 from smelt.codegen.lower.sized_runs import SizedRuns
 from smelt.ir import BOOL, Arg, Node, Region, TensorType, Type, Value, values_in
+from smelt.ir.sizes import is_symbolic
 from smelt.runtime.plan import Blit, Branch, End, Exit, Loop, Otherwise, Scalar, Use
 from smelt.runtime.table import Arith
 
@@ -260,7 +261,7 @@ def _store(ctx: Context, arg: Arg, place: Place) -> None:
 
 def _of_kind(number: Use | int | float | bool, target: Storage, ctx: Context) -> Use | int | float | bool:
     """A literal as the kind of its slot."""
-    if isinstance(number, Use):
+    if isinstance(number, Use) or is_symbolic(number):
         return number
     return {"int": int, "float": float, "bool": bool}[ctx.builder.kinds[target.slot]](number)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from smelt.codegen.fusion.decisions import Decision
+from smelt.codegen.kernels.nest import Nest
 
 How = Literal[
     "kernel", "library", "dispatcher", "python", "view", "static", "fused", "state", "copy", "unused", "number", "block"
@@ -87,7 +88,8 @@ class Report:
     """All of it; `stages_ms` are wall times of the lowering's stages (`lower: x` is part of `lower`).
 
     kernels: the launches of own kernels, in the plan's order. texts: the LLVM text of each kernel by its symbol.
-    decisions: what was fused and what was not, and why.
+    decisions: what was fused and what was not, and why. nests: of the kernels that are loop nests, in the order in
+    which steps on loops number them; None where sizes are free.
     """
 
     nodes: tuple[NodeReport, ...] = ()
@@ -97,6 +99,7 @@ class Report:
     kernels: tuple[KernelReport, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
     decisions: tuple[Decision, ...] = field(default=(), repr=False)
+    nests: tuple[Nest | None, ...] = field(default=(), repr=False)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -112,5 +115,7 @@ class Report:
         return tuple(node for node in self.nodes if node.how == "python")
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON-able data, without the kernels' texts."""
-        return {**asdict(replace(self, texts={})), "counts": self.counts}
+        """The report as JSON-able data, without the kernels' texts and nests."""
+        whole = asdict(replace(self, texts={}, nests=()))
+        del whole["nests"]
+        return {**whole, "counts": self.counts}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 
+from smelt.codegen.lower.fills import Fills
 from smelt.codegen.lower.report import Report
 from smelt.runtime.plan import Plan
 
@@ -86,6 +87,8 @@ class Lowered:
     handles: state that the plan reads through the live tensor, so in-place updates are seen; guard its identity.
     constants: state whose values were baked in (packed, folded); guard identity, data pointer, version, checksum.
     outputs: one recipe for each output of the graph, in order.
+    fills: what is left to do before the plan may run. how_made: for slots that the plan holds, how their tensors are
+    made again; None where the plan is for these contents of the state alone. reported: the report, or what gets it.
     """
 
     plan: Plan
@@ -93,7 +96,14 @@ class Lowered:
     mutations: tuple[Mutation, ...]
     handles: tuple[StateName, ...]
     constants: tuple[StateName, ...]
-    report: Report
+    reported: Report | Callable[[], Report]
+    fills: Fills = field(default_factory=Fills, compare=False)
+    how_made: Mapping[int, Callable[[], Any]] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def report(self) -> Report:
+        """What the lowering did."""
+        return self.reported if isinstance(self.reported, Report) else self.reported()
 
     @property
     def is_direct(self) -> bool:

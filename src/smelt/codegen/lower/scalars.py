@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
 from smelt.codegen.lower.generic import emit_operator, lower_in_place, predicted_strides
 from smelt.codegen.lower.geometry import dummy
+from smelt.codegen.lower.static_program import Content
 from smelt.ir import Arg, Node, TensorType, Value
 from smelt.ops.registry import overload
 from smelt.runtime import calls
@@ -53,7 +55,8 @@ def constant_0d(ctx: Context, number: float | int | bool, dtype: torch.dtype) ->
     key = ("number", dtype, struct.pack("<d", number) if isinstance(number, float) else number, type(number))
     storage = ctx.packed.get(key)
     if storage is None:
-        storage = ctx.packed[key] = ctx.builder.held(torch.tensor(number, dtype=dtype))
+        made = torch.tensor(number, dtype=dtype)
+        storage = ctx.packed[key] = ctx.held(made, partial(Content.of, made))
     return storage.slot
 
 

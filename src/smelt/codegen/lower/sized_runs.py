@@ -12,7 +12,7 @@ acts outside or draws random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from smelt.codegen.fusion.regions import used_values
 from smelt.codegen.lower.context import Context
@@ -25,15 +25,15 @@ from smelt.ops.effects import effects
 
 
 class SizedRuns:
-    """The runs among the nodes of a region. at: each by its last node; waiting: the nodes before it."""
+    """The runs among the nodes of a region, without `cuts`. at: each by its last node; waiting: the nodes before it."""
 
-    def __init__(self, order: Iterable[Node], lists: Lists) -> None:
+    def __init__(self, order: Iterable[Node], lists: Lists, cuts: Container[Node] = ()) -> None:
         self.at: dict[Node, tuple[Node, ...]] = {}
         self.waiting: set[Node] = set()
         run: list[Node] = []
         made: set[Value] = set()
         for node in order:
-            if _belongs(node, made, lists):
+            if node not in cuts and _belongs(node, made, lists):
                 run.append(node)
                 made.update(node.results)
             elif run and (any(v in made for v in used_values(node)) or not _may_be_passed(node)):

@@ -6,7 +6,9 @@ within a run; between runs the caller guards `constants`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +19,7 @@ from smelt.codegen.lower.result import Lookup, StateName
 from smelt.diag import SmeltError
 from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
 from smelt.ir.sizes import current_trace, is_symbolic
-from smelt.ops.convert import bind, dummy_of, type_of
+from smelt.ops.convert import bind, dtype_to_torch, dummy_of, type_of
 from smelt.ops.effects import alias_of, effects, is_pure
 from smelt.ops.evaluate import constant
 from smelt.ops.registry import overload
@@ -25,7 +27,7 @@ from smelt.ops.registry import overload
 STATE_OPS = ("param", "buffer", "captured")
 
 # Their results depend on their first operand's type only, not on its elements.
-_TYPE_ONLY = frozenset(
+TYPE_ONLY = frozenset(
     f"aten.{name}"
     for name in (
         "full_like.default", "zeros_like.default", "ones_like.default", "new_zeros.default", "new_ones.default",
@@ -57,6 +59,13 @@ class Statics:
             for value in node.results:
                 self.is_static(value)
 
+    @cached_property
+    def state_nbytes(self) -> int:
+        """Bytes of all parameters, buffers and captured tensors of the program."""
+        states = {state_name(node): node.result.type for node in self.graph.walk() if node.op in STATE_OPS}
+        sized = [type_ for type_ in states.values() if isinstance(type_, TensorType) and type_.is_static]
+        return sum(math.prod(type_.sizes) * dtype_to_torch(type_.dtype).itemsize for type_ in sized)
+
     def is_static(self, value: Value) -> bool:
         """Whether the value is known before the run."""
         found = self._is_static.get(value)
@@ -80,7 +89,7 @@ class Statics:
         if current_trace() is not None and is_symbolic((node.args, tuple(node.kwargs.values()), value.type)):
             # Made for sizes that come with each call.
             return False
-        if node.op in _TYPE_ONLY:
+        if node.op in TYPE_ONLY:
             return True
         return all(self.is_static(v) for v in node.operands())
 
@@ -92,7 +101,7 @@ class Statics:
             assert node is not None
             if node.op in STATE_OPS:
                 found = frozenset((state_name(node),))
-            elif node.op in _TYPE_ONLY:
+            elif node.op in TYPE_ONLY:
                 found = frozenset()
             else:
                 found = frozenset(s for v in node.operands() for s in self.sources(v))
@@ -126,10 +135,10 @@ class Statics:
         node = value.node
         assert node is not None
         start = perf_counter()
-        for needed in _needed(node, self._tensors):
-            made = self._run(needed)
-            results = made if needed.op == "unpack" or len(needed.results) > 1 else [made]
-            self._tensors.update(zip(needed.results, results, strict=True))
+        for each in needed(node, self._tensors):
+            made = self._run(each)
+            results = made if each.op == "unpack" or len(each.results) > 1 else [made]
+            self._tensors.update(zip(each.results, results, strict=True))
         self.spent_ms += (perf_counter() - start) * 1000
 
     def _run(self, node: Node) -> Any:
@@ -155,7 +164,7 @@ class Statics:
         return result
 
 
-def _needed(node: Node, known: dict[Value, Any]) -> Iterator[Node]:
+def needed(node: Node, known: dict[Value, Any]) -> Iterator[Node]:
     """The nodes that must run for this one, in order, itself last."""
     seen: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(node, False)]
@@ -168,7 +177,7 @@ def _needed(node: Node, known: dict[Value, Any]) -> Iterator[Node]:
             continue
         seen.add(current)
         stack.append((current, True))
-        if current.op not in _TYPE_ONLY:
+        if current.op not in TYPE_ONLY:
             stack.extend((v.node, False) for v in reversed(list(current.operands())) if v.node is not None)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from smelt.ir import Arg, MemoryFormat, TensorType, Value
+from smelt.ir.sizes import value
 from smelt.ops.record import Alias, Call, Emitter, Lowering, OpRecord, Sample, Samples, sample, tensor_type
 from smelt.ops.samples import fixed, floats, ints, strided
 
@@ -159,8 +160,9 @@ def _lower_split(b: Emitter, call: Call) -> tuple[Value, ...] | None:
     size, total = call["split_size"], tensor_type(call["self"]).sizes[call["dim"]]
     if size == 0 or total == 0:
         return None
-    full, rest = divmod(total, size)
-    return _slices(b, call["self"], call["dim"], (size,) * full + ((rest,) if rest else ()))
+    # How many there are stands in the node's type, so it is the same at all sizes.
+    before = -(-value(total) // value(size)) - 1
+    return _slices(b, call["self"], call["dim"], (*(size,) * before, total - size * before))
 
 
 def _lower_split_sizes(b: Emitter, call: Call) -> tuple[Value, ...]:
@@ -169,7 +171,7 @@ def _lower_split_sizes(b: Emitter, call: Call) -> tuple[Value, ...]:
 
 def _lower_chunk(b: Emitter, call: Call) -> tuple[Value, ...] | None:
     total = tensor_type(call["self"]).sizes[call["dim"]]
-    return _lower_split(b, {**call, "split_size": -(-total // call["chunks"])}) if total else None
+    return _lower_split(b, {**call, "split_size": (total + call["chunks"] - 1) // call["chunks"]}) if total else None
 
 
 def _lower_unbind(b: Emitter, call: Call) -> tuple[Value, ...]:

@@ -18,10 +18,14 @@ from smelt.ir import INT, Arg, ListType, OptionalType, TensorType, TupleType, Ty
 from smelt.ir.dims import UNKNOWN_DIM, Dim, Sym, SymExpr, dim_of, size_of, symbols
 from smelt.ir.size_trace import Trace
 from smelt.ir.sizes import Range, Size, SizeLeak, current_trace, size_max, size_min, tracing
-from smelt.ops.shapes.symbolic import Ask, CannotTell, Found, TypeOf, infer_symbolic
+from smelt.ops.shapes.symbolic import LIKE_SELF, Ask, CannotTell, Found, TypeOf, infer_symbolic, is_apart
 
 # Sizes at hand of symbols of which nothing is known but that they are at least 2.
 _AT_HAND = (23, 19, 17, 13, 11, 7)
+
+
+# Where views of a part of the first operand take the place of it.
+_PLACES = {"aten.select.int": 2, "aten.narrow.default": 2}
 
 
 class _Known(local):
@@ -122,6 +126,9 @@ def _trace_with(names: Sequence[str]) -> Iterator[Trace]:
 
 
 def _told(trace: Trace, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of: TypeOf, ask: Ask) -> Found:
+    if op in LIKE_SELF and args and isinstance(args[0], Value) and is_apart(type_of(args[0])):
+        return (type_of(args[0]),), (frozenset(),)
+
     def known(value: Value) -> Arg:
         if type_of(value) != INT:
             return value
@@ -130,6 +137,10 @@ def _told(trace: Trace, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg],
             raise CannotTell(f"%{value.name} does not follow from sizes")
         return number
 
+    at = _PLACES.get(op)
+    if at is not None and len(args) > at and isinstance(place := args[at], Value):
+        # Which part it is does not show in the type.
+        args = (*args[:at], 0 if number_of(place, trace) is None else place, *args[at + 1 :])
     args = tuple(map_values(a, known) for a in args)
     kwargs = {k: map_values(a, known) for k, a in kwargs.items()}
     if _known.trace is not trace:

@@ -88,7 +88,9 @@ def _within(trace: Trace, name: str, wanted: int) -> int:
     if wanted < low:
         wanted += int(low)
     if high < INFINITY and wanted > high:
-        wanted = int(low) + wanted % (int(high) - int(low) + 1)
+        # A number that is the size of nothing has no bound below: those that are sizes are tried.
+        start = max(int(low), min(_FEW[1], int(high)))
+        wanted = start + wanted % (int(high) - start + 1)
     return wanted
 
 

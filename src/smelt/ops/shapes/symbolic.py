@@ -30,6 +30,9 @@ Ask: TypeAlias = Callable[[str, Sequence[Arg], Mapping[str, Arg], TypeOf], Found
 
 _FEWEST_TRIALS = 3
 
+LIKE_SELF = frozenset(f"aten.{name}_scatter.default" for name in ("slice", "select", "diagonal", "as_strided"))
+"""Operators that copy their first operand as it lies, with some elements replaced."""
+
 
 class CannotTell(Exception):
     """What a call gives does not follow from its sizes in a way that is known here."""
@@ -86,6 +89,13 @@ def _typed(arg: Arg, type_of: TypeOf) -> Any:
 
 
 # --- views
+
+
+def is_apart(type_: Type) -> bool:
+    """Whether no two elements surely share an address because a step is 0; then torch copies them as they lie."""
+    if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
+        return False
+    return type_.strides is None or not any(type(step) is int and step == 0 for step in type_.strides)
 
 
 def _view(op: str, call: Mapping[str, Any], returned: str) -> Found | None:

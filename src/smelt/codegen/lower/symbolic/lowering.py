@@ -19,13 +19,14 @@ import torch
 from smelt.codegen.lower.lowering import lower
 from smelt.codegen.lower.result import Lookup, Lowered, OutputRecipe
 from smelt.codegen.lower.symbolic.code import guards_function, words_function
+from smelt.codegen.lower.symbolic.prologue import Prologue, prologue_of
 from smelt.codegen.lower.symbolic.substitute import substituted
 from smelt.codegen.lower.symbolic.template import NotSymbolic, at_hand, numbers_of, templated
 from smelt.diag import InternalError, Options, SmeltError
 from smelt.ir import Graph, Sym, TensorType
 from smelt.ir.sizes import Evaluation, Range, Size, Trace, evaluating, tracing
-from smelt.runtime.plan import CheckLayout, Plan
-from smelt.runtime.sizes import SizedExecutable, SizedPlan, filled
+from smelt.runtime.plan import CheckLayout
+from smelt.runtime.sizes import Held, SizedExecutable, SizedPlan, filled
 
 _CHECKS = 2
 _ATTEMPTS = 4000
@@ -77,15 +78,25 @@ def lower_symbolic(
     Raises: NotSymbolic; SmeltError (S0303) where the graph has no plan at all.
     """
     names = tuple(hints)
+    prologue = _prologue(graph, state, hints, inputs or {})
+    if prologue is not None:
+        graph = prologue.rest
     first = _Attempt.of(graph, state, options, hints, ranges, inputs, {}, build=True)
     bounds = {name: ranges[name].bounds for name in names}
     own = guards_function(first.trace, first.trace.guards, bounds)
     both = own if holds is None else _both(own, holds)
+    if prologue is not None:
+        both = _both(both, _fits(prologue, names))
+    given = first.lowered.plan.inputs
     template, numbers = templated(first.lowered.plan, lambda function: _sized(first.trace, names, function))
     recipes, more = templated(first.lowered.outputs, lambda function: function)
     words = words_function(first.trace, numbers)
-    can_share = _can_share(first.lowered.plan)
+    can_share = _can_share(first)
     plan = SizedPlan(names, _sources(graph, names, inputs or {}), template, words, both, can_share)
+    if prologue is not None:
+        own_count = len(given) - prologue.count
+        template = replace(template, inputs=given[:own_count])
+        plan = replace(plan, template=template, more=_more(prologue, names, given[own_count:], state))
     checked = []
     for sizes in islice(_other_sizes(tuple(hints.values()), list(bounds.values()), both), _CHECKS):
         again = _Attempt.of(
@@ -102,7 +113,9 @@ def lower_symbolic(
         checked.append(sizes)
     if not checked:
         raise NotSymbolic("no other sizes are within its guards", *map(str, first.trace.guards))
-    made = replace(at_hand(first.lowered), plan=plan.at(tuple(hints.values())))
+    baked = () if prologue is None else prologue.state
+    constants = tuple(dict.fromkeys((*first.lowered.constants, *baked)))
+    made = replace(at_hand(first.lowered), plan=plan.at(tuple(hints.values())), constants=constants)
     return SymbolicLowered(
         plan,
         made,
@@ -112,10 +125,40 @@ def lower_symbolic(
     )
 
 
-def _can_share(plan: Plan) -> bool:
-    """Whether records serve all sizes: layouts are not compared along dimensions of size 1."""
-    checked = [n for i in plan.instructions if isinstance(i, CheckLayout) for n in i.sizes if type(n) is Size]
-    return all(size.trace.bounds(size.poly)[0] > 1 for size in checked)
+def _prologue(graph: Graph, state: Lookup, hints: Mapping[str, int], inputs: Mapping[int, str]) -> Prologue | None:
+    """What is worth computing once for each tuple of sizes, if it can be at those at hand."""
+    found = prologue_of(graph, inputs)
+    if found is None or not found.fits(hints):
+        return None
+    try:
+        found.values(hints, state)
+    except Exception:  # whatever torch refuses is the program's own error, and comes where it stands
+        return None
+    return found
+
+
+def _fits(prologue: Prologue, names: Sequence[str]) -> Callable[..., bool]:
+    return lambda *sizes: prologue.fits(dict(zip(names, sizes, strict=True)))
+
+
+def _more(prologue: Prologue, names: Sequence[str], slots: Sequence[int], state: Lookup) -> Held:
+    """(sizes) -> the tensors that a plan holds for these sizes, by slot."""
+
+    def more(sizes: tuple[int, ...]) -> tuple[tuple[int, torch.Tensor], ...]:
+        found = prologue.values(dict(zip(names, sizes, strict=True)), state)
+        return tuple(zip(slots, found, strict=True))
+
+    return more
+
+
+def _can_share(first: _Attempt) -> Callable[..., bool]:
+    """At which sizes records serve all: layouts are not compared along dimensions of size 1."""
+    steps = (i for i in first.lowered.plan.instructions if isinstance(i, CheckLayout))
+    doubtful = [n for i in steps for n in i.sizes if type(n) is Size and first.trace.bounds(n.poly)[0] <= 1]
+    if not doubtful:
+        return lambda *sizes: True
+    words = words_function(first.trace, doubtful)
+    return lambda *sizes: min(words(*sizes)) > 1
 
 
 def _both(first: Callable[..., bool], second: Callable[..., bool]) -> Callable[..., bool]:

@@ -34,7 +34,7 @@ from smelt.ops.convert import to_torch
 from smelt.ops.python_ops import python_op
 from smelt.rewrite import Rewriter
 
-_OF_TENSORS = frozenset(
+OF_TENSORS = frozenset(
     f"aten.{name}"
     for name in ("sym_size.int", "size.int", "sym_stride.int", "stride.int", "sym_numel.default", "numel.default")
 )
@@ -110,7 +110,7 @@ def _number_of(node: Node) -> int | float | None:
     """The number that a node gives, if it follows from types and numbers alone."""
     if len(node.results) != 1 or node.regions:
         return None
-    if node.op in _OF_TENSORS:
+    if node.op in OF_TENSORS:
         return _of_tensor(node)
     if node.kwargs or any(True for arg in node.args for _ in values_in(arg)):
         return None

@@ -1,0 +1,134 @@
+"""Containers that data make longer: they become values of the graph before the loop or branch that does it, wherever
+they are referred to.
+
+    out = []                              %out = py.list()
+    for i in range(n):            ==>     %1 = for ... with (%2 = %out) { %3 = if ... { py.append(%2, ...) } ... }
+        if x[i] > 0: out.append(i)
+
+Invariant: nobody still holds the container that was there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from types import CellType
+from typing import Any
+
+from smelt.capture.spans import Site
+from smelt.capture.staging.heap import Snapshot
+from smelt.capture.staging.leaves import leaf_type
+from smelt.capture.staging.session import Session
+from smelt.capture.staging.symbols import WORLDS, ScalarSlot, StagedObject, is_staged, slot_of
+from smelt.ir import ANY, NONE, DictType, ListType, TupleType, Type, join
+
+
+class Grows(BaseException):
+    """A container grows in a loop: it must be staged before it, as one of a type."""
+
+    def __init__(self, grown: Any, type_: Type, site: Site | None) -> None:
+        super().__init__("a container grows")
+        self.grown, self.type, self.site = grown, type_, site
+
+
+def item_type(session: Session, item: Any) -> Type | None:
+    """The type of what a staged container holds; None for what none can hold."""
+    if item is None:
+        return NONE
+    if type(item) is tuple:
+        parts = [item_type(session, part) for part in item]
+        return None if None in parts else TupleType(tuple(parts))  # type: ignore[arg-type]
+    if type(item) in (list, dict):
+        return container_type(session, [item])
+    return leaf_type(session, item)
+
+
+def container_type(session: Session, containers: Sequence[Any]) -> Type | None:
+    """The type of a container that holds what some containers of a kind hold; None where there is none."""
+    if any(type(c) is dict for c in containers):
+        return _dict_type(session, [k for c in containers for k in c], [v for c in containers for v in c.values()])
+    types: list[Type | None] = []
+    for container in containers:
+        if is_staged(container):
+            found = slot_of(container).type
+            types += [found.element] if isinstance(found, ListType) else [None]
+        else:
+            types += [item_type(session, item) for item in container]
+    return None if None in types else ListType(_joined(session, types))
+
+
+def _dict_type(session: Session, keys: Sequence[Any], values: Sequence[Any]) -> Type | None:
+    of_keys = [item_type(session, key) for key in keys]
+    of_values = [item_type(session, value) for value in values]
+    if None in of_keys or None in of_values:
+        return None
+    return DictType(_joined(session, of_keys), _joined(session, of_values))
+
+
+def must_be_staged(session: Session, container: Any, value: Any, *key: Any) -> Any:
+    """A value is put where only a run knows: into a list, or under a key. Raises: Grows, CannotStage."""
+    if isinstance(container, dict):
+        type_ = _dict_type(session, [*container, *key], [*container.values(), value])
+    else:
+        type_ = container_type(session, [container, [value]])
+    if type_ is None:
+        session.cannot(f"a {type(container).__name__} is written at a place that only a run knows")
+    raise Grows(container, type_, session.site())  # type: ignore[arg-type]
+
+
+def extends(session: Session, container: list[Any], more: Any) -> Any:
+    """A list takes in a staged one. Raises: Grows, CannotStage."""
+    type_ = container_type(session, [container, more])
+    if type_ is None:
+        session.cannot("a list takes in what no staged list holds")
+    raise Grows(container, type_, session.site())  # type: ignore[arg-type]
+
+
+def _joined(session: Session, types: Iterable[Type | None]) -> Type:
+    found: Type | None = None
+    for type_ in types:
+        assert type_ is not None
+        if found is None or found == type_:
+            found = type_
+        else:
+            wider = session.widened(found, type_)
+            found = join(found, type_) if wider is None else wider
+    return ANY if found is None else found
+
+
+def stage_container(
+    session: Session,
+    site: Site | None,
+    grown: Any,
+    type_: Type,
+    get: Callable[[], tuple[Any, ...]],
+    set_: Callable[[tuple[Any, ...]], None],
+    snapshot: Snapshot,
+) -> None:
+    """Have a staged container stand for one of Python's, wherever it is referred to. snapshot: of all that may."""
+    is_dict = isinstance(grown, dict)
+    items = [part for item in grown.items() for part in item] if is_dict else grown
+    session.note_held(items)
+    operands = [session.encode(item) for item in items]
+    examples: tuple[Any, ...] = ({},) * WORLDS if is_dict else tuple([None] * len(grown) for _ in range(WORLDS))
+    slot = ScalarSlot(type_, examples)
+    session.append("py.dict" if is_dict else "py.list", operands, {}, [slot], site)
+    staged = StagedObject(slot)
+    kind = type(grown).__name__
+    values = get()
+    for holder in snapshot.parents.get(id(grown), ()):
+        if isinstance(holder, (tuple, frozenset, set)):
+            session.cannot(f"a {kind} that grows in a loop is held by a tuple or a set")
+        if isinstance(holder, dict):
+            for key in [k for k, v in holder.items() if v is grown]:
+                holder[key] = staged
+        elif isinstance(holder, list):
+            holder[:] = [staged if item is grown else item for item in holder]
+        elif isinstance(holder, CellType):
+            holder.cell_contents = staged
+        else:
+            session.cannot(f"a {kind} that grows in a loop is held where it cannot be replaced")
+    set_(tuple(staged if value is grown else value for value in values))
+    if session.held_by_callers(grown):
+        session.cannot(
+            f"a {kind} that grows in a loop is held by the caller", f"a staged {kind} cannot take its place there"
+        )

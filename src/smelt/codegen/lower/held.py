@@ -1,0 +1,85 @@
+"""How the tensors that a plan keeps are made again, in another process and from whatever the state holds there.
+
+    parameter read as it lies     Live        the tensor that stands there
+    weight packed in panels       Panels      its program, then the packing kernel
+    folded of parameters          Computed    its program
+    no state in it                Content     its elements
+
+Invariant: nothing here holds contents of the state, so that a plan which is kept with these serves other contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from smelt.codegen.contract.packing import Packing
+from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.lower.fills import Fills
+from smelt.codegen.lower.packed_weight import packed_weight
+from smelt.codegen.lower.result import Lookup
+from smelt.codegen.lower.static_program import Content, Read, StaticProgram, program_of, read
+from smelt.codegen.lower.statics import Statics
+from smelt.diag import Options
+from smelt.ir import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The live tensor itself."""
+
+    state: Read
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a program over the state gives."""
+
+    program: StaticProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """The weight that a program gives, [n, k] or [k, n] where `is_transposed`, in panels.
+
+    is_state: it lies in the memory of the program's own tensor.
+    """
+
+    program: StaticProgram
+    is_transposed: bool
+    packing: Packing
+    is_state: bool
+
+
+Made: TypeAlias = Live | Computed | Panels | Content
+HowMade: TypeAlias = Callable[[], Made | None]
+
+
+def computed(statics: Statics, value: Value) -> Computed | None:
+    """A static value; None where its program cannot be told."""
+    program = program_of(statics, value)
+    return None if program is None else Computed(program)
+
+
+def made_again(
+    held: Mapping[int, Made], state: Lookup, isa: Isa | None, options: Options, fills: Fills
+) -> dict[int, torch.Tensor]:
+    """The tensors by slot, complete when `fills` are done. Raises: OtherState."""
+    found: dict[int, torch.Tensor] = {}
+    for slot, made in held.items():
+        match made:
+            case Live(state=wanted):
+                found[slot] = read(wanted, state)
+            case Computed(program=program):
+                found[slot] = program.run(state).detach()
+            case Content():
+                found[slot] = made.tensor()
+            case Panels(program=program, is_transposed=is_transposed, packing=packing, is_state=is_state):
+                assert isa is not None, "it is part of what a kept plan is known by"
+                weight = program.run(state).detach()
+                weight = weight.t() if is_transposed else weight
+                found[slot] = packed_weight(weight, packing, isa, options, fills, is_state=is_state)
+    return found

@@ -1,0 +1,58 @@
+"""Weights in panels: memory for them, and the kernel that fills it, now or while Python goes on.
+
+Invariant: the panels are those of the weight as it lies when they are filled; the caller's guards see to it that they
+are used for no other.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from smelt.codegen.contract.packing import Packing, packing_source
+from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.lower.fills import Fills
+from smelt.codegen.lower.packs import packs
+from smelt.diag import Options
+
+
+def packed_weight(
+    weight: torch.Tensor, packing: Packing, isa: Isa, options: Options, fills: Fills, *, is_state: bool
+) -> torch.Tensor:
+    """Panels of a weight [n, k], filled when `fills` are.
+
+    is_state: it lies in memory of the program's own, so that plans share the panels for as long as it stays as it is.
+    """
+    if not is_state:
+        return pack(weight, packing, isa, options, fills)
+    return packs().get_or_pack(weight, packing, lambda: pack(weight, packing, isa, options, fills), fills)
+
+
+def pack(weight: torch.Tensor, packing: Packing, isa: Isa, options: Options, fills: Fills) -> torch.Tensor:
+    """New panels of a weight [n, k], filled when `fills` are."""
+    if 1 not in weight.stride():
+        weight = weight.contiguous()
+    along_columns = weight.stride(1) == 1
+    made = torch.empty(packing.nelements, dtype=weight.dtype)
+    step = weight.stride(0) if along_columns else weight.stride(1)
+    source = packing_source(packing.tiling, along_columns)
+    words = packing.words(step, along_columns)
+    if not fills.add(source, isa, options, (weight, made), words, packing.panels):
+        made.copy_(packed_by_torch(weight, packing))
+    return made
+
+
+def packed_by_torch(weight: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """The same panels by tensor operations; weight [n, k] -> [panels * panel_nelements]."""
+    columns, group = packing.tiling.panel, packing.tiling.group
+    rows = packing.panel_nelements // columns
+    whole = torch.zeros(packing.panels * columns, rows, dtype=weight.dtype)
+    whole[: packing.n, : packing.k] = weight
+    return whole.view(packing.panels, columns, rows // group, group).transpose(1, 2).reshape(-1)
+
+
+def unpacked(made: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """The matrix [n, k] of packed panels."""
+    columns, group = packing.tiling.panel, packing.tiling.group
+    rows = packing.panel_nelements // columns
+    panels = made.view(packing.panels, rows // group, columns, group).transpose(1, 2)
+    return panels.reshape(packing.panels * columns, rows)[: packing.n, : packing.k]

@@ -1,0 +1,180 @@
+"""Operators that work along some dimensions: in rows of which all counts, or over a dimension of which some does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from smelt.codegen.lower.unknown.selecting import Tensor, counts_of, masked, sizes_of, tensor_of, whole_of
+from smelt.codegen.lower.unknown.values import Count, Held, Refused, padded_or_value, type_of
+from smelt.ir import Arg, Node, Value, map_values
+
+if TYPE_CHECKING:
+    from smelt.codegen.lower.unknown.rewriting import Rewriting
+
+Call: TypeAlias = Mapping[str, Arg]
+Rule: TypeAlias = "Callable[[Rewriting, Node, Call], Sequence[Held]]"
+
+
+def _dims(r: Rewriting, call: Call, rank: int) -> list[int]:
+    """The dimensions that an operator works along."""
+    given = call.get("dim")
+    if given is None or given == ():
+        return list(range(rank))
+    dims = given if isinstance(given, tuple) else (given,)
+    if any(type(d) is not int or not -rank <= d < rank for d in dims):
+        raise Refused("a dimension that is not there")
+    return sorted({d % rank for d in dims if isinstance(d, int)})
+
+
+def _again(r: Rewriting, node: Node, first: Arg, replaced: Value) -> tuple[Value, ...]:
+    """The node on another tensor in the place of its first operand."""
+
+    def swap(value: Value) -> Arg:
+        return replaced if value is first else r.whole(value)
+
+    args = [map_values(arg, swap) for arg in node.args]
+    return r.emit.many(node.op, *args, **{name: map_values(arg, swap) for name, arg in node.kwargs.items()})
+
+
+def _only(r: Rewriting, node: Node) -> Tensor:
+    """The first operand. Raises: Refused where another one is padded, too."""
+    for value in list(node.operands())[1:]:
+        r.plain(value)
+    return tensor_of(r, node.args[0])
+
+
+def _along(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    """Results of the operand's rank, each row of its own."""
+    tensor = _only(r, node)
+    counts = counts_of(tensor)
+    if any(counts[d] is not None for d in _dims(r, call, len(counts))):
+        raise Refused("rows of unknown length")
+    return [padded_or_value(made, counts) for made in _again(r, node, node.args[0], whole_of(tensor))]
+
+
+def _reduced(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    """One number for each row; where a row is counted, what does not count must not change it."""
+    tensor = _only(r, node)
+    counts = counts_of(tensor)
+    dims = _dims(r, call, len(counts))
+    over = [counts[d] for d in dims if counts[d] is not None]
+    keeps = call.get("keepdim", False) is True
+    left = [None if d in dims else c for d, c in enumerate(counts) if keeps or d not in dims]
+    whole = whole_of(tensor)
+    if over:
+        whole = _neutral(r, node, tensor)
+    made = _again(r, node, node.args[0], whole)
+    return [padded_or_value(one, left) for one in made]
+
+
+_NEUTRAL: dict[str, float | bool] = {
+    "aten.sum.default": 0, "aten.sum.dim_IntList": 0, "aten.prod.default": 1, "aten.prod.dim_int": 1,
+    "aten.any.default": False, "aten.any.dim": False, "aten.any.dims": False, "aten.all.default": True,
+    "aten.all.dim": True, "aten.all.dims": True, "aten.count_nonzero.default": 0,
+    "aten.count_nonzero.dim_IntList": 0,
+}  # fmt: skip
+_EXTREMES = {
+    "aten.amax.default": -1, "aten.max.default": -1, "aten.max.dim": -1,
+    "aten.amin.default": 1, "aten.min.default": 1, "aten.min.dim": 1,
+}  # fmt: skip
+
+
+def _neutral(r: Rewriting, node: Node, tensor: Tensor) -> Value:
+    """The operand with what changes no result in the places that do not count."""
+    kind = type_of(whole_of(tensor)).dtype
+    if node.op in _NEUTRAL:
+        neutral = _NEUTRAL[node.op]
+        if kind.kind == "bool":
+            neutral = bool(neutral)
+        return masked(r, tensor, neutral)
+    sign = _EXTREMES.get(node.op)
+    counted = [c for c in counts_of(tensor) if c is not None]
+    if sign is None or kind.kind != "float" or any(r.facts.at_least(c) < 1 for c in counted):
+        raise Refused("rows of unknown length")
+    if node.op.endswith(".dim"):
+        # Where all that counts is infinite, the place of what does not count must not win.
+        raise Refused("places in rows of unknown length")
+    return masked(r, tensor, sign * float("inf"))
+
+
+def _mean(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    """The sum, divided by how many there are."""
+    tensor = _only(r, node)
+    counts = counts_of(tensor)
+    dims = _dims(r, call, len(counts))
+    if all(counts[d] is None for d in dims):
+        return _reduced(r, node, call)
+    if call.get("dtype") is not None or type_of(whole_of(tensor)).dtype.kind != "float":
+        raise Refused("a mean of another type")
+    keeps = call.get("keepdim", False) is True
+    number: Count = 1
+    for d in dims:
+        count = counts[d]
+        number = r.emit.number("mul", sizes_of(tensor)[d] if count is None else count, number)
+    total = r.emit("aten.sum.dim_IntList", masked(r, tensor, 0), tuple(dims), keeps)
+    left = [None if d in dims else c for d, c in enumerate(counts) if keeps or d not in dims]
+    return [padded_or_value(r.emit("aten.div.Scalar", total, number), left)]
+
+
+def _last(name: str) -> Rule:
+    """An operator along the last dimensions: as many as an argument has, or the last one alone."""
+
+    def rule(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+        tensor = _only(r, node)
+        counts, shape = counts_of(tensor), call.get(name)
+        depth = len(shape) if isinstance(shape, tuple) else 1
+        if any(c is not None for c in counts[len(counts) - depth :]):
+            raise Refused("rows of unknown length")
+        return [padded_or_value(one, counts) for one in _again(r, node, node.args[0], whole_of(tensor))[:1]]
+
+    return rule
+
+
+def _product(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    """Rows times a matrix of known size."""
+    at = 1 if node.op == "aten.addmm.default" else 0
+    for k, arg in enumerate(node.args):
+        if k != at and isinstance(arg, Value):
+            r.plain(arg)
+    tensor = tensor_of(r, node.args[at])
+    matrix = node.args[at + 1]
+    counts = counts_of(tensor)
+    if (
+        not counts
+        or counts[-1] is not None
+        or not isinstance(matrix, Value)
+        or len(sizes_of(tensor_of(r, matrix))) != 2
+    ):
+        raise Refused("sums of unknown length")
+    if node.op == "aten.addmm.default" and len(sizes_of(tensor_of(r, node.args[0]))) != 1:
+        raise Refused("rows that are added")
+    made = _again(r, node, node.args[at], whole_of(tensor))
+    return [padded_or_value(made[0], (*counts[:-1], None))]
+
+
+ROWS: dict[str, Rule] = {
+    **dict.fromkeys(
+        (
+            "aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int", "aten._log_softmax.default",
+            "aten.cumsum.default", "aten.cumprod.default", "aten.sort.default", "aten.argsort.default",
+            "aten.topk.default",
+        ),
+        _along,
+    ),
+    **dict.fromkeys(
+        (
+            *_NEUTRAL, *_EXTREMES, "aten.argmax.default", "aten.argmin.default", "aten.logsumexp.default",
+            "aten.linalg_vector_norm.default", "aten.var.correction", "aten.std.correction",
+        ),
+        _reduced,
+    ),
+    "aten.mean.default": _mean,
+    "aten.mean.dim": _mean,
+    "aten.layer_norm.default": _last("normalized_shape"),
+    "aten.rms_norm.default": _last("normalized_shape"),
+    "aten.linear.default": _product,
+    "aten.mm.default": _product,
+    "aten.matmul.default": _product,
+    "aten.addmm.default": _product,
+}  # fmt: skip

@@ -1,0 +1,250 @@
+"""What operators do on padded tensors: one rule each, told what the node is asked and what stands for its operands.
+
+A rule gives what stands for the node's results, or raises Refused; then the node gets exact tensors. Invariant: what
+counts of a result is computed of what counts, by the operators that would compute it exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from smelt.codegen.lower.unknown.rows import ROWS
+from smelt.codegen.lower.unknown.selecting import SELECTING
+from smelt.codegen.lower.unknown.values import (
+    Buffer,
+    Count,
+    Held,
+    Padded,
+    Parts,
+    Refused,
+    literal,
+    padded_or_value,
+    same_count,
+    size_of,
+    type_of,
+)
+from smelt.codegen.lower.unknown.views import VIEWS
+from smelt.ir import Arg, Node, TensorType, Value, map_values
+from smelt.ops.registry import tags_of
+
+if TYPE_CHECKING:
+    from smelt.codegen.lower.unknown.rewriting import Rewriting
+
+Call: TypeAlias = Mapping[str, Arg]
+Rule: TypeAlias = "Callable[[Rewriting, Node, Call], Sequence[Held]]"
+
+_SAME_SHAPE = (
+    "aten.to.dtype", "aten._to_copy.default", "aten.clone.default", "aten.contiguous.default", "aten.detach.default",
+    "aten.alias.default", "aten.type_as.default", "aten.zeros_like.default", "aten.ones_like.default",
+    "aten.copy.default", "aten.fill.Scalar", "aten.full_like.default", "aten.lift_fresh.default",
+    "aten.floor_divide.default",
+)  # fmt: skip
+# Integers divided by what does not count may be divided by 0.
+_DIVISIONS = ("aten.floor_divide.", "aten.remainder.", "aten.fmod.", "aten.div.Tensor_mode", "aten.div.Scalar_mode")
+
+
+def rule_for(op: str) -> Rule | None:
+    """The rule of an operator."""
+    found = RULES.get(op)
+    if found is None and (op in _SAME_SHAPE or "pointwise" in tags_of(op)):
+        return _pointwise
+    return found
+
+
+def _pointwise(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    if "nondeterministic_seeded" in tags_of(node.op):
+        raise Refused("random numbers")
+    if node.op.startswith(_DIVISIONS) and not _is_safe_division(r, node):
+        raise Refused("a division of integers")
+    made = r.emit.many(node.op, *_wholes(r, node.args), **_wholes_of(r, node.kwargs))
+    return [padded_or_value(result, _broadcast(r, node, len(type_of(result).sizes))) for result in made]
+
+
+def _is_safe_division(r: Rewriting, node: Node) -> bool:
+    divisor = node.args[1]
+    if not isinstance(divisor, Value):
+        return type(divisor) in (int, float) and divisor != 0
+    held = r.held[divisor]
+    dtypes = [v.type.dtype.kind for v in node.operands() if isinstance(v.type, TensorType)]
+    return not isinstance(held, Padded) or all(kind == "float" for kind in dtypes)
+
+
+def _wholes(r: Rewriting, args: Sequence[Arg]) -> list[Arg]:
+    return [map_values(arg, r.whole) for arg in args]
+
+
+def _wholes_of(r: Rewriting, kwargs: Mapping[str, Arg]) -> dict[str, Arg]:
+    return {name: map_values(arg, r.whole) for name, arg in kwargs.items()}
+
+
+def _broadcast(r: Rewriting, node: Node, rank: int) -> list[Count | None]:
+    """The counts of what operands of these counts give together. Raises: Refused where they may differ."""
+    counts: list[Count | None] = [None] * rank
+    tensors = [
+        h for v in node.operands() if isinstance(v.type, TensorType) and isinstance(h := r.held[v], (Padded, Value))
+    ]
+    for held in tensors:
+        if isinstance(held, Padded):
+            for dim, count in enumerate(reversed(held.counts), 1):
+                known = counts[-dim] if dim <= rank else None
+                if count is None:
+                    continue
+                if known is not None and not same_count(known, count):
+                    raise Refused("sizes that may differ")
+                counts[-dim] = count
+    for held in tensors:
+        sizes = held.type.sizes if isinstance(held, Padded) else type_of(held).sizes
+        for dim, size in enumerate(reversed(sizes), 1):
+            is_counted = isinstance(held, Padded) and held.counts[-dim] is not None
+            if counts[-dim] is not None and not is_counted and size != 1:
+                raise Refused("a size that may be another")
+    return counts
+
+
+# --- sizes and sequences
+
+
+def _size(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    held, dim = r.get(node.args[0]), node.args[1] if len(node.args) > 1 else 0
+    if isinstance(held, Buffer) and node.op == "py.len":
+        return [held.count]
+    if not isinstance(held, (Padded, Value)) or type(dim) is not int:
+        raise Refused("a size of a sequence")
+    return [size_of(held, dim)]
+
+
+def _numel(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    held = r.get(node.args[0])
+    if not isinstance(held, Padded):
+        raise Refused("it is no tensor")
+    total: Count = 1
+    for dim, count in enumerate(held.counts):
+        if count is None:
+            total = r.emit.number("mul", total, held.type.sizes[dim])
+    for count in held.counts:
+        if count is not None:
+            total = r.emit.number("mul", count, total)
+    return [total]
+
+
+def _rank(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    held = r.get(node.args[0])
+    if not isinstance(held, Padded):
+        raise Refused("it is no tensor")
+    return [len(held.counts)]
+
+
+def _unpack(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    held = r.get(node.args[0])
+    if not isinstance(held, Parts):
+        raise Refused("it is no sequence of ours")
+    return held.held
+
+
+def _append(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    held, added = (r.get(arg) for arg in node.args)
+    if not isinstance(held, Buffer) or not isinstance(added, Value) or type_of(added).sizes != held.element.sizes:
+        raise Refused("it is no list of ours")
+    if type_of(added).dtype is not held.element.dtype:
+        raise Refused("a tensor of another type")
+    emit, sizes = r.emit, type_of(held.rows).sizes
+    row = emit("aten.arange.default", sizes[0])
+    if len(sizes) > 1:
+        row = emit("aten.view.default", row, (sizes[0], *([1] * (len(sizes) - 1))))
+    here = emit("aten.eq.Scalar", row, held.count)
+    rows = emit("aten.where.self", here, added, held.rows)
+    return [Buffer(rows, emit.number("add", held.count, 1), held.start)]
+
+
+def _stack(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    held = r.get(node.args[0]) if isinstance(node.args[0], Value) else None
+    if isinstance(held, Buffer):
+        if call.get("dim", 0) != 0 or r.facts.at_least(held.count) < 1:
+            raise Refused("of a list that may be empty")
+        return [Padded(held.rows, (held.count, *([None] * len(held.element.sizes))))]
+    return _joined(r, node, call)
+
+
+def _concatenated(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    held = r.get(node.args[0]) if isinstance(node.args[0], Value) else None
+    if not isinstance(held, Buffer):
+        return _joined(r, node, call)
+    sizes = held.element.sizes
+    if call.get("dim", 0) != 0 or not sizes or r.facts.at_least(held.count) < 1:
+        raise Refused("of a list that may be empty")
+    rows = r.emit("aten.view.default", held.rows, (type_of(held.rows).sizes[0] * sizes[0], *sizes[1:]))
+    count = r.emit.number("mul", held.count, sizes[0])
+    return [Padded(rows, (count, *([None] * (len(sizes) - 1))))]
+
+
+def _joined(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    """Tensors side by side along a dimension that is not counted, with equal counts in the others."""
+    items, dim = node.args[0], call.get("dim", 0)
+    if not isinstance(items, tuple) or type(dim) is not int:
+        raise Refused("a list")
+    held = [r.held[v] for v in items if isinstance(v, Value)]
+    padded = [h for h in held if isinstance(h, Padded)]
+    if len(padded) < len(items) or not padded:
+        raise Refused("tensors of known sizes among others")
+    first = padded[0].counts
+    is_new = node.op == "aten.stack.default"
+    at = dim % (len(first) + is_new)
+    for one in padded:
+        same = all(
+            a is b or (a is not None and b is not None and same_count(a, b))
+            for a, b in zip(one.counts, first, strict=True)
+        )
+        if not same or (not is_new and one.counts[at] is not None):
+            raise Refused("sizes that may differ")
+    made = r.emit(node.op, *_wholes(r, node.args), **_wholes_of(r, node.kwargs))
+    return [Padded(made, (*first[:at], None, *first[at:]) if is_new else first)]
+
+
+def _made_of_counts(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    """`zeros(n, 4)`, `arange(n)` of counts."""
+    name = "size" if "size" in call else "end"
+    size = call[name]
+    wanted = [r.get(s) for s in (size if isinstance(size, tuple) else (size,))]
+    counts: list[Count | None] = []
+    most: list[int] = []
+    for number in wanted:
+        if isinstance(number, Value) and number in r.bounds:
+            counts.append(number)
+            most.append(r.bounds[number])
+        elif isinstance(number, int) and not isinstance(number, bool):
+            counts.append(None)
+            most.append(number)
+        else:
+            raise Refused("a number that is no count")
+    args, kwargs = list(node.args), dict(node.kwargs)
+    new: Arg = tuple(most) if name == "size" else most[0]
+    if name in kwargs:
+        kwargs[name] = new
+    else:
+        args[args.index(size)] = new
+    made = r.emit(node.op, *_wholes(r, args), **_wholes_of(r, kwargs))
+    if not all(literal(a) for a in (*args[1:], *kwargs.values())):
+        raise Refused("a number that is known later")
+    return [padded_or_value(made, counts)]
+
+
+RULES: dict[str, Rule] = {
+    **SELECTING,
+    **VIEWS,
+    **ROWS,
+    "aten.sym_size.int": _size,
+    "aten.size.int": _size,
+    "py.len": _size,
+    "aten.sym_numel.default": _numel,
+    "aten.numel.default": _numel,
+    "aten.dim.default": _rank,
+    "unpack": _unpack,
+    "py.append": _append,
+    "aten.stack.default": _stack,
+    "aten.cat.default": _concatenated,
+    "aten.zeros.default": _made_of_counts,
+    "aten.ones.default": _made_of_counts,
+    "aten.full.default": _made_of_counts,
+    "aten.arange.default": _made_of_counts,
+}

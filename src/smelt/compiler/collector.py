@@ -1,0 +1,64 @@
+"""Python's garbage collector while a program is recorded and compiled.
+
+A capture makes tens of thousands of objects, after which Python looks through all that the process holds for garbage
+cycles, everything that was imported before included: 150 ms where torch and a model library are loaded. Most often it
+finds nothing that the collections of young objects, which go on, have not found.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_NEVER = 2**31 - 1
+
+
+class _Postponed:
+    """Who wants full collections to wait, and the thresholds that they are under otherwise."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.before = gc.get_threshold()
+
+    def enter(self) -> None:
+        with self.lock:
+            self.users += 1
+            if self.users == 1:
+                self.before = gc.get_threshold()
+                gc.set_threshold(*self.before[:2], _NEVER)
+
+    def leave(self) -> None:
+        with self.lock:
+            self.users -= 1
+            if self.users == 0:
+                self.restore()
+
+    def restore(self) -> None:
+        # Whoever set them meanwhile, as the recorded program may, has them.
+        if gc.get_threshold() == (*self.before[:2], _NEVER):
+            gc.set_threshold(*self.before)
+
+    def in_child(self) -> None:
+        self.lock = threading.Lock()
+        if self.users:
+            self.users = 0
+            self.restore()
+
+
+_postponed = _Postponed()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _postponed.in_child())
+
+
+@contextmanager
+def full_collections_later() -> Iterator[None]:
+    """Let collections of all objects wait until the block ends, in every thread; those of young ones do not."""
+    _postponed.enter()
+    try:
+        yield
+    finally:
+        _postponed.leave()

@@ -1,0 +1,419 @@
+"""What becomes of a call that no row of the table serves: a build, and the row that comes of it.
+
+Invariant: the call's answer is that of the one native run that was recorded. Whatever is not understood (an effect, a
+failing build) is put into the table as a row that runs the original, with its reason.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+
+from smelt._torch.busy import busy
+from smelt._torch.state import is_grad_enabled
+from smelt.capture.reads import ReadLog, RecorderBusy
+from smelt.capture.reads_effects import file_kind
+from smelt.capture.state import Place, in_names
+from smelt.compiler.collector import full_collections_later
+from smelt.compiler.compiled_inputs import first_unsupported, grad_witness
+from smelt.compiler.compiled_original import Original
+from smelt.compiler.compiled_state import StateCalls
+from smelt.compiler.compiled_table import STORM_LIMIT, Table
+from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, SplitProgram, Stats
+from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
+from smelt.compiler.sight import Look, Sight
+from smelt.compiler.worth import Worth
+from smelt.diag import CaptureError, InternalError, SmeltError
+from smelt.runtime.guard_constants import Constants
+from smelt.runtime.guards import GuardSet
+
+STATE_LIMIT = 8  # builds with state, after which a program is split that needs one at nearly each call
+SPLIT_LIMIT = 3  # kinds of calls that were refused, after which others run in pieces at once
+EFFECT_ATTEMPTS = 2  # a first run often fills caches: only a program that does it again is given up
+
+_HOW = ("runs as it is, not compiled", "is compiled in pieces, not as one graph")
+
+
+class _Building(threading.local):
+    """Whether the thread is recording a program for a compiled object."""
+
+    active: bool = False
+
+
+building = _Building()
+
+
+class Builds:
+    """The builds of one compiled object. splits: the pieces of a program that was refused. state: of a program that
+    changes places outside its arguments, from when these are known."""
+
+    def __init__(self, original: Original, table: Table, stats: Stats) -> None:
+        self.splits: SplitProgram | None = None
+        self.state: StateCalls | None = None
+        self._may_have_state = original.settings.refused is None
+        self._states = 0
+        self.sight = Sight(original.target, original.settings.dynamic, original.settings.dynamic_shapes)
+        self._original, self._table, self._stats = original, table, stats
+        self._target, self._name, self._settings = original.target, original.name, original.settings
+        self._effects_seen = 0
+        self._guarded = 0  # those that no path asked for
+
+    def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
+        """The answer of a call that no row serves; missed: rows whose guards held, but not what they expect."""
+        reason = first_unsupported(args, kwargs)
+        if reason is not None:
+            return self._original.run(reason, args, kwargs)
+        witness = grad_witness(self._target, args, kwargs) if is_grad_enabled() else None
+        if witness is not None:
+            self._table.witness = witness[0] if witness[1] else None
+            self._table.publish()
+            return self._original.with_gradients("a parameter" if witness[1] else "an argument", args, kwargs)
+        if not missed and self.splits is not None and self._is_split_for_all:
+            self._original.count("it is in pieces for all further kinds of calls")
+            return self.splits.run(*args, **kwargs)
+        if self.state is not None and not _by_data(missed) and self._is_state_lost:
+            self._give_up_state()
+            return self._original.run("its state differs at each call", args, kwargs)
+        if not _by_data(missed) and self._guarded >= STORM_LIMIT:
+            return self._original.run("too many different calls were compiled already", args, kwargs)
+        if not self._table.lock.acquire(blocking=False):
+            return self._original.run("another thread is compiling it", args, kwargs, is_fault=False)
+        building.active = True
+        try:
+            with busy(), full_collections_later():
+                return self._build(args, kwargs, missed)
+        finally:
+            building.active = False
+            self._table.lock.release()
+
+    @property
+    def _is_split_for_all(self) -> bool:
+        """Whether so many kinds of calls were refused that another one need not be recorded as a whole."""
+        refused = sum(row.split is not None for row in self._table.rows)
+        return refused >= SPLIT_LIMIT or self._guarded >= STORM_LIMIT
+
+    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
+        look = self._look(args, kwargs)
+        cause = self._table.note_misses(args, kwargs)
+        self._count_build(missed, 1)
+        program = ObservedProgram(
+            self._target, self._name, self._settings,
+            next_path=bool(missed), freedom=look.freedom, state=self._places,
+        )  # fmt: skip
+        started = time.perf_counter()
+        failure: Exception | None = None
+        entry: Entry | None = None
+        try:
+            entry = self._settings.builder(program, args, kwargs, self._settings.options)
+        except RecorderBusy:
+            self._count_build(missed, -1)
+            return self._original.run("another thread is recording a program", args, kwargs, is_fault=False)
+        except Exception as error:
+            failure = error
+        if program.error is not None and not isinstance(program.error, (SmeltError, RecorderBusy)):
+            if missed:
+                self._count_build(missed, -1)  # this way through the program ends in an error: there is no path to keep
+            _reraise(program.error)
+        if failure is None and not program.was_called:
+            failure = CaptureError(f"the builder did not run {self._name}", code="S0104")
+        if not program.has_result:
+            return self._interrupted(program, failure, args, kwargs)
+        self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs, missed, cause, look)
+        return program.result
+
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Look:
+        """What is to be free in the build for this call. Raises: SmeltError (S0304) for wishes without a place."""
+        look = self.sight.look([row.seen for row in self._table.rows if row.entry and row.seen], args, kwargs)
+        if look.unfit:
+            if self._original.is_whole:
+                self._original.refuse(look.unfit, remedy="widen what dynamic_shapes says")
+            self._original.warn("dynamic_shapes", f"{self._name} is compiled for this call alone: {look.unfit}")
+        return look
+
+    def _count_build(self, missed: tuple[Row, ...], times: int) -> None:
+        self._stats.builds += times
+        if not _by_data(missed):
+            self._guarded += times
+
+    def _interrupted(
+        self, program: ObservedProgram, failure: Exception | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The builder gave up before the program's end: the original answers, recorded, so that it is remembered."""
+        if self._original.is_whole:
+            self._original.fail(failure)
+        again = ObservedProgram(self._target, self._name, self._settings, state=self._places)
+        try:
+            again(*args, **kwargs)
+        except Exception as error:
+            _reraise(error)
+        self._settle(again, None, failure, 0.0, args, kwargs)
+        return again.result
+
+    def _settle(
+        self,
+        program: ObservedProgram,
+        entry: Entry | None,
+        failure: Exception | None,
+        build_s: float,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        missed: tuple[Row, ...] = (),
+        cause: str = "",
+        look: Look | None = None,
+    ) -> None:
+        """Put the outcome of a build into the table; missed: rows whose guards held, but not what they expect.
+
+        cause: why no row served the call. look: what was to be free.
+        """
+        log = program.log or ReadLog()
+        if not log.is_replayable:
+            if not self._takes_state(log):
+                self._settle_effects(log, entry, args, kwargs, missed)
+            return
+        if (failure is not None or entry is None) and self.state is not None:
+            self._give_up_state()
+            self._original.count(_sentence(failure))
+            return
+        if failure is not None or entry is None:
+            if self._original.is_whole:
+                self._original.fail(failure)
+            reason = _sentence(failure)
+            split = self._split(log, failure, entry)
+            self._table.add(Row(_guards(log, args, kwargs), None, reason, build_s=build_s, split=split))
+            self._original.count(reason)
+            self._original.warn(reason, f"{self._name} {_HOW[split is not None]}: {reason}")
+            return
+        opaque = next((t for t in entry.state if t.layout is not torch.strided), None)
+        if opaque is not None:
+            reason = f"it reads a tensor of layout {opaque.layout} that is no argument"
+            if self._original.is_whole:
+                self._original.refuse(reason)
+            self._table.add(Row(_guards(log, args, kwargs), None, reason, build_s=build_s))
+            self._original.count(reason)
+            self._original.warn(reason, f"{self._name} {_HOW[False]}: {reason}")
+            return
+        broken = None if look is None else self.sight.broken(look, entry)
+        if broken is not None:
+            raise broken
+        forms, checks = entry.forms, entry.checks
+        try:
+            guards = _guards(
+                log, args, kwargs,
+                state=entry.state, writes=entry.writes, free=forms, checks=checks,
+                named=partial(in_names, places=self._places),
+            )  # fmt: skip
+        except InternalError as error:
+            if not forms or look is None:
+                raise
+            # What cannot be guarded is not free: the next such call is compiled as it stands.
+            self.sight.refuse(look, error.what)
+            return
+        if is_grad_enabled() and any(t.requires_grad for t in guards.tensors):
+            reason = "gradients are needed: a tensor that the program reads requires grad"
+            self._table.add(Row(guards, None, reason, build_s=build_s))
+            self._original.advise_on_gradients("a tensor that it reads")
+            return
+        seen = None if look is None else self.sight.settle(look, entry)
+        row = Row(guards, entry, build_s=build_s, is_ready=False, cause=cause, seen=seen)
+        entry.on_constants(_watcher(weakref.ref(self), weakref.ref(row)))
+        if entry.outcomes:
+            hopeless = self._join_paths(row, entry.outcomes, missed)
+            if hopeless:
+                self._give_up_paths(row, hopeless, log, args, kwargs)
+                return
+        self._table.add(row)
+        # Taken before anything is folded or packed: what changes meanwhile may be in the entry or not.
+        before = Constants(entry.state)
+        if self._settings.background:
+            threading.Thread(target=self._finish, args=(row, before), name=f"smelt {self._name}", daemon=True).start()
+            return
+        try:
+            self._finish(row, before)
+        finally:
+            entry.pause()
+
+    def _join_paths(self, row: Row, outcomes: tuple[Outcome, ...], missed: tuple[Row, ...]) -> str:
+        """Make a row one of the paths under its guards; why there should be none, or nothing."""
+        row.paths = next((other.paths for other in missed if other.paths is not None), None) or Paths()
+        row.paths.note(outcomes)
+        row.fits_again(row)
+        for other in missed:
+            if other.entry is not None:
+                row.cause = difference(other.entry.outcomes, outcomes) if other.paths is not None else other.reason
+                self._table.count_miss(row.cause)
+        for same in [other for other in missed if other.entry is not None and other.entry.outcomes == outcomes]:
+            # It missed and was then recorded to take this very way: another thread drew random numbers in between, or
+            # compiled it comes to other values than Python reads. The new one takes its place.
+            row.paths.contradict(same.hits)
+            self._table.rows = tuple(other for other in self._table.rows if other is not same)
+        alike = [other for other in self._table.rows if other.paths is row.paths]
+        if len(alike) >= PATH_LIMIT:
+            oldest = min(alike[1:], key=lambda other: other.fitted, default=alike[0])
+            row.paths.evicted += 1
+            row.paths.past_hits += oldest.hits
+            self._table.rows = tuple(other for other in self._table.rows if other is not oldest)
+        return row.paths.why_hopeless(sum(other.hits for other in alike))
+
+    def _give_up_paths(self, row: Row, why: str, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._original.is_whole:
+            self._original.refuse(why)
+        self._table.rows = tuple(other for other in self._table.rows if other.paths is not row.paths)
+        split = self._split(log, row.paths.hopeless(why) if row.paths is not None else None, row.entry)
+        # What it reads may differ from path to path, so only the arguments say when this holds again.
+        self._table.add(Row(GuardSet((), args, kwargs), None, why, split=split))
+        self._original.count(why)
+        self._original.warn("paths", f"{self._name} {_HOW[split is not None]} from now on: {why}")
+
+    def _split(self, log: ReadLog, failure: Exception | None, entry: Entry | None) -> SplitProgram | None:
+        """What runs in the place of a refused program; None where it can only run as it is."""
+        if self._settings.refused is not None:
+            self._settings.refused(log, failure, entry)
+        elif self.splits is not None:
+            self.splits.more(log, failure)
+        elif self._settings.split is not None:
+            self.splits = self._settings.split(self._target, self._name, self._settings, log, failure, entry)
+        return self.splits
+
+    def _settle_effects(
+        self, log: ReadLog, entry: Entry | None, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]
+    ) -> None:
+        self._effects_seen += 1
+        reason = f"it has effects that a compiled program would not repeat: {log.why_not()}"
+        if self._original.is_whole:
+            self._original.refuse(reason, remedy="do that outside, with what the program returns", where=log.where)
+        self._original.count(reason)
+        if self._effects_seen >= EFFECT_ATTEMPTS or self._settings.refused is not None:
+            split = self._split(log, None, entry)
+            # What it reads may be what it changes, so only the arguments say when this holds again.
+            self._table.add(Row(GuardSet((), args, kwargs), None, reason, is_last=bool(missed), split=split))
+            self._original.warn("effects", f"{self._name} {_HOW[split is not None]}: {reason}")
+
+    @property
+    def _places(self) -> tuple[Place, ...]:
+        return () if self.state is None else self.state.places
+
+    @property
+    def _is_state_lost(self) -> bool:
+        """Whether so many builds with state served too few calls."""
+        served = sum(row.hits for row in self._table.rows)
+        return self._guarded >= STORM_LIMIT or (self._guarded >= STATE_LIMIT and served < 4 * self._guarded)
+
+    def _takes_state(self, log: ReadLog) -> bool:
+        """Whether all that the run changed is the program's state from now on, or can be at the next attempt."""
+        if self.state is not None and (log.state is None or log.effects or self._states >= STATE_LIMIT):
+            self._give_up_state()
+            return not self._original.is_whole
+        if not self._may_have_state or log.state is None or log.effects:
+            return False
+        self._effects_seen += 1
+        if log.state.is_settled or self._effects_seen >= EFFECT_ATTEMPTS or self._original.is_whole:
+            self._states += 1
+            self._set_state(StateCalls((*self._places, *log.state.places)))
+        self._original.count(f"its state is being found out: {log.why_not()}")
+        return True
+
+    def _give_up_state(self) -> None:
+        """The program is split, as if it had none."""
+        self._may_have_state, self._effects_seen = False, EFFECT_ATTEMPTS
+        self._set_state(None)
+
+    def _set_state(self, state: StateCalls | None) -> None:
+        self.state, self._guarded = state, 0
+        for row in self._table.rows:
+            self._table.withdraw(row)
+        self._table.rows = ()
+        self._table.publish()
+        if state is not None:
+            self._table.serve_through(state.core)
+
+    def watch_more(self, row: Row) -> bool:
+        """Guard what a further plan of a row's entry has baked in, too; whether nothing of it has changed meanwhile."""
+        if not row.is_ready or row.entry is None:
+            return True  # all of it is watched when the row is finished
+        before = row.guards.constants
+        row.guards.watch(row.entry.constants)
+        self._table.withdraw(row)
+        if not before.changed():
+            return True
+        with self._table.lock:
+            self._table.rows = tuple(other for other in self._table.rows if other is not row)
+        self._table.publish()
+        return False
+
+    def _finish(self, row: Row, before: Constants) -> None:
+        entry = row.entry
+        try:
+            if entry is not None:
+                if self._settings.background:
+                    entry.finish()
+                else:
+                    entry.prepare()
+                # Only now is it known what was folded and packed. Nobody runs the entry before it is ready.
+                row.guards.watch(entry.constants)
+                held = {id(tensor) for tensor in entry.constants}
+                if any(id(before.tensors[i]) in held for i in before.changed()):
+                    # The row never becomes ready; the next such call compiles anew.
+                    self._table.drop(row)
+                    return
+        except Exception as error:
+            row.entry, row.reason = None, _sentence(error)
+            self._original.count(row.reason)  # the call that came for this entry got the recorded run's answer
+            if not self._settings.background:
+                if self._original.is_whole:
+                    row.is_ready = True
+                    self._original.fail(error)
+                self._original.warn(row.reason, f"{self._name} runs as it is, not compiled: {row.reason}")
+        if row.entry is not None and row.paths is None and row.entry.goes_through_python:
+            row.worth = None if self._original.is_whole else Worth()
+        row.is_ready = True
+
+
+def _guards(log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any], **more: Any) -> GuardSet:
+    """The guards for what a run read, and on its arguments as they were before it."""
+    if log.heap is None:
+        return GuardSet(log.reads, args, kwargs, **more)
+    with log.as_before():
+        apart = log.heap.others if log.heap.is_live or log.heap.outer else None
+        return GuardSet(log.reads, args, kwargs, opened=log.heap.opened, apart=apart, **more)
+
+
+def _watcher(get_builds: Callable[[], Builds | None], get_row: Callable[[], Row | None]) -> Callable[[], bool]:
+    """What an entry tells of more constants: neither the row nor the object is kept alive."""
+
+    def watch() -> bool:
+        builds, row = get_builds(), get_row()
+        return builds is not None and row is not None and builds.watch_more(row)
+
+    return watch
+
+
+def _by_data(missed: tuple[Row, ...]) -> bool:
+    """Whether data led a call away from these rows, and not its sizes alone: then their paths are counted instead."""
+    return any(row.entry is None or not row.entry.forms for row in missed)
+
+
+def _sentence(failure: BaseException | None) -> str:
+    if isinstance(failure, SmeltError):
+        return failure.what + (f" at {failure.where}" if failure.where is not None else "")
+    return f"{type(failure).__name__}: {failure}"
+
+
+def _reraise(error: BaseException) -> NoReturn:
+    """Raise the program's own error as the plain program would: without the frames of the recorder in its traceback."""
+    raise error.with_traceback(_without_smelt(error.__traceback__))
+
+
+def _without_smelt(traceback: TracebackType | None) -> TracebackType | None:
+    if traceback is None:
+        return None
+    rest = _without_smelt(traceback.tb_next)
+    if file_kind(traceback.tb_frame.f_code.co_filename) == "smelt":
+        return rest
+    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)

@@ -1,0 +1,92 @@
+"""The program as it is, in the place of what was to be compiled: counted, told once, or refused.
+
+Invariant: where `strict` or `fullgraph` asks for the compiled program, an error stands in the place of a fallback.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from smelt.capture.state import without_state
+from smelt.compiler.compiled_types import Settings, Stats
+from smelt.diag import CaptureError, SmeltError, SmeltWarning, Span, user_level
+
+_GRAD_REMEDY = "call it under torch.no_grad() or torch.inference_mode()"
+_GRAD_ADVICE = (
+    "{name} runs as it is, not compiled: gradients are needed (grad mode is on and {what} requires grad). "
+    "Call it under torch.no_grad() or torch.inference_mode() to run the compiled program."
+)
+
+
+class Original:
+    """The program of one compiled object, and what the user is told when it runs."""
+
+    def __init__(self, target: Callable[..., Any], name: str, settings: Settings, stats: Stats) -> None:
+        self.target, self.name, self.settings = target, name, settings
+        self._stats = stats
+        self._warned: set[str] = set()
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether every fallback is an error."""
+        return self.settings.options.strict
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is an error where the program does not become one graph."""
+        return self.is_strict or self.settings.fullgraph
+
+    def run(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], is_fault: bool = True) -> Any:
+        """Run the program as it is, for a counted reason. Raises: SmeltError (S0302) in strict mode."""
+        if is_fault and self.is_whole:
+            self.refuse(reason)
+        self.count(reason)
+        return self.target(*args, **without_state(kwargs))
+
+    def refuse(
+        self,
+        reason: str,
+        cause: BaseException | None = None,
+        remedy: str = "remove the cause",
+        where: Span | None = None,
+    ) -> NoReturn:
+        """Raises: CaptureError (S0302): the program was not compiled, for this reason."""
+        which = "options={'strict': True}" if self.is_strict else "fullgraph=True"
+        raise CaptureError(
+            f"{self.name} was not compiled: {reason}",
+            where,
+            why=f"{which} turns every fallback into an error",
+            fix=f"{remedy}, or leave out {which}",
+            code="S0302",
+        ) from cause
+
+    def fail(self, failure: Exception | None) -> NoReturn:
+        """Raises: SmeltError: why a build failed; CaptureError (S0302) where that was no error of ours."""
+        if isinstance(failure, SmeltError):
+            raise failure
+        self.refuse(f"{type(failure).__name__}: {failure}", failure)
+
+    def with_gradients(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program as it is, because `what` requires grad."""
+        reason = f"gradients are needed: {what} requires grad"
+        if self.is_whole:
+            self.refuse(reason, remedy=_GRAD_REMEDY)
+        result = self.run(reason, args, kwargs)
+        self.advise_on_gradients(what)
+        return result
+
+    def advise_on_gradients(self, what: str) -> None:
+        """Tell once how to run the compiled program."""
+        self.warn("gradients", _GRAD_ADVICE.format(name=self.name, what=what))
+
+    def count(self, reason: str) -> None:
+        """Count a call that was not the compiled program's."""
+        self._stats.fallbacks[reason] = self._stats.fallbacks.get(reason, 0) + 1
+
+    def warn(self, key: str, message: str) -> None:
+        """One warning for each reason, at the user's own line."""
+        if key not in self._warned and self.settings.refused is None:
+            self._warned.add(key)
+            warnings.warn(message, SmeltWarning, stacklevel=user_level())

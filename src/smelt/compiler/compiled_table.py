@@ -1,0 +1,163 @@
+"""The table of one compiled object: its rows, which of them are kept, and what native code knows of them.
+
+Invariant: `rows` is replaced whole, so readers need no lock. Native code is given the rows up to the first that only
+Python can serve, so that the same one answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from smelt.compiler.compiled_native import Owner, native_entry, plans_of, target_of
+from smelt.compiler.compiled_original import Original
+from smelt.compiler.compiled_types import Row, Stats
+from smelt.runtime.entry import Counters, EntryCode, keeps_in_reach
+
+ENTRY_LIMIT = 8  # entries kept; the least recently used one goes
+STORM_LIMIT = 16  # entries built, after which a value that changes at each call is left to the original
+
+
+class Table:
+    """The rows of a dispatcher, the most recently used first.
+
+    slow: takes the calls that native code does not serve.
+    lock: held while one is built. witness: a parameter that needed gradients when it was last looked at.
+    """
+
+    def __init__(self, owner: Owner, slow: Callable[..., Any], original: Original, stats: Stats) -> None:
+        self.rows: tuple[Row, ...] = ()
+        self.lock = threading.Lock()
+        self.counters = Counters()
+        self.witness: torch.Tensor | None = None
+        self._owner, self._slow = weakref.ref(owner), slow
+        self._original, self._stats = original, stats
+        self._settings = original.settings
+        self._publishing = threading.RLock()
+        self._native: EntryCode | None = None
+        self._native_types: dict[type, None] = {}
+
+    def serve(self, compiled: Any) -> None:
+        """Take the calls of this object natively where native code can find its dispatcher."""
+        if keeps_in_reach(compiled, self._owner()):
+            self._native_types[type(compiled)] = None
+
+    def serve_through(self, make: Callable[[Any], Any]) -> None:
+        """The same for objects that are made for one call each, of the dispatcher."""
+        owner = self._owner()
+        if owner is not None:
+            self.serve(make(owner))
+
+    def add(self, row: Row) -> None:
+        """Put a row in front of the others, and let go of what is too much."""
+        row.hit(self.counters.tick(), times=0)
+        used: dict[Any, int] = {}
+        for other in (row, *self.rows):
+            used[other.paths or other] = max(used.get(other.paths or other, 0), other.used)
+        rows = sorted((row, *self.rows), key=lambda other: (other.is_last, -used[other.paths or other]))
+        kinds = list(dict.fromkeys(other.paths or other for other in rows))  # the paths of one set of guards are one
+        if len(kinds) > ENTRY_LIMIT:
+            self._stats.evictions += 1
+            self._original.warn(
+                "storm",
+                f"{self._original.name} is compiled again and again: "
+                f"{self._storming() or 'its arguments differ at each call'}. At most {ENTRY_LIMIT} entries are kept; "
+                f"after {STORM_LIMIT} the original runs instead.",
+            )
+        kept = set(kinds[:ENTRY_LIMIT])
+        self.rows = tuple(other for other in rows if (other.paths or other) in kept)
+        self.publish()
+
+    def drop(self, row: Row) -> None:
+        """Take a row out of the table."""
+        # A build in the foreground holds the lock already.
+        with self.lock if self._settings.background else contextlib.nullcontext():
+            self.rows = tuple(other for other in self.rows if other is not row)
+        self.publish()
+
+    def move_to_front(self, row: Row) -> None:
+        """Ask a row first from now on, unless one is being built just now."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self.rows = (row, *(other for other in self.rows if other is not row))
+                self.publish()
+            finally:
+                self.lock.release()
+
+    def note_misses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Count the guards that failed; the one of the row that was used last, as a sentence."""
+        first = ""
+        for row in self.rows:
+            failed = row.guards.check(args, kwargs)
+            if failed is not None:
+                text = row.guards.explain(failed, args, kwargs)
+                self.count_miss(text)
+                first = first or text
+        return first
+
+    def count_miss(self, text: str) -> None:
+        """Count a guard that failed, by its text."""
+        self._stats.misses[text] = self._stats.misses.get(text, 0) + 1
+
+    def _storming(self) -> str:
+        """The guard that failed most often, by its place rather than by its values."""
+        places: dict[str, list[str]] = {}
+        for text in self._stats.misses:
+            places.setdefault(text.split(" was ")[0], []).append(text)
+        return max(places.values(), key=len)[-1] if places else ""
+
+    def make_native(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let native code serve calls like this one, which has just passed the row's guards."""
+        row.may_be_native = False
+        owner = self._owner()
+        if row.entry is None or not self._native_types or owner is None:
+            return
+        code = native_entry(type(owner), self._slow, self._settings.options)
+        if code is None or not all(code.is_installed(cls) or code.install(cls) for cls in self._native_types):
+            return
+        self._native = code
+        target, plans = target_of(owner, row, args, kwargs), plans_of(owner, row, args, kwargs)
+        row.native = code.row(row.guards, args, kwargs, target, self.counters, plans)
+        self.publish()
+
+    def renew_native(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let native code know of a plan that this row has got since; this call has passed its guards."""
+        before, owner = row.native, self._owner()
+        if before is None or self._native is None or owner is None:
+            return
+        target, plans = target_of(owner, row, args, kwargs), plans_of(owner, row, args, kwargs)
+        renewed = self._native.row_with(before.guards, target, self.counters, plans)
+        with self._publishing:
+            if row.native is before:  # and not withdrawn meanwhile
+                row.forget_native()
+                row.native, row.may_be_native = renewed, False
+                self.publish()
+
+    def publish(self) -> None:
+        """Give native code the rows up to the first that only Python can serve, so that the same one answers."""
+        owner = self._owner()
+        if owner is None:
+            return
+        with self._publishing:
+            rows = []
+            for row in self.rows:
+                # A parameter that requires gradients may be none of those that the row knows.
+                is_doubtful = self.witness is not None and row.guards.is_for_gradients
+                if row.native is None or row.entry is None or is_doubtful:
+                    break
+                rows.append(row.native)
+            if rows and self._native is not None:
+                owner.table = self._native.table(rows)
+            elif hasattr(owner, "table"):
+                del owner.table
+
+    def withdraw(self, row: Row) -> None:
+        """What native code knows of a row is no longer so."""
+        with self._publishing:
+            row.forget_native()
+            self.publish()

@@ -1,0 +1,49 @@
+"""What a person wants of the loops of one kernel: an option of a program that is compiled, so plain values.
+
+A loop is known by its name in the kernel's listing: `i0`, `i1` for points that are independent, `j0` for what is
+combined within each. Kernels are numbered in the order in which a plan launches them, products and the like left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A loop in blocks of `size` turns; the loop over the blocks goes around all loops that are there."""
+
+    kernel: int
+    loop: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vectorize:
+    """Vectors of `lanes` elements along a loop: 1 for one element at a time, None for whole registers."""
+
+    kernel: int
+    loop: str
+    lanes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unroll:
+    """A loop's body `times` times in a row; along the vectorized loop so many vectors at once. None: all turns."""
+
+    kernel: int
+    loop: str
+    times: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """A loop spread over threads, `turns` of it as one piece of work: its tiles where it is tiled."""
+
+    kernel: int
+    loop: str
+    turns: int | None = None
+
+
+LoopStep: TypeAlias = Tile | Vectorize | Unroll | Parallel

@@ -1,0 +1,8 @@
+"""Ready schedules: ordinary steps, taken wherever a pattern is found. They know patterns, and no model's name."""
+
+from smelt.schedules.inference import inference
+from smelt.schedules.memory import low_memory
+from smelt.schedules.narrow import bf16
+from smelt.schedules.report import Ready
+
+__all__ = ["Ready", "bf16", "inference", "low_memory"]

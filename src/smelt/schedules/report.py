@@ -1,0 +1,25 @@
+"""What a ready schedule did: how many of each pattern were found and took a step, and why others did not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smelt.scheduling import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A schedule after a ready one was taken on it.
+
+    schedule: with its ordinary steps in `schedule.log`. found: how many places there are, by pattern. taken: in how
+    many of them a step was taken. skipped: what was not, each with its place and the reason.
+    """
+
+    schedule: Schedule
+    found: dict[str, int]
+    taken: dict[str, int]
+    skipped: tuple[str, ...]
+
+    def __str__(self) -> str:
+        rows = [f"{name}: {count} found, {self.taken.get(name, 0)} taken" for name, count in self.found.items()]
+        return "\n".join([*(rows or ["nothing found"]), *(f"skipped {text}" for text in self.skipped)])

@@ -1,0 +1,188 @@
+"""A draft: the next state of a schedule while a primitive makes it.
+
+Invariant: what is edited is a copy. Whatever goes wrong, the state that the draft was made of stays as it is; only
+`finish` makes a state, after all is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from smelt.diag import ScheduleError
+from smelt.scheduling import copying
+from smelt.scheduling.editing import GraphStep
+from smelt.scheduling.scheduled import schedule_forward
+from smelt.scheduling.scope_graphs import ScopeGraph, paths_with_steps
+from smelt.scheduling.selector import Selector
+from smelt.scheduling.state import State
+from smelt.scheduling.steps import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What a primitive is applied to: a module's path, and what is selected inside it, if anything is."""
+
+    path: str
+    selector: Selector | None = None
+
+
+class Withdrawn(Exception):
+    """A primitive takes itself back: the step is legal, and does not pay. The text says why."""
+
+
+class Draft:
+    """A copy-on-write state given to a primitive.
+
+    Edit modules with plain Python on what `module` and `root` give (they are the draft's own, over the model's very
+    tensors), or put others in their place with `put`.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._notes: list[tuple[str, str]] = []
+        self._root: torch.nn.Module | None = None
+        self._copies: Mapping[int, Any] = {}
+        self._given: list[int] = []
+        self._scopes: dict[str, ScopeGraph] = {}
+        self._reports: list[str] = []
+
+    @property
+    def examples(self) -> tuple[Any, ...] | None:
+        """The arguments of a call, where the schedule was given some."""
+        return self._state.examples
+
+    @property
+    def root(self) -> torch.nn.Module:
+        """The whole model of the draft, copied at the first use."""
+        if self._root is None:
+            self._root, memo = copying.shadow(self._state.tree)
+            modules = {id(module): memo[id(module)] for module in self._state.tree.modules()}
+            earlier = {key: modules[id(module)] for key, module in self._state.copies.items() if id(module) in modules}
+            self._copies = {**earlier, **modules}
+        return self._root
+
+    def has(self, path: str) -> bool:
+        """Whether there is a module at a path."""
+        return path in dict(self.root.named_modules(remove_duplicate=False))
+
+    def module(self, path: str) -> torch.nn.Module:
+        """The draft's own module at a path, to be edited. Raises: ScheduleError (S0601) where there is none."""
+        try:
+            return self.root.get_submodule(path)
+        except AttributeError:
+            raise ScheduleError(
+                f"there is no module {path!r} any more", why="an earlier step put another one in place of what held it",
+                fix="print the schedule to see its modules", code="S0601",
+            ) from None  # fmt: skip
+
+    def own(self, module: torch.nn.Module) -> torch.nn.Module:
+        """A module given by the user, as a part of the draft.
+
+        It is a copy over the same tensors, in which the model's modules and those of earlier states are the draft's.
+        Where one is given again in the same step, each place has tensors of its own.
+        """
+        known: dict[int, Any] = {**{id(part): part for part in self.root.modules()}, **self._copies}
+        if id(module) not in self._given:
+            self._given.append(id(module))
+            return copying.shadow(module, known)[0]
+        tensors = (*self._state.tree.parameters(), *self._state.tree.buffers())
+        return copying.build(module, {**known, **{id(tensor): tensor for tensor in tensors}})
+
+    def put(self, path: str, new: torch.nn.Module) -> None:
+        """Put a module in the place of another, wherever that one stands.
+
+        The hooks of the old one become the new one's, and so does its `training` flag, for all below it that was not
+        in the model before. new: `own` of what the user gave.
+        Raises: ScheduleError (S0601) where there is nothing at the path.
+        """
+        old = self.module(path)
+        if new is old:
+            return
+        known = {id(part) for part in self.root.modules()}
+        for part in new.modules():
+            if id(part) not in known:
+                part.training = old.training
+        inside = any(part is old for part in new.modules())
+        places = [
+            (parent, name)
+            for parent in self.root.modules()
+            for name, child in parent._modules.items()
+            if child is old
+        ]  # fmt: skip
+        _move_hooks(old, new, keep=not inside)
+        if old is self._root:
+            self._root = new
+        for parent, name in places:
+            parent._modules[name] = new
+
+    def take_on_graph(self, path: str, step: GraphStep) -> ScopeGraph:
+        """Take a step on the graph of a module's forward, now and in each call of what is built.
+
+        Raises: ScheduleError where it cannot be taken on the graph as earlier steps left it.
+        """
+        module = self.module(path)
+        before = self.scope(path)
+        like = None if before.like is None else self._scopes.get(before.like.path)
+        scope = self._scopes[path] = before.with_step(step, module, like)
+        schedule_forward(module, step, path)
+        return scope
+
+    def scope(self, path: str) -> ScopeGraph:
+        """The graph of a module's forward as this draft has it."""
+        return self._scopes.get(path) or self._state.scope(path)
+
+    @property
+    def scheduled(self) -> tuple[str, ...]:
+        """The modules of whose graphs steps were taken."""
+        return paths_with_steps(self.root)
+
+    def report(self, path: str, text: str) -> None:
+        """Say what was measured at a path, for `s.reports`."""
+        self._reports.append(f"{path or 'the whole'}: {text}")
+
+    def note(self, path: str, text: str) -> None:
+        """Say what was done at a path, for the printed tree."""
+        self._notes.append((path, text))
+
+    def finish(self, step: Step, *, on_graphs: bool) -> State:
+        """The state that this draft has become by a step. on_graphs: no module of it was edited.
+
+        Raises: ScheduleError (S0609) where an earlier step on a graph finds nothing any more.
+        """
+        before = self._state
+        state = State(
+            self.root,
+            before.examples,
+            steps=(*before.steps, step),
+            notes=(*before.notes, *self._notes),
+            before=before,
+            copies=self._known_copies,
+            reports=(*before.reports, *self._reports),
+            scopes={**before.scopes, **self._scopes} if on_graphs else {},
+        )
+        before.run = None  # it holds what went through the model
+        if not on_graphs:
+            # A step on modules may change the graphs around it: they are captured anew, and the steps taken again.
+            state.prepare(paths_with_steps(self.root))
+        return state
+
+    @cached_property
+    def _known_copies(self) -> dict[int, torch.nn.Module]:
+        return {key: value for key, value in self._copies.items() if isinstance(value, torch.nn.Module)}
+
+
+def _move_hooks(old: torch.nn.Module, new: torch.nn.Module, *, keep: bool) -> None:
+    """Give a module's hooks to another; keep: the old one has them still (nothing of it is called any more)."""
+    for name in copying.HOOKS:
+        table = getattr(old, name, None)
+        if table:
+            getattr(new, name).update(table)
+            if not keep:
+                table.clear()
+    if new._is_full_backward_hook is None:
+        new._is_full_backward_hook = old._is_full_backward_hook

@@ -1,0 +1,201 @@
+"""`replace`: another module or function in the place of a module, or of a part of a module's graph; `replace_all`.
+
+    before:  %1 = linear(%x, ...)  %2 = batch_norm(%1, ...)        after:  %1 = Identity_0(%x)
+
+One match is replaced as it stands (vertically). Several at once (horizontally) are replaced by one call, which gets the
+values that they are computed from and gives their results, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+
+from smelt.diag import ScheduleError
+from smelt.scheduling import copying
+from smelt.scheduling.binding import bind
+from smelt.scheduling.draft import Draft, Selected
+from smelt.scheduling.editing import Editor, types_of
+from smelt.scheduling.functions import Applied, as_list, run_on_stand_ins
+from smelt.scheduling.graph_primitive import GraphPrimitive
+from smelt.scheduling.match import Match
+from smelt.scheduling.primitives import Primitive, Steps
+from smelt.scheduling.target import join
+
+Make = Callable[..., torch.nn.Module]
+
+
+class Replace(GraphPrimitive):
+    """Something else in the place of a module, or of matches."""
+
+    name = "replace"
+    keeps_meaning: ClassVar[bool] = False
+
+    def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
+        """Replace the matches, where some are selected, else the module itself."""
+        if at.selector is not None:
+            super().apply(draft, at, **arguments)
+            return
+        old = draft.module(at.path)
+        make = arguments.get("make")
+        new = make(at.path, old) if make is not None else arguments.get("new")
+        draft.put(at.path, draft.own(_as_module(new, at.path)))
+        draft.note(at.path, f"replaced: was {type(old).__name__}")
+
+    def prepare(self, draft: Draft, at: Selected, **arguments: Any) -> Mapping[str, Any]:
+        """Put a new module below the one whose graph is edited: `Identity_0`, or `name_0`."""
+        given = dict(arguments)
+        new, name = given.pop("new", None), given.pop("name", None)
+        if not isinstance(new, torch.nn.Module):
+            if not callable(new):
+                raise _no_replacement(new, at.path)
+            return {"new": new, **given}
+        if name is not None and not (isinstance(name, str) and name.isidentifier()):
+            raise ScheduleError(
+                f"{name!r} is no name of a module", why="it becomes an attribute, with a number behind it",
+                fix="give letters, digits and underscores", code="S0608",
+            )  # fmt: skip
+        home, n = draft.module(at.path), 0
+        wish = name or type(new).__name__
+        while f"{wish}_{n}" in home._modules or hasattr(home, f"{wish}_{n}"):
+            n += 1
+        child = draft.own(new)
+        for part in child.modules():
+            part.training = home.training
+        home.add_module(f"{wish}_{n}", child)
+        return {"child": f"{wish}_{n}", **given}
+
+    @staticmethod
+    def edit(editor: Editor, matches: Sequence[Match], **arguments: Any) -> None:
+        """Check the part, give the replacement its values, and put its results there."""
+        child, constants = arguments.get("child"), arguments.get("arguments") or {}
+        function: Any = editor.module.get_submodule(child) if child is not None else arguments["new"]
+        # From the last one on: what a match is computed from is then still as it was found.
+        parts = [[match] for match in reversed(matches)] if arguments.get("each") else [list(matches)]
+        for selected in parts:
+            part = editor.part(selected)
+            bound, operands = bind(function, selected, constants)
+            values = None if child is not None else editor.inline(bound, operands, part)
+            if values is None:
+                name = child if child is not None else editor.free_name(_plain_name(function))
+                while name in editor.calls:
+                    name = editor.free_name(name)
+
+                def call(*given: Any, bound: Callable[..., Any] = bound) -> list[Any]:
+                    return as_list(bound(*given))
+
+                types = [value.type for value in part.outputs]
+                if editor.is_concrete:
+                    tried = (
+                        bind(copying.without_hooks(function), selected, constants)[0] if child is not None else bound
+                    )
+                    types = types_of(run_on_stand_ins(tried, operands, part.where))
+                scope = None if child is None else child
+                values = editor.call(name, call, operands, types, part, scope)
+            editor.put(part, values)
+
+
+class ReplaceAll(Primitive):
+    """Others in the place of all modules of a type."""
+
+    name = "replace_all"
+    keeps_meaning: ClassVar[bool] = False
+
+    def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
+        """Ask `make(path, old, **options)` for each module of the type below the path, inner ones first."""
+        given = dict(arguments)
+        wanted, make = given.pop("type"), given.pop("make")
+        if not isinstance(wanted, type | tuple):
+            raise ScheduleError(
+                f"{wanted!r} is no type of modules", fix="give a class, such as torch.nn.ReLU", code="S0607"
+            )
+        below = draft.module(at.path).named_modules()
+        found = [(join(at.path, name), module) for name, module in below if isinstance(module, wanted)]
+        if not found:
+            raise ScheduleError(
+                f"{at.path or 'the whole'} has no module of type {_type_name(wanted)}",
+                why="there is nothing to replace", fix="print the schedule to see its modules", code="S0607",
+            )  # fmt: skip
+        for path, old in sorted(found, key=lambda item: -item[0].count(".") if item[0] else 1):
+            draft.put(path, draft.own(_as_module(make(path, old, **given), path)))
+            draft.note(path, f"replaced: was {type(old).__name__}")
+
+
+class ReplaceSteps(Steps):
+    """The typed methods of this module's primitives."""
+
+    def replace(
+        self,
+        new: torch.nn.Module | Callable[..., Any] | None = None,
+        match: Match | Sequence[Match] | None = None,
+        *,
+        make: Make | None = None,
+        name: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        each: bool = False,
+        equal: bool = False,
+        scope: str | None = None,
+    ) -> Self:
+        """Put another module in the place of this one, or a module or function in the place of what was found.
+
+        before:  fc1: Linear            s["fc1"].replace(Mine())                after:  fc1: Mine
+        before:  %1 = relu(%x)          s.replace(F.gelu, s.find(relu)[0])      after:  %1 = gelu(%x)
+        before:  %1 = q(%x)  %2 = k(%x) %3 = v(%x)   s.replace(QKV(), matches)  after:  %1, %2, %3 = QKV_0(%x)
+
+        new: a module (it may hold the old one: `nn.Sequential(s["fc1"].module, nn.ReLU())`) or a function. make: for a
+            module, called as `make(path, old)` where the step is taken, once for each of a selection.
+        match: one match, or several that one call replaces; its results are theirs in order. each: each by itself.
+        equal: a function computes what it replaces, so that a call which the step does not fit may run as it is, with
+            a warning; else that is an error.
+        name: of a new module, which stands as `name_0` below the module whose graph is edited (else `Mine_0`).
+        arguments: further arguments of the function, or of the module's call. scope: the module whose graph is
+            edited, where it is to be a larger one than the smallest that holds the matches.
+        Parameters of a replacement are found by the pattern's names, else by position; defaults stand where neither
+        gives more. Of a whole module, hooks and `training` are taken over. A module given once and put in several
+        places is copied for each. Elsewhere called: replace (Slapo).
+        Raises: ScheduleError, before anything is edited: S0608 where number, dtype or sizes of what the replacement
+            takes and gives do not fit; S0609 for matches that overlap, escape, or between whose nodes other effects or
+            dependents lie; S0610 where a hook lies inside.
+        """
+        if match is None:
+            given = {"new": new, "make": make}
+        else:
+            given = {"new": new, "name": name, "arguments": arguments, "each": each or None, "equal": equal or None}
+        return self.take("replace", {k: v for k, v in given.items() if v is not None}, match, scope)
+
+    def replace_all(self, type: type | tuple[type, ...], make: Make, **options: Any) -> Self:
+        """Put another module in the place of each of a type, in here and below.
+
+        before:  act: ReLU, layers.0.act: ReLU        s.replace_all(nn.ReLU, lambda path, old: nn.GELU())
+        after:   act: GELU, layers.0.act: GELU
+        make: called as `make(path, old, **options)`; what it gives may hold the old module, which is then left alone.
+        Hooks and `training` flags are taken over. Elsewhere called: replace_all (Slapo).
+        Raises: ScheduleError: S0607 where there is no such module, S0608 where `make` gives no module.
+        """
+        return self.take("replace_all", {"type": type, "make": make, **options})
+
+
+def _as_module(given: Any, path: str) -> torch.nn.Module:
+    if isinstance(given, torch.nn.Module):
+        return given
+    if callable(given) and not isinstance(given, type):
+        return Applied(given)
+    raise _no_replacement(given, path)
+
+
+def _no_replacement(given: Any, path: str) -> ScheduleError:
+    return ScheduleError(
+        f"{given!r} cannot stand in {path or 'the whole'}", why="it is neither a module nor a function",
+        fix="give a module or a function of tensors", code="S0608",
+    )  # fmt: skip
+
+
+def _plain_name(function: Any) -> str:
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return name if name.isidentifier() else "function"
+
+
+def _type_name(wanted: Any) -> str:
+    return " or ".join(map(_type_name, wanted)) if isinstance(wanted, tuple) else wanted.__name__

@@ -1,0 +1,63 @@
+"""Taking a step: from one state to the next, or an error and nothing."""
+
+from __future__ import annotations
+
+import fnmatch
+import warnings
+from collections.abc import Iterable
+
+from smelt.diag import ScheduleError, SmeltWarning, user_level
+from smelt.scheduling.catalogue import primitive_of
+from smelt.scheduling.draft import Draft, Selected, Withdrawn
+from smelt.scheduling.state import State
+from smelt.scheduling.steps import Step
+
+
+def take(state: State, step: Step) -> State:
+    """The state after a step; the given one stays as it is, and is the answer where the step withdraws itself.
+
+    Raises: ScheduleError: S0601 for a path that there is not, S0606 for a primitive, S0607 for arguments that the
+        primitive does not take, and whatever it raises.
+    """
+    primitive = primitive_of(step.primitive, on_matches=step.selector is not None)()
+    draft = Draft(state)
+    paths = paths_of(state, step.path)
+    if not paths:
+        raise ScheduleError(
+            f"the model has no module {step.path!r}", step.where, why=f"the step is {step}",
+            fix="apply the schedule to a model with such modules", code="S0601",
+        )  # fmt: skip
+    try:
+        if step.selector is not None:
+            state.prepare(paths)
+        for path in paths:
+            primitive.apply(draft, Selected(path, step.selector), **step.arguments)
+    except ScheduleError as error:
+        error.where = error.where or step.where
+        raise
+    except Withdrawn as why:
+        warnings.warn(f"{step} was not taken: {why}", SmeltWarning, stacklevel=user_level())
+        return state
+    return draft.finish(step, on_graphs=primitive.on_graphs or step.selector is not None)
+
+
+def paths_of(state: State, path: str) -> list[str]:
+    """The paths of a state's modules that a path with wildcards names, each module once."""
+    found = {id(state.modules[name]): name for name in reversed(state.modules) if fits(name, path)}
+    return list(reversed(found.values()))
+
+
+def fits(name: str, wanted: str) -> bool:
+    """Whether a path is one with wildcards, each for one part."""
+    parts, patterns = name.split("."), wanted.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
+
+
+def states(state: State) -> Iterable[State]:
+    """The states from the model as it was to this one."""
+    chain = []
+    now: State | None = state
+    while now is not None:
+        chain.append(now)
+        now = now.before
+    return reversed(chain)

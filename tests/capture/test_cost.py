@@ -1,0 +1,188 @@
+"""What a capture does not do: run the program twice, look through all objects of the process, watch itself."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.capture import reads
+from smelt.capture.staging import functions
+from smelt.compiler.collector import full_collections_later
+from smelt.passes.base import PassContext
+
+_X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]])
+
+
+def _decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return function(self, x * 2) if x.sum() > 0 else function(self, x)
+
+    return wrapper
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = lambda x: x.relu() if x.max() > 2 else x.tanh()
+
+    @_decorated
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(row if row.sum() > 1 else -row for row in self.act(x))
+
+
+class _Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList((_Layer(), _Layer()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)[None] + _helper(x)
+        return x
+
+
+def _helper(x: torch.Tensor) -> torch.Tensor:
+    return x / 2 if x.mean() < 0.5 else x
+
+
+@pytest.fixture
+def refused_scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A garbage collector whose objects staging asks for, counted."""
+    scans: list[int] = []
+
+    def get_objects() -> list[Any]:
+        scans.append(1)
+        return gc.get_objects()
+
+    monkeypatch.setattr(functions, "gc", SimpleNamespace(get_objects=get_objects))
+    yield scans
+
+
+def test_functions_are_found_without_looking_at_all_objects(refused_scans: list[int]) -> None:
+    model = _Model()
+    program = smelt.trace(model, (_X,))
+    assert "if" in {node.op for node in program.graph.walk()} and not refused_scans
+    for x in (_X, -_X, _X * 10, _X - 1):
+        torch.testing.assert_close(program(x), model(x))
+
+
+def test_a_function_that_nothing_names_is_found_among_all_objects(refused_scans: list[int]) -> None:
+    hidden = types.FunctionType(_helper.__code__, {"torch": torch}, "hidden")
+    held = weakref.ref(hidden)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return held()(x) + _helper(x - 1)  # type: ignore[misc]
+
+    traced = smelt.trace(program, (_X,))
+    assert "if" in {node.op for node in traced.graph.walk()} and refused_scans
+    for x in (_X, -_X, _X * 10, _X * 0.1):
+        torch.testing.assert_close(traced(x), program(x))
+
+
+def test_full_collections_wait_and_thresholds_are_as_before() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(KeyError), full_collections_later(), full_collections_later():
+        assert gc.get_threshold()[:2] == before[:2] and gc.get_threshold()[2] > 10**6
+        raise KeyError
+    assert gc.get_threshold() == before
+    with full_collections_later():
+        gc.set_threshold(600, 11, 12)
+    found = gc.get_threshold()
+    gc.set_threshold(*before)
+    assert found == (600, 11, 12)
+
+
+def test_no_full_collection_falls_into_a_first_call() -> None:
+    generations: list[int] = []
+
+    def told(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            generations.append(info["generation"])
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(8)))
+    before = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(50, 1, 1)
+    gc.callbacks.append(told)
+    try:
+        with torch.no_grad():
+            expected = model(_X)
+            generations.clear()
+            smelt.trace(model, (_X,))
+            traced = list(generations)
+            generations.clear()
+            found = smelt.compile(model)(_X)
+            compiled = list(generations)
+    finally:
+        gc.callbacks.remove(told)
+        gc.set_threshold(*before)
+    torch.testing.assert_close(found, expected)
+    assert 2 not in traced and 2 not in compiled and 0 in traced and 0 in compiled
+
+
+def test_a_plain_program_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    linear = torch.nn.Linear.forward
+
+    def counted(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        runs.append("linear")
+        return linear(self, x)
+
+    class Counted(torch.nn.Linear):
+        pass
+
+    model = torch.nn.Sequential(Counted(3, 3), torch.nn.GELU())
+    monkeypatch.setattr(torch.nn.Linear, "forward", counted)
+    for capture in (
+        lambda: smelt.trace(model, (_X,), check=False),
+        lambda: smelt.compile(model)(_X),
+        lambda: list(smelt.schedule(model, example_inputs=(_X,)).find(lambda x: torch.nn.functional.gelu(x))),
+    ):
+        runs.clear()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it notes its runs is an effect
+            capture()
+        assert runs == ["linear"]
+
+
+def test_the_recorders_own_calls_are_no_events_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+    profile = reads._Recorder.profile
+
+    def counted(self: Any, frame: types.FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            seen[frame.f_code.co_qualname] += 1
+        profile(self, frame, event, arg)
+
+    monkeypatch.setattr(reads._Recorder, "profile", counted)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())
+    with torch.no_grad():
+        smelt.compile(model)(_X)
+    assert seen["Linear.forward"] == 1 and seen["Recorder.record"] >= 2
+    assert not any(seen[f"Recorder.{name}"] for name in ("_note", "_define", "_family", "_encode"))
+
+
+def test_analyses_are_kept_until_the_next_edit() -> None:
+    graph = smelt.trace(lambda x: (x + 1).relu() * 2, (_X,)).graph.clone()
+    context = PassContext()
+    rewriter = context.rewriter(graph)
+    aliases, depends = context.aliases(graph), context.dependence(graph)
+    assert context.aliases(graph) is aliases and context.dependence(graph) is depends
+    assert context.aliases(graph.clone()) is not aliases
+    aliases = context.aliases(graph)
+    node = next(n for n in graph.walk() if n.op == "aten.relu.default")
+    rewriter.replace_node(node, (node.args[0],))
+    assert context.aliases(graph) is not aliases and context.dependence(graph) is not depends
+    assert node.results[0] not in context.aliases(graph).roots

@@ -1,0 +1,22 @@
+import torch
+
+
+class STATE:
+    count = 0
+    flag = False
+    log: list = []  # noqa: RUF012
+    buffer = torch.zeros(4)
+    steps = torch.tensor(0)
+
+
+def program(x):
+    i = torch.where(x > 0)[0]
+    return x[x > 0], x[x > 0], i, torch.nonzero(x > 0, as_tuple=True)[0]
+
+
+def make():
+    return program
+
+
+def calls():
+    return [(torch.tensor([1.0, -2.0, 0.5, 3.0]) * k,) for k in (1.0, -1.0, 0.0, float("nan"), 0.25)]

@@ -1,0 +1,117 @@
+"""Programs that need the value of a size: each value is an answer of its own, and costs no more than a static build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+from smelt.compiler.sight import MOST_FIXED
+
+TABLE = {4: 1.0, 6: 2.0, 7: 3.0}
+
+
+def looked_up(x: Any) -> Any:
+    return x * TABLE.get(x.shape[0], 0.5)
+
+
+def listed(x: Any) -> Any:
+    return [0.0] * x.shape[0], x + 1
+
+
+def written_out(x: Any) -> Any:
+    return f"{x.shape[0]} rows", x + 1
+
+
+def returned(x: Any) -> Any:
+    return x.shape[0] * 2, x + 1
+
+
+def even(x: Any) -> Any:
+    return x * 2 if x.shape[0] % 2 == 0 else x + 1
+
+
+def one_of_them(x: Any) -> Any:
+    return x * 2 if x.shape[0] == 6 else x + 1
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    if isinstance(expected, tuple):
+        assert found[0] == expected[0] and type(found[0]) is type(expected[0])
+        found, expected = found[1], expected[1]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("f", (looked_up, listed, written_out))
+def test_a_program_for_each_value(f: Callable[..., Any]) -> None:
+    compiled = smelt.compile(f)
+    for rows in (4, 6, 7, 9, 12, 4, 6, 13):
+        x = torch.randn(rows, 3)
+        assert_same(compiled(x), f(x))
+    stats = compiled.stats()
+    assert stats.builds == 6 and stats.fallbacks == {}
+    # After the first builds that came to one value each, none leaves the size free.
+    (why,) = stats.refused.values()
+    assert "each of its values is a program of its own at" in why and "test_fixed_values.py" in why
+    assert sum(bool(entry["free"]) for entry in stats.to_dict()["entries"]) <= MOST_FIXED
+
+
+@pytest.mark.parametrize("f", (looked_up, listed))
+def test_however_many_values_builds_are_bounded(f: Callable[..., Any]) -> None:
+    compiled = smelt.compile(f)
+    with pytest.warns(smelt.SmeltWarning, match="compiled again and again"):
+        for rows in (*range(2, 30), *range(2, 30)):
+            x = torch.randn(rows, 3)
+            assert_same(compiled(x), f(x))
+    assert compiled.stats().builds <= 16 and len(compiled.stats().rows) <= 8
+
+
+@pytest.mark.parametrize(("f", "most"), ((returned, 2), (even, 3), (one_of_them, 4)))
+def test_values_that_need_no_program_of_their_own(f: Callable[..., Any], most: int) -> None:
+    compiled = smelt.compile(f)
+    for rows in (4, 6, 7, 9, 12, 6, 13, 20, 21, 6):
+        x = torch.randn(rows, 3)
+        assert_same(compiled(x), f(x))
+    assert compiled.stats().builds <= most and compiled.stats().refused == {}
+
+
+def test_other_sizes_stay_free() -> None:
+    compiled = smelt.compile(looked_up)
+    for rows, columns in ((4, 3), (6, 5), (7, 6), (9, 7)):
+        compiled(torch.randn(rows, columns))
+    before = compiled.stats().builds
+    for columns in (8, 9, 10, 11):
+        x = torch.randn(9, columns)
+        assert_same(compiled(x), looked_up(x))
+    assert compiled.stats().builds == before
+
+
+def test_what_is_named_stays_an_error() -> None:
+    compiled = smelt.compile(looked_up, dynamic_shapes={"x": {0: "B"}})
+    for rows in (4, 6, 7):
+        with pytest.raises(smelt.CaptureError, match="B was to stay free"):
+            compiled(torch.randn(rows, 3))
+
+
+def test_parts_of_a_free_size() -> None:
+    def thirds(x: Any) -> Any:
+        a, b, c = x.chunk(3, 0)
+        return torch.cat([c, a * 2, b])
+
+    def halves(x: Any) -> Any:
+        gate, value = x.chunk(2, -1)
+        return torch.sigmoid(gate) * value
+
+    for f, most, shapes in (
+        (thirds, 3, ((6, 2), (9, 2), (7, 2), (8, 2), (30, 2), (31, 2))),
+        (halves, 2, ((3, 6), (4, 8), (5, 10), (7, 4))),
+    ):
+        compiled = smelt.compile(f)
+        for shape in shapes:
+            x = torch.randn(shape)
+            assert_same(compiled(x), f(x))
+        assert compiled.stats().builds <= most and compiled.stats().fallbacks == {}
+        assert all(getattr(row.entry, "why_alone", "") == "" for row in compiled.stats().rows)
