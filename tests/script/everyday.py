@@ -561,6 +561,53 @@ def w_bisect(x, ns: list[int], k: int):
     return lo
 
 
+# --- ints that a loop makes of each other
+@case((X, 10), (X, 27), (X, 1))
+def i_collatz(x, n: int):
+    steps = 0
+    while n != 1:
+        n = n // 2 if n % 2 == 0 else 3 * n + 1
+        steps += 1
+    return x + steps
+
+
+@case((X, 12, 18), (X, 0, 4), (X, 832040, 514229))
+def i_gcd(x, a: int, b: int):
+    while b:
+        a, b = b, a % b
+    return x * a
+
+
+@case((X, 99), (X, 1), (X, 123456789))
+def i_square_root(x, n: int):
+    r = n
+    while r * r > n:
+        r = (r + n // r) // 2
+    return x + r
+
+
+@case((X, 360), (X, 1))
+def i_factors(x, n: int):
+    out, p = [], 2
+    while n > 1:
+        while n % p == 0:
+            out.append(p)
+            n //= p
+        p += 1
+    return out, x * len(out)
+
+
+@case((X, 19), (X, 4))
+def i_happy(x, n: int):
+    while n not in (1, 4):
+        s = 0
+        while n > 0:
+            n, d = divmod(n, 10)
+            s += d * d
+        n = s
+    return x + n
+
+
 # --- classes and records
 @dataclasses.dataclass
 class Config:

@@ -20,6 +20,7 @@ from smelt.ir import size_terms as terms
 from smelt.ir.size_terms import Poly
 
 INFINITY = math.inf
+_MOST_LIMITS = 100  # polynomials that one question about bounds goes on to
 Bounds: TypeAlias = tuple[float, float]
 """The least and the greatest value, both within; int where finite, for sizes."""
 FloatExpr: TypeAlias = "tuple[Any, ...]"
@@ -143,6 +144,7 @@ class Trace:
     _unequal: set[tuple[Poly, int]] = field(default_factory=set)
     _taken: set[Any] = field(default_factory=set)
     _has_limits: set[int] = field(default_factory=set)
+    _followed: int = 0
 
     # --- atoms ----------------------------------------------------------------------------------------------------
 
@@ -165,11 +167,18 @@ class Trace:
 
     def bounds(self, p: Poly) -> Bounds:
         """Between which numbers a polynomial lies, by the ranges of its atoms and the guards so far."""
-        known = self._bounds.get(p)
-        if known is None:
-            # Guards narrow them, and nothing else changes them.
-            known = self._bounds[p] = self._new_bounds(p)
-        return known
+        if terms.is_constant(p):
+            return terms.constant_of(p), terms.constant_of(p)
+        form, g, c = terms.primitive(p)
+        try:
+            known = self._bounds.get(form)
+            if known is None:
+                # Guards narrow them, and nothing else changes them.
+                known = self._bounds[form] = self._new_bounds(form)
+            low, high = known if g > 0 else known[::-1]
+            return _times(g, low) + c, _times(g, high) + c
+        except OverflowError:  # an infinity met an integer that is no float
+            return -INFINITY, INFINITY
 
     def _new_bounds(self, p: Poly) -> Bounds:
         low, high = self._interval(p, self.ranges)
@@ -180,14 +189,17 @@ class Trace:
                 counted: dict[int, Bounds] = {i: (0, self.ranges[i][1] - self.ranges[i][0]) for i in terms.atoms_of(p)}
                 a, b = self._interval(shifted, counted)
                 low, high = max(low, a), min(high, b)
-        if self._forms and p and not terms.is_constant(p):
-            form, g, c = terms.primitive(p)
-            known = self._forms.get(form)
-            if known is not None:
-                ends = sorted(_times(g, end) + c for end in known)
-                low, high = max(low, ends[0]), min(high, ends[1])
-        if self._has_limits and p and any(index in self._has_limits for index in terms.atoms_of(p)):
-            low, high = max(low, -self._above(terms.scale(p, -1))), min(high, self._above(p))
+        known = self._forms.get(p)
+        if known is not None:
+            low, high = max(low, known[0]), min(high, known[1])
+        if self._has_limits and self._followed < _MOST_LIMITS and any(i in self._has_limits for i in terms.atoms_of(p)):
+            # What limits it may have limits in turn, two ways each.
+            is_first, self._followed = not self._followed, self._followed + 1
+            try:
+                low, high = max(low, -self._above(terms.scale(p, -1))), min(high, self._above(p))
+            finally:
+                if is_first:
+                    self._followed = 0
         return low, high
 
     def _above(self, p: Poly) -> float:

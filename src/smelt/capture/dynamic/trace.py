@@ -15,11 +15,12 @@ from smelt.capture.staging.stops import CannotStage
 from smelt.ir import size_terms as terms
 from smelt.ir.size_numbers import Size, SizeFloat
 from smelt.ir.size_terms import Poly
-from smelt.ir.size_trace import Atom, Bounds, Division, FloatExpr, Rounded, Symbol, Trace
+from smelt.ir.size_trace import Atom, Bounds, Division, FloatExpr, Guard, Rounded, Symbol, Trace
 from smelt.ops.python_ops import python_op
 
 Number = Any
 """Size | SizeFloat | int | float | bool."""
+_MOST_WEIGHT = 4000  # symbols and constants in all that a call must be asked
 
 
 @dataclass(slots=True)
@@ -34,6 +35,53 @@ class CaptureTrace(Trace):
     examples: set[int] = field(default_factory=set)
     _answers: dict[tuple[str, Poly], bool] = field(default_factory=dict)
     _resolved: dict[Poly, Poly] = field(default_factory=dict)
+    _weights: list[int] = field(default_factory=list)
+    _asked: int = 0
+
+    # --- atoms -------------------------------------------------------------------------------------------------------
+
+    def atom(self, meaning: Atom, value: int | float, bounds: Bounds) -> int:
+        index = super(CaptureTrace, self).atom(meaning, value, bounds)
+        if index == len(self._weights):
+            self._weights.append(self._weight_of(meaning))
+            self._check_weight(self._weights[index])
+        return index
+
+    def _weight_of(self, meaning: Any) -> int:
+        """How many symbols the text of an atom has: numbers that a loop makes of each other may double it each turn."""
+        match meaning:
+            case Division(left=left, right=right):
+                return self.weight(left) + self.weight(right)
+            case Rounded(of=of):
+                return self._tree_weight(of)
+            case Computed(operands=operands, are_float=are_float):
+                return sum(
+                    self._tree_weight(e) if is_float else self.weight(e)
+                    for e, is_float in zip(operands, are_float, strict=True)
+                )
+        return 1
+
+    def weight(self, p: Poly) -> int:
+        """The size of a polynomial's text: how many symbols and constants are in it."""
+        return sum(1 + sum(self._weights[index] for index in monomial) for monomial, _ in p)
+
+    def _tree_weight(self, e: FloatExpr) -> int:
+        match e:
+            case ("size", p):
+                return self.weight(p)
+            case ("float", _):
+                return 1
+            case ("atom", index):
+                return self._weights[index]
+        return sum(map(self._tree_weight, e[1:]))
+
+    def _check_weight(self, weight: int) -> None:
+        if weight > _MOST_WEIGHT:
+            raise CannotStage(
+                "what the program asks of its sizes and numbers is too long to be asked at each call",
+                "a loop goes on as a number says that it computes",
+                self.site(),
+            )
 
     # --- comparisons -------------------------------------------------------------------------------------------------
 
@@ -50,6 +98,7 @@ class CaptureTrace(Trace):
         answer = super(CaptureTrace, self).compare(operator, p, value)
         if len(self.guards) > before:
             self.sites.append(self.site())
+            self._note_asked(self.guards[-1])
             self._tighten()
             self._answers.clear()
             self._decided.clear()
@@ -75,7 +124,15 @@ class CaptureTrace(Trace):
         found = super(CaptureTrace, self).compare_floats(operator, left, right, outcome)
         if len(self.guards) > before:
             self.sites.append(self.site())
+            self._note_asked(self.guards[-1])
         return found
+
+    def _note_asked(self, guard: Guard) -> None:
+        self._asked += self._guard_weight(guard)
+        self._check_weight(self._asked)
+
+    def _guard_weight(self, guard: Guard) -> int:
+        return self.weight(guard.poly) if guard.floats is None else sum(map(self._tree_weight, guard.floats))
 
     def fix_float(self, number: SizeFloat) -> float:
         """The float at hand, which it must be from now on.
@@ -142,9 +199,10 @@ class CaptureTrace(Trace):
         """Forget all guards and atoms since a mark, and what followed from them; nobody may hold such an atom."""
         count, ranges, learnt = mark
         del self.guards[count:], self.sites[count:]
+        self._asked = sum(map(self._guard_weight, self.guards))
         for meaning in self.atoms[len(ranges) :]:
             del self._ids[meaning]
-        del self.atoms[len(ranges) :], self.values[len(ranges) :]
+        del self.atoms[len(ranges) :], self.values[len(ranges) :], self._weights[len(ranges) :]
         self.ranges[:] = ranges
         self.examples = {index for index in self.examples if index < len(ranges)}
         self._texts.clear()
@@ -153,6 +211,7 @@ class CaptureTrace(Trace):
         self._answers.clear()
         self._decided.clear()
         self._resolved.clear()
+        self._bounds.clear()
 
     def _tighten(self) -> None:
         """Let a new guard narrow the ranges of what is made of what it speaks of."""
