@@ -101,12 +101,11 @@ def test_hidden_state_is_never_replayed(name: str) -> None:
     assert builder.runs == 0
 
 
-def test_locks_and_watchable_classes_are_compiled() -> None:
-    lock, table = threading.RLock(), UserDict({"k": 2})
+def test_locks_that_are_not_taken_and_watchable_classes_are_compiled() -> None:
+    held, table = [threading.RLock(), threading.Lock()], UserDict({"k": 2})
 
     def f(x: torch.Tensor) -> torch.Tensor:
-        with lock:
-            return x * table["k"]
+        return x * table["k"] * len(held) / 2
 
     builder = Builder()
     c = builder.compile(f)

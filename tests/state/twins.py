@@ -69,12 +69,13 @@ def same(a: Any, b: Any, where: str) -> None:
 
 
 def outcome(call: Callable[..., Any], args: Sequence[Any], number: int) -> Any:
-    """What a call gives, or how it ends; random numbers follow from its number."""
+    """What a call gives, or how it ends, and the random number after it; they follow from its number."""
     torch.manual_seed(number)
     try:
-        return plain(call(*args))
+        found = plain(call(*args))
     except Exception as error:
-        return type(error).__name__, str(error)
+        found = type(error).__name__, str(error)
+    return [found, float(torch.rand(()))]
 
 
 def rows(number: int) -> tuple[torch.Tensor]:

@@ -29,6 +29,7 @@ ENVIRONMENT = "uses the environment"
 LOGGING = "logs a message"
 LOOKS = "looks at files"
 PRINTS = "prints"
+LOCKS = "takes a lock"
 DEBUGS = "stops in the debugger"
 
 

@@ -21,11 +21,11 @@ import torch
 from smelt._torch.exact import MISSING, contents
 from smelt._torch.lru import LRU_CACHE, cached_tensors
 from smelt.capture.reads_arguments import ArgumentHeap
-from smelt.capture.reads_effects import ENVIRONMENT, file_kind, user_site
+from smelt.capture.reads_effects import ENVIRONMENT, LOCKS, file_kind, user_site
 from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
-from smelt.capture.reads_scan import Chain, is_for_append, scan_code
+from smelt.capture.reads_scan import Chain, is_for_append, may_take_locks, scan_code
 from smelt.capture.reads_values import (
     CALL_HOOKS,
     CALL_PROTOCOL,
@@ -102,6 +102,7 @@ class Roots:
         self.stores: dict[tuple[int, str], Store] = {}
         self.functions: dict[int, FunctionType] = {}
         self.refusals: list[tuple[str, str, Site | None]] = []
+        self._locks: list[tuple[Any, Site | None]] = []
         self.arguments: set[int] = set()  # structured arguments
         self.heap: ArgumentHeap | None = None
         self.outer: set[tuple[int, str]] = set()  # attributes that the run only wrote: owner and name
@@ -247,6 +248,9 @@ class Roots:
 
     def _reach_hidden(self, value: Any, site: Site | None) -> None:
         self.refusals.append(("holds state that cannot be watched", self.name(id(value)), site))
+
+    def _reach_lock(self, value: Any, site: Site | None) -> None:
+        self._locks.append((value, site))
 
     def _reach_random(self, value: Any, site: Site | None) -> None:
         self.refusals.append(("holds a random generator", self.name(id(value)), site))
@@ -515,6 +519,10 @@ class Roots:
 
     def finish(self) -> tuple[list[Read], list[Change], list[Change]]:
         """What must hold again, what is different now, and what of the arguments is, where it can be put back."""
+        # To hold a lock is no effect, and most are held by objects that the run only passes by.
+        takers = [code for code, _ in self.executed.values() if may_take_locks(code)]
+        for lock, site in self._locks if takers else ():
+            self.refusals.append((LOCKS, self.name(id(lock)), site or Site(takers[0], 0)))
         changes = changes_of(self)
         if self.heap is None:
             return facts_of(self), changes, []

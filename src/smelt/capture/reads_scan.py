@@ -60,6 +60,8 @@ _COMPARES = {code for name, code in _OP.items() if name in ("IS_OP", "COMPARE_OP
 _LOADS = {code for name, code in _OP.items() if name.startswith("LOAD_")}
 _LOAD_METHOD = {_OP["LOAD_METHOD"]} if "LOAD_METHOD" in _OP else {_OP["LOAD_ATTR"]}
 _OF_CELLS = {code for name, code in _OP.items() if name.endswith("_DEREF") or name in ("LOAD_CLOSURE", "MAKE_CELL")}
+_WITHS = {_OP[name] for name in ("BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL") if name in _OP}
+_ENTERING = frozenset({"acquire", "__enter__", "enter_context"})
 _METHOD_BIT = sys.version_info >= (3, 12)  # LOAD_ATTR's argument carries a flag in its lowest bit
 
 
@@ -160,6 +162,12 @@ def only_appends(code: CodeType, root: Root, name: str) -> bool:
         if is_use and not (op in _LOADS and offset in _appends(code)):
             return False
     return True
+
+
+@lru_cache(maxsize=8192)
+def may_take_locks(code: CodeType) -> bool:
+    """Whether a code object has a `with` statement, or calls by name what enters something."""
+    return not _ENTERING.isdisjoint(code.co_names) or any(op in _WITHS for _, op, _ in _instructions(code))
 
 
 def _asks_classes(code: CodeType) -> bool:

@@ -30,7 +30,7 @@ from smelt.capture.reads_effects import file_kind
 
 Kind = Literal[
     "atom", "function", "method", "partial", "container", "class", "module", "iterator", "random", "array", "instance",
-    "hidden", "opaque",
+    "hidden", "lock", "opaque",
 ]  # fmt: skip
 
 
@@ -44,7 +44,8 @@ QUICK_ATOMS: Final = frozenset({*_ATOMS, torch.Tensor, torch.nn.Parameter})
 _CONTAINERS = (list, dict, set, frozenset, tuple, deque)
 _PLAIN_CONTAINERS = frozenset({*_CONTAINERS, OrderedDict, defaultdict})
 _STDLIB_INSTANCES = (types.SimpleNamespace, argparse.Namespace, ChainMap, UserDict, UserList)
-# State kept out of sight of attribute access and of copies. Plain locks are not here: they guard state, they hold none.
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+# State kept out of sight of attribute access and of copies.
 _HIDDEN = (
     threading.local, threading.Semaphore, threading.Event, threading.Condition, threading.Barrier, threading.Thread,
     queue.Queue, queue.SimpleQueue, array.array, bytearray, memoryview, mmap.mmap,
@@ -100,6 +101,8 @@ def _kind_of(cls: type) -> Kind:
         return "class"
     if issubclass(cls, types.ModuleType):
         return "module"
+    if cls in _LOCKS:
+        return "lock"
     if issubclass(cls, _HIDDEN) or cls.__module__.startswith(_HIDDEN_MODULES):
         return "hidden"
     if any(base.__name__ == "ndarray" and base.__module__ == "numpy" for base in cls.__mro__):

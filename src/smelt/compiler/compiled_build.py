@@ -36,6 +36,7 @@ from smelt.runtime.guards import GuardSet
 
 STATE_LIMIT = 8  # builds with state, after which a program is split that needs one at nearly each call
 SPLIT_LIMIT = 3  # kinds of calls that were refused, after which others run in pieces at once
+_MOST_UNRECORDED = 64  # calls that run as they are after a recorded run that raised
 EFFECT_ATTEMPTS = 2  # a first run often fills caches: only a program that does it again is given up
 
 _HOW = ("runs as it is, not compiled", "is compiled in pieces, not as one graph")
@@ -64,6 +65,8 @@ class Builds:
         self._target, self._name, self._settings = original.target, original.name, original.settings
         self._effects_seen = 0
         self._guarded = 0  # those that no path asked for
+        self._raised = 0  # recorded runs in a row that raised, after which ever more calls run as they are
+        self._unrecorded = 0  # of these calls, those that are to come
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         """The answer of a call that no row serves; missed: rows whose guards held, but not what they expect."""
@@ -83,6 +86,9 @@ class Builds:
             return self._original.run("its state differs at each call", args, kwargs)
         if not _by_data(missed) and self._guarded >= STORM_LIMIT:
             return self._original.run("too many different calls were compiled already", args, kwargs)
+        if self._unrecorded and not self._original.is_whole:
+            self._unrecorded -= 1
+            return self._original.run("the last recorded run of it raised", args, kwargs, is_fault=False)
         if not self._table.lock.acquire(blocking=False):
             return self._original.run("another thread is compiling it", args, kwargs, is_fault=False)
         building.active = True
@@ -118,13 +124,15 @@ class Builds:
         except Exception as error:
             failure = error
         if program.error is not None and not isinstance(program.error, (SmeltError, RecorderBusy)):
-            if missed:
-                self._count_build(missed, -1)  # this way through the program ends in an error: there is no path to keep
+            self._count_build(missed, -1)  # this way through the program ends in an error: there is nothing to keep
+            self._raised += 1
+            self._unrecorded = min(2**self._raised // 4, _MOST_UNRECORDED)
             _reraise(program.error)
         if failure is None and not program.was_called:
             failure = CaptureError(f"the builder did not run {self._name}", code="S0104")
         if not program.has_result:
             return self._interrupted(program, failure, args, kwargs)
+        self._raised = 0
         self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs, missed, cause, look)
         return program.result
 

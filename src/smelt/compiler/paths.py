@@ -86,11 +86,11 @@ class RandomState:
     """The default generator as it stood."""
 
     def __init__(self) -> None:
-        self._state = torch.get_rng_state()
+        self._state = torch.default_generator.get_state()
 
     def restore(self) -> None:
         """Put it back."""
-        torch.set_rng_state(self._state)
+        torch.default_generator.set_state(self._state)
 
 
 @dataclass(frozen=True, slots=True)

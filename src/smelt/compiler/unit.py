@@ -291,14 +291,12 @@ class Unit:
         """Whether the graph raises the program's own errors, and nothing but prints can be seen of it before it does.
 
         The program has by then written what it writes first, here all is written last. An operator's error comes to
-        that, too, but for one: in a recorded way that also draws random numbers, to put these back would cost every
-        call.
+        that, too.
         """
         nodes = list(self.graph.walk())
         raises = any(node.op in ("py.raise", "py.assert") for node in nodes)
         found = {node: effects(node) for node in nodes if node.op not in (*_CONTROL, "write")}
-        if not self.draws or self.captured.conversions:
-            raises = raises or any(e.may_throw for e in found.values())
+        raises = raises or any(e.may_throw for e in found.values())
         # What it has printed is not shown again.
         return raises and not any((e.io and node.op != "py.print") or e.writes for node, e in found.items())
 
