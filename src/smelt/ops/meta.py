@@ -43,7 +43,7 @@ from smelt.ops.shapes.calls import infer_open, open_call
 from smelt.ops.shapes.symbolic import Ask, CannotTell, Found
 
 # Elements up to which the last resort may allocate real data for one operand.
-_DUMMY_NUMEL = 1 << 24
+MOST_TRIED = 1 << 24
 # Elements up to which a run on real zeros is sooner done than the import behind torch's meta kernels.
 _QUICK_NUMEL = 1 << 22
 # Operators besides the pointwise ones whose results are no larger than their operands together.
@@ -316,7 +316,7 @@ def _tensor(type_: Type, device: str | None, fill: Fill | None = None) -> torch.
         return [_tensor(t, device, fill) for t in type_.elements]
     if not isinstance(type_, TensorType) or not type_.is_static or type_.layout != "strided":
         raise CannotRun(f"{type_} is not the type of a static, strided tensor")
-    if device is None and type_.numel > _DUMMY_NUMEL:
+    if device is None and type_.numel > MOST_TRIED:
         raise CannotRun(f"{type_} is too large to try")
     made = dummy_of(type_, "meta" if device == "meta" else None)
     if device is not None:

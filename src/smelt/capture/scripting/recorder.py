@@ -23,6 +23,7 @@ from smelt.capture.opinfo import METADATA, OpInfo, op_info
 from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
 from smelt.capture.scripting.types import infer_open
 from smelt.capture.spans import is_users
+from smelt.capture.staging.doubts import Doubt, given_all_the_same
 from smelt.capture.staging.shadows import _IN_PLACE_METADATA, ShadowRecorder, _give_back
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, NONE, STR, ListType, TensorType, TupleType, Type, Value
@@ -288,17 +289,23 @@ class ScriptRecorder(ShadowRecorder):
     def _on_shadows(self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The results on shadows, None where these cannot tell. Raises: what eager would, for these types."""
         back: dict[int, Any] = {}
+        own = [self.in_world(a, 0, back) for a in args]
+        named = {k: self.in_world(v, 0, back) for k, v in kwargs.items()}
         try:
             with self.shadows.running():
-                own = [self.in_world(a, 0, back) for a in args]
-                result = overload(*own, **{k: self.in_world(v, 0, back) for k, v in kwargs.items()})
+                result = overload(*own, **named)
         except NotImplementedError:
             return None
         except (RuntimeError, IndexError, TypeError, ValueError) as refused:
             if type(refused).__module__.startswith("torch._subclasses"):
                 return None
-            self.session.refuse(refused, info, args, kwargs)
-            raise
+            try:
+                result = given_all_the_same(self.shadows, info.name, own, named, refused)
+            except Doubt:
+                return None
+            if result is None:
+                self.session.refuse(refused, info, args, kwargs)
+                raise
         result = _give_back(result, back)
         results = [result] if info.result_count == 1 else list(result or ())
         return results if all(_is_fresh(r) for r in results) else None

@@ -30,6 +30,7 @@ from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, Sta
 from smelt.capture.roots import Roots
 from smelt.capture.scopes import Scope
 from smelt.capture.staging.cuts import CUTTING, Cut, cut_of
+from smelt.capture.staging.doubts import Doubt, given_all_the_same
 from smelt.capture.staging.sizes import rule_of
 from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
@@ -247,9 +248,10 @@ class ShadowRecorder(Recorder):
             except _DeadWorldError:
                 result = DEAD
             except Exception as refused:
-                if not varied:
+                result = self._doubted(refused, info, own_args, own_kwargs)
+                if result is DEAD and not varied:
                     self._refused(refused, info)
-                result, reason = DEAD, f"{type(refused).__name__}: {refused}"
+                reason = f"{type(refused).__name__}: {refused}"
             results.append(result)
         # Where the numbers of the program's world do not fit together, it goes on with those of another one.
         seen = next((world for world, result in enumerate(results) if result is not DEAD), None)
@@ -313,6 +315,14 @@ class ShadowRecorder(Recorder):
             return None
         with unseen():
             return by_rule(self.shadows, info.name, args, kwargs)
+
+    def _doubted(self, refused: Exception, info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """What the operator gives although its kernel without data refused; DEAD where eager raises, too."""
+        try:
+            found = given_all_the_same(self.shadows, info.name, args, kwargs, refused)
+        except Doubt as doubt:
+            self.session.cannot(f"{info.name} refused a shadow: {refused}", str(doubt))
+        return DEAD if found is None else found
 
     def _refused(self, refused: Exception, info: OpInfo) -> None:
         if not isinstance(refused, (RuntimeError, IndexError, TypeError, ValueError)):

@@ -152,6 +152,31 @@ def _convolutions() -> Iterator[Sample]:
     yield sample(floats(3, 8, 8), weight)
 
 
+def _grouped_type(call: Call) -> tuple[Type, ...] | None:
+    """Rows begin at multiples of 16 bytes; torch's meta kernel takes bf16 alone, and does not pad them."""
+    left, right, ends = tensor_type(call["self"]), tensor_type(call["mat2"]), call["offs"]
+    if call["out_dtype"] is not None or not (left.is_static and right.is_static) or left.device != "cpu":
+        return None
+    if {left.rank, right.rank} - {2, 3} or (left.rank == right.rank == 3) != (ends is None):
+        return None
+    sizes: tuple[int, ...] = (left.sizes[-2], right.sizes[-1])
+    if left.rank == right.rank:
+        sizes = (left.sizes[0] if ends is None else tensor_type(ends).sizes[0], *sizes)
+    step = -(-sizes[-1] * left.dtype.itemsize // 16) * 16 // left.dtype.itemsize
+    steps = (sizes[-2] * step, step, 1)[-len(sizes) :]
+    return (TensorType.of(left.dtype, sizes, steps, left.device),)
+
+
+def _grouped() -> Iterator[Sample]:
+    ends = torch.tensor([3, 8], dtype=torch.int32)
+    yield sample(floats(8, 4), floats(2, 4, 8), ends)
+    yield sample(floats(8, 4), floats(2, 5, 4).transpose(1, 2), ends)
+    yield sample(floats(2, 7, 4), floats(4, 8), ends)
+    yield sample(floats(4, 8), floats(8, 8), ends)
+    yield sample(floats(2, 7, 4), floats(2, 6, 4).transpose(1, 2))
+    yield sample(floats(8, 8, dtype=torch.bfloat16), floats(2, 5, 8, dtype=torch.bfloat16).transpose(1, 2), ends)
+
+
 def _einsums() -> Iterator[Sample]:
     q, k = floats(2, 5, 3, 4).transpose(1, 2), floats(2, 3, 4, 6)
     yield sample("ij,jk->ik", [floats(3, 4), floats(4, 5)])
@@ -261,6 +286,7 @@ PRODUCTS: tuple[OpRecord, ...] = (
         "torch.conv_transpose2d",
         fixed(lambda: [sample(floats(2, 3, 4, 4), floats(3, 2, 2, 2), floats(2), [2, 2])]),
     ),
+    OpRecord("aten._grouped_mm.default", "torch.nn.functional.grouped_mm", _grouped, result=_grouped_type),
     OpRecord(
         "aten.scaled_dot_product_attention.default",
         "torch.nn.functional.scaled_dot_product_attention",
