@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import traceback
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
+# Read when torch is loaded. Where each core has a test process of its own, threads that keep their core busy while they
+# wait for work take it from the other process.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+
 from smelt.compiler import kept_plans, worth
+
+# For each seed torch writes down the stack once for each kind of device that is not there; nobody reads it, and many
+# tests seed thousands of times.
+for _devices in (torch.cuda, torch.xpu, torch.mtia):
+    _devices.traceback = SimpleNamespace(**{**vars(traceback), "format_stack": list})
 
 settings.register_profile("suite", derandomize=True)
 if not os.environ.get("SMELT_RANDOM"):
     settings.load_profile("suite")
+
+
+def pytest_collection_finish() -> None:
+    """What all tests and libraries hold is looked through for garbage ten times less often than by itself."""
+    young, middle, full = gc.get_threshold()
+    gc.set_threshold(young, middle, 10 * full)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
