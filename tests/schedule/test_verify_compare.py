@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from smelt.diag import ScheduleError
-from smelt.scheduling.compare import Comparer, Tolerance, items
+from smelt.scheduling.compare import Comparer, Item, Tolerance, items
 from smelt.scheduling.compare_modules import Comparison, compare
 from smelt.scheduling.compare_runs import Arguments
 
@@ -503,6 +503,46 @@ def test_gradients_that_are_zero_but_for_rounding_agree():
     found = _compare(made(nn.Linear), made(_Split), _x(16, 64))
     assert found.difference is None and not found.is_bitwise
     assert str(found).startswith("answers, states and gradients of 4 runs agree within rounding (answers ")
+
+
+class _Attends(nn.Module):
+    """Attention behind a norm. A bias of keys changes nothing, and one key has all weight: what is left is rounding."""
+
+    def __init__(self, width, is_fused):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(width, width) * 0.3) for _ in range(3))
+        self.bias, self.is_fused = nn.Parameter(torch.randn(width)), is_fused
+
+    def forward(self, x):
+        x = F.layer_norm(x, x.shape[-1:])
+        q, k, v = x @ self.q, torch.addmm(self.bias, x, self.k), x @ self.v
+        if not self.is_fused:
+            return torch.softmax(q @ k.t() / 8, -1) @ v
+        return F.scaled_dot_product_attention(q[None, None], k[None, None], v[None, None], scale=0.125)[0, 0]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 16])
+@pytest.mark.parametrize("width", [8, 16, 64])
+def test_what_a_row_has_in_common_is_rounded_in_common(width, rows):
+    found = _compare(_Attends(width, False), _Attends(width, True), _x(rows, width))
+    assert found.difference is None
+
+
+def test_a_wrong_gradient_beside_one_that_is_rounding_alone_is_a_difference():
+    def wrong(self, x):
+        y = _Attends.forward(self, x)
+        return y + (1e-5 * (self.bias - self.bias.detach())).sum()
+
+    found = _compare(_Attends(16, False), _with(_Attends(16, True), wrong), _x(5, 16))
+    assert found.difference.path == "gradient of parameter bias"
+
+
+def test_a_result_that_is_zero_has_no_relative_error():
+    comparer = Comparer(Tolerance())
+    values = [[Item("gradient", torch.full((3,), value))] for value in (0.0, 1e-10, 0.0, 1e-9)]
+    assert comparer.first(*values[:3], [values[3]]) is None
+    assert comparer.first(*values[:3]).path == "gradient" and comparer.errors["gradient"] == 0
 
 
 def test_cancellation_is_judged_by_what_cancels():

@@ -8,7 +8,7 @@ draw random numbers run in the program's own type, so that they draw the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -27,18 +27,27 @@ _tags = lru_cache(maxsize=4096)(schemas.tag_names)
 class Exact:
     """A model in float64, run as its original is.
 
-    noise: rounds each result at random, as the model's own type would or this much: it shows what that does to answers.
+    make: the model; it is made at the first run. noise: rounds each result at random, as the model's own type would or
+    this much, and from the seed: it shows what that does to answers.
     """
 
-    def __init__(self, model: torch.nn.Module, *, noise: float | None = None) -> None:
-        floats = [t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
-        self._narrow = floats[0] if floats else torch.get_default_dtype()
-        self._noise = torch.Generator().manual_seed(1) if noise is not None else None
-        self._eps = max(noise or 0.0, torch.finfo(self._narrow).eps)
-        self._model = model.double()
+    def __init__(self, make: Callable[[], torch.nn.Module], *, noise: float | None = None, seed: int = 0) -> None:
+        self._make = make
+        self._noise = torch.Generator().manual_seed(1 + seed) if noise is not None else None
+        self._least = noise or 0.0
         self._runs = 0
         self._failed = False
         self._observed: Observation | None = None
+
+    @cached_property
+    def _model(self) -> torch.nn.Module:
+        model = self._make()
+        floats = [t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
+        self._narrow = floats[0] if floats else torch.get_default_dtype()
+        eps = torch.finfo(self._narrow).eps
+        # Inside of a kernel, sums are in f32 at least.
+        self._eps, self._inner_eps = max(self._least, eps), min(eps, torch.finfo(torch.float32).eps)
+        return model.double()
 
     def observe(self, runs: Sequence[Run]) -> Observation | None:
         """The last of these runs; the first of them are made where they were not. None where float64 does not run."""
@@ -83,10 +92,16 @@ class Exact:
 
     def _rounded(self, value: Any) -> Any:
         value = _wide(value)
-        if isinstance(value, torch.Tensor) and value.dtype == torch.float64:
-            drawn = torch.rand(value.shape, generator=self._noise, dtype=torch.float64)
-            return value * (1 + self._eps * (drawn - 0.5))
-        return value
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
+            return value
+        error = self._eps * self._drawn(value.shape)
+        for dim in range(value.dim()):
+            # What a kernel computes once for a row (a softmax's sum, a norm's mean) is rounded once for all of it.
+            error += 2 * self._inner_eps * self._drawn((*value.shape[:dim], 1, *value.shape[dim + 1 :]))
+        return value * (1 + error)
+
+    def _drawn(self, shape: Sequence[int]) -> torch.Tensor:
+        return torch.rand(shape, generator=self._noise, dtype=torch.float64) - 0.5
 
 
 def _wide(value: Any) -> Any:

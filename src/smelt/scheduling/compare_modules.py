@@ -24,6 +24,8 @@ from smelt.scheduling.compare_state import names_between, state_of, ties_of
 
 Make = Callable[[], torch.nn.Module]
 _MISSING = object()
+_DRAWINGS = 3
+"""How often rounding at random is tried before a difference is none of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +82,13 @@ class _NotWithGradients(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """One value of a run: the reference's, the candidate's, and the reference's in float64 and with random rounding."""
+    """One value of a run: the reference's, the candidate's, and the reference's in float64, and with random rounding."""
 
     path: str
     want: Any
     have: Any
     exact: Any
-    noisy: Any
+    noisy: Sequence[Any]
 
 
 class _Pair:
@@ -170,28 +172,33 @@ class _Pair:
             return None
         exact = self._exact.observe(self._made)
         difference = _first(self._comparer, self._values(expected, got, exact))
-        if difference is not None and difference.is_rounding and exact is not None:
-            noisy = self._noisy.observe(self._made)
+        noisy: list[Observation] = []
+        for rounded in self._rounded:
+            # One drawing may happen to be near where it counts, in a sum of few terms most of all.
+            if difference is None or not difference.is_rounding or exact is None:
+                break
+            run = rounded.observe(self._made)
+            noisy += [run] if run is not None else []
             difference = _first(self._comparer, self._values(expected, got, exact, noisy))
         return difference
 
     @cached_property
     def _exact(self) -> Exact:
-        return Exact(self._make())
+        return Exact(self._make)
 
     @cached_property
-    def _noisy(self) -> Exact:
-        return Exact(self._make(), noise=self._tolerance.noise)
+    def _rounded(self) -> list[Exact]:
+        return [Exact(self._make, noise=self._tolerance.noise, seed=seed) for seed in range(_DRAWINGS)]
 
     def _values(
         self,
         expected: Observation,
         got: Observation,
         exact: Observation | None = None,
-        noisy: Observation | None = None,
+        noisy: Sequence[Observation] = (),
     ) -> Iterator[_Values]:
         """The values of a run that are to agree. A backward that the reference cannot run is left aside."""
-        finer = [run.values if run is not None else {} for run in (exact, noisy)]
+        finer = [run.values if run is not None else {} for run in (exact, *noisy)]
         for key, want in expected.values.items():
             other: str | None = key
             for prefix in (STATE, GRADIENT):
@@ -201,10 +208,13 @@ class _Pair:
             if key.startswith(GRADIENT) and other not in got.values and self._tolerance.lossy:
                 continue  # weights in another form are no parameters any more
             if other is not None:
-                yield _Values(key, want, got.values.get(other, _MISSING), *(run.get(key, _MISSING) for run in finer))
+                wide, *rounded = (run.get(key, _MISSING) for run in finer)
+                yield _Values(key, want, got.values.get(other, _MISSING), wide, rounded)
         for path in sorted(expected.changed & got.attributes.keys()):
-            found = [run.attributes.get(path, _MISSING) if run is not None else _MISSING for run in (exact, noisy)]
-            yield _Values(f"attribute {path} after the call", expected.attributes[path], got.attributes[path], *found)
+            found = [run.attributes if run is not None else {} for run in (exact, *noisy)]
+            wide, *rounded = (attributes.get(path, _MISSING) for attributes in found)
+            want, have = expected.attributes[path], got.attributes[path]
+            yield _Values(f"attribute {path} after the call", want, have, wide, rounded)
 
     def _text(self, run: Run) -> str:
         training = self._training if run.training is None else run.training
@@ -216,8 +226,9 @@ def _first(comparer: Comparer, values: Iterator[_Values]) -> Difference | None:
     for value in values:
         if value.have is _MISSING:
             return Difference(value.path, None, Words("there"), Words("nothing"))
-        finer = (None if run is _MISSING else items(run, value.path) for run in (value.exact, value.noisy))
-        found = comparer.first(items(value.want, value.path), items(value.have, value.path), *finer)
+        exact = None if value.exact is _MISSING else items(value.exact, value.path)
+        noisy = [items(run, value.path) for run in value.noisy if run is not _MISSING]
+        found = comparer.first(items(value.want, value.path), items(value.have, value.path), exact, noisy)
         if found is not None:
             return found
     return None

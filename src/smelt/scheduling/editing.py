@@ -170,11 +170,7 @@ class Editor:
         for scope in sorted(scopes):
             module = _submodule(self.module, scope)
             if scope and module is not None and has_hooks(module):
-                raise ScheduleError(
-                    f"{join(self.path, scope)} ({type(module).__name__}) has a hook, and lies inside what is replaced",
-                    nodes[0].span, why="nobody would call the hook any more",
-                    fix="remove the hook, or replace the whole module: its hooks are taken over", code="S0610",
-                )  # fmt: skip
+                raise hooked(module, join(self.path, scope), nodes[0].span)
 
     # --- what is put there
 
@@ -552,6 +548,15 @@ def _submodule(module: torch.nn.Module, path: str) -> torch.nn.Module | None:
         return module.get_submodule(path)
     except AttributeError:
         return None
+
+
+def hooked(module: torch.nn.Module, path: str, where: Span | None) -> ScheduleError:
+    """The error of a step on nodes inside a module that has a hook."""
+    return ScheduleError(
+        f"{path} ({type(module).__name__}) has a hook, and lies inside what is replaced",
+        where, why="nobody would call the hook any more",
+        fix="remove the hook, or replace the whole module: its hooks are taken over", code="S0610",
+    )  # fmt: skip
 
 
 def _overlap(node: Node) -> ScheduleError:

@@ -191,8 +191,17 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
         return to_json(self._state)
 
     def diff(self, since: int = 0) -> str:
-        """What the steps changed after the first `since` of them: the module tree and each edited graph by line."""
-        return difference(list(states(self._state))[since], self._state)
+        """What the steps changed after the first `since` of them: the module tree and each edited graph by line.
+
+        Raises: ScheduleError (S0607) where there are not so many steps.
+        """
+        chain = list(states(self._state))
+        if type(since) is not int or not 0 <= since < len(chain):
+            raise ScheduleError(
+                f"there is no state after {since!r} steps", user_span(), why=f"{len(chain) - 1} were taken",
+                fix=f"give a number from 0 to {len(chain) - 1}; print(s.log) shows the steps", code="S0607",
+            )  # fmt: skip
+        return difference(chain[since], self._state)
 
     @property
     def annotations(self) -> dict[str, dict[str, Any]]:

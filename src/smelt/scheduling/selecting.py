@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from smelt.diag import ScheduleError
+from smelt.scheduling.copying import has_hooks
+from smelt.scheduling.editing import hooked
 from smelt.scheduling.finding import reader, same_place
 from smelt.scheduling.match import Match
 from smelt.scheduling.scope_graphs import ScopeGraph
@@ -62,7 +64,7 @@ def selector_of(state: State, matches: Sequence[Match], paths: Sequence[str]) ->
         )  # fmt: skip
     given = source.pattern.graph if source.pattern is not None else source.given
     find = remembering(reader(given, source.escaping))
-    state.prepare(paths)
+    _prepare(state, paths, matches)
     chosen: set[tuple[int, ...]] = set()
     is_all = True
     for path in paths:
@@ -82,6 +84,31 @@ def selector_of(state: State, matches: Sequence[Match], paths: Sequence[str]) ->
             fix="take a step for each module", code="S0609",
         )  # fmt: skip
     return Selector(given, next(iter(chosen)), source.escaping)
+
+
+def _prepare(state: State, paths: Sequence[str], matches: Sequence[Match]) -> None:
+    """Make the graphs of the modules at these paths.
+
+    Raises: ScheduleError: S0610 where it is a hook inside the matches that keeps a module from having one; as of
+        `State.prepare` elsewhere.
+    """
+    try:
+        state.prepare(paths)
+    except ScheduleError as error:
+        for match in matches:
+            for node in match.nodes:
+                for path in _between(match.target.path_of(node), paths):
+                    module = state.modules.get(path)
+                    if module is not None and has_hooks(module):
+                        raise hooked(module, path, node.span) from error
+        raise
+
+
+def _between(path: str, above: Sequence[str]) -> list[str]:
+    """A module's path and those around it that lie below one of some modules."""
+    parts = path.split(".")
+    around = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    return [name for name in around if any(name != top and is_under(name, top) for top in above)]
 
 
 def remembering(find: Callable[[Target], list[Match]]) -> Callable[[Target], list[Match]]:
