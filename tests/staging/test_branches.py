@@ -345,3 +345,30 @@ def test_a_buffer_that_an_operator_gave_back_on_one_path_is_the_buffer_on_the_ot
                 torch.testing.assert_close(compiled(x, mask), model(x, mask))
             (row,) = compiled.stats().rows
             assert row.entry is not None and row.entry.is_staged
+
+
+def test_masks_that_no_data_decide():
+    """How many elements they take is known, and the same on both sides."""
+
+    def f(x):
+        mask = torch.arange(4) > 0
+        out = torch.zeros_like(x)
+        out[mask] = x[mask] * 2
+        rows = torch.repeat_interleave(x, torch.tensor([1, 2, 0, 1]), dim=0)
+        if x.sum() > 0:
+            return out + rows, x[mask], torch.masked_select(x, mask)
+        return out - rows, x[~mask], torch.bincount(torch.tensor([0, 2, 2, 1]), x[0])
+
+    x = torch.rand(4, 4)
+    text = check(f, (x,), (-x,), has=("if",))
+    assert "f32[3, 4]" in text and "f32[12]" in text
+
+
+def test_a_layer_that_is_moved_to_where_it_is():
+    layer = torch.nn.Linear(3, 3)
+
+    def f(x):
+        moved = layer.to(x.dtype)
+        return moved(x) if x.sum() > 0 else moved(x) * 2
+
+    check(f, (X,), (-X,), has=("if",))

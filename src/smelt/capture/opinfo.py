@@ -23,7 +23,8 @@ METADATA = frozenset((
     "output_nr", "retains_grad", "_version", "dense_dim", "sparse_dim", "_dimI", "_dimV", "get_device", "qscheme",
     "layout", "device", "dtype", "requires_grad", "_has_same_storage_numel", "_nested_get_ragged_idx",
     "_use_cudnn_ctc_loss", "_cudnn_rnn_flatten_weight", "cudnn_is_acceptable", "is_autocast_enabled",
-    "_fused_sdp_choice", "_debug_has_internal_overlap", "_is_zerotensor", "_chunk_grad_outputs_efficient_attention",
+    "_fused_sdp_choice", "_debug_has_internal_overlap", "_is_zerotensor", "_has_compatible_shallow_copy_type",
+    "_chunk_grad_outputs_efficient_attention",
     "__is__", "__isnot__", "__contains__",
 ))  # fmt: skip
 

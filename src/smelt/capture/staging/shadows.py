@@ -36,7 +36,7 @@ from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
 from smelt.capture.staging.watch import unwatched
 from smelt.ir import UNKNOWN_DIM, TensorType, UnknownDim, contiguous_strides
-from smelt.ops.convert import dtype_from_torch
+from smelt.ops.convert import dtype_from_torch, dummy_of
 
 _IN_PLACE_METADATA = frozenset((
     "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "resize_as_",
@@ -221,6 +221,8 @@ class ShadowRecorder(Recorder):
             if rule is None:
                 self.session.cannot(f"the sizes of what {info.name} gives follow from data")
         varied = numbers is not None or any(self.is_varied(slot) for slot in operands)
+        if info.sized_by is not None and not varied and len(info.sized_by(args, kwargs)) > 0:
+            return [self._sized_by_known(overload, info, args, kwargs)]
         cut = self._cut(info.name, args, kwargs) if varied else None
         results, reason = [], ""
         backs: list[dict[int, Any]] = []
@@ -265,6 +267,22 @@ class ShadowRecorder(Recorder):
         if varied and sum(r is not DEAD for r in results[1:]) == 0:
             results[1:] = [DEAD] * (WORLDS - 1)
         return results
+
+    def _sized_by_known(self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result where all that decides its sizes depends on no data: of the operator on that, the rest zeros."""
+
+        def stand_in(arg: Any) -> Any:
+            if isinstance(arg, (list, tuple)):
+                return [stand_in(item) for item in arg]
+            if not isinstance(arg, torch.Tensor) or not self.slot_of(arg).family.tainted:
+                return arg
+            type_ = tensor_type_of(self.slot_of(arg))
+            if not type_.is_static:
+                self.session.cannot(f"the sizes of what {info.name} gives follow from known data and from sizes")
+            return dummy_of(type_).zero_()
+
+        with unseen(), torch.no_grad():
+            return self.shadows.of(overload(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()}))
 
     def _cut(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cut | None:
         if name not in CUTTING:
