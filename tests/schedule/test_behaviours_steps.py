@@ -139,6 +139,9 @@ def test_behaviour_12_a_chain_of_lambdas(examples):
     s.replace(lambda a, b: a // b, s.find(lambda a, b: a - b)[0])
     assert s.build()(a, b) == 10
     assert [step.primitive for step in s.log] == ["replace", "replace"]
+    # Python's numbers are constants of a graph: never an answer without the steps, but an error with the way round.
+    with pytest.raises(smelt.ScheduleError, match=r"call it with tensors: torch.tensor\(4\)"):
+        s.build()(4, 10)
 
 
 def test_behaviour_13_another_number_of_arguments_changes_nothing():

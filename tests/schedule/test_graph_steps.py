@@ -168,3 +168,32 @@ def test_what_is_changed_after_the_build_is_seen():
         assert torch.equal(built(x), expected())
         handle.remove()
         assert torch.equal(built(x), expected())
+
+
+class _Normed(nn.Module):
+    def __init__(self, is_module):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.is_module = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), is_module
+
+    def forward(self, x):
+        x = self.conv(x)
+        if self.is_module:
+            return F.relu(self.norm(x))
+        own = self.norm
+        return F.relu(F.batch_norm(x, own.running_mean, own.running_var, own.weight, own.bias, self.training))
+
+
+@pytest.mark.parametrize("step", ["outline", "checkpoint"])
+@pytest.mark.parametrize("which", ["the module with its counts", "the operator in the module", "a function"])
+def test_a_batch_norm_in_training_keeps_its_gradient_and_counts_a_batch_once(step, which):
+    model, x = _Normed(which != "a function").train(), torch.randn(2, 3, 6, 6)
+    s = smelt.schedule(model, x)
+    is_whole = which == "the module with its counts"
+    getattr(s, step)(s.find(nn.BatchNorm2d) if is_whole else s.find(where=lambda node: "batch_norm" in node.op))
+    built = s.build()
+    for own in (model, built):
+        for _ in range(2):
+            own(x).square().sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), built.buffers(), strict=True))
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), built.parameters(), strict=True))

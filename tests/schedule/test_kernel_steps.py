@@ -180,6 +180,29 @@ def test_a_match_is_no_kernel():
         s.unroll(s.find(lambda x, w, b: F.linear(x, w, b))[0], "i0")
 
 
+class _Turns(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.Linear(4, 4)
+
+    def forward(self, x, n):
+        for _ in range(int(n)):
+            x = torch.tanh(self.cell(x))
+        return x
+
+
+def test_a_loop_of_the_program_is_unrolled_by_capture_or_no_graph_of_a_step():
+    x = torch.randn(2, 4)
+    s = smelt.schedule(_Turns(), (x, 3))
+    assert len(s.find(nn.Linear)) == 3  # a node for each turn
+    s = smelt.schedule(_Turns(), (x, torch.tensor(3)))
+    (match,) = s.find(nn.Linear)
+    for step in (lambda: s.unroll(match, "i0", 2), lambda: s.outline(match)):
+        with pytest.raises(smelt.ScheduleError, match=r"where data say how many|its way depends on data"):
+            step()
+    assert len(s.log) == 0 and torch.equal(s.build()(x, torch.tensor(2)), s.module(x, torch.tensor(2)))
+
+
 def test_several_kernels_of_a_region_are_named_one_by_one():
     class Total(nn.Module):
         def forward(self, x):
@@ -230,6 +253,24 @@ def test_a_whole_that_is_compiled_around_fuses_anew():
     s.tile("tail", "i0", 4).compile()
     with torch.no_grad():
         torch.testing.assert_close(s.build()(x), model(x))
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_what_is_compiled_has_no_kernels_to_shape(is_fused):
+    model, x = _Model(2).eval(), torch.randn(2, 8, 48)
+    s = _fused(model, x) if is_fused else smelt.schedule(model, x)
+    s["layers.0"].compile()
+    if is_fused:
+        assert {kernel.path for kernel in s.kernels("tail")} == {"layers.1"}
+    log = s.log
+    for ask in (
+        lambda: s["layers.0"].kernels(),
+        lambda: s["layers.0"].tile("tail", "i0", 4),
+        lambda: s["layers.*"].compile().kernels() if not is_fused else s["layers.0"].unroll("tail", "i0"),
+    ):
+        with pytest.raises(smelt.ScheduleError, match="is compiled: what is in it is fused anew"):
+            ask()
+    assert s.log[: len(log)] == log
 
 
 def test_tune_searches_tiles(monkeypatch):

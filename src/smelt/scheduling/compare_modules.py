@@ -82,7 +82,7 @@ class _NotWithGradients(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """One value of a run: the reference's, the candidate's, and the reference's in float64, and with random rounding."""
+    """One value of a run: the reference's, the candidate's, and the reference's in float64, plain and noisy."""
 
     path: str
     want: Any

@@ -409,10 +409,12 @@ def selected(selector: Selector, target: Target) -> list[Match]:
             return found
     elif all(i < len(found) for i in selector.ordinals):
         return [found[i] for i in selector.ordinals]
-    raise ScheduleError(
-        f"{selector} is not found in {target.prefix or 'the whole'}",
-        why=f"its graph has {len(found)} match{'es' * (len(found) != 1)} of it", fix="see s.find(...)", code="S0613",
-    )  # fmt: skip
+    why, fix = f"its graph has {len(found)} match{'es' * (len(found) != 1)} of it", "see s.find(...)"
+    if not target.graph.inputs:
+        why += "; it has no tensor to start from, and what is computed from Python's numbers is a constant of it"
+        fix = "call it with tensors: torch.tensor(4), not 4"
+    where = target.prefix or "the whole"
+    raise ScheduleError(f"{selector} is not found in {where}", why=why, fix=fix, code="S0613")
 
 
 def _disjoint(matches: Sequence[Match]) -> list[Node]:

@@ -5,7 +5,7 @@ before:  %1 = add(%x, %b)  %2 = gelu(%1)     outline:  %2 = tail_0(%x, %b)     i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
 import torch
@@ -26,8 +26,8 @@ from smelt.scheduling.match import Match, make_match
 from smelt.scheduling.module_steps_forward import described
 from smelt.scheduling.module_steps_methods import ModuleSteps
 from smelt.scheduling.primitives import Primitive
-from smelt.scheduling.regions import CheckpointedRegion, EagerRegion, graph_of
-from smelt.scheduling.running import CALL, FUNCTIONAL_NORM
+from smelt.scheduling.regions import CheckpointedRegion, EagerRegion, graph_of, is_state
+from smelt.scheduling.running import CALL
 
 _LINEAR = "aten.linear.default"
 
@@ -54,13 +54,6 @@ class Outline(GraphPrimitive):
         """Put a call of the nodes in the place of each match."""
         for match in reversed(matches):
             part = editor.part([match])
-            norm = next((node for node in part.nodes if node.op == FUNCTIONAL_NORM), None)
-            if norm is not None:
-                raise ScheduleError(
-                    "a batch norm in training cannot be outlined", norm.span,
-                    why="its statistics would be written behind the call, which has kept them for its gradient",
-                    fix="switch it to eval, match less of it, or checkpoint it", code="S0609",
-                )  # fmt: skip
             _take_out(editor, part, arguments["name"], EagerRegion)
 
 
@@ -182,13 +175,19 @@ class _Show:
         return list(given)
 
 
-def _take_out(
-    editor: Editor, part: PartOfGraph, name: str, make: Callable[[Any, Mapping[str, Any]], Callable[..., Any]]
-) -> None:
+def _take_out(editor: Editor, part: PartOfGraph, name: str, make: type[EagerRegion]) -> None:
     graph, operands = graph_of(part, editor, name)
     called = editor.free_name(name)
-    values = editor.call(called, make(graph, editor.calls), operands, [value.type for value in part.outputs], part)
+    overwritten = frozenset(i for i, value in enumerate(operands) if _is_overwritten(value))
+    region = make(graph, editor.calls, overwritten)
+    values = editor.call(called, region, operands, [value.type for value in part.outputs], part)
     editor.put(part, values)
+
+
+def _is_overwritten(value: Value) -> bool:
+    """Whether a buffer is written to somewhere in the program."""
+    users = [user for user in value.users if isinstance(user, Node)]
+    return is_state(value) and any(user.op == "write" and user.args[0] is value for user in users)
 
 
 def _parts_of(node: Node) -> Callable[..., Any] | None:

@@ -37,7 +37,7 @@ class KernelPrimitive(Primitive):
         """Check the step for each of the kernels, then take it on the graphs that they are in."""
         given = dict(arguments)
         kernel, loop = given.pop("kernel"), given.pop("loop")
-        kernels = named(draft.scheduled, draft.scope, [at.path], kernel)
+        kernels = named(draft.root, draft.scheduled, draft.scope, [at.path], kernel)
         for path in dict.fromkeys(found.path for found in kernels):
             here = [found for found in kernels if found.path == path]
             _check_one_each(kernel, here)
@@ -151,6 +151,13 @@ class KernelSteps(Steps):
 
     def _on_kernel(self, primitive: str, kernel: Kernel | str, loop: str, **amount: int | None) -> Self:
         name = kernel.name if isinstance(kernel, Kernel) else kernel
+        if isinstance(name, Match):
+            raise ScheduleError(
+                f"{primitive} is taken on a kernel, not on a Match", user_span(),
+                why="a loop belongs to a kernel that fuse made; one of the program has a node for each turn or, "
+                "where data say how many, no graph that takes steps",
+                fix=f's.fuse(match, name="mine", keep=True), then s.{primitive}("mine", "i0", ...)', code="S0607",
+            )  # fmt: skip
         if not isinstance(name, str):
             raise ScheduleError(
                 f"{primitive} is taken on a kernel, not on a {type(name).__name__}", user_span(),

@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import torch
+
 from smelt.codegen.kernels.nest import Nest, loop_name
 from smelt.codegen.llvm.isa import Isa, host_isa
 from smelt.codegen.llvm.nest_ir import EmittedKernel, emit_nests, loops_text, simplify_nest
 from smelt.codegen.llvm.objects import assembly_of
+from smelt.compiler import Compiled
 from smelt.diag import ScheduleError
 from smelt.diag.loops import LoopStep
 from smelt.ir import Type
@@ -100,15 +103,15 @@ class Kernels(tuple[Kernel, ...]):
 
 def kernels_of(state: State, paths: Sequence[str], name: str) -> Kernels:
     """The kernels of a name at and below modules; all where the name is empty. Raises: ScheduleError (S0614)."""
-    return Kernels(named(state.scheduled, state.scope, paths, name))
+    return Kernels(named(state.tree, state.scheduled, state.scope, paths, name))
 
 
 def named(
-    scheduled: Sequence[str], scope: Callable[[str], ScopeGraph], paths: Sequence[str], name: str
+    tree: torch.nn.Module, scheduled: Sequence[str], scope: Callable[[str], ScopeGraph], paths: Sequence[str], name: str
 ) -> list[Kernel]:
     """The kernels of a name in the graphs of modules on which steps were taken, at and below these paths.
 
-    Raises: ScheduleError (S0614) where there is none.
+    tree: of the model, to see what is compiled. Raises: ScheduleError (S0614) where there is none.
     """
     isa = host_isa()
     if isa is None:
@@ -116,6 +119,7 @@ def named(
             "there are no kernels here", why="own kernels are not made for this machine, or SMELT_ISA=none",
             fix="unset SMELT_ISA, or leave the step out", code="S0614",
         )  # fmt: skip
+    compiled = [path for path, module in tree.named_modules(remove_duplicate=False) if isinstance(module, Compiled)]
     found: list[Kernel] = []
     known: list[str] = []
     for path in scheduled:
@@ -126,9 +130,21 @@ def named(
             if not name or any(_is_of(region, base) for base in (name, name.rpartition(".")[0])):
                 found += _kernels(path, region, native, types, isa)
     chosen = [k for k in found if not name or _is_of(k.region, name) or _is_of(k.region, *_numbered(name), k.number)]
-    if not chosen:
-        raise _unknown(name, [kernel.name for kernel in found] or known)
-    return chosen
+    within = {kernel.path: path for kernel in chosen for path in compiled if is_under(kernel.path, path)}
+    left = [kernel for kernel in chosen if kernel.path not in within]
+    if left:
+        return left
+    around = next(iter(within.values()), None)
+    if around is None and not chosen:
+        around = next((path for path in compiled if any(is_under(path, p) or is_under(p, path) for p in paths)), None)
+    if around is not None and (chosen or not known):
+        raise ScheduleError(
+            f"there is no kernel {name!r} of its own" if name else "there is no kernel of its own",
+            why=f"{around or 'the whole'} is compiled: what is in it is fused anew, for each kind of call",
+            fix="undo the compile, fuse what is to have its own loops with keep=True, and compile modules beside it; "
+            "`smelt show --kernels` prints the kernels of a compiled program", code="S0614",
+        )  # fmt: skip
+    raise _unknown(name, [kernel.name for kernel in found] or known)
 
 
 def _numbered(name: str) -> tuple[str, int]:

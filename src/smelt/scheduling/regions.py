@@ -6,7 +6,7 @@ it is given, so it serves whatever weights the module has by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from smelt.diag.loops import LoopStep
 from smelt.ir import Arg, Graph, Value, clone_node, map_values
 from smelt.scheduling.editing import Editor, PartOfGraph
 from smelt.scheduling.forms import STATE
-from smelt.scheduling.running import CALL, Forward, function_of
+from smelt.scheduling.running import CALL, Forward, function_of, is_statistics, write_back, write_statistics
 
 
 def graph_of(part: PartOfGraph, editor: Editor, name: str) -> tuple[Graph, list[Value]]:
@@ -45,27 +45,53 @@ def is_state(value: Value) -> bool:
 class EagerRegion:
     """A region that runs operator by operator.
 
-    graph: of the region. calls: what it calls of the graph that it was taken from.
+    graph: of the region. calls: what it calls of the graph that it was taken from. overwritten: the operands that are
+    written to behind the call, or in it: buffers.
     """
 
-    def __init__(self, graph: Graph, calls: Mapping[str, Callable[..., Any]]) -> None:
-        self.graph = graph
+    def __init__(
+        self, graph: Graph, calls: Mapping[str, Callable[..., Any]], overwritten: frozenset[int] = frozenset()
+    ) -> None:
+        self.graph, self.overwritten = graph, overwritten
         names = {str(node.args[0]) for node in graph.walk() if node.op == CALL}
         self.calls = {name: calls[name] for name in names}
         self.forward: Forward = function_of(graph)
 
+        place = {value: i for i, value in enumerate(graph.inputs)}
+        self.written = {
+            place[target]: write_statistics if is_statistics(node.args[1]) else write_back
+            for node in graph.body
+            if node.op == "write" and isinstance(target := node.args[0], Value)
+        }
+
     def __call__(self, *operands: Any) -> list[Any]:
-        return list(self.forward(operands, {}, self.calls))
+        return list(self.forward(self._kept(operands, but=self.written), {}, self.calls))
+
+    def _kept(self, operands: Sequence[Any], but: Container[int] = ()) -> list[Any]:
+        """The operands, with copies of what will be overwritten: autograd keeps what it was."""
+        return [
+            operand.clone() if i in self.overwritten and i not in but else operand for i, operand in enumerate(operands)
+        ]
 
 
 class CheckpointedRegion(EagerRegion):
-    """A region that is computed again in backward: only its inputs are kept."""
+    """A region that is computed again in backward: only its inputs are kept. What it writes is written once."""
 
     def __call__(self, *operands: Any) -> list[Any]:
         if not torch.is_grad_enabled() or is_capturing():
             return super().__call__(*operands)
-        run = super().__call__
-        return torch.utils.checkpoint.checkpoint(run, *operands, use_reentrant=False)
+        first: list[list[Any]] = []
+
+        def run(*kept: Any) -> list[Any]:
+            own = self._kept(kept)
+            first.append(own[:0] if first else own)
+            return list(self.forward(own, {}, self.calls))
+
+        results: list[Any] = torch.utils.checkpoint.checkpoint(run, *self._kept(operands), use_reentrant=False)
+        for i, write in self.written.items():
+            write(operands[i], first[0][i])
+        first[0].clear()
+        return results
 
 
 class NativeRegion(EagerRegion):

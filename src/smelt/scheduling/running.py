@@ -101,7 +101,8 @@ def _only_write(value: Value) -> Node | None:
 _DIFFERENTIABLE: Mapping[str, Callable[..., Any]] = MappingProxyType({"aten.copy.default": overwritten})
 
 
-def _is_statistics(arg: Arg) -> bool:
+def is_statistics(arg: Arg) -> bool:
+    """Whether a value is the running statistics that a batch norm gives."""
     node = arg.node if isinstance(arg, Value) else None
     return node is not None and node.op == FUNCTIONAL_NORM and arg in node.results[3:]
 
@@ -150,7 +151,7 @@ class _Writer:
             case "unpack":
                 return f"{targets}= {self.arg(node.args[0])}"
             case "write":
-                name = "note" if _is_statistics(node.args[1]) else "write"
+                name = "note" if is_statistics(node.args[1]) else "write"
                 return f"{single}{name}({self.arg(node.args[0])}, {self.arg(node.args[1])})"
         if node.op == CALL:
             operands = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
