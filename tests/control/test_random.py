@@ -10,7 +10,7 @@ from smelt.ir import parse, verify
 from tests.control.generate import Generator, inputs
 from tests.control.harness import LIBRARY, OWN, compare
 
-COUNT = int(os.environ.get("SMELT_RANDOM_REGIONS", "200"))
+COUNT = int(os.environ.get("SMELT_RANDOM_REGIONS", "100"))
 
 
 @pytest.mark.parametrize("seed", range(0, COUNT, 10))

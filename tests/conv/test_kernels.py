@@ -97,8 +97,14 @@ def test_shapes(kind: str, name: str) -> None:
         assert check(make(SHAPES[kind], 1, planes=True), name) == "first"
 
 
-@isa_names
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(
+    ("seed", "name"),
+    [
+        pytest.param(seed, name, marks=() if seed % len(ISAS) == i else pytest.mark.nightly)
+        for seed in range(36)
+        for i, name in enumerate(ISAS)
+    ],
+)
 def test_random_shapes(seed: int, name: str) -> None:
     rng = random.Random(seed)
     groups = rng.choice([1, 1, 1, 2, 3])

@@ -15,7 +15,7 @@ from tests.differential.judge import judge
 from tests.differential.programs import Program
 from tests.differential.shrink import shrink
 
-COUNT = int(os.environ.get("SMELT_PROGRAMS", "256"))
+COUNT = int(os.environ.get("SMELT_PROGRAMS", "128"))
 FIRST = int(os.environ.get("SMELT_FIRST_PROGRAM", "0"))
 BATCHES = 16
 

@@ -17,7 +17,7 @@ from tests.differential.judge import OWN, judge
 from tests.differential.programs import Program
 from tests.differential.shrink import shrink
 
-COUNT = int(os.environ.get("SMELT_PROGRAMS", "128"))
+COUNT = int(os.environ.get("SMELT_PROGRAMS", "64"))
 FIRST = int(os.environ.get("SMELT_FIRST_PROGRAM", "0"))
 BATCHES = 16
 
@@ -44,7 +44,17 @@ def program(number: int) -> Program:
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_random_programs(batch: int) -> None:
     each = COUNT // BATCHES
-    for number in range(FIRST + batch * each, FIRST + (batch + 1) * each):
+    _check(range(FIRST + batch * each, FIRST + (batch + 1) * each))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("batch", range(50))
+def test_many_random_programs(batch: int) -> None:
+    _check(range(200_000 + batch * 40, 200_000 + (batch + 1) * 40))
+
+
+def _check(numbers: range) -> None:
+    for number in numbers:
         drawn = program(number)
         difference = judge(drawn, options=OWN)
         if difference is not None and not _is_speck(difference):

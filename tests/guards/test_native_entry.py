@@ -274,7 +274,7 @@ def test_random_arguments_are_judged_as_python_judges_them(grad: bool, writes: b
     rng, tensors, code = random.Random(3 + 2 * grad + writes), tensor_values(), entry_code()
     natives = passes = misses = stricter = 0
     with torch.set_grad_enabled(grad):
-        for _ in range(120):
+        for _ in range(60):
             values = [value_from(rng, tensors) for _ in range(rng.randrange(5))]
             named = rng.randrange(len(values) + 1)
             args, kwargs = tuple(values[named:]), dict(zip("pqrst", values[:named], strict=False))
@@ -295,7 +295,7 @@ def test_random_arguments_are_judged_as_python_judges_them(grad: bool, writes: b
                 assert python or not native, (args, kwargs, args2, kwargs2)
                 passes, misses = passes + native, misses + (not python)
                 stricter += python and not native
-    assert natives > 60 and passes > 150 and misses > 150
+    assert natives > 30 and passes > 75 and misses > 75
     # Equal values in other objects (a device, a slice), which Python compares at length, are all that differs.
     assert stricter < passes / 10
 

@@ -122,7 +122,8 @@ def test_against_torch(dtype: DType, isa: Isa) -> None:
         want = (TWO.get(op) or ONE[op])(*operands)
         result = DType.BOOL if op in BOOL_RESULTS else dtype
         assert want.dtype == TORCH_DTYPE[result], op
-        for lanes in (1, isa.f32_lanes):
+        # With one lane at a time, the sets between the best one and the baseline are given the best one's text.
+        for lanes in (isa.f32_lanes,) if isa in machine_isas()[1:-1] else (1, isa.f32_lanes):
             got = run_op(op, result, operands, isa, lanes)
             same = _same(got, want, TOLERANCE.get(dtype, 0.0) if op in INEXACT else 0.0)
             wrong = (~same).nonzero().flatten().tolist()[:3]

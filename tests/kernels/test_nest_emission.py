@@ -268,7 +268,7 @@ def test_scatter_of_elements(isa: Isa) -> None:
 @ISAS
 @pytest.mark.parametrize("kind", ["sum", "max", "argmin"])
 def test_rows_of_every_length(kind: str, isa: Isa) -> None:
-    for n in [*range(1, 71, 4), 64, 200, 1023, 5000, 70001]:
+    for n in (1, 2, 5, 8, 15, 16, 17, 33, 47, 63, 64, 65, 200, 1023, 5000, 70001):
         rows = 1 if n > 1000 else 3
         out = torch.zeros(rows, dtype=torch.int64 if kind == "argmin" else torch.float32)
         check(reduce_rows(kind, rows, n), isa, [_drawn([rows, n])], out, tolerance=1e-4 if n > 1000 else 1e-5)

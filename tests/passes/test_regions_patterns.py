@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def _golden() -> Any:
     return module
 
 
+@cache
 def cases() -> list[Any]:
     found = []
     for path in sorted(FOLDER.glob("*.txt")):
@@ -164,9 +166,27 @@ def check(case: Any, kind: str, passes: list[tuple[Pass, ...]]) -> None:
         assert found.sharing == expected.sharing, f"{found.sharing} for {expected.sharing} {told}"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", cases())
+def paired(each: bool) -> list[Any]:
+    """Every pattern in every kind of region, or in two, each kind as often as the others."""
+    found = []
+    for i, case in enumerate(cases()):
+        for kind in KINDS if each else (KINDS[i % 4], KINDS[(i + 1 + i // 4 % 3) % 4]):
+            found.append(pytest.param(*case.values, kind, id=f"{case.id}-{kind}"))
+    return found
+
+
+@pytest.mark.parametrize(("case", "kind"), paired(each=False))
 def test_patterns_inside_regions(case: Any, kind: str) -> None:
+    _check_alone_and_together(case, kind)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("case", "kind"), paired(each=True))
+def test_patterns_inside_all_regions(case: Any, kind: str) -> None:
+    _check_alone_and_together(case, kind)
+
+
+def _check_alone_and_together(case: Any, kind: str) -> None:
     alone = [(*FUNCTIONAL, one) for one in OPTIMIZED]
     check(case, kind, [*alone, (*FUNCTIONAL, *OPTIMIZED)])
 

@@ -67,7 +67,7 @@ def nightly(*values: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "mode"),
     [
-        (gpt2, "greedy"),
+        nightly(gpt2, "greedy"),
         (llama, "greedy"),
         (gpt2, "sampling"),
         (llama, "beams"),

@@ -26,9 +26,18 @@ from tests.zoo.table import KNOWN
 pytest.importorskip("transformers")
 
 _KNOWN: dict[str, dict[str, str]] = json.loads(KNOWN.read_text())
-# Each of the spread is compiled; every sixth is traced, too, and every sixth called without a mask. All in all ways,
+_SLOW = {
+    "albert", "bamba", "bigbird_pegasus", "canine", "fsmt", "jetmoe", "led", "lfm2", "longt5", "marian", "phi",
+    "prophetnet",
+}  # fmt: skip
+"""Each as long as many others; their kinds have others in the spread. `make nightly` has all of it, in all ways."""
+# Each of the others is compiled; every sixth is traced, too, and every sixth called without a mask. All in all ways,
 # and more of each kind than the spread has, take about ten minutes.
-_DAILY = {name: ("compile", *{1: ("trace",), 4: ("plain",)}.get(i % 6, ())) for i, name in enumerate(SPREAD)}
+_DAILY = {
+    name: ("compile", *{1: ("trace",), 4: ("plain",)}.get(i % 6, ()))
+    for i, name in enumerate(SPREAD)
+    if name not in _SLOW
+}
 _OTHERS = [name for name in model_types() if name not in SPREAD and name not in _KNOWN["not built"]]
 
 
@@ -57,7 +66,7 @@ def check(name: str, columns: tuple[str, ...] = OWN) -> None:
         assert cell.get("native", True) and cell.get("native_failure") is None, (column, cell)
 
 
-@pytest.mark.parametrize("name", SPREAD)
+@pytest.mark.parametrize("name", _DAILY)
 def test_whole_and_equal(name: str) -> None:
     check(name, _DAILY[name])
 
@@ -92,7 +101,7 @@ pickle.dump(graphs, open(sys.argv[2], "wb"))
 
 
 def test_graphs_are_text_that_parses_back_in_a_fresh_process(tmp_path: Path) -> None:
-    names, graphs = SPREAD[::6], []
+    names, graphs = SPREAD[::12], []
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of transformers, and for what holds for one way only
         for name in names:

@@ -104,27 +104,20 @@ def is_reproducible(node: Node) -> bool:
 
 def _control_effects(node: Node) -> Effects:
     """The union over all inner nodes; writes to values made inside are nobody else's business."""
-    inside: set[Value] = set()
-    feeds: dict[Value, list[Value]] = {}
     found: list[Effects] = []
     holders = [node]
-    while holders:
-        holder = holders.pop()
-        # A region's parameter may be what the loop was started with, or what the trip before handed on.
-        handed = [v for r in holder.regions for arg in r.yields for v in values_in(arg)]
+    for holder in holders:
         for region in holder.regions:
-            inside.update(region.params)
-            feeds.update((p, [*holder.operands(), *handed]) for p in region.params)
             for inner in region:
-                inside.update(inner.results)
                 if inner.op in _CONTROL:
                     holders.append(inner)
                     # A while loop may not end; that too must stay.
                     found += [Effects(io=True)] if inner.op == "while" else []
                 else:
                     found.append(effects(inner))
-                feeds.update((r, list(shared)) for r, shared in zip(inner.results, aliases(inner), strict=True))
-    writes = _reached([v for e in found for v in e.writes], feeds) - inside
+    written = [v for e in found for v in e.writes]
+    # In a functional graph, nothing is.
+    writes = _written_outside(written, holders) if written else set()
     return Effects(
         tuple(writes),
         any(e.rng for e in found),
@@ -133,6 +126,22 @@ def _control_effects(node: Node) -> Effects:
         any(e.arbitrary for e in found),
         any(e.stops for e in found),
     )
+
+
+def _written_outside(written: list[Value], holders: list[Node]) -> set[Value]:
+    """The values from outside that writes to some inside of nodes with regions may reach."""
+    inside: set[Value] = set()
+    feeds: dict[Value, list[Value]] = {}
+    for holder in holders:
+        # A region's parameter may be what the loop was started with, or what the trip before handed on.
+        handed = [v for r in holder.regions for arg in r.yields for v in values_in(arg)]
+        for region in holder.regions:
+            inside.update(region.params)
+            feeds.update((p, [*holder.operands(), *handed]) for p in region.params)
+            for inner in region:
+                inside.update(inner.results)
+                feeds.update((r, list(shared)) for r, shared in zip(inner.results, aliases(inner), strict=True))
+    return _reached(written, feeds) - inside
 
 
 def _reached(values: list[Value], feeds: dict[Value, list[Value]]) -> set[Value]:

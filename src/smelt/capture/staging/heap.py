@@ -9,10 +9,11 @@ Invariant: nothing of the user's is called; restoring leaves each container the 
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -154,6 +155,8 @@ def _differences(container: Any, old: Any) -> Iterator[Change]:
             yield Change(container, None, old, now)
     elif isinstance(container, type):
         now = vars(container)
+        if _are_the_same(now.keys(), old) and _are_the_same(now.values(), old.values()):
+            return
         for key in {**old, **now}:
             before, after = old.get(key, MISSING), now.get(key, MISSING)
             # Methods are wrapped while a run is recorded.
@@ -161,7 +164,7 @@ def _differences(container: Any, old: Any) -> Iterator[Change]:
             if before is not after and not is_method and key not in ("__dict__", "__weakref__"):
                 yield Change(container, key, before, after)
     elif isinstance(container, dict):
-        if dict.__len__(container) == len(old) and all(map(_same, dict.items(container), old.items())):
+        if _are_the_same(dict.keys(container), old) and _are_the_same(dict.values(container), old.values()):
             return
         for key in {**old, **contents(container)}:
             before, after = old.get(key, MISSING), dict.get(container, key, MISSING)
@@ -174,7 +177,7 @@ def _differences(container: Any, old: Any) -> Iterator[Change]:
                 yield Change(container, WHOLE, old, now)
         elif len(now) != len(old):
             yield Change(container, WHOLE, old, now)
-        else:
+        elif not _are_the_same(now, old):
             for i, (before, after) in enumerate(zip(old, now, strict=True)):
                 if before is not after:
                     yield Change(container, i, before, after)
@@ -186,8 +189,9 @@ def _is_of_the_log(value: Any) -> bool:
     return str(owner.__module__).startswith("smelt.capture.reads")
 
 
-def _same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
-    return a[0] is b[0] and a[1] is b[1]
+def _are_the_same(some: Collection[Any], others: Collection[Any]) -> bool:
+    """Whether both have the very same objects, in the same order."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 @functools.lru_cache(maxsize=4096)
