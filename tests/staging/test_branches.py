@@ -372,3 +372,13 @@ def test_a_layer_that_is_moved_to_where_it_is():
         return moved(x) if x.sum() > 0 else moved(x) * 2
 
     check(f, (X,), (-X,), has=("if",))
+
+
+def test_a_constant_that_is_moved_after_paths_part():
+    def f(x):
+        known = torch.tensor(4)
+        added = None if (x > 0).all() else x * 2
+        known = known.to(x.device)
+        return (x if added is None else x + added), known
+
+    check(f, (X.abs(),), (X,), has=("if",))

@@ -115,12 +115,17 @@ class GraphBuilder:
         if not isinstance(result, Slot) or not result.family.is_constant:
             return False
         first = record.args[0] if record.args else None
-        if isinstance(first, Slot) and first in self.values:
+        known = self._known(first) if isinstance(first, Slot) else None
+        if known is not None:
             if record.info.short == "detach_":
-                self.values[result] = self.values[first]
+                self.values[result] = known
                 return True
             return False
         return record.info.short in ("empty", "to")
+
+    def _known(self, slot: Slot) -> Value | None:
+        """The value that a slot has in the graph so far."""
+        return self.values.get(slot)
 
     def _span(self, site: Site | None) -> Span | None:
         if site is None:

@@ -91,13 +91,15 @@ class StagedBuilder(GraphBuilder):
     def _arg_of(self, value: Any) -> Any:
         return self._value(value) if isinstance(value, Slot) else value
 
+    def _known(self, slot: Slot) -> Value | None:
+        recorder: Any = self.recorder
+        found = self.values.get(slot)
+        return self.values.get(recorder.session.resolved(slot)) if found is None else found
+
     def _value(self, slot: Slot) -> Value:
         if isinstance(slot, SizeSlot):
             return self._number(slot)
-        recorder: Any = self.recorder
-        found = self.values.get(slot)
-        if found is None:
-            found = self.values.get(recorder.session.resolved(slot))
+        found = self._known(slot)
         if found is None and isinstance(slot, StateSlot):
             return self._state(slot)
         if found is None:
