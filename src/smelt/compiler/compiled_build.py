@@ -27,6 +27,7 @@ from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_state import StateCalls
 from smelt.compiler.compiled_table import STORM_LIMIT, Table
 from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, SplitProgram, Stats
+from smelt.compiler.interrupts import SignalsWait, errors_in_programs
 from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.sight import Look, Sight
 from smelt.compiler.worth import Worth
@@ -70,6 +71,10 @@ class Builds:
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         """The answer of a call that no row serves; missed: rows whose guards held, but not what they expect."""
+        with SignalsWait():
+            return self._miss(args, kwargs, missed)
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         reason = first_unsupported(args, kwargs)
         if reason is not None:
             return self._original.run(reason, args, kwargs)
@@ -114,6 +119,7 @@ class Builds:
             next_path=bool(missed), freedom=look.freedom, state=self._places,
         )  # fmt: skip
         started = time.perf_counter()
+        before = errors_in_programs()
         failure: Exception | None = None
         entry: Entry | None = None
         try:
@@ -132,6 +138,10 @@ class Builds:
             failure = CaptureError(f"the builder did not run {self._name}", code="S0104")
         if not program.has_result:
             return self._interrupted(program, failure, args, kwargs)
+        if errors_in_programs() != before:
+            # A handler's error may have chosen the way that was recorded; the next call is compiled.
+            self._count_build(missed, -1)
+            return program.result
         self._raised = 0
         self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs, missed, cause, look)
         return program.result

@@ -15,6 +15,7 @@ from smelt.capture.scripting import Scripted, script_graph
 from smelt.capture.staging.stage import stage
 from smelt.compiler.build import build
 from smelt.compiler.compiled import Compiled, make_compile
+from smelt.compiler.interrupts import SignalsWait
 from smelt.compiler.pipeline import check_options
 from smelt.compiler.program import Program
 from smelt.compiler.unit import Unit
@@ -46,7 +47,8 @@ def script(
             code="S0106",
         )  # fmt: skip
     examples = _examples(example_inputs)
-    scripted = script_graph(target, examples)
+    with SignalsWait():
+        scripted = script_graph(target, examples)
     if scripted.raises:
         text = f"every run of {scripted.captured.name} ends here: {scripted.raises}"
         if scripted.raised_at is None:

@@ -17,6 +17,7 @@ from smelt.compiler.agreement import disagreement
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled import Compiled
 from smelt.compiler.copies import copies_of
+from smelt.compiler.interrupts import SignalsWait
 from smelt.compiler.originals import move_originals
 from smelt.compiler.paths import other_path, outcomes
 from smelt.compiler.pipeline import check_options
@@ -71,7 +72,7 @@ def trace(
     free = wished(dynamic_shapes, target, given, named)
     before = copies_of(tensors_of((given, named))) if check else []
     rng = torch.get_rng_state()
-    with full_collections_later():
+    with SignalsWait(), full_collections_later():
         observed = _Observed(target)
         moved = move_originals(target, chosen)
         captured = capture(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from smelt.compiler.collector import full_collections_later
+from smelt.compiler.interrupts import SignalsWait
 from smelt.ir import Graph, Node, Value, parse
 from smelt.schedules.attend import attend
 from smelt.schedules.attention import Spelling, spelling_of, why_not
@@ -41,7 +42,7 @@ def inference(model: Schedule | torch.nn.Module, example_inputs: Any = None, *, 
     Where a row of scores is masked with -inf throughout, softmax gives NaN, and the operator zeros.
     Raises: ScheduleError (S0605) where nothing of the model can be captured.
     """
-    with full_collections_later():
+    with SignalsWait(), full_collections_later():
         return _taken(Taker(model, example_inputs), fuse=fuse)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Self, overload
 import torch
 
 from smelt.compiler.collector import full_collections_later
+from smelt.compiler.interrupts import SignalsWait
 from smelt.diag import ScheduleError, Span
 from smelt.ir import Node
 from smelt.pattern import Where
@@ -105,7 +106,7 @@ class _View:
     def take(self, primitive: str, arguments: Mapping[str, Any], matches: Any = None, scope: str | None = None) -> Self:
         """As of `Steps`."""
         where = user_span()
-        with full_collections_later():
+        with SignalsWait(), full_collections_later():
             self._root.take(self._step(primitive, arguments, matches, scope, where))
         return self
 
@@ -231,7 +232,7 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
         and buffers are copies, or with share=True the very tensors of the model. Nothing is initialised anew.
         Raises: ScheduleError (S0612) where a part of the model cannot be copied.
         """
-        with full_collections_later():
+        with SignalsWait(), full_collections_later():
             return self._state.build(share=share)
 
     @property

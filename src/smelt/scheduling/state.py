@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt.compiler.collector import full_collections_later
+from smelt.compiler.interrupts import SignalsWait
 from smelt.diag import ScheduleError
 from smelt.scheduling import copying
 from smelt.scheduling.captures import captures_of
@@ -59,7 +60,7 @@ class State:
         """The graphs to be searched, and notes on where they end. Raises: ScheduleError (S0605)."""
         targets: list[Target] = []
         try:
-            with full_collections_later():
+            with SignalsWait(), full_collections_later():
                 targets, notes, self.run = captures_of(self.tree, self.examples)
         except ScheduleError as error:
             if not self.scheduled:
