@@ -190,3 +190,13 @@ def test_what_follows_each_of_the_merged_layers_moves_behind_them():
     s = smelt.schedule(model, x)
     built = s.fuse_horizontal(s.find(_projection)).build()
     torch.testing.assert_close(built(x), model(x))
+
+
+def test_equal_regions_of_a_step_are_measured_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(measuring, "seconds", lambda ways: asked.append(len(ways)) or [2.0, 1.0])
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(8, width), nn.GELU(), nn.Linear(width, 8)) for width in (8, 8, 16)])
+    s = smelt.schedule(model, torch.randn(2, 8))
+    s["*"].fuse(s["*"].find(lambda x: F.gelu(call_module("0", x))), name="up")
+    assert asked == [2, 2] and len(s.reports) == 3
+    assert s.verify().difference is None

@@ -353,6 +353,13 @@ def test_paths_and_wildcards(s):
     assert [part.path for part in s["layers"]] == ["layers.0", "layers.1", "layers.2"]
 
 
+def test_a_wildcard_for_a_part_is_not_the_whole():
+    s = smelt.schedule(nn.Sequential(nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU())), torch.zeros(1, 2))
+    assert [part.path for part in s["*"]] == ["0", "1"]
+    s["*"].outline(s["*"].find(nn.ReLU))
+    assert "the whole, after" not in s.diff() and "1, after" in s.diff()
+
+
 def test_printed_tree():
     assert str(smelt.schedule(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU())))) == (
         "Sequential: Sequential\n  0: Linear\n  1: Sequential\n    0: ReLU"

@@ -8,7 +8,7 @@ Where gradients are asked for, a region runs operator by operator, and so does a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -37,6 +37,10 @@ class Fuse(GraphPrimitive):
 
     name = "fuse"
 
+    def __init__(self) -> None:
+        # Layers of one kind have equal regions, which are measured once.
+        self._measured: dict[tuple[Any, ...], tuple[float, float]] = {}
+
     def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
         """Take the step and measure it; one that is slower is not taken, unless it is to be kept."""
         super().apply(draft, at, **arguments)
@@ -45,7 +49,11 @@ class Fuse(GraphPrimitive):
             if not scope.is_concrete:
                 draft.report(at.path, f"{name}: not measured, since sizes are not known without example inputs")
                 continue
-            _judge(draft, at, name, region, types, keep=bool(arguments.get("keep")))
+            assert isinstance(region, NativeRegion)
+            key = (region.key, *types)
+            measured = self._measured.get(key) or _measured(region, types)
+            self._measured[key] = measured
+            _judge(draft, at, name, region, measured, keep=bool(arguments.get("keep")))
 
     @staticmethod
     def edit(editor: Editor, matches: Sequence[Match], **arguments: Any) -> None:
@@ -66,13 +74,18 @@ class Fuse(GraphPrimitive):
             editor.put(part, editor.call(name, region, operands, types, part))
 
 
-def _judge(
-    draft: Draft, at: Selected, name: str, region: Callable[..., Any], types: Sequence[Type], *, keep: bool
-) -> None:
-    """Measure a region against its operators. Raises: Withdrawn where it is slower and need not be kept."""
-    assert isinstance(region, NativeRegion)
+def _measured(region: NativeRegion, types: Sequence[Type]) -> tuple[float, float]:
+    """The seconds of a region as operators, and as kernels."""
     given = stand_ins(types)
     eager, native = measuring.seconds([lambda: region.run(*given), lambda: region(*given)])
+    return eager, native
+
+
+def _judge(
+    draft: Draft, at: Selected, name: str, region: NativeRegion, measured: tuple[float, float], *, keep: bool
+) -> None:
+    """Report what was measured. Raises: Withdrawn where the kernels are slower and need not be kept."""
+    eager, native = measured
     saved = sum(
         value.type.numel * value.type.dtype.itemsize
         for node in region.graph.body

@@ -180,18 +180,13 @@ class _Asked:
     region: NativeRegion = field(compare=False)
 
 
-def _text(region: NativeRegion) -> str | int:
-    """What the nests of a region follow from, beside the types; of one with constants or calls, itself."""
-    return id(region) if region.calls or region.graph.constants else f"{region.weights} {region.graph}"
-
-
 @lru_cache(maxsize=64)
 def _nests(asked: _Asked) -> tuple[Nest | None, ...]:
     return asked.region.nests(stand_ins(asked.types))
 
 
 def _kernels(path: str, region: str, native: NativeRegion, types: Sequence[Type], isa: Isa) -> list[Kernel]:
-    nests = _nests(_Asked(_text(native), tuple(types), isa, native))
+    nests = _nests(_Asked(native.key, tuple(types), isa, native))
     return [
         Kernel(region if len(nests) == 1 else f"{region}.{n}", path, region, n, nest, native.loops, isa)
         for n, nest in enumerate(nests)

@@ -121,6 +121,11 @@ class NativeRegion(EagerRegion):
         return result
 
     @property
+    def key(self) -> str | int:
+        """What its code follows from, beside the operands' types; of one with constants or calls, itself."""
+        return id(self) if self.calls or self.graph.constants else f"{self.weights} {self.graph}"
+
+    @property
     def _options(self) -> dict[str, Any] | None:
         return {"loops": self.loops} if self.loops else None
 

@@ -48,7 +48,9 @@ def paths_of(state: State, path: str) -> list[str]:
 
 
 def fits(name: str, wanted: str) -> bool:
-    """Whether a path is one with wildcards, each for one part."""
+    """Whether a path is one with wildcards, each for one part; the whole, which has none, fits its own name alone."""
+    if not name:
+        return not wanted
     parts, patterns = name.split("."), wanted.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
