@@ -250,7 +250,9 @@ class ShadowRecorder(Recorder):
             except _DeadWorldError:
                 result = DEAD
             except Exception as refused:
-                result = self._doubted(refused, info, own_args, own_kwargs)
+                # Where no call is left, to doubt would be one more.
+                is_deep = isinstance(refused, RecursionError)
+                result = DEAD if is_deep else self._doubted(refused, info, own_args, own_kwargs)
                 if result is DEAD and not varied:
                     self._refused(refused, info)
                 reason = f"{type(refused).__name__}: {refused}"
