@@ -21,7 +21,7 @@ import torch
 
 from smelt.capture.places_source import Put, Source, Step
 from smelt.capture.reads_arguments import ArgumentHeap, Held, is_same, is_transparent, slots_of
-from smelt.capture.reads_values import instance_dict, kind_of
+from smelt.capture.reads_values import instance_dict, is_plain_builtin, kind_of
 from smelt.capture.state import Place
 from smelt.capture.tree import (
     ConstantLeaf,
@@ -92,7 +92,7 @@ class After(Flattener):
         place = self._place(value)
         if place is not None:
             return SameObject(place)
-        if kind_of(type(value)) == "atom" and not isinstance(value, BaseException):
+        if (kind_of(type(value)) == "atom" and not isinstance(value, BaseException)) or is_plain_builtin(value):
             return ConstantLeaf(value)
         if id(value) in self.heap.known or id(value) in self.heap.by_id:
             return super().flatten(value, path) if self.is_result else self._constant(value, path)

@@ -159,6 +159,8 @@ class _Recorder:
                 note_callers(frame, self.boundary, self.callers)
                 self.roots.enter_code(code, frame)
             return
+        if kind == "torch":
+            self.roots.enter_library_code(code)
         what = code_effect(code) if kind in ("stdlib", "torch") else None
         if what is not None and self._is_aside(frame.f_back):
             return

@@ -7,11 +7,13 @@ so an id names one object only. Containers are copied when first reached, before
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -26,6 +28,7 @@ from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, 
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
 from smelt.capture.reads_scan import Chain, is_for_append, may_take_locks, scan_code
+from smelt.capture.reads_tensors import TensorMarks, steps_by_gradients
 from smelt.capture.reads_values import (
     CALL_HOOKS,
     CALL_PROTOCOL,
@@ -102,6 +105,9 @@ class Roots:
         self.stores: dict[tuple[int, str], Store] = {}
         self.functions: dict[int, FunctionType] = {}
         self.refusals: list[tuple[str, str, Site | None]] = []
+        self._tensors = TensorMarks()
+        self._names: set[str] = set()  # that code which has run names
+        self._classes: set[type] = set()  # whose descriptors are reached
         self._locks: list[tuple[Any, Site | None]] = []
         self.arguments: set[int] = set()  # structured arguments
         self.heap: ArgumentHeap | None = None
@@ -140,6 +146,7 @@ class Roots:
         cls = type(value)
         if isinstance(value, torch.Tensor):
             self.passed.add(id(value))
+            self._tensors.meet(value, partial(_text, label), None)
         is_record = dataclasses.is_dataclass(cls)
         if isinstance(value, (list, tuple, dict)) or is_record:
             if id(value) in self.rooted:
@@ -160,6 +167,8 @@ class Roots:
         """Note a value of the outside world that the run now holds, so that reads from it are seen."""
         kind = kind_of(type(value))
         if kind == "atom":
+            if isinstance(value, torch.Tensor):
+                self._tensors.meet(value, partial(self._name_at, parent, label), site)
             return
         if self._is_given(value) and not self._is_of_heap(parent) and (id(value), None) not in self.state:
             self._met_outside.add(id(value))
@@ -228,7 +237,7 @@ class Roots:
         held = contents(value)
         self.copies[id(value)] = (value, held, site)
         for key, member in held.items() if isinstance(value, dict) else enumerate(held):
-            if kind_of(type(member)) != "atom":
+            if kind_of(type(member)) != "atom" or isinstance(member, torch.Tensor):
                 self.reach(member, id(value), f"[{key!r}]", site)
         if not is_plain_container(type(value)):
             self._watch(value, site)
@@ -248,6 +257,25 @@ class Roots:
 
     def _reach_hidden(self, value: Any, site: Site | None) -> None:
         self.refusals.append(("holds state that cannot be watched", self.name(id(value)), site))
+
+    def _reach_bound(self, value: Any, site: Site | None) -> None:
+        """A method of something built in: it reads and changes what it is bound to, as `append = log.append`."""
+        owner = value.__self__
+        if kind_of(type(owner)) in ("container", "instance", "array", "iterator", "hidden", "lock"):
+            self.reach(owner, id(value), ".__self__", site)
+
+    def _reach_view(self, value: Any, site: Site | None) -> None:
+        """A view of a mapping: what it shows is what the mapping holds."""
+        for mapping in gc.get_referents(value):
+            self.reach(mapping, id(value), "", site)
+
+    def _reach_weak(self, value: Any, site: Site | None) -> None:
+        """A weak reference. Guards keep what they compare alive; modules, parameters and functions live long."""
+        target = value()
+        if isinstance(target, (torch.Tensor, torch.nn.Module, FunctionType)):
+            self.reach(target, id(value), "()", site)
+        else:
+            self.refusals.append(("holds a weak reference", self.name(id(value)), site))
 
     def _reach_lock(self, value: Any, site: Site | None) -> None:
         self._locks.append((value, site))
@@ -270,7 +298,17 @@ class Roots:
                     if kind_of(type(member)) in ("container", "instance", "array"):
                         self.reach(member, id(base), f".{name}", site)
 
+    def _reach_descriptors(self, cls: type) -> None:
+        """The user's descriptors that a class holds: their methods run when an attribute is asked for."""
+        self._classes.add(cls)
+        for base in filter(is_user_class, cls.__mro__):
+            for name, member in base.__dict__.items():
+                if kind_of(type(member)) == "instance" and hasattr(type(member), "__get__"):
+                    self.reach(member, 0, f"{base.__qualname__}.{name}", None)
+
     def _reach_instance(self, value: Any, site: Site | None) -> None:
+        if type(value) not in self._classes:
+            self._reach_descriptors(type(value))
         if self._asks_classes:
             self._hold_class(type(value), site)
         if isinstance(value, torch.nn.Module) and has_standard_call(type(value)):
@@ -345,6 +383,8 @@ class Roots:
         if name.startswith("__"):
             if name == "__dict__" and file_kind(frame.f_code.co_filename) == "user":
                 self._widen(owner, site)
+        elif isinstance(value, torch.Tensor):
+            self._tensors.meet(value, partial(self._name_at, id(owner), f".{name}"), site)
         elif type(value) not in QUICK_ATOMS and (id(value) not in self.rooted or self._is_given(value)):
             self.reach(value, id(owner), f".{name}", site)
 
@@ -361,6 +401,8 @@ class Roots:
         namespace = frame.f_globals
         self.executed[id(code)] = (code, namespace)
         self._nested.update(id(c) for c in code.co_consts if isinstance(c, CodeType))
+        self._names.update(code.co_names)
+        self._hold_given_classes(code, frame)
         scan = scan_code(code)
         cells = self._cells_of(code, frame)
         for chain in scan.chains:
@@ -380,6 +422,21 @@ class Roots:
                     self._hold_class(type(reached.value), Site(code, 0))
         if scan.calls_getattr:
             self._widen_modules(scan.chains, namespace)
+
+    def enter_library_code(self, code: CodeType) -> None:
+        """A function of torch's runs for the first time."""
+        if steps_by_gradients(code):
+            self._names.add("grad")
+
+    def _hold_given_classes(self, code: CodeType, frame: FrameType) -> None:
+        """Classes that a function is given, as a classmethod is: what they hold is read and written by its own name."""
+        count = code.co_argcount + code.co_kwonlyargcount
+        if not count:
+            return
+        given = frame.f_locals
+        for name in code.co_varnames[:count]:
+            if isinstance(given.get(name), type):
+                self._hold_class(given[name], Site(code, 0))
 
     def _cells_of(self, code: CodeType, frame: FrameType) -> dict[str, Any]:
         """The closure's values by name; with the cells themselves as facts where the function object is known."""
@@ -517,13 +574,21 @@ class Roots:
 
     # ---------------------------------------------------------------- the end of the run
 
+    def _name_at(self, parent: int, label: str) -> str:
+        return _REGISTRY_ITEM.sub(_as_attribute, self.name(parent) + label if parent in self.rooted else label)
+
     def finish(self) -> tuple[list[Read], list[Change], list[Change]]:
         """What must hold again, what is different now, and what of the arguments is, where it can be put back."""
         # To hold a lock is no effect, and most are held by objects that the run only passes by.
         takers = [code for code, _ in self.executed.values() if may_take_locks(code)]
         for lock, site in self._locks if takers else ():
             self.refusals.append((LOCKS, self.name(id(lock)), site or Site(takers[0], 0)))
-        changes = changes_of(self)
+        for fact in self._tensors.facts(self._names, self.passed, self.name):
+            self.facts.setdefault((fact.kind, id(fact.owner), fact.key), fact)
+        for text, site in self._tensors.attributes_of(self._names, self.passed):
+            self.refusals.append(("reads an attribute of an argument that is not a field", text, site))
+        of_tensors = list(self._tensors.changes())
+        changes = [*changes_of(self), *of_tensors]
         if self.heap is None:
             return facts_of(self), changes, []
         self.heap.close(self._met_outside)
@@ -532,12 +597,16 @@ class Roots:
         only_written = outer_writes(self)
         self.outer = {(id(outer.place.owner), outer.place.key) for outer in only_written}
         self.heap.outer = [*only_written, *changed_state(self)]
-        kept = changes_of(self) if self.opened or self.outer else changes
+        kept = [*changes_of(self), *of_tensors] if self.opened or self.outer else changes
         kept.extend(broken_state(self))
         if kept:
             self.new_state = state_places(self, kept)
         names = {change.name for change in kept}
         return facts_of(self), kept, [change for change in changes if change.name not in names]
+
+
+def _text(text: str) -> str:
+    return text
 
 
 def _argument_parts(value: Any) -> list[tuple[str, Any]]:

@@ -30,26 +30,32 @@ from smelt.capture.reads_effects import file_kind
 
 Kind = Literal[
     "atom", "function", "method", "partial", "container", "class", "module", "iterator", "random", "array", "instance",
-    "hidden", "lock", "opaque",
+    "hidden", "lock", "bound", "view", "weak", "opaque",
 ]  # fmt: skip
 
 
 _ATOMS = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format,
-    torch.Size, torch.Generator, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-    types.MethodWrapperType, types.GetSetDescriptorType, types.CodeType, type(Ellipsis), type(NotImplemented), slice,
-    range, type(MISSING), types.MappingProxyType, types.MemberDescriptorType, types.ClassMethodDescriptorType,
+    torch.Size, torch.Generator, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType,
+    types.CodeType, type(Ellipsis), type(NotImplemented), slice,
+    range, type(MISSING), types.MemberDescriptorType, types.ClassMethodDescriptorType,
 )  # fmt: skip
 QUICK_ATOMS: Final = frozenset({*_ATOMS, torch.Tensor, torch.nn.Parameter})
 _CONTAINERS = (list, dict, set, frozenset, tuple, deque)
 _PLAIN_CONTAINERS = frozenset({*_CONTAINERS, OrderedDict, defaultdict})
 _STDLIB_INSTANCES = (types.SimpleNamespace, argparse.Namespace, ChainMap, UserDict, UserList)
+_BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
+_VIEWS = (
+    types.MappingProxyType, *(type(getattr(cls(), name)()) for cls in (dict, OrderedDict) for name in (
+        "keys", "values", "items",
+    )),
+)  # fmt: skip
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 # State kept out of sight of attribute access and of copies.
 _HIDDEN = (
     threading.local, threading.Semaphore, threading.Event, threading.Condition, threading.Barrier, threading.Thread,
     queue.Queue, queue.SimpleQueue, array.array, bytearray, memoryview, mmap.mmap,
-    weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
+    *weakref.ProxyTypes, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
     ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array,
 )  # fmt: skip
 _HIDDEN_MODULES = (
@@ -103,6 +109,12 @@ def _kind_of(cls: type) -> Kind:
         return "module"
     if cls in _LOCKS:
         return "lock"
+    if issubclass(cls, weakref.ReferenceType):
+        return "weak"
+    if cls in _BOUND:
+        return "bound"
+    if cls in _VIEWS:
+        return "view"
     if issubclass(cls, _HIDDEN) or cls.__module__.startswith(_HIDDEN_MODULES):
         return "hidden"
     if any(base.__name__ == "ndarray" and base.__module__ == "numpy" for base in cls.__mro__):
@@ -121,7 +133,7 @@ def _kind_of(cls: type) -> Kind:
 def _instance_kind(cls: type) -> Kind:
     if issubclass(cls, (*_STDLIB_INSTANCES, torch.nn.Module)):
         return "instance"
-    if issubclass(cls, weakref.ReferenceType) or cls.__module__.startswith("smelt."):
+    if cls.__module__.startswith("smelt."):
         return "opaque"
     is_torch = cls.__module__.split(".")[0] == "torch"
     if is_torch and cls.__module__.startswith(_TORCH_OPAQUE):
@@ -170,6 +182,11 @@ def own_attribute(cls: type, name: str) -> Any:
     """The same for the class's own namespace."""
     found = cls.__dict__.get(name, MISSING)
     return found.__dict__.get(TRACKS, found) if type(found) is types.FunctionType else found
+
+
+def is_plain_builtin(value: Any) -> bool:
+    """Whether a builtin function is bound to nothing but its module or class."""
+    return type(value) is types.BuiltinFunctionType and isinstance(value.__self__, (type(None), types.ModuleType, type))
 
 
 def instance_dict(value: Any) -> dict[str, Any] | None:

@@ -1,0 +1,92 @@
+"""What a run may read, or leave changed, of tensors beside their data: whether they require gradients, the gradient,
+and attributes that somebody gave them. Nothing of it passes the dispatcher, or a class that could be watched.
+
+Invariant: a tensor is met before the run can change it. What it is like is a fact only where code that ran names it;
+that it is another afterwards is always a change.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from smelt._torch.exact import same
+from smelt.capture.reads_facts import Change, Read
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from smelt.capture.reads_roots import Site
+
+_KINDS = frozenset({torch.Tensor, torch.nn.Parameter})
+_OPTIMIZERS = os.path.join(os.path.dirname(torch.__file__), "optim", "")
+_FLAGS = ("requires_grad", "is_leaf")
+
+
+def steps_by_gradients(code: CodeType) -> bool:
+    """Whether a function is one of torch's own that read the gradients of parameters."""
+    return code.co_filename.startswith(_OPTIMIZERS) or "clip_grad" in code.co_filename
+
+
+class _Met(NamedTuple):
+    tensor: torch.Tensor
+    name: Callable[[], str]
+    site: Site | None
+    requires_grad: bool
+    grad: Any
+    own: dict[str, Any]
+
+
+class TensorMarks:
+    """The tensors that a run has reached, as they were then."""
+
+    def __init__(self) -> None:
+        self._met: dict[int, _Met] = {}
+
+    def meet(self, tensor: Any, name: Callable[[], str], site: Site | None) -> None:
+        """Note a tensor."""
+        if id(tensor) not in self._met and type(tensor) in _KINDS:
+            own = dict(tensor.__dict__)
+            self._met[id(tensor)] = _Met(tensor, name, site, tensor.requires_grad, _grad(tensor), own)
+
+    def changes(self) -> Iterator[Change]:
+        """What is different now."""
+        for met in self._met.values():
+            tensor = met.tensor
+            if tensor.requires_grad != met.requires_grad:
+                yield Change(f"{met.name()}.requires_grad", met.requires_grad, tensor.requires_grad, met.site)
+            if _grad(tensor) is not met.grad:
+                yield Change(f"{met.name()}.grad", met.grad, _grad(tensor), met.site)
+            if not same(met.own, dict(tensor.__dict__)):
+                yield Change(f"the attributes of {met.name()}", met.own, dict(tensor.__dict__), met.site)
+
+    def facts(self, names: Collection[str], passed: Collection[int], namer: Callable[[int], str]) -> Iterator[Read]:
+        """What must hold again, of what these names could have read; passed: ids of arguments, others at each call."""
+        flags = [flag for flag in _FLAGS if flag in names]
+        for met in self._met.values():
+            tensor = met.tensor
+            if id(tensor) in passed:
+                continue
+            for flag in flags:
+                yield self._fact(met, "attr", tensor, flag, getattr(tensor, flag), namer)
+            if "grad" in names:
+                yield self._fact(met, "attr", tensor, "grad", _grad(tensor), namer)
+            for key, value in met.own.items():
+                if key in names:
+                    yield self._fact(met, "item", tensor.__dict__, key, value, namer)
+
+    def attributes_of(self, names: Collection[str], passed: Collection[int]) -> Iterator[tuple[str, Site | None]]:
+        """Attributes of arguments that could have been read."""
+        for met in self._met.values():
+            if id(met.tensor) in passed:
+                yield from ((f"{met.name()}.{key}", met.site) for key in met.own if key in names)
+
+    def _fact(self, met: _Met, kind: str, owner: Any, key: str, value: Any, namer: Callable[[int], str]) -> Read:
+        return Read(kind, owner, key, value, met.site, f"{met.name()}.{key}", owner, namer)
+
+
+def _grad(tensor: torch.Tensor) -> Any:
+    return tensor.grad if tensor.is_leaf else None  # others have none, and warn
