@@ -37,6 +37,7 @@ from smelt.runtime.guards import GuardSet
 
 STATE_LIMIT = 8  # builds with state, after which a program is split that needs one at nearly each call
 SPLIT_LIMIT = 3  # kinds of calls that were refused, after which others run in pieces at once
+RAISED = "the last recorded run of it raised"
 _MOST_UNRECORDED = 64  # calls that run as they are after a recorded run that raised
 EFFECT_ATTEMPTS = 2  # a first run often fills caches: only a program that does it again is given up
 
@@ -91,9 +92,9 @@ class Builds:
             return self._original.run("its state differs at each call", args, kwargs)
         if not _by_data(missed) and self._guarded >= STORM_LIMIT:
             return self._original.run("too many different calls were compiled already", args, kwargs)
-        if self._unrecorded and not self._original.is_whole:
+        if self._unrecorded and not missed and not self._original.is_whole:
             self._unrecorded -= 1
-            return self._original.run("the last recorded run of it raised", args, kwargs, is_fault=False)
+            return self._original.run(RAISED, args, kwargs, is_fault=False)
         if not self._table.lock.acquire(blocking=False):
             return self._original.run("another thread is compiling it", args, kwargs, is_fault=False)
         building.active = True
@@ -132,7 +133,7 @@ class Builds:
         if program.error is not None and not isinstance(program.error, (SmeltError, RecorderBusy)):
             self._count_build(missed, -1)  # this way through the program ends in an error: there is nothing to keep
             self._raised += 1
-            self._unrecorded = min(2**self._raised // 4, _MOST_UNRECORDED)
+            self._unrecorded = min(2**self._raised // 8, _MOST_UNRECORDED)
             _reraise(program.error)
         if failure is None and not program.was_called:
             failure = CaptureError(f"the builder did not run {self._name}", code="S0104")
