@@ -1,5 +1,5 @@
-"""Each program of `language`, `torchscript` and `everyday`: the graph from source and the program's calls against
-eager, on every kind of input.
+"""Each program of `language`, `torchscript`, `everyday` and `found`: the graph from source and the program's calls
+against eager, on every kind of input.
 """
 
 import pytest
@@ -7,6 +7,7 @@ import torch
 
 from tests.script.checking import agrees
 from tests.script.everyday import CASES as EVERYDAY
+from tests.script.found import CASES as FOUND
 from tests.script.language import CASES
 from tests.script.torchscript import CASES as TORCHSCRIPT
 
@@ -25,8 +26,8 @@ def test_the_language_of_torchscript(name):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", list(EVERYDAY))
+@pytest.mark.parametrize("name", [*EVERYDAY, *FOUND])
 def test_programs_of_every_day(name):
-    fn, calls = EVERYDAY[name]
+    fn, calls = (EVERYDAY | FOUND)[name]
     with torch.no_grad():
         agrees(fn, *calls)

@@ -279,6 +279,8 @@ class Recorder:
         if info.shares >= 0:
             shared = noted[info.shares] if info.shares < len(noted) else None
             if isinstance(shared, Slot):
+                # Data may tell which part of what is known a view shows.
+                shared.family.tainted = shared.family.tainted or tainted
                 return shared.family
         if info.may_share and operands:
             for slot in operands:

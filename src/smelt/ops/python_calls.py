@@ -8,6 +8,7 @@ from __future__ import annotations
 import cmath
 import importlib
 import math
+import operator
 from collections.abc import Callable
 from functools import lru_cache
 from types import MappingProxyType
@@ -63,6 +64,13 @@ def _limit(name: str) -> Callable[..., Any]:
     return read
 
 
+def _as_int(value: Any) -> int:
+    """What torch takes where it wants an int. Raises: TypeError for a bool, and all that is no integer."""
+    if type(value) is bool:
+        raise TypeError("must be int, not bool")
+    return operator.index(value)
+
+
 def _sorted_by(values: list[Any], keys: list[Any], reverse: bool = False) -> list[Any]:
     """`sorted(values, key=..., reverse=reverse)`, where the keys are known."""
     order = sorted(range(len(values)), key=keys.__getitem__, reverse=reverse)
@@ -78,12 +86,15 @@ FUNCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
         **{n: _listed(f) for n, f in _AS_LISTS.items()},
         **{f"dtype.{n}": _limit(n) for n in _LIMITS},
         "list.sorted_by": _sorted_by,
+        "operator.index": operator.index,
         "torch.Size": torch.Size,
+        "torch.int": _as_int,
         "Tensor.tolist": torch.Tensor.tolist,
     }
 )
 """By the names that `py.call` takes: math.*, cmath.*, builtins.*, methods as `str.upper`, `dict.items`, limits of
-numbers as `dtype.min`, and a few of our own: `list.sorted_by(values, keys, reverse)`.
+numbers as `dtype.min`, and a few of our own: `list.sorted_by(values, keys, reverse)`, `torch.int` for what torch
+takes as an int.
 """
 
 

@@ -355,6 +355,8 @@ _CALLED: dict[str, Type] = {
     **dict.fromkeys(("str.startswith", "str.endswith"), BOOL),
     **dict.fromkeys(("str.split", "str.rsplit", "str.splitlines"), ListType(STR)),
     "builtins.range": ListType(INT),
+    "operator.index": INT,
+    "torch.int": INT,
 }
 
 

@@ -20,6 +20,7 @@ import torch
 
 from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.scripting import tensors
+from smelt.capture.scripting.recorder import is_caught
 from smelt.capture.scripting.session import PlainShape, ScriptSession, ShapeObject, Spread, TensorsObject
 from smelt.capture.staging import calls as staged
 from smelt.capture.staging.symbols import StagedBool, StagedObject, is_staged, slot_of
@@ -274,8 +275,50 @@ def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, .
             return found
     if fn in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args and staged._holds_staged(args[0]):
         return _tensor_of(session, args[0], *args[1:], **kwargs)
-    made = fn(*[mark(session, a) for a in args], **{k: mark(session, v) for k, v in kwargs.items()})
-    return given(session, made)
+    return given(session, _with_marks(session, fn, args, kwargs))
+
+
+def _with_marks(session: ScriptSession, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call with marks. Numbers of unknown kind are ints where torch takes nothing else."""
+    unknown = list({id(v): v for a in (*args, *kwargs.values()) for v in _of_any_kind(a)}.values())
+    most = len(unknown) if len(unknown) <= _MOST_UNKNOWN else 0
+    for count in range(most + 1):
+        for ints in itertools.combinations(unknown, count):
+            if ints and is_caught(session):
+                break
+            records = session.recorder.records
+            before = len(records)
+            known = {id(v): session.emit("py.call", "torch.int", v) for v in ints}
+            try:
+                return fn(
+                    *[mark(session, _instead(known, a)) for a in args],
+                    **{k: mark(session, _instead(known, v)) for k, v in kwargs.items()},
+                )
+            except TypeError as error:
+                if not unknown or any(error is own for own in (*session.raised, *session.refused)):
+                    raise
+                del records[before:]
+    name = getattr(fn, "__name__", fn)
+    return session.cannot(f"{name} is given a value of which only a run knows the kind", "annotate where it comes from")
+
+
+_MOST_UNKNOWN = 3  # values of unknown kind that are tried as ints, in one call
+
+
+def _of_any_kind(value: Any) -> list[Any]:
+    if is_staged(value):
+        return [value] if slot_of(value).type == ANY else []
+    if isinstance(value, slice):
+        value = (value.start, value.stop, value.step)
+    return [found for item in value for found in _of_any_kind(item)] if type(value) in (list, tuple) else []
+
+
+def _instead(known: dict[int, Any], value: Any) -> Any:
+    if not known or isinstance(value, torch.Tensor):
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(_instead(known, item) for item in value)
+    return known.get(id(value), value)
 
 
 def _tensor_of(
@@ -428,7 +471,7 @@ def _in_python(session: Any, function: Any, *args: Any) -> Any:
     return _function(session, function, args, {})
 
 
-def _list_of(session: Any, items: Any) -> Any:
+def list_of(session: Any, items: Any) -> Any:
     """The items as a list of the graph."""
     if isinstance(items, StagedObject) and isinstance(slot_of(items).type, ListType):
         return items
@@ -467,7 +510,7 @@ def _range(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     for value in args:
         if isinstance(value, torch.Tensor):
             session.assume(value, INT)
-    return NotImplemented
+    return staged.call(session, runtime, range, tuple(map(session.index_of, args)), kwargs)
 
 
 def _tuple_or_list(kind: type) -> Any:
@@ -475,7 +518,7 @@ def _tuple_or_list(kind: type) -> Any:
         if len(args) == 1 and isinstance(args[0], ShapeObject):
             return session.emit("py.slice", args[0]) if kind is list else PlainShape(slot_of(args[0]), args[0].of)
         if len(args) == 1 and isinstance(args[0], StagedSequence) and not isinstance(args[0], StagedRange):
-            found = _list_of(session, args[0])
+            found = list_of(session, args[0])
             return found if kind is list or type(found) is not StagedObject else TensorsObject(slot_of(found))
         if len(args) == 1 and isinstance(args[0], torch.Tensor) and not session.type_of(args[0]).is_static:
             return session.cannot("a tensor of open sizes becomes a list")
@@ -487,7 +530,7 @@ def _tuple_or_list(kind: type) -> Any:
 def _sorted(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     if not args or kwargs.get("key") is None or not _is_open(session, args[0]):
         return NotImplemented
-    items = _list_of(session, args[0])
+    items = list_of(session, args[0])
     keys = _in_python(session, in_python.mapped, kwargs["key"], items)
     return session.emit("py.call", "list.sorted_by", items, keys, kwargs.get("reverse", False))
 
@@ -498,7 +541,7 @@ def _best(fn: Any) -> Any:
     def best(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         if len(args) != 1 or not _is_open(session, args[0]):
             return NotImplemented
-        items = _list_of(session, args[0])
+        items = list_of(session, args[0])
         if "default" in kwargs and not session.fork(slot_of(session.emit("py.gt", session.emit("py.len", items), 0))):
             return kwargs["default"]
         if kwargs.get("key") is None:
@@ -532,7 +575,7 @@ def _dict_of(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 def _sum(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     if not args or isinstance(args[0], StagedObject) or not _is_open(session, args[0]):
         return NotImplemented
-    return runtime.call(0, sum, (_list_of(session, args[0]), *args[1:]), kwargs)
+    return runtime.call(0, sum, (list_of(session, args[0]), *args[1:]), kwargs)
 
 
 def _reversed(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
@@ -541,14 +584,14 @@ def _reversed(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     if isinstance(items, StagedRange):
         items = runtime.call(0, list, (items,), {})
-    return session.emit("py.call", "builtins.reversed", _list_of(session, items))
+    return session.emit("py.call", "builtins.reversed", list_of(session, items))
 
 
 def _reduce(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     fn, items, *start = args
     if not _is_open(session, items):
         return NotImplemented
-    items = _list_of(session, items)
+    items = list_of(session, items)
     if not start:
         runtime.raise_if(
             session.emit("py.eq", session.emit("py.len", items), 0),
@@ -561,22 +604,22 @@ def _reduce(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 def _accumulate(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     if kwargs or not _is_open(session, args[0]):
         return NotImplemented
-    return _in_python(session, in_python.running, _list_of(session, args[0]), *(args[1:] or (operator.add,)))
+    return _in_python(session, in_python.running, list_of(session, args[0]), *(args[1:] or (operator.add,)))
 
 
 def _chain(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     if not any(_is_open(session, a) for a in args):
         return NotImplemented
-    whole = _list_of(session, args[0])
+    whole = list_of(session, args[0])
     for more in args[1:]:
-        whole = session.emit("py.concat", whole, _list_of(session, more))
+        whole = session.emit("py.concat", whole, list_of(session, more))
     return whole
 
 
 def _product(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     if len(args) != 2 or kwargs or not any(_is_open(session, a) for a in args):
         return NotImplemented
-    return _in_python(session, in_python.pairs_of, args[0], _list_of(session, args[1]))
+    return _in_python(session, in_python.pairs_of, args[0], list_of(session, args[1]))
 
 
 def _zip(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:

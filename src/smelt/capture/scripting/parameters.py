@@ -213,6 +213,8 @@ def _together(fields: Fields, parts: list[Any]) -> Any:
 
 def _collect(parameter: Any, value: Any, found: list[Any]) -> None:
     if isinstance(parameter, Leaf):
+        if value is None and isinstance(parameter.type, TensorType) and parameter.type != TENSOR:
+            raise _unfit("None is given where it takes a tensor")
         found.append(value)
     elif isinstance(parameter, Fields):
         values = value if isinstance(value, tuple) else [getattr(value, name) for name in parameter.names]

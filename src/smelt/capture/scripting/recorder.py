@@ -61,6 +61,7 @@ class Marks:
         self._known: dict[int, Any] = {}
         self._keep: list[ScalarSlot] = []
         self._dtypes = 0
+        self.numbers: set[ScalarSlot] = set()
 
     def of(self, slot: ScalarSlot) -> Any:
         """The mark of a value; None where torch's parsers take nothing that could stand for it."""
@@ -81,7 +82,7 @@ class Marks:
         number = len(self._keep)
         if slot.type == INT:
             return _FIRST + 1 + 2 * number
-        if slot.type == FLOAT:
+        if slot.type == FLOAT or slot in self.numbers:
             return _FIRST + number + 0.015625
         if slot.type == COMPLEX:
             return complex(_FIRST + number, 0.015625)

@@ -206,7 +206,7 @@ class _Run:
         self.roots = reachable(fn)
         self.session = ScriptSession(self.roots, Scope(self.roots.modules))
         session = self.session
-        session.functions = calls.Functions()
+        session.functions, session.list_of = calls.Functions(), calls.list_of
         session.forked, session.peeled, session.whole = learned.forked, learned.peeled, learned.whole
         session.merge = ScriptMerger
         function, _ = entry_of(fn)

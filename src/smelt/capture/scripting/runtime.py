@@ -18,7 +18,7 @@ from smelt.capture.scripting import calls, tensors
 from smelt.capture.scripting.session import ScriptSession, ShapeObject
 from smelt.capture.staging.branches import branch
 from smelt.capture.staging.control import StagingRuntime, _use
-from smelt.capture.staging.growing import extends, must_be_staged
+from smelt.capture.staging.growing import container_type, extends, must_be_staged
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedSequence
 from smelt.ir import ANY, COMPLEX, INT, STR, DictType, ListType, OptionalType, TupleType
@@ -143,6 +143,19 @@ class ScriptRuntime(StagingRuntime):
             return calls.mark(self.session, value)
         return value
 
+    def _lists(self, a: Any, b: Any) -> tuple[Any, Any]:
+        """The operands of `a += b`, where a list takes in whatever can be gone over."""
+        session = self.session
+        if isinstance(a, torch.Tensor) and type(b) is list:
+            found = container_type(session, [b]) if not any(isinstance(x, torch.Tensor) for x in b) else None
+            session.assume(a, found or ListType(calls.tensors_any()))
+        if isinstance(a, StagedObject):
+            type_ = slot_of(a).type
+            is_items = not isinstance(b, torch.Tensor) and not session.is_number(slot_of(b) if is_staged(b) else b)
+            if type_ == ANY and is_items and not session.is_number(slot_of(a)):
+                session.cannot("a value of unknown kind is changed in place", "a list is, a number is not: annotate it")
+        return a, b
+
     def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
         _use(self.session, a, b)
         try:
@@ -154,6 +167,8 @@ class ScriptRuntime(StagingRuntime):
                     return found
             if isinstance(a, (ShapeObject, torch.Size)) and op == "+":
                 return self.binop(at, op, a, b)
+            if op == "+":
+                a, b = self._lists(a, b)
             if type(a) in (list, dict):
                 self.session.check_change(a)
                 if type(a) is list and is_staged(b) and op == "+":
@@ -443,7 +458,7 @@ _DOERS = frozenset((
     "_getattr", "make", "convert", "_module", "_module_at", "_conversion", "_sorted", "_range", "_next", "_str",
     "extreme", "_sum", "item", "_bound", "_scoped", "fold", "_zip", "_on_shadows", "record", "_unrolled", "for_",
     "_map", "_filter", "_isinstance", "index", "set_index", "_basic", "_hasattr", "_fresh", "method", "_divmod",
-    "_repr",
+    "_repr", "_with_marks",
 ))  # fmt: skip
 
 

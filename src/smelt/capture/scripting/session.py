@@ -27,6 +27,8 @@ from smelt.diag import Span
 from smelt.ir import (
     ANY,
     BOOL,
+    COMPLEX,
+    FLOAT,
     INT,
     STR,
     Device,
@@ -47,6 +49,11 @@ _ASKED = frozenset((
     "py.eq", "py.ne", "py.lt", "py.le", "py.gt", "py.ge", "py.is_none", "py.not_", "py.in_", "py.bool",
     "py.len",
 ))  # fmt: skip
+_ARITHMETIC = frozenset((
+    "py.add", "py.sub", "py.mul", "py.truediv", "py.floordiv", "py.mod", "py.pow", "py.neg", "py.pos", "py.abs",
+    "py.min", "py.max",
+))  # fmt: skip
+_NUMBERS = (BOOL, INT, FLOAT, COMPLEX)
 _LASTING = ("dtype", "device", "layout", "is_cuda", "itemsize")
 _OF_TYPES = frozenset((
     "aten.dim.default", "aten.sym_size.int", "aten.sym_numel.default", "aten.is_floating_point.default",
@@ -124,6 +131,7 @@ class ScriptSession(Session):
         self.condition: Any = None
         self.merged: dict[int, tuple[Any, Any, Any]] = {}
         self.functions: Any = None
+        self.list_of: Any = None
         self.arms: dict[tuple[str, int], tuple[int, int]] = {}
         self.depth = 0
         self.most_depth = 200
@@ -133,6 +141,9 @@ class ScriptSession(Session):
         self.held: set[Slot] = set()
         self.given: dict[int, Any] = {}
         self.most_recursion = 20
+        # Values of any kind that are numbers: a tensor of unknown element type has such items.
+        self.numbers: set[Any] = set()
+        self.recorder.marks.numbers = self.numbers
 
     # --- errors ------------------------------------------------------------------------------------------------------
 
@@ -213,6 +224,8 @@ class ScriptSession(Session):
         pairs = [self.value_of(t, _DEAD) for t in types]
         if op in _TAKING or (op == "py.call" and args[0] in _GIVING):
             self.held.update(s for _, s in pairs[-1:] if isinstance(slot_type(s), (ListType, DictType)))
+        if op in _ARITHMETIC and all(map(self.is_number, operands)):
+            self.numbers.update(slot for _, slot in pairs if slot_type(slot) == ANY)
         self.append(op, operands, named, [slot for _, slot in pairs])
         self._remember(key, pairs[0][1] if pairs else None)
         if op == "py.not_" and isinstance(operands[0], Slot):
@@ -224,6 +237,9 @@ class ScriptSession(Session):
         if frame.f_globals.get("__name__") != helpers.__name__ or not isinstance(slot_of(container).type, ListType):
             return super().taken_apart(container)
         return iter([Spread(container)])
+
+    def listed(self, items: Any) -> Any:
+        return self.list_of(self, items)
 
     # --- containers in containers ------------------------------------------------------------------------------------
 
@@ -242,6 +258,9 @@ class ScriptSession(Session):
             for value, result in zip(values, results, strict=True):
                 if isinstance(value, Slot) and value in self.held:
                     self.held.add(result)
+        for result, *values in zip(results, *parts, strict=True):
+            if slot_type(result) == ANY and all(map(self.is_number, values)):
+                self.numbers.add(result)
 
     def check_change(self, container: Any) -> None:
         """Raises: CannotStage for a list in a list: the graph's containers are values, that would not be seen there."""
@@ -362,7 +381,22 @@ class ScriptSession(Session):
             error = RuntimeError(f"a Tensor with {type_.numel} elements cannot be converted to Scalar")
             self.raised.append(error)
             raise error
-        return wrap(self.read("aten.item.default", tensor, ITEM_TYPES.get(type_.dtype.kind, ANY)))
+        found = self.read("aten.item.default", tensor, ITEM_TYPES.get(type_.dtype.kind, ANY))
+        if found.type == ANY:
+            self.numbers.add(found)
+        return wrap(found)
+
+    def is_number(self, operand: Any) -> bool:
+        """Whether an operand is a number for sure, of whatever kind."""
+        if isinstance(operand, Slot):
+            return slot_type(operand) in _NUMBERS or operand in self.numbers
+        return isinstance(operand, (bool, int, float, complex))
+
+    def index_of(self, value: Any) -> Any:
+        """A value of unknown kind where Python needs an int; others as they are."""
+        if is_staged(value) and slot_of(value).type == ANY:
+            return self.emit("py.call", "operator.index", value)
+        return value
 
     def rank(self, tensor: torch.Tensor) -> Any:
         """The number of dimensions."""

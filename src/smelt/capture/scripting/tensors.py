@@ -19,7 +19,7 @@ from smelt.capture.scripting.session import ScriptSession, ShapeObject
 from smelt.capture.scripting.types import is_known
 from smelt.capture.staging import current
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
-from smelt.ir import BOOL, INT, DType, ListType
+from smelt.ir import ANY, BOOL, INT, DType, ListType
 
 _patches = Patches()
 _READ = ("dtype", "device", "layout", "requires_grad", "is_cuda", "is_leaf", "itemsize", "nbytes")
@@ -173,10 +173,14 @@ def set_index(session: ScriptSession, tensor: torch.Tensor, key: Any, value: Any
     """`tensor[key] = value`."""
     view, rest = _basic(session, tensor, key)
     if not isinstance(value, torch.Tensor):
-        if rest is None:
-            torch.ops.aten.fill_.Scalar(view, _mark(session, value))
+        number = _mark(session, value)
+        if isinstance(number, torch.Tensor):
+            value = number if rest is None else number.to(view)
+        elif rest is None:
+            torch.ops.aten.fill_.Scalar(view, number)
             return
-        value = torch.scalar_tensor(_mark(session, value)).to(view)
+        else:
+            value = torch.scalar_tensor(number).to(view)
     if rest is not None:
         torch.ops.aten.index_put_.default(view, rest, value)
     else:
@@ -184,7 +188,16 @@ def set_index(session: ScriptSession, tensor: torch.Tensor, key: Any, value: Any
 
 
 def _mark(session: ScriptSession, value: Any) -> Any:
-    return session.recorder.marks.of(slot_of(value)) if is_staged(value) else value
+    """A number for torch's parsers; a tensor for a value of which even the kind is known to a run only."""
+    if not is_staged(value):
+        return value
+    type_ = slot_of(value).type
+    if type_ == BOOL:
+        return bool(value)
+    found = session.recorder.marks.of(slot_of(value))
+    if found is None and type_ != ANY:
+        session.cannot(f"a {type_} is written into a tensor")
+    return session.as_tensor(value) if found is None else found
 
 
 def _basic(session: ScriptSession, tensor: torch.Tensor, key: Any) -> tuple[Any, list[Any] | None]:
@@ -222,7 +235,8 @@ def _basic(session: ScriptSession, tensor: torch.Tensor, key: Any) -> tuple[Any,
             rest[place] = item
             dim += _dims_of(session, item)
         elif isinstance(item, (bool, StagedObject)):
-            session.cannot(f"a tensor is indexed with a {type(item).__qualname__}")
+            kind = slot_of(item).type if is_staged(item) else type(item).__qualname__
+            session.cannot(f"a tensor is indexed with a value {kind}", "annotate the tensor that it comes from")
         else:
             view = torch.ops.aten.select.int(view, place, _bound(session, item))
     if not rest:
@@ -250,6 +264,7 @@ def _is_number(session: ScriptSession, item: torch.Tensor) -> bool:
 def _bound(session: ScriptSession, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         value = session.item(value) if is_symbolic(session, value) else int(value)
+    value = session.index_of(value)
     if is_staged(value):
         mark = session.recorder.marks.of(slot_of(value))
         return session.cannot(f"a tensor is indexed with a {slot_of(value).type}") if mark is None else mark

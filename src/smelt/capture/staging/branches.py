@@ -199,6 +199,7 @@ def check_genuine(session: Session, error: Exception) -> None:
     # A variable without a value is so in eager too, on this path: merged ones hold a poison instead.
     if (
         isinstance(error, UnboundLocalError)
+        or (isinstance(error, NameError) and _is_raised_by_user(error, "LOAD_"))
         or any(error is known for known in (*session.raised, *session.refused))
         or _is_raised_by_user(error)
     ):
@@ -222,14 +223,15 @@ def record_raise(session: Session, error: Exception) -> None:
     session.statement("py.raise", f"{kind.__module__}.{kind.__qualname__}", *error.args, **kwargs)
 
 
-def _is_raised_by_user(error: Exception) -> bool:
+def _is_raised_by_user(error: Exception, by: str = "RAISE_VARARGS") -> bool:
+    """Whether it comes from an instruction of the program's own code, not from what that calls."""
     trace = error.__traceback__
     if trace is None:
         return False
     while trace.tb_next is not None:
         trace = trace.tb_next
     code = trace.tb_frame.f_code
-    return is_users(code.co_filename) and dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    return is_users(code.co_filename) and dis.opname[code.co_code[trace.tb_lasti]].startswith(by)
 
 
 def is_catchable(session: Session, is_strict: bool = True) -> bool:

@@ -329,8 +329,13 @@ def _append(session: Any, items: StagedObject, value: Any) -> None:
     items.slot = slot_of(session.emit("py.append", items, value))
 
 
-def _extend(session: Any, items: StagedObject, more: Any) -> None:
-    items.slot = slot_of(session.emit("py.concat", items, list(more) if isinstance(more, tuple) else more))
+def extend(session: Any, items: StagedObject, more: Any) -> None:
+    """`items.extend(more)`, and `items += more`, which takes whatever can be gone over, too."""
+    if isinstance(more, (tuple, str, range, dict, set, frozenset)):
+        more = list(more)
+    elif not isinstance(more, (list, StagedObject)):
+        more = session.listed(more)
+    items.slot = slot_of(session.emit("py.concat", items, more))
 
 
 def _pop(session: Any, items: StagedObject, index: Any = -1) -> Any:
@@ -385,7 +390,7 @@ def _update(session: Any, items: StagedObject, *more: Any, **named: Any) -> None
 
 
 _LIST_CHANGES: dict[str, Callable[..., Any]] = {
-    "append": _append, "extend": _extend, "pop": _pop, "insert": _insert, "reverse": _reverse, "sort": _sort,
+    "append": _append, "extend": extend, "pop": _pop, "insert": _insert, "reverse": _reverse, "sort": _sort,
     "remove": _remove, "clear": _clear,
 }  # fmt: skip
 _DICT_CHANGES: dict[str, Callable[..., Any]] = {"pop": _pop_key, "setdefault": _set_default, "update": _update}

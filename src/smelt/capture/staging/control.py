@@ -415,9 +415,9 @@ class StagingRuntime(PlainRuntime):
 
     def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
         _use(self.session, a, b)
-        if isinstance(a, StagedObject) and op == "+":
+        if op == "+" and isinstance(a, StagedObject) and isinstance(slot_of(a).type, ListType):
             self.session.check_change(a)
-            a.slot = slot_of(self.session.emit("py.concat", a, b))
+            calls.extend(self.session, a, b)
             return a
         if op in _PY and not isinstance(a, torch.Tensor) and (is_staged(a) or is_staged(b)):
             if isinstance(a, (list, dict)):

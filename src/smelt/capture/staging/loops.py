@@ -136,7 +136,7 @@ class Loop:
         bound = dict(self._bound)
         records, outcome = session.trace(self._thunk(self.body, arguments), self.names)
         if outcome.is_raised:
-            session.cannot("every turn of a loop raises")
+            self.unstable("every turn of a loop raises")
         if not self._absorb(outcome.value, outcome.writes):
             return None
         yields = self._yields(outcome, records, bound)

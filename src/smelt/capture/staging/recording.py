@@ -124,6 +124,10 @@ class Recording:
         """Code that is not converted iterates over a staged container. Raises: CannotStage."""
         return self.cannot("a staged container was taken apart by code that is not converted")
 
+    def listed(self, items: Any) -> Any:
+        """What a staged list can take in of items that are no list."""
+        return items
+
     def check_change(self, container: Any) -> None:
         """A staged container is going to be changed. Raises: CannotStage where others would have to see that."""
 

@@ -1,0 +1,156 @@
+"""Programs that random ones led to: numbers of a kind that only a run knows, loops that end in errors, lists that take
+in what is no list, buffers that are written on one path or in a loop.
+"""
+
+# Programs as people write them.
+# ruff: noqa: B905, C416
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+ONE, TWO, HALF = torch.tensor(1), torch.tensor(2), torch.tensor(0.5)
+CASES: dict[str, tuple[Any, list[tuple[Any, ...]]]] = {}
+
+
+def case(*calls):
+    def keep(fn):
+        CASES[fn.__name__] = (fn() if isinstance(fn, type) else fn, list(calls))
+        return fn
+
+    return keep
+
+
+# --- items of tensors of which nothing is said
+@case((X, TWO), (X, HALF), (X, torch.tensor(True)))
+def any_arithmetic(x, j):
+    n = j.item()
+    m = n
+    m += 1
+    return x * n, x**n, x / (n + 1), torch.add(x, m), x.clamp(max=n), torch.full((2,), n), n, m
+
+
+@case((X, TWO), (X, HALF))
+def any_written(x, j):
+    x = x.clone()
+    x[0] = j.item()
+    x[x > 1] = j.item() * 2
+    return x
+
+
+@case((X, TWO), (X, ONE))
+def any_sizes(x, j):
+    n = j.item()
+    return torch.zeros(n, 2), x.new_ones(n), torch.arange(n), x.expand(n, 3, 4), torch.full((n,), n + 0.5)
+
+
+@case((X, TWO), (X, ONE), (X, HALF))
+def any_dims(x, j):
+    n = j.item() - 1
+    return x.sum(n), x.softmax(n), torch.cat([x, x], n), x.select(0, n % 3), x[: n + 1], x[..., n:]
+
+
+@case((X, TWO), (X, ONE), (X, HALF))
+def any_range(x, j):
+    for i in range(j.item()):
+        x = x + i
+    return x
+
+
+@case((X, ONE), (X, TWO))
+def view_of_the_known(x, j):
+    table = torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
+    return table[int(j) % 4].float(), [a + b for a, b in zip(x, table[int(j) % 4].float())]
+
+
+# --- loops that end in errors
+@case((X, 3), (X, 0))
+def named_by_itself(x, n: int):
+    c = [q + c[0] for q in range(n)]  # noqa: F821
+    return c, x
+
+
+@case((X, 3), (X, 0))
+def raised_each_turn(x, n: int):
+    for i in range(n):
+        if i < 2:
+            raise ValueError("small")
+        raise KeyError("large")
+    return x
+
+
+@case((X, 3), (X, 1))
+def raised_while(x, n: int):
+    y = x + 1
+    while n > 1:
+        raise RuntimeError("more than one")
+        y.add_(1)
+    return y
+
+
+# --- what lists take in
+@case((X, 3), (X, 0))
+def taken_in(x, n: int):
+    a = [i for i in range(n)]
+    b = a
+    a += range(2)
+    a += (7, 8)
+    a += [9] * n
+    a.extend((1, 2))
+    a.extend(range(n))
+    return a, b, len(b)
+
+
+@case((X, 3), (X, 1))
+def rows_and_letters(x, n: int):
+    rows, letters = [x[0] for _ in range(n)], [str(i) for i in range(n)]
+    rows += x
+    rows.extend(x)
+    letters += "xy"
+    return rows, letters
+
+
+@case(([X], 3), ([], 2))
+def list_by_its_use(items, n: int):
+    for i in range(n):
+        items += [torch.ones(2) * i]
+    return len(items), items[-1]
+
+
+@case((X, "a"), (X, ""))
+def text_is_no_list(x, s: str):
+    t = s
+    for _ in range(2):
+        s += "b"
+    return s, t
+
+
+# --- buffers
+class Buffered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.ones(4))
+
+
+@case((X, 2), (X, 0))
+class written_in_a_loop(Buffered):
+    def forward(self, x, n: int):
+        self.total.fill_(1.0)
+        for i in range(n):
+            self.total.add_(x.sum() + i)
+        for row in x:
+            self.total.mul_(row)
+        return x + self.total.sum()
+
+
+@case((X,), (-X - 1,))
+class written_on_one_path(Buffered):
+    def forward(self, x):
+        self.total.fill_(1.0)
+        if x.sum() > -1:
+            self.total.copy_(x[0])
+        return x + self.total.sum()
