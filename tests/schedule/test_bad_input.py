@@ -229,8 +229,30 @@ def test_what_is_no_match(given):
 @pytest.mark.parametrize("name", ["a.b", "", 3, "two words"])
 def test_a_name_that_is_none(name):
     s, model = _scheduled()
-    with _refused(s, model, "S0608", "is no name"):
-        s.replace(nn.Identity(), s["layers.0"].find(lambda x: call_module("norm", x)), name=name)
+    found = s["layers.0"].find(lambda x: call_module("norm", x))
+    for step in (s.fuse, s.outline, lambda found, name: s.replace(nn.Identity(), found, name=name)):
+        with _refused(s, model, "S0608", "is no name"):
+            step(found, name=name)
+
+
+ODD = {
+    "a scope that there is not": (lambda s, found: s.fuse(found, scope="layers.7"), "S0601", "did you mean 'layers.0'"),
+    "a predicate that is none": (lambda s, found: s.find(nn.Linear, where=3), "S0602", "no predicate"),
+    "a builtin as a pattern": (lambda s, found: s.find(nn.functional.gelu), "S0602", "lambda x: gelu(x)"),
+    "arguments that are none": (lambda s, found: s.replace(_twice, found, arguments=3), "S0607", "no arguments"),
+    "a function to tune that is none": (lambda s, found: s.tune(3), "S0607", "no function"),
+    "an option of compile": (lambda s, found: s.compile(speed=3), "S0607", "speed"),
+    "an offset that is text": (lambda s, found: s["act"].fork_rng("a"), "S0607", "no offset"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_arguments(name):
+    step, code, said = ODD[name]
+    s, model = _scheduled()
+    found = s["layers.0"].find(lambda x: call_module("norm", x))
+    with _refused(s, model, code, said):
+        step(s, found)
 
 
 def test_a_hook_with_effects_in_the_scope():

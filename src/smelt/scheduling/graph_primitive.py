@@ -34,6 +34,12 @@ class GraphPrimitive(Primitive):
                 f"{self.name} needs to know of what", why="it is taken on matches, not on a module",
                 fix=f"s.{self.name}(s.find(pattern)[0], ...)", code="S0607",
             )  # fmt: skip
+        name = arguments.get("name")
+        if name is not None and not (isinstance(name, str) and name.isidentifier()):
+            raise ScheduleError(
+                f"{name!r} is no name", why="calls, modules and kernels are found by it, with a number behind it",
+                fix="give letters, digits and underscores", code="S0608",
+            )  # fmt: skip
         given = dict(self.prepare(draft, at, **arguments))
         keeps_meaning = self.keeps_meaning or bool(given.pop("equal", False))
         step = GraphStep(self.name, type(self).edit, at.selector, given, keeps_meaning)

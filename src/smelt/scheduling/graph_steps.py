@@ -5,6 +5,7 @@ before:  %1 = add(%x, %b)  %2 = gelu(%1)     outline:  %2 = tail_0(%x, %b)     i
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
@@ -143,6 +144,13 @@ class Compile(Primitive):
     def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
         """Put the compiled module in the place of the module."""
         module = draft.module(at.path)
+        known = set(inspect.signature(compile).parameters)
+        odd = [name for name in arguments if name not in known]
+        if odd:
+            raise ScheduleError(
+                f"compile has no argument {odd[0]!r}", why=f"it has {', '.join(sorted(known - {'f'}))}",
+                fix=f"give it among the options: s.compile(options={{{odd[0]!r}: ...}})", code="S0607",
+            )  # fmt: skip
         draft.put(at.path, compile(module, **arguments))
         draft.note(at.path, "compiled")
 

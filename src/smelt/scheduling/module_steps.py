@@ -98,7 +98,13 @@ class ForkRng(OnModule):
     def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:
         module = self.module(draft, at)
         self.once(module, at.path, ForkedRandom)
-        surround(module, partial(ForkedRandom, offset=int(arguments.get("offset", 0))), at.path)
+        offset = arguments.get("offset", 0)
+        if not isinstance(offset, int):
+            raise ScheduleError(
+                f"{offset!r} is no offset of a seed", why=f"it is of type {type(offset).__name__}",
+                fix="give an integer", code="S0607",
+            )  # fmt: skip
+        surround(module, partial(ForkedRandom, offset=offset), at.path)
         draft.note(at.path, "random numbers of its own")
 
 

@@ -120,6 +120,11 @@ def read_pattern(given: Any) -> Pattern:
     if isinstance(given, torch.nn.Module) or _is_function(given):
         register()
         return Pattern(_scripted(given))
+    if callable(given):
+        raise ScheduleError(
+            f"{given!r} is no pattern", why="it has no source that says how many arguments it takes",
+            fix=f"write it as a function: lambda x: {getattr(given, '__name__', 'f')}(x)", code="S0602",
+        )  # fmt: skip
     raise ScheduleError(
         f"{given!r} is no pattern", why=f"it is of type {type(given).__name__}",
         fix="give a function of tensors, a module or its class, a graph, a regex of a module's name, "

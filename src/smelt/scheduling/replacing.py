@@ -52,11 +52,6 @@ class Replace(GraphPrimitive):
             if not callable(new):
                 raise _no_replacement(new, at.path)
             return {"new": new, **given}
-        if name is not None and not (isinstance(name, str) and name.isidentifier()):
-            raise ScheduleError(
-                f"{name!r} is no name of a module", why="it becomes an attribute, with a number behind it",
-                fix="give letters, digits and underscores", code="S0608",
-            )  # fmt: skip
         home, n = draft.module(at.path), 0
         wish = name or type(new).__name__
         while f"{wish}_{n}" in home._modules or hasattr(home, f"{wish}_{n}"):
@@ -162,6 +157,11 @@ class ReplaceSteps(Steps):
         if match is None:
             given = {"new": new, "make": make}
         else:
+            if arguments is not None and not isinstance(arguments, Mapping):
+                raise ScheduleError(
+                    f"{arguments!r} are no arguments", why=f"it is of type {type(arguments).__name__}",
+                    fix="give a dictionary: arguments={'scale': 2.0}", code="S0607",
+                )  # fmt: skip
             given = {"new": new, "name": name, "arguments": arguments, "each": each or None, "equal": equal or None}
         return self.take("replace", {k: v for k, v in given.items() if v is not None}, match, scope)
 

@@ -119,7 +119,14 @@ class _View:
         path = scope
         if path is None:
             path = self.path if "*" in self.path else scope_of(state, given) if given else self.path
-        selector = selector_of(state, given, paths_of(state, path))
+        paths = paths_of(state, path)
+        if not paths:
+            near = difflib.get_close_matches(str(path), [name for name in state.modules if name], n=1, cutoff=0.4)
+            raise ScheduleError(
+                f"the model has no module {path!r} to be the scope", where, why="the step edits the graph of one",
+                fix=f"did you mean {near[0]!r}?" if near else "leave scope out", code="S0601",
+            )  # fmt: skip
+        selector = selector_of(state, given, paths)
         return Step(path, primitive, dict(arguments), selector, where)
 
     def kernels(self, name: str = "") -> Kernels:
@@ -144,7 +151,12 @@ class _View:
             return partial(self._take_registered, name)
         raise AttributeError(f"a schedule has no {name!r}; its primitives are {', '.join(list_primitives())}")
 
-    def _take_registered(self, name: str, **arguments: Any) -> Self:
+    def _take_registered(self, name: str, *given: Any, **arguments: Any) -> Self:
+        if given:
+            raise ScheduleError(
+                f"{name} is given {len(given)} argument{'s' * (len(given) != 1)} without a name", user_span(),
+                why="a step is data, in which arguments have names", fix=f"s.{name}(name=value)", code="S0607",
+            )  # fmt: skip
         return self.take(name, arguments)
 
     def __dir__(self) -> Iterable[str]:
@@ -382,6 +394,11 @@ def _question(
         raise ScheduleError(
             "find() looks for nothing", why="it was given neither a pattern nor a predicate",
             fix="give a pattern, or where=", code="S0603",
+        )  # fmt: skip
+    if where is not None and not callable(where):
+        raise ScheduleError(
+            f"{where!r} is no predicate", why=f"it is of type {type(where).__name__}",
+            fix="give a function of a match, or without a pattern of a node", code="S0602",
         )  # fmt: skip
     if pattern is None:
         assert where is not None

@@ -102,6 +102,11 @@ class Tuning:
             can be used, S0622 where the model cannot be run on these arguments. VerifyError, or what a step raised, is
             its cause. Nothing has changed then.
         """
+        if not callable(shape):
+            raise ScheduleError(
+                f"{shape!r} is no function to tune", why="tune calls it with a schedule for each candidate",
+                fix="give a function: def shape(s): s.tile(..., s.knob('tile', [2, 4]))", code="S0607",
+            )  # fmt: skip
         if trials < 1 or repeats < 1:
             raise ScheduleError(
                 f"tune(trials={trials}, repeats={repeats}) tries nothing", why="at least one is needed of both",
