@@ -38,12 +38,24 @@ def vit():
     )
 
 
+def mixtral():
+    config = transformers.MixtralConfig(vocab_size=100, num_key_value_heads=2, num_local_experts=4, **SMALL)
+    return transformers.MixtralForCausalLM(config), (IDS,)
+
+
+def swin():
+    config = transformers.SwinConfig(
+        image_size=16, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=2
+    )
+    return transformers.SwinModel(config), (torch.ones(2, 3, 16, 16),)
+
+
 def first(found):
     return found[0] if isinstance(found, tuple) else next(iter(found.values()))
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", [bert, gpt2, llama, t5, vit], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [bert, gpt2, llama, t5, vit, mixtral, swin], ids=lambda make: make.__name__)
 def test_from_source(make):
     torch.manual_seed(0)
     model, args = make()
