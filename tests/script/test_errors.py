@@ -278,3 +278,12 @@ def test_elements_of_a_tensor_of_unknown_type():
         return [x[:n].sum() for n in lengths.tolist()]
 
     refused(f, "tolist", "annotate")
+
+
+def test_calls_that_a_graph_is_not_of():
+    program = smelt.script(lambda x, y: y.add_(x), example_inputs=(torch.ones(4), torch.ones(4)))
+    whole = torch.ones(2, 4)
+    for args in ((whole[0], whole[0]), (torch.ones(4), None), ([1.0], torch.ones(4))):
+        with pytest.raises(CaptureError, match="the graph is of other arguments"):
+            program.inputs_for(*args)
+    assert len(program.inputs_for(whole[0], whole[1])) == 2

@@ -215,6 +215,8 @@ def _collect(parameter: Any, value: Any, found: list[Any]) -> None:
     if isinstance(parameter, Leaf):
         if value is None and isinstance(parameter.type, TensorType) and parameter.type != TENSOR:
             raise _unfit("None is given where it takes a tensor")
+        if isinstance(value, (list, tuple, dict, str)) and isinstance(parameter.type, TensorType):
+            raise _unfit(f"a {type(value).__name__} is given where it takes a tensor")
         found.append(value)
     elif isinstance(parameter, Fields):
         values = value if isinstance(value, tuple) else [getattr(value, name) for name in parameter.names]
