@@ -196,3 +196,14 @@ def test_as_in_eager(cls: type[Any]) -> None:
         between(module, number)
 
     compare(make, calls=6, between=change)
+
+
+def test_a_flag_of_an_argument() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2 if x.requires_grad else x.sin()
+
+    compare(
+        lambda: (program, lambda: None),
+        calls=6,
+        arguments=lambda number: (torch.ones(3, requires_grad=number % 2 == 1),),
+    )

@@ -39,7 +39,6 @@ class Arguments:
         self._tensors: list[tuple[int, torch.Tensor]] = []
         self._containers: dict[int, int] = {}
         self._apart_too: list[int] = []
-        self._wants_grad = torch.is_grad_enabled()
         self._tells_inference = guards.writes and not torch.is_inference_mode_enabled()
         self.numbers: dict[str, tuple[Kind, int]] = {}
         self.sizes = SizeWords(words.emit, self._take)
@@ -142,9 +141,8 @@ class Arguments:
         sizes, strides = layout.shape(value)
         mask, keys = layout.masked_keys(value, self._tells_inference)
         dtype = layout.dtype_number(value)
-        wants_grad = int(value.requires_grad) if self._wants_grad else -1
         kind = self.words.keep(type(value))
-        head = (at, kind, mask, keys, dtype, len(sizes), wants_grad)
+        head = (at, kind, mask, keys, dtype, len(sizes), int(value.requires_grad))
         if isinstance(form, TensorForm):
             self._form(form, value, head)
         else:

@@ -291,8 +291,7 @@ class ArgumentTests:
             each("device", place, variable, "{v}.is_cpu", value.device)
         else:
             each("device", place, variable, f"{{v}}.device == {self._bind(value.device, 'C')}", value.device)
-        if torch.is_grad_enabled():
-            each("requires_grad", place, variable, f"{{v}}.requires_grad is {value.requires_grad}", value.requires_grad)
+        each("requires_grad", place, variable, f"{{v}}.requires_grad is {value.requires_grad}", value.requires_grad)
         if value.dtype.is_complex:
             each("conj", place, variable, f"{{v}}.is_conj() is {value.is_conj()}", value.is_conj())
         each("neg", place, variable, f"{{v}}.is_neg() is {value.is_neg()}", value.is_neg())
