@@ -115,11 +115,11 @@ def constant_of(tensor: torch.Tensor) -> tuple[tuple[Arg, ...], tuple[str, torch
     tensor = tensor.detach()
     if tensor.layout == torch.strided and tensor.numel() <= SMALL_CONSTANT_NUMEL and not tensor.is_quantized:
         literal = _as_text_keeps_it(from_torch(tensor.tolist()))
-        if _bytes(tensor_of_literal(literal, type_of(tensor))) == _bytes(tensor):
+        if element_bytes(tensor_of_literal(literal, type_of(tensor))) == element_bytes(tensor):
             return (literal,), None
     kind = type_of(tensor)
     digest = hashlib.sha256(f"{kind}\n".encode())
-    digest.update(_bytes(tensor))
+    digest.update(element_bytes(tensor))
     name = f"sha256:{digest.hexdigest()}"
     return (name,), (name, strided_copy(tensor))
 
@@ -158,7 +158,7 @@ def tensor_of_literal(literal: Arg, type_: TensorType) -> torch.Tensor:
     return memory.as_strided(type_.sizes, type_.steps)
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def element_bytes(tensor: torch.Tensor) -> bytes:
     """The elements in row-major order as bytes; of what is not plainly strided, torch's own serialisation."""
     tensor = tensor.detach()
     if tensor.layout != torch.strided or tensor.is_quantized:

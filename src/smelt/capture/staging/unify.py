@@ -12,6 +12,7 @@ from smelt.capture.recorder import Slot, StateSlot
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.watch import unwatched
+from smelt.ops.convert import element_bytes
 
 
 @unwatched
@@ -81,7 +82,7 @@ class _Unify:
                 return
             if ours in self.constants and theirs in self.constants:
                 a, b = self.constants[ours], self.constants[theirs]
-                if a.dtype == b.dtype and a.shape == b.shape and bytes(a.numpy()) == bytes(b.numpy()):
+                if a.dtype == b.dtype and a.shape == b.shape and element_bytes(a) == element_bytes(b):
                     self.aliases[theirs] = ours
                     return
             raise _DifferentError
