@@ -1,0 +1,41 @@
+"""Two runs of one stretch are the same where their constants hold the same elements."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from smelt.capture.recorder import Family, Slot
+from smelt.capture.staging.stops import CannotStage
+from smelt.capture.staging.unify import unify
+
+ALL: dict[str, Any] = {
+    "-1": lambda: torch.tensor(-1),
+    "a billion": lambda: torch.tensor(10**9),
+    "true": lambda: torch.tensor(True),
+    "bf16": lambda: torch.tensor(-1.5, dtype=torch.bfloat16),
+    "column": lambda: torch.arange(6.0).reshape(2, 3)[:, 1],
+    "other column": lambda: torch.arange(6.0).reshape(2, 3)[:, 2],
+    "nan": lambda: torch.tensor([float("nan")]),
+    "conj": lambda: torch.tensor([1 + 2j]).conj(),
+    "complex": lambda: torch.tensor([1 + 2j]),
+    "none": lambda: torch.empty(0),
+}
+
+
+@pytest.mark.parametrize("one, two", [*product(ALL, ALL)])
+def test_constants(one: str, two: str) -> None:
+    tensors = ALL[one](), ALL[two]()
+    ours, theirs = (Slot(tensor, Family(True), "constant") for tensor in tensors)
+    aliases: dict[Slot, Slot] = {}
+    constants = dict(zip((ours, theirs), tensors, strict=True))
+    if one == two:
+        unify(([], ours, None), ([], theirs, None), aliases, constants)
+        assert aliases == {theirs: ours}
+    else:
+        with pytest.raises(CannotStage):
+            unify(([], ours, None), ([], theirs, None), aliases, constants)
+        assert not aliases
