@@ -49,8 +49,7 @@ class TensorMarks:
     def meet(self, tensor: Any, name: Callable[[], str], site: Site | None) -> None:
         """Note a tensor."""
         if id(tensor) not in self._met and type(tensor) in _KINDS:
-            own = dict(tensor.__dict__)
-            self._met[id(tensor)] = _Met(tensor, name, site, tensor.requires_grad, _grad(tensor), own)
+            self._met[id(tensor)] = _Met(tensor, name, site, tensor.requires_grad, _grad(tensor), _own(tensor))
 
     def changes(self) -> Iterator[Change]:
         """What is different now."""
@@ -60,8 +59,9 @@ class TensorMarks:
                 yield Change(f"{met.name()}.requires_grad", met.requires_grad, tensor.requires_grad, met.site)
             if _grad(tensor) is not met.grad:
                 yield Change(f"{met.name()}.grad", met.grad, _grad(tensor), met.site)
-            if not same(met.own, dict(tensor.__dict__)):
-                yield Change(f"the attributes of {met.name()}", met.own, dict(tensor.__dict__), met.site)
+            own = _own(tensor)
+            if not same(met.own, own):
+                yield Change(f"the attributes of {met.name()}", met.own, own, met.site)
 
     def facts(self, names: Collection[str], passed: Collection[int], namer: Callable[[int], str]) -> Iterator[Read]:
         """What must hold again, of what these names could have read; passed: ids of arguments, others at each call."""
@@ -86,6 +86,11 @@ class TensorMarks:
 
     def _fact(self, met: _Met, kind: str, owner: Any, key: str, value: Any, namer: Callable[[int], str]) -> Read:
         return Read(kind, owner, key, value, met.site, f"{met.name()}.{key}", owner, namer)
+
+
+def _own(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes that a tensor was given, but for marks that tell torch's own compiler how to treat it."""
+    return {key: value for key, value in tensor.__dict__.items() if not key.startswith("_dynamo_")}
 
 
 def _grad(tensor: torch.Tensor) -> Any:
