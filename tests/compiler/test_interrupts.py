@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -120,6 +121,27 @@ def test_a_handler_that_raises_nothing_runs_unseen(monkeypatch: pytest.MonkeyPat
         assert torch.equal(compiled(x), asks(x))
     signal.signal(signal.SIGALRM, _late)
     assert seen == [3.0] and compiled.stats().builds == 1
+
+
+@torch.no_grad()
+def test_it_does_not_come_up_where_it_would_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a callback of the garbage collector raises is lost."""
+
+    def callback(phase: str, info: Any) -> None:
+        if phase == "start":
+            signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(stage, "Session", _chain(partial(_with_callback, callback), stage.Session))
+    compiled = smelt.compile(asks)
+    with pytest.raises(Late):
+        compiled(X)
+    assert torch.equal(compiled(X + 1), asks(X + 1)) and compiled.stats().builds == 1
+
+
+def _with_callback(callback: Any) -> None:
+    """A collection with a callback, all of it as a step of Smelt's."""
+    made: dict[str, Any] = {"__name__": "smelt.test", "gc": gc, "callback": callback}
+    exec("gc.callbacks.append(callback)\ntry: gc.collect(0)\nfinally: gc.callbacks.remove(callback)", made)
 
 
 @torch.no_grad()

@@ -27,6 +27,10 @@ _AGAIN_S = 0.02  # how often is looked whether the program runs by now
 # Torch's modules are part of the program that is captured; the rest of torch, and what it calls, of whoever calls it.
 _PROGRAMS = ("torch.nn.",)
 _CALLED = frozenset(("torch", "numpy", "sympy", "llvmlite", *sys.stdlib_module_names)) - {"__main__"}
+# What calls the program. In the midst of others, too, other code may run: the garbage collector's, which drops errors.
+_CALLERS = frozenset(
+    f"smelt.{name}" for name in ("capture.captured", "capture.scopes", "compiler.compiled_types", "compiler.tracing")
+)
 _NUMBERS = tuple(
     number
     for name in ("SIGINT", "SIGALRM", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGVTALRM", "SIGPROF")
@@ -161,7 +165,7 @@ def _is_in_the_program(frame: FrameType | None) -> bool:
             is_program = True
         elif first not in _CALLED:
             if is_own(frame):
-                return is_program
+                return is_program and module in _CALLERS
             is_program = True
         frame = frame.f_back
     return False
