@@ -61,7 +61,7 @@ def _state_of(s, model):
 def _refused(s, model, code, *said):
     before, log = _state_of(s, model), s.log
     with pytest.raises(smelt.ScheduleError) as caught:
-        yield
+        yield caught
     error = caught.value
     assert error.code == code, str(error)
     assert error.why and error.fix, str(error)
@@ -295,6 +295,47 @@ def test_a_text_of_another_model(which):
     s = smelt.schedule(other, fixed(3, 8))
     with _refused(s, other, code, "in step 2 of the schedule"):
         smelt.apply(text, other, fixed(3, 8))
+
+
+@smelt.register_primitive
+def mark_for_test(draft, at, *, depth=None, **options):
+    draft.module(at.path).requires_grad_(False)
+    draft.put("act", draft.own(nn.ReLU()))
+    draft.note(at.path, "marked")
+    return options["width"] + depth
+
+
+OWN_CODE = {
+    "a primitive that raises a TypeError": (lambda s: s.mark_for_test(width=1), "TypeError: unsupported operand"),
+    "a primitive that raises a KeyError": (lambda s: s["layers.*"].mark_for_test(), "KeyError: 'width'"),
+    "a primitive without such an argument": (
+        lambda s: s.narrow_for_test(speed=1), "unexpected keyword argument 'speed'", "takes (draft, at)", "written at",
+    ),
+    "make of one argument": (lambda s: s["act"].replace(make=lambda path: nn.ReLU()), "takes (path)"),
+    "make of one argument for all": (lambda s: s.replace_all(nn.Linear, lambda path: nn.Identity()), "takes (path)"),
+    "make that has no such option": (lambda s: s.replace_all(nn.GELU, lambda path, old: old, n=3), "argument 'n'"),
+    "make that is none": (lambda s: s.replace_all(nn.GELU, None), "not callable"),
+    "make that raises for the second": (
+        lambda s: s.replace_all(nn.LayerNorm, lambda path, old: {"layers.1.norm": nn.Identity()}[path]), "KeyError",
+    ),
+}  # fmt: skip
+
+
+@smelt.register_primitive
+class NarrowForTest(smelt.Primitive):
+    name = "narrow_for_test"
+
+    def apply(self, draft, at):
+        draft.note(at.path, "narrow")
+
+
+@pytest.mark.parametrize("which", OWN_CODE)
+def test_code_of_the_users_own_in_a_step_that_cannot_be_called_or_raises(which):
+    do, *said = OWN_CODE[which]
+    s, model = _scheduled()
+    with _refused(s, model, "S0607", "test_bad_input.py", *said) as caught:
+        do(s)
+    assert caught.value.where is not None and caught.value.__cause__ is not None
 
 
 CHANGES = {

@@ -62,8 +62,9 @@ def test_a_refused_step_changes_nothing():
             wrong()
         assert caught.value.code == code
         assert str(s) == text and list(s.build().state_dict()) == keys and len(s.log) == 1
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(smelt.ScheduleError, match="make raises ZeroDivisionError") as caught:
         s.replace_all(nn.ReLU, lambda path, old: 1 / 0)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert str(s) == text and len(s.log) == 1
 
 

@@ -8,6 +8,7 @@ from typing import Any, overload
 from smelt.diag import ScheduleError
 from smelt.scheduling.catalogue import registered
 from smelt.scheduling.draft import Draft, Selected
+from smelt.scheduling.own_code import call_own
 from smelt.scheduling.primitives import Primitive
 from smelt.scheduling.schedule import Schedule
 
@@ -52,7 +53,7 @@ def _as_class(given: Any, name: str | None, keeps_meaning: bool) -> type[Primiti
         called = name or str(getattr(given, "__name__", type(given).__name__))
 
         def apply(self: Primitive, draft: Draft, at: Selected, **arguments: Any) -> None:
-            given(draft, at, **arguments)
+            call_own(called, given, draft, at, **arguments)
 
         members = {"name": called, "keeps_meaning": keeps_meaning, "apply": apply, "__doc__": given.__doc__}
         return type(called, (Primitive,), {**members, "__module__": getattr(given, "__module__", __name__)})

@@ -21,6 +21,7 @@ from smelt.scheduling.editing import Editor, types_of
 from smelt.scheduling.functions import Applied, as_list, run_on_stand_ins
 from smelt.scheduling.graph_primitive import GraphPrimitive
 from smelt.scheduling.match import Match
+from smelt.scheduling.own_code import call_own
 from smelt.scheduling.primitives import Primitive, Steps
 from smelt.scheduling.target import join
 
@@ -40,7 +41,7 @@ class Replace(GraphPrimitive):
             return
         old = draft.module(at.path)
         make = arguments.get("make")
-        new = make(at.path, old) if make is not None else arguments.get("new")
+        new = call_own("make", make, at.path, old) if make is not None else arguments.get("new")
         draft.put(at.path, draft.own(_as_module(new, at.path)))
         draft.note(at.path, f"replaced: was {type(old).__name__}")
 
@@ -114,7 +115,7 @@ class ReplaceAll(Primitive):
                 why="there is nothing to replace", fix="print the schedule to see its modules", code="S0607",
             )  # fmt: skip
         for path, old in sorted(found, key=lambda item: -item[0].count(".") if item[0] else 1):
-            draft.put(path, draft.own(_as_module(make(path, old, **given), path)))
+            draft.put(path, draft.own(_as_module(call_own("make", make, path, old, **given), path)))
             draft.note(path, f"replaced: was {type(old).__name__}")
 
 
@@ -172,7 +173,8 @@ class ReplaceSteps(Steps):
         after:   act: GELU, layers.0.act: GELU
         make: called as `make(path, old, **options)`; what it gives may hold the old module, which is then left alone.
         Hooks and `training` flags are taken over. Elsewhere called: replace_all (Slapo).
-        Raises: ScheduleError: S0607 where there is no such module, S0608 where `make` gives no module.
+        Raises: ScheduleError: S0607 where there is no such module, or `make` raises; S0608 where it gives no
+            module.
         """
         return self.take("replace_all", {"type": type, "make": make, **options})
 

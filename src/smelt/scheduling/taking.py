@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Iterable
 
 from smelt.diag import ScheduleError, SmeltWarning, user_level
-from smelt.scheduling.catalogue import primitive_of
+from smelt.scheduling.catalogue import primitive_of, registered
 from smelt.scheduling.draft import Draft, Selected, Withdrawn
+from smelt.scheduling.own_code import call_own
 from smelt.scheduling.state import State
 from smelt.scheduling.steps import Step
 
@@ -17,7 +18,7 @@ def take(state: State, step: Step) -> State:
     """The state after a step; the given one stays as it is, and is the answer where the step withdraws itself.
 
     Raises: ScheduleError: S0601 for a path that there is not, S0606 for a primitive, S0607 for arguments that the
-        primitive does not take, and whatever it raises.
+        primitive does not take, and for what the user's own raises; whatever it raises.
     """
     primitive = primitive_of(step.primitive, on_matches=step.selector is not None)()
     draft = Draft(state)
@@ -31,7 +32,11 @@ def take(state: State, step: Step) -> State:
         if step.selector is not None:
             state.prepare(paths)
         for path in paths:
-            primitive.apply(draft, Selected(path, step.selector), **step.arguments)
+            selected = Selected(path, step.selector)
+            if step.primitive in registered:
+                call_own(step.primitive, primitive.apply, draft, selected, **step.arguments)
+            else:
+                primitive.apply(draft, selected, **step.arguments)
     except ScheduleError as error:
         error.where = error.where or step.where
         raise
