@@ -142,6 +142,9 @@ def test_behaviour_12_a_chain_of_lambdas(examples):
     # Python's numbers are constants of a graph: never an answer without the steps, but an error with the way round.
     with pytest.raises(smelt.ScheduleError, match=r"call it with tensors: torch.tensor\(4\)"):
         s.build()(4, 10)
+    with pytest.raises(smelt.ScheduleError) as caught:
+        smelt.schedule(Chain(), (4, 10)).find(lambda a, b: a + b)
+    assert caught.value.code == "S0605" and "torch.tensor(4), not 4" in caught.value.fix
 
 
 def test_behaviour_13_another_number_of_arguments_changes_nothing():

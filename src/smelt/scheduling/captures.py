@@ -21,6 +21,7 @@ from smelt.compiler.staged import staged_capture
 from smelt.diag import Options, ScheduleError, SmeltError, SmeltWarning, Span
 from smelt.ir import Graph
 from smelt.scheduling.compare_runs import searched
+from smelt.scheduling.forms import STATE
 from smelt.scheduling.observing import ObservedRun
 from smelt.scheduling.probing import probe_of
 from smelt.scheduling.target import Target, is_under, join
@@ -31,13 +32,14 @@ def captures_of(
 ) -> tuple[list[Target], list[str], ObservedRun | None]:
     """The model's graphs prepared for searching, what to know of them (lines at which they end), and the run.
 
-    Raises: ScheduleError (S0605) where nothing of the model can be captured.
+    Raises: ScheduleError (S0605) where nothing of the model can be captured, or a call computes nothing on tensors.
     """
     modules = dict(model.named_modules())
     notes: list[str] = []
     if examples is not None:
         graph, run = _traced(model, examples, notes)
         if graph is not None:
+            _check_computes(model, graph, examples)
             return [Target(graph, "", modules)], notes, run
     with contextlib.ExitStack() as stack:
         read = model
@@ -50,6 +52,18 @@ def captures_of(
             fix="give the arguments of a call: smelt.schedule(model, example_inputs=(x,))", code="S0605",
         )  # fmt: skip
     return found, notes, None
+
+
+def _check_computes(model: torch.nn.Module, graph: Graph, examples: tuple[Any, ...]) -> None:
+    """Raises: ScheduleError (S0605) where Python computed all, from numbers: then there is nothing to be found."""
+    numbers = [value for value in examples if isinstance(value, bool | int | float | complex)]
+    if numbers and not graph.inputs and all(node.op in (*STATE, "const", "write") for node in graph.walk()):
+        given = ", ".join(map(repr, numbers))
+        raise ScheduleError(
+            f"{type(model).__name__} computes nothing on tensors in a call with {given}",
+            why="what is computed from Python's numbers alone is a constant of the graph, in which nothing is found",
+            fix=f"give tensors: torch.tensor({numbers[0]!r}), not {numbers[0]!r}", code="S0605",
+        )  # fmt: skip
 
 
 def _traced(
