@@ -210,6 +210,15 @@ def test_attention_in_any_spelling_becomes_one_operator(core):
         torch.testing.assert_close(built.get_parameter(name).grad, parameter.grad, atol=1e-4, rtol=1e-4, msg=name)
 
 
+def test_attention_that_is_one_operator_already_is_told():
+    model, x = _Attention(lambda s, q, k, v: F.scaled_dot_product_attention(q, k, v)).eval(), torch.randn(2, 5, 16)
+    ready = schedules.inference(model, x)
+    assert ready.taken == {"merged linears": 3} and ready.found["attention"] == 0
+    assert ready.notes == ("attention: 1 already one operator, scaled_dot_product_attention",)
+    assert ready.notes[0] in str(ready).splitlines()
+    assert schedules.inference(_Attention(_product).eval(), x).notes == ()
+
+
 def test_a_finite_fill_must_swallow_the_scores_of_the_dtype():
     """In f64, -1e9 and a score are not -1e9: a row that is masked throughout would not be of equal ones."""
     core = lambda s, q, k, v: (q @ k.mT).masked_fill(torch.ones(5, 5, dtype=torch.bool), s.fill).softmax(-1) @ v  # noqa: E731

@@ -27,6 +27,9 @@ from smelt.scheduling.forms import VIEW, key_of
 
 _ACTIVATIONS = '["gelu", "relu", "silu", "tanh", "sigmoid", "hardswish", "leaky_relu", "elu", "relu6", "mish"]'
 
+_ONE_OPERATOR = ("aten.scaled_dot_product_", "aten._scaled_dot_product_", "aten._native_multi_head_attention")
+"""Attention that needs no step."""
+
 
 def inference(model: Schedule | torch.nn.Module, example_inputs: Any = None, *, fuse: bool = False) -> Ready:
     """Take the steps that make a model answer faster, wherever their patterns are found.
@@ -38,7 +41,7 @@ def inference(model: Schedule | torch.nn.Module, example_inputs: Any = None, *, 
     convolutions with batch norm and activation are found and counted; with fuse=True each becomes native kernels if it
     measures faster than its operators. That compiles them, which takes much longer than all else, and so is not done
     unasked. What is refused (a module that writes a cache, a value that is used elsewhere, too) is left as it is and
-    told in `skipped`.
+    told in `skipped`; attention that is one operator already in `notes`.
     Where a row of scores is masked with -inf throughout, softmax gives NaN, and the operator zeros.
     Raises: ScheduleError (S0605) where nothing of the model can be captured.
     """
@@ -71,7 +74,11 @@ def _taken(taker: Taker, *, fuse: bool) -> Ready:
 
 def _attention(taker: Taker) -> dict[Spelling, Matches]:
     """The matches of each spelling of attention."""
-    told = {node: spelling for node in taker.schedule.nodes if (spelling := spelling_of(node)) is not None}
+    nodes = taker.schedule.nodes
+    told = {node: spelling for node in nodes if (spelling := spelling_of(node)) is not None}
+    already = Counter(node.op.split(".")[1] for node in nodes if node.op.startswith(_ONE_OPERATOR))
+    for operator, count in already.items():
+        taker.notes.append(f"attention: {count} already one operator, {operator}")
     spellings: dict[Spelling, Matches] = {}
     known: set[Node] = set()
     for spelling in dict.fromkeys(found for found in told.values() if isinstance(found, Spelling)):

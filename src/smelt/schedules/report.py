@@ -13,13 +13,15 @@ class Ready:
 
     schedule: with its ordinary steps in `schedule.log`. found: how many places there are, by pattern. taken: in how
     many of them a step was taken. skipped: what was not, each with its place and the reason.
+    notes: what needs no step, as it is so already.
     """
 
     schedule: Schedule
     found: dict[str, int]
     taken: dict[str, int]
     skipped: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [f"{name}: {count} found, {self.taken.get(name, 0)} taken" for name, count in self.found.items()]
-        return "\n".join([*(rows or ["nothing found"]), *(f"skipped {text}" for text in self.skipped)])
+        return "\n".join([*(rows or ["nothing found"]), *self.notes, *(f"skipped {text}" for text in self.skipped)])

@@ -38,11 +38,14 @@ class Taker:
         self.found: Counter[str] = Counter()
         self.taken: Counter[str] = Counter()
         self.skipped: list[str] = []
+        self.notes: list[str] = []
 
     @property
     def report(self) -> Ready:
         """What became of it."""
-        return Ready(self.schedule, dict(self.found), dict(self.taken), tuple(dict.fromkeys(self.skipped)))
+        return Ready(
+            self.schedule, dict(self.found), dict(self.taken), tuple(dict.fromkeys(self.skipped)), tuple(self.notes)
+        )
 
     def skip(self, what: str, where: str, why: object) -> None:
         """Tell that a place takes no step."""
