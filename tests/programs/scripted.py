@@ -96,10 +96,10 @@ def _scripted(path: Path, options: dict[str, Any], example: tuple[Any, ...] | No
     if out.getvalue() or subject.state_text() != before or not torch.equal(drawn, torch.get_rng_state()):
         return "", f"something ran while it was scripted: {out.getvalue()!r} {subject.state_text()}"
     if error is not None:
-        return _refused(path, error)
+        return _refused(path, error, _CALLS if example is None else _CALLS[:1])
     ends = [str(w.message) for w in caught if "every run of" in str(w.message)]
     if ends:
-        found = _ends(path, _CALLS if example is None else _CALLS[:1], ends[0])
+        found = _ends(path, [n for n in _CALLS if _is_of(program, subject, n)], ends[0])
         if found:
             return "", found
     graph = program.graph
@@ -108,7 +108,7 @@ def _scripted(path: Path, options: dict[str, Any], example: tuple[Any, ...] | No
     return _evaluated(path, subject, program)
 
 
-def _refused(path: Path, error: Exception) -> tuple[str, str]:
+def _refused(path: Path, error: Exception, numbers: Sequence[int]) -> tuple[str, str]:
     """How, or what is wrong with the error."""
     if not isinstance(error, CaptureError) or isinstance(error, InternalError):
         return "", f"scripting raised {type(error).__name__}: {error}"
@@ -117,7 +117,7 @@ def _refused(path: Path, error: Exception) -> tuple[str, str]:
     if error.where is None or error.where.file != str(path) or not _is_line(path, error.where.line):
         return "", f"an error at no line of the program: {error.where}: {error.what}"
     if error.code == "S0110":
-        found = _ends(path, _CALLS, "")
+        found = _ends(path, numbers, "")
         if found:
             return "", f"{error.what.splitlines()[0]}: {found}"
     return f"{error.code} {error.what.splitlines()[0]}", ""
@@ -164,6 +164,15 @@ def _evaluated(path: Path, subject: Subject, program: Any) -> tuple[str, str]:
             return "", f"input {number} by the graph: {text}"
         compared += 1
     return f"accepted, {compared} compared{', then none that fits' if unfit else ''}", ""
+
+
+def _is_of(program: Any, subject: Subject, number: int) -> bool:
+    """Whether the graph of a program is of a call."""
+    try:
+        program.inputs_for(*subject.args(number), **subject.kwargs(number))
+    except CaptureError:
+        return False
+    return True
 
 
 def _does_not_fit(error: type[BaseException], text: str) -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import smelt
+
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 ONE, TWO, HALF = torch.tensor(1), torch.tensor(2), torch.tensor(0.5)
 CASES: dict[str, tuple[Any, list[tuple[Any, ...]]]] = {}
@@ -154,3 +156,9 @@ class written_on_one_path(Buffered):
         if x.sum() > -1:
             self.total.copy_(x[0])
         return x + self.total.sum()
+
+
+# --- what builtins take
+@case((X,), (-X,))
+def extremes_of_rows(x: smelt.f32[3, 4]):
+    return x[0] * max(x[1]), min(x[0]), max(x[:, 1]), min([x[0, 1], x[2, 0]]), max(x[0][1:], key=lambda v: -v)

@@ -634,7 +634,7 @@ def run_time_dim(x, d: int):
     return x.sum(d), torch.softmax(x, dim=d), x.unsqueeze(d), torch.cat([x, x], d)
 
 
-@case((X, 2), (X, 0.5))
+@case((X, 2.0), (X, 0.5))
 def default_number(x, k: float = 1.0):
     return x * k
 

@@ -287,3 +287,36 @@ def test_calls_that_a_graph_is_not_of():
         with pytest.raises(CaptureError, match="the graph is of other arguments"):
             program.inputs_for(*args)
     assert len(program.inputs_for(whole[0], whole[1])) == 2
+
+
+def test_a_graph_is_of_its_types_only():
+    def f(x, n, flag=True):
+        return x.sum() * n / x.shape[0], torch.full((2,), flag)
+
+    x = torch.arange(4.0)
+    program = smelt.script(f, example_inputs=(x, 2.0, True))
+    for args in ((x[:2], 2.0, True), (x.double(), 2.0, True), (torch.arange(8.0)[::2], 2.0, True), (x, 2, True),
+                 (x, 2.0, 3), (3.0, 2.0, True)):  # fmt: skip
+        with pytest.raises(CaptureError, match="the graph is of other arguments"):
+            program.inputs_for(*args)
+    assert len(program.inputs_for(x + 1, 3.0, False)) == 3
+
+    def g(x: smelt.f32["B", 2], y: smelt.f32["B"], rows: list[smelt.f32[2]]):  # noqa: F821
+        return x.sum() + y.sum() + rows[0].sum()
+
+    program = smelt.script(g)
+    assert len(program.inputs_for(torch.ones(3, 2), torch.ones(3), [torch.ones(2)])) == 3
+    for args in ((torch.ones(3, 2), torch.ones(4), []), (torch.ones(3, 3), torch.ones(3), []),
+                 (torch.ones(3, 2), torch.ones(3), [torch.ones(3)])):  # fmt: skip
+        with pytest.raises(CaptureError, match="the graph is of other arguments"):
+            program.inputs_for(*args)
+
+
+def test_runs_that_all_end_are_those_without_more_arguments():
+    def f(x, *rest):
+        for y in rest:
+            z = x + y
+        return z
+
+    with pytest.warns(smelt.SmeltWarning, match=r"every run of .*f without \*rest ends here"):
+        smelt.script(f)

@@ -51,7 +51,9 @@ def script(
     with SignalsWait():
         scripted = script_graph(target, examples)
     if scripted.raises:
-        text = f"every run of {scripted.captured.name} ends here: {scripted.raises}"
+        left_out = " and ".join(scripted.parameters.left_out)
+        which = f"{scripted.captured.name} without {left_out}" if left_out else scripted.captured.name
+        text = f"every run of {which} ends here: {scripted.raises}"
         if scripted.raised_at is None:
             warnings.warn(text, SmeltWarning, stacklevel=2)
         else:

@@ -13,6 +13,7 @@ import torch
 
 from smelt.capture.recorder import Slot
 from smelt.capture.scripting.annotations import TENSOR, Fields, type_of_annotation
+from smelt.capture.scripting.arguments import misfit
 from smelt.capture.scripting.choices import Alternative, absent, alternatives_of
 from smelt.capture.scripting.merging import join_open
 from smelt.capture.scripting.session import ScriptSession, TensorsObject
@@ -97,6 +98,14 @@ class Parameters:
             found += [part.value] if isinstance(part, Constant) else []
             pending += part.parts if isinstance(part, (Fields, Choice)) else []
         return found
+
+    @property
+    def left_out(self) -> list[str]:
+        """`*args` and `**kwargs` of which the program is called with none."""
+        stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+        given = len(self.positional) + len(self.named) + len(self.kept)
+        found = [f"{stars[p.kind]}{n}" for n, p in self.signature.parameters.items() if p.kind in stars]
+        return found if given == len(self.signature.parameters) - len(found) else []
 
     def may_be_given(self, name: str) -> bool:
         """Whether a parameter that is left out could be a tensor."""
@@ -183,6 +192,11 @@ class Parameters:
             _collect(parameter, value, found)
         for name, parameter in self.named.items():
             _collect(parameter, by_name[name], found)
+        sizes: dict[str, int] = {}
+        for leaf, value in zip(self.leaves, found, strict=True):
+            why = misfit(leaf.type, value, sizes)
+            if why:
+                raise _unfit(f"{leaf.name} is {why}")
         return found
 
     def stand_ins(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -213,10 +227,6 @@ def _together(fields: Fields, parts: list[Any]) -> Any:
 
 def _collect(parameter: Any, value: Any, found: list[Any]) -> None:
     if isinstance(parameter, Leaf):
-        if value is None and isinstance(parameter.type, TensorType) and parameter.type != TENSOR:
-            raise _unfit("None is given where it takes a tensor")
-        if isinstance(value, (list, tuple, dict, str)) and isinstance(parameter.type, TensorType):
-            raise _unfit(f"a {type(value).__name__} is given where it takes a tensor")
         found.append(value)
     elif isinstance(parameter, Fields):
         values = value if isinstance(value, tuple) else [getattr(value, name) for name in parameter.names]

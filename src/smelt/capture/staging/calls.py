@@ -175,6 +175,8 @@ def _extreme(fn: Any, op: str) -> Callable[..., Any]:
     def extreme(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(args) == 1 and isinstance(args[0], StagedObject) and not kwargs:
             return session.emit(f"py.{fn.__name__}", args[0])
+        if len(args) == 1 and isinstance(args[0], torch.Tensor):
+            args = (list(runtime.iterate(0, args[0])),)
         values = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
         if kwargs or not any(_is_data(session, v) for v in values):
             return fn(*args, **kwargs)
