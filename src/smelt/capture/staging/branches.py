@@ -13,6 +13,7 @@ import torch
 from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.spans import is_users
 from smelt.capture.staging.growing import Grows, container_type, stage_container
+from smelt.capture.staging.heap import Change
 from smelt.capture.staging.merge import Poison, resolved
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import CannotGrow, CannotMerge, CannotStage
@@ -153,19 +154,22 @@ def arm(
     def run() -> Outcome:
         session.recorder.depth += 1
         modes = session.recorder._modes_now()
+        changes: dict[tuple[int, Any], Change] | None = None
         try:
             set_(start)
             body()
             if session.recorder._modes_now() != modes:
                 session.cannot("a mode is switched on one path only")
-            return Outcome(get(), snapshot.changes())
+            left = get()
+            changes = snapshot.changes()
+            return Outcome(left, changes)
         except CannotMerge:
             raise
         except Exception as error:
             return raised(session, error)
         finally:
             session.recorder.depth -= 1
-            snapshot.restore()
+            snapshot.restore(None if changes is None else changes.values())
             set_(before)
 
     return run

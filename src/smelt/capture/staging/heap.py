@@ -33,6 +33,11 @@ _ATOMS = (
 )  # fmt: skip
 
 
+# Most of what is met, told without asking each class of the above.
+_OFTEN_ATOMS = frozenset((*_ATOMS, torch.nn.Parameter))
+_OFTEN_NOT = frozenset((dict, list, tuple, set, frozenset, deque, types.FunctionType, types.MethodType, types.CellType))
+
+
 class Change(NamedTuple):
     """What became of one place: `container[key]`, the contents of a cell, or all contents (key WHOLE)."""
 
@@ -100,14 +105,19 @@ class Snapshot:
         """What is different now, by container and key."""
         found: dict[tuple[int, Any], Change] = {}
         for container, old in self.copies.values():
-            for change in _differences(container, old):
-                found[id(container), _hashable(change.key)] = change
+            if not _is_as_it_was(container, old):
+                for change in _differences(container, old):
+                    found[id(container), _hashable(change.key)] = change
         return found
 
     @unwatched
-    def restore(self) -> None:
-        """Put everything back."""
-        for container, old in self.copies.values():
+    def restore(self, changes: Iterable[Change] | None = None) -> None:
+        """Put everything back. changes: all that is different, where that was just asked."""
+        if changes is None:
+            pairs = [(container, old) for container, old in self.copies.values() if not _is_as_it_was(container, old)]
+        else:
+            pairs = list({id(change.container): self.copies[id(change.container)] for change in changes}.values())
+        for container, old in pairs:
             changed = list(_differences(container, old))
             if not changed:
                 continue
@@ -143,6 +153,27 @@ def contents(container: Any) -> Any:
         return {key: value for key, value in dict.items(container)}  # noqa: C416 (a subclass's own keys() stays out)
     base = _base(container)
     return set(base.__iter__(container)) if base is set else list(base.__iter__(container))
+
+
+def _is_as_it_was(container: Any, old: Any) -> bool:
+    """Whether a container of the kinds that there are most of holds just what it held; False where others may."""
+    kind = type(container)
+    if kind is dict or kind is OrderedDict:
+        return len(container) == len(old) and (
+            not old
+            or (
+                all(map(operator.is_, dict.keys(container), old))
+                and all(map(operator.is_, dict.values(container), old.values()))
+            )
+        )
+    if kind is list:
+        return len(container) == len(old) and all(map(operator.is_, container, old))
+    if kind is types.CellType:
+        try:
+            return container.cell_contents is old
+        except ValueError:
+            return old is MISSING
+    return False
 
 
 def _differences(container: Any, old: Any) -> Iterator[Change]:
@@ -217,7 +248,10 @@ class _Walk:
             self._visit(self._stack.pop())
 
     def _add(self, value: Any) -> None:
-        if isinstance(value, _ATOMS) or id(value) in self._seen or id(value) in self._without:
+        kind = type(value)
+        if kind in _OFTEN_ATOMS or id(value) in self._seen or id(value) in self._without:
+            return
+        if kind not in _OFTEN_NOT and isinstance(value, _ATOMS):
             return
         self._seen.add(id(value))
         self._keep.append(value)
@@ -229,7 +263,22 @@ class _Walk:
         return container
 
     def _visit(self, value: Any) -> None:
-        if _is_of_the_log(value):
+        kind = type(value)
+        if kind is dict or kind is OrderedDict or kind is list:
+            copy: Any = list(value) if kind is list else dict(dict.items(value))
+            if id(value) not in self.copies and id(value) not in self._without:
+                self.copies[id(value)] = (value, copy)
+            for item in copy if kind is list else copy.values():
+                self._held(item, value)
+            if kind is OrderedDict:
+                self._add(value.__dict__)
+            return
+        if kind is tuple:
+            for item in value:
+                self._held(item, value)
+            return
+        is_of_the_log = _is_of_the_log(value)
+        if is_of_the_log:
             self._add(getattr(value, HOOKED, None))
         elif isinstance(value, dict):
             self._copy(value)
@@ -240,8 +289,8 @@ class _Walk:
             for item in contents(value):
                 self._held(item, value)
         elif isinstance(value, (tuple, frozenset)):
-            kind: Any = tuple if isinstance(value, tuple) else frozenset
-            for item in kind.__iter__(value):
+            base: Any = tuple if isinstance(value, tuple) else frozenset
+            for item in base.__iter__(value):
                 self._held(item, value)
         elif isinstance(value, types.FunctionType):
             self._function(value)
@@ -265,7 +314,7 @@ class _Walk:
                 self._add(function)
         elif isinstance(value, type):
             self._class(value)
-        if not isinstance(value, (type, StagedObject)) and not _is_of_the_log(value):
+        if not is_of_the_log and not isinstance(value, (type, StagedObject)):
             self._attributes(value)
 
     def _held(self, item: Any, holder: Any) -> None:

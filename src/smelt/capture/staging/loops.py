@@ -150,12 +150,15 @@ class Loop:
 
         def run() -> Outcome:
             self.session.recorder.depth += 1
+            changes: dict[tuple[int, Any], Change] | None = None
             try:
                 for change, value in writes:
                     change.put(value)
                 self.set(values)
                 given = part(*arguments)
-                return Outcome(self.get(), self.snapshot.changes(), test=given if part is self.test else None)
+                left = self.get()
+                changes = self.snapshot.changes()
+                return Outcome(left, changes, test=given if part is self.test else None)
             except Exception as error:
                 if isinstance(error, UnboundLocalError) and self.poisoned:
                     self.unstable("a variable has a value from an earlier turn only")
@@ -166,7 +169,7 @@ class Loop:
                 return Outcome(is_raised=True)
             finally:
                 self.session.recorder.depth -= 1
-                self.snapshot.restore()
+                self.snapshot.restore(None if changes is None else changes.values())
                 self.set(self.init)
 
         return run
