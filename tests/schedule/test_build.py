@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -38,6 +39,22 @@ def test_share_has_the_very_tensors_and_modules_of_its_own():
     assert not _parts(built) & _parts(model)
     assert built.norm.weight is model.norm.weight and built.seen is model.seen
     assert built.head.weight is built.embed.weight is model.embed.weight
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_empty_tables_of_a_copy_are_its_own_and_one_where_they_were_one(share):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    noted = OrderedDict()
+    noted.title = "kept"
+    model.seen, model.noted, model.names = {}, noted, set()
+    model[0].seen, model[1].noted = model.seen, noted
+    built = smelt.schedule(model).build(share=share)
+    assert built[0].seen is built.seen and built[1].noted is built.noted and built.noted.title == "kept"
+    built.seen["x"], built.noted["x"] = 1, 1
+    built.names.add("x")
+    built[0].register_forward_hook(lambda module, args, result: result * 0)
+    assert not model.seen and not model.noted and not model.names and not model[0]._forward_hooks
+    assert not built[1]._forward_hooks and type(built[0]._forward_hooks) is OrderedDict
 
 
 def test_a_built_module_pickles_with_its_steps():

@@ -7,6 +7,7 @@ views of one memory), and classes, keys, flags, hooks and attributes are those o
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ HOOKS = (
 )  # fmt: skip
 """Where a module keeps its hooks, and what is known of them."""
 CALLED = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_PLAIN = (bool, int, float, str, type(None), set)
 Memo = dict[int, Any]
 """What deepcopy has copied, by the id of the original."""
 
@@ -29,7 +31,8 @@ def shadow(module: torch.nn.Module, known: Mapping[int, Any] | None = None) -> t
 
     known: objects that have their copy already. Raises: ScheduleError (S0612) where a part cannot be copied.
     """
-    memo: Memo = {id(tensor): tensor for tensor in tensors(module)}
+    memo: Memo = _emptied(module)
+    memo.update((id(tensor), tensor) for tensor in tensors(module))
     memo.update(known or {})
     return _copied(module, memo), memo
 
@@ -37,7 +40,8 @@ def shadow(module: torch.nn.Module, known: Mapping[int, Any] | None = None) -> t
 def build(module: torch.nn.Module, known: Mapping[int, Any] | None = None) -> torch.nn.Module:
     """A copy with tensors of its own. known, Raises: as of `shadow`."""
     # What autograd computed is no leaf, which deepcopy refuses; the copy has its value, and is computed anew.
-    memo: Memo = {id(t): t.detach().clone() for t in tensors(module) if not t.is_leaf}
+    memo: Memo = _emptied(module)
+    memo.update((id(t), t.detach().clone()) for t in tensors(module) if not t.is_leaf)
     memo.update(known or {})
     return _copied(module, memo)
 
@@ -54,6 +58,20 @@ def without_hooks(module: torch.nn.Module) -> torch.nn.Module:
         for name in HOOKS:
             getattr(part, name, {}).clear()
     return copied
+
+
+def _emptied(module: torch.nn.Module) -> Memo:
+    """Copies of the empty tables that each module has a dozen of (its hooks): deepcopy takes much longer for them."""
+    memo: Memo = {}
+    for part in module.modules():
+        for value in part.__dict__.values():
+            kind = type(value)
+            if kind is OrderedDict:
+                if not value and not value.__dict__:
+                    memo[id(value)] = OrderedDict()
+            elif (kind is set or kind is dict) and not value:
+                memo[id(value)] = kind()
+    return memo
 
 
 def _copied(module: torch.nn.Module, memo: Memo) -> torch.nn.Module:
@@ -81,7 +99,9 @@ def tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     """All tensors of a tree: parameters, buffers, and those in plain attributes and containers of these."""
     for part in module.modules():
         for value in part.__dict__.values():
-            yield from _tensors_in(value, 0)
+            kind = type(value)
+            if kind not in _PLAIN and (kind not in (dict, OrderedDict) or value):
+                yield from _tensors_in(value, 0)
 
 
 def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:

@@ -25,7 +25,7 @@ from smelt.scheduling.observing import ObservedRun
 from smelt.scheduling.probing import probe_of, run_seen
 from smelt.scheduling.scheduled import scheduled_of
 from smelt.scheduling.scope_capture import ScopeCapture, capture_scope
-from smelt.scheduling.scope_twins import Call, twins
+from smelt.scheduling.scope_twins import Call, Known, twins
 from smelt.scheduling.target import Target, join
 
 _COMPARED = 4  # captures of one class that another call is compared with
@@ -145,13 +145,18 @@ def _captures(seen: Mapping[str, Call], paths: Iterable[str]) -> dict[str, _Made
     """The graph of each call, the tensors behind it, and the path of which it is: like calls are captured once."""
     made: dict[str, _Made] = {}
     runs: dict[type, list[tuple[str, Call, ScopeCapture]]] = {}
+    ready: dict[str, Known] = {}
     for path in paths:
         call = seen.get(path)
         if call is None:
             continue
         known = runs.setdefault(type(call.module), [])
         for first, run, capture in known[-_COMPARED:]:
-            tensors = None if capture.reads is None else twins(run, capture.reads, capture.state, call)
+            if capture.reads is None:
+                continue
+            if first not in ready:
+                ready[first] = Known(capture.reads, capture.state)
+            tensors = twins(run, ready[first], call)
             if tensors is not None:
                 made[path] = capture.graph, tensors, first
                 break
@@ -170,6 +175,7 @@ def _captures(seen: Mapping[str, Call], paths: Iterable[str]) -> dict[str, _Made
                     fix="select a smaller module, in which this does not happen", code="S0613",
                 ) from error  # fmt: skip
             known.append((path, call, capture))
+            ready.clear()  # what other runs read may have changed in this one
             made[path] = capture.graph, capture.state, path
     return made
 

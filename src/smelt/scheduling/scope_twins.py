@@ -12,6 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from smelt.scheduling.copying import HOOKS
 _TABLES = ("_parameters", "_buffers", "_modules")
 _CALLED = ("forward", "_call_impl", "_compiled_call_impl")
 _CONTAINERS = (list, tuple, dict, OrderedDict)
+_PLAIN = (bool, int, float, str, type(None))
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _OF_OWN = frozenset(("item", "absent", "content", "module", "object"))
 _DEPTH = 3
@@ -44,25 +46,36 @@ class Call:
     kwargs: dict[str, Any]
 
 
-def twins(
-    first: Call, reads: Iterable[Read], state: Mapping[str, torch.Tensor], other: Call
-) -> dict[str, torch.Tensor] | None:
-    """The other call's tensors behind the first one's graph, by path; None where it may have another graph.
+class Known:
+    """What a recorded run of a call read, made ready to be compared with other calls, until code of the user's runs.
 
-    reads: all that a recorded run of the first call read. state: what stands behind its graph.
+    reads: all of it. state: the tensors behind the run's graph, by path.
     """
-    pairs, reads = _Pairs(), list(reads)
+
+    def __init__(self, reads: Iterable[Read], state: Mapping[str, torch.Tensor]) -> None:
+        self.reads, self.state = list(reads), state
+        self.told = [_told(read.key) | _told(read.value) for read in self.reads]
+
+    @cached_property
+    def asks_for_all(self) -> bool:
+        """Whether code that ran, or may have, asks a module for all of its attributes."""
+        return _asks_for_all(self.reads)
+
+
+def twins(first: Call, known: Known, other: Call) -> dict[str, torch.Tensor] | None:
+    """The other call's tensors behind the first one's graph, by path; None where it may have another graph."""
+    pairs = _Pairs()
     if not (
         pairs.modules(first.module, other.module)
         and pairs.values(first.args, other.args)
         and pairs.values(first.kwargs, other.kwargs)
-        and all(map(pairs.holds, reads))
+        and all(map(pairs.holds, known.reads, known.told))
     ):
         return None
-    if pairs.differing and _asks_for_all(reads):
+    if pairs.differing and known.asks_for_all:
         return None
-    found = {path: pairs.there.get(id(tensor), tensor) for path, tensor in state.items()}
-    if any(pairs.tells(tensor) for path, tensor in state.items() if found[path] is tensor):
+    found = {path: pairs.there.get(id(tensor), tensor) for path, tensor in known.state.items()}
+    if any(pairs.is_own(tensor) for path, tensor in known.state.items() if found[path] is tensor):
         return None
     return found
 
@@ -118,6 +131,8 @@ class _Pairs:
 
     def _tried(self, a: Any, b: Any) -> bool:
         """The same, leaving nothing behind where they are not alike."""
+        if type(a) in _PLAIN:
+            return type(a) is type(b) and same(a, b)
         done, differing = len(self._done), set(self.differing)
         if self.values(a, b):
             return True
@@ -158,8 +173,8 @@ class _Pairs:
         self._set(self._memory_back, there, here)
         return True
 
-    def holds(self, read: Read) -> bool:
-        """Whether what the first run read is the same for the other."""
+    def holds(self, read: Read, told: frozenset[int | None]) -> bool:
+        """Whether what the first run read is the same for the other. told: what could tell the two apart."""
         owner = id(read.owner)
         if owner in self._own:
             if read.kind not in _OF_OWN:
@@ -167,25 +182,29 @@ class _Pairs:
             if read.kind == "content":
                 return not any(where == owner for where, _ in self.differing)
             return read.kind in ("module", "object") or (owner, read.key) not in self.differing
-        return not self.tells(read.key) and not self.tells(read.value)
+        return None not in told and told.isdisjoint(self._own)
 
-    def tells(self, value: Any, depth: int = 0) -> bool:
-        """Whether a value could tell one of the two from the other: an object that only one has, or its number."""
-        if id(value) in self._own or isinstance(value, weakref.ReferenceType):
-            return True
-        if type(value) is int:
-            return value in self._own
-        if depth == _DEPTH:
-            return False
+    def is_own(self, value: object) -> bool:
+        """Whether only one of the two has an object."""
+        return id(value) in self._own
+
+
+def _told(value: Any, depth: int = 0) -> frozenset[int | None]:
+    """By what a value could tell one call from another: objects in it, or their numbers; None where that is open."""
+    if isinstance(value, weakref.ReferenceType):
+        return frozenset((None,))
+    told: set[int | None] = {id(value)}
+    if type(value) is int:
+        told.add(value)
+    elif depth < _DEPTH:
         if isinstance(value, dict):
-            return any(self.tells(key, depth + 1) or self.tells(item, depth + 1) for key, item in value.items())
-        if isinstance(value, list | tuple | set | frozenset):
-            return any(self.tells(item, depth + 1) for item in value)
-        return False
+            told.update(*(_told(item, depth + 1) for pair in value.items() for item in pair))
+        elif isinstance(value, list | tuple | set | frozenset):
+            told.update(*(_told(item, depth + 1) for item in value))
+    return frozenset(told)
 
 
 def _asks_for_all(reads: Sequence[Read]) -> bool:
-    """Whether code that ran, or may have, asks a module for all of its attributes."""
     # Of other classes these are told of their own object, and a name at most.
     elsewhere = {
         id(getattr(read.value, "__code__", None))
