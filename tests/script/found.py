@@ -162,3 +162,20 @@ class written_on_one_path(Buffered):
 @case((X,), (-X,))
 def extremes_of_rows(x: smelt.f32[3, 4]):
     return x[0] * max(x[1]), min(x[0]), max(x[:, 1]), min([x[0, 1], x[2, 0]]), max(x[0][1:], key=lambda v: -v)
+
+
+@case((X,), (-X,))
+def taken_apart_into_too_few(x):
+    if x.sum() > -1:
+        a, b = torch.zeros(3)
+        x = x + a + b
+    return x
+
+
+@case((X,), (-X,))
+def taken_apart_into_too_many(x):
+    try:
+        a, b = torch.zeros(0)
+    except LookupError:
+        return x
+    return x + a + b

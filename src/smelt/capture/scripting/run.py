@@ -251,12 +251,18 @@ class _Run:
         session = self.session
         session.base_frame = sys._getframe()
         self.error: Exception | None = None
+        self.came_up: Span | None = None
         try:
             args, kwargs = self.parameters.make(session)
             result = calls.call(session, runtime, 0, self.fn, args, kwargs)
             return Outcome(_as_returned(session, result), snapshot.changes())
         except Exception as error:
-            check_genuine(session, error)
+            try:
+                check_genuine(session, error)
+            except CannotStage as stop:
+                # The program's frames have ended: where it was, the error tells.
+                self.came_up = _line_of(error) if stop.__cause__ is error else None
+                raise
             self._check_types(error)
             self.error = error
             record_raise(session, error)
@@ -338,6 +344,8 @@ class _Run:
                 first, second = (f"{where.file}:{line}" for line in arms)
                 return _error(stop.what, f"one path comes by {first}, the other by {second}; {stop.why}", stop.site)
         error = _error(stop.what, stop.why, stop.site)
+        if self.came_up is not None:
+            return replace(error, where=self.came_up)
         # What is found when the run has ended has no place of its own: the program's first line.
         return error if error.where is not None else replace(error, where=self.parameters.span)
 

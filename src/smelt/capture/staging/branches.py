@@ -204,6 +204,7 @@ def check_genuine(session: Session, error: Exception) -> None:
     if (
         isinstance(error, UnboundLocalError)
         or (isinstance(error, NameError) and _is_raised_by_user(error, "LOAD_"))
+        or (isinstance(error, ValueError) and _is_raised_by_user(error, "UNPACK_"))
         or any(error is known for known in (*session.raised, *session.refused))
         or _is_raised_by_user(error)
     ):
