@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import smelt
 from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.lower import kept as kept_module
+from smelt.codegen.lower.static_program import StaticProgram
 from smelt.compiler import Unit, kept_plans, source_digest
 from smelt.diag import SmeltWarning
 from smelt.runtime.cache import CodeCache, list_cache
@@ -263,6 +264,46 @@ def test_a_state_of_another_type_is_not_read_as_planned(tmp_path: Path, monkeypa
         assert not unit.is_from_disk
         with torch.no_grad():
             torch.testing.assert_close(found[1], model(x), rtol=1e-4, atol=1e-4)
+
+
+class Shifted(nn.Module):
+    """Its graph's text does not tell whether the buffer is conjugated, or its memory holds the negated elements."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        part = self.table.imag if self.table.is_complex() else self.table
+        return part + x, x @ part
+
+
+@pytest.mark.filterwarnings("ignore:.*holds the negated elements:smelt.diag.SmeltWarning")
+@pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 1)], ids=str)
+@pytest.mark.parametrize("kind", ["conjugated", "negated"])
+def test_bits_of_the_state_are_no_part_of_a_plan(kind: str, order: tuple[int, ...], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, table = torch.randn(4, 4), torch.randn(4, 4, dtype=torch.complex64)
+    both = [table, table.conj()] if kind == "conjugated" else [table.imag, table.conj().imag]
+    for which in order:
+        model = Shifted(both[which])
+        program = compiled(model, tmp_path)
+        with torch.no_grad():
+            for _ in range(2):
+                torch.testing.assert_close(call(program, x), model(x))
+
+
+def test_what_lies_otherwise_is_not_held_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that folds weights may lay its result otherwise than in the process that made the plan."""
+    called(*made("embedded", 0), tmp_path)
+    run = StaticProgram.run
+    monkeypatch.setattr(StaticProgram, "run", lambda self, state: run(self, state).t().contiguous().t())
+    model, x = made("embedded", 1)
+    found, unit = called(model, x, tmp_path)
+    assert not unit.is_from_disk
+    monkeypatch.undo()
+    with torch.no_grad():
+        torch.testing.assert_close(found[1], model(x), rtol=1e-4, atol=1e-4)
 
 
 def test_an_error_that_a_kernel_leaves_to_eager(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ def unsupported(tensor: torch.Tensor) -> str | None:
         return "an argument is on the meta device"
     if tensor.dtype.is_complex:
         return "an argument is complex"
+    if tensor.is_neg():
+        return "an argument's memory holds the negated elements"
     return None
 
 

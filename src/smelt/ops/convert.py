@@ -173,12 +173,12 @@ def element_bytes(tensor: torch.Tensor) -> bytes:
 
 def strided_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same sizes and strides that shares no memory, overlapping elements included."""
-    tensor = tensor.resolve_conj().resolve_neg()
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.numel() == 0:
-        return tensor.clone()
+        return tensor.resolve_conj().resolve_neg().clone()
     # One run of memory over all the places, so that elements which share a place still do.
     extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = tensor.as_strided((extent,), (1,)).clone()
+    # What resolves bits may lay elements otherwise, but not those of one run.
+    memory = tensor.as_strided((extent,), (1,)).resolve_conj().resolve_neg().clone()
     return memory.as_strided(tensor.shape, tensor.stride())
 
 

@@ -29,6 +29,7 @@ from smelt.codegen.lower.held import Made, made_again
 from smelt.codegen.lower.lowering import lower
 from smelt.codegen.lower.report import Report
 from smelt.codegen.lower.result import Lookup, Lowered, Mutation, OutputRecipe, StateName
+from smelt.codegen.lower.static_program import OtherState
 from smelt.diag import Options, SmeltError
 from smelt.ir import Graph
 from smelt.ops.registry import overload
@@ -127,6 +128,7 @@ class _Kept:
     handles: tuple[StateName, ...]
     constants: tuple[StateName, ...]
     held: Mapping[int, Made]
+    layouts: Mapping[int, tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]]
     known_by: str
     report: bytes
 
@@ -204,9 +206,14 @@ def write(lowered: Lowered) -> bytes:
     report = zlib.compress(_dumped(lowered.report), 1)
     kept = _Kept(
         replace(plan, held=(), instructions=instructions), lowered.outputs, lowered.mutations, lowered.handles,
-        lowered.constants, held, digest_of(plan), report,
+        lowered.constants, held, {slot: _layout(tensor) for slot, tensor in plan.held}, digest_of(plan), report,
     )  # fmt: skip
     return _dumped(kept)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]:
+    # oneDNN's own tensors have no strides; such a plan is not kept.
+    return tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def _dumped(value: Any) -> bytes:
@@ -231,6 +238,8 @@ def read(data: bytes, optimize: Callable[[], Graph], state: Lookup, isa: Isa | N
     later.known_by = kept.known_by
     fills = Fills()
     found = made_again(kept.held, state, isa, options, fills)
+    if {slot: _layout(tensor) for slot, tensor in found.items()} != kept.layouts:
+        raise OtherState("what the plan keeps lies otherwise in memory")
     fills.start()
     plan = replace(kept.plan, held=tuple(found.items()))
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from smelt.codegen.lower.result import Lookup, StateName
-from smelt.codegen.lower.statics import STATE_OPS, Statics, needed, state_name
+from smelt.codegen.lower.statics import STATE_OPS, Statics, needed, plain_signed, state_name
 from smelt.ir import Arg, Node, TensorType, Value
 from smelt.ops.convert import dummy_of, to_torch, type_of
 from smelt.ops.evaluate import constant
@@ -126,7 +126,7 @@ def _run(step: Step, state: Lookup, fill: Any) -> Any:
             return (dummy_of(type_),)
     if step.op == "unpack":
         return fill(step.args[0])
-    made = overload(step.op)(*map(fill, step.args), **{k: fill(v) for k, v in step.kwargs})  # type: ignore[misc]
+    made = plain_signed(overload(step.op)(*map(fill, step.args), **{k: fill(v) for k, v in step.kwargs}))  # type: ignore[misc]
     return made if step.is_list else (made,)
 
 
@@ -136,7 +136,8 @@ def read(wanted: Read, state: Lookup) -> torch.Tensor:
         tensor = state(wanted.name.kind, wanted.name.path)
     except KeyError as error:
         raise OtherState(str(wanted.name)) from error
-    if type_of(tensor) != wanted.type:
+    # A type does not tell whether memory holds the negated elements.
+    if type_of(tensor) != wanted.type or tensor.is_neg():
         raise OtherState(str(wanted.name))
     return tensor
 

@@ -19,7 +19,7 @@ from smelt.codegen.lower.result import Lookup, StateName
 from smelt.diag import SmeltError
 from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
 from smelt.ir.sizes import current_trace, is_symbolic
-from smelt.ops.convert import bind, dtype_to_torch, dummy_of, type_of
+from smelt.ops.convert import bind, dtype_to_torch, dummy_of, strided_copy, type_of
 from smelt.ops.effects import alias_of, effects, is_pure
 from smelt.ops.evaluate import constant
 from smelt.ops.registry import overload
@@ -159,9 +159,16 @@ class Statics:
             result = overload(node.op)(  # type: ignore[misc]
                 *(bind(a, operands) for a in node.args), **{k: bind(a, operands) for k, a in node.kwargs.items()}
             )
+        result = plain_signed(result)
         if isinstance(result, torch.Tensor) and alias_of(node) is None:
             self.folded_nbytes += result.numel() * result.element_size()
         return result
+
+
+def plain_signed(result: Any) -> Any:
+    """An operator's result; a copy, strided alike, of one whose memory holds the negated elements (`z.conj().imag`)."""
+    is_lazy = isinstance(result, torch.Tensor) and result.is_neg()
+    return strided_copy(result) if is_lazy else result
 
 
 def needed(node: Node, known: dict[Value, Any]) -> Iterator[Node]:
@@ -196,6 +203,14 @@ def _check_type(node: Node, tensor: torch.Tensor) -> None:
             where=node.span,
             why="the plan is made for one layout of the state",
             fix="capture the program again",
+            code="S0303",
+        )
+    if tensor.is_neg():
+        raise SmeltError(
+            f"the memory of {node.op} {node.args[0]!r} holds the negated elements",
+            where=node.span,
+            why="kernels read memory as it is",
+            fix="give the program `tensor.resolve_neg()`; until then it runs eagerly",
             code="S0303",
         )
 

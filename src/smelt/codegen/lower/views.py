@@ -6,7 +6,14 @@ from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.geometry import view_geometry
-from smelt.ir import Node, TensorType, Value
+from smelt.codegen.lower.sharing import view_source
+from smelt.codegen.lower.statics import STATE_OPS
+from smelt.ir import Graph, Node, Region, TensorType, Value
+from smelt.runtime.plan import Copy
+
+# Their results' memory may hold the negated elements (torch's negative bit), which only torch's own operators heed.
+_NEGATED = ("aten.imag.default", "aten._neg_view.default")
+_CONJUGATED = frozenset(f"aten.{name}.default" for name in ("conj", "_conj", "adjoint", "mH", "matrix_H", "_neg_view"))
 
 
 def lower_view(ctx: Context, node: Node, source: Value) -> None:
@@ -44,3 +51,35 @@ def _lower_opaque(ctx: Context, node: Node, source: Value) -> None:
     if place.storage.kind == "arena":
         ctx.bind(source, ctx.cloned(place))
     dispatch(ctx, node)
+    if node.op in _NEGATED and any(not _is_output(user) for user in node.result.users):
+        _copy_elements(ctx, node)
+
+
+def _is_output(user: Node | Region) -> bool:
+    return isinstance(user, Region) and isinstance(user.owner, Graph)
+
+
+def _copy_elements(ctx: Context, node: Node) -> None:
+    """Memory with the elements as they read, for kernels know no bits.
+
+    Raises: SmeltError (S0303) where the memory that torch would read them from is seen outside, too.
+    """
+    value = node.result
+    if ctx.escapes(value):
+        if _may_be_negated(node):
+            raise cannot_lower(node, "its memory, which is seen outside, may hold the negated elements")
+        return
+    lazy = ctx.place(value)
+    storage = ctx.builder.empty(lazy.geometry, lazy.storage.dtype)
+    ctx.builder.emit(Copy(storage.slot, ctx.builder.handle(lazy)))
+    ctx.bind(value, Place(storage, storage.base))
+
+
+def _may_be_negated(node: Node) -> bool:
+    source = view_source(node)
+    while source is not None and node.op not in _CONJUGATED:
+        made = source.node
+        if made is None or made.op in STATE_OPS:
+            return True
+        node, source = made, view_source(made)
+    return node.op in _CONJUGATED

@@ -1,0 +1,66 @@
+"""Memory that holds the negated elements, as `z.conj().imag` does: kernels read memory as it is, so they get a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import smelt
+from smelt.ops.convert import strided_copy
+
+
+def negative(x: Tensor) -> Tensor:
+    return torch.complex(x, x + 1).conj().imag
+
+
+def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    z = torch.complex(x, x + 1).mH
+    return z, z.imag[1:] + 1
+
+
+def chosen(x: Tensor) -> Tensor:
+    y = negative(x) if x.sum() > 0 else x
+    return y * 2
+
+
+PROGRAMS: dict[str, Callable[[Tensor], object]] = {
+    "pointwise": lambda x: negative(x) + 1,
+    "a view of it": lambda x: negative(x)[1:].t() * 2,
+    "reduction": lambda x: (torch.fft.rfft(x).conj().imag * 2).sum(),
+    "product": lambda x: negative(x) @ x,
+    "joined": lambda x: torch.cat([negative(x), x]),
+    "adjoint": lambda x: torch.complex(x, x + 1).adjoint().imag.softmax(-1),
+    "negative view": lambda x: torch._neg_view(x).exp(),
+    "plain": lambda x: torch.complex(x, x + 1).imag * 3,
+    "given back": lambda x: (negative(x), x + 1),
+    "its memory given back": both,
+    "of a branch": chosen,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be lowered:smelt.diag.SmeltWarning")
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_made_by_the_program(kind: str) -> None:
+    torch.manual_seed(0)
+    program, x = PROGRAMS[kind], torch.randn(4, 4).abs()
+    compiled = smelt.compile(program)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), program(x), check_stride=True)
+
+
+def test_an_argument() -> None:
+    z = torch.randn(4, 4, dtype=torch.complex64)
+    compiled = smelt.compile(lambda x: x + 1)
+    for x in (z.imag, z.imag, z.conj().imag, z.conj().imag, z.imag):
+        torch.testing.assert_close(compiled(x), x + 1)
+
+
+def test_a_copy_with_the_same_strides() -> None:
+    z = torch.randn(3, 4, dtype=torch.complex64).conj()
+    for lazy in (z.imag, z.imag.t(), z.t(), z.imag[:1].expand(3, 4)):
+        copy = strided_copy(lazy)
+        assert copy.stride() == lazy.stride() and not copy.is_neg() and not copy.is_conj()
+        torch.testing.assert_close(copy, lazy.resolve_conj().resolve_neg(), check_stride=False)
