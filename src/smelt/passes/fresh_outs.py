@@ -19,6 +19,8 @@ from smelt.ops.typing import infer
 from smelt.passes.mutations import functional_call
 from smelt.rewrite import Rewriter
 
+_STATE = ("param", "buffer", "captured", "const")
+
 
 def fill_fresh_outs(rewriter: Rewriter, emit: GraphEmitter) -> None:
     """Make the results of such operators by their functional counterparts."""
@@ -51,8 +53,8 @@ def _is_resized(target: Value) -> bool:
 
 
 def _is_its_own(target: Value) -> bool:
-    """Whether it was made for this one use."""
+    """Whether it was made for this one use, and is nobody's state."""
     node = target.node
-    if node is None or len(target.users) != 1 or effects(node).rng:
+    if node is None or node.op in _STATE or len(target.users) != 1 or effects(node).rng:
         return False
     return not node.regions and not any(aliases(node))
