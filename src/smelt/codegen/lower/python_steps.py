@@ -73,7 +73,14 @@ def step_of(node: Node, last: Sequence[Value] = ()) -> Step:
     """A node as a call. Raises: InternalError (S0202) for an operator that there is none of."""
     args = tuple(map(Bound.of, node.args))
     kwargs = {name: Bound.of(arg) for name, arg in node.kwargs.items()}
-    return Step(function_of(node.op), args, kwargs, node.mode, tuple(node.results), tuple(last))
+    # One result is what the call gives, and of a sequence of one it is the element.
+    run = _only if node.op == "unpack" and len(node.results) == 1 else function_of(node.op)
+    return Step(run, args, kwargs, node.mode, tuple(node.results), tuple(last))
+
+
+def _only(items: Sequence[Any]) -> Any:
+    (item,) = items
+    return item
 
 
 def steps_of(nodes: Sequence[Node], gives: Sequence[Value]) -> tuple[Step, ...]:
