@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from smelt.ir import Arg, Graph, Node, Region, Value, values_in
+from smelt.ir import STATE_OPS, Arg, Graph, Node, Region, Value, values_in
 from smelt.ops.effects import aliases as node_aliases
 from smelt.ops.effects import effects
 
 _CONTROL = ("if", "for", "while")
-_STATE = ("param", "buffer", "captured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ def is_external(root: Value) -> bool:
     """Whether memory belongs to the caller: a graph's input, a parameter, a buffer, a captured tensor."""
     if isinstance(root.owner, Region):
         return isinstance(root.owner.owner, Graph)
-    return root.owner.op in _STATE
+    return root.owner.op in STATE_OPS
 
 
 def _external_name(root: Value) -> str:

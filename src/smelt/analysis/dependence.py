@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from smelt.ir import Graph, Region, Value, values_in
+from smelt.ir import STATE_OPS, Graph, Region, Value, values_in
 from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.effects import effects
 
@@ -12,7 +12,6 @@ Dependence: TypeAlias = Literal["constant", "state", "call"]
 """constant: only literals. state: parameters, buffers, captured tensors too. call: inputs, randomness, effects."""
 
 _RANK: dict[Dependence, int] = {"constant": 0, "state": 1, "call": 2}
-_STATE = ("param", "buffer", "captured")
 
 
 def dependence(graph: Graph) -> dict[Value, Dependence]:
@@ -34,7 +33,7 @@ def _region(region: Region, found: dict[Value, Dependence], written: set[Value])
     for node in region:
         for inner in node.regions:
             _region(inner, found, written)
-        level: Dependence = "state" if node.op in _STATE else "constant"
+        level: Dependence = "state" if node.op in STATE_OPS else "constant"
         effect = effects(node)
         inside = [v for r in node.regions for arg in r.yields for v in values_in(arg)]
         if not effect.is_reproducible or written.intersection((*node.operands(), *node.results)):

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from smelt._torch.storage import nbytes_spanned
-from smelt.ir import Graph
-
-_STATE = ("param", "buffer", "captured")
+from smelt.ir import STATE_OPS, Graph
 
 
 def entangled(graph: Graph, inputs: Sequence[Any], lookup: Callable[[str, str], torch.Tensor]) -> frozenset[str]:
@@ -21,7 +19,7 @@ def entangled(graph: Graph, inputs: Sequence[Any], lookup: Callable[[str, str], 
     given = zip(graph.inputs, inputs, strict=False)  # numbers among them
     named = [(value.name, tensor) for value, tensor in given if isinstance(tensor, torch.Tensor)]
     for node in graph.walk():
-        if node.op in _STATE:
+        if node.op in STATE_OPS:
             named.append((node.result.name, lookup(node.op, str(node.args[0]))))
     extents = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + nbytes_spanned(tensor), name)

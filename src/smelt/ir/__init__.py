@@ -6,6 +6,7 @@ from smelt.ir.dtypes import DType
 from smelt.ir.graph import Graph, parse
 from smelt.ir.lexer import TextError
 from smelt.ir.nodes import (
+    STATE_OPS,
     Arg,
     Device,
     Layout,
@@ -46,6 +47,7 @@ __all__ = [
     "FLOAT",
     "INT",
     "NONE",
+    "STATE_OPS",
     "STR",
     "UNKNOWN_DIM",
     "Arg",

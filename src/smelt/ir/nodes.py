@@ -19,6 +19,9 @@ from smelt.ir.types import Type
 if TYPE_CHECKING:
     from smelt.ir.graph import Graph
 
+# Nodes that stand for tensors which were there before the program.
+STATE_OPS = ("param", "buffer", "captured")
+
 
 @dataclass(frozen=True, slots=True)
 class Device:

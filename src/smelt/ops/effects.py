@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from smelt.ir import Arg, Node, TensorType, TupleType, Type, Value, may_hold_tensor, values_in
+from smelt.ir import STATE_OPS, Arg, Node, TensorType, TupleType, Type, Value, may_hold_tensor, values_in
 from smelt.ops.catalogue import record_of
 from smelt.ops.meta import CannotRun, meta_outcome, operand_values
 from smelt.ops.python_ops import python_op
@@ -18,7 +18,7 @@ from smelt.ops.registry import Argument, Schema, arguments_of, by_overload, over
 from smelt.ops.scalar_reads import scalar_read
 
 _KNOWN_NAMESPACES = ("aten", "prims")
-_STATE = ("param", "buffer", "captured", "const")
+_MADE_BEFORE = (*STATE_OPS, "const")
 _CONTROL = ("if", "for", "while")
 
 
@@ -66,7 +66,7 @@ def effects(node: Node) -> Effects:
 
 
 def _effects(node: Node) -> Effects:
-    if node.op in _STATE or node.op == "unpack":
+    if node.op in _MADE_BEFORE or node.op == "unpack":
         return PURE
     if node.op == "write":
         return Effects(writes=tuple(values_in(node.args[0])))
@@ -237,7 +237,7 @@ def aliases(node: Node) -> tuple[tuple[Value, ...], ...]:
 
 
 def _aliases(node: Node) -> tuple[tuple[Value, ...], ...]:
-    if node.op in _STATE:
+    if node.op in _MADE_BEFORE:
         return tuple(() for _ in node.results)
     if node.op == "write":
         return (tuple(values_in(node.args[0])),)

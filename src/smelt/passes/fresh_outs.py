@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from smelt.diag import InternalError
-from smelt.ir import Arg, TensorType, Type, Value
+from smelt.ir import STATE_OPS, Arg, TensorType, Type, Value
 from smelt.ops.effects import aliases, effects
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.registry import schema_of
 from smelt.ops.typing import infer
 from smelt.passes.mutations import functional_call
 from smelt.rewrite import Rewriter
-
-_STATE = ("param", "buffer", "captured", "const")
 
 
 def fill_fresh_outs(rewriter: Rewriter, emit: GraphEmitter) -> None:
@@ -55,6 +53,6 @@ def _is_resized(target: Value) -> bool:
 def _is_its_own(target: Value) -> bool:
     """Whether it was made for this one use, and is nobody's state."""
     node = target.node
-    if node is None or node.op in _STATE or len(target.users) != 1 or effects(node).rng:
+    if node is None or node.op in (*STATE_OPS, "const") or len(target.users) != 1 or effects(node).rng:
         return False
     return not node.regions and not any(aliases(node))

@@ -9,11 +9,9 @@ that is read inside a region is read before it, and once for each name.
 
 from __future__ import annotations
 
-from smelt.ir import Arg, Node, Region, Value
+from smelt.ir import STATE_OPS, Arg, Node, Region, Value
 from smelt.passes.mutations import mutation_of
 from smelt.rewrite import Rewriter, carried_params, drop_results, first_carried
-
-_STATE = ("param", "buffer", "captured")
 
 
 def settle(rewriter: Rewriter) -> None:
@@ -36,7 +34,7 @@ def _hoist_state(rewriter: Rewriter) -> None:
     first: dict[tuple[str, Arg], Node] = {}
     inner: list[Node] = []
     for node in graph.walk():
-        if node.op not in _STATE:
+        if node.op not in STATE_OPS:
             continue
         if node.parent is graph.body:
             first.setdefault((node.op, node.args[0]), node)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from smelt.ir import Graph, Node
+from smelt.ir import STATE_OPS, Graph, Node
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.keys import arg_key
 from smelt.passes.lifting import inner_yields, lifted, top_of
-
-_STATE = ("param", "buffer", "captured")
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
@@ -22,7 +20,7 @@ def _run(graph: Graph, context: PassContext) -> bool:
     first: dict[Hashable, Node] = {}
     yielded = inner_yields(graph, aliases)
     for node in list(graph.walk()):
-        if node.op not in (*_STATE, "const"):
+        if node.op not in (*STATE_OPS, "const"):
             continue
         result = node.result
         if node.op == "const" and (aliases.is_written(result) or aliases.reaches_output(result)):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from smelt.ir import Dim, Graph, Node, ScalarType, TensorType, TupleType, Type, UnknownDim, Value
+from smelt.ir import STATE_OPS, Dim, Graph, Node, ScalarType, TensorType, TupleType, Type, UnknownDim, Value
 from smelt.ir.dims import size_of
 
-_STATE = frozenset(("param", "buffer", "captured", "const"))
+_MADE_BEFORE = (*STATE_OPS, "const")
 _NUMBERS = ("py.", "aten.sym_")
 # A number in the place of a tensor of one element, as torch makes them where it knows the number; a slice that at this
 # size is all there is.
@@ -51,7 +51,7 @@ def _is_straight(graph: Graph) -> bool:
 
 def _operators(graph: Graph) -> Iterator[Node]:
     for node in graph.walk():
-        if node.op not in _STATE and not node.op.startswith(_NUMBERS):
+        if node.op not in _MADE_BEFORE and not node.op.startswith(_NUMBERS):
             yield node
 
 
@@ -80,7 +80,7 @@ class _Numbers:
 def _made_of(value: Value) -> Any:
     """What a value of state is made of; the value itself for any other."""
     node = value.node
-    return (node.op, node.args) if node is not None and node.op in _STATE else value
+    return (node.op, node.args) if node is not None and node.op in _MADE_BEFORE else value
 
 
 def _fits(native: Type, symbolic: Type, hints: Mapping[str, int | float]) -> bool:

@@ -31,10 +31,10 @@ from smelt.codegen.lower.result import Lookup, StateName
 from smelt.codegen.lower.sharing import feared_sources, view_source
 from smelt.codegen.lower.sized_block import Compile, not_compiled
 from smelt.codegen.lower.static_program import Read
-from smelt.codegen.lower.statics import STATE_OPS, Statics, state_name
+from smelt.codegen.lower.statics import Statics, state_name
 from smelt.codegen.lower.unknown.cuts import cuts_of, is_copy
 from smelt.diag import Options, SmeltError
-from smelt.ir import Arg, Graph, Node, Region, TensorType, Value, values_in
+from smelt.ir import STATE_OPS, Arg, Graph, Node, Region, TensorType, Value, values_in
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.registry import arguments_of, schema_of
 from smelt.runtime.plan import Copy, Dispatch, Use

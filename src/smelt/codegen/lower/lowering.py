@@ -50,7 +50,6 @@ from smelt.codegen.lower.scalars import lower_with_numbers
 from smelt.codegen.lower.sharing import is_idle_dropout, view_source
 from smelt.codegen.lower.sized_block import Compile, Run
 from smelt.codegen.lower.sized_runs import SizedRuns, lower_sized
-from smelt.codegen.lower.statics import STATE_OPS
 from smelt.codegen.lower.unknown import padded
 from smelt.codegen.lower.unknown.adding import lower_index_add
 from smelt.codegen.lower.unknown.cutting import lower_cut
@@ -58,7 +57,7 @@ from smelt.codegen.lower.unknown.places import lower_places
 from smelt.codegen.lower.views import lower_unpack, lower_view
 from smelt.codegen.lower.writes import lower_write, mutations
 from smelt.diag import InternalError, Options, SmeltError
-from smelt.ir import Graph, Node, TensorType, TupleType, print_node
+from smelt.ir import STATE_OPS, Graph, Node, TensorType, TupleType, print_node
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import no_state
 from smelt.runtime.cache import code_cache

@@ -12,8 +12,7 @@ from smelt.codegen.lower.plain import is_plain_type
 from smelt.codegen.lower.python_nodes import collect
 from smelt.codegen.lower.result import Either, Fresh, Number, OutputRecipe, Plain, Same, ViewOf
 from smelt.codegen.lower.sharing import returns_itself, view_source
-from smelt.codegen.lower.statics import STATE_OPS
-from smelt.ir import TensorType, Value, values_in
+from smelt.ir import STATE_OPS, TensorType, Value, values_in
 from smelt.ops.convert import to_torch
 from smelt.runtime.plan import Blit, Copy
 

@@ -20,8 +20,7 @@ from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.plain import is_plain_type
 from smelt.codegen.lower.python_parts import Part, parts_of
-from smelt.codegen.lower.statics import STATE_OPS
-from smelt.ir import Arg, ListType, Node, TensorType, TupleType, Value
+from smelt.ir import STATE_OPS, Arg, ListType, Node, TensorType, TupleType, Value
 from smelt.ops.convert import dtype_to_torch, to_torch
 from smelt.runtime.plan import PyCall
 

@@ -18,9 +18,8 @@ import torch
 from smelt.codegen.lower.plain import is_number
 from smelt.codegen.lower.python_steps import Bound, Step, Values, is_true, step_of, steps_of
 from smelt.codegen.lower.sized_block import SIZE_READS, Compile, SizedBlock
-from smelt.codegen.lower.statics import STATE_OPS
 from smelt.diag import Miss
-from smelt.ir import Graph, Node, Region, TensorType, TupleType, Type, Value, values_in
+from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, TupleType, Type, Value, values_in
 from smelt.ops.convert import strided_copy
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import constant, same_number

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 
 from smelt.codegen.lower.result import Lookup, StateName
-from smelt.codegen.lower.statics import STATE_OPS, Statics, needed, plain_signed, state_name
-from smelt.ir import Arg, Node, TensorType, Value
+from smelt.codegen.lower.statics import Statics, needed, plain_signed, state_name
+from smelt.ir import STATE_OPS, Arg, Node, TensorType, Value
 from smelt.ops.convert import dummy_of, to_torch, type_of
 from smelt.ops.evaluate import constant
 from smelt.ops.registry import overload

@@ -17,14 +17,12 @@ import torch
 from smelt.codegen.lower.plain import is_plain
 from smelt.codegen.lower.result import Lookup, StateName
 from smelt.diag import SmeltError
-from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
+from smelt.ir import STATE_OPS, Arg, Graph, Node, TensorType, Value, values_in
 from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.convert import bind, dtype_to_torch, dummy_of, strided_copy, type_of
 from smelt.ops.effects import alias_of, effects, is_pure
 from smelt.ops.evaluate import constant
 from smelt.ops.registry import overload
-
-STATE_OPS = ("param", "buffer", "captured")
 
 # Their results depend on their first operand's type only, not on its elements.
 TYPE_ONLY = frozenset(

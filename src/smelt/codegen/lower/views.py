@@ -7,8 +7,7 @@ from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.geometry import view_geometry
 from smelt.codegen.lower.sharing import view_source
-from smelt.codegen.lower.statics import STATE_OPS
-from smelt.ir import Graph, Node, Region, TensorType, Value
+from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, Value
 from smelt.runtime.plan import Copy
 
 # Their results' memory may hold the negated elements (torch's negative bit), which only torch's own operators heed.

@@ -25,7 +25,7 @@ from smelt._torch.fx import take_structures
 from smelt.capture.tree import rebuild
 from smelt.compiler.doors.fx_python import emit_python
 from smelt.diag import CaptureError
-from smelt.ir import BOOL, FLOAT, INT, Arg, Graph, Node, Region, TensorType, Type, Value, values_in
+from smelt.ir import BOOL, FLOAT, INT, STATE_OPS, Arg, Graph, Node, Region, TensorType, Type, Value, values_in
 from smelt.ops.convert import strided_copy, to_torch
 from smelt.ops.evaluate import constant
 from smelt.ops.modes import contexts
@@ -33,8 +33,6 @@ from smelt.ops.registry import overload
 
 if TYPE_CHECKING:
     from smelt.compiler.unit import Unit
-
-_STATE = ("param", "buffer", "captured")
 
 
 def graph_module(unit: Unit) -> GraphModule:
@@ -103,7 +101,7 @@ class _Emitter:
 
     def node(self, node: Node) -> list[Any]:
         """The results of a node."""
-        if node.op in _STATE:
+        if node.op in STATE_OPS:
             path = str(node.args[0])
             return [self.attribute(path, self.lookup(node.op, path))]
         special = _SPECIAL.get(node.op)

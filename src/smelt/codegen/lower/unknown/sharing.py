@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from smelt.codegen.lower.statics import STATE_OPS
-from smelt.ir import Graph, Node, Region, Value, values_in
+from smelt.ir import STATE_OPS, Graph, Node, Region, Value, values_in
 from smelt.ops.effects import aliases
 
 
