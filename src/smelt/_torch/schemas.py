@@ -140,6 +140,11 @@ def tag_names(overload: Any) -> frozenset[str]:
     return frozenset(str(tag).rpartition(".")[2] for tag in getattr(overload, "tags", ()))
 
 
+def operator_name(function: Any) -> str:
+    """The name of an `OpOverload` without namespace and overload (`softmax` of `aten.softmax.int`); "" for others."""
+    return str(function).split(".")[1] if isinstance(function, torch._ops.OpOverload) else ""
+
+
 def overload_names(namespace: str, name: str) -> tuple[str, ...]:
     """The names of an operator's overloads; empty where torch has no such operator."""
     packet = getattr(getattr(torch.ops, namespace), name, None)

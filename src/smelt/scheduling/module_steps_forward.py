@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from smelt.diag import ScheduleError
 from smelt.scheduling.compare import items
 from smelt.scheduling.compare_runs import in_check, in_search
+from smelt.scheduling.islands import Region, surrounding_region
+from smelt.scheduling.nested import mapped
 
 _Inner = Callable[..., Any]
 _Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -100,6 +101,7 @@ class Checkpointed(Around):
             return self.original(*args, **kwargs)
         versions = {buffer: buffer._version for buffer in self.module.buffers()}
         before = _frozen((args, kwargs))
+        region = surrounding_region()
         runs = 0
 
         def run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -109,10 +111,11 @@ class Checkpointed(Around):
                 args, kwargs = _frozen(before) or before
             return self.original(*args, **kwargs)
 
+        def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+            return contextlib.nullcontext(), _again(region, versions)
+
         # Keywords go in one argument: some of the model's may be called as those of checkpoint are.
-        return checkpoint(
-            run, args, kwargs, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), _kept(versions))
-        )
+        return checkpoint(run, args, kwargs, use_reentrant=False, context_fn=contexts)
 
 
 def _frozen(arguments: _Given) -> _Given | None:
@@ -130,6 +133,13 @@ def _frozen(arguments: _Given) -> _Given | None:
         return copy.deepcopy((args, kwargs), memo)
     except Exception:  # whatever the classes of the arguments raise
         return None
+
+
+@contextlib.contextmanager
+def _again(region: Region, versions: Mapping[torch.Tensor, int]) -> Iterator[None]:
+    """What surrounds the second run: the first one's region, which torch's own checkpoint does not know of."""
+    with region(), _kept(versions):
+        yield
 
 
 @contextlib.contextmanager
@@ -249,32 +259,3 @@ class ChannelsLast(Around):
 
 FORMATS = {"channels_last": (torch.channels_last, 4), "channels_last_3d": (torch.channels_last_3d, 5)}
 """Names of layouts: torch's memory format, and the rank of the tensors that have it."""
-
-
-def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A nested value with its tensors changed; what has nothing to change in it stays the object that it is."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        parts = [mapped(part, change) for part in value]
-        if all(new is old for new, old in zip(parts, value, strict=True)):
-            return value
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if isinstance(value, dict):
-        changed = {key: mapped(part, change) for key, part in value.items()}
-        if all(changed[key] is value[key] for key in changed):
-            return value
-        copied: Any = copy.copy(value)
-        for key, part in changed.items():
-            copied[key] = part
-        return copied
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        moved = {name: mapped(part, change) for name, part in fields.items()}
-        if all(moved[name] is part for name, part in fields.items()):
-            return value
-        copied = copy.copy(value)
-        for name, part in moved.items():
-            object.__setattr__(copied, name, part)
-        return copied
-    return value

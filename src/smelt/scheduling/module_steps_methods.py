@@ -78,7 +78,8 @@ class ModuleSteps(Steps):
         Norms, softmax, losses, sums and powers stay in f32, and so do parameters; what leaves the module has eager's
         type. keep: modules below that stay in f32 as a whole, by path from here. max_error: what the step may give
         away, rms relative to the answer's own (bf16 0.05, f16 0.02): measured on the example inputs, told in the
-        printed schedule, and allowed by `verify`. Elsewhere called: autocast (torch).
+        printed schedule, and allowed by `verify`. In training, `checkpoint` keeps the islands when it computes again;
+        a model's own torch.utils.checkpoint knows autocast alone, and does not. Elsewhere called: autocast (torch).
         Raises: ScheduleError: S0623 where the measured error is larger, S0607 for another type, S0601 for a path in
             `keep` that there is not.
         """

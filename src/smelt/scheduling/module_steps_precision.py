@@ -10,32 +10,23 @@ Invariant: parameters stay in f32, so that training updates them as before; what
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from smelt._torch.state import has_function_mode
 from smelt.diag import ScheduleError
 from smelt.scheduling.compare_runs import in_region
 from smelt.scheduling.draft import Draft, Selected
+from smelt.scheduling.islands import Islands, widened
 from smelt.scheduling.module_steps import OnModule
 from smelt.scheduling.module_steps_error import Measured
-from smelt.scheduling.module_steps_forward import Around, mapped, surround
+from smelt.scheduling.module_steps_forward import Around, surround
+from smelt.scheduling.nested import mapped
 
 DTYPES = {torch.bfloat16: 0.05, torch.float16: 0.02}
 """The types of a region, each with the error that it may make unless told otherwise."""
-_ISLANDS = (
-    "softmax", "softmin", "log_softmax", "layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm",
-    "local_response_norm", "normalize", "norm", "cosine_similarity", "pairwise_distance", "cdist", "logsumexp",
-    "logaddexp", "logcumsumexp", "exp", "expm1", "log", "log2", "log10", "log1p", "pow", "__pow__", "__rpow__", "rsqrt",
-    "reciprocal", "softplus", "erfinv", "cumsum", "cumprod", "sum", "prod", "mean", "var", "std", "var_mean",
-    "std_mean", "dist", "renorm", "cross_entropy", "nll_loss", "kl_div", "mse_loss", "l1_loss", "smooth_l1_loss",
-    "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "poisson_nll_loss", "gaussian_nll_loss",
-    "ctc_loss", "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss", "multi_margin_loss",
-    "multilabel_margin_loss", "multilabel_soft_margin_loss", "triplet_margin_loss", "cosine_embedding_loss",
-)  # fmt: skip
 
 
 class Precision(OnModule):
@@ -83,7 +74,7 @@ class Narrow(Around):
         device = next((p.device.type for p in self.module.parameters()), "cpu")
         token = in_region.set(in_region.get() or not has_function_mode())
         try:
-            with torch.autocast(device, dtype=self.dtype), _Islands(self.dtype):
+            with torch.autocast(device, dtype=self.dtype), Islands():
                 found = self.original(*args, **kwargs)
         finally:
             in_region.reset(token)
@@ -102,31 +93,4 @@ class Kept(Around):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         device = next((p.device.type for p in self.module.parameters()), "cpu")
         with torch.autocast(device, enabled=False):
-            return self.original(*mapped(args, _widened), **mapped(kwargs, _widened))
-
-
-class _Islands(TorchFunctionMode):
-    """Gives some of torch's functions their operands in f32."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in island_functions():
-            args, kwargs = mapped(args, _widened), mapped(kwargs or {}, _widened)
-        return func(*args, **(kwargs or {}))
-
-
-@lru_cache(maxsize=1)
-def island_functions() -> frozenset[Any]:
-    """Those of torch's functions that stay in f32, in each form in which they are called."""
-    places = (torch, torch.nn.functional, torch.Tensor, torch.linalg, torch.special)
-    found = {getattr(place, name, None) for place in places for name in _ISLANDS}
-    return frozenset({*found, torch.linalg.vector_norm, torch.linalg.matrix_norm} - {None})
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in DTYPES else tensor
+            return self.original(*mapped(args, widened), **mapped(kwargs, widened))

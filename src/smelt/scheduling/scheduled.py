@@ -26,6 +26,7 @@ from smelt.ops.convert import type_of
 from smelt.runtime.guards import GuardSet
 from smelt.scheduling.compare_runs import in_region
 from smelt.scheduling.editing import GraphStep, edit
+from smelt.scheduling.islands import in_islands, unmarked
 from smelt.scheduling.module_steps_forward import surroundings
 from smelt.scheduling.running import Forward, function_of
 from smelt.scheduling.scope_capture import RanAsIs, ScopeCapture, capture_scope, capture_within
@@ -160,7 +161,7 @@ class ScheduledForward:
             )  # fmt: skip
             return self._unfit(many, args, kwargs)
         try:
-            entry = self._entry(capture_scope(self.module, self.original, args, kwargs), sizes)
+            entry = self._captured(args, kwargs, sizes)
         except RanAsIs as ran:
             self._check_unfit(ran)
             return ran.result
@@ -188,6 +189,17 @@ class ScheduledForward:
             return self._unfit(error, args, kwargs)
         self._held.recent = (key, entry)
         return entry.run(args, kwargs)
+
+    def _captured(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: tuple[torch.Size, ...]) -> _Entry:
+        """The steps on this call. Raises: RanAsIs and ScheduleError as `capture_scope` and `edit`."""
+        try:
+            return self._entry(capture_scope(self.module, self.original, args, kwargs), sizes)
+        except ScheduleError as error:
+            if isinstance(error, RanAsIs) or not in_islands():
+                raise
+        # What a pattern looks for, or what is put there, may lie around a cast that is in no code of the user's.
+        with unmarked():
+            return self._entry(capture_scope(self.module, self.original, args, kwargs), sizes)
 
     def _entry(self, capture: ScopeCapture, sizes: tuple[torch.Size, ...] = ()) -> _Entry:
         edited = edit(capture.graph, self.module, self.steps, self.path, tensors=capture.state)
