@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import smelt
 from smelt._torch import dispatch
 from smelt._torch.dispatch import Level, levels, recording, suspended
 from smelt.capture import capture
@@ -98,6 +99,18 @@ def test_roots_of_functions_modules_and_containers() -> None:
     assert entry.current() is table["k"][0] and entry.tensor is not table["k"][0]
     model[0].weight = nn.Parameter(torch.zeros(2, 2))
     assert found["param", "model.0.weight"].current() is model[0].weight
+
+
+def test_what_runs_tests_is_not_followed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request.config, "held", torch.ones(1), raising=False)
+    monkeypatch.setattr(pytest, "held", torch.ones(2), raising=False)
+
+    def fn(x, config=request.config):
+        assert x.ndim > 1  # pytest makes of this a look at its own modules, which hold each test there is
+        return x + pytest.held
+
+    assert [s.path for s in reachable(fn)] == ["pytest.held"]
+    assert torch.equal(smelt.trace(fn, (torch.ones(2, 2),))(torch.zeros(2, 2)), torch.ones(2, 2))
 
 
 def test_module_paths_start_at_the_module() -> None:

@@ -24,7 +24,10 @@ from smelt._torch.exact import contents
 from smelt._torch.lru import LRU_CACHE, cached_tensors, still_cached
 from smelt.capture.reads_values import COMPILED_TARGET
 
-_SKIPPED_ROOTS = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "smelt", "builtins"}
+# What runs tests, whose asserts name it in the program's own code. It holds every test of the process and all that
+# those name, and nothing of the program's; `pytest` itself, on which people keep globals, is a module like any other.
+_RUNNERS = frozenset(("_pytest", "pluggy"))
+_SKIPPED_ROOTS = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "smelt", "builtins"} | _RUNNERS
 _SCALARS = (
     int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
     torch.Size, torch.Generator, types.BuiltinFunctionType, types.CodeType,
@@ -159,7 +162,7 @@ class _Walk:
             for i, item in enumerate(cached_tensors(value)):
                 self.add(item, f"{path}.cache[{i}]", _Cached(value, item), "tensor")
             self._object(value, path)
-        elif not isinstance(value, types.ModuleType):
+        elif not (isinstance(value, types.ModuleType) or _runs_tests(type(value).__module__)):
             self._object(value, path)
 
     def _module(self, module: torch.nn.Module, path: str) -> None:
@@ -292,6 +295,11 @@ def names_in(code: types.CodeType) -> frozenset[str]:
 @functools.lru_cache(maxsize=4096)
 def _is_skipped(module_name: str | None) -> bool:
     return (module_name or "builtins").partition(".")[0] in _SKIPPED_ROOTS
+
+
+@functools.lru_cache(maxsize=4096)
+def _runs_tests(module_name: str | None) -> bool:
+    return (module_name or "builtins").partition(".")[0] in _RUNNERS
 
 
 @dataclass(frozen=True, slots=True)
