@@ -99,9 +99,9 @@ def _guards_at(captured: Captured, other: Captured, ones: Collection[str]) -> tu
         return None
     sizes = {name: int(origin.hint) for name, origin in facts.symbols.items() if origin.range is not None}
     try:
-        for at in _points(sizes):
+        for at in _points(sizes, ones):
             small = specialize(other.graph, at)
-            if not _is_same(specialize(captured.graph, {**at, **dict.fromkeys(ones, 1)}), small):
+            if not _is_same(specialize(captured.graph, at), small):
                 return None
         return other.sizes.guards if _share_alike(specialize(captured.graph, sizes), small) else None
     except ArithmeticError:
@@ -109,9 +109,10 @@ def _guards_at(captured: Captured, other: Captured, ones: Collection[str]) -> tu
         return None
 
 
-def _points(sizes: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
-    for times, plus in ((2, 3), (7, 1), (1, 0)):
-        yield {name: times * size + plus for name, size in sizes.items()}
+def _points(sizes: Mapping[str, int], ones: Collection[str]) -> Iterator[Mapping[str, int]]:
+    """Sizes at which graphs are compared; where all are 1, there is one such point."""
+    for times, plus in ((2, 3), (7, 1), (1, 0)) if sizes.keys() - set(ones) else ((1, 0),):
+        yield {name: 1 if name in ones else times * size + plus for name, size in sizes.items()}
 
 
 def _is_same(one: Graph, two: Graph) -> bool:

@@ -49,8 +49,12 @@ def substituted(graph: Graph, symbols: Mapping[str, int], inputs: Mapping[int, s
     """
     copy = graph.clone()
     # Types of a copy that nobody has seen yet: no edit that a listener could want to know of.
+    types: dict[Type, Type] = {}
     for value in copy.values():
-        value.type = _retyped(value.type, lambda dim: size_of(dim, symbols))
+        found = types.get(value.type)
+        if found is None:
+            found = types[value.type] = _retyped(value.type, lambda dim: size_of(dim, symbols))
+        value.type = found
     rewriter = Rewriter(copy)
     for index, name in (inputs or {}).items():
         _put_number(rewriter, copy.inputs[index], symbols[name])

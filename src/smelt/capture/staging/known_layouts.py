@@ -1,0 +1,140 @@
+"""How what an operator gives lies, known from an earlier call on operands that lie alike.
+
+A model calls the same operators on the same sizes in each of its layers, and torch's kernels for data-free tensors
+take up to a millisecond for symbolic sizes. What they give follows from types, modes and Python's arguments.
+
+Invariant: only a call that taught the trace nothing, whose results are tensors of no operand, is remembered, and only
+until the trace learns something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from smelt._torch.shadow import Shadows, is_shadow
+from smelt.capture.dynamic.nodes import node_of
+from smelt.capture.dynamic.trace import CaptureTrace
+from smelt.capture.dynamic.values import sized
+from smelt.capture.opinfo import OpInfo
+from smelt.ir.size_numbers import Size, SizeFloat
+
+Key: TypeAlias = Any
+_Laid: TypeAlias = "tuple[torch.dtype, list[Any], list[Any], torch.device]"
+
+_LIKE_ROW_MAJOR = frozenset(("transpose", "permute", "t", "view", "reshape", "linear", "matmul"))
+"""Operators that may give a view whose memory is all that the operand's elements lie in."""
+_PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class _Unknown(Exception):
+    """An argument whose part in the result is not known."""
+
+
+class KnownLayouts:
+    """The layouts of one run's results. off: from when on nothing is known, as tensors lie otherwise than they did."""
+
+    def __init__(self, trace: CaptureTrace, shadows: Shadows) -> None:
+        self._trace, self._shadows = trace, shadows
+        self._found: dict[Key, tuple[list[_Laid], bool]] = {}
+        self._at = self._state()
+        self.is_off = False
+
+    def key(self, info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Any) -> Key | None:
+        """What the layouts of the results follow from; None where that is not known."""
+        if self.is_off or info.writes or info.undeclared is not None or info.sized_by is not None:
+            return None
+        may_share = info.shares >= 0 or info.may_share
+        if may_share and info.short not in _LIKE_ROW_MAJOR:
+            return None
+        try:
+            given = tuple([self._part(a, may_share) for a in args])
+            named = tuple([(k, self._part(v, may_share)) for k, v in kwargs.items()])
+        except _Unknown:
+            return None
+        return info.name, given, named, modes, torch.get_default_dtype()
+
+    def find(self, key: Key) -> Any:
+        """Results that lie so; None where no call was alike."""
+        if self._at != self._state():
+            self._found.clear()
+            self._at = self._state()
+        known = self._found.get(key)
+        if known is None:
+            return None
+        laid, is_one = known
+        made = [
+            self._shadows.direct(dtype, self._shown(sizes), self._shown(steps), device)
+            for dtype, sizes, steps, device in laid
+        ]
+        return made[0] if is_one else tuple(made)
+
+    def note(self, key: Key, args: Sequence[Any], result: Any) -> None:
+        """Remember what a call gave, unless the trace has learnt something since `find`."""
+        results = [result] if isinstance(result, torch.Tensor) else result
+        if self._at != self._state() or type(results) not in (list, tuple):
+            return
+        is_given = any(r is a for r in results for a in args)
+        if is_given or not all(isinstance(r, torch.Tensor) and _is_plain_shadow(r) for r in results):
+            return
+        try:
+            laid = [(r.dtype, self._numbers(r.shape), self._numbers(r.stride()), r.device) for r in results]
+        except _Unknown:
+            return
+        self._found[key] = laid, isinstance(result, torch.Tensor)
+
+    def _state(self) -> tuple[int, ...]:
+        trace = self._trace
+        return len(trace.guards), len(trace.known), len(trace.known_floats), len(trace.examples)
+
+    def _part(self, arg: Any, at_start: bool) -> Any:
+        if isinstance(arg, torch.Tensor):
+            if not _is_plain(arg) or (at_start and not _is_at_start(arg)):
+                raise _Unknown
+            sizes, steps = self._numbers_key(arg.shape), self._numbers_key(arg.stride())
+            return arg.dtype, sizes, steps, arg.device, arg.requires_grad
+        if type(arg) in (list, tuple, torch.Size):
+            return type(arg), tuple([self._part(a, at_start) for a in arg])
+        return self._number_key(arg)
+
+    def _numbers_key(self, numbers: Sequence[Any]) -> Key:
+        return tuple([n if type(n) is int else self._number_key(n) for n in numbers])
+
+    def _number_key(self, value: Any) -> Key:
+        kind = type(value)
+        if kind in _PLAIN:
+            return kind, value
+        number = self._number(value)
+        if type(number) is Size:
+            return Size, number.poly
+        return (SizeFloat, number.expr) if type(number) is SizeFloat else (type(number), number)
+
+    def _number(self, value: Any) -> Any:
+        if type(value) is int:
+            return value
+        node = node_of(value)
+        if node is None or node.trace is not self._trace or not (node.is_int() or node.is_float()):
+            raise _Unknown
+        return node.number
+
+    def _numbers(self, numbers: Sequence[Any]) -> list[Any]:
+        return [self._number(n) for n in numbers]
+
+    def _shown(self, numbers: list[Any]) -> list[Any]:
+        return [sized(self._trace, n) for n in numbers]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    is_known = type(tensor) in (torch.Tensor, torch.nn.Parameter) or is_shadow(tensor)
+    return is_known and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+
+
+def _is_plain_shadow(tensor: torch.Tensor) -> bool:
+    return is_shadow(tensor) and _is_plain(tensor) and not tensor.requires_grad and _is_at_start(tensor)
+
+
+def _is_at_start(tensor: torch.Tensor) -> bool:
+    offset = tensor.storage_offset()
+    return type(offset) is int and offset == 0
