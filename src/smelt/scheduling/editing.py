@@ -35,11 +35,12 @@ from smelt.ir import verify as verify_graph
 from smelt.ops.check import check
 from smelt.ops.convert import type_of
 from smelt.ops.effects import effects
+from smelt.ops.modes import entered
 from smelt.ops.typing import infer
 from smelt.rewrite import Rewriter
 from smelt.scheduling.copying import has_hooks
 from smelt.scheduling.finding import reader
-from smelt.scheduling.forms import STATE
+from smelt.scheduling.forms import STATE, is_arithmetic
 from smelt.scheduling.functions import Inlined, inlined
 from smelt.scheduling.match import Match
 from smelt.scheduling.running import CALL
@@ -100,6 +101,19 @@ class PartOfGraph:
     def where(self) -> Span | None:
         """The user's first line."""
         return next((node.span for node in self.nodes if node.span is not None), None)
+
+    @property
+    def mode(self) -> str:
+        """What is switched on around the part, as of a node. Raises: ScheduleError (S0609) where that is not one."""
+        computing = [node for node in self.nodes if node.op not in STATE and not is_arithmetic(node)]
+        modes = dict.fromkeys(node.mode for node in computing)
+        if len(modes) > 1:
+            told = " and ".join(mode or "without" for mode in modes)
+            raise _illegal(
+                f"they run under different modes: {told}", next(n for n in computing if n.mode),
+                "match what runs under one mode", "what is put there runs under one",
+            )  # fmt: skip
+        return next(iter(modes), "")
 
 
 @dataclass
@@ -191,7 +205,8 @@ class Editor:
         """
         if not self.is_concrete:
             return None
-        found = inlined(function, operands, part.where)
+        with entered(part.mode):
+            found = inlined(function, operands, part.where)
         if found is None:
             return None
         return self._splice(found, part)
@@ -211,7 +226,7 @@ class Editor:
                 copy.set_arguments((renamed[str(node.args[0])],))
             for value in copy.results:
                 value.name = builder.fresh_name(value.name if not value.name.isdigit() else "")
-            copy.scope = scope
+            copy.scope, copy.mode = scope, f"{part.mode} {copy.mode}".strip()
             home.insert(copy, anchor)
             self.rewriter.adopt(copy)
         self.graph.constants.update(found.graph.constants)
@@ -230,9 +245,12 @@ class Editor:
 
     def call(
         self, name: str, function: Callable[..., Any], operands: Sequence[Arg], types: Sequence[Type],
-        part: PartOfGraph, scope: str | None = None,
+        part: PartOfGraph, scope: str | None = None, mode: str = "",
     ) -> list[Value]:  # fmt: skip
-        """One node behind the part that calls a function with these operands; the function gives a list of results."""
+        """One node behind the part that calls a function with these operands; the function gives a list of results.
+
+        mode: what is switched on around the call, beside what the function's own operators have around them.
+        """
         self.calls[name] = function
         anchor = self.anchor(part)
         home = part.nodes[0].parent
@@ -241,9 +259,10 @@ class Editor:
         with builder.inside(home):
             builder.before = anchor
             builder.span, builder.scope = part.where, _common_scope(part) if scope is None else scope
+            builder.mode = mode
             node = builder.add(CALL, (name, tuple(operands)), [TupleType(tuple(types))])
             results = builder.add("unpack", (node.result,), list(types))
-            builder.span, builder.scope = None, ""
+            builder.span, builder.scope, builder.mode = None, "", ""
         self.rewriter.adopt(node)
         self.rewriter.adopt(results)
         return list(results.results)

@@ -191,7 +191,7 @@ class FuseHorizontal(GraphPrimitive):
         name = editor.free_name(arguments["name"])
         types = _slices([value.type for value in part.outputs], sizes)
         ordered = {node: i for i, node in enumerate(nodes)}
-        values = editor.call(name, merged, operands, types, part)
+        values = editor.call(name, merged, operands, types, part, mode=part.mode)
         editor.put(part, [values[ordered[_maker(value)]] for value in part.outputs])
 
 

@@ -17,7 +17,7 @@ import torch
 
 from smelt._torch.state import has_function_mode
 from smelt.diag import ScheduleError
-from smelt.scheduling.compare_runs import in_region
+from smelt.scheduling.compare_runs import in_region, in_search
 from smelt.scheduling.draft import Draft, Selected
 from smelt.scheduling.islands import Islands, widened
 from smelt.scheduling.module_steps import OnModule
@@ -63,13 +63,20 @@ class Precision(OnModule):
 
 
 class Narrow(Around):
-    """Runs a module in bf16 or f16; islands stay in f32, and so does what it gives."""
+    """Runs a module in bf16 or f16; islands stay in f32, and so does what it gives.
+
+    A search sees the module as it is written, without casts.
+    """
+
+    surrounds = True
 
     def __init__(self, module: torch.nn.Module, inner: Callable[..., Any] | None, dtype: torch.dtype) -> None:
         super().__init__(module, inner)
         self.dtype = dtype
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if in_search.get():
+            return self.original(*args, **kwargs)
         outer = self._outer(args, kwargs)
         device = next((p.device.type for p in self.module.parameters()), "cpu")
         token = in_region.set(in_region.get() or not has_function_mode())
@@ -89,6 +96,8 @@ class Narrow(Around):
 
 class Kept(Around):
     """Runs a module in f32 within a narrower region."""
+
+    surrounds = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         device = next((p.device.type for p in self.module.parameters()), "cpu")

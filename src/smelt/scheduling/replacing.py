@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from smelt.diag import ScheduleError
+from smelt.ops.modes import entered
 from smelt.scheduling import copying
 from smelt.scheduling.binding import bind
 from smelt.scheduling.draft import Draft, Selected
@@ -87,9 +88,10 @@ class Replace(GraphPrimitive):
                     tried = (
                         bind(copying.without_hooks(function), selected, constants)[0] if child is not None else bound
                     )
-                    types = types_of(run_on_stand_ins(tried, operands, part.where))
+                    with entered(part.mode):
+                        types = types_of(run_on_stand_ins(tried, operands, part.where))
                 scope = None if child is None else child
-                values = editor.call(name, call, operands, types, part, scope)
+                values = editor.call(name, call, operands, types, part, scope, part.mode)
             editor.put(part, values)
 
 

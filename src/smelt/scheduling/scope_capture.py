@@ -24,6 +24,7 @@ from smelt.ir import Graph, Value
 from smelt.runtime.guards import GuardSet
 from smelt.scheduling.copying import has_hooks
 from smelt.scheduling.functions import Gradients
+from smelt.scheduling.module_steps_forward import arounds
 
 _Forward = Callable[..., Any]
 T = TypeVar("T")
@@ -179,6 +180,10 @@ def _graph_of(captured: Captured, module: torch.nn.Module, log: ReadLog | None, 
             name, f"its way depends on data: {first.what}", first.site.span if first.site is not None else None
         )
     if log is not None and not log.is_replayable:
+        for path, part in module.named_modules():
+            for around in arounds(part) if path else ():
+                if around.surrounds and around.what:
+                    raise _refused(name, f"{path} has {around.what}, which would be lost in it", None)
         raise _refused(name, f"a graph does not repeat all that it does: {log.why_not()}", log.where, fix=fix)
     try:
         graph, _ = functional_graph(captured.graph, Options(), captured.entangled)

@@ -1,4 +1,4 @@
-"""Steps on a module's graph in a region of bf16 or f16: they hold there, and what they bring along has its islands."""
+"""Steps on a module's graph under modes: in a region of bf16 or f16, around a checkpoint, where gradients are off."""
 
 import warnings
 
@@ -26,6 +26,14 @@ class Attend(nn.Module):
         return torch.softmax(q @ k.transpose(-2, -1) / 4.0, -1) @ v
 
 
+def _attention(q, k, v):
+    return torch.softmax(q @ k.transpose(-2, -1) / 4.0, -1) @ v
+
+
+def _attend(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, scale=0.25)
+
+
 class Ends(nn.Module):
     """A product of no more than 1, 15 added: `exp` of that is beyond f16."""
 
@@ -41,11 +49,10 @@ def test_a_pattern_with_an_island_in_it_is_found(compiled):
 
     def attend(q, k, v):
         seen.append(q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, scale=0.25)
+        return _attend(q, k, v)
 
     s = smelt.schedule(model, x)
-    found = s.find(lambda q, k, v: torch.softmax(q @ k.transpose(-2, -1) / 4.0, -1) @ v)
-    s["0"].replace(attend, found)
+    s["0"].replace(attend, s.find(_attention))
     s.precision(torch.bfloat16)
     if compiled:
         s.compile()
@@ -83,3 +90,58 @@ def test_a_checkpoint_computes_again_with_islands(last):
         built(x).square().sum().backward()
         gradients.append([parameter.grad for parameter in built.parameters()])
     assert all(map(torch.equal, *gradients))
+
+
+@pytest.mark.parametrize("inner", ["precision", "kept"])
+def test_steps_after_precision_go_inside(inner):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Attend(), nn.Linear(16, 16)).eval(), torch.randn(2, 5, 16)
+    s = smelt.schedule(model, x)
+    s.precision(torch.bfloat16, keep=["0"]) if inner == "kept" else s["0"].precision(torch.bfloat16)
+    s["0"].fuse_horizontal(s["0"].find("[qkv]$"))
+    s["0"].replace(_attend, s["0"].find(_attention))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        error = _relative(model(x), s.build()(x))
+    assert (1e-4 if inner == "precision" else 0) < error < 0.02
+
+
+class Frozen(nn.Module):
+    """A gate through which no gradient flows."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = self.fc(x)
+        with torch.no_grad():
+            gate = torch.relu(h)
+        return h * gate
+
+
+@pytest.mark.parametrize("new", [lambda x: x.clamp(min=0), nn.ReLU()], ids=["function", "module"])
+def test_what_takes_a_place_runs_under_its_modes(new):
+    torch.manual_seed(0)
+    model, x = Frozen(), torch.randn(3, 8)
+    s = smelt.schedule(model, x)
+    s.replace(new, s.find(lambda x: torch.relu(x)))
+    gradients = []
+    for module in (model, s.build()):
+        module(x).sum().backward()
+        gradients.append(module.fc.weight.grad)
+    assert torch.allclose(*gradients, rtol=1e-6)
+
+
+def test_a_part_under_two_modes_is_no_place():
+    s = smelt.schedule(Frozen(), torch.randn(3, 8))
+    with pytest.raises(smelt.ScheduleError, match="under different modes: no_grad and without") as caught:
+        s.replace(lambda h: h * h.clamp(min=0), s.find(lambda h: h * torch.relu(h)))
+    assert caught.value.code == "S0609" and caught.value.where.line and s.log == ()
+
+
+def test_a_step_around_a_checkpoint_says_what_it_would_lose():
+    s = smelt.schedule(nn.Sequential(Attend(), nn.ReLU()), torch.randn(2, 5, 16))
+    s["0"].checkpoint()
+    with pytest.raises(smelt.ScheduleError, match="0 has checkpoint, which would be lost"):
+        s.replace(lambda x: x.clamp(min=0), s.find(lambda x: torch.relu(x)))
