@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 import gc
+from itertools import pairwise
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 
 LRU_CACHE: type = functools._lru_cache_wrapper
 
@@ -31,8 +33,20 @@ def still_cached(cache: Any, seen: tuple[Any, ...]) -> bool:
     return all(id(value) in held for value in seen)
 
 
+def table_of(cache: Any) -> dict[Any, Any] | None:
+    """The table of a cache by key, where it can be told: a key taken out of it is as if it had never been asked for.
+
+    A bounded cache then still holds the result, out of reach, until newer ones push it out.
+    """
+    function = getattr(cache, "__wrapped__", None)
+    for held, after in pairwise(gc.get_referents(cache)):
+        if type(held) is dict and after is function and len(held) == cache.cache_info().currsize:
+            return held
+    return None
+
+
 def _has_tensor(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return True
+        return not isinstance(value, FakeTensor)
     items = value.values() if type(value) is dict else value if type(value) in (tuple, list) else ()
-    return any(isinstance(item, torch.Tensor) for item in items)
+    return any(isinstance(item, torch.Tensor) and not isinstance(item, FakeTensor) for item in items)

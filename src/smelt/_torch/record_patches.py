@@ -129,6 +129,14 @@ def is_plain_tensor_type(cls: type) -> bool:
     return function is _disabled_function and dispatch is _disabled_dispatch
 
 
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+def is_going_backward() -> bool:
+    """Whether this thread runs autograd's functions now."""
+    return _graph_task() != -1
+
+
 def has_override(args: Any) -> bool:
     """Whether an argument's own class overrides torch's functions, function modes left aside."""
     for arg in args:

@@ -24,6 +24,7 @@ from smelt._torch.record_modes import Modes, modes
 from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
+from smelt.capture.history import FIX, WHY, begun_inside
 from smelt.capture.keeping import keeper
 from smelt.capture.noting import call_notes
 from smelt.capture.places import After, NotPut, Puts
@@ -155,6 +156,9 @@ def capture(
     result = _run(fn, args, given, recorder, record, roots, chosen)
     heap = changed()
     tree, outputs, tensors, puts, not_put = _take_apart(result, arguments, recorder, heap)
+    inside, made_at = begun_inside(tensors, recorder, caller)
+    if inside:
+        recorder.fail(inside, WHY, FIX, "S0104", made_at)
     arguments = arguments.opened(heap)
     graph, signature = None, None
     if recorder.error is None and tree is not None:

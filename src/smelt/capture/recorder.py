@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import torch
 
 from smelt._torch.record_modes import Modes, modes
-from smelt._torch.record_patches import is_plain_tensor_type, is_transform_wrapper
-from smelt._torch.state import is_any_autocast, is_grad_enabled, is_inference
+from smelt._torch.record_patches import is_going_backward, is_plain_tensor_type, is_transform_wrapper
+from smelt._torch.state import default_dtype, is_any_autocast, is_grad_enabled, is_inference
+from smelt._torch.storage import nbytes_spanned
 from smelt.capture.dynamic.dims import sized_type
 from smelt.capture.events import watched
 from smelt.capture.opinfo import OpInfo, expectation, op_info
@@ -149,6 +150,7 @@ class Recorder:
     conversions: list[Conversion] = field(default_factory=list)
     error: SmeltError | None = None
     lent: list[tuple[torch.Tensor, torch.Tensor, str]] = field(default_factory=list)
+    _dtype: torch.dtype = field(default_factory=default_dtype)
     _modes: dict[tuple[bool, bool], Modes] = field(default_factory=dict)
     _slots: dict[int, Slot] = field(default_factory=dict)
     _kinds: dict[type, int] = field(
@@ -228,6 +230,13 @@ class Recorder:
             self._expect_sizes(info, results, deciding)
 
     def _modes_now(self) -> Modes:
+        if default_dtype() is not self._dtype:
+            self.fail(
+                f"the program sets torch's default dtype, {default_dtype()} in place of {self._dtype}",
+                "an operator that is given no dtype makes another one than it does in the graph",
+                "give dtype= to what makes tensors here, or set the default before the call",
+                "S0104",
+            )
         if self.at_entry and is_any_autocast():
             return modes()
         key = (is_grad_enabled(), is_inference())
@@ -325,6 +334,8 @@ class Recorder:
         slot.family.is_foreign = self.at_entry and slot.kind == "unknown" and tensor.dim() > 0
         slot.family.blank = False
         slot.kind = "constant"
+        if slot.family.is_foreign:
+            self._check_over_lent(tensor)
         with torch.no_grad():
             self.constants[slot] = strided_copy(tensor.detach())
 
@@ -349,6 +360,21 @@ class Recorder:
     def wraps_memory(self, tensor: torch.Tensor) -> None:
         """Note that a tensor shares memory with a Python object, so that a write to it is an error."""
         self.slot_of(tensor).family.is_foreign = True
+        self._check_over_lent(tensor)
+
+    def _check_over_lent(self, tensor: torch.Tensor) -> None:
+        """Fail where a tensor lies in memory that was lent to NumPy: the two share their elements."""
+        if not self.lent or tensor.layout is not _STRIDED:
+            return
+        start, end = tensor.data_ptr(), tensor.data_ptr() + nbytes_spanned(tensor)
+        for lent, _, what in self.lent:
+            if start < lent.data_ptr() + nbytes_spanned(lent) and lent.data_ptr() < end:
+                self.fail(
+                    f"a tensor was made over memory that Python got by {what}",
+                    "the two share their elements, which the graph cannot tell",
+                    "use the tensor itself, or a copy of it: torch.tensor(array)",
+                    "S0104",
+                )
 
     def alias(self, source: torch.Tensor, result: torch.Tensor) -> None:
         """Note that `result` is `source` under another object, made where the dispatcher does not see it."""
@@ -369,6 +395,15 @@ class Recorder:
                 "it means nothing outside its transform",
                 "apply the transform to the captured program instead",
                 "S0104",
+                origin,
+            )
+            return
+        if is_going_backward():
+            self.fail(
+                f"gradients are computed from {self.type_text(slot)}, which autograd kept or made",
+                "no recorded operator made it, so that the graph cannot repeat the way back",
+                "take the gradient outside the captured program, or compute it by its formula",
+                "S0103",
                 origin,
             )
             return

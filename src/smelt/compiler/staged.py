@@ -57,7 +57,8 @@ def staged_unit(
     start = perf_counter()
     try:
         with muted(), telling() as asked:
-            run = _reading(fn.target, fn.name, native, fn.state, watches_strides=bool(odd))
+            given = ArgumentHeap(tuple(args), dict(kwargs))
+            run = _reading(fn.target, fn.name, native, fn.state, given, watches_strides=bool(odd))
             again = partial(_staged, run, args, kwargs, fn.target, fn.name, native, state=fn.state)
             staged = _widened(again, dynamic, args, kwargs) if is_wide and dynamic is not None else again(dynamic)
     finally:
@@ -157,10 +158,13 @@ def _reading(
     name: str,
     native: Captured,
     state: Sequence[Place],
+    given: ArgumentHeap,
     *,
     watches_strides: bool = False,
 ) -> Callable[..., Any]:
-    """The program, what it reads put aside at each run. native: tells which objects of the arguments it changes."""
+    """The program, what it reads put aside at each run. native: tells which objects of the arguments it changes; given:
+    those of the call, where sizes that are symbols stand in others, made for the run: what is read of these is theirs.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         failure: Exception | None = None
@@ -174,6 +178,8 @@ def _reading(
                 result = target(*args, **without_state(kwargs))
             except Exception as error:
                 failure = error  # a way that ends in an error reads, too
+        made = ArgumentHeap(args, kwargs)
+        log.reads[:] = [read for read in log.reads if given.owns(id(read.owner)) or not made.owns(id(read.owner))]
         _logs.get().append(log)
         if failure is not None:
             raise failure

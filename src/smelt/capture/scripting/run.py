@@ -30,6 +30,7 @@ from smelt.capture.captured import Captured, State, _name_of, _returned
 from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.convert.runtime import installed
 from smelt.capture.detector import detecting
+from smelt.capture.history import FIX, WHY, begun_inside
 from smelt.capture.recorder import Slot
 from smelt.capture.roots import reachable
 from smelt.capture.scopes import Scope
@@ -308,6 +309,9 @@ class _Run:
         for slot in slots:
             if slot.kind == "unknown":
                 recorder.unknown(slot)
+        inside, made_at = begun_inside(flattener.tensors, recorder, self.caller)
+        if inside:
+            recorder.fail(inside, WHY, FIX, "S0104", made_at)
         if recorder.error is not None:
             raise recorder.error
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)

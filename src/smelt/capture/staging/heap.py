@@ -1,7 +1,8 @@
 """Python's own state around a staged run: what is reachable, what changed, and how it is put back.
 
 A snapshot holds shallow copies of all containers that can be reached from some roots: dictionaries (those of objects
-and modules too), lists, sets, deques, closure cells. Contents are compared by identity.
+and modules too), lists, sets, deques, closure cells. Contents are compared by identity. What a `functools.lru_cache`
+came to hold is no change, for nobody can tell, but is taken out again: it may be a shadow.
 
 Invariant: nothing of the user's is called; restoring leaves each container the same object with its old contents.
 """
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from smelt._torch.lru import LRU_CACHE, table_of
 from smelt.capture.reads_values import HOOKED
 from smelt.capture.roots import _is_skipped as is_skipped_module
 from smelt.capture.roots import names_in
@@ -95,6 +97,7 @@ class Snapshot:
         walk.run(roots)
         self.copies = walk.copies
         self.parents = walk.parents
+        self._caches = walk.caches
 
     def holds(self, value: Any) -> bool:
         """Whether a container was reachable."""
@@ -113,6 +116,9 @@ class Snapshot:
     @unwatched
     def restore(self, changes: Iterable[Change] | None = None) -> None:
         """Put everything back. changes: all that is different, where that was just asked."""
+        for table, keys in self._caches:
+            if len(table) > len(keys):
+                _take_out(table, keys)
         if changes is None:
             pairs = [(container, old) for container, old in self.copies.values() if not _is_as_it_was(container, old)]
         else:
@@ -128,6 +134,13 @@ class Snapshot:
                     change.put(change.old)
             else:
                 _refill(container, old)
+
+
+def _take_out(table: dict[Any, Any], keys: Collection[int]) -> None:
+    """Leave those keys in a cache's table that have these ids."""
+    kept = [(key, value) for key, value in table.items() if id(key) in keys]
+    table.clear()
+    table.update(kept)
 
 
 def _hashable(key: Any) -> Any:
@@ -236,6 +249,7 @@ class _Walk:
     def __init__(self, without: set[int]) -> None:
         self.copies: dict[int, tuple[Any, Any]] = {}
         self.parents: dict[int, list[Any]] = {}
+        self.caches: list[tuple[dict[Any, Any], frozenset[int]]] = []
         self._without = without
         self._seen: set[int] = set()
         self._keep: list[Any] = []
@@ -307,6 +321,10 @@ class _Walk:
             held = contents(value)
             if held is not MISSING:
                 self._held(held, value)
+        elif isinstance(value, LRU_CACHE):
+            table = table_of(value)
+            if table is not None:
+                self.caches.append((table, frozenset(map(id, table))))
         elif isinstance(value, (staticmethod, classmethod)):
             self._add(value.__func__)
         elif isinstance(value, property):

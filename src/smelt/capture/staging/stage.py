@@ -34,6 +34,7 @@ from smelt.capture.dynamic.inputs import Symbols, held_memory, make_symbols
 from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import is_sized, plain
+from smelt.capture.history import WHY, begun_inside
 from smelt.capture.places import After, NotPut, Puts
 from smelt.capture.reads_arguments import ArgumentHeap, contents_of, put_contents, slots_of
 from smelt.capture.reads_outer import Outer, appended
@@ -278,6 +279,9 @@ class _Run:
         for slot in slots:
             if slot.kind == "unknown":
                 recorder.unknown(slot)
+        inside, made_at = begun_inside(flattener.tensors, recorder, self.caller)
+        if inside:
+            raise CannotStage(inside, WHY, made_at)
         for name, part in (("result", tree), *(puts.trees() if puts is not None else ())):
             if part is not None:
                 _check_leaves(part, name)
