@@ -9,6 +9,7 @@ polynomials are equal tuples.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 from typing import TypeAlias
 
@@ -55,6 +56,7 @@ def scale(p: Poly, factor: int) -> Poly:
     return tuple((m, c * factor) for m, c in p) if factor else ()
 
 
+@lru_cache(maxsize=4096)
 def multiply(p: Poly, q: Poly) -> Poly:
     """p * q."""
     if len(q) == 1 and not q[0][0]:
@@ -87,6 +89,7 @@ def content(p: Poly) -> int:
     return gcd(*(c for m, c in p if m))
 
 
+@lru_cache(maxsize=4096)
 def primitive(p: Poly) -> tuple[Poly, int, int]:
     """(q, g, c) with p == g * q + c: q has no constant, no common factor, and a positive first coefficient."""
     g = content(p)

@@ -40,10 +40,10 @@ class Frame:
             self.memory, self.arena = encoded.sized.arena()
         if self.memory is not None:
             low, high = encoded.arena_cells
-            self.view[low] = self.memory.data_ptr()
-            self.view[high] = self.memory.data_ptr() + self.memory.numel()
+            base, view = self.memory.data_ptr(), self.view
+            view[low], view[high] = base, base + self.memory.numel()
             for cell, offset in encoded.arena_addresses:
-                self.view[cell] = self.memory.data_ptr() + offset
+                view[cell] = base + offset
         stride = -(-encoded.scratch_nbytes // FRAME_ALIGNMENT) * FRAME_ALIGNMENT
         self.scratch = _scratch(stride * encoded.team_limit, pool)
         if self.scratch is not None:

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -286,7 +287,7 @@ class NativeRunner:
         """The context's constant words, or None if this plan, interpreter or library cannot be entered natively."""
         encoded, bridge = self.encoded, self._bridge
         wrap = shim.address(handles.WRAP)
-        needs_tensors = encoded.counts.python > _calls_on_numbers(self.plan)
+        needs_tensors = bool(encoded.counts.python) and encoded.counts.python > _calls_on_numbers(self.plan)
         is_plain = not needs_tensors and self._output_order is None and not self._looks_for_escapes
         if not is_plain or isinstance(self._call, _WithoutGrad) or bridge.lend_offset is None or wrap is None:
             return None
@@ -388,10 +389,12 @@ def _address(function: Any) -> int:
     return ctypes.c_void_p.from_buffer(function).value or 0
 
 
+@cache
 def _python_address(name: str) -> int:
     return _address(getattr(ctypes.pythonapi, name))
 
 
+@cache
 def _layout_is_known() -> bool:
     """Whether objects of this interpreter keep their type, and bytes their content, where the builtin looks."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from smelt.runtime.steps import over, python_step
 from smelt.runtime.table import Launched
 
 _SHORT_NS = 10_000.0
+T = TypeVar("T")
 
 Fill = Callable[[Any], Any]
 """An instruction, or another part of a plan, with numbers in the place of words."""
@@ -115,13 +116,18 @@ class SizedEncoding:
                 self._sums.append((cell, word))
         slots = {tensor.slot: i for i, tensor in enumerate(template.arena)}
         self._handled = tuple(slots[slot] for slot in self._later.arena_slots)
-        self._launches = {
+        launches = {
             index: (launch.items, launch.item_ns)
             for group in self._later.groups
             for _, index in group.launches
             if isinstance(launch := template.instructions[index], Launch)
         }
-        self._scratch = [i.scratch_nbytes for i in template.instructions if isinstance(i, Launch)]
+        # Layers that are alike have the same numbers: each is computed once.
+        self._works, of_work = _distinct(launches.values())
+        self._work_of = dict(zip(launches, of_work, strict=True))
+        self._scratch, _ = _distinct(i.scratch_nbytes for i in template.instructions if isinstance(i, Launch))
+        self._offsets, of_offset = _distinct(at for _, at in encoded.arena_addresses)
+        self._in_arena = list(zip([cell for cell, _ in encoded.arena_addresses], of_offset, strict=True))
 
     def at(self, words: Sequence[int | float], fill: Fill) -> Encoded:
         """The encoding for sizes with these words. Raises: OverflowError for a word beyond 64 bits."""
@@ -135,6 +141,7 @@ class SizedEncoding:
             cells[cell] = struct.unpack("<q", struct.pack("<d", word.value(words)))[0]
         code, work_ns = self._cut(cells, words)
         template = self.template
+        offsets = [int(number(at, words)) for at in self._offsets]
         nbytes = number(template.arena_nbytes, words)
         sized = _At(self.pool, self._handled, self._is_quick and work_ns < _SHORT_NS, int(nbytes), template.arena, fill)
         scratch = max((number(nbytes, words) for nbytes in self._scratch), default=0)
@@ -142,7 +149,7 @@ class SizedEncoding:
             encoded,
             code=code,
             cells=cells,
-            arena_addresses=tuple([(cell, int(number(at, words))) for cell, at in encoded.arena_addresses]),
+            arena_addresses=tuple([(cell, offsets[at]) for cell, at in self._in_arena]),
             steps=_Steps(template, encoded.step_owners, fill),
             elided=_Views(encoded.elided, fill),
             scratch_nbytes=int(scratch),
@@ -150,24 +157,30 @@ class SizedEncoding:
             sized=sized,
         )
 
+    @staticmethod
+    def _work(items: float, item_ns: float, words: Sequence[int | float], limit: int) -> tuple[int, int, int, float]:
+        """The items of a launch, those of a chunk, how many chunks, and their time in nanoseconds."""
+        count, each_ns = int(number(items, words)), number(item_ns, words)
+        chunk = chunk_of(count, each_ns, limit)
+        return count, chunk, -(-count // chunk), count * each_ns
+
     def _cut(self, cells: array[int], words: Sequence[int | float]) -> tuple[Any, float]:
         """Chunks of all launches into their cells; the code with their numbers, and the work of all, in nanoseconds."""
         encoded, limit = self.encoded, self.encoded.team_limit
         changes: list[tuple[int, int]] = []
         groups: list[tuple[float, int]] = []
         all_ns = 0.0
+        works = [self._work(items, item_ns, words, limit) for items, item_ns in self._works]
+        items_at, chunk_at, first_at = int(Launched.ITEMS), int(Launched.CHUNK), int(Launched.FIRST_CHUNK)
         for group in self._later.groups:
             begin, group_ns = 0, 0.0
             for at, index in group.launches:
-                items, item_ns = (number(x, words) for x in self._launches[index])
-                items = int(items)
+                items, chunk, chunks, work_ns = works[self._work_of[index]]
                 if items < 0:
                     raise OverflowError(f"instruction {index} has {items} items")
-                chunk = chunk_of(items, item_ns, limit)
-                cells[at + Launched.ITEMS], cells[at + Launched.CHUNK] = items, chunk
-                cells[at + Launched.FIRST_CHUNK] = begin
-                begin += -(-items // chunk)
-                group_ns += items * item_ns
+                cells[at + items_at], cells[at + chunk_at], cells[at + first_at] = items, chunk, begin
+                begin += chunks
+                group_ns += work_ns
             changes.append((group.word, begin))
             groups.append((group_ns, begin))
             all_ns += group_ns
@@ -180,6 +193,13 @@ class SizedEncoding:
             for word, value in changes:
                 code[word] = value
         return code, all_ns
+
+
+def _distinct(found: Iterable[T]) -> tuple[list[T], list[int]]:
+    """What is found, each once, and for all that is found which of these it is."""
+    known: dict[T, int] = {}
+    which = [known.setdefault(x, len(known)) for x in found]
+    return list(known), which
 
 
 def number(x: float, words: Sequence[int | float]) -> int | float:

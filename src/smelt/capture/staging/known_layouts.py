@@ -128,7 +128,9 @@ class KnownLayouts:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     is_known = type(tensor) in (torch.Tensor, torch.nn.Parameter) or is_shadow(tensor)
-    return is_known and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+    if not is_known or tensor.layout is not torch.strided or tensor.is_neg():
+        return False
+    return not (tensor.dtype.is_complex and tensor.is_conj())
 
 
 def _is_plain_shadow(tensor: torch.Tensor) -> bool:

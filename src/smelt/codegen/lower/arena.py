@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from smelt.ir.sizes import late
 from smelt.runtime.plan import ARENA_ALIGNMENT
@@ -32,23 +33,27 @@ def plan_offsets(blocks: Sequence[Lifetime]) -> tuple[list[int], int]:
 
     Source: greedy by size with best fit, arXiv:2001.03288, section 5.
     """
-    offsets = [0] * len(blocks)
-    placed: list[int] = []
+    meeting = _meeting(tuple([(block.first, block.last) for block in blocks]))
+    starts, stops = [-1] * len(blocks), [-1] * len(blocks)
     total = 0
     for i in sorted(range(len(blocks)), key=lambda i: (-blocks[i].nbytes, blocks[i].first)):
-        block, size = blocks[i], aligned(blocks[i].nbytes)
-        taken = sorted(
-            (offsets[j], offsets[j] + aligned(blocks[j].nbytes))
-            for j in placed
-            if blocks[j].first <= block.last and block.first <= blocks[j].last
-        )
+        size = aligned(blocks[i].nbytes)
         best, best_gap, end = -1, -1, 0
-        for start, stop in taken:
+        for start, stop in sorted([(starts[j], stops[j]) for j in meeting[i] if starts[j] >= 0]):
             gap = start - end
             if gap >= size and (best < 0 or gap < best_gap):
                 best, best_gap = end, gap
             end = max(end, stop)
-        offsets[i] = best if best >= 0 else end
-        placed.append(i)
-        total = max(total, offsets[i] + size)
-    return offsets, total
+        starts[i] = best if best >= 0 else end
+        stops[i] = starts[i] + size
+        total = max(total, stops[i])
+    return starts, total
+
+
+@lru_cache(maxsize=64)
+def _meeting(lives: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], ...]:
+    """For each block the others that are alive while it is. Sizes change from call to call, this does not."""
+    return tuple(
+        tuple([j for j, (begin, end) in enumerate(lives) if j != i and begin <= last and first <= end])
+        for i, (first, last) in enumerate(lives)
+    )

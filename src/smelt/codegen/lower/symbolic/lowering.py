@@ -1,7 +1,7 @@
 """A graph with symbols in its types, lowered once for all sizes that its guards allow.
 
 The graph is lowered with `Size`s in the place of its symbols: what comes out is a plan whose numbers are expressions.
-It is then lowered at two other tuples of sizes within the guards, with the same blind decisions and without building
+It is then lowered again at other sizes within the guards, with the same blind decisions and without building
 kernels, and every number, slot and kernel is compared with the first plan's expressions there. Where anything differs,
 asks for a number, or becomes text, the graph is not symbolic (`NotSymbolic`), and is lowered for each tuple of sizes.
 """
@@ -111,6 +111,8 @@ def lower_symbolic(
         )
         first.compare(again, sizes)
         checked.append(sizes)
+        if _are_far(sizes, tuple(hints.values())):
+            break
     if not checked:
         raise NotSymbolic("no other sizes are within its guards", *map(str, first.trace.guards))
     baked = () if prologue is None else prologue.state
@@ -216,6 +218,7 @@ def _other_sizes(
     generator = random.Random(0)
 
     def candidates() -> Iterator[tuple[int, ...]]:
+        yield tuple((5 + 2 * i) * n + 1 for i, n in enumerate(hints))
         for shift in range(len(steps)):
             yield tuple(steps[(shift + 3 * i) % len(steps)](n) for i, n in enumerate(hints))
         for step in steps:
@@ -229,6 +232,13 @@ def _other_sizes(
         if sizes not in seen and within and holds(*sizes):
             seen.add(sizes)
             yield sizes
+
+
+def _are_far(sizes: tuple[int, ...], hints: tuple[int, ...]) -> bool:
+    """Whether no size is near the one at hand, or a multiple of it: one comparison tells more there than two near."""
+    return all(
+        hint > 0 and size > 4 * hint and (hint == 1 or size % hint) for size, hint in zip(sizes, hints, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -277,13 +287,22 @@ class _Attempt:
             ("handles", self.lowered.handles, other.lowered.handles),
             ("constants", self.lowered.constants, other.lowered.constants),
         ):
-            ours, theirs = list(numbers_of(mine)), list(numbers_of(found))
+            ours, theirs = numbers_of(mine), numbers_of(found)
             pairs = zip(ours, theirs, strict=False)
             different = next(
-                (path for (path, a), (there, b) in pairs if path != there or not _same(at(a), at_hand(b))), None
+                (
+                    path
+                    for (path, a), (there, b) in pairs
+                    if path != there or not _same(_plain(a, at), _plain(b, at_hand))
+                ),
+                None,
             )
             if different is not None or len(ours) != len(theirs):
                 raise NotSymbolic(f"at {sizes} the {what} is another: {different}")
+
+
+def _plain(x: Any, number: Callable[[Any], Any]) -> Any:
+    return x if type(x) is int or type(x) is str else number(x)
 
 
 def _same(a: Any, b: Any) -> bool:

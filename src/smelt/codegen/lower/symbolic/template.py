@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -24,22 +24,30 @@ class NotSymbolic(Exception):
         self.reason, self.details = reason, details
 
 
-def numbers_of(x: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def numbers_of(x: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """Everything in a plan that tells it from another, each with the way there; functions are left out."""
+    found: list[tuple[tuple[Any, ...], Any]] = []
+    _note_numbers(x, (), found)
+    return found
+
+
+def _note_numbers(x: Any, path: tuple[Any, ...], found: list[tuple[tuple[Any, ...], Any]]) -> None:
     kind = type(x)
-    if kind in (tuple, list):
-        yield path, len(x)
+    if kind is int or kind is str:
+        found.append((path, x))
+    elif kind is tuple or kind is list:
+        found.append((path, len(x)))
         for i, item in enumerate(x):
-            yield from numbers_of(item, (*path, i))
-    elif kind is not int and isinstance(x, Mapping):
-        yield from numbers_of(tuple(x.items()), path)
+            _note_numbers(item, (*path, i), found)
+    elif isinstance(x, Mapping):
+        _note_numbers(tuple(x.items()), path, found)
     elif (names := field_names(kind)) is not None:
-        yield path, kind
+        found.append((path, kind))
         for name in names:
             if name not in _NOT_COMPARED:
-                yield from numbers_of(getattr(x, name), (*path, name))
+                _note_numbers(getattr(x, name), (*path, name), found)
     else:
-        yield path, x
+        found.append((path, x))
 
 
 def templated(x: T, sized: Callable[[Callable[..., Any]], Callable[..., Any]]) -> tuple[T, list[Any]]:
