@@ -275,6 +275,9 @@ def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, .
             return found
     if fn in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args and staged._holds_staged(args[0]):
         return _tensor_of(session, args[0], *args[1:], **kwargs)
+    is_constant = bool(args) and isinstance(args[0], (bool, int, float, complex, list, tuple))
+    if fn in (torch.tensor, torch.as_tensor) and is_constant and is_staged(kwargs.get("dtype")):
+        return _constant_of(fn, args[0], **_marked(session, kwargs))
     return given(session, _with_marks(session, fn, args, kwargs))
 
 
@@ -342,6 +345,18 @@ def _tensor_of(
         data = session.emit("py.int", data)
     value = mark(session, data)
     return torch.scalar_tensor(value, dtype=mark(session, dtype) or kinds_of[kind], device=mark(session, device))
+
+
+def _marked(session: ScriptSession, kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: mark(session, value) for name, value in kwargs.items()}
+
+
+def _constant_of(fn: Any, data: Any, dtype: Any, device: Any = None, **rest: Any) -> Any:
+    """`torch.tensor(data, dtype=...)` of an element type that only a run knows: of the widest one, cast there."""
+    made = fn(data, **rest)
+    if made.is_floating_point() or made.is_complex():
+        made = fn(data, dtype=torch.float64 if made.is_floating_point() else torch.complex128, **rest)
+    return made.to(dtype=dtype) if device is None else made.to(device=device, dtype=dtype)
 
 
 def _tensor_of_list(session: ScriptSession, data: Any, dtype: Any, device: Any) -> Any:

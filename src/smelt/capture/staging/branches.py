@@ -88,12 +88,12 @@ def branch(
         except CannotGrow as grows:
             type_ = container_type(session, [grows.container, *grows.contents]) if session.stages_growth else None
             if not _staged_before(session, grows.container, type_, (then, orelse), names, get, set_, site):
-                session.forked.add(key)
+                session.will_fork(key)
         except Grows as grows:
             if not _staged_before(session, grows.grown, grows.type, (then, orelse), names, get, set_, site):
                 raise
         except CannotMerge:
-            session.forked.add(key)
+            session.will_fork(key)
         else:
             if outcome.is_raised:
                 session.end()

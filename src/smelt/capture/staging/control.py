@@ -5,6 +5,7 @@ Where no operand depends on data each method does what Python does.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -276,9 +277,11 @@ class StagingRuntime(PlainRuntime):
         slot = condition(self.session, test)
         if slot is None:
             return then() if test else orelse()
-        return self._choose(at, slot, then, orelse)
+        return self._choose(at, slot, then, orelse, then)
 
-    def _choose(self, at: int, slot: Any, then: Callable[[], Any], orelse: Callable[[], Any]) -> Any:
+    def _choose(self, at: int, slot: Any, then: Callable[[], Any], orelse: Callable[[], Any], part: Any) -> Any:
+        """What one of two expressions gives. part: one of them, or what is asked, as the program has it: on one line
+        there may be several."""
         held: list[Any] = [None]
 
         def first() -> None:
@@ -293,7 +296,7 @@ class StagingRuntime(PlainRuntime):
         def set_(values: tuple[Any, ...]) -> None:
             held[0] = values[0]
 
-        branch(self.session, _key(at, ("choose",)), slot, first, second, ("value",), get, set_)
+        branch(self.session, _key(at, ("choose", *_columns(part.__code__))), slot, first, second, ("value",), get, set_)
         return held[0]
 
     def and_(self, at: int, *thunks: Any) -> Any:
@@ -303,7 +306,7 @@ class StagingRuntime(PlainRuntime):
         slot = condition(self.session, value)
         if slot is None:
             return self.and_(at, *thunks[1:]) if value else value
-        return self._choose(at, slot, lambda: self.and_(at, *thunks[1:]), lambda: _known(value, False))
+        return self._choose(at, slot, lambda: self.and_(at, *thunks[1:]), lambda: _known(value, False), thunks[0])
 
     def or_(self, at: int, *thunks: Any) -> Any:
         value = thunks[0]()
@@ -312,7 +315,7 @@ class StagingRuntime(PlainRuntime):
         slot = condition(self.session, value)
         if slot is None:
             return value if value else self.or_(at, *thunks[1:])
-        return self._choose(at, slot, lambda: _known(value, True), lambda: self.or_(at, *thunks[1:]))
+        return self._choose(at, slot, lambda: _known(value, True), lambda: self.or_(at, *thunks[1:]), thunks[0])
 
     def not_(self, at: int, value: Any) -> Any:
         slot = condition(self.session, value)
@@ -330,7 +333,7 @@ class StagingRuntime(PlainRuntime):
         slot = condition(self.session, value)
         if slot is None:
             return self.compare(at, right, *rest[1:]) if value else value
-        return self._choose(at, slot, lambda: self.compare(at, right, *rest[1:]), lambda: _known(value, False))
+        return self._choose(at, slot, lambda: self.compare(at, right, *rest[1:]), lambda: _known(value, False), thunk)
 
     def _compare(self, op: str, left: Any, right: Any) -> Any:
         _use(self.session, left, right)
@@ -478,6 +481,13 @@ def _key(at: int, names: Iterable[str]) -> tuple[Any, ...]:
     while frame.f_globals.get("__name__", "").startswith("smelt.capture") and frame.f_back is not None:
         frame = frame.f_back
     return (frame.f_code.co_filename, at, tuple(names))
+
+
+@functools.lru_cache(maxsize=4096)
+def _columns(code: Any) -> tuple[str, str]:
+    """Where on its lines a part of an expression begins and ends."""
+    places = [(line, begin, end) for line, _, begin, end in code.co_positions() if line and end]
+    return (str(min(places)[1:]), str(max(places)[1:])) if places else ("", "")
 
 
 def _use(session: Session, *values: Any) -> None:

@@ -72,6 +72,7 @@ class Recording:
         self.aliases: dict[Slot, Slot] = {}
         self.paths = 0
         self.forked: set[object] = set()
+        self.learnt = False  # whether this run found some of these itself
         self.peeled: dict[object, int] = {}
         self.whole: set[object] = set()
         self.rolled: set[object] = set()
@@ -91,6 +92,11 @@ class Recording:
         self.negations: dict[Slot, Slot] = {}
         self.watch: Watch | None = None
         self.budget: Budget | None = None
+
+    def will_fork(self, key: object) -> None:
+        """A branch that could not be merged is explored both ways from now on."""
+        self.forked.add(key)
+        self.learnt = True
 
     # --- stops -------------------------------------------------------------------------------------------------------
 

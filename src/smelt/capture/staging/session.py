@@ -24,7 +24,7 @@ from smelt.capture.staging.heap import Change, Snapshot
 from smelt.capture.staging.reading import Reading
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.records import Listed, RegionRecords, Structured
-from smelt.capture.staging.stops import Again
+from smelt.capture.staging.stops import Again, CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, slot_of
 from smelt.capture.staging.unify import unify
 from smelt.capture.staging.watch import unwatched
@@ -179,8 +179,14 @@ class Session(Reading):
         saved_asked, self._asked = self._asked, dict(region.asked)
         other = self._explore(thunk, (*region.taken[:number], not region.taken[number]), known)
         self._asked = saved_asked
-        for ours, theirs in zip(region.segments[: number + 1], other.segments[: number + 1], strict=True):
-            unify(ours, theirs, self.aliases, self.recorder.constants)
+        try:
+            for ours, theirs in zip(region.segments[: number + 1], other.segments[: number + 1], strict=True):
+                unify(ours, theirs, self.aliases, self.recorder.constants)
+        except CannotStage:
+            if not self.learnt:
+                raise
+            # A branch was merged at first, and could not be later: another run does alike both times.
+            raise Again(fork=("learnt", len(self.forked))) from None
         theirs_, their_outcome = self._combine(other, number + 1, part)
         arms = [(mine, my_outcome), (theirs_, their_outcome)]
         if not region.taken[number]:
