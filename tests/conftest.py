@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import traceback
 from types import SimpleNamespace
 
@@ -13,6 +14,9 @@ from hypothesis import settings
 # Read when torch is loaded. Where each core has a test process of its own, threads that keep their core busy while they
 # wait for work take it from the other process.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Where the environment has no bytecode written, each of the many processes of a run would compile all of Smelt anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import torch
 
