@@ -18,9 +18,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-import torch
+import torch  # noqa: E402
 
-from smelt.compiler import kept_plans, worth
+from smelt.compiler import kept_plans, worth  # noqa: E402
 
 # For each seed torch writes down the stack once for each kind of device that is not there; nobody reads it, and many
 # tests seed thousands of times.

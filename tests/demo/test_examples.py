@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.forked import Forks
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
 
@@ -15,12 +16,14 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 3
 
 
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    cache = tmp_path_factory.mktemp("cache")
+    made = Forks("import smelt", ("-W", "error::UserWarning"), {"SMELT_CACHE_DIR": str(cache), "ROUNDS": "1"})
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "cache"))
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", str(script)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout
+def test_example_runs(forks: Forks, script: Path, tmp_path: Path) -> None:
+    assert forks.run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", tmp_path)

@@ -1,12 +1,15 @@
-"""`torch.compile(f, backend="smelt")`, found by its entry point, in a process of its own: importing Dynamo is heavy."""
+"""`torch.compile(f, backend="smelt")`, found by its entry point, in processes that import Dynamo once."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
+from collections.abc import Callable, Iterator
 
 import pytest
+
+from tests.forked import Forks
+
+Run = Callable[[str], object]
 
 _HEAD = """
 import warnings, torch
@@ -17,14 +20,14 @@ close = torch.testing.assert_close
 """
 
 
-def run(code: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _HEAD + textwrap.dedent(code)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    forks = Forks("import torch, torch._dynamo")
+    yield lambda code: forks.run(_HEAD + textwrap.dedent(code))
+    forks.close()
 
 
-def test_the_backend_is_found_by_its_name() -> None:
+def test_the_backend_is_found_by_its_name(run: Run) -> None:
     run("""
         import sys
         assert "smelt" in torch.compiler.list_backends(exclude_tags=())
@@ -40,7 +43,7 @@ def test_the_backend_is_found_by_its_name() -> None:
     """)
 
 
-def test_structures_breaks_and_numbers() -> None:
+def test_structures_breaks_and_numbers(run: Run) -> None:
     run("""
         seen = []
         def f(x, y, named, scale=2.0, none=None):
@@ -57,7 +60,7 @@ def test_structures_breaks_and_numbers() -> None:
 
 
 @pytest.mark.parametrize("dynamic", ["None", "True", "False"])
-def test_sizes_that_change(dynamic: str) -> None:
+def test_sizes_that_change(run: Run, dynamic: str) -> None:
     run(f"""
         m = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
         c = torch.compile(m, backend="smelt", dynamic={dynamic})
@@ -71,7 +74,7 @@ def test_sizes_that_change(dynamic: str) -> None:
     """)
 
 
-def test_gradients_run_the_graph_itself() -> None:
+def test_gradients_run_the_graph_itself(run: Run) -> None:
     run("""
         m = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
         c = torch.compile(m, backend="smelt")
@@ -91,7 +94,7 @@ def test_gradients_run_the_graph_itself() -> None:
     """)
 
 
-def test_what_is_written() -> None:
+def test_what_is_written(run: Run) -> None:
     run("""
         class Cache(torch.nn.Module):
             def __init__(self):
@@ -115,7 +118,7 @@ def test_what_is_written() -> None:
     """)
 
 
-def test_parameters_that_change() -> None:
+def test_parameters_that_change(run: Run) -> None:
     """They are packed while they are the very ones; another module of the same code, and new contents, are seen."""
     run("""
         class Block(torch.nn.Module):
@@ -148,7 +151,7 @@ def test_parameters_that_change() -> None:
     """)
 
 
-def test_control_flow_of_torch() -> None:
+def test_control_flow_of_torch(run: Run) -> None:
     run("""
         def f(x):
             y = torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
@@ -161,7 +164,7 @@ def test_control_flow_of_torch() -> None:
     """)
 
 
-def test_options_reach_smelt() -> None:
+def test_options_reach_smelt(run: Run) -> None:
     run("""
         import smelt
         g = torch.compile(lambda x: x * 2, backend="smelt", options={"strict": True})

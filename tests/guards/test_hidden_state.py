@@ -8,12 +8,11 @@ import gc
 import io
 import os
 import queue
-import subprocess
 import sys
 import threading
 import weakref
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from torch import nn
 import smelt
 from smelt.capture.reads import record_reads
 from smelt.diag import SmeltWarning
+from tests.forked import Forks
 from tests.guards.double import Builder
 
 
@@ -171,7 +171,6 @@ LATE = """
 import sys
 import numpy as np
 import torch
-import warnings
 from smelt.capture.reads import record_reads
 for name in [n for n in sys.modules if n.startswith("numpy.random")]:
     del sys.modules[name]
@@ -190,11 +189,16 @@ PROGRAMS = {
 }
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    made = Forks("import torch, smelt.capture.reads")
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_module_loaded_by_the_run_itself(name: str) -> None:
-    source = LATE.format(program=PROGRAMS[name])
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_a_module_loaded_by_the_run_itself(forks: Forks, name: str) -> None:
+    forks.run(LATE.format(program=PROGRAMS[name]))
 
 
 def test_what_a_run_loads_is_followed_once() -> None:

@@ -1,0 +1,64 @@
+"""Code in processes of its own that share one start: a server has imported what is heavy, and each run is a fork of it.
+
+The server runs no operation itself, so it has no threads that a fork would lose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+_SERVER = """
+import json, os, runpy, signal, sys, traceback
+exec(sys.argv[1])
+for line in sys.stdin:
+    code, output, folder, timeout = json.loads(line)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            written = os.open(output, os.O_WRONLY)
+            for stream in (1, 2):
+                os.dup2(written, stream)
+            signal.alarm(timeout)
+            os.chdir(folder)
+            exec(code, {"__name__": "__main__"})
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+class Forks:
+    """Processes that have run `head`, which imports; `options` are those of Python, `environment` is set before."""
+
+    def __init__(self, head: str, options: tuple[str, ...] = (), environment: Mapping[str, str] | None = None) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, *options, "-c", _SERVER, head],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})},
+        )  # fmt: skip
+
+    def run(self, code: str, folder: Path | None = None, timeout_s: int = 120) -> str:
+        """What the code wrote. Raises: AssertionError with its last words where it did not come to its end."""
+        stdin, stdout = self._server.stdin, self._server.stdout
+        assert stdin is not None and stdout is not None
+        with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
+            stdin.write(json.dumps((code, output.name, str(folder or Path.cwd()), timeout_s)) + "\n")
+            stdin.flush()
+            status, written = stdout.readline().strip(), output.read()
+        assert status == "0", f"{status or 'the server is gone'}: {written[-4000:]}"
+        return written
+
+    def close(self) -> None:
+        """End the server. Every run has ended by then."""
+        self._server.communicate()
