@@ -807,8 +807,8 @@ RUNTIME = (
     Mutant(
         "arena: lives that touch",
         "codegen/lower/arena.py",
-        "if blocks[j].first <= block.last and block.first <= blocks[j].last",
-        "if blocks[j].first < block.last and block.first < blocks[j].last",
+        "begin <= last and first <= end",
+        "begin < last and first < end",
         "a result lies over the operand that the same instruction still reads",
         ("tests/codegen/test_arena.py::test_living_blocks_do_not_overlap",),
     ),
