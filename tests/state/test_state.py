@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import threading
 import warnings
@@ -550,12 +549,12 @@ def test_a_cache_that_is_filled_once_is_no_state() -> None:
 def test_what_cannot_be_put_is_split_as_before() -> None:
     class Model(Base):
         def init(self) -> None:
-            self.n, self.kept = 0, collections.deque[int]()
+            self.n, self.kept = 0, set[int]()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.f(x).cos() + 1
             self.n += 1
-            self.kept.append(self.n)
+            self.kept.add(self.n)
             return self.f(y).cos() + 1
 
     compiled = compare(twin(Model))

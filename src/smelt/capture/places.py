@@ -13,6 +13,7 @@ constructors.
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,7 +61,7 @@ class Puts:
         """The structure of all that is put, with a name for each part."""
         for put in self.puts:
             for i, tree in enumerate(put.items):
-                yield f"{put.place}[{i}]" if put.kind == "list" else f"{put.place}.{put.keys[i]}", tree
+                yield f"{put.place}[{i}]" if put.kind in ("list", "deque") else f"{put.place}.{put.keys[i]}", tree
 
 
 class After(Flattener):
@@ -102,7 +103,8 @@ class After(Flattener):
             if id(value) in self._under_way:
                 raise NotPut(f"a {type(value).__qualname__} that contains itself")
             return Made(self._numbers[id(value)], None)
-        is_plain = isinstance(value, (list, dict)) or (is_transparent(value) and kind_of(type(value)) == "instance")
+        is_plain = isinstance(value, (list, dict)) or type(value) is deque
+        is_plain = is_plain or (is_transparent(value) and kind_of(type(value)) == "instance")
         if not is_plain or isinstance(value, torch.nn.Module) or callable(value):
             return super().flatten(value, path) if self.is_result else self._constant(value, path)
         number = self._numbers[id(value)] = len(self._numbers)
@@ -151,7 +153,11 @@ class After(Flattener):
         if isinstance(before, tuple) and isinstance(after, tuple):
             if isinstance(held.value, tuple):
                 raise NotPut("a tuple that changes")
-            if len(before) != len(after) or not all(map(is_same, before, after)):
+            is_same_now = len(before) == len(after) and all(map(is_same, before, after))
+            if not is_same_now and type(held.value) is deque:
+                trees = tuple(self.flatten(item, f"{held.place}[{i}]") for i, item in enumerate(after))
+                yield Put(held.place, "deque", trees)
+            elif not is_same_now:
                 yield self._splice(held.place, before, after)
         elif isinstance(before, dict) and isinstance(after, dict):
             yield from self._entries(held.place, "dict", before, after)

@@ -5,7 +5,7 @@ Invariant: all that is read of the arguments is read before the first thing is p
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,8 @@ Step = tuple[str, Any]
 class Put:
     """What becomes of one object, at `place`.
 
-    kind: "list" (items from `start` to `stop` are replaced), "dict", "attributes" or "slots" (`deleted` go, `keys` are
-    stored); where the place is outside the arguments, the kinds of `state.Place`, or "append".
+    kind: "list" (items from `start` to `stop` are replaced), "deque" (all items are), "dict", "attributes" or "slots"
+    (`deleted` go, `keys` are stored); where the place is outside the arguments, the kinds of `state.Place` or "append".
     """
 
     place: str
@@ -42,6 +42,7 @@ class Source:
             "list_append": list.append, "dict_set": dict.__setitem__,
             "dict_del": dict.__delitem__, "ordered_set": OrderedDict.__setitem__,
             "ordered_del": OrderedDict.__delitem__, "OrderedDict": OrderedDict, "item_of": _item_of,
+            "deque_clear": deque.clear, "deque_extend": deque.extend,
         }  # fmt: skip
         self.lines: list[str] = []
         self._variables: dict[tuple[Step, ...], str] = {}
@@ -113,6 +114,9 @@ class Source:
         lines = self.lines
         if put.kind == "list":
             lines.append(f"list_set({at}, slice({put.start}, {put.stop}), [{', '.join(values)}])")
+        elif put.kind == "deque":
+            lines.append(f"deque_clear({at})")
+            lines.append(f"deque_extend({at}, [{', '.join(values)}])")
         elif put.kind == "dict":
             ordered = f"isinstance({at}, OrderedDict)"
             store = self._variable(f"ordered_set if {ordered} else dict_set")
@@ -131,6 +135,8 @@ class Source:
             lines.extend(f"list_append({held}, {value})" for value in values)
         elif put.kind == "cell":
             lines.append(f"{at}.cell_contents = {values[0]}")
+        elif put.kind == "class":
+            lines.append(f"type.__setattr__({at}, {keys[0]}, {values[0]})")
         elif put.kind == "slot":
             lines.append(f"{keys[0]}.__set__({at}, {values[0]})")
         else:
@@ -151,7 +157,7 @@ def _named_in(tree: Tree) -> Iterator[str]:
 
 def _item_of(holder: Any, key: Any) -> Any:
     """An item as it is stored: subclasses may compute what they show."""
-    base = next(base for base in (dict, list, tuple) if isinstance(holder, base))
+    base = next(base for base in (dict, list, tuple, deque) if isinstance(holder, base))
     return base.__getitem__(holder, key)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ _MOST = 20_000  # objects, beyond which none is followed
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What an object holds: items of a list or dict (None: it is neither), and attributes (own and slots), in order."""
+    """What an object holds: items of a list, deque or dict (None: it is none), and attributes and slots, in order."""
 
     items: tuple[Any, ...] | dict[Any, Any] | None
     attributes: dict[str, Any]
@@ -220,9 +220,9 @@ class ArgumentHeap:
 def _is_followed(value: Any) -> bool:
     if isinstance(value, torch.Size):
         return False
-    if isinstance(value, (list, tuple, dict)):
-        return True
     cls = type(value)
+    if isinstance(value, (list, tuple, dict)) or cls is deque:
+        return True
     if isinstance(value, (*_PLAIN, torch.Tensor, torch.nn.Module, type)):
         return False
     if callable(value) and not dataclasses.is_dataclass(value):
@@ -243,7 +243,7 @@ def is_transparent(value: Any) -> bool:
 
 def _is_structure(value: Any) -> bool:
     """Whether a value is known by its parts, whatever becomes of it."""
-    return isinstance(value, (list, tuple, dict)) or dataclasses.is_dataclass(value)
+    return isinstance(value, (list, tuple, dict)) or type(value) is deque or dataclasses.is_dataclass(value)
 
 
 def contents_of(value: Any) -> Contents:
@@ -257,6 +257,8 @@ def contents_of(value: Any) -> Contents:
         items = tuple(list.__iter__(value))
     elif isinstance(value, tuple):
         items = tuple(tuple.__iter__(value))
+    elif type(value) is deque:
+        items = tuple(value)
     attributes = dict(instance_dict(value) or {})
     for name, slot in slots_of(type(value)):
         try:
@@ -270,6 +272,9 @@ def put_contents(value: Any, contents: Contents) -> None:
     """Have an object hold this and nothing else."""
     if isinstance(value, list):
         list.__setitem__(value, slice(None), contents.items or ())
+    elif type(value) is deque:
+        value.clear()
+        value.extend(contents.items or ())
     elif isinstance(value, dict):
         base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
         base.clear(value)

@@ -46,10 +46,11 @@ class Read(NamedTuple):
         "item"      owner[key] is value; owner is a namespace (an object's __dict__, a module's globals, a registry)
         "absent"    key is not in owner (a namespace)
         "attr"      getattr(owner, key) is value (slots and other C-held attributes)
+        "unset"     the class `owner` itself has no attribute key
         "static"    what the class `owner` holds under key, its bases included, is value (MISSING: nothing)
         "cell"      owner.cell_contents is value
         "content"   the container owner holds value (a shallow copy)
-        "class"     the class owner's own attributes are value (a dict)
+        "class"     the class owner's own attributes are value (a dict), but for those that key names
         "function"  (owner.__code__, owner.__defaults__, owner.__kwdefaults__) is value
         "object"    (type(owner), owner.__dict__) is value
         "module"    calling the nn.Module owner finds value: (type, __dict__, its tables of hooks, the methods it
@@ -87,13 +88,21 @@ class Read(NamedTuple):
 
 
 class Store(NamedTuple):
-    """A place that executed code may assign without reading it: what it held before the code ran."""
+    """A place that executed code may assign without reading it: what it held before the code ran.
+
+    cls: the class whose attribute it is, where it is one."""
 
     space: Mapping[str, Any]
     key: str
     before: Any
     name: str
     site: Site
+    cls: type | None = None
+
+    @property
+    def spot(self) -> tuple[int, str]:
+        """What tells the place from others (`Place.spot`)."""
+        return id(self.space if self.cls is None else self.cls), self.key
 
 
 class Change(NamedTuple):
@@ -151,6 +160,8 @@ class _Classifier:
             return
         if own is not None and ("module", id(owner), None) not in self.facts:
             self.add("object", owner, None, (cls, own), raw)
+        if self._is_state(raw, stored, own):
+            return
         if stored is MISSING:
             if own is not None and name in own:
                 self.add("item", own, name, own[name], raw)
@@ -166,6 +177,20 @@ class _Classifier:
             self.add("static", cls, name, stored, raw)
             if own is not None and not overrides_instance(stored):
                 self.add("absent", own, name, MISSING, raw)
+
+    def _is_state(self, raw: RawRead, stored: Any, own: Mapping[str, Any] | None) -> bool:
+        """Whether this is a read of an attribute of the class that is state; what leads there is a fact then."""
+        owner, name = raw[:2]
+        if stored is MISSING or (own is not None and name in own):
+            return False
+        path = state_path(type(owner), name, self.roots.state)
+        if path is None:
+            return False
+        for fact in path:
+            self.facts.setdefault((fact.kind, id(fact.owner), fact.key), fact)
+        if isinstance(own, dict) and id(owner) not in self.roots.opened:
+            self.add("absent", own, name, MISSING, raw)
+        return True
 
     def _by_getattr(self, own: dict[str, Any], raw: RawRead) -> None:
         """A name that neither the object nor its class holds: a module's registries, a `__getattr__`, or an error."""
@@ -197,12 +222,16 @@ class _Classifier:
         own = None if self.roots.heap is None else self.roots.heap.attributes_of(owner)
         if isinstance(stored, _SHARED_DESCRIPTORS) or (own is not None and name in own):
             return
+        if self._is_state(raw, stored, own):
+            return
         self.add("static", type(owner), name, stored, raw, f"type({self.namer(id(owner))}).{name}")
 
     def _argument_attribute(self, raw: RawRead, stored: Any) -> None:
         """Arguments are other objects at the next call: their fields are guarded by structure, no more than those."""
         owner, name = raw[:2]
         if dataclasses.is_dataclass(owner) and any(f.name == name for f in dataclasses.fields(owner)):
+            return
+        if self._is_state(raw, stored, None):
             return
         if stored is not MISSING:
             self.add("static", type(owner), name, stored, raw)
@@ -228,6 +257,19 @@ def facts_of(roots: Roots) -> list[Read]:
         for fact in place_facts(changed, roots.name):
             classifier.facts.setdefault((fact.kind, id(fact.owner), fact.key), fact)
     return list(classifier.facts.values())
+
+
+def state_path(cls: type, name: str, state: Mapping[tuple[int, Any], Place]) -> list[Read] | None:
+    """Where what a class shows under a name is state: that no class before that one has the name. None elsewhere."""
+    path: list[Read] = []
+    for base in cls.__mro__:
+        if (id(base), name) in state:
+            return path
+        if name in base.__dict__:
+            return None
+        label = f"{base.__qualname__}.{name}"
+        path.append(Read("unset", base, name, MISSING, None, label, base, lambda number: ""))
+    return None
 
 
 def place_facts(place: Place, namer: Any) -> Iterator[Read]:
@@ -321,7 +363,7 @@ def changes_of(roots: Roots) -> list[Change]:
         else:
             _keep_attribute(roots, owner, name, after, site)
     for store in roots.stores.values():
-        if (id(store.space), store.key) in roots.state:
+        if store.spot in roots.state:
             continue
         after = store.space.get(store.key, MISSING)
         if not same(store.before, after) or id(after) in roots.passed:
@@ -343,6 +385,8 @@ def changes_of(roots: Roots) -> list[Change]:
         after = _now(fact)
         if not same(fact.value, after):
             note(fact.name, fact.value, after, fact.site)
+    for cls, name, before, site in changed_classes(roots):
+        note(f"{cls.__qualname__}.{name}", before, own_attribute(cls, name), site)
     for container, copy, site in roots.copies.values():
         if id(container) in opened:
             continue
@@ -351,6 +395,18 @@ def changes_of(roots: Roots) -> list[Change]:
         if not same_contents(container, copy) or holds_argument:
             note(roots.name(id(container)), copy, contents(container), site)
     return list(changes.values())
+
+
+def changed_classes(roots: Roots) -> Iterator[tuple[type, str, Any, Site | None]]:
+    """What the classes of modules held before under names of which they hold something else now."""
+    for cls, before, site in roots.classes.values():
+        now = class_attributes(cls)
+        if len(now) == len(before) and all(now.get(name) is value for name, value in before.items()):
+            continue
+        for name in {**before, **now}:
+            held = before.get(name, MISSING)
+            if (id(cls), name) not in roots.state and not same(held, now.get(name, MISSING)):
+                yield cls, name, held, site
 
 
 def _keep_attribute(roots: Roots, owner: Any, name: str, value: Any, site: Site | None) -> None:
@@ -379,7 +435,7 @@ def _now(fact: Read) -> Any:
     if kind == "context":
         return owner.get(MISSING)
     if kind == "class":
-        return class_attributes(owner)
+        return {name: held for name, held in class_attributes(owner).items() if name not in (key or ())}
     if kind == "function":
         return (owner.__code__, owner.__defaults__, owner.__kwdefaults__)
     if kind == "array":

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import operator
 import re
+from abc import ABCMeta
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,11 +21,12 @@ import torch
 
 from smelt._torch.exact import MISSING, same, same_contents
 from smelt.capture.reads_arguments import Held, slots_of
-from smelt.capture.reads_facts import Change, Read, facts_of
+from smelt.capture.reads_facts import Change, Read, changed_classes, facts_of
 from smelt.capture.reads_scan import only_appends
 from smelt.capture.reads_values import (
     REGISTRIES,
     cell_contents,
+    class_attributes,
     has_own_lookup,
     instance_dict,
     overrides_instance,
@@ -39,11 +42,15 @@ if TYPE_CHECKING:
 _STATE_ITSELF = re.compile(re.escape(f"kwargs[{STATE!r}]") + r"\[\d+\]")
 
 
+# Of containers whose contents can be an argument: all that they are is what they hold, in its order.
+_KINDS = (list, dict, OrderedDict, defaultdict, Counter, deque)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Outer:
     """One place: what it held before the run (MISSING: nothing) and after it.
 
-    Of a list that is appended to these are its items, as a tuple.
+    Of a list or deque that is appended to these are its items, as a tuple.
     """
 
     place: Place
@@ -192,11 +199,18 @@ class _Finder:
                     self._attribute(owner, name, before, after, site)
         for store in roots.stores.values():
             after = store.space.get(store.key, MISSING)
-            if not same(store.before, after) and (id(store.space), store.key) not in roots.state:
+            if not same(store.before, after) and store.spot not in roots.state:
+                self.names.add(store.name)
+                if store.cls is not None:
+                    self._of_class(store.cls, store.key, store.before, store.site)
+                    continue
                 if type(store.space) is not dict:
                     raise _NoPlace
                 self._add(Place("entry", store.space, store.key, store.name, None, store.site), store.before, after)
+        self._classes_of_modules()
         for fact in roots.facts.values():
+            if fact.kind in ("class", "static"):
+                self._class_fact(fact)
             if fact.kind == "cell" and not same(fact.value, cell_contents(fact.owner)):
                 place = Place("cell", fact.owner, None, fact.name, None, fact.site, fact.key)
                 self._add(place, fact.value, cell_contents(fact.owner))
@@ -204,6 +218,32 @@ class _Finder:
             if id(container) not in roots.opened and not same_contents(container, copy):
                 self.names.add(roots.name(id(container)))
                 self._container(container)
+
+    def _classes_of_modules(self) -> None:
+        for cls, name, before, site in changed_classes(self.roots):
+            self._of_class(cls, name, before, site)
+            self.names.add(f"{cls.__qualname__}.{name}")
+
+    def _class_fact(self, fact: Read) -> None:
+        """Attributes of classes that hold something else than they did when this was noted."""
+        if fact.kind == "class":
+            now = class_attributes(fact.owner)
+            changed = [key for key in {**fact.value, **now} if key not in (fact.key or ())]
+            changed = [key for key in changed if not same(fact.value.get(key, MISSING), now.get(key, MISSING))]
+            for key in changed:
+                self._of_class(fact.owner, key, fact.value.get(key, MISSING), fact.site)
+        else:
+            if same(fact.value, raw_lookup(fact.owner, fact.key)):
+                return
+            holder = next((base for base in fact.owner.__mro__ if fact.key in base.__dict__), fact.owner)
+            self._of_class(holder, fact.key, fact.value, fact.site)
+        self.names.add(fact.name)
+
+    def _of_class(self, cls: type, name: str, before: Any, site: Site | None) -> None:
+        if type(cls) not in (type, ABCMeta) or name.startswith("__"):
+            raise _NoPlace  # its own `__setattr__`, or what it makes of names, is not known
+        place = Place("class", cls, name, f"{cls.__name__}.{name}", None, site)
+        self._add(place, before, place.read())
 
     def _add(self, place: Place, before: Any, after: Any) -> None:
         if before is MISSING or after is MISSING or not (_is_put(before) and _is_put(after)):
@@ -244,7 +284,7 @@ class _Finder:
             if parent is None or id(parent.value) not in roots.copies or parent.label == ".__dict__":
                 break
             top = parent.value
-        if type(top) not in (list, dict) or id(top) in roots.arguments:
+        if type(top) not in _KINDS or id(top) in roots.arguments:
             raise _NoPlace
         if roots.heap is not None and roots.heap.owns(id(top)):
             raise _NoPlace

@@ -11,6 +11,7 @@ import gc
 import os
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -24,7 +25,7 @@ from smelt._torch.exact import MISSING, contents
 from smelt._torch.lru import LRU_CACHE, cached_tensors
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import ENVIRONMENT, LOCKS, file_kind, user_site
-from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of
+from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of, state_path
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
 from smelt.capture.reads_scan import Chain, is_for_append, may_take_locks, scan_code
@@ -101,6 +102,7 @@ class Roots:
         self.modules: list[tuple[torch.nn.Module, Site | None]] = []
         self.written: dict[tuple[int, str], tuple[Any, str, Any, Site | None]] = {}
         self.copies: dict[int, tuple[Any, Any, Site | None]] = {}
+        self.classes: dict[int, tuple[type, dict[str, Any], Site | None]] = {}  # classes of modules, as they were
         self.facts: dict[tuple[str, int, Any], Read] = {}
         self.stores: dict[tuple[int, str], Store] = {}
         self.functions: dict[int, FunctionType] = {}
@@ -148,13 +150,13 @@ class Roots:
             self.passed.add(id(value))
             self._tensors.meet(value, partial(_text, label), None)
         is_record = dataclasses.is_dataclass(cls)
-        if isinstance(value, (list, tuple, dict)) or is_record:
+        if isinstance(value, (list, tuple, dict)) or cls is deque or is_record:
             if id(value) in self.rooted:
                 return
             self.rooted[id(value)] = Reached(value, parent, label, None)
             self.arguments.add(id(value))
             self.passed.add(id(value))
-            if isinstance(value, (list, dict)):
+            if isinstance(value, (list, dict)) or cls is deque:
                 self.copies[id(value)] = (value, contents(value), None)
             for part, inner in _argument_parts(value):
                 self._reach_argument(inner, id(value), part)
@@ -244,13 +246,13 @@ class Roots:
 
     def _reach_class(self, cls: type, site: Site | None) -> None:
         for base in cls.__mro__:
-            if ("class", id(base), None) in self.facts or not is_user_class(base) or issubclass(base, torch.nn.Module):
+            if ("class", id(base), None) in self.facts or not is_user_class(base):
                 continue
-            own = class_attributes(base)
-            self._fact("class", base, None, own, site)
-            for name, value in own.items():
-                if kind_of(type(value)) in ("container", "instance", "array"):
-                    self.reach(value, id(cls), f".{name}", site)
+            if issubclass(base, torch.nn.Module):  # what is read of these is seen on their instances
+                if id(base) not in self.classes:
+                    self.classes[id(base)] = base, class_attributes(base), site
+                continue
+            self._hold_own(base, id(cls), site)
 
     def _reach_iterator(self, value: Any, site: Site | None) -> None:
         self.refusals.append(("holds an iterator, which a run may advance", self.name(id(value)), site))
@@ -288,15 +290,29 @@ class Roots:
             self.refusals.append(("reads a large NumPy array", self.name(id(value)), site))
         self._fact("array", value, None, (value.dtype, value.shape, value.tobytes()), site)
 
+    def class_state(self, cls: type, name: str) -> bool:
+        """Whether what a class shows under a name is state; that it is this place which it shows is noted then."""
+        found = state_path(cls, name, self.state)
+        for fact in found or ():
+            self.facts.setdefault((fact.kind, id(fact.owner), fact.key), fact)
+        return found is not None
+
     def _hold_class(self, cls: type, site: Site | None) -> None:
         """What a class holds is read, and written, where nobody sees it: as `type(self).calls`."""
         for base in cls.__mro__:
             if is_user_class(base) and ("class", id(base), None) not in self.facts:
-                own = class_attributes(base)
-                self._fact("class", base, None, own, site)
-                for name, member in own.items():
-                    if kind_of(type(member)) in ("container", "instance", "array"):
-                        self.reach(member, id(base), f".{name}", site)
+                self._hold_own(base, id(base), site)
+
+    def _hold_own(self, cls: type, parent: int, site: Site | None) -> None:
+        """What a class holds itself, but for what of it is state, is a fact."""
+        own = class_attributes(cls)
+        left = frozenset(name for name in own if (id(cls), name) in self.state)
+        own = {name: member for name, member in own.items() if name not in left}
+        label = cls.__qualname__ if left else None
+        self.facts["class", id(cls), None] = Read("class", cls, left or None, own, site, label, cls, self.name)
+        for name, member in own.items():
+            if kind_of(type(member)) in ("container", "instance", "array"):
+                self.reach(member, parent, f".{name}", site)
 
     def _reach_descriptors(self, cls: type) -> None:
         """The user's descriptors that a class holds: their methods run when an attribute is asked for."""
@@ -498,7 +514,7 @@ class Roots:
                 value = space[name]
             elif isinstance(value, type):
                 raw = raw_lookup(value, name)
-                if raw is MISSING:
+                if raw is MISSING or self.class_state(value, name):
                     return
                 self._fact("static", value, name, raw, site, label)
                 value = raw
@@ -552,7 +568,9 @@ class Roots:
                 return
             name, space = chain.path[-1], owner.__dict__  # type: ignore[assignment]  # a class's is a read-only view
         label = ".".join((chain.name, *chain.path))
-        self.stores.setdefault((id(space), name), Store(space, name, space.get(name, MISSING), label, site))
+        cls = owner if chain.path and isinstance(owner, type) else None
+        place = id(space) if cls is None else id(cls)
+        self.stores.setdefault((place, name), Store(space, name, space.get(name, MISSING), label, site, cls))
 
     def _refuse_random(self, value: Any, label: str, site: Site) -> None:
         """NumPy's own functions are not builtins that a profile hook sees; their owner tells what they are."""

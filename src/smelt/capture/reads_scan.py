@@ -53,6 +53,7 @@ _STORE_FAST = _OP["STORE_FAST"]
 _STORE_GLOBAL = {_OP["STORE_GLOBAL"], _OP["DELETE_GLOBAL"]}
 _STORE_ATTR = {_OP["STORE_ATTR"], _OP["DELETE_ATTR"]}
 _IMPORT_NAME, _IMPORT_FROM = _OP["IMPORT_NAME"], _OP["IMPORT_FROM"]
+_COPY = _OP["COPY"]
 _EXTENDED_ARG = _OP["EXTENDED_ARG"]
 _TRANSPARENT = {code for name, code in _OP.items() if name in ("CACHE", "NOP", "PRECALL", "PUSH_NULL", "RESUME")}
 _CALLS = {code for name, code in _OP.items() if name in ("CALL", "CALL_FUNCTION", "CALL_FUNCTION_EX")}
@@ -61,6 +62,7 @@ _LOADS = {code for name, code in _OP.items() if name.startswith("LOAD_")}
 _LOAD_METHOD = {_OP["LOAD_METHOD"]} if "LOAD_METHOD" in _OP else {_OP["LOAD_ATTR"]}
 _OF_CELLS = {code for name, code in _OP.items() if name.endswith("_DEREF") or name in ("LOAD_CLOSURE", "MAKE_CELL")}
 _WITHS = {_OP[name] for name in ("BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL") if name in _OP}
+_NAMES = frozenset({"__name__", "__qualname__", "__module__", "__doc__"})
 _ENTERING = frozenset({"acquire", "__enter__", "enter_context"})
 _METHOD_BIT = sys.version_info >= (3, 12)  # LOAD_ATTR's argument carries a flag in its lowest bit
 
@@ -96,9 +98,14 @@ def scan_code(code: CodeType) -> Scan:
     stored: dict[_Place, int] = {}
     here: _Place | None = None
     module: _Place | None = None
+    doubled: _Place | None = None
     for offset, op, arg in _instructions(code):
         if op in _TRANSPARENT:
             continue
+        if op == _COPY and arg == 1:
+            doubled = here
+            continue
+        doubled = doubled if op in _LOAD_ATTR else None
         if op == _LOAD_GLOBAL:
             here = ("global", names[arg >> 1], ())
         elif op == _LOAD_NAME:
@@ -107,6 +114,9 @@ def scan_code(code: CodeType) -> Scan:
             here = ("cell", local_names[arg], ())
         elif op in _LOAD_ATTR and here is not None:
             here = (here[0], here[1], (*here[2], names[arg >> 1 if _METHOD_BIT else arg]))
+            if doubled is not None:  # `x.n += 1`: it is read, and stored there again
+                stored.setdefault(here, offset)
+                doubled = None
         elif op in _LOAD_FAST:
             here = aliases.get(local_names[arg])
             continue
@@ -188,7 +198,7 @@ def _asks_classes(code: CodeType) -> bool:
 
 
 def _is_compared_or_named(code: CodeType, steps: Sequence[tuple[int, int]]) -> bool:
-    if steps and steps[0][0] in _LOAD_ATTR and _attribute(code, steps[0][1]).startswith("__"):
+    if steps and steps[0][0] in _LOAD_ATTR and _attribute(code, steps[0][1]) in _NAMES:
         return True
     for op, _ in steps:
         if op in _COMPARES:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STATE = "<state>"
 """The keyword; no name that Python code can write."""
 
-Kind = Literal["entry", "cell", "slot", "object"]
+Kind = Literal["entry", "cell", "slot", "class", "object"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,8 +35,8 @@ class Place:
     """One place. kind: what `space` is, and how `key` is looked up there.
 
     "entry": a dict (an object's attributes, a module's buffers, globals); "cell": a closure cell; "slot": the
-    descriptor is `key`, and `space` the object; "object": `space` itself, a container that is known by identity, and
-    by its contents.
+    descriptor is `key`, and `space` the object; "class": an attribute that the class `space` holds itself; "object":
+    `space` itself, a container that is known by identity, and by its contents.
     owner: the object whose attribute it is, None for other places. name: as code, for people; key_name: a cell's name.
     is_appended: it holds a list that the program appends to, and does nothing else with; its contents are no argument.
     """
@@ -62,6 +62,8 @@ class Place:
                     return self.key.__get__(self.space)
                 except AttributeError:
                     return MISSING
+            case "class":
+                return self.space.__dict__.get(self.key, MISSING)
         return self.space
 
     def put(self, value: Any) -> None:
@@ -79,12 +81,16 @@ class Place:
                 self.key.__delete__(self.space)
             case "slot":
                 self.key.__set__(self.space, value)
+            case "class" if value is MISSING:
+                type.__delattr__(self.space, self.key)
+            case "class":
+                type.__setattr__(self.space, self.key, value)
 
     def is_at(self, container: Any, key: Any) -> bool:
         """Whether it is this entry of a container."""
         if container is not self.space:
             return False
-        return self.kind == "cell" or (self.kind == "entry" and type(key) is str and key == self.key)
+        return self.kind == "cell" or (self.kind in ("entry", "class") and type(key) is str and key == self.key)
 
     @property
     def attribute(self) -> tuple[int, str] | None:
@@ -96,7 +102,7 @@ class Place:
     @property
     def spot(self) -> tuple[int, Any]:
         """What tells it from others, while what holds it lives."""
-        return id(self.space), self.key if self.kind in ("entry", "slot") else None
+        return id(self.space), self.key if self.kind in ("entry", "slot", "class") else None
 
 
 def reader(places: Sequence[Place]) -> Callable[[], tuple[Any, ...]]:
@@ -112,6 +118,7 @@ def reader(places: Sequence[Place]) -> Callable[[], tuple[Any, ...]]:
             "entry": "s{i}[k{i}]",
             "cell": "s{i}.cell_contents",
             "slot": "k{i}.__get__(s{i})",
+            "class": "s{i}.__dict__[k{i}]",
             "object": "s{i}",
         }[place.kind]
         if place.is_appended:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import struct
 import types
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, TypeAlias
@@ -64,10 +64,10 @@ class Made:
 class Container:
     """A value with parts.
 
-    kind: "sequence" (cls is tuple, list or a subclass), "mapping" (dict or a subclass), "object" (attributes only) or
-        "registered" (torch's pytree knows the class).
-    keys: the keys of a mapping; names: attributes beside the items; context: of a registered class, or the default
-        factory of a defaultdict.
+    kind: "sequence" (cls is tuple, list or a subclass, or deque), "mapping" (dict or a subclass), "object" (attributes
+        only) or "registered" (torch's pytree knows the class).
+    keys: the keys of a mapping; names: attributes beside the items; context: of a registered class, the default
+        factory of a defaultdict, or the greatest length of a deque.
     """
 
     kind: str
@@ -134,6 +134,8 @@ def has_parts(value: Any) -> bool:
     """Whether a value can come apart."""
     if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
         return True
+    if type(value) is deque:
+        return True
     # A dataclass is its fields for guards, too, whether it can be called or not.
     if isinstance(value, _ATOMS) or (callable(value) and not is_dataclass(value)):
         return False
@@ -156,7 +158,7 @@ def parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield f"[{key!r}]", item
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple)) or type(value) is deque:
         named = getattr(type(value), "_fields", ())
         for i, item in enumerate(value):
             yield (f".{named[i]}" if i < len(named) else f"[{i}]"), item
@@ -220,7 +222,7 @@ class Flattener:
 
     def _container(self, value: Any, path: str) -> Container:
         cls = type(value)
-        if isinstance(value, (list, tuple, dict)):
+        if isinstance(value, (list, tuple, dict)) or cls is deque:
             children = list(parts(value))
             count = len(value)
             trees = tuple(self.flatten(item, path + suffix) for suffix, item in children)
@@ -231,7 +233,7 @@ class Flattener:
                 tuple(value) if isinstance(value, dict) else (),
                 tuple(suffix[1:] for suffix, _ in children[count:]),
                 trees[count:],
-                value.default_factory if isinstance(value, defaultdict) else None,
+                _context_of(value),
             )
         node = registered(cls)
         if node is not None:
@@ -241,6 +243,13 @@ class Flattener:
         names = _attribute_names(value)
         attributes = tuple(self.flatten(getattr(value, name), f"{path}.{name}") for name in names)
         return Container("object", cls, (), names=names, attributes=attributes)
+
+
+def _context_of(value: Any) -> Any:
+    """What a container is made with, beside its items."""
+    if isinstance(value, defaultdict):
+        return value.default_factory
+    return value.maxlen if type(value) is deque else None
 
 
 def same_constant(a: Any, b: Any) -> bool:
@@ -321,6 +330,8 @@ def _match_container(tree: Container, given: object, path: str, tensors: dict[in
     else:
         if tree.kind == "mapping" and tuple(value) != tree.keys:
             raise UnfitError(f"{path} has the keys {list(value)}, where it had {list(tree.keys)} at capture")
+        if tree.cls is deque and value.maxlen != tree.context:
+            raise UnfitError(f"{path} holds at most {value.maxlen} items, where that was {tree.context} at capture")
         if tree.kind == "sequence" and len(value) != len(tree.items):
             raise UnfitError(f"{path} has {len(value)} items, where it had {len(tree.items)} at capture")
         children = list(parts(value))
@@ -376,6 +387,8 @@ def _shell(tree: Container, items: list[Any]) -> Any:
     if issubclass(cls, tuple):
         # torch.return_types are tuples of C's making, which only their own constructor makes.
         return cls(items) if hasattr(cls, "n_sequence_fields") else tuple.__new__(cls, items)
+    if cls is deque:
+        return deque(items, tree.context)
     if issubclass(cls, list):
         new_list = list.__new__(cls)
         list.extend(new_list, items)

@@ -6,6 +6,7 @@ Invariant: looks at types and flags only; never at a tensor's elements.
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
             value = tuple(value.values())
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = tuple(getattr(value, f.name, None) for f in dataclasses.fields(value))
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)) or type(value) is deque:
             for inner in value:
                 yield from tensors_in(inner, depth + 1)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
@@ -90,7 +90,7 @@ class Arguments:
             emit(Guard.FLOAT, at, 0 if math.isnan(value) else 1, bits)
         elif cls is str:
             emit(Guard.TEXT, at, keep(value))
-        elif cls in (int, set):
+        elif cls in (int, set, deque):
             raise Unsupported
         elif cls in _IMMUTABLE:
             emit(Guard.IS, at, keep(value))

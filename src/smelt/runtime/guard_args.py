@@ -11,6 +11,7 @@ import dataclasses
 import math
 import types
 from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -180,9 +181,9 @@ class ArgumentTests:
             # A set may change in place, so a copy is what later ones are compared with.
             seen = set(value) if cls is set else value
             self._each("value", place, selector, f"same({{v}}, {self._bind(seen, 'V')})", seen)
-        elif id(value) in self._opened and not isinstance(value, (list, tuple)) and type(value) is not dict:
+        elif id(value) in self._opened and not isinstance(value, (list, tuple)) and cls not in (dict, deque):
             self._object(value, place, selector)
-        elif isinstance(value, (list, tuple, dict)) or (dataclasses.is_dataclass(cls) and not isinstance(value, type)):
+        elif _has_members(value):
             self._container(value, place, selector)
         else:
             self._each("identity", place, selector, f"{{v}} is {self._bind(value, 'O')}", value)
@@ -235,8 +236,13 @@ class ArgumentTests:
             plain = all(type(key) is str for key in keys)
             code = f"list({{v}}) == {keys!r}" if plain else f"same(list({{v}}), {self._bind(keys, 'V')})"
             self._each("keys", place, variable, code, keys)
-        elif isinstance(value, (list, tuple)):
+            if isinstance(value, defaultdict):
+                seen = value.default_factory
+                self._each("factory", place, variable, f"{{v}}.default_factory is {self._bind(seen, 'F')}", seen)
+        elif cls is deque or isinstance(value, (list, tuple)):
             self._each("length", place, variable, f"len({{v}}) == {len(value)}", len(value))
+            if cls is deque:
+                self._each("most", place, variable, f"{{v}}.maxlen == {value.maxlen}", value.maxlen)
         for step, inner in members(value):
             # a step such as [3] or .name; keys that are not plain text are bound
             text = step if isinstance(step, str) else f"[{self._bind(step[0], 'K')}]"
@@ -399,6 +405,12 @@ class ArgumentTests:
 
 def _never(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return False
+
+
+def _has_members(value: Any) -> bool:
+    if isinstance(value, (list, tuple, dict)) or type(value) is deque:
+        return True
+    return dataclasses.is_dataclass(type(value)) and not isinstance(value, type)
 
 
 def members(value: Any) -> list[tuple[str | tuple[Any], Any]]:

@@ -7,7 +7,8 @@ Kinds of facts, as (owner, key, value); each says what must be true now:
     static    what the class owner has under key, bases included, is value (MISSING: nothing)
     cell      owner.cell_contents is value
     content   the container owner holds value (a shallow copy)
-    class     the class owner's own attributes are value (special ones left out)
+    unset     the class owner itself has no attribute key
+    class     the class owner's own attributes are value (special ones, and those that key names, left out)
     function  (owner.__code__, owner.__defaults__, owner.__kwdefaults__) is value
     object    (type(owner), owner.__dict__) is value
     module    the nn.Module owner is (type, __dict__, tables of hooks, shadowed methods) of value
@@ -67,7 +68,8 @@ _NOW: dict[str, Callable[[Any, Any], Any]] = {
     "static": _static_now,
     "cell": lambda owner, _: _cell_now(owner),
     "content": lambda owner, _: contents(owner),
-    "class": lambda owner, _: _class_attributes(owner),
+    "unset": lambda owner, key: owner.__dict__.get(key, MISSING),
+    "class": lambda owner, key: {k: v for k, v in _class_attributes(owner).items() if k not in (key or ())},
     "function": lambda owner, _: (owner.__code__, owner.__defaults__, owner.__kwdefaults__),
     "object": lambda owner, _: (type(owner), owner.__dict__),
     "module": lambda owner, _: _module_now(owner),
@@ -214,6 +216,9 @@ class Facts:
             space.order = tuple(read.value)
         elif kind == "static":
             self._sort_static(test)
+        elif kind == "unset":
+            if (entries := class_namespace(read.owner)) is not None:
+                self._space(entries).names[read.key] = MISSING
         elif kind == "class":
             entries = class_namespace(read.owner)
             if entries is not None:
