@@ -119,6 +119,16 @@ def test_an_edited_file_is_not_taken_for_what_was_imported(tmp_path: Path) -> No
         convert(module["f"])
 
 
+def test_a_function_that_imports_what_its_module_imports_too(tmp_path: Path) -> None:
+    path = tmp_path / "twice.py"
+    body = "    import math\n    def inner():\n        return math.floor(a)\n    return math.ceil(a) + inner()\n"
+    path.write_text(f"import math\ndef f(a):\n{body}")
+    module: dict = {}
+    exec(compile(path.read_text(), str(path), "exec"), module)
+    module["f"].__code__ = convert(module["f"]).code
+    assert module["f"](1.5) == 3
+
+
 def test_lines_read_before_a_file_was_edited_are_looked_at_again(tmp_path: Path) -> None:
     path = tmp_path / "again.py"
     path.write_text("def f(a):\n    return a + 1\n")

@@ -167,6 +167,16 @@ def test_raise_and_assert():
     check(raises, (X,), (-X,), (X * 1000,), has=("py.raise",))
 
 
+def test_checks_of_torch_with_a_message_of_data():
+    def f(x):
+        n = int(x.sum())
+        torch._check_with(IndexError, n < 100, lambda: f"too many: {n}")
+        torch._check_tensor_all_with(ValueError, x > -50, lambda: f"too small: {x.min().item()}")
+        return x * n
+
+    check(f, (X,), (-X,), (X - 60,), (X * 1000,), has=("py.raise",))
+
+
 def test_raise_that_the_program_catches():
     def inner(x):
         if x.sum() < 0:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from smelt._torch.dispatch import recording
 from smelt.capture.recorder import Family, Slot
 from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.unify import unify
@@ -24,6 +25,20 @@ ALL: dict[str, Any] = {
     "complex": lambda: torch.tensor([1 + 2j]),
     "none": lambda: torch.empty(0),
 }
+
+
+def test_constants_are_compared_unseen() -> None:
+    slots = [Slot(torch.tensor(2.0), Family(True), "constant") for _ in range(2)]
+    constants = {slot: torch.tensor(2.0) for slot in slots}
+    seen: list[Any] = []
+
+    def record(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen.append(overload)
+        return overload(*args, **kwargs)
+
+    with recording(record, "entry"):
+        unify(([], slots[0], None), ([], slots[1], None), {}, constants)
+    assert not seen
 
 
 @pytest.mark.parametrize("one, two", [*product(ALL, ALL)])

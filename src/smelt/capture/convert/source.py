@@ -143,16 +143,26 @@ def is_source_of(node: Root, code: CodeType) -> bool:
 
 _LOAD_GLOBAL, _LOAD_ATTR, _CACHE, _EXTENDED = (opmap[n] for n in ("LOAD_GLOBAL", "LOAD_ATTR", "CACHE", "EXTENDED_ARG"))
 _LOAD_METHOD = opmap.get("LOAD_METHOD")
+_LOAD_LOCAL = {opmap[name] for name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF") if name in opmap}
+_PUSH_NULL = opmap["PUSH_NULL"]
 
 
 def _imported(code: CodeType) -> set[str]:
     """The names that the module of `code` imports, as far as its bytecode depends on that.
 
-    `name.method()` is compiled to another instruction where the module imports the name.
+    `name.method()` is compiled to another instruction where the module imports the name, be it another one's there.
     """
     plain, methods = set[str](), set[str]()
+    _note_called(code, plain, methods)
+    return plain - methods
+
+
+def _note_called(code: CodeType, plain: set[str], methods: set[str]) -> None:
+    """Note the names of which attributes are called, by the instruction that loads the attribute."""
     bytecode = code.co_code
-    loaded, extended = -1, 0
+    cells = tuple(name for name in code.co_cellvars if name not in code.co_varnames)
+    local_names = code.co_varnames + cells + code.co_freevars
+    loaded, is_called, before, extended = "", False, -1, 0
     for i in range(0, len(bytecode), 2):
         op, argument = bytecode[i], bytecode[i + 1] | extended
         if op == _CACHE:
@@ -160,15 +170,21 @@ def _imported(code: CodeType) -> set[str]:
         extended = argument << 8 if op == _EXTENDED else 0
         if op == _EXTENDED:
             continue
-        if loaded >= 0 and op in (_LOAD_ATTR, _LOAD_METHOD):
-            name = code.co_names[loaded >> 1]
+        if loaded and op in (_LOAD_ATTR, _LOAD_METHOD):
             is_method = op == _LOAD_METHOD if _LOAD_METHOD is not None else argument & 1
             if is_method:
-                methods.add(name)
-            elif loaded & 1:
-                plain.add(name)
-        loaded = argument if op == _LOAD_GLOBAL else -1
-    return plain - methods | set().union(*(_imported(c) for c in code.co_consts if isinstance(c, CodeType)))
+                methods.add(loaded)
+            elif is_called:
+                plain.add(loaded)
+        loaded = ""
+        if op == _LOAD_GLOBAL:
+            loaded, is_called = code.co_names[argument >> 1], bool(argument & 1)
+        elif op in _LOAD_LOCAL:
+            loaded, is_called = local_names[argument], before == _PUSH_NULL
+        before = op
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            _note_called(inner, plain, methods)
 
 
 def _has_rewritten(code: CodeType) -> bool:

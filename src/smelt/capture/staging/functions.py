@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import CodeType, FunctionType
 
+import torch
+
 from smelt.capture.convert import CannotConvert, Converted, convert, named_functions
 from smelt.capture.spans import is_users
 
@@ -18,6 +20,14 @@ _lock = threading.RLock()
 
 # Functions that nobody holds: the one around it makes one at each use.
 _COMPREHENSIONS = frozenset(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"))
+
+
+# Python over a condition and a message, both of which may depend on data.
+_CHECKS = frozenset(
+    function.__code__
+    for name in ("_check_with", "_check_tensor_all_with")
+    if isinstance(function := getattr(torch, name, None), FunctionType)
+)
 
 
 class Functions:
@@ -41,7 +51,7 @@ class Functions:
             code not in self.codes
             and code not in self.refused
             and code not in self._asked
-            and is_users(code.co_filename)
+            and (is_users(code.co_filename) or code in _CHECKS)
         )
 
     def want(self, code: CodeType) -> bool:

@@ -10,6 +10,7 @@ is known inside only.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -297,8 +298,16 @@ class Session(Reading):
     def want_converted(self) -> None:
         """The function that runs now must be converted for the run to go on. Raises: Again where it can be."""
         site = self.site()
-        if site is not None and self.convertible(site.code):
+        if site is None:
+            return
+        if self.convertible(site.code):
             raise Again(convert=site.code)
+        # Some functions of torch's can be, too.
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code is not site.code and frame is not self.base_frame:
+            if self.convertible(frame.f_code):
+                raise Again(convert=frame.f_code)
+            frame = frame.f_back
 
     def end(self) -> Any:
         """The program never gets further on this path. Raises: Ended."""

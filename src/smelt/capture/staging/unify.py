@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from smelt._torch.dispatch import unseen
 from smelt.capture.recorder import Slot, StateSlot
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.stops import CannotStage
@@ -20,8 +21,9 @@ def unify(ours: Any, theirs: Any, aliases: dict[Slot, Slot], constants: Mapping[
     """Note that two runs of the same code recorded the same. Raises: CannotStage where they did not."""
     match = _Unify(aliases, constants)
     try:
-        match.records(ours[0], theirs[0])
-        match.value(ours[1], theirs[1])
+        with unseen():  # constants are compared by their elements
+            match.records(ours[0], theirs[0])
+            match.value(ours[1], theirs[1])
     except _DifferentError:
         raise CannotStage(
             "the program did not repeat itself", "a part of it was run twice and did not do the same", ours[2]
