@@ -212,6 +212,25 @@ def test_deques_that_are_arguments_and_results() -> None:
     assert dispatcher_of(compiled).splits is None and compiled.stats().builds < 9
 
 
+def test_an_argument_kept_in_a_deque_is_that_very_tensor() -> None:
+    class Model(Base):
+        def init(self) -> None:
+            self.kept = collections.deque[Any]([None], maxlen=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.kept.append(x)
+            return self.f(x)
+
+    model = Model()
+    compiled = smelt.compile(model)
+    with torch.no_grad():
+        for number in range(6):
+            (x,) = rows(number % 4)
+            compiled(x)
+            assert model.kept[0] is x
+    assert is_one_graph(compiled)
+
+
 def test_two_names_of_a_deque() -> None:
     class Model(Base):
         def init(self) -> None:
