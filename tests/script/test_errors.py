@@ -13,6 +13,7 @@ from torch import nn
 
 import smelt
 from smelt import CaptureError
+from smelt.capture.scripting.session import ScriptSession
 
 HERE = __file__
 
@@ -320,3 +321,21 @@ def test_runs_that_all_end_are_those_without_more_arguments():
 
     with pytest.warns(smelt.SmeltWarning, match=r"every run of .*f without \*rest ends here"):
         smelt.script(f)
+
+
+def many_ways(x: torch.Tensor, n: int):
+    for i in range(8):
+        s = x if n > i else "text"
+        n = n + len(s)
+    return x + n
+
+
+@pytest.mark.parametrize(
+    "limit", ["smelt.capture.scripting.run._STEPS", f"{ScriptSession.__module__}.ScriptSession.most_explored"]
+)
+def test_ways_that_multiply_come_to_an_end_at_a_line(limit, monkeypatch):
+    monkeypatch.setattr(limit, 40)
+    with pytest.raises(CaptureError, match=r"took too long|too many paths") as caught:
+        smelt.script(many_ways)
+    where = caught.value.where
+    assert where.file == HERE and 0 <= where.line - line_of(many_ways, 0) < 5

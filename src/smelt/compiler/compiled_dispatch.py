@@ -262,9 +262,13 @@ class Dispatcher:
     def _record_paths(self, row: Row, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer of a call in which the graph of all ways failed: recorded, as a path of those that replace it."""
         before, row.reason = self._table.rows, reason
-        result = self._builds.miss(args, kwargs, (row,))
+        try:
+            result = self._builds.miss(args, kwargs, (row,))
+        except BaseException:
+            row.reason = ""
+            raise
         with self._table.lock:
-            # Where it is the data's fault, that raised, and the entry stays.
+            # Where it is the data's fault, that raised, and the entry stays without fault.
             if self._table.rows is not before:
                 self._table.rows = tuple(other for other in self._table.rows if other is not row)
                 self._table.withdraw(row)

@@ -23,7 +23,7 @@ from smelt.capture.opinfo import METADATA, OpInfo, op_info
 from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
 from smelt.capture.scripting.types import infer_open
 from smelt.capture.spans import is_users
-from smelt.capture.staging.doubts import Doubt, given_all_the_same
+from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
 from smelt.capture.staging.shadows import _IN_PLACE_METADATA, ShadowRecorder, _give_back
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, NONE, STR, ListType, TensorType, TupleType, Type, Value
@@ -158,6 +158,7 @@ class ScriptRecorder(ShadowRecorder):
 
     def _record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(overload)
+        self.session.spend()
         operands: list[Slot] = []
         noted = [self._encode(arg, operands) for arg in args]
         named = {k: self._encode(v, operands) for k, v in kwargs.items()}
@@ -305,11 +306,16 @@ class ScriptRecorder(ShadowRecorder):
             except Doubt:
                 return None
             if result is None:
-                self.session.refuse(refused, info, args, kwargs)
-                raise
+                self._refuse(
+                    refused if info.is_random else in_eagers_words(overload, own, named, refused), info, args, kwargs
+                )
         result = _give_back(result, back)
         results = [result] if info.result_count == 1 else list(result or ())
         return results if all(_is_fresh(r) for r in results) else None
+
+    def _refuse(self, error: Exception, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self.session.refuse(error, info, args, kwargs)
+        raise error
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import thread_time
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -48,6 +49,7 @@ from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.growing import Grows
 from smelt.capture.staging.heap import Change, Snapshot
 from smelt.capture.staging.patches import answering
+from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.stage import _check_effect, _check_leaves, _check_result, _everything_kept, _with_stand_ins
@@ -57,15 +59,19 @@ from smelt.diag import CaptureError, InternalError, Span
 from smelt.ir import Type
 
 _MOST_RUNS, _MOST_ASKED = 64, 6
+# What all runs of a program may take together: operators and ways, and seconds of the thread's own time.
+_STEPS, _SECONDS = 60_000, 20.0
 
 
 @dataclass
 class Learned:
     """What earlier runs taught: branches that do not merge, loops that begin otherwise, types of parameters.
 
-    fixed: of which kinds the defaults are that parameters keep. present: optional ones that are given all the same.
+    budget: what is left of that of all runs. fixed: of which kinds the defaults are that parameters keep. present:
+    optional ones that are given all the same.
     """
 
+    budget: Budget
     forked: set[object] = field(default_factory=set)
     peeled: dict[object, int] = field(default_factory=dict)
     whole: set[object] = field(default_factory=set)
@@ -104,12 +110,13 @@ def script_graph(
             code="S0109",
         ) from None  # fmt: skip
     refusals: list[CaptureError] = []
+    budget = Budget(_STEPS, thread_time() + _SECONDS)
     with _everything_kept():
         for fixed in _FIXED:
             if refusals and not _has_defaults(function, fixed):
                 continue
             try:
-                return _with_what_is_asked_for(fn, examples, Learned(fixed=fixed))
+                return _with_what_is_asked_for(fn, examples, Learned(budget, fixed=fixed))
             except CaptureError as error:
                 if error.code != "S0109":
                     raise refusals[0] if refusals else error from None
@@ -136,7 +143,7 @@ def _with_what_is_asked_for(
         asked = next((n for n in _asked_for(found) if n not in learned.present and n not in refused), None)
         if not found.raises or asked is None:
             break
-        more = Learned(fixed=learned.fixed, present=(*learned.present, asked))
+        more = Learned(learned.budget, fixed=learned.fixed, present=(*learned.present, asked))
         try:
             further = _scripted(fn, examples, more)
         except CaptureError as error:
@@ -209,7 +216,7 @@ class _Run:
         session = self.session
         session.functions, session.list_of = calls.Functions(), calls.list_of
         session.forked, session.peeled, session.whole = learned.forked, learned.peeled, learned.whole
-        session.merge = ScriptMerger
+        session.merge, session.budget = ScriptMerger, learned.budget
         function, _ = entry_of(fn)
         self.parameters: Parameters = parameters_of(
             fn, function, examples, learned.assumed, learned.fixed, learned.present
@@ -337,7 +344,7 @@ class _Run:
     def _failure(self, stop: CannotStage) -> Exception:
         session = self.session
         if session.recorder.error is not None:
-            return session.recorder.error
+            return self._placed(session.recorder.error)
         if session.internal is not None:
             site = stop.site
             return InternalError(stop.what, site.span if site else None, why=stop.why, fix="report it with the program")
@@ -347,11 +354,15 @@ class _Run:
             if arms is not None:
                 first, second = (f"{where.file}:{line}" for line in arms)
                 return _error(stop.what, f"one path comes by {first}, the other by {second}; {stop.why}", stop.site)
-        error = _error(stop.what, stop.why, stop.site)
+        return self._placed(_error(stop.what, stop.why, stop.site))
+
+    def _placed(self, error: Any) -> Any:
+        """The error at a line of the program."""
         if self.came_up is not None:
             return replace(error, where=self.came_up)
-        # What is found when the run has ended has no place of its own: the program's first line.
-        return error if error.where is not None else replace(error, where=self.parameters.span)
+        # What is found when the run has ended has no place of its own, or its caller's: the program's first line.
+        is_placed = error.where is not None and not _runs_now(error.where)
+        return error if is_placed else replace(error, where=self.parameters.span)
 
 
 def _as_returned(session: ScriptSession, value: Any) -> Any:
@@ -364,6 +375,16 @@ def _as_returned(session: ScriptSession, value: Any) -> Any:
         items = [_as_returned(session, item) for item in value]
         return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
     return value
+
+
+def _runs_now(where: Span) -> bool:
+    """Whether a place is of a function that runs still: whoever asked for the script."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if (frame.f_code.co_filename, frame.f_code.co_qualname) == (where.file, where.function):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _line_of(error: Exception | None) -> Span | None:

@@ -16,12 +16,12 @@ import torch
 from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.scripting import calls, tensors
 from smelt.capture.scripting.session import ScriptSession, ShapeObject
-from smelt.capture.staging.branches import branch
+from smelt.capture.staging.branches import branch, is_raised_by_user
 from smelt.capture.staging.control import StagingRuntime, _use
 from smelt.capture.staging.growing import container_type, extends, must_be_staged
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedSequence
-from smelt.ir import ANY, COMPLEX, INT, STR, DictType, ListType, OptionalType, TupleType
+from smelt.ir import ANY, COMPLEX, INT, STR, DictType, DType, ListType, OptionalType, TupleType
 from smelt.ops import in_python
 
 _PLAIN = PlainRuntime()
@@ -186,10 +186,19 @@ class ScriptRuntime(StagingRuntime):
             own = getattr(type(a), name, None)
             if isinstance(own, FunctionType) and not isinstance(a, torch.Tensor) and not is_staged(a):
                 return calls.call(self.session, self, at, MethodType(own, a), (), {})
+            if op == "~" and isinstance(a, torch.Tensor) and self.session.type_of(a).dtype == DType.UNKNOWN:
+                return self._inverted(a)
             return super().unop(at, op, a)
         except Exception as error:
             self._programs(error)
             raise
+
+    def _inverted(self, a: torch.Tensor) -> Any:
+        """`~a` of a tensor whose element type a run knows; torch asks for it before it calls an operator."""
+        for name in ("is_floating_point", "is_complex"):
+            test = tensors.method(self.session, name, a, (), {})
+            self.raise_if(test, lambda: TypeError(_NOT_INVERTED))
+        return torch.ops.aten.bitwise_not.default(a)
 
     def _operator(self, at: int, name: str, reflected: str, a: Any, b: Any) -> Any:
         """A method of the user's own class; NotImplemented where there is none."""
@@ -438,9 +447,14 @@ class ScriptRuntime(StagingRuntime):
         if filename.startswith(_SMELT) and filename != in_python.__file__ and not _is_pythons(trace):
             session.internal = error
             session.cannot(f"scripting failed: {type(error).__name__}: {error}", "this is a defect of Smelt")
+        if not is_raised_by_user(error):
+            # What stands for a tensor has a class of its own, and Python names it.
+            error.args = tuple(a.replace(*_STAND_IN) if isinstance(a, str) else a for a in error.args)
         session.raised.append(error)
 
 
+_NOT_INVERTED = "~ (operator.invert) is only implemented on integer and Boolean-type tensors"
+_STAND_IN = ("'FakeTensor'", "'Tensor'")
 _LISTS = ("append", "extend", "insert", "pop", "sort", "reverse")
 _DICTS = ("items", "keys", "get", "update", "setdefault")
 

@@ -203,10 +203,10 @@ def check_genuine(session: Session, error: Exception) -> None:
     # A variable without a value is so in eager too, on this path: merged ones hold a poison instead.
     if (
         isinstance(error, UnboundLocalError)
-        or (isinstance(error, NameError) and _is_raised_by_user(error, "LOAD_"))
-        or (isinstance(error, ValueError) and _is_raised_by_user(error, "UNPACK_"))
+        or (isinstance(error, NameError) and is_raised_by_user(error, "LOAD_"))
+        or (isinstance(error, ValueError) and is_raised_by_user(error, "UNPACK_"))
         or any(error is known for known in (*session.raised, *session.refused))
-        or _is_raised_by_user(error)
+        or is_raised_by_user(error)
     ):
         return
     raise CannotStage(
@@ -228,8 +228,8 @@ def record_raise(session: Session, error: Exception) -> None:
     session.statement("py.raise", f"{kind.__module__}.{kind.__qualname__}", *error.args, **kwargs)
 
 
-def _is_raised_by_user(error: Exception, by: str = "RAISE_VARARGS") -> bool:
-    """Whether it comes from an instruction of the program's own code, not from what that calls."""
+def is_raised_by_user(error: Exception, by: str = "RAISE_VARARGS") -> bool:
+    """Whether an error comes from an instruction of the program's own code, not from what that calls."""
     trace = error.__traceback__
     if trace is None:
         return False

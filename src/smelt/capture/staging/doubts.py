@@ -5,6 +5,8 @@
 Many of those kernels are written a second time, in Python, and some ask for more than eager's. An error of theirs ends
 no path before something else has said the same: the catalogue's type rule, or a run of the operator on data of its own.
 
+Where eager refuses, too, it may say so in other words: the program may print these, or its caller read them.
+
 Invariant: nothing of the program's is run or written.
 """
 
@@ -22,7 +24,7 @@ from smelt.capture.dynamic.values import number_of
 from smelt.diag import InternalError
 from smelt.ir import TensorType, TupleType, Type, Value
 from smelt.ops.catalogue import record_of
-from smelt.ops.convert import dtype_from_torch, dtype_to_torch, from_torch
+from smelt.ops.convert import dtype_from_torch, dtype_to_torch, dummy_of, from_torch
 from smelt.ops.meta import MOST_TRIED
 from smelt.ops.typing import infer
 
@@ -70,6 +72,32 @@ def given_all_the_same(
     grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
     made = [_shadow(shadows, type_, grad) for type_ in types]
     return made[0] if len(made) == 1 else tuple(made)
+
+
+def in_eagers_words(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> Exception:
+    """The error that eager has for operands of which torch's kernel without data raised `error`: tried on zeros."""
+    if not is_second_hand(error):
+        return error
+    try:
+        with unseen(), torch.no_grad():
+            own = {name: _zeros(arg) for name, arg in kwargs.items()}
+            overload(*map(_zeros, args), **own)
+    except Doubt:
+        return error
+    except Exception as said:
+        said.__context__ = None
+        return said.with_traceback(None)
+    return error
+
+
+def _zeros(arg: Any) -> Any:
+    if isinstance(arg, (list, tuple)):
+        return [_zeros(item) for item in arg]
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    if _is_symbolic(arg) or arg.numel() > MOST_TRIED:
+        raise Doubt("its operands are symbols, or too large to try")
+    return dummy_of(_type(arg)).zero_()
 
 
 def _shadow(shadows: Shadows, type_: Type, grad: bool) -> Any:

@@ -108,10 +108,11 @@ class Recording:
         """End the staged run. Raises: CannotStage."""
         raise CannotStage(what, why, self.site())
 
-    def spend(self) -> None:
-        """One step of the run is done. Raises: CannotStage where there have been too many."""
+    def spend(self, site: Site | None = None) -> None:
+        """One step of the run is done, at a place. Raises: CannotStage where there have been too many."""
         if self.budget is not None and not self.budget.spend():
-            self.cannot("staging took too long", "the program has too many ways, or too long ones")
+            why = "the program has too many ways, or too long ones"
+            raise CannotStage("staging took too long", why, site or self.site())
 
     def unmerge(self, why: object) -> None:
         """Start again without merging at a place, because what was merged is not one value. Raises: Again."""

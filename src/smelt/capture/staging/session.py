@@ -152,11 +152,16 @@ class Session(Reading):
         given = dict(known or {})
         return self._combine(self._explore(thunk, (), given), 0, (thunk, names, why, given))
 
-    def _explore(self, thunk: Callable[[], Outcome], prefix: tuple[bool, ...], known: dict[Slot, bool]) -> Region:
+    def _explore(
+        self, thunk: Callable[[], Outcome], prefix: tuple[bool, ...], known: dict[Slot, bool], site: Site | None = None
+    ) -> Region:
+        """site: where the way that is explored parts from others; the program stands elsewhere by now."""
         self.paths += 1
         if self.paths > self.most_explored:
-            self.cannot("the program has too many paths", f"more than {MOST_PATHS} continuations")
-        self.spend()
+            raise CannotStage(
+                "the program has too many paths", f"more than {MOST_PATHS} continuations", site or self.site()
+            )
+        self.spend(site)
         region = Region(prefix, known=dict(known), asked=dict(self._asked))
         saved = self.recorder.enter()
         self.regions.append(region)
@@ -178,7 +183,7 @@ class Session(Reading):
             return list(records), region.outcome
         mine, my_outcome = self._combine(region, number + 1, part)
         saved_asked, self._asked = self._asked, dict(region.asked)
-        other = self._explore(thunk, (*region.taken[:number], not region.taken[number]), known)
+        other = self._explore(thunk, (*region.taken[:number], not region.taken[number]), known, site)
         self._asked = saved_asked
         try:
             for ours, theirs in zip(region.segments[: number + 1], other.segments[: number + 1], strict=True):

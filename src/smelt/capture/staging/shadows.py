@@ -30,7 +30,7 @@ from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, Sta
 from smelt.capture.roots import Roots
 from smelt.capture.scopes import Scope
 from smelt.capture.staging.cuts import CUTTING, Cut, cut_of
-from smelt.capture.staging.doubts import Doubt, given_all_the_same
+from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
 from smelt.capture.staging.known_layouts import KnownLayouts
 from smelt.capture.staging.sizes import rule_of
 from smelt.capture.staging.stops import CannotStage
@@ -277,7 +277,8 @@ class ShadowRecorder(Recorder):
                 is_deep = isinstance(refused, RecursionError)
                 result = DEAD if is_deep else self._doubted(refused, info, own_args, own_kwargs)
                 if result is DEAD and not varied:
-                    self._refused(refused, info)
+                    said = refused if info.is_random else in_eagers_words(overload, own_args, own_kwargs, refused)
+                    self._refused(said, info)
                 reason = f"{type(refused).__name__}: {refused}"
             results.append(result)
         # Where the numbers of the program's world do not fit together, it goes on with those of another one.

@@ -21,7 +21,7 @@ from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.plain import is_plain_type
 from smelt.codegen.lower.python_parts import Part, parts_of
 from smelt.ir import STATE_OPS, Arg, ListType, Node, TensorType, TupleType, Value
-from smelt.ops.convert import dtype_to_torch, to_torch
+from smelt.ops.convert import dtype_to_torch, strided_copy, to_torch
 from smelt.runtime.plan import PyCall
 
 Wanted = TensorType | int
@@ -113,7 +113,7 @@ class _Moved:
         results: list[Any] = []
         at = 0
         for take in self._takes:
-            own = [found[n].clone() if n in take.unsafe else found[n] for n in range(at, at + take.count)]
+            own = [strided_copy(found[n]) if n in take.unsafe else found[n] for n in range(at, at + take.count)]
             at += take.count
             results.append(take.literal if not take.count and take.make is None else _made(take.make, own))
         return results
@@ -133,7 +133,7 @@ def collect(ctx: Context, value: Value) -> None:
     slots = tuple(ctx.builder.handle(place) for place in ctx.lists[value])
     make = list if isinstance(value.type, ListType) else tuple
     storage = ctx.number(value)
-    ctx.builder.emit(PyCall(lambda *tensors: (make(t.clone() for t in tensors),), slots, (storage.slot,)))
+    ctx.builder.emit(PyCall(lambda *tensors: (make(map(strided_copy, tensors)),), slots, (storage.slot,)))
 
 
 def _slots(ctx: Context, value: Value) -> int | list[int]:
@@ -218,7 +218,7 @@ def _kept(value: Any, unsafe: set[int]) -> Any:
     match value:
         case torch.Tensor():
             shares = value.layout == torch.strided and value.untyped_storage().data_ptr() in unsafe
-            return value.clone() if shares else value
+            return strided_copy(value) if shares else value
         case tuple() | list():
             parts = [_kept(item, unsafe) for item in value]
             return _like(value, parts)
