@@ -829,13 +829,8 @@ def test_all_steps_together_are_verified_and_undone(capsys):
     _same_run(Net(), s.build(), _ids())
 
 
-# Two daily: one that changes what runs, one that changes what is computed; the rest take ten seconds each.
-DAILY = ("decompose", "quantize")
-BOTH_WAYS = [every if every[1] in DAILY else pytest.param(*every, marks=pytest.mark.nightly) for every in EVERY]
-
-
 @pytest.mark.parametrize("first", ["module", "graph"])
-@pytest.mark.parametrize(("path", "step", "arguments"), BOTH_WAYS)
+@pytest.mark.parametrize(("path", "step", "arguments"), EVERY)
 def test_steps_on_a_modules_graph_go_before_and_after(path, step, arguments, first, capsys):
     def on_graph():
         found = s["blocks.0"].find(lambda x: F.gelu(x))
