@@ -62,3 +62,13 @@ def test_a_way_back_that_is_not_recorded_says_so() -> None:
 
     with pytest.raises(smelt.CaptureError, match=r"gradients are computed from f32.*, which autograd kept or made"):
         smelt.trace(slope, (torch.ones(3),))
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
+def test_a_nested_tensor_is_refused_and_no_defect() -> None:
+    def padded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (torch.nested.nested_tensor([x, y]) * 2).to_padded_tensor(-1.0)
+
+    with pytest.raises(smelt.CaptureError, match="a nested tensor was used") as error:
+        smelt.trace(padded, (torch.ones(2), torch.ones(3)))
+    assert error.value.code == "S0104"

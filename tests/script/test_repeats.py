@@ -48,3 +48,42 @@ def test_the_graph_gives_what_eager_gives(f: Callable[..., Any]) -> None:
         for got in (results(program(x)), list(evaluate(program.graph, program.inputs_for(x)))):
             for a, b in zip(want, got, strict=True):
                 assert (a is None and b is None) or (a.dtype == b.dtype and torch.equal(a, b))
+
+
+class Layer:
+    """A cache that notes what its tensors are made of, as those of language models do."""
+
+    def __init__(self) -> None:
+        self.keys: torch.Tensor | None = None
+
+    def update(self, x: torch.Tensor) -> torch.Tensor:
+        if self.keys is None:
+            self.dtype, self.device = x.dtype, x.device
+            self.keys = torch.tensor([], dtype=self.dtype, device=self.device)
+        self.keys = torch.cat([self.keys, x], -1)
+        return self.keys
+
+
+class Result(dict):
+    pass
+
+
+def with_cache(x: torch.Tensor, scale: torch.Tensor | None = None) -> Result:
+    cache = Layer()
+    y = cache.update(x) * 2
+    if x.numel() == 5:
+        raise ValueError("no five")
+    if scale is not None:
+        return Result(out=y * scale, loss=y.sum(), layers=[cache])
+    return Result(out=y if x.numel() > 3 else y + 1, loss=None, layers=[cache])
+
+
+def test_a_result_that_holds_objects_with_dtypes_is_one_of_two_ways() -> None:
+    program = smelt.script(with_cache)
+    for x, scale in ((torch.ones(3), None), (torch.ones(4).double(), None), (torch.ones(2), torch.tensor(3.0))):
+        want, got = with_cache(x, scale), program(x, scale)
+        assert torch.equal(want["out"], got["out"]) and (want["loss"] is None) == (got["loss"] is None)
+        assert type(got["layers"][0]) is Layer and torch.equal(got["layers"][0].keys, x)
+        assert (got["layers"][0].dtype, got["layers"][0].device) == (x.dtype, x.device)
+    with pytest.raises(ValueError, match="no five"):
+        program(torch.ones(5))

@@ -176,7 +176,7 @@ class Recorder:
             self._note(op_info(overload), args, kwargs, result)
         except Exception as broken:
             # The program must go on as if nobody watched.
-            self._broken(broken, overload)
+            self._broken(broken, overload, (*args, *kwargs.values(), result))
         finally:
             if hook is not None:
                 setprofile(hook)
@@ -245,7 +245,14 @@ class Recorder:
             found = self._modes[key] = Modes(*key, ())
         return found
 
-    def _broken(self, cause: Exception, overload: Any) -> None:
+    def _broken(self, cause: Exception, overload: Any, met: Sequence[Any]) -> None:
+        if any(isinstance(value, torch.Tensor) and value.is_nested for value in met):
+            self.fail(
+                "a nested tensor was used",
+                "the rows of a nested tensor have sizes of their own, which no type of the graph tells",
+                "pad the rows (torch.nn.utils.rnn.pad_sequence), or keep them in a list",
+                "S0104",
+            )
         if self.error is None:
             site = self._find_site(2)
             self.error = InternalError(

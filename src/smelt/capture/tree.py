@@ -176,6 +176,7 @@ class Flattener:
 
     same: containers (by id) that are to be kept as the object at a place of the arguments.
     closed: by id, objects without tensors, which are compared as a whole, and what they would be taken apart.
+    convert: a value as it is to be taken apart (a stand-in tensor for a number of the graph's).
     """
 
     check: Callable[[Any, str], None] = lambda value, path: None
@@ -184,12 +185,14 @@ class Flattener:
     paths: list[str] = field(default_factory=list)
     containers: dict[int, str] = field(default_factory=dict)
     closed: dict[int, tuple[Any, Container]] = field(default_factory=dict)
+    convert: Callable[[Any], Any] = lambda value: value
     _index: dict[int, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _seen: int = 0
 
     def flatten(self, value: Any, path: str) -> Tree:
         """The structure of a value; its tensors join the list."""
+        value = self.convert(value)
         if isinstance(value, torch.Tensor):
             self.check(value, path)
             return TensorLeaf(self._slot(value, path))

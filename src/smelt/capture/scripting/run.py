@@ -52,7 +52,7 @@ from smelt.capture.staging.patches import answering
 from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Outcome
-from smelt.capture.staging.stage import _check_effect, _check_leaves, _check_result, _everything_kept, _with_stand_ins
+from smelt.capture.staging.stage import _check_effect, _check_leaves, _check_result, _everything_kept, _stand_in
 from smelt.capture.staging.stops import Again, CannotMerge, CannotStage
 from smelt.capture.tree import Flattener
 from smelt.diag import CaptureError, InternalError, Span
@@ -308,8 +308,9 @@ class _Run:
         for change in outcome.writes.values():
             self._check_effect(change)
         stand_ins: dict[int, Slot] = {}
-        result = _with_stand_ins(result, stand_ins, session)
-        flattener = Flattener(_check_result(recorder, self.roots))
+        flattener = Flattener(
+            _check_result(recorder, self.roots), convert=lambda value: _stand_in(value, stand_ins, session)
+        )
         tree = flattener.flatten(result, "result")
         _check_leaves(tree)
         slots = [stand_ins.get(id(t)) or recorder.slot_of(t) for t in flattener.tensors]

@@ -6,7 +6,7 @@ Invariant: a merged value is what each path left, in its place; where no single 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -247,14 +247,30 @@ class Merger:
 
     def _structures(self, a: Any, b: Any) -> Any:
         """Two containers of a class of the program's, such as the outputs of a model."""
-        flattener = Flattener()
-        tree = flattener.flatten(a, "a value")
+        numbers: dict[int, Any] = {}
+        standing = self._standing(numbers)
+        flattener, others = Flattener(convert=standing), Flattener(convert=standing)
+        tree, other = flattener.flatten(a, "a value"), others.flatten(b, "a value")
         found: dict[int, torch.Tensor] = {}
         try:
-            match(tree, b, "a value", found)
+            match(tree, rebuild(other, others.tensors) if numbers else b, "a value", found)
         except UnfitError as unfit:
             self._fail(str(unfit))
-        return rebuild(tree, [self.merge(t, found[i]) for i, t in enumerate(flattener.tensors)])
+        pairs = ((numbers.get(id(t), t) for t in (one, found[i])) for i, one in enumerate(flattener.tensors))
+        return rebuild(tree, [self.merge(*pair) for pair in pairs])
+
+    def _standing(self, numbers: dict[int, Any]) -> Callable[[Any], Any]:
+        """Has a tensor stand where a structure holds what the graph knows, which is noted by the tensor's id."""
+
+        def standing(value: Any) -> Any:
+            if not is_staged(value):
+                return value
+            stand_in = torch.empty(0)
+            self._keep.append(stand_in)
+            numbers[id(stand_in)] = value
+            return stand_in
+
+        return standing
 
     def _tensors(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         recorder = self.session.recorder
@@ -325,9 +341,10 @@ class Merger:
         if type(value) is dict:
             return {k: self._export(item) for k, item in value.items()}
         if isinstance(value, (dict, list)) and not self.session.is_outer(value):
-            flattener = Flattener()
+            numbers: dict[int, Any] = {}
+            flattener = Flattener(convert=self._standing(numbers))
             tree = flattener.flatten(value, "a value")
-            return rebuild(tree, [self._export(t) for t in flattener.tensors])
+            return rebuild(tree, [self._export(numbers.get(id(t), t)) for t in flattener.tensors])
         if isinstance(value, (*_NUMBERS, type(None), torch.dtype, torch.device, type)) or callable(value):
             return value
         return value if value is UNDEF or isinstance(value, Poison) else self._fail(f"a {_kind(value)} of one path")
