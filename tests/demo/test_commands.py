@@ -245,8 +245,8 @@ def wrong(): return Wrong(), (torch.ones(2),)
 def unfitting(): return torch.nn.Linear(3, 2), (torch.ones(4, 5),)
 def takes(n): return torch.sin, torch.zeros(n)
 def takes_perhaps(n=2): return torch.sin, torch.zeros(n)
-SEEN = __import__("collections").deque()
-def notes(): return (lambda x: (SEEN.append(1), x * 2)[1]), (torch.ones(2),)
+SEEN = set()
+def notes(): return (lambda x: (SEEN.add(len(SEEN)), x * 2)[1]), (torch.ones(2),)
 """
 
 

@@ -6,6 +6,7 @@ import enum
 import math
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -259,3 +260,25 @@ def test_a_weight_that_changes_is_seen_at_every_size() -> None:
     for _ in range(4):
         for x in calls:
             torch.testing.assert_close(compiled(x), f(x))
+
+
+def _row_of(x, f):
+    return x[int(f * 2)], x * f
+
+
+def _all_but_first(x, f):
+    _, *rest = x[0] + torch.stack([torch.full([], f), torch.ones([])])
+    return rest
+
+
+@pytest.mark.parametrize("program", [_row_of, _all_but_first])
+def test_a_float_beside_or_below_returned_views(program):
+    x, compiled = torch.arange(12.0).reshape(6, 2), smelt.compile(program)
+    for f in [0.5, 1.0, 1.5, -0.0, 0.0, 2.0, 0.25] * 2 + ([math.nan] if program is _all_but_first else []):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found, expected = compiled(x, f), program(x, f)
+        for a, b in zip(found, expected, strict=True):
+            assert a.tolist() == b.tolist() or math.isnan(f)
+            assert torch.equal(a.signbit(), b.signbit()) and a.storage_offset() == b.storage_offset()
+        assert (found[0].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()) == (program is _row_of)

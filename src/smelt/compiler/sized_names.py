@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from smelt.ir import DictType, Graph, ListType, Node, OptionalType, TensorType, TupleType, Type, Value, values_in
 from smelt.ir.dims import symbols
+from smelt.ir.type_order import may_hold_tensor
 from smelt.ops.effects import aliases, effects
 
 
@@ -78,7 +79,7 @@ def _sources(start: Iterable[Value]) -> set[Value]:
 
 
 def _is_number(value: Value) -> bool:
-    return not isinstance(value.type, TensorType)
+    return not may_hold_tensor(value.type)
 
 
 def is_plain(graph: Graph) -> bool:

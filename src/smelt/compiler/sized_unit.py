@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -31,7 +31,6 @@ from smelt.compiler.unit import Lookup, Unit, machine_code
 from smelt.diag import CaptureError, Options, SmeltError
 from smelt.ir import Graph, TensorType
 from smelt.ir.dims import size_of
-from smelt.ir.sizes import Range
 from smelt.ops.convert import type_of
 from smelt.passes.sized import SizeCondition
 from smelt.passes.sized import Sizes as Symbols
@@ -203,8 +202,8 @@ class SizedUnit(Unit):
 
     def finish(self) -> None:
         """Make the plan for the sizes of the recorded call. Raises: SmeltError where that cannot be done."""
-        origins = self.facts.symbols
-        sizes = tuple(int(origins[name].hint) for name in self.names)
+        hints = [self.facts.symbols[name].hint for name in self.names]
+        sizes: Sizes = tuple(cast(int, hint) if isinstance(hint, float) else int(hint) for hint in hints)
         if sizes not in self.plans:
             self._made(sizes, is_first=True)
 
@@ -318,7 +317,10 @@ class SizedUnit(Unit):
         if len(self.templates) >= TEMPLATE_LIMIT:
             self.why_alone = f"{TEMPLATE_LIMIT} plans for many sizes each do not fit all calls"
             return None
-        ranges = {name: self.facts.symbols[name].range or Range() for name in self.names}
+        ranges = {name: found for name in self.names if (found := self.facts.symbols[name].range) is not None}
+        if len(ranges) < len(self.names):
+            self.why_alone = "a float decides where a view lies"
+            return None
         hints = dict(zip(self.names, sizes, strict=True))
         start = perf_counter()
         try:

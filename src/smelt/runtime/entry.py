@@ -14,6 +14,7 @@ Source: CPython's C API (PyType_GetSlot, PyTypeObject.tp_call); the layout is co
 from __future__ import annotations
 
 import ctypes
+import struct
 import sysconfig
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -118,6 +119,11 @@ class NativeRow:
         return bool(self.words[Row.KIND] != Kind.PYTHON or self.words[Row.PLANS])
 
 
+def _as_register(number: float) -> int:
+    """A number as guards leave it in a register: of a float its bits."""
+    return number if isinstance(number, int) else int.from_bytes(struct.pack("<d", number), "little", signed=True)
+
+
 class _Table(bytes):
     """Eight bytes with the address of a table, and what must live as long."""
 
@@ -148,7 +154,7 @@ class EntryCode:
         kwargs: Mapping[str, Any],
         target: Target,
         counters: Counters,
-        plans: Sequence[tuple[Mapping[str, int], Target]] = (),
+        plans: Sequence[tuple[Mapping[str, float], Target]] = (),
     ) -> NativeRow | None:
         """A row for calls like this one, which has just passed its guards; None where they cannot be native.
 
@@ -162,7 +168,7 @@ class EntryCode:
         found: Guards,
         target: Target,
         counters: Counters,
-        plans: Sequence[tuple[Mapping[str, int], Target]] = (),
+        plans: Sequence[tuple[Mapping[str, float], Target]] = (),
     ) -> NativeRow:
         """The same, given its guards: those of another row say what they said."""
         row = self._row(found, target, counters)
@@ -173,7 +179,7 @@ class EntryCode:
         for sizes, each in plans:
             one = self._row(found, each, counters)
             if one.runs_plan:
-                one.hold(Row.SIZES, [sizes[name] for name in names])
+                one.hold(Row.SIZES, [_as_register(sizes[name]) for name in names])
                 rows.append(one)
         row.hold(Row.SIZES, [found.symbols[name] for name in names])
         row.hold(Row.PLANS, [len(rows), *(ctypes.addressof(one.words) for one in rows)])
