@@ -8,13 +8,13 @@ import random
 import threading
 import time
 import types
-from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.splitting.log import Log
 from tests.splitting.twins import Twin, breaks, compare, compiled_pieces, inputs, is_whole, splits_of
 
 
@@ -27,9 +27,9 @@ def after(x: torch.Tensor) -> torch.Tensor:
     return (x.sin().exp() * 0.1 + x.sigmoid()).relu() * 2 - 1
 
 
-def test_an_outer_deque() -> None:
+def test_an_outer_Log() -> None:
     def make() -> Twin:
-        log: deque[float] = deque()
+        log = Log()
 
         def program(x: torch.Tensor) -> torch.Tensor:
             y = before(x) * 2
@@ -266,7 +266,7 @@ def test_the_debugger_stops(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hook_that_keeps_activations() -> None:
     def make() -> Twin:
         torch.manual_seed(0)
-        kept: deque[torch.Tensor] = deque()
+        kept = Log()
         model = torch.nn.Sequential(
             torch.nn.Linear(5, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.Tanh(),
             torch.nn.Linear(8, 5), torch.nn.Softmax(-1),
@@ -290,7 +290,7 @@ def test_a_hook_that_keeps_activations() -> None:
 
 def test_too_small_to_pay() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
 
         def program(x: torch.Tensor) -> torch.Tensor:
             y = x + 1
@@ -311,7 +311,7 @@ def test_a_value_that_differs_at_each_call() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.step = 0.0
-            self.steps: deque[float] = deque(maxlen=2)
+            self.steps = Log(maxlen=2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = before(x)
@@ -332,7 +332,7 @@ def test_a_value_that_differs_at_each_call() -> None:
 
 def test_data_that_lead_another_way_each_time() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
 
         def program(x: torch.Tensor) -> torch.Tensor:
             y = before(x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from typing import Any
 
 import pytest
@@ -11,12 +10,13 @@ import torch
 
 import smelt
 from smelt.diag import CaptureError
+from tests.splitting.log import Log
 from tests.splitting.test_effects import after, before
 from tests.splitting.twins import Twin, compare, inputs, splits_of
 
 
 def make() -> Twin:
-    log: deque[float] = deque()
+    log = Log()
 
     def program(x: torch.Tensor) -> torch.Tensor:
         y = before(x) * 2
@@ -86,7 +86,7 @@ def test_fullgraph_with_the_debugger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_has_no_source_runs_as_it_is() -> None:
     def make_one() -> Twin:
-        space: dict[str, Any] = {"before": before, "after": after, "log": deque()}
+        space: dict[str, Any] = {"before": before, "after": after, "log": Log()}
         exec("def program(x):\n    y = before(x)\n    log.append(1)\n    return after(y)\n", space)
         return Twin(space["program"], lambda: list(space["log"]))
 
@@ -106,7 +106,7 @@ def test_a_program_whose_splitting_fails_runs_as_it_is(monkeypatch: pytest.Monke
 
 def test_gradients_leave_it_to_autograd() -> None:
     layer = torch.nn.Linear(5, 5)
-    log: deque[int] = deque()
+    log = Log()
 
     def program(x: torch.Tensor) -> torch.Tensor:
         y = before(layer(x))

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,12 +13,13 @@ import pytest
 import torch
 
 import smelt
+from tests.splitting.log import Log
 from tests.splitting.test_effects import after, before
 from tests.splitting.twins import Twin, all_of, compare, compiled_pieces, inputs, splits_of
 
 
 class Inner(torch.nn.Module):
-    def __init__(self, log: deque[int]) -> None:
+    def __init__(self, log: Log) -> None:
         super().__init__()
         self.up, self.down, self.log = torch.nn.Linear(6, 12), torch.nn.Linear(12, 6), log
 
@@ -30,7 +30,7 @@ class Inner(torch.nn.Module):
 
 
 class Layer(torch.nn.Module):
-    def __init__(self, log: deque[int]) -> None:
+    def __init__(self, log: Log) -> None:
         super().__init__()
         self.norm, self.inner = torch.nn.LayerNorm(6), Inner(log)
 
@@ -41,7 +41,7 @@ class Layer(torch.nn.Module):
 
 
 class Tower(torch.nn.Module):
-    def __init__(self, log: deque[int]) -> None:
+    def __init__(self, log: Log) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList([Layer(log) for _ in range(3)])
         self.tail = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.GELU(), Inner(log))
@@ -57,7 +57,7 @@ class Tower(torch.nn.Module):
 def test_at_depth() -> None:
     def make() -> Twin:
         torch.manual_seed(0)
-        log: deque[int] = deque()
+        log = Log()
         return Twin(Tower(log), lambda: list(log))
 
     compiled = compare(make, inputs(4, 6))
@@ -71,7 +71,7 @@ def test_at_depth() -> None:
 
 def test_in_loops_with_break_continue_else() -> None:
     def make() -> Twin:
-        log: deque[Any] = deque()
+        log = Log()
 
         def program(x: torch.Tensor, n: int) -> torch.Tensor:
             total = x
@@ -98,7 +98,7 @@ def test_in_loops_with_break_continue_else() -> None:
 
 def test_in_a_generator() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
 
         def steps(x: torch.Tensor, n: int) -> Iterator[torch.Tensor]:
             for i in range(n):
@@ -119,7 +119,7 @@ def test_in_a_generator() -> None:
 
 def test_in_a_context_manager() -> None:
     def make() -> Twin:
-        log: deque[str] = deque()
+        log = Log()
 
         @contextlib.contextmanager
         def noted(name: str) -> Iterator[None]:
@@ -144,7 +144,7 @@ def test_in_a_context_manager() -> None:
 
 def test_a_manager_that_swallows() -> None:
     def make() -> Twin:
-        log: deque[str] = deque()
+        log = Log()
 
         def program(x: torch.Tensor, fails: bool) -> torch.Tensor:
             y = before(x)
@@ -165,7 +165,7 @@ def test_a_manager_that_swallows() -> None:
 
 def test_try_with_what_a_handler_reads() -> None:
     def make() -> Twin:
-        log: deque[Any] = deque()
+        log = Log()
 
         def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             y = before(x)
@@ -192,7 +192,7 @@ def test_try_with_what_a_handler_reads() -> None:
 
 def test_errors_in_the_middle() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
 
         def helper(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             y = before(x)
@@ -215,7 +215,7 @@ def test_errors_in_the_middle() -> None:
 
 def test_errors_of_the_program() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
 
         def checked(x: torch.Tensor) -> torch.Tensor:
             log.append(x.shape[0])
@@ -236,7 +236,7 @@ def test_errors_of_the_program() -> None:
 def test_no_grad_and_autocast_around() -> None:
     def make() -> Twin:
         torch.manual_seed(0)
-        log: deque[Any] = deque()
+        log = Log()
         linear = torch.nn.Linear(8, 8)
 
         def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
@@ -257,7 +257,7 @@ def test_no_grad_and_autocast_around() -> None:
 
 def test_tensors_and_lists_change_between_pieces() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
         weights = torch.ones(5)
         settings = {"scale": 1.0}
 
@@ -281,7 +281,7 @@ def test_tensors_and_lists_change_between_pieces() -> None:
 
 def test_objects_keep_their_identity() -> None:
     def make() -> Twin:
-        log: deque[Any] = deque()
+        log = Log()
         shared: dict[str, list[float]] = {"values": []}
 
         def program(x: torch.Tensor, batch: dict[str, Any]) -> tuple[Any, ...]:
@@ -308,7 +308,7 @@ class Total:
 
 def test_objects_made_by_pieces_are_new_each_time() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
 
         def program(x: torch.Tensor) -> tuple[torch.Tensor, int, list[int]]:
             total, empty = Total(), list[int]()
@@ -325,7 +325,7 @@ def test_objects_made_by_pieces_are_new_each_time() -> None:
 
 def test_recursion() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
 
         def program(x: torch.Tensor, depth: int) -> torch.Tensor:
             y = before(x) * 0.5
@@ -341,7 +341,7 @@ def test_recursion() -> None:
 
 def test_early_returns_closures_and_defaults() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
         factor = 2.0
 
         def program(x: torch.Tensor, *more: torch.Tensor, mode: str = "a", **rest: Any) -> Any:
@@ -373,7 +373,7 @@ def test_early_returns_closures_and_defaults() -> None:
 
 def test_decorated_functions() -> None:
     def make() -> Twin:
-        log: deque[str] = deque()
+        log = Log()
 
         def noting(fn: Any) -> Any:
             @functools.wraps(fn)
@@ -403,7 +403,7 @@ def test_decorated_functions() -> None:
 
 
 def test_threads() -> None:
-    lock, log = threading.Lock(), deque[int]()
+    lock, log = threading.Lock(), Log()
     linear = torch.nn.Linear(6, 6).requires_grad_(False)
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -437,7 +437,7 @@ def test_threads() -> None:
 
 
 def test_nothing_of_the_users_changes() -> None:
-    log: deque[int] = deque()
+    log = Log()
     tower = Tower(log).requires_grad_(False)
     functions = (Tower.forward, Layer.forward, Inner.forward)
     codes = [f.__code__ for f in functions]
@@ -454,7 +454,7 @@ def test_nothing_of_the_users_changes() -> None:
 
 def test_a_function_that_is_replaced_is_seen() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
         torch.manual_seed(0)
         layer = Layer(log)
         return Twin(lambda x, i: _replacing(layer, log, x, i), lambda: list(log))
@@ -462,7 +462,7 @@ def test_a_function_that_is_replaced_is_seen() -> None:
     compare(make, lambda i: (*inputs(4, 6)(i), i), calls=14)
 
 
-def _replacing(layer: Layer, log: deque[int], x: torch.Tensor, i: int) -> torch.Tensor:
+def _replacing(layer: Layer, log: Log, x: torch.Tensor, i: int) -> torch.Tensor:
     log.append(i)
     if i == 8:
         layer.inner.forward = lambda x: x.sin() * 7 + x.cos() + 1  # type: ignore[method-assign]
@@ -472,7 +472,7 @@ def _replacing(layer: Layer, log: deque[int], x: torch.Tensor, i: int) -> torch.
 
 def test_arguments_of_other_kinds() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
 
         def program(x: torch.Tensor, scale: Any) -> torch.Tensor:
             y = before(x) * scale
@@ -490,7 +490,7 @@ def test_arguments_of_other_kinds() -> None:
 
 def test_branches_on_data_inside_a_piece_are_one_graph() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
         torch.manual_seed(0)
         linear = torch.nn.Linear(5, 5)
         with torch.no_grad():
@@ -517,7 +517,7 @@ def test_branches_on_data_inside_a_piece_are_one_graph() -> None:
 
 def test_a_piece_that_gives_numbers_of_data() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
 
         def program(x: torch.Tensor) -> torch.Tensor:
             y = before(x) + after(x)
@@ -540,7 +540,7 @@ class Wider(Layer):
 def test_inheritance() -> None:
     def make() -> Twin:
         torch.manual_seed(0)
-        log: deque[int] = deque()
+        log = Log()
         layers = torch.nn.ModuleList([Wider(log), Wider(log)])
 
         def program(x: torch.Tensor) -> torch.Tensor:
@@ -554,7 +554,7 @@ def test_inheritance() -> None:
 
 
 def test_refresh_reaches_the_pieces() -> None:
-    log: deque[int] = deque()
+    log = Log()
     linear = torch.nn.Linear(6, 6).requires_grad_(False)
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -575,7 +575,7 @@ def test_refresh_reaches_the_pieces() -> None:
 
 def test_modules_made_at_each_call() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
 
         def program(x: torch.Tensor) -> torch.Tensor:
             layer = Inner(log)
@@ -591,7 +591,7 @@ def test_modules_made_at_each_call() -> None:
 
 def test_many_kinds_of_calls_are_not_recorded_one_by_one() -> None:
     def make() -> Twin:
-        log: deque[int] = deque()
+        log = Log()
 
         def program(x: torch.Tensor) -> torch.Tensor:
             y = before(x) * 2

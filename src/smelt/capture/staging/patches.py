@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.dispatch import is_live
+from smelt._torch.dispatch import is_live, unseen
 from smelt._torch.record_patches import Patches
 from smelt.capture.dynamic.values import is_sized, own
 from smelt.capture.recorder import slot_type
@@ -194,6 +194,11 @@ def _setitem(original: Any) -> Any:
     def setitem(self: Any, key: Any, value: Any) -> None:
         session = _session()
         if session is None or not (_needs_care(session, self, key) or is_staged(value) or is_sized(value)):
+            indices = key if isinstance(key, tuple) else (key,)
+            if session is not None and _is_one_by_chance(session, value) and all(map(torch.is_tensor, indices)):
+                # C drops leading sizes of 1 from what is put, and this one is the data's.
+                self.index_put_(indices, value)
+                return
             with _indexing(session, key):
                 original(self, key, value)
             return
@@ -208,6 +213,14 @@ def _setitem(original: Any) -> Any:
             view.fill_(value)
 
     return setitem
+
+
+def _is_one_by_chance(session: Any, value: Any) -> bool:
+    """Whether this is a tensor whose first size is 1 in this run, and follows from data."""
+    if not isinstance(value, torch.Tensor) or session.recorder.slot_of(value) not in session.recorder.varied:
+        return False
+    with unseen():  # asks what is there
+        return value.dim() > 0 and value.shape[0] == 1
 
 
 @contextlib.contextmanager
