@@ -119,6 +119,12 @@ def test_a_pattern_that_cannot_be_captured(pattern):
         s.find(pattern)
 
 
+def test_a_predicate_given_as_a_pattern_is_told_the_way():
+    s, model = _scheduled()
+    with _refused(s, model, "S0602", "find(where=...)"):
+        s.find(lambda node: node.op.startswith("aten.softmax"))
+
+
 class Wider(nn.Module):
     def __init__(self):
         super().__init__()

@@ -166,6 +166,13 @@ def test_layers_of_different_inputs_are_not_merged():
     assert caught.value.code == "S0609" and "different inputs" in caught.value.why and not s.log
 
 
+def test_a_layer_of_what_another_one_gives_is_not_merged_with_it():
+    s = smelt.schedule(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(2, 8))
+    with pytest.raises(smelt.ScheduleError) as caught:
+        s.fuse_horizontal(s.find(nn.Linear))
+    assert "different inputs" in caught.value.why and not s.log
+
+
 def test_a_hook_on_a_merged_layer_is_refused():
     model = _Attention()
     model.k.register_forward_hook(lambda module, args, result: None)

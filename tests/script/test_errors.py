@@ -339,3 +339,26 @@ def test_ways_that_multiply_come_to_an_end_at_a_line(limit, monkeypatch):
         smelt.script(many_ways)
     where = caught.value.where
     assert where.file == HERE and 0 <= where.line - line_of(many_ways, 0) < 5
+
+
+_KEPT = []
+
+
+def keeps(x):
+    y = x.sin()
+    _KEPT.append(y.sum().item())
+    return y
+
+
+def yields(x):
+    yield x
+
+
+@pytest.mark.parametrize(
+    ("program", "offset", "fix"),
+    [(keeps, 2, "smelt.compile, after whose calls it is there"), (yields, 0, "collect what it yields in a list")],
+)
+def test_the_way_out_is_one_for_the_reason(program, offset, fix):
+    with pytest.raises(CaptureError, match=fix) as caught:
+        smelt.script(program)
+    assert caught.value.code == "S0109" and caught.value.where.line == line_of(program, offset)

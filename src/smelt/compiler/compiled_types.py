@@ -266,7 +266,8 @@ class Row:
 class Stats:
     """Counts since the object was made. misses: text of the guard that failed -> times; fallbacks: reason -> times.
 
-    refused: sizes and numbers that were to be free and could not, by place -> why.
+    refused: sizes and numbers that were to be free and could not, by place -> why. rows: the entries; printed are
+    their number, and the calls that each served.
     """
 
     calls: int = 0
@@ -276,6 +277,18 @@ class Stats:
     fallbacks: dict[str, int] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{self.calls} calls, {self.builds} builds, {self.evictions} evictions"]
+        for i, row in enumerate(self.rows):
+            runs = f"the original ({row.reason})" if row.entry is None else "compiled"
+            lines.append(f"entry {i}: {row.hits} calls, runs {runs}, made in {row.build_s:.3f} s")
+        for what, times in (("missed", self.misses), ("fell back", self.fallbacks)):
+            lines += [f"{what} {count} times: {why}" for why, count in times.items()]
+        return "\n".join([*lines, *(f"not free: {place}: {why}" for place, why in self.refused.items())])
+
+    def __repr__(self) -> str:
+        return f"<Stats: {str(self).splitlines()[0]}, {len(self.rows)} entries>"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for reports."""

@@ -38,7 +38,7 @@ def explain(compiled: Any) -> Report:
     raise SmeltError(
         f"there is nothing to explain about a {type(compiled).__name__}",
         why="explain takes what smelt.compile or smelt.trace returned",
-        fix="compile or trace the program first",
+        fix="compile or trace the program first; of a schedule, see print(s), s.reports and s.diff()",
         code="S0106",
     )
 

@@ -173,13 +173,13 @@ class FuseHorizontal(GraphPrimitive):
         nodes = [_linear_of(match) for match in matches]
         if len(nodes) < 2:
             raise _not_alike("there is one only", nodes[0], "select the matches of several layers")
-        target = matches[0].target
-        part = editor.part([make_match([node], set(node.results), {}, target) for node in nodes])
         first, is_turned = nodes[0], nodes[0].op == _ADDMM
         x, weights, biases = [list(column) for column in zip(*map(_factors, nodes), strict=True)]
         for node, other in zip(nodes, x, strict=True):
             if node.op != first.op or not _is_one(other, x[0]):
                 raise _not_alike("they have different inputs", node, "select layers of one input")
+        target = matches[0].target
+        part = editor.part([make_match([node], set(node.results), {}, target) for node in nodes])
         kinds = {_described(arg, is_turned) for arg in weights}
         if len(kinds) != 1 or not all(isinstance(w, Value) and is_state(w) for w in weights):
             raise _not_alike("their weights differ in dtype or width", first, "select layers of one kind")

@@ -144,7 +144,11 @@ def _scripted(given: Callable[..., Any]) -> Graph:
             graph = script(given).graph
         except SmeltError as error:
             raise ScheduleError(
-                f"the pattern {name} cannot be captured: {error.what}", error.where, error.why, error.fix, "S0602",
+                f"the pattern {name} cannot be captured: {error.what}", error.where,
+                why=error.why or "a pattern is a function of tensors, read like a program",
+                fix="write it with torch's operators, each number a parameter with its type (scale: float); "
+                "a predicate on nodes is given as find(where=...)",
+                code="S0602",
             ) from error  # fmt: skip
     last = graph.body.last
     if last is not None and last.op == "py.raise":

@@ -53,7 +53,7 @@ from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.stage import _check_effect, _check_leaves, _check_result, _everything_kept, _stand_in
-from smelt.capture.staging.stops import Again, CannotMerge, CannotStage
+from smelt.capture.staging.stops import EFFECT, NO_FORM, Again, CannotMerge, CannotStage
 from smelt.capture.tree import Flattener
 from smelt.diag import CaptureError, InternalError, Span
 from smelt.ir import Type
@@ -94,6 +94,19 @@ class Scripted:
     reached: int = 0
 
 
+_ADDING = frozenset(("append", "appendleft", "extend", "insert", "add", "update", "setdefault"))
+_FIX = "annotate the parameters, keep structure and types the same on all paths, or use smelt.compile"
+_FIX_OF_SOURCE = "define it in a file, a notebook cell or a REPL; smelt.trace and smelt.compile need no source"
+_FIXES = {
+    "it is a generator": "collect what it yields in a list and return that",
+    "it is a coroutine": "script a plain function, and await around it",
+    "it is an asynchronous generator": "script a plain function, and await around it",
+    EFFECT: "return it, or use smelt.compile, after whose calls it is there as in eager",
+    NO_FORM: "write it with torch's operators, or use smelt.compile, which runs in Python what has no other form",
+}
+"""What to do, by why something is refused."""
+
+
 def script_graph(
     fn: Callable[..., Any], examples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]] = ()
 ) -> Scripted:
@@ -106,8 +119,7 @@ def script_graph(
     except CannotConvert as refused:
         raise CaptureError(
             f"{_name_of(fn)} cannot be scripted", refused.span, why=refused.reason,
-            fix="define it in a file, a notebook cell or a REPL; smelt.trace and smelt.compile need no source",
-            code="S0109",
+            fix=_FIXES.get(refused.reason, _FIX_OF_SOURCE), code="S0109",
         ) from None  # fmt: skip
     refusals: list[CaptureError] = []
     budget = Budget(_STEPS, thread_time() + _SECONDS)
@@ -400,19 +412,31 @@ def _line_of(error: Exception | None) -> Span | None:
 
 
 def _line_that_writes(fn: Any, key: Any) -> Span | None:
-    """The first line of the program's own function that assigns to an attribute or item of this name."""
+    """The first line of the program's own function that assigns to an attribute or item of this name; else the one that
+    adds to something, where there is no other that does.
+    """
     function, _ = entry_of(fn)
     try:
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, SyntaxError):
         return None
+    assigning: list[ast.expr] = []
+    adding: list[ast.expr] = []
     for node in ast.walk(tree):
-        is_named = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == key
-        if is_named or (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _is(node.slice, key)):
-            code = function.__code__
-            return Span(code.co_filename, first + node.lineno - 1, code.co_qualname)  # type: ignore[attr-defined]
-    return None
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
+            if node.attr == key if isinstance(node, ast.Attribute) else _is(node.slice, key):
+                assigning.append(node)
+        elif isinstance(node, ast.Call) and _adds(node):
+            adding.append(node)
+    if not assigning and len(adding) != 1:
+        return None
+    code = function.__code__
+    return Span(code.co_filename, first + (assigning or adding)[0].lineno - 1, code.co_qualname)
+
+
+def _adds(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr in _ADDING
 
 
 def _is(node: ast.expr, value: Any) -> bool:
@@ -424,6 +448,6 @@ def _error(what: str, why: str, site: Any) -> CaptureError:
         what,
         site.span if site is not None else None,
         why=why,
-        fix="annotate the parameters, keep structure and types the same on all paths, or use smelt.compile",
+        fix=_FIXES.get(why, _FIX),
         code="S0109",
     )

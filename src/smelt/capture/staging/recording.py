@@ -24,7 +24,7 @@ from smelt.capture.staging.cuts import affine_of
 from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.records import plain_info
 from smelt.capture.staging.shadows import ShadowRecorder
-from smelt.capture.staging.stops import Again, CannotStage
+from smelt.capture.staging.stops import NO_FORM, Again, CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.watch import Watch, unwatched
 from smelt.ir import (
@@ -104,7 +104,7 @@ class Recording:
         """Where the program stands."""
         return self.recorder._find_site(2)
 
-    def cannot(self, what: str, why: str = "it has no form in a graph") -> Any:
+    def cannot(self, what: str, why: str = NO_FORM) -> Any:
         """End the staged run. Raises: CannotStage."""
         raise CannotStage(what, why, self.site())
 

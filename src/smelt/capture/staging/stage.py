@@ -53,7 +53,7 @@ from smelt.capture.staging.merge import Merger, Pending, Poison
 from smelt.capture.staging.patches import answering
 from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.session import Outcome, Session
-from smelt.capture.staging.stops import Again, CannotStage, Stop
+from smelt.capture.staging.stops import EFFECT, Again, CannotStage, Stop
 from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.capture.staging.watch import Watch
 from smelt.capture.state import Place, holding
@@ -351,7 +351,7 @@ def _check_effect(change: Change) -> None:
     if _depends(change.new):
         raise CannotStage(
             f"a {type(change.container).__name__} outside the program keeps what depends on data",
-            "an effect on Python's objects is no part of a graph",
+            EFFECT,
             None,
         )
 

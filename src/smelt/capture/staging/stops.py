@@ -8,6 +8,10 @@ from typing import Any
 from smelt.capture.spans import Site
 from smelt.capture.staging import current
 
+EFFECT = "an effect on Python's objects is no part of a graph"
+NO_FORM = "it has no form in a graph"
+"""Reasons for which there is a way of their own out."""
+
 
 class Stop(BaseException):
     """The run cannot go on as it stands."""
