@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from smelt._torch.record_modes import Modes
-from smelt.capture.recorder import Record, Recorder
+from smelt.capture.recorder import Recorder
 from smelt.capture.spans import Site
 
 WHY = (
@@ -50,8 +50,5 @@ def begun_inside(tensors: Sequence[torch.Tensor], recorder: Recorder, caller: Mo
 
 
 def _site_of(tensor: torch.Tensor, recorder: Recorder) -> Site | None:
-    slot = recorder.slot_of(tensor)
-    for record in map(Record._make, reversed(recorder.records)):
-        if any(slot is r or (isinstance(r, list) and slot in r) for r in record.results):
-            return record.site
-    return None
+    record = recorder.maker_of(recorder.slot_of(tensor))
+    return None if record is None else record.site

@@ -533,11 +533,18 @@ class Recorder:
             return f"{slot.kind} {slot.entry.path}"
         if slot.kind == "input":
             return f"input {self.inputs.index(slot)}"
+        record = self.maker_of(slot)
+        if record is None:
+            return "made outside torch's operators"
+        where = f", {record.site.span}" if record.site else ""
+        return f"result of {record.info.name}{where}"
+
+    def maker_of(self, slot: Slot) -> Record | None:
+        """The call that a slot's tensor is a result of; None where none was recorded."""
         for record in map(Record._make, reversed(self.records)):
             if any(slot is r or (isinstance(r, list) and slot in r) for r in record.results):
-                where = f", {record.site.span}" if record.site else ""
-                return f"result of {record.info.name}{where}"
-        return "made outside torch's operators"
+                return record
+        return None
 
 
 def _is_comparable(tensor: torch.Tensor) -> bool:

@@ -42,7 +42,7 @@ from smelt.compiler.precision import Precision, output_errors, why_not_repeatabl
 from smelt.compiler.prints import muted, prints
 from smelt.compiler.size_conditions import symbols_in, with_conditions
 from smelt.diag import InternalError, Miss, Options, SmeltError, SmeltWarning
-from smelt.ir import Graph, Type
+from smelt.ir import STATE_OPS, Graph, Type
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
 from smelt.passes.manager import PassReport
@@ -136,7 +136,7 @@ class Unit:
     @cached_property
     def places(self) -> tuple[tuple[str, str, Type], ...]:
         """Kind, path and captured type of each tensor of the state that the graph reads."""
-        read = (n for n in self.graph.walk() if n.op in ("param", "buffer", "captured"))
+        read = (n for n in self.graph.walk() if n.op in STATE_OPS)
         return tuple((n.op, str(n.args[0]), n.result.type) for n in read)
 
     @cached_property

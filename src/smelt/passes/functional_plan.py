@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from smelt.analysis import Aliases, RegionAliases, alias_analysis, conflicts, is_external, region_aliases
 from smelt.diag import InternalError
-from smelt.ir import Graph, Node, Region, TensorType, TupleType, Value
+from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, TupleType, Value
 from smelt.ops.effects import aliases as node_aliases
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
@@ -18,7 +18,6 @@ from smelt.passes.mutations import Mutation, holds, mutation_of
 from smelt.passes.placed_views import can_place_again, is_placed
 from smelt.passes.view_inverses import Inverse, element_inverse, inverse_of
 
-STATE = ("param", "buffer", "captured")
 _PARTS = ("aten.slice.Tensor", "aten.select.int", "aten.transpose.int", "aten.t.default", "aten.permute.default")
 
 
@@ -158,7 +157,7 @@ def _is_replayable(value: Value) -> bool:
 def parent_of(value: Value) -> Value | None:
     """The operand that a value is a view of, or None for a root."""
     node = value.node
-    if node is None or node.op in STATE or node.op == "const":
+    if node is None or node.op in STATE_OPS or node.op == "const":
         return None
     shared = node_aliases(node)[node.results.index(value)]
     return shared[0] if len(shared) == 1 else None

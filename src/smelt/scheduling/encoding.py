@@ -17,7 +17,7 @@ import torch
 
 from smelt.compiler import script
 from smelt.diag import ScheduleError, SmeltError
-from smelt.ir import Graph, parse
+from smelt.ir import STATE_OPS, Graph, parse
 from smelt.ir.dtypes import BY_LABEL
 from smelt.ops.convert import dtype_from_torch, dtype_to_torch
 from smelt.ops.evaluate import evaluate
@@ -90,7 +90,7 @@ class Encoder:
             raise _unwritten(
                 name_of(function), f"it cannot be imported by its name, nor captured as a graph: {error.what}"
             ) from error
-        if any(node.op in ("param", "buffer", "captured", "py.raise") for node in graph.walk()):
+        if any(node.op in (*STATE_OPS, "py.raise") for node in graph.walk()):
             raise _unwritten(name_of(function), "it cannot be imported by its name, and it uses tensors from outside")
         parameters = list(inspect.signature(function).parameters.values())
         return self._graph_function(graph, parameters, len(graph.outputs) != 1)

@@ -7,12 +7,12 @@
 
 from __future__ import annotations
 
-from smelt.ir import Arg, Node, Region, Value
+from smelt.ir import STATE_OPS, Arg, Node, Region, Value
 from smelt.ir.type_order import may_hold_tensor
 from smelt.ops.effects import effects
 from smelt.ops.registry import arguments_of, schema_of
 
-STATE = frozenset({"param", "buffer", "captured"})
+STATE = frozenset(STATE_OPS)
 VIEW = "view"
 TRANSPOSE = "aten.transpose.int"
 _VIEWS = frozenset({"aten.view.default", "aten.reshape.default", "aten._unsafe_view.default"})

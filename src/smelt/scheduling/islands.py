@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -66,22 +66,20 @@ class Islands(TorchFunctionMode):
 Region = Callable[[], contextlib.AbstractContextManager[None]]
 
 
+@contextlib.contextmanager
+def region(is_alone: bool) -> Iterator[None]:
+    """A block with islands. is_alone: whether no torch function mode but a region's is around."""
+    token = in_region.set(is_alone)
+    try:
+        with Islands():
+            yield
+    finally:
+        in_region.reset(token)
+
+
 def surrounding_region() -> Region:
     """What enters again, later and elsewhere, the region in which this is called; without one, nothing."""
-    if not _inside.get():
-        return contextlib.nullcontext
-    is_alone = in_region.get()
-
-    @contextlib.contextmanager
-    def again() -> Iterator[None]:
-        token = in_region.set(is_alone)
-        try:
-            with Islands():
-                yield
-        finally:
-            in_region.reset(token)
-
-    return again
+    return partial(region, in_region.get()) if in_islands() else contextlib.nullcontext
 
 
 def in_islands() -> bool:

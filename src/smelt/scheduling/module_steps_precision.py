@@ -19,7 +19,7 @@ from smelt._torch.state import has_function_mode
 from smelt.diag import ScheduleError
 from smelt.scheduling.compare_runs import in_region, in_search
 from smelt.scheduling.draft import Draft, Selected
-from smelt.scheduling.islands import Islands, widened
+from smelt.scheduling.islands import region, widened
 from smelt.scheduling.module_steps import OnModule
 from smelt.scheduling.module_steps_error import Measured
 from smelt.scheduling.module_steps_forward import Around, surround
@@ -79,12 +79,9 @@ class Narrow(Around):
             return self.original(*args, **kwargs)
         outer = self._outer(args, kwargs)
         device = next((p.device.type for p in self.module.parameters()), "cpu")
-        token = in_region.set(in_region.get() or not has_function_mode())
-        try:
-            with torch.autocast(device, dtype=self.dtype), Islands():
-                found = self.original(*args, **kwargs)
-        finally:
-            in_region.reset(token)
+        is_alone = in_region.get() or not has_function_mode()
+        with torch.autocast(device, dtype=self.dtype), region(is_alone):
+            found = self.original(*args, **kwargs)
         return mapped(found, lambda tensor: tensor.to(outer) if tensor.dtype == self.dtype else tensor)
 
     def _outer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
