@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture import reads
+from smelt.capture import reads, reads_values
 from smelt.capture.staging import functions
 from smelt.compiler.collector import full_collections_later
 from smelt.passes.base import PassContext
@@ -172,6 +172,23 @@ def test_the_recorders_own_calls_are_no_events_of_the_program(monkeypatch: pytes
         smelt.compile(model)(_X)
     assert seen["Linear.forward"] == 1 and seen["Recorder.record"] >= 2
     assert not any(seen[f"Recorder.{name}"] for name in ("_note", "_define", "_family", "_encode"))
+
+
+def test_what_torchs_own_call_of_a_module_reads_is_one_fact() -> None:
+    class Layer(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).relu()
+
+    model = torch.nn.Sequential(Layer(3, 3), Layer(3, 3))
+    compiled = smelt.compile(model)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(_X), model(_X))
+        (row,) = compiled.stats().rows
+        reads = [test.read for test in row.guards.facts.tests]
+        assert [read.owner for read in reads if read.kind == "module"] == [model, *model]
+        assert not any(read.key in reads_values.CALL_HOOKS for read in reads if read.kind in ("item", "absent"))
+        model[1].register_forward_hook(lambda module, args, result: result - 1)
+        torch.testing.assert_close(compiled(_X), model(_X))
 
 
 def test_analyses_are_kept_until_the_next_edit() -> None:

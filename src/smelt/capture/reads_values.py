@@ -218,8 +218,11 @@ def peek(value: Any, name: str) -> Any:
 
 
 def _has_standard_call(cls: type) -> bool:
-    """Whether calling instances of this module class is torch's own doing, so that what it reads is known."""
-    return raw_lookup(cls, "__call__") is torch.nn.Module.__dict__["__call__"] and not has_own_lookup(cls)
+    """Whether calling instances of this module class is torch's own doing, so that what it reads is known.
+
+    Seen through the wrapper that stands in torch's class while a program is recorded.
+    """
+    return raw_lookup(cls, "__call__") is own_attribute(torch.nn.Module, "__call__") and not has_own_lookup(cls)
 
 
 # What `nn.Module.__call__` reads of the module it calls: tables of hooks, and methods that the instance may shadow.
