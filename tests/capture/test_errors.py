@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch import tensor as make_tensor
 
+import smelt
 from smelt._torch.dispatch import Level, is_recording, levels
 from smelt.capture import capture, is_capturing
 from smelt.diag import CaptureError, Miss
@@ -330,3 +332,20 @@ def test_a_check_keeps_what_was_read_before_a_later_write() -> None:
         assert torch.equal(found, expected)
     with pytest.raises(Miss, match="expected True, found False"):
         evaluate(captured.graph, [-A])
+
+
+def test_a_quantized_module_is_named_with_the_way_round() -> None:
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    for make in (lambda: smelt.trace(model, (x,)), lambda: smelt.script(model)):
+        with pytest.raises(smelt.CaptureError, match=r"quantized\.linear_dynamic\S* was called with a") as error:
+            make()
+        assert "packed weights of a quantized module" in error.value.why
+        assert "smelt.compile" in error.value.fix
+    with pytest.warns(smelt.SmeltWarning, match="in pieces"):
+        compiled = smelt.compile(model)
+        for given in (x, x + 1, torch.ones(5, 4)):
+            assert torch.equal(compiled(given), model(given))

@@ -227,3 +227,24 @@ def test_numpys_global_generator_is_seen_however_it_is_reached() -> None:
     with record_reads({"module": module}, (torch.ones(2),)) as log:
         module(torch.ones(2))
     assert "random" in log.why_not()
+
+
+def test_how_often_a_tensor_was_written_is_read_at_every_call() -> None:
+    weight = torch.ones(3)
+
+    def versions(x: torch.Tensor) -> torch.Tensor:
+        own = x * 2
+        own.add_(1)
+        return own * own._version + (x._version + 10 * weight.view(-1)._version)
+
+    x, twin = torch.ones(3), torch.ones(3)
+    with pytest.warns(smelt.SmeltWarning, match="version counter"):
+        compiled = smelt.compile(versions)
+        for _ in range(4):
+            assert torch.equal(compiled(x), versions(twin))
+            for tensor in (x, twin, weight):
+                tensor.add_(1)
+    for make in (lambda: smelt.trace(versions, (x,)), lambda: smelt.script(versions)):
+        with pytest.raises(smelt.CaptureError, match="version counter of a tensor from outside was read") as error:
+            make()
+        assert error.value.where.line == versions.__code__.co_firstlineno + 3

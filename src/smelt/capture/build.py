@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from smelt._torch.record_modes import Modes
 from smelt.capture.expects import ExpectEmitter
 from smelt.capture.recorder import Record, Recorder, Slot, StateSlot, slot_type
@@ -163,13 +165,8 @@ class GraphBuilder:
         try:
             return from_torch(arg)
         except TypeError as unfit:
-            raise CaptureError(
-                f"{record.info.name} was called with a {type(arg).__qualname__}",
-                record.site.span if record.site else None,
-                why=f"{unfit}",
-                fix="use the default generator, and plain tensors and numbers as arguments",
-                code="S0104",
-            ) from None
+            what, why, fix = no_argument(record.info.name, arg, unfit)
+            raise CaptureError(what, record.site.span if record.site else None, why, fix, "S0104") from None
 
     def _value(self, slot: Slot) -> Value:
         value = self.values.get(slot)
@@ -178,6 +175,19 @@ class GraphBuilder:
         if value is None:
             raise KeyError(slot)
         return value
+
+
+def no_argument(operator: str, arg: Any, unfit: TypeError) -> tuple[str, str, str]:
+    """What, why and how to fix, of an argument that no graph holds."""
+    what = f"{operator} was called with a {type(arg).__qualname__}"
+    if isinstance(arg, torch.ScriptObject):
+        return (
+            what,
+            "it is an object of torch's own, such as the packed weights of a quantized module, and no tensor",
+            "capture the model as it was before torch.ao.quantization, or use smelt.compile, which runs such a module "
+            "as it is and compiles what is around it",
+        )
+    return what, str(unfit), "use the default generator, and plain tensors and numbers as arguments"
 
 
 def _name(path: str) -> str:

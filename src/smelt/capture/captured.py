@@ -25,6 +25,7 @@ from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.history import FIX, WHY, begun_inside
+from smelt.capture.inferred import kinds_of
 from smelt.capture.keeping import keeper
 from smelt.capture.noting import call_notes
 from smelt.capture.places import After, NotPut, Puts
@@ -72,6 +73,7 @@ class Captured:
         by `signature.puts` at each call. not_put: why it cannot be so although the run changed some. known: ids of
         what the run reached from outside, while its log is kept. outer: places outside the arguments that the run
         changed: put by `signature.puts`, too.
+    kinds: which outputs are inference tensors, or are none, otherwise than the caller's mode makes them.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Captured:
     not_put: str = ""
     known: frozenset[int] = frozenset()
     outer: tuple[Place, ...] = ()
+    kinds: Mapping[int, bool] = field(default_factory=dict)
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -174,7 +177,7 @@ def capture(
         title, result, graph, signature, used, recorder.error,
         tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
         _returned(tensors, arguments.tensors, used), None,
-        *_of_heap(heap, not_put),
+        kinds=kinds_of(tensors, caller), **_of_heap(heap, not_put),
     )  # fmt: skip
     return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic, state)
 
@@ -207,11 +210,12 @@ def _run(
         return fn(*args, **kwargs)
 
 
-def _of_heap(heap: ArgumentHeap | None, not_put: str) -> tuple[Any, ...]:
+def _of_heap(heap: ArgumentHeap | None, not_put: str) -> dict[str, Any]:
     if heap is None:
-        return ()
+        return {}
+    opened = heap.places if heap.opened else frozenset()
     outer = tuple(outer.place for outer in heap.outer)
-    return heap.places if heap.opened else frozenset(), not_put, frozenset(heap.known), outer
+    return {"opened": opened, "not_put": not_put, "known": frozenset(heap.known), "outer": outer}
 
 
 def _take_apart(

@@ -102,6 +102,18 @@ def _data_property(original: Any) -> Any:
     return property(read, replace)
 
 
+def _version_property(original: Any) -> Any:
+    original = original if hasattr(original, "__get__") else torch._C.TensorBase._version
+
+    def read(self: Any) -> Any:
+        recorder = _active()
+        if recorder is not None and not is_smelts(sys._getframe(1).f_code.co_filename):
+            recorder.read_version(self)
+        return original.__get__(self, type(self))
+
+    return property(read)
+
+
 def _aliasing(position: int) -> Callable[[Any], Any]:
     """For functions that give their operand back as another object: `as_subclass`, `_make_subclass`."""
 
@@ -217,6 +229,7 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
         for name in _ADDRESSES:
             stack.enter_context(_patches.replaced(tensor, name, _address(name)))
         stack.enter_context(_patches.replaced(tensor, "data", _data_property))
+        stack.enter_context(_patches.replaced(tensor, "_version", _version_property))
         stack.enter_context(_patches.replaced(tensor, "as_subclass", _aliasing(0)))
         stack.enter_context(_patches.replaced(tensor, "_make_subclass", _aliasing(1)))
         stack.enter_context(_patches.replaced(torch, "compile", _compiling))

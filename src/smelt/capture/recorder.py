@@ -383,6 +383,17 @@ class Recorder:
                     "S0104",
                 )
 
+    def read_version(self, tensor: torch.Tensor) -> None:
+        """Note that Python read how often a tensor was written, which goes on for those that outlive the call."""
+        family = self.slot_of(tensor).family
+        if family in [slot.family for slot in (*self.inputs, *self.states)]:
+            self.fail(
+                "the version counter of a tensor from outside was read (_version)",
+                "it moves with every write, by whomever, and no guard follows it",
+                "keep a counter of your own for what the program is to know of",
+                "S0104",
+            )
+
     def alias(self, source: torch.Tensor, result: torch.Tensor) -> None:
         """Note that `result` is `source` under another object, made where the dispatcher does not see it."""
         if source is result:

@@ -52,7 +52,9 @@ class Written:
         if not sharing:
             return
         copied = tensor.untyped_storage().clone()
-        for state in sharing:
-            # State that shares memory shares it in the copies, so that writes to one are seen in the others.
-            place = torch.empty(0, dtype=state.dtype, device=state.device)
-            self.before[id(state)] = place.set_(copied, state.storage_offset(), state.shape, state.stride())
+        # They are written when the program has run, outside of its modes.
+        with torch.inference_mode(False), torch.no_grad():
+            for state in sharing:
+                # State that shares memory shares it in the copies, so that writes to one are seen in the others.
+                place = torch.empty(0, dtype=state.dtype, device=state.device)
+                self.before[id(state)] = place.set_(copied, state.storage_offset(), state.shape, state.stride())

@@ -288,7 +288,7 @@ class Program(torch.nn.Module):
         # out as in eager.
         assert unit.captured.graph is not None
         unit.check_outcomes(inputs)
-        outputs = evaluate(unit.captured.graph, inputs, unit.lookup)
+        outputs = evaluate(unit.captured.graph, inputs, unit.lookup, as_written=True)
         return unit.signature.rebuild(outputs, args, kwargs)
 
     def _state_is_as_captured(self, unit: Unit) -> bool:

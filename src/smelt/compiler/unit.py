@@ -20,7 +20,7 @@ from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.packs import packs
 from smelt.codegen.lower.python_nodes import PythonRun
 from smelt.codegen.lower.report import Report
-from smelt.codegen.lower.result import Same, StateName
+from smelt.codegen.lower.result import Either, Fresh, OfKind, Same, StateName
 from smelt.compiler import kept_plans
 from smelt.compiler.copies import copies_of
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
@@ -402,10 +402,16 @@ def _optimized(graph: Graph, options: Options, lookup: Lookup) -> Graph:
 
 
 def _with_very_tensors(lowered: Lowered, captured: Captured) -> Lowered:
-    """Outputs that were the very objects of inputs or state in the recorded run are so in each run."""
+    """Outputs that were the very objects of inputs or state in the recorded run are so in each run, and those that
+    were inference tensors by the program's own mode are such.
+    """
     outputs = list(lowered.outputs)
     for number, source in captured.returned.items():
         outputs[number] = Same(source if isinstance(source, int) else StateName(*source))
+    for number, inference in captured.kinds.items():
+        recipe = outputs[number]
+        if isinstance(recipe, (Fresh, Either)):
+            outputs[number] = OfKind(recipe, inference)
     return replace(lowered, outputs=tuple(outputs))
 
 

@@ -39,10 +39,13 @@ def evaluate(
     *,
     observe: Observe | None = None,
     silent: bool = False,
+    as_written: bool = False,
 ) -> list[Any]:
     """The outputs of a graph for inputs given in order; inputs and state are mutated where the graph says so.
 
     observe: called after each node with its results. silent: nothing is printed.
+    as_written: inference mode makes inference tensors, which fits raw graphs only: passes mix what was made in it and
+    what was not.
     Raises: SmeltError (S0107 wrong number of inputs, S0203 missing constant or state), Miss where an `expect` fails,
     and what torch raises.
     """
@@ -52,7 +55,7 @@ def evaluate(
             why=f"its inputs are {', '.join(map(repr, graph.inputs))}",
             code="S0107",
         )
-    return list(_Run(graph, lookup, observe, silent).region(graph.body, inputs))
+    return list(_Run(graph, lookup, observe, silent, as_written).region(graph.body, inputs))
 
 
 def same_number(a: Any, b: Any) -> bool:
@@ -88,8 +91,9 @@ def constant(graph: Graph, node: Node) -> torch.Tensor:
 class _Run:
     """One evaluation: the values so far, each dropped after its last use."""
 
-    def __init__(self, graph: Graph, lookup: Lookup, observe: Observe | None, silent: bool = False) -> None:
+    def __init__(self, graph: Graph, lookup: Lookup, observe: Observe | None, silent: bool, as_written: bool) -> None:
         self.silent = silent
+        self.as_written = as_written
         self.graph = graph
         self.lookup = lookup
         self.observe = observe
@@ -142,7 +146,7 @@ class _Run:
         kwargs = {name: bind(arg, self.values) for name, arg in node.kwargs.items()}
         try:
             if node.mode:
-                with entered(node.mode):
+                with entered(node.mode, self.as_written):
                     result = found(*args, **kwargs)
             else:
                 result = found(*args, **kwargs)

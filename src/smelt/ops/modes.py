@@ -20,8 +20,11 @@ from smelt.ops.convert import dtype_to_torch
 _PART = re.compile(r"\s*([a-z_]+)(?:\(([^)]*)\))?\s*;?")
 
 
-def contexts(mode: str) -> list[Any]:
-    """Fresh context managers for a mode, outermost first. Raises: InternalError for a word that is not known."""
+def contexts(mode: str, as_written: bool = False) -> list[Any]:
+    """Fresh context managers for a mode, outermost first. Raises: InternalError for a word that is not known.
+
+    as_written: inference mode makes inference tensors, as where the program itself runs.
+    """
     found: list[Any] = []
     at = 0
     text = mode.strip()
@@ -29,12 +32,14 @@ def contexts(mode: str) -> list[Any]:
         part = _PART.match(text, at)
         if part is None or part.end() == at:
             raise InternalError(f"mode {mode!r} is not known", why="a node's mode is a list of known words")
-        found.append(_context(part.group(1), part.group(2), mode))
+        found.append(_context(part.group(1), part.group(2), mode, as_written))
         at = part.end()
     return found
 
 
-def _context(word: str, inner: str | None, mode: str) -> Any:
+def _context(word: str, inner: str | None, mode: str, as_written: bool) -> Any:
+    if word == "inference" and as_written:
+        return torch.inference_mode()
     if word in ("no_grad", "inference"):
         # Values are the same in inference mode; its tensors would not mix with those made outside.
         return torch.no_grad()
@@ -51,9 +56,9 @@ def _context(word: str, inner: str | None, mode: str) -> Any:
 
 
 @contextmanager
-def entered(mode: str) -> Iterator[None]:
-    """Everything that a mode names, switched on for a while."""
+def entered(mode: str, as_written: bool = False) -> Iterator[None]:
+    """Everything that a mode names, switched on for a while; as_written: see `contexts`."""
     with ExitStack() as stack:
-        for context in contexts(mode):
+        for context in contexts(mode, as_written):
             stack.enter_context(context)
         yield

@@ -19,6 +19,7 @@ import torch
 from smelt._torch.dispatch import unseen
 from smelt._torch.record_patches import is_plain_tensor_type
 from smelt._torch.schemas import read_schema
+from smelt.capture.build import no_argument
 from smelt.capture.opinfo import METADATA, OpInfo, op_info
 from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
 from smelt.capture.scripting.types import infer_open
@@ -284,9 +285,18 @@ class ScriptRecorder(ShadowRecorder):
                     "types do not tell whether it does: annotate the parameters",
                 )
             self.session.attempt(info.name, noted, named)
-        arguments = [_argument(a, values) for a in noted]
+        arguments = [self._argument(info, a, values) for a in noted]
+        keywords = {k: self._argument(info, v, values) for k, v in named.items()}
         with unseen():
-            return infer_open(info.name, arguments, {k: _argument(v, values) for k, v in named.items()}), None
+            return infer_open(info.name, arguments, keywords), None
+
+    def _argument(self, info: OpInfo, arg: Any, values: dict[Slot, Value]) -> Any:
+        """An argument as the graph's. Raises: what stops the session, where no graph holds it."""
+        try:
+            return _argument(arg, values)
+        except TypeError as unfit:
+            self.fail(*no_argument(info.name, arg, unfit), "S0104")
+            return self.session.cannot(*no_argument(info.name, arg, unfit)[:2])
 
     def _on_shadows(self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The results on shadows, None where these cannot tell. Raises: what eager would, for these types."""

@@ -32,6 +32,8 @@ from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.convert.runtime import installed
 from smelt.capture.detector import detecting
 from smelt.capture.history import FIX, WHY, begun_inside
+from smelt.capture.inferred import WHY as WHY_KINDS
+from smelt.capture.inferred import MixedKinds, kinds_on_all_ways
 from smelt.capture.recorder import Slot
 from smelt.capture.roots import reachable
 from smelt.capture.scopes import Scope
@@ -339,10 +341,14 @@ class _Run:
         is_plain = not session.aliases and not any(isinstance(r, Structured) for r in recorder.records)
         builder = GraphBuilder if is_plain else StagedBuilder
         graph = builder(_name_of(self.fn), recorder, self.caller).build(self.parameters.names, slots)
+        try:
+            kinds = kinds_on_all_ways(graph, flattener.tensors, self.caller)
+        except MixedKinds as mixed:
+            raise CannotStage(str(mixed), WHY_KINDS, None) from None
         state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
         captured = Captured(
             graph.name, None, graph, signature, state, None, (), (), "entry", self.caller, self.roots, {},
-            entangled(graph, arguments.tensors, state.lookup), _returned(flattener.tensors, (), state),
+            entangled(graph, arguments.tensors, state.lookup), _returned(flattener.tensors, (), state), kinds=kinds,
         )  # fmt: skip
         return Scripted(captured, self.parameters, raises, span, sum(1 for _ in graph.walk()))
 

@@ -38,6 +38,8 @@ def is_symbolic(session: ScriptSession, tensor: Any) -> bool:
 
 def attribute(session: ScriptSession, tensor: torch.Tensor, name: str) -> Any:
     """`tensor.name` where it is one that a type may not tell; NotImplemented for all others."""
+    if name == "_version":
+        session.recorder.read_version(tensor)
     if not is_symbolic(session, tensor):
         return NotImplemented
     if name in _METHODS:

@@ -35,6 +35,8 @@ from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import is_sized, plain
 from smelt.capture.history import WHY, begun_inside
+from smelt.capture.inferred import WHY as WHY_KINDS
+from smelt.capture.inferred import MixedKinds, kinds_on_all_ways
 from smelt.capture.places import After, NotPut, Puts
 from smelt.capture.reads_arguments import ArgumentHeap, contents_of, put_contents, slots_of
 from smelt.capture.reads_outer import Outer, appended
@@ -293,15 +295,18 @@ class _Run:
         try:
             names = _input_names(self.program, signature.inputs, self.state)
             graph = StagedBuilder(self.title, recorder, self.caller, symbols).build(names, slots)
+            kinds = kinds_on_all_ways(graph, flattener.tensors, self.caller)
         except CaptureError as error:
             return self.failed(error)
+        except MixedKinds as mixed:
+            raise CannotStage(str(mixed), WHY_KINDS, None) from None
         facts = None if symbols is None else self._facts(symbols, graph)
         state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
         shared = entangled(graph, arguments.tensors, state.lookup)
         return Captured(
             self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,
             self.roots, {}, shared, _returned(flattener.tensors, given.tensors, state),
-            facts, self.native.opened, outer=self.native.outer,
+            facts, self.native.opened, outer=self.native.outer, kinds=kinds,
         )  # fmt: skip
 
     def _heap(self) -> ArgumentHeap | None:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from smelt._torch.inference_kind import of_kind
 from smelt.codegen.lower.fills import Fills
 from smelt.codegen.lower.report import Report
 from smelt.runtime.plan import Plan
@@ -67,7 +68,15 @@ class Either:
     options: tuple[Fresh | Same | ViewOf, ...]
 
 
-OutputRecipe: TypeAlias = Fresh | Number | Same | ViewOf | Plain | Either
+@dataclass(frozen=True, slots=True)
+class OfKind:
+    """What the run makes, as an inference tensor or as none, whatever the mode of the call makes of it."""
+
+    recipe: Fresh | Either
+    inference: bool
+
+
+OutputRecipe: TypeAlias = Fresh | Number | Same | ViewOf | Plain | Either | OfKind
 
 Lookup: TypeAlias = Callable[[str, str], torch.Tensor]
 """(kind, path) -> the tensor; kind is "param", "buffer" or "captured"."""
@@ -118,12 +127,13 @@ class Lowered:
 
         outputs: list[Any] = []
         for wanted in self.outputs:
-            recipe = wanted
+            recipe = wanted.recipe if isinstance(wanted, OfKind) else wanted
             if isinstance(recipe, Either):
                 recipe = recipe.options[results[recipe.which].item()]
             match recipe:
                 case Fresh(index=index):
-                    outputs.append(results[index])
+                    made = results[index]
+                    outputs.append(of_kind(made, wanted.inference) if isinstance(wanted, OfKind) else made)
                 case Number(index=index):
                     outputs.append(results[index].item())
                 case Same(source=source):
