@@ -17,6 +17,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Where the environment has no bytecode written, each of the many processes of a run would compile all of Smelt anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# What imports and the collection of tests make stays: nothing of it is garbage.
+gc.disable()
 
 import torch  # noqa: E402
 
@@ -33,9 +35,11 @@ if not os.environ.get("SMELT_RANDOM"):
 
 
 def pytest_collection_finish() -> None:
-    """What all tests and libraries hold is looked through for garbage ten times less often than by itself."""
+    """Garbage is looked for ten times less often than by itself: of what is young more has died by then, so that what
+    all tests and libraries hold is looked through seldom, too."""
     young, middle, full = gc.get_threshold()
-    gc.set_threshold(young, middle, 10 * full)
+    gc.set_threshold(10 * young, middle, full)
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
