@@ -140,3 +140,16 @@ def test_one_element_unpack_and_no_outputs() -> None:
     (got,) = run(text, torch.ones(2))
     assert got.tolist() == [1.0, 1.0]
     assert run("graph g() -> () { return }") == ()
+
+
+class Worded(Exception):
+    def __init__(self, level: int) -> None:
+        super().__init__(f"level {level}")
+        self.level = level
+
+
+def test_an_exception_is_raised_with_what_it_held() -> None:
+    raising = f'py.raise("{Worded.__module__}.Worded", "level 3", %n, fields="level")'
+    with pytest.raises(Worded, match=r"^level 3$") as caught:
+        run(f"graph g(%n: int) -> () {{\n  {raising}\n  return\n}}", 3)
+    assert caught.value.level == 3

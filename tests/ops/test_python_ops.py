@@ -223,6 +223,23 @@ def test_raising_and_asserting() -> None:
     assert effects(node).may_throw and effects(node).is_pure
 
 
+class Worded(Exception):
+    def __init__(self, level: int, *, hint: str = "") -> None:
+        super().__init__(f"level {level}")
+        self.level, self.hint = level, hint
+
+
+def test_what_is_raised_again_holds_what_it_held() -> None:
+    graph = parse(f"""graph g(%n: int) -> () {{
+      py.raise("{Worded.__module__}.Worded", "level 3", %n, "none", fields="level hint")
+      return
+    }}""")
+    verify(graph, check)
+    with pytest.raises(Worded, match=r"^level 3$") as caught:
+        evaluate(graph, [3])
+    assert (caught.value.level, caught.value.hint) == (3, "none")
+
+
 @pytest.mark.parametrize("name", ["builtins.print", "no.such.Error", "builtins.Nothing", "ValueError"])
 def test_only_exceptions_are_raised(name: str) -> None:
     graph = parse(f'graph g() -> () {{\n  py.raise("{name}")\n  return\n}}')

@@ -205,6 +205,22 @@ def test_out_variants() -> None:
     )
 
 
+def test_operators_in_place_of_bits() -> None:
+    text = check(
+        """graph f(%x: i64[4], %m: bool[4]) -> i64[4], bool[4] {
+          %v: i64[3] = aten.slice.Tensor(%x, 0, 0, 3)
+          %a: i64[3] = aten.__ior__.Scalar(%v, 5)
+          %l: i64[3] = aten.__ilshift__.Scalar(%a, 2)
+          %b: bool[4] = aten.__ixor__.Tensor(%m, %m)
+          %r: bool[4] = aten.__iand__.Tensor(%b, %m)
+          return %x, %r
+        }""",
+        torch.tensor([3, -4, 5, 8]),
+        torch.tensor([True, False, True, True]),
+    )
+    assert "__i" not in text
+
+
 def test_foreach() -> None:
     check(
         """graph f(%x: f32[4], %y: f32[2]) -> f32[4] {

@@ -9,7 +9,7 @@ import cmath
 import importlib
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -133,6 +133,17 @@ def exception_of(name: str) -> type[BaseException]:
             code="S0202",
         )
     return found
+
+
+def rebuilt(cls: type[BaseException], args: tuple[Any, ...], fields: Mapping[str, Any]) -> BaseException:
+    """An exception that holds what another one held. A constructor of Python's is not run again: it may word a message
+    of what it is given, and `args` are what it made of that.
+    """
+    base = next(b for b in cls.__mro__ if b.__module__ == "builtins")
+    error: BaseException = base.__new__(cls, *args)
+    base.__init__(error, *args)  # type: ignore[misc]
+    error.__dict__.update(fields)
+    return error
 
 
 def _attribute(module: str, path: str) -> Any:

@@ -18,7 +18,7 @@ from smelt.diag import SmeltError
 from smelt.ir import Arg, Type
 from smelt.ops import python_throws as throws
 from smelt.ops import python_types as types
-from smelt.ops.python_calls import call, exception_of
+from smelt.ops.python_calls import call, exception_of, rebuilt
 from smelt.ops.registry import overload
 
 written = threading.local()
@@ -103,11 +103,19 @@ def _print(
     setattr(written, stream, getattr(written, stream, 0) + max(2 * len(args), 1))
 
 
-def _raise(name: str, *args: Any, cause: str | None = None, cause_args: Sequence[Any] = ()) -> None:
-    error = exception_of(name)(*args)
+def _raise(
+    name: str, *args: Any, fields: str | None = None, cause: str | None = None, cause_args: Sequence[Any] = ()
+) -> None:
+    cls = exception_of(name)
+    if fields is None:
+        error = cls(*args)
+    else:
+        names = fields.split()
+        count = len(args) - len(names)
+        error = rebuilt(cls, args[:count], dict(zip(names, args[count:], strict=True)))
     if cause is None:
         raise error
-    raise error from (None if cause == "None" else exception_of(cause)(*cause_args))
+    raise error from (None if cause == "None" else rebuilt(exception_of(cause), tuple(cause_args), {}))
 
 
 ATTEMPT_KEYWORDS = frozenset((
@@ -208,7 +216,8 @@ PYTHON_OPS: tuple[PyOp, ...] = (
         keywords=frozenset(("sep", "end", "stream", "flush")),
     ),
     PyOp(
-        "py.raise", _raise, types.nothing, _ALWAYS, 1, None, results=0, keywords=frozenset(("cause", "cause_args")),
+        "py.raise", _raise, types.nothing, _ALWAYS, 1, None, results=0,
+        keywords=frozenset(("cause", "cause_args", "fields")),
     ),
     PyOp("py.assert", _assert, types.nothing, _ALWAYS, 1, 2, results=0),
     PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),

@@ -59,6 +59,8 @@ def _by_name(schema: Schema, node: Node) -> dict[str, Arg]:
 
 def _functional_name(op: str) -> str | None:
     namespace, name, variant = op.split(".")
+    if name.startswith("__i") and name.endswith("__"):  # `a |= b`
+        return f"{namespace}.__{name[3:]}.{variant}"
     if not name.endswith("_") or name.endswith("__"):
         return None
     return f"{namespace}.{name[:-1]}.{variant}"

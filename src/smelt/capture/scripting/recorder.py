@@ -188,7 +188,8 @@ class ScriptRecorder(ShadowRecorder):
         results, slots = [], []
         for i, returned in enumerate(schema.returns):
             given = self._written_operand(schema, returned, args, kwargs)
-            value, slot = self._result(types[i], None if made is None else made[i], given, family)
+            is_out = isinstance(given, torch.Tensor) and any(a.is_out for a in schema.arguments)
+            value, slot = self._result(types[i], None if made is None else made[i], given, family, is_out)
             results.append(value)
             slots.append(slot)
         if info.is_kept:
@@ -221,12 +222,14 @@ class ScriptRecorder(ShadowRecorder):
                 return args[i] if i < len(args) and not argument.kwarg_only else kwargs.get(argument.name)
         return None
 
-    def _result(self, type_: Type, made: Any, given: Any, family: Family) -> tuple[Any, Any]:
+    def _result(self, type_: Type, made: Any, given: Any, family: Family, is_out: bool = False) -> tuple[Any, Any]:
         if isinstance(given, torch.Tensor):
             old = self.slot_of(given)
             slot = Slot(given, old.family, "result")
             slot.type = old.type
-            if old in self.varied:
+            if is_out and _is_empty(old) and not _is_empty_type(type_):
+                self._resize(given, slot, type_)
+            elif old in self.varied:
                 self.varied[slot] = self.varied[old]
             self._slots[id(given)] = slot
             return given, slot
@@ -252,6 +255,18 @@ class ScriptRecorder(ShadowRecorder):
         self.session.keep.append(marker)
         self.listed[id(marker)] = slot
         return [marker], slot
+
+    def _resize(self, given: torch.Tensor, slot: Slot, type_: Type) -> None:
+        """An empty tensor that a result is written into: torch gives it the result's size."""
+        if self.depth:
+            self.session.cannot("a result is written into an empty tensor, and gives it a size, on one path only")
+        shape = type_.shape if isinstance(type_, TensorType) else None
+        slot.type = TensorType(slot_type(slot).dtype, shape, None, slot_type(slot).device)
+        like, as_made = self.session.tensor_of(slot.type)
+        with unseen():
+            given.resize_(like.shape)
+        if as_made in self.varied:
+            self.varied[slot] = (given,) * WORLDS
 
     def _write(
         self, noted: list[Any], named: dict[str, Any], name: str, position: int | None, tainted: bool, info: OpInfo
@@ -394,6 +409,14 @@ def _is_static(slot: Slot) -> bool:
         return False
     type_ = slot_type(slot)
     return isinstance(type_, TensorType) and type_.is_static
+
+
+def _is_empty(slot: Slot) -> bool:
+    return _is_static(slot) and _is_empty_type(slot_type(slot))
+
+
+def _is_empty_type(type_: Type | None) -> bool:
+    return isinstance(type_, TensorType) and type_.is_static and 0 in type_.sizes
 
 
 def _is_fresh(result: Any) -> bool:

@@ -224,6 +224,8 @@ def entry_of(fn: Callable[..., Any]) -> tuple[FunctionType, Any]:
 class _Run:
     def __init__(self, fn: Any, examples: Any, learned: Learned) -> None:
         self.fn, self.learned = fn, learned
+        self.error: Exception | None = None
+        self.came_up: Span | None = None
         self.caller = modes()
         self.roots = reachable(fn)
         self.session = ScriptSession(self.roots, Scope(self.roots.modules))
@@ -272,8 +274,6 @@ class _Run:
     def _program(self, runtime: ScriptRuntime, snapshot: Snapshot) -> Outcome:
         session = self.session
         session.base_frame = sys._getframe()
-        self.error: Exception | None = None
-        self.came_up: Span | None = None
         try:
             args, kwargs = self.parameters.make(session)
             result = calls.call(session, runtime, 0, self.fn, args, kwargs)

@@ -381,6 +381,8 @@ class ScriptSession(Session):
             error = RuntimeError(f"a Tensor with {type_.numel} elements cannot be converted to Scalar")
             self.raised.append(error)
             raise error
+        if not type_.is_static and is_caught(self):
+            self.attempt("aten.item.default", [slot], {})
         found = self.read("aten.item.default", tensor, ITEM_TYPES.get(type_.dtype.kind, ANY))
         if found.type == ANY:
             self.numbers.add(found)
@@ -412,6 +414,8 @@ class ScriptSession(Session):
             if dims is not None and isinstance(dims[dim], int):
                 return dims[dim]
             dim = dim + type_.rank if dim < 0 and type_.rank is not None else dim
+        if dims is None and is_caught(self):
+            self.attempt(f"aten.sym_{what}.int", [self.recorder.slot_of(tensor), self.encode(dim)], {})
         return wrap(self.read(f"aten.sym_{what}.int", tensor, INT, dim))
 
     def sizes(self, tensor: torch.Tensor) -> Any:

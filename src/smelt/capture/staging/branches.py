@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Sequence
-from types import CellType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -225,7 +225,10 @@ def record_raise(session: Session, error: Exception) -> None:
         kwargs = {"cause": f"{cause.__module__}.{cause.__qualname__}", "cause_args": list(error.__cause__.args)}
     elif error.__suppress_context__:
         kwargs = {"cause": "None"}
-    session.statement("py.raise", f"{kind.__module__}.{kind.__qualname__}", *error.args, **kwargs)
+    held = vars(error)
+    if held or isinstance(kind.__init__, FunctionType) or isinstance(kind.__new__, FunctionType):
+        kwargs["fields"] = " ".join(held)
+    session.statement("py.raise", f"{kind.__module__}.{kind.__qualname__}", *error.args, *held.values(), **kwargs)
 
 
 def is_raised_by_user(error: Exception, by: str = "RAISE_VARARGS") -> bool:

@@ -5,7 +5,7 @@ What has no expression of its own (a container with one element otherwise) calls
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from textwrap import dedent
 
 from smelt.ir import Arg, Node
@@ -58,6 +58,13 @@ _HELPERS = {
                     importlib.import_module(f"{found.__name__}.{part}")
                 found = getattr(found, part)
             return found
+
+        def rebuilt(cls, args, fields):
+            base = next(b for b in cls.__mro__ if b.__module__ == "builtins")
+            error = base.__new__(cls, *args)
+            base.__init__(error, *args)
+            error.__dict__.update(fields)
+            return error
         """),
 }  # fmt: skip
 
@@ -83,7 +90,9 @@ def helpers(nodes: Iterable[Node]) -> dict[str, str]:
 
 def _needs_helper(node: Node) -> bool:
     if node.op == "py.raise":
-        return any(not _is_builtin(name) for name in (node.args[0], node.kwargs.get("cause")) if name is not None)
+        return "fields" in node.kwargs or any(
+            not _is_builtin(name) for name in (node.args[0], node.kwargs.get("cause")) if name is not None
+        )
     return node.op in _HELPERS
 
 
@@ -160,13 +169,23 @@ def _print(node: Node, plain: list[str], text: ArgText) -> str:
 
 def _raise(node: Node, plain: list[str], text: ArgText) -> str:
     cause, given = node.kwargs.get("cause"), node.kwargs.get("cause_args", ())
-    said = f"raise {_exception(node.args[0])}({', '.join(plain)})"
+    said = f"raise {_rebuilt(node.args[0], plain, node.kwargs.get('fields'))}"
     if cause is None:
         return said
     if cause == "None":
         return f"{said} from None"
-    inner = ", ".join(map(text, given if isinstance(given, tuple) else (given,)))
-    return f"{said} from {_exception(cause)}({inner})"
+    inner = list(map(text, given)) if isinstance(given, tuple) else [f"*{text(given)}"]
+    return f"{said} from {_rebuilt(cause, inner, None if _is_builtin(cause) else '')}"
+
+
+def _rebuilt(name: Arg, plain: Sequence[str], fields: Arg) -> str:
+    """An exception of a class. fields: names of attributes, the last values; then no constructor runs again."""
+    if fields is None:
+        return f"{_exception(name)}({', '.join(plain)})"
+    names = str(fields).split()
+    count = len(plain) - len(names)
+    held = ", ".join(f"{field!r}: {value}" for field, value in zip(names, plain[count:], strict=True))
+    return f"rebuilt({_exception(name)}, ({''.join(f'{arg}, ' for arg in plain[:count]).strip()}), {{{held}}})"
 
 
 def _is_builtin(name: Arg) -> bool:
