@@ -5,6 +5,8 @@ The server runs no operation itself, so it has no threads that a fork would lose
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import subprocess
@@ -17,7 +19,7 @@ _SERVER = """
 import json, os, runpy, signal, sys, traceback
 exec(sys.argv[1])
 for line in sys.stdin:
-    code, output, folder, timeout = json.loads(line)
+    code, output, folder, timeout, environment = json.loads(line)
     child = os.fork()
     if not child:
         status = 1
@@ -27,6 +29,7 @@ for line in sys.stdin:
                 os.dup2(written, stream)
             signal.alarm(timeout)
             os.chdir(folder)
+            os.environ.update(environment)
             exec(code, {"__name__": "__main__"})
             status = 0
         except BaseException:
@@ -48,12 +51,22 @@ class Forks:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})},
         )  # fmt: skip
 
-    def run(self, code: str, folder: Path | None = None, timeout_s: int = 120) -> str:
-        """What the code wrote. Raises: AssertionError with its last words where it did not come to its end."""
+    def run(
+        self,
+        code: str,
+        folder: Path | None = None,
+        timeout_s: int = 120,
+        environment: Mapping[str, str] | None = None,
+    ) -> str:
+        """What the code wrote; `environment` is what it finds besides.
+
+        Raises: AssertionError with its last words where it did not come to its end.
+        """
         stdin, stdout = self._server.stdin, self._server.stdout
         assert stdin is not None and stdout is not None
         with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
-            stdin.write(json.dumps((code, output.name, str(folder or Path.cwd()), timeout_s)) + "\n")
+            request = (code, output.name, str(folder or Path.cwd()), timeout_s, dict(environment or {}))
+            stdin.write(json.dumps(request) + "\n")
             stdin.flush()
             status, written = stdout.readline().strip(), output.read()
         assert status == "0", f"{status or 'the server is gone'}: {written[-4000:]}"
@@ -62,3 +75,12 @@ class Forks:
     def close(self) -> None:
         """End the server. Every run has ended by then."""
         self._server.communicate()
+
+
+@functools.cache
+def smelt_forks() -> Forks:
+    """Processes that have imported smelt and done nothing with it. One server serves all tests of this process."""
+    root = str(Path(__file__).resolve().parents[1])
+    made = Forks(f"import sys; sys.path.insert(0, {root!r}); import smelt")
+    atexit.register(made.close)
+    return made

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from smelt.runtime.executable import Executable
 from smelt.runtime.loader import host_machine
 from smelt.runtime.plan import Launch
 from tests.codegen.harness import machine_code
+from tests.forked import smelt_forks
 
 V3 = frozenset(["avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm", "sse2"])
 V4 = V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
@@ -130,18 +128,16 @@ PROGRAM = """
     from smelt.codegen.llvm.isa import host_isa
     from smelt.codegen.llvm.objects import KernelSource, compile_kernels
     from smelt.runtime.cache import CodeCache
-    source = KernelSource.of(sys.argv[2])
-    assert compile_kernels([source], host_isa(), CodeCache(sys.argv[1]))[source.symbol].object
+    source = KernelSource.of(@TEXT)
+    assert compile_kernels([source], host_isa(), CodeCache(@CACHE))[source.symbol].object
     print("llvmlite" in sys.modules)
 """
 
 
 def test_a_warm_process_needs_no_compiler(tmp_path: Path) -> None:
     def run() -> str:
-        command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "cache"), ADD_ONE]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        program = textwrap.dedent(PROGRAM).replace("@CACHE", repr(str(tmp_path / "cache")))
+        return smelt_forks().run(program.replace("@TEXT", repr(ADD_ONE))).strip()
 
     assert [run(), run()] == ["True", "False"]
 

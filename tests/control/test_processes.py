@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,6 +16,7 @@ from smelt.runtime.executable import Executable
 from tests.codegen.harness import lookup_in, machine_code
 from tests.control.generate import Generator, inputs
 from tests.control.harness import OWN, assert_outcome, compare, outcome
+from tests.forked import smelt_forks
 
 LARGE = """\
 graph f(%x: f32[512, 512], %n: i64[]) -> f32[512, 512], f32[] {
@@ -96,11 +95,7 @@ def test_other_instruction_sets(isa: str) -> None:
         "for seed in range(12):\n"
         "    compare(Generator(seed).text(), inputs(seed), options=(OWN,))\n"
     )
-    env = {**os.environ, "SMELT_ISA": isa, "PYTHONPATH": os.pathsep.join(["src", "."])}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    smelt_forks().run(script, environment={"SMELT_ISA": isa})
 
 
 @pytest.mark.parametrize("symbol", ["aoti_torch_get_data_ptr", "aoti_torch_empty_strided", "aoti_torch_copy_"])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from smelt.diag import VerifyError
 from smelt.ir import Builder, DType, Graph, Node, TensorType, TextError, Value, parse, verify
+from tests.forked import smelt_forks
 from tests.ir.strategies import graphs
 
 EXAMPLE = """\
@@ -64,9 +63,8 @@ def test_any_graph_round_trips(graph: Graph) -> None:
 
 
 def test_text_parses_in_a_fresh_process() -> None:
-    script = "import sys; from smelt.ir import parse; t = sys.stdin.read(); sys.stdout.write(str(parse(t)))"
-    done = subprocess.run([sys.executable, "-c", script], input=EXAMPLE, capture_output=True, text=True, check=True)
-    assert done.stdout == EXAMPLE
+    script = f"import sys; from smelt.ir import parse; sys.stdout.write(str(parse({EXAMPLE!r})))"
+    assert smelt_forks().run(script) == EXAMPLE
 
 
 @pytest.mark.parametrize(

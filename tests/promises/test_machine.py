@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +13,8 @@ import pytest
 import smelt
 from smelt.codegen.llvm import executor
 from smelt.diag import InternalError, SmeltError, SmeltWarning
+from tests.forked import smelt_forks
 from tests.promises.models import RULE, assert_agrees, block, entry_of, how_nodes_run, images
-
-_REPOSITORY = Path(__file__).resolve().parents[2]
 
 # Compiles and runs a model in a process of its own; prints what happened as JSON.
 _CHILD = """
@@ -50,13 +45,23 @@ print(json.dumps(found))
 
 def in_a_process(cache: Path, **environment: str) -> dict[str, Any]:
     """The child's report. `environment` goes on top of this process's own."""
-    settings = {**os.environ, "SMELT_CACHE_DIR": str(cache), "PYTHONPATH": str(_REPOSITORY), **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD], env=settings, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    written = smelt_forks().run(_CHILD, environment={"SMELT_CACHE_DIR": str(cache), **environment})
+    report: dict[str, Any] = json.loads(written.splitlines()[-1])
     return report
+
+
+_AT_ONCE = f"""
+import os, sys
+children = []
+for _ in range(4):
+    child = os.fork()
+    if not child:
+        exec({_CHILD!r}, {{"__name__": "__main__"}})
+        sys.stdout.flush()
+        os._exit(0)
+    children.append(child)
+assert not any(os.waitpid(child, 0)[1] for child in children)
+"""
 
 
 def test_without_a_compiler_and_then_with_a_warm_cache(tmp_path: Path) -> None:
@@ -123,8 +128,9 @@ def test_a_corrupt_entry_is_built_again(tmp_path: Path, damage: Callable[[bytes]
 
 def test_several_processes_on_one_empty_cache(tmp_path: Path) -> None:
     """All start at once; each gets its answers from native code, and leaves whole entries to the next."""
-    with ThreadPoolExecutor(4) as pool:
-        reports = list(pool.map(lambda _: in_a_process(tmp_path), range(4)))
+    written = smelt_forks().run(_AT_ONCE, environment={"SMELT_CACHE_DIR": str(tmp_path)})
+    reports = [json.loads(line) for line in written.splitlines()]
+    assert len(reports) == 4
     for report in reports:
         assert report["native"] == [True, True]
         assert report["warnings"] == []

@@ -17,6 +17,7 @@ from torch import nn
 import smelt
 from smelt.diag import CaptureError
 from smelt.ops.evaluate import evaluate
+from tests.forked import smelt_forks
 from tests.promises.models import RULE, SIX, Block, assert_agrees, block, entry_of, images, make
 
 
@@ -275,5 +276,5 @@ for text in pickle.load(open({str(tmp_path / "graphs.bin")!r}, "rb")):
     graph = smelt.parse(text)
     assert str(graph) == text and smelt.parse(str(graph)) == graph
 """
-    subprocess.run([sys.executable, "-c", child], check=True, timeout=120)
+    smelt_forks().run(child)
     assert all(smelt.parse(text) == smelt.parse(str(smelt.parse(text))) for text in texts)

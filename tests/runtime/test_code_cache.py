@@ -7,8 +7,6 @@ import os
 import platform
 import stat
 import struct
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -27,6 +25,7 @@ from smelt.runtime import loader
 from smelt.runtime.cache import CodeCache
 from smelt.runtime.elf import MACHINE_AARCH64, parse_object
 from smelt.runtime.loader import load_object
+from tests.forked import smelt_forks
 
 KEY = "ab" * 32
 I64 = ctypes.c_int64
@@ -301,17 +300,8 @@ PROGRAM = """
 
 def test_a_second_process_compiles_nothing_and_needs_no_compiler(tmp_path: Path) -> None:
     def run() -> str:
-        program = textwrap.dedent(PROGRAM)
-        env = {**os.environ, "PATH": str(tmp_path / "empty")}
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path / "cache")],
-            capture_output=True,
-            text=True,
-            env=env,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        program = textwrap.dedent(PROGRAM).replace("sys.argv[1]", repr(str(tmp_path / "cache")))
+        return smelt_forks().run(program, environment={"PATH": str(tmp_path / "empty")}).strip()
 
     assert run() == "True"
     before = {p.name for p in (tmp_path / "cache").iterdir()}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-import subprocess
-import sys
 
 import pytest
+
+from tests.forked import smelt_forks
 
 _SCRIPT = """
 import resource
@@ -29,5 +29,4 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep or return memory as they like")
 def test_results_need_no_new_pages() -> None:
-    run = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True)
-    assert int(run.stdout) < 1024, "a result of 4 MiB has 1024 pages"
+    assert int(smelt_forks().run(_SCRIPT)) < 1024, "a result of 4 MiB has 1024 pages"

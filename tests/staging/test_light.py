@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import textwrap
 import threading
 from types import SimpleNamespace
@@ -16,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from smelt._torch import light_fake
 from smelt._torch.fake import fake_tensors
 from smelt._torch.shadow import Shadows, unrecognized
+from tests.forked import smelt_forks
 
 _PROGRAM = """
     import sys
@@ -53,8 +52,7 @@ _PROGRAM = """
 
 
 def _run(text: str) -> str:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return smelt_forks().run(textwrap.dedent(text)).strip()
 
 
 def test_it_is_not_imported() -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ import pytest
 import torch
 
 import smelt
+from tests.forked import smelt_forks
 from tests.zoo.build import SPREAD, build, model_types
 from tests.zoo.row import OWN, measure
 from tests.zoo.table import KNOWN
@@ -91,12 +90,13 @@ def test_the_spread_is_a_spread() -> None:
 
 
 _CHILD = """
-import pickle, sys
+import pickle
 import smelt
-texts = pickle.load(open(sys.argv[1], "rb"))
+texts = pickle.load(open("texts", "rb"))
 graphs = [smelt.parse(text) for text in texts]
 assert [str(graph) for graph in graphs] == texts
-pickle.dump(graphs, open(sys.argv[2], "wb"))
+with open("graphs", "wb") as file:
+    pickle.dump(graphs, file)
 """
 
 
@@ -110,6 +110,6 @@ def test_graphs_are_text_that_parses_back_in_a_fresh_process(tmp_path: Path) -> 
             graphs.append(smelt.trace(made.model, (), made.inputs, check=False).graph)
     texts, parsed = tmp_path / "texts", tmp_path / "graphs"
     texts.write_bytes(pickle.dumps([str(graph) for graph in graphs]))
-    subprocess.run([sys.executable, "-c", _CHILD, str(texts), str(parsed)], check=True, timeout=120)
+    smelt_forks().run(_CHILD, tmp_path)
     for name, graph, again in zip(names, graphs, pickle.loads(parsed.read_bytes()), strict=True):
         assert again == graph, name
