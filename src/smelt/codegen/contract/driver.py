@@ -23,20 +23,23 @@ class Part:
 
 class Driver:
     """A kernel's function under construction, or a part of one. Sums of the item at hand begin at %scratch, a row every
-    panel.
+    panel. rights: how many right matrices there are.
     """
 
-    def __init__(self, tiling: Tiling, epilogue: Epilogue, isa: Isa, part: Part | None = None) -> None:
+    def __init__(
+        self, tiling: Tiling, epilogue: Epilogue, isa: Isa, part: Part | None = None, *, rights: int = 1
+    ) -> None:
         self.tiling, self.epilogue, self.isa = tiling, epilogue, isa
         if part is None:
             self.fn = FunctionText("KERNEL", KERNEL_PARAMETERS)
-            right, rights = 0, 1
+            right = 0
         else:
             self.fn = FunctionText(part.name, KERNEL_PARAMETERS, result="internal void")
             right, rights = part.right, part.rights
         nbuffers = 2 + rights + len(epilogue.buffers)
         self.left, *buffers, self.out = (self.fn.address(i) for i in range(nbuffers))
-        self.right, self.extra = buffers[right], buffers[rights:]
+        self.extra = buffers[rights:]
+        self.right = buffers[right] if rights else ""
         self.word = {name: self.fn.word(nbuffers + i) for i, name in enumerate(WORDS)}
         self._first_epilogue_word = nbuffers + len(WORDS)
 

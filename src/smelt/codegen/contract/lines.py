@@ -1,14 +1,16 @@
 """Products of one or two rows with a matrix whose rows lie along N: its lines are read once, as they lie in memory.
 
-    for item in (batch, block of columns):
-      for block of K:                                          # tiling.BLOCK terms
+    for item in (batch, block of columns, part of K):
+      for block of the part:                                   # tiling.BLOCK terms
         part = 0
         for 8 lines of the matrix:
           part[m][block] += sum over the 8 of left[m][k] * right[k][block]      # a chain of its own from zero
         sums[m][block] += part[m][block]
-      out[:, block] = epilogue(sums)
+      out[part][:, block] = epilogue(sums)
 
-Sums stay in the first-level cache, so a block may be as wide as it takes to read memory in long pieces.
+Sums stay in the first-level cache, so a block may be as wide as it takes to read memory in long pieces. A matrix that
+comes from memory is cut along K where its lines can be whole: each core then reads one piece of memory from end to end,
+and `parts.Joined` adds what the parts gave.
 Invariant: as for `gemm`.
 """
 
@@ -27,8 +29,8 @@ from smelt.codegen.contract.vectors import lane_mask, masked_load, prefetch, spl
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 
-MAX_COLUMNS = 1024
-"""Columns of an item at most: both rows of sums of both levels take half of the first-level cache."""
+MAX_COLUMNS = 4096
+"""Columns of an item at most: what is added to in the inner loop takes half of the first-level cache."""
 
 HEIGHTS = (1, 2)
 """Row counts with a kernel."""
@@ -39,7 +41,9 @@ _LINES = 8
 @dataclass(frozen=True, slots=True)
 class Lines:
     """A kernel for `height` rows. Its buffers and words are those of `gemm.Gemm`, with "rows" for the right matrix;
-    `block_rows` is the number of columns of an item, at most `MAX_COLUMNS`.
+    `block_rows` is the number of columns of an item, at most `MAX_COLUMNS`, `block_terms` that of the terms of a part,
+    and `direct` says whether the lines of an item lie one behind the other. The rows of a part are stored behind those
+    of the part before.
     """
 
     tiling: Tiling
@@ -75,7 +79,11 @@ class _LinesDriver(Driver):
 
     def _item(self, item: str) -> None:
         fn, word = self.fn, self.word
-        batch, number = self.split(item, word["n"], word["block_rows"])
+        # No terms at all are one part of zeros.
+        none = fn.let(f"icmp eq i64 {word['k']}, 0", "b")
+        terms = fn.let(f"select i1 {none}, i64 1, i64 {word['k']}", "i")
+        block, part = self.split(item, terms, word["block_terms"])
+        batch, number = self.split(block, word["n"], word["block_rows"])
         outer, inner = self.div_rem(batch, word["inner"])
         column = fn.mul(number, word["block_rows"])
         columns = minimum(fn, word["block_rows"], fn.let(f"sub nsw i64 {word['n']}, {column}", "i"))
@@ -83,10 +91,25 @@ class _LinesDriver(Driver):
         right = fn.gep("i8", self.start("right", outer, inner), self.nbytes(column))
         self.columns = columns
         self.part = fn.gep("i8", "%scratch", self.height * self.row_nbytes)
+        self._place_prefetches()
         self._fill("%scratch")
-        with fn.loop(0, word["k"], BLOCK) as block:
-            self._block(block.index, left, right)
-        self.finish_block(outer, inner, "0", column, word["m"], columns)
+        first = fn.mul(part, word["block_terms"])
+        last = minimum(fn, fn.add(first, word["block_terms"]), word["k"])
+        with fn.loop(first, last, BLOCK) as terms:
+            self._block(terms.index, last, left, right)
+        self.finish_block(outer, inner, fn.mul(part, word["m"]), column, word["m"], columns)
+
+    def _place_prefetches(self) -> None:
+        """What is asked for beside each register: the next lines where they lie, or, where all of them are one piece of
+        memory, that piece from its begin to its end. In one stream the hardware's own prefetching helps.
+        """
+        fn, tiling = self.fn, self.tiling
+        step = self.nbytes(self.word["right_step"])
+        whole = fn.let(f"icmp ne i64 {self.word['direct']}, 0", "b")
+        element, register = tiling.element_nbytes, tiling.lanes * tiling.element_nbytes
+        self.ahead = fn.mul(step, _LINES)
+        self.ahead_line = fn.let(f"select i1 {whole}, i64 {register}, i64 {step}", "i")
+        self.ahead_column = fn.let(f"select i1 {whole}, i64 {_LINES * element}, i64 {element}", "i")
 
     def _fill(self, at: str) -> None:
         """Zeros for all sums that begin at an address."""
@@ -98,9 +121,9 @@ class _LinesDriver(Driver):
     def _sums(self, base: str, row: int, column: str) -> str:
         return self.fn.gep("i8", base, self.fn.add(self.fn.mul(column, self.tiling.sum_nbytes), row * self.row_nbytes))
 
-    def _block(self, k: str, left: str, right: str) -> None:
+    def _block(self, k: str, last: str, left: str, right: str) -> None:
         fn, tiling = self.fn, self.tiling
-        end = minimum(fn, fn.add(k, BLOCK), self.word["k"])
+        end = minimum(fn, fn.add(k, BLOCK), last)
         whole = fn.let(f"and i64 {fn.let(f'sub nsw i64 {end}, {k}', 'i')}, {-_LINES}", "i")
         middle = fn.add(k, whole)
         self._fill(self.part)
@@ -127,7 +150,7 @@ class _LinesDriver(Driver):
             factors.append([splat(fn, tiling.sum_type, tiling.lanes, a) for a in loaded])
         lanes = fn.let(f"udiv i64 {self.columns}, {tiling.lanes}", "i")
         whole = fn.mul(lanes, tiling.lanes)
-        ahead = fn.mul(step, _LINES) if count > 1 else None
+        ahead = fn.gep("i8", lines[0], self.ahead) if count > 1 else None
         with fn.loop(0, whole, tiling.lanes) as c:
             self._column(c.index, lines, factors, None, ahead)
         rest = fn.let(f"sub nsw i64 {self.columns}, {whole}", "i")
@@ -137,15 +160,16 @@ class _LinesDriver(Driver):
     def _column(
         self, column: str, lines: list[str], factors: list[list[str]], mask: str | None, ahead: str | None
     ) -> None:
-        """One register of columns of some lines; `ahead`: bytes to what is asked for in advance."""
+        """One register of columns of some lines; `ahead`: where what is asked for in advance begins."""
         fn, tiling = self.fn, self.tiling
         offset = self.nbytes(column)
         right = []
-        for line in lines:
+        for i, line in enumerate(lines):
             at = fn.gep("i8", line, offset)
             if ahead is not None:
                 # Lines lie further apart than the hardware's own prefetching looks.
-                prefetch(fn, fn.gep("i8", at, ahead))
+                there = fn.add(fn.mul(column, self.ahead_column), fn.mul(self.ahead_line, i))
+                prefetch(fn, fn.gep("i8", ahead, there))
             if mask is None:
                 right.append(fn.load(tiling.vector, at, tiling.element_nbytes))
             else:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, fields, replace
 
 from smelt.codegen.contract.anyrows import AnyRows, any_rows_source
 from smelt.codegen.contract.dots import HEIGHTS, Dots, dots_source
-from smelt.codegen.contract.epilogue import Bound
+from smelt.codegen.contract.epilogue import Bound, plain
 from smelt.codegen.contract.gemm import MAX_ROWS, Gemm, Right, gemm_source
 from smelt.codegen.contract.lines import HEIGHTS as LINE_HEIGHTS
 from smelt.codegen.contract.lines import MAX_COLUMNS, Lines, lines_source
+from smelt.codegen.contract.parts import COLUMNS, Joined, joined_source
 from smelt.codegen.contract.problem import Problem
 from smelt.codegen.contract.tile import chains_of
 from smelt.codegen.contract.tiling import BLOCK, Tiling, tiling_for
@@ -38,7 +39,10 @@ _RARE_HEIGHTS = (4, 8)
 # With fewer terms than this a result is mostly stored, which the library does with less ado unless it is small.
 _LEAST_TERMS, _SMALL = 8, 4096
 # A matrix read line by line is shared by the cores in long pieces of lines, of so many columns at least.
-_LEAST_COLUMNS = 128
+_LEAST_COLUMNS, _MOST_COLUMNS = 128, 1024
+# A matrix that comes from memory is cut into parts of whole lines instead, each core to have two or more of at most so
+# many bytes and at least so many terms; below so many bytes in all the parts' sum costs more than it saves.
+_PART_NBYTES, _LEAST_PART_TERMS, _LEAST_PARTS_NBYTES = 3 << 19, 48, 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,25 +197,81 @@ def _dots_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, 
 
 def _lines(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
     lines = Lines(tiling, problem.m, bound.epilogue)
-    columns, items, item_ns = _lines_cut(tiling, problem.n, problem.k, batch)
-    words = (*replace(problem, block_rows=columns).words(), *bound.words)
+    columns, terms, items, item_ns = _lines_cut(tiling, problem.n, problem.k, batch)
+    words = (*replace(problem, block_rows=columns, block_terms=terms, direct=0).words(), *bound.words)
     return ProductPlan(lines_source(lines, isa), words, items, item_ns, lines.scratch_nbytes, "lines")
 
 
 @late
-def _lines_cut(tiling: Tiling, n: int, k: int, batch: int) -> tuple[int, int, float]:
-    """(columns of an item, items, the cost of one)."""
+def _lines_cut(tiling: Tiling, n: int, k: int, batch: int) -> tuple[int, int, int, float]:
+    """(columns of an item, its terms, items, the cost of one)."""
     columns = _line_columns(tiling, n)
     item_ns = min(columns, n) * k * tiling.element_nbytes / _BYTES_PER_NS
-    return columns, batch * _ceil(n, columns), item_ns
+    return columns, max(k, 1), batch * _ceil(n, columns), item_ns
 
 
 def _line_columns(tiling: Tiling, n: int) -> int:
     """Columns of an item: whole lines are read up to 1.4 times as fast as pieces of 384, but each core needs some."""
     cores = os.cpu_count() or 1
-    items = cores * _ceil(n, cores * MAX_COLUMNS)
+    items = cores * _ceil(n, cores * _MOST_COLUMNS)
     share = _ceil(_ceil(n, items), tiling.lanes) * tiling.lanes
-    return min(max(share, _LEAST_COLUMNS), MAX_COLUMNS)
+    return min(max(share, _LEAST_COLUMNS), _MOST_COLUMNS)
+
+
+# --- lines in parts
+
+
+@dataclass(frozen=True, slots=True)
+class PartsPlan:
+    """Two launches: parts of a product, stored as f[count, rows, columns], and what adds them and has the epilogue."""
+
+    parts: ProductPlan
+    joined: ProductPlan
+    count: int
+
+
+def plan_parts(isa: Isa, dtype: DType, right: Right, problem: Problem, bound: Bound) -> PartsPlan | None:
+    """The plan of a product of few rows with a large matrix whose rows lie along n, cut along k; None for any other.
+
+    Raises: ValueError if the instruction set has no product of that dtype.
+    """
+    tiling = _tiling(isa, dtype)
+    m, n, k = problem.m, problem.n, problem.k
+    if right != "rows" or tiling.group > 1 or any(map(is_symbolic, (m, n, k))) or m > max(LINE_HEIGHTS):
+        return None
+    nbytes = n * k * tiling.element_nbytes
+    if nbytes < _LEAST_PARTS_NBYTES:
+        return None
+    columns, terms = _parts_cut(tiling, n, k)
+    count = _ceil(k, terms)
+    if count == 1:
+        return None
+    cut = replace(
+        problem, out_row=n, block_rows=columns, block_terms=terms, direct=int(columns == n == problem.right_step)
+    )
+    lines = Lines(tiling, m, plain(dtype).epilogue)
+    items = count * _ceil(n, columns)
+    parts = ProductPlan(
+        lines_source(lines, isa), cut.words(), items, nbytes / items / _BYTES_PER_NS, lines.scratch_nbytes, "lines"
+    )
+    joined = Joined(tiling, m, bound.epilogue)
+    words = (*replace(cut, out_row=problem.out_row, block_rows=COLUMNS).words(), *bound.words)
+    item_ns = count * m * min(n, COLUMNS) * tiling.sum_nbytes / _BYTES_PER_NS
+    source = joined_source(joined, isa)
+    return PartsPlan(
+        parts, ProductPlan(source, words, _ceil(n, COLUMNS), item_ns, joined.scratch_nbytes, "parts"), count
+    )
+
+
+def _parts_cut(tiling: Tiling, n: int, k: int) -> tuple[int, int]:
+    """(columns of an item, its terms): whole lines if there are enough of them for all cores."""
+    shares = 2 * (os.cpu_count() or 1)
+    wanted = shares * _ceil(n * k * tiling.element_nbytes, shares * _PART_NBYTES)
+    pieces = _ceil(n, MAX_COLUMNS)
+    terms = max(_ceil(k, _ceil(wanted, pieces)), min(_LEAST_PART_TERMS, k))
+    pieces = max(pieces, min(_ceil(wanted, _ceil(k, terms)), _ceil(n, _LEAST_COLUMNS)))
+    columns = n if pieces == 1 else _ceil(_ceil(n, pieces), tiling.lanes) * tiling.lanes
+    return columns, _ceil(terms, 8) * 8
 
 
 # --- panels

@@ -13,8 +13,9 @@ class Problem:
 
     Batches are numbered by two loops, the inner one of `inner` turns. `right_panel`: from one panel to the next;
     `right_step`: from one k (where columns have unit stride: from one column) to the next. `block_rows`: rows of an
-    item (in `dots`: columns). `block_terms`: terms of one chain. `direct`: full panels of rows are read where they
-    lie, not copied first (in `dots`: the matrix is large, and asked for ahead of its use).
+    item (in `dots`, `lines`: columns). `block_terms`: terms of one chain (in `lines`: of an item). `direct`: full
+    panels of rows are read where they lie, not copied first (in `dots`: the matrix is large, and asked for ahead of its
+    use; in `lines`: an item's lines lie one behind the other).
     """
 
     m: int

@@ -20,7 +20,17 @@ from smelt.codegen.contract.dots import HEIGHTS
 from smelt.codegen.contract.epilogue import Bound, bound, is_emittable
 from smelt.codegen.contract.gemm import Right
 from smelt.codegen.contract.packing import Packing
-from smelt.codegen.contract.planning import Both, ProductPlan, heights_of_both, is_few, is_near, plan_both, plan_product
+from smelt.codegen.contract.planning import (
+    Both,
+    PartsPlan,
+    ProductPlan,
+    heights_of_both,
+    is_few,
+    is_near,
+    plan_both,
+    plan_parts,
+    plan_product,
+)
 from smelt.codegen.contract.problem import Problem
 from smelt.codegen.contract.tiling import Tiling, tiling_for
 from smelt.codegen.fusion.epilogue import epilogue_expr, epilogue_nodes, in_eager_layout
@@ -30,7 +40,7 @@ from smelt.codegen.fusion.tidy import mapped
 from smelt.codegen.kernels.nest import ACC, Expr, Index, Load, Op, Ref
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.lower.builder import Storage
-from smelt.codegen.lower.context import Context, tensor_type
+from smelt.codegen.lower.context import Context, row_major, tensor_type
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.held import HowMade, Panels
 from smelt.codegen.lower.kernels import About, launch
@@ -39,7 +49,7 @@ from smelt.codegen.lower.packed_weight import packed_weight, unpacked
 from smelt.codegen.lower.static_program import program_of
 from smelt.ir import Arg, DType, Node, Region, Value
 from smelt.ir.sizes import is_one
-from smelt.ops.convert import to_torch
+from smelt.ops.convert import dtype_to_torch, to_torch
 from smelt.ops.registry import overload
 
 # Products with one weight, as in a loop written out, for which a packed copy of it is worth its memory.
@@ -98,19 +108,50 @@ def lower_own_product(ctx: Context, own: OwnProduct) -> None:
     read = _right(ctx, product, isa, tiling)
     x, left_row, left_k = _left(ctx, product, tiling, read)
     problem = Problem(product.rows, product.n, product.k, left_row, left_k, read.panel, read.step, product.n, 0)
+    in_parts = None if read.both is not None else plan_parts(isa, dtype, read.lies, problem, fused.bound)
+    if in_parts is not None:
+        _emit_parts(ctx, in_parts, own, (x, *read.slots), fused)
+        return
     if read.both is None:
         plan = plan_product(isa, dtype, read.lies, problem, 1, fused.bound)
     else:
         plan = plan_both(isa, dtype, problem, read.both, fused.bound)
     out = ctx.buffer(own.result, (product.rows, product.n))
     packing = Packing(tiling, product.n, product.k) if read.lies == "packed" else None
-    about = About(
-        f"{product.shape} ({plan.kind})", (product.node, *own.nodes),
-        nbytes=(product.rows * (product.k + product.n) + product.n * product.k) * tiling.element_nbytes,
+    eager = _eager(product, packing, len(read.slots), own.nodes, fused.values)
+    emit(ctx, plan, (x, *read.slots), out, fused, eager, _about(own, plan.kind))
+
+
+def _about(own: OwnProduct, kind: str) -> About:
+    product = own.product
+    itemsize = tensor_type(product.x).dtype.itemsize
+    return About(
+        f"{product.shape} ({kind})", (product.node, *own.nodes),
+        nbytes=(product.rows * (product.k + product.n) + product.n * product.k) * itemsize,
         flops=2 * product.rows * product.n * product.k,
     )  # fmt: skip
-    eager = _eager(product, packing, len(read.slots), own.nodes, fused.values)
-    emit(ctx, plan, (x, *read.slots), out, fused, eager, about)
+
+
+def _emit_parts(ctx: Context, plan: PartsPlan, own: OwnProduct, matrices: tuple[int, ...], fused: Fused) -> None:
+    """Append the launch of a product's parts, into memory of the arena, and that of their sum."""
+    product = own.product
+    type_ = tensor_type(product.node.result)
+    sizes = (plan.count, product.rows, product.n)
+    parts = ctx.builder.arena(row_major(sizes), dtype_to_torch(type_.dtype))
+    launch(
+        ctx, plan.parts.source, (*matrices, parts.slot), plan.parts.words, items=plan.parts.items,
+        eager=_eager_parts(product), writes=(2,), item_ns=plan.parts.item_ns,
+        scratch_nbytes=plan.parts.scratch_nbytes, label=f"product {plan.parts.kind}",
+        about=_about(own, f"{plan.count} parts by {plan.parts.kind}"),
+    )  # fmt: skip
+    out = ctx.buffer(own.result, (product.rows, product.n))
+    about = About(
+        f"sum of {plan.count} parts of {product.shape}", (product.node, *own.nodes),
+        nbytes=(plan.count + 1) * product.rows * product.n * type_.dtype.itemsize,
+        flops=(plan.count - 1) * product.rows * product.n,
+    )  # fmt: skip
+    eager = _eager_joined(product, own.nodes, fused.values)
+    emit(ctx, plan.joined, (parts.slot,), out, fused, eager, about)
 
 
 def emit(
@@ -273,6 +314,37 @@ def _eager(
             weight = weight.t()
         with torch.no_grad():
             made = torch.nn.functional.linear(x, weight, None if bias is None else known[bias])
+            known[result] = made.reshape(tuple(map(int, tensor_type(result).sizes)))
+            for node in nodes:
+                known[node.result] = applied(node, known)
+            out.copy_(known[nodes[-1].result if nodes else result].reshape(out.shape))
+
+    return run
+
+
+def _eager_parts(product: Product) -> Callable[..., Any]:
+    """The parts in torch, all of the product in the first: (x, weight, parts) -> writes parts."""
+    is_transposed = product.is_transposed
+
+    def run(x: torch.Tensor, weight: torch.Tensor, parts: torch.Tensor) -> None:
+        with torch.no_grad():
+            parts.zero_()
+            parts[0] = torch.nn.functional.linear(x, weight.t() if is_transposed else weight)
+
+    return run
+
+
+def _eager_joined(product: Product, nodes: Sequence[Node], operands: Sequence[Value]) -> Callable[..., Any]:
+    """Their sum and what follows in torch: (parts, operands.., out) -> writes out."""
+    result, bias = product.node.result, product.bias
+
+    def run(*tensors: torch.Tensor) -> None:
+        parts, *others, out = tensors
+        known = dict(zip(operands, others, strict=True))
+        with torch.no_grad():
+            made = parts.sum(0)
+            if bias is not None:
+                made = made + known[bias]
             known[result] = made.reshape(tuple(map(int, tensor_type(result).sizes)))
             for node in nodes:
                 known[node.result] = applied(node, known)
