@@ -81,8 +81,8 @@ class _LinesDriver(Driver):
         fn, word = self.fn, self.word
         # No terms at all are one part of zeros.
         none = fn.let(f"icmp eq i64 {word['k']}, 0", "b")
-        terms = fn.let(f"select i1 {none}, i64 1, i64 {word['k']}", "i")
-        block, part = self.split(item, terms, word["block_terms"])
+        some = fn.let(f"select i1 {none}, i64 1, i64 {word['k']}", "i")
+        block, part = self.split(item, some, word["block_terms"])
         batch, number = self.split(block, word["n"], word["block_rows"])
         outer, inner = self.div_rem(batch, word["inner"])
         column = fn.mul(number, word["block_rows"])

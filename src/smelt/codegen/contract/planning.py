@@ -42,7 +42,7 @@ _LEAST_TERMS, _SMALL = 8, 4096
 _LEAST_COLUMNS, _MOST_COLUMNS = 128, 1024
 # A matrix that comes from memory is cut into parts of whole lines instead, each core to have two or more of at most so
 # many bytes and at least so many terms; below so many bytes in all the parts' sum costs more than it saves.
-_PART_NBYTES, _LEAST_PART_TERMS, _LEAST_PARTS_NBYTES = 3 << 19, 48, 2 << 20
+_PART_NBYTES, _LEAST_PART_TERMS, _LEAST_PARTS_NBYTES = 5 << 19, 48, 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
