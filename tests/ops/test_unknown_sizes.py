@@ -158,3 +158,18 @@ def ask(op: str, *args: Any) -> str:
 )  # fmt: skip
 def test_as_sharp_as_sizes_allow(op: str, args: list[Any], expected: str) -> None:
     assert ask(f"aten.{op}", *args) == expected
+
+
+def test_recurrent_layers_are_not_tried_on_what_does_not_fit() -> None:
+    """torch's own kernels do not look: they would read past the end of operands of other sizes."""
+    lstm = torch.nn.LSTM(4, 6, 2, bidirectional=True)
+    for batch, states, length in ((3, 5, 2), (3, 3, 0), (7, 2, 4)):
+        sizes = [f"f32[{length}, {batch}, 4]", [f"f32[4, {states}, 6]"] * 2]
+        weights = [f"f32{list(w.shape)}" for w in lstm._flat_weights if isinstance(w, torch.Tensor)]
+        with pytest.raises(InternalError, match="no recurrent layer takes"):
+            ask("aten.lstm.input", *sizes, weights, True, 2, 0.0, False, True, False)
+    assert ask("aten.lstm.input", "f32[2, 3, 4]", ["f32[4, 3, 6]"] * 2, weights, True, 2, 0.0, False, True, False) == (
+        "f32[2, 3, 12] f32[4, 3, 6] f32[4, 3, 6]"
+    )
+    unknown = ("f32[_, _, 4]", ["f32[4, _, 6]"] * 2)
+    assert ask("aten.lstm.input", *unknown, weights, True, 2, 0.0, False, True, False).startswith("f32[_, _, 12]")

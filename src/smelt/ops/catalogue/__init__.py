@@ -13,6 +13,7 @@ from smelt.ops.catalogue.layers import LAYERS
 from smelt.ops.catalogue.nn import NN
 from smelt.ops.catalogue.pointwise import POINTWISE
 from smelt.ops.catalogue.products import PRODUCTS
+from smelt.ops.catalogue.recurrent import RECURRENT
 from smelt.ops.catalogue.reductions import REDUCTIONS
 from smelt.ops.catalogue.synonyms import SYNONYMS
 from smelt.ops.catalogue.views import VIEWS
@@ -27,6 +28,7 @@ CATALOGUE: tuple[OpRecord, ...] = (
     *PRODUCTS,
     *NN,
     *LAYERS,
+    *RECURRENT,
     *SYNONYMS,
 )
 _BY_NAME = MappingProxyType({record.name: record for record in CATALOGUE})
