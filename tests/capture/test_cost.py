@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import types
 import warnings
 import weakref
@@ -17,6 +18,7 @@ import torch
 
 import smelt
 from smelt.capture import reads, reads_values
+from smelt.capture.roots import reachable
 from smelt.capture.staging import functions
 from smelt.compiler.collector import full_collections_later
 from smelt.passes.base import PassContext
@@ -94,9 +96,14 @@ def test_a_function_that_nothing_names_is_found_among_all_objects(refused_scans:
 def test_full_collections_wait_and_thresholds_are_as_before() -> None:
     before = gc.get_threshold()
     with pytest.raises(KeyError), full_collections_later(), full_collections_later():
-        assert gc.get_threshold()[:2] == before[:2] and gc.get_threshold()[2] > 10**6
+        young, middle, full = gc.get_threshold()
+        assert before[0] < young < 100 * before[0] and middle == before[1] and full > 10**6
         raise KeyError
     assert gc.get_threshold() == before
+    gc.set_threshold(0)
+    with full_collections_later():
+        assert gc.get_threshold()[0] == 0  # switched off by the user
+    gc.set_threshold(*before)
     with full_collections_later():
         gc.set_threshold(600, 11, 12)
     found = gc.get_threshold()
@@ -114,7 +121,7 @@ def test_no_full_collection_falls_into_a_first_call() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(8)))
     before = gc.get_threshold()
     gc.collect()
-    gc.set_threshold(50, 1, 1)
+    gc.set_threshold(2, 1, 1)
     gc.callbacks.append(told)
     try:
         with torch.no_grad():
@@ -130,6 +137,21 @@ def test_no_full_collection_falls_into_a_first_call() -> None:
         gc.set_threshold(*before)
     torch.testing.assert_close(found, expected)
     assert 2 not in traced and 2 not in compiled and 0 in traced and 0 in compiled
+
+
+_NAMED, _OTHER = (logging.getLogger(f"tests.capture.{name}") for name in ("named", "other"))
+
+
+def _logs(x: torch.Tensor) -> torch.Tensor:
+    _NAMED.debug("x")
+    return x
+
+
+def test_loggers_that_a_program_does_not_name_are_not_looked_through() -> None:
+    for logger in (_NAMED, _OTHER):
+        logger.bias = torch.ones(3)  # type: ignore[attr-defined]
+    found = reachable(_logs).entries
+    assert id(_NAMED.bias) in found and id(_OTHER.bias) not in found  # type: ignore[attr-defined]
 
 
 def test_a_plain_program_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:

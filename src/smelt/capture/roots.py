@@ -11,6 +11,7 @@ Invariant: the walk changes nothing and calls no code of the user's (no properti
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import types
 from collections import OrderedDict, deque
@@ -32,6 +33,8 @@ _SCALARS = (
     int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
     torch.Size, torch.Generator, types.BuiltinFunctionType, types.CodeType,
 )  # fmt: skip
+# Knows all loggers of the process, as `sys.modules` knows all modules; those that a program names are found by it.
+_REGISTRIES = (logging.Manager,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ class _Walk:
     def add(self, value: Any, path: str, owner: Any, key: Any, kind: str = "captured") -> None:
         """Note a tensor, or put anything else that may hold tensors on the queue."""
         cls = type(value)
-        if cls in _SCALAR_SET or (cls in _CONTAINERS and not value):
+        if cls in _LEAVES or (cls in _CONTAINERS and not value):
             return
         if cls is torch.nn.Parameter or isinstance(value, torch.Tensor):
             entry = self.tensors.get(id(value))
@@ -179,7 +182,9 @@ class _Walk:
                 self._seen.add(id(child))
                 self._visit(child, _join(path, name))
         for name, item in state.items():
-            if name not in ("_parameters", "_buffers", "_modules"):
+            # Most of it is empty tables of hooks: the same test as in `add`, before a path is made for it.
+            cls = type(item)
+            if cls not in _LEAVES and (cls not in _CONTAINERS or item) and name not in _TABLES:
                 self.add(item, _join(path, name), state, name)
         self._class(type(module), path)
 
@@ -205,7 +210,8 @@ class _Walk:
             state = None
         if isinstance(state, dict):
             for name, item in list(state.items()):
-                self.add(item, _join(path, str(name)), state, name)
+                if type(item) not in _LEAVES:
+                    self.add(item, _join(path, str(name)), state, name)
         for base in cls.__mro__:
             slots = base.__dict__.get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
@@ -269,7 +275,8 @@ class _Walk:
         return bool(self._queue)
 
 
-_SCALAR_SET = frozenset(_SCALARS)
+_LEAVES = frozenset((*_SCALARS, *_REGISTRIES))
+_TABLES = frozenset(("_parameters", "_buffers", "_modules"))
 _CONTAINERS = frozenset((dict, list, tuple, set, frozenset, deque, OrderedDict))
 _ENTRY_METHODS = frozenset(("__call__", "forward", "__getattr__", "__getitem__", "__len__", "__iter__", "__contains__"))
 
