@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -190,8 +191,11 @@ def no_argument(operator: str, arg: Any, unfit: TypeError) -> tuple[str, str, st
     return what, str(unfit), "use the default generator, and plain tensors and numbers as arguments"
 
 
+_NO_WORD = re.compile(r"\W")
+
+
 def _name(path: str) -> str:
-    return "".join(c if c.isalnum() or c == "_" else "_" for c in path)
+    return _NO_WORD.sub("_", path)
 
 
 def _type(result: Any) -> Type:

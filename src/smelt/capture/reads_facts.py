@@ -125,6 +125,8 @@ class _Classifier:
         self.facts = {place: fact for place, fact in roots.facts.items() if id(fact.owner) not in roots.opened}
         self.namer = roots.name
         self.stored: dict[tuple[type, str], Any] = {}
+        self._called: set[type] = set()  # classes of modules whose methods are facts
+        self._registries: dict[int, int] = {}  # how many registries of an object are facts with all that they hold
 
     def add(self, kind: str, owner: Any, key: Any, value: Any, raw: RawRead | None, label: str | None = None) -> None:
         place = (kind, id(owner), None if kind == "content" else key)  # there the key only names the container
@@ -142,8 +144,10 @@ class _Classifier:
         for name, table in zip(CALL_HOOKS, tables, strict=True):
             if isinstance(table, dict):
                 self.add("content", table, name, contents(table) if table else {}, (module, name, MISSING, site))
-        for name in CALL_METHODS:
-            self.add("static", cls, name, raw_lookup(cls, name), raw)
+        if cls not in self._called:
+            self._called.add(cls)
+            for name in CALL_METHODS:
+                self.add("static", cls, name, raw_lookup(cls, name), raw)
 
     def attribute(self, raw: RawRead) -> None:
         """One attribute access, as the facts that make it come out the same."""
@@ -181,7 +185,7 @@ class _Classifier:
     def _is_state(self, raw: RawRead, stored: Any, own: Mapping[str, Any] | None) -> bool:
         """Whether this is a read of an attribute of the class that is state; what leads there is a fact then."""
         owner, name = raw[:2]
-        if stored is MISSING or (own is not None and name in own):
+        if not self.roots.state or stored is MISSING or (own is not None and name in own):
             return False
         path = state_path(type(owner), name, self.roots.state)
         if path is None:
@@ -199,16 +203,24 @@ class _Classifier:
         self.add("absent", own, name, MISSING, raw)
         if not isinstance(owner, torch.nn.Module):
             return
-        for registry in REGISTRIES:
+        known = self._registries.get(id(own), 0)
+        for count, registry in enumerate(REGISTRIES, 1):
             entries = own.get(registry)
             if isinstance(entries, dict):
-                self.add("item", own, registry, entries, raw)
+                if count > known:
+                    self._registry(own, registry, entries, raw)
                 if id(entries) in self.roots.state_spaces:
                     self._one_entry(entries, raw)
-                elif ("content", id(entries), None) not in self.facts:
-                    self.add("content", entries, registry, contents(entries), raw)
+                elif count == known + 1:
+                    known = self._registries[id(own)] = count
                 if name in entries:
                     return
+
+    def _registry(self, own: dict[str, Any], registry: str, entries: dict[str, Any], raw: RawRead) -> None:
+        """One of a module's registries, with all that it holds where nothing of it is state."""
+        self.add("item", own, registry, entries, raw)
+        if id(entries) not in self.roots.state_spaces and ("content", id(entries), None) not in self.facts:
+            self.add("content", entries, registry, contents(entries), raw)
 
     def _one_entry(self, entries: dict[str, Any], raw: RawRead) -> None:
         """An entry of a registry of which others are state."""
