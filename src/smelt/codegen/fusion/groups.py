@@ -19,7 +19,7 @@ from smelt.codegen.fusion.regions import user_in
 from smelt.codegen.fusion.rules import RULES
 from smelt.codegen.fusion.views import VIEW_LISTS
 from smelt.codegen.lower.sharing import view_source
-from smelt.ir import Graph, Node, TensorType, Value
+from smelt.ir import Graph, Node, Region, TensorType, Value
 from smelt.ir.sizes import blind, is_one
 from smelt.ops.effects import effects
 from smelt.ops.meta import call_key
@@ -192,6 +192,8 @@ def is_fusible(node: Node) -> bool:
     if not all(isinstance(t, TensorType) and _is_plain(t) for t in types):
         return False
     if has_numbers(node):
+        if view_source(node) is not None and is_returned(node.result):
+            return False
         return node.op in TAKES_NUMBERS and all(_is_plain(t) for v in node.operands() if (t := memory_type(v.type)))
     operands = [v.type for v in node.operands()]
     if not all(isinstance(t, TensorType) and _is_plain(t) for t in operands):
@@ -203,6 +205,20 @@ def has_numbers(node: Node) -> bool:
     """Whether an operand is a Python number of the run; all others are tensors."""
     types = [v.type for v in node.operands()]
     return any(t in NUMBER_TYPES for t in types) and all(memory_type(t) is not None for t in types)
+
+
+def is_returned(value: Value) -> bool:
+    """Whether a value, or a view of it, is a result of the program: it then has to lie where eager's does."""
+    pending = [value]
+    while pending:
+        current = pending.pop()
+        for user in current.users:
+            if isinstance(user, Region):
+                if isinstance(user.owner, Graph):
+                    return True
+            elif view_source(user) is current:
+                pending.extend(user.results)
+    return False
 
 
 def _is_plain(type_: TensorType) -> bool:

@@ -28,7 +28,7 @@ from smelt.codegen.lower.held import HowMade, Live, computed
 from smelt.codegen.lower.plain import is_number, is_plain, kind_of
 from smelt.codegen.lower.report import ChoiceReport, How, KernelReport, NodeReport
 from smelt.codegen.lower.result import Lookup, StateName
-from smelt.codegen.lower.sharing import feared_sources, view_source
+from smelt.codegen.lower.sharing import feared_sources, sources_of, view_source
 from smelt.codegen.lower.sized_block import Compile, not_compiled
 from smelt.codegen.lower.static_program import Read
 from smelt.codegen.lower.statics import Statics, state_name
@@ -102,8 +102,9 @@ class Context:
         self.cut_slots: dict[Value, int] = {}
         for node in graph.walk():
             self._note_roots(node)
-        self.has_writes = any(node.op == "write" for node in graph.body)
-        self._escaping = {self.root(v) for arg in graph.outputs for v in values_in(arg)}
+        self.writes_to_come = sum(node.op == "write" for node in graph.body)
+        self.has_writes = self.writes_to_come > 0
+        self._escaping = {self.root(s) for arg in graph.outputs for v in values_in(arg) for s in sources_of(v)}
 
     # --- what is known about values
 
@@ -131,6 +132,10 @@ class Context:
         if value.node is None or value in self._shared or self.root(value) is not value:
             return False
         return not self.statics.is_static(value)
+
+    def is_apart(self, value: Value) -> bool:
+        """Whether a value lies in memory that a run makes, which no write to an input or to state changes."""
+        return self.is_fresh(self.root(value))
 
     def escapes(self, value: Value) -> bool:
         """Whether the value, or a view of it, is an output, so that it must not lie in the arena."""

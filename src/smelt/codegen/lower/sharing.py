@@ -33,6 +33,17 @@ def view_source(node: Node) -> Value | None:
     return alias_of(node)
 
 
+def sources_of(value: Value) -> list[Value]:
+    """A value and all that it is a view of, at places that numbers of the run tell, too."""
+    found = [value]
+    while found[-1].node is not None and not found[-1].node.regions:
+        source = view_source(found[-1].node)
+        if source is None:
+            break
+        found.append(source)
+    return found
+
+
 def returns_itself(node: Node) -> bool:
     """Whether a view node gives back its operand as the same object (a write gives back its target)."""
     if node.op in _RETURNS_ITSELF:

@@ -27,6 +27,7 @@ def lower_write(ctx: Context, node: Node) -> None:
     source = ctx.slot(value, any_layout=True)
     ctx.builder.emit(Copy(ctx.builder.handle(place), source))
     ctx.overwritten(place.storage)
+    ctx.writes_to_come -= 1
     ctx.bind(node.result, place)
     ctx.note(node, "copy")
 

@@ -1,0 +1,62 @@
+"""Views at places that data tell: what a compiled program returns shares memory as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import smelt
+
+STATE = torch.zeros(3)
+
+
+def of_an_argument(x: Tensor, y: Tensor) -> Any:
+    return (x[int(y[1]) % 3],)
+
+
+def of_what_is_returned(x: Tensor, y: Tensor) -> Any:
+    v = x + 1
+    w = v[int(y[1]) % 3].unsqueeze(0)
+    return w + 1, w, v
+
+
+def two_of_one(x: Tensor, y: Tensor) -> Any:
+    v, at = x + 1, int(y[1]) % 3
+    return v[at], v[(at + 1) % 3]
+
+
+def written_through(x: Tensor, y: Tensor) -> Any:
+    w = x[int(y[1]) % 3]
+    w.add_(1)
+    return (w,)
+
+
+def beside_a_write(x: Tensor, y: Tensor) -> Any:
+    v = x + 1
+    w = v[int(y[1]) % 3]
+    STATE.add_(1)
+    return w, v
+
+
+def _seen(run: Callable[..., Any], y: Tensor) -> Any:
+    x = torch.tensor([[0.0, 2.0], [5.0, 4.0], [2.0, 1.0]])
+    every = (*run(x, y), x)
+    shared = [[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a in every] for b in every]
+    return shared, [(t.tolist(), t.stride(), t.storage_offset()) for t in every]
+
+
+@pytest.mark.parametrize(
+    "fn", [of_an_argument, of_what_is_returned, two_of_one, written_through, beside_a_write], ids=lambda fn: fn.__name__
+)
+@pytest.mark.parametrize("own", [True, False], ids=["own kernels", "library"])
+def test_what_is_returned_shares_memory_as_in_eager(fn: Callable[..., Any], own: bool) -> None:
+    compiled = smelt.compile(fn, options={"measure": False, "own_kernels": own})
+    with torch.no_grad():
+        for at in (1.0, 1.0, 2.0, 0.0):
+            y = torch.tensor([0.0, at])
+            assert _seen(compiled, y) == _seen(fn, y)
+    assert not compiled.stats().fallbacks
