@@ -349,3 +349,24 @@ def test_a_quantized_module_is_named_with_the_way_round() -> None:
         compiled = smelt.compile(model)
         for given in (x, x + 1, torch.ones(5, 4)):
             assert torch.equal(compiled(given), model(given))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_nested_tensor_runs_as_it_is() -> None:
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        n = torch.nested.nested_tensor([x[:1], x])
+        return torch.nested.to_padded_tensor(n * 2, 0.0)
+
+    def twice(n: torch.Tensor) -> torch.Tensor:
+        return torch.nested.to_padded_tensor(n * 2, 0.0) if n.is_nested else n * 2
+
+    inside, given = smelt.compile(rows), smelt.compile(twice)
+    for size in (3, 3, 2, 3):
+        x = torch.ones(size, 4)
+        assert torch.equal(inside(x), rows(x))
+        for n in (x, torch.nested.nested_tensor([x[:1], x]), x):
+            assert torch.equal(given(n), twice(n))
+    with pytest.raises(CaptureError, match="a nested tensor was used"):
+        smelt.trace(rows, (torch.ones(3, 4),))
+    with pytest.raises(CaptureError, match=r"args\[0\] is a nested tensor"):
+        smelt.trace(twice, (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),))

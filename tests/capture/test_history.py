@@ -72,3 +72,62 @@ def test_a_nested_tensor_is_refused_and_no_defect() -> None:
     with pytest.raises(smelt.CaptureError, match="a nested tensor was used") as error:
         smelt.trace(padded, (torch.ones(2), torch.ones(3)))
     assert error.value.code == "S0104"
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 3
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+def test_a_gradient_that_the_program_brings_is_taken_by_what_holds_its_graph() -> None:
+    def quantized(x: torch.Tensor) -> torch.Tensor:
+        return (Rounded.apply(x * 2) * x).sum()
+
+    def branching(x: torch.Tensor) -> torch.Tensor:
+        return quantized(x) if x.sum() > 0 else -quantized(x)
+
+    for program in (quantized, branching):
+        made = [smelt.trace(program, (torch.ones(3),)), smelt.script(program), smelt.compile(program)]
+        for given in (torch.tensor([0.3, 1.6, -0.2]), torch.tensor([0.3, 1.6, -4.2])):
+            want = given.clone().requires_grad_()
+            loss = program(want)
+            loss.backward()
+            for f in made:
+                if program is branching and f is made[0] and f.unit.is_path:
+                    continue
+                got = given.clone().requires_grad_()
+                result = f(got)
+                assert result.requires_grad and torch.equal(result, loss)
+                result.backward()
+                assert torch.equal(got.grad, want.grad)
+                assert torch.equal(f(given), loss)
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+def marks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x.as_subclass(Marked)
+    return (y * 2).as_subclass(torch.Tensor), y + 1
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+def test_a_result_of_a_subclass_is_one_at_every_call() -> None:
+    compiled = smelt.compile(marks)
+    for x in (torch.ones(3), torch.zeros(3), torch.ones(2, 2), torch.ones(3)):
+        for a, b in zip(marks(x), compiled(x), strict=True):
+            assert type(a) is type(b)
+            assert torch.equal(a, b)
+    with pytest.raises(smelt.CaptureError, match="a Marked, a tensor subclass, is among the results") as error:
+        smelt.trace(marks, (torch.ones(3),))
+    assert "as_subclass(torch.Tensor)" in error.value.fix
+    with pytest.raises(smelt.CaptureError, match="a tensor becomes a Marked") as error:
+        smelt.script(marks)
+    assert error.value.where.line == marks.__code__.co_firstlineno + 1

@@ -125,3 +125,32 @@ def test_the_graph_is_text_and_code_that_hold_for_the_same() -> None:
     with pytest.raises(AssertionError):
         program.code.run(-torch.ones(3))
     assert [row["value"] for row in smelt.explain(program).guards] == ["True"]
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+def test_what_is_drawn_into_a_tensor_of_the_run_does_not_keep_it_from_being_a_path() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        noise = torch.empty(3).normal_()
+        return x * noise if (x + noise).sum() > 0 else x - noise
+
+    program = traced(noisy, torch.full((3,), 9.0))
+    for x in (torch.full((3,), 9.0), torch.full((3,), 8.0)):
+        torch.manual_seed(3)
+        wanted, after = noisy(x), torch.rand(1)
+        torch.manual_seed(3)
+        assert torch.equal(program(x), wanted)
+        assert torch.equal(torch.rand(1), after)
+    state = torch.get_rng_state()
+    with pytest.raises(CaptureError, match="when the program was captured"):
+        program(torch.full((3,), -9.0))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_argument_of_another_dtype_that_the_program_refuses_is_named() -> None:
+    program = traced(torch.nn.Linear(4, 2), torch.ones(3, 4))
+    for dtype in (torch.float64, torch.int64):
+        told = rf"args\[0\] is of {dtype}, the program was captured for torch.float32"
+        with pytest.raises(CaptureError, match=told) as e:
+            program(torch.ones(3, 4, dtype=dtype))
+        assert "args[0].to(torch.float32)" in e.value.fix
+        assert "same dtype" in e.value.why

@@ -920,3 +920,29 @@ def n_match(x, n: int):
         case k if k > 2:
             y = x - k
     return y
+
+
+# --- torch.distributions: checks with messages of data, shapes made of shapes
+
+
+@case((X,), (V,), (-8 * torch.ones(2),), (torch.tensor(-9.0),))
+def normal(x):
+    n = torch.distributions.Normal(x, x.exp() - 0.001, validate_args=True)
+    return n.log_prob(x + 1), n.entropy(), n.rsample((2,)).shape
+
+
+@case((X,), (Y,), (V,))
+def categorical(x, validate=True):
+    c = torch.distributions.Categorical(logits=x, validate_args=validate)
+    chosen = c.sample()
+    return c.log_prob(chosen).shape, c.entropy(), c.probs
+
+
+# --- a generator taken apart at once
+
+
+@case((X,), (Y,))
+def halves(x):
+    a, b = (F.relu(c) for c in x.chunk(2, -1))
+    [c], (d, *e) = (t for t in [(a,), (b, 1, 2)])
+    return a * b, c + d, e

@@ -24,7 +24,7 @@ from smelt._torch.record_modes import Modes, modes
 from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
-from smelt.capture.history import FIX, WHY, begun_inside
+from smelt.capture.history import FIX, WHY, begun_inside, check_classes
 from smelt.capture.inferred import kinds_of
 from smelt.capture.keeping import keeper
 from smelt.capture.noting import call_notes
@@ -73,6 +73,7 @@ class Captured:
         by `signature.puts` at each call. not_put: why it cannot be so although the run changed some. known: ids of
         what the run reached from outside, while its log is kept. outer: places outside the arguments that the run
         changed: put by `signature.puts`, too.
+    own_backward: the name of a `torch.autograd.Function` that the program applies; "" where there is none.
     kinds: which outputs are inference tensors, or are none, otherwise than the caller's mode makes them.
     """
 
@@ -96,6 +97,7 @@ class Captured:
     known: frozenset[int] = frozenset()
     outer: tuple[Place, ...] = ()
     kinds: Mapping[int, bool] = field(default_factory=dict)
+    own_backward: str = ""
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -162,6 +164,7 @@ def capture(
     inside, made_at = begun_inside(tensors, recorder, caller)
     if inside:
         recorder.fail(inside, WHY, FIX, "S0104", made_at)
+    check_classes(tensors, recorder)
     arguments = arguments.opened(heap)
     graph, signature = None, None
     if recorder.error is None and tree is not None:
@@ -177,7 +180,7 @@ def capture(
         title, result, graph, signature, used, recorder.error,
         tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
         _returned(tensors, arguments.tensors, used), None,
-        kinds=kinds_of(tensors, caller), **_of_heap(heap, not_put),
+        kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, **_of_heap(heap, not_put),
     )  # fmt: skip
     return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic, state)
 

@@ -121,8 +121,10 @@ def _aliasing(position: int) -> Callable[[Any], Any]:
         bare = original.__func__ if isinstance(original, staticmethod) else original
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            result = bare(*args, **kwargs)
             recorder = _active()
+            if recorder is not None and position == 0 and len(args) == 2:
+                recorder.becomes(args[1])
+            result = bare(*args, **kwargs)
             if recorder is not None and len(args) > position:
                 recorder.alias(args[position], result)
             return result
@@ -176,6 +178,18 @@ def _compiling(original: Any) -> Any:
         return _opaque("torch.compile")(compiled) if _active() is not None and callable(compiled) else compiled
 
     return compile_
+
+
+def _own_backward(original: Any) -> Any:
+    apply = original.__func__
+
+    def noted(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = _active()
+        if recorder is not None:
+            recorder.own_backward = recorder.own_backward or cls.__qualname__
+        return apply(cls, *args, **kwargs)
+
+    return classmethod(noted)
 
 
 class _NestedTensors(TorchFunctionMode):
@@ -232,6 +246,7 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
         stack.enter_context(_patches.replaced(tensor, "_version", _version_property))
         stack.enter_context(_patches.replaced(tensor, "as_subclass", _aliasing(0)))
         stack.enter_context(_patches.replaced(tensor, "_make_subclass", _aliasing(1)))
+        stack.enter_context(_patches.replaced(torch.autograd.Function, "apply", _own_backward))
         stack.enter_context(_patches.replaced(torch, "compile", _compiling))
         operator = higher_order_operator()
         if operator is not None:

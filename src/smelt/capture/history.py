@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from smelt._torch.record_modes import Modes
+from smelt._torch.record_patches import is_plain_tensor_type
 from smelt.capture.recorder import Recorder
 from smelt.capture.spans import Site
 
@@ -47,6 +48,19 @@ def begun_inside(tensors: Sequence[torch.Tensor], recorder: Recorder, caller: Mo
         if tensor.requires_grad and not from_outside:
             return "a result requires gradients, which begin inside the program", _site_of(tensor, recorder)
     return "", None
+
+
+def check_classes(tensors: Sequence[torch.Tensor], recorder: Recorder) -> None:
+    """Have a result of a tensor subclass be the recorder's error."""
+    for tensor in tensors:
+        if not is_plain_tensor_type(type(tensor)):
+            recorder.fail(
+                f"a {type(tensor).__qualname__}, a tensor subclass, is among the results",
+                "a graph makes plain tensors, and operators may do something else with the subclass",
+                "return it as a plain tensor: y.as_subclass(torch.Tensor)",
+                "S0104",
+                _site_of(tensor, recorder),
+            )
 
 
 def _site_of(tensor: torch.Tensor, recorder: Recorder) -> Site | None:

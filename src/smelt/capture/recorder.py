@@ -137,6 +137,7 @@ class Recorder:
     """Records one run. `record` is what the dispatcher's hook calls; the rest is read afterwards.
 
     specialize: what Python read of data is recorded as an expectation, where it can be compared, and is no error.
+    own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's.
     """
 
     roots: Roots
@@ -149,6 +150,7 @@ class Recorder:
     constants: dict[Slot, torch.Tensor] = field(default_factory=dict)
     conversions: list[Conversion] = field(default_factory=list)
     error: SmeltError | None = None
+    own_backward: str = ""
     lent: list[tuple[torch.Tensor, torch.Tensor, str]] = field(default_factory=list)
     _dtype: torch.dtype = field(default_factory=default_dtype)
     _modes: dict[tuple[bool, bool], Modes] = field(default_factory=dict)
@@ -393,6 +395,9 @@ class Recorder:
                 "keep a counter of your own for what the program is to know of",
                 "S0104",
             )
+
+    def becomes(self, cls: type) -> None:
+        """A tensor is about to become one of another class."""
 
     def alias(self, source: torch.Tensor, result: torch.Tensor) -> None:
         """Note that `result` is `source` under another object, made where the dispatcher does not see it."""

@@ -44,6 +44,12 @@ def check_argument(value: Any, path: str) -> None:
                 "a tensor subclass may give operators another meaning",
                 "pass a plain tensor",
             )
+        if value.is_nested:
+            raise _refuse(
+                f"{path} is a nested tensor",
+                "its rows have sizes of their own, which no type of the graph tells",
+                "pad the rows (torch.nn.utils.rnn.pad_sequence), or pass them in a list",
+            )
     elif type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
         raise _refuse(
             f"{path} is a NumPy {type(value).__qualname__}",

@@ -13,7 +13,7 @@ def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     copied: list[torch.Tensor] = []
     for tensor in tensors:
         plain = tensor.detach()
-        if plain.layout != torch.strided or plain.device.type == "meta":
+        if plain.layout != torch.strided or plain.is_nested or plain.device.type == "meta":
             copied.append(plain.clone())
             continue
         storage = plain.untyped_storage()

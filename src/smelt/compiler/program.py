@@ -32,7 +32,7 @@ from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Miss, Options, SmeltError, SmeltWarning
 from smelt.ir import Graph, TensorType, Type, Value
-from smelt.ops.convert import type_of
+from smelt.ops.convert import dtype_to_torch, type_of
 from smelt.ops.evaluate import evaluate
 from smelt.passes.manager import Culprit
 from smelt.runtime.guard_constants import Constants
@@ -195,7 +195,13 @@ class Program(torch.nn.Module):
         return unit
 
     def _capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Unit:
-        captured = capture(self._source, args, kwargs, specialize=True)
+        try:
+            captured = capture(self._source, args, kwargs, specialize=True)
+        except Exception as error:
+            other = self._of_another_dtype(args, kwargs, error)
+            if other is None:
+                raise
+            raise other from error
         if captured.error is not None:
             raise captured.error
         if self._free:
@@ -204,6 +210,26 @@ class Program(torch.nn.Module):
             staged = staged_capture(captured, self._source, args, kwargs)
             captured = captured if staged.error is not None else staged
         return self._add(captured)
+
+    def _of_another_dtype(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+    ) -> CaptureError | None:
+        """What an error of the program comes from where an argument has not the element type it was captured with."""
+        unit = self.unit
+        for value, tensor, place in zip(
+            unit.graph.inputs, unit.signature.flatten(args, kwargs), unit.signature.inputs, strict=True
+        ):
+            if isinstance(tensor, torch.Tensor) and isinstance(value.type, TensorType):
+                was = dtype_to_torch(value.type.dtype)
+                if tensor.dtype != was:
+                    return CaptureError(
+                        f"{place} is of {tensor.dtype}, the program was captured for {was}",
+                        why=f"a capture for {tensor.dtype} was tried and the program failed: {error}",
+                        fix=f"pass {place}.to({was}), or the whole program in {tensor.dtype}: capture it again from a "
+                        f"model and arguments of that type",
+                        code="S0107",
+                    )
+        return None
 
     def _unit_of(self, inputs: Sequence[Any]) -> Unit | None:
         """The capture that holds for these inputs, if there is one."""
@@ -288,6 +314,9 @@ class Program(torch.nn.Module):
         # out as in eager.
         assert unit.captured.graph is not None
         unit.check_outcomes(inputs)
+        if unit.captured.own_backward and self._needs_grad(unit, inputs):
+            # Its gradient is what its author wrote, which no operator of the graph has.
+            return self._source(*args, **kwargs)
         outputs = evaluate(unit.captured.graph, inputs, unit.lookup, as_written=True)
         return unit.signature.rebuild(outputs, args, kwargs)
 

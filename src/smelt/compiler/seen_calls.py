@@ -84,6 +84,10 @@ class _Walk:
             self.kinds[place] = ("same", self._met[id(value)])
             return
         self._met[id(value)] = place
+        if value.is_nested:
+            self.kinds[place] = (type(value), value.dtype, "nested")
+            self.is_ordinary = False
+            return
         self.kinds[place] = (type(value), value.dtype, value.layout, str(value.device), value.dim())
         if value.layout is torch.strided:
             self.is_ordinary &= value.numel() > 0

@@ -280,11 +280,16 @@ class ArgumentTests:
                     "alias", place, f"{place} is {place_before}", "the same tensor", f"{variable} is {variable_before}"
                 )
                 return
-        self._tensors.append((place, variable, value))
         each = self._each
         each("type", place, variable, f"type({{v}}) is {self._bind(type(value), 'T')}", type(value))
+        if value.is_nested:
+            # It has no shape to be asked for, and nothing is compiled for it.
+            each("nested", place, variable, "{v}.is_nested", True)
+            return
+        self._tensors.append((place, variable, value))
         each("dtype", place, variable, f"{{v}}.dtype is {self._bind(value.dtype, 'D')}", value.dtype)
-        each("layout", place, variable, f"{{v}}.layout is {self._bind(value.layout, 'L')}", value.layout)
+        layout = self._bind(value.layout, "L")
+        each("layout", place, variable, f"{{v}}.layout is {layout} and not {{v}}.is_nested", value.layout)
         form = self.free.get(place)
         if isinstance(form, TensorForm):
             self._form(form, value, place, variable)

@@ -16,7 +16,12 @@ class Assignments(Expressions):
     def _do_Assign(self, node: ast.Assign) -> None:
         value = node.value
         if len(node.targets) == 1:
-            self.assign(node.targets[0], self.expr(value))
+            target = node.targets[0]
+            if isinstance(value, ast.GeneratorExp) and isinstance(target, (ast.Tuple, ast.List)):
+                # Taken apart at once, it is a list.
+                self.assign(target, self.items_of(value))
+            else:
+                self.assign(target, self.expr(value))
             return
         temporary = self.fresh("assigned")
         self.emit_assign(temporary, self.expr(value))

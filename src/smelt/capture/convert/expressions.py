@@ -329,6 +329,11 @@ class Expressions(Builder):
 
     _SetComp = _DictComp = _ListComp
 
+    def items_of(self, node: ast.GeneratorExp) -> ast.expr:
+        """All that a generator expression gives, as a list."""
+        iterable = self.expr(node.generators[0].iter)
+        return self.plain_call(self.comprehension(node, "list"), self.helper("iterated", self.runtime(), iterable))
+
     def _GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
         iterable = self.expr(node.generators[0].iter)
         items = self.helper("source", self.runtime(), self.at(), iterable)

@@ -693,11 +693,31 @@ def _has_torch_function(session: Any, runtime: Any, args: Any, kwargs: Any) -> A
     return False
 
 
+def _size(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.Size(sizes)`, of sizes that only a run knows."""
+    if len(args) == 1 and isinstance(args[0], ShapeObject) and type(args[0]) is not PlainShape:
+        return args[0]
+    if len(args) == 1 and isinstance(args[0], StagedObject) and slot_of(args[0]).type == ListType(INT):
+        return ShapeObject(slot_of(args[0]))
+    return NotImplemented
+
+
+def own_text(value: Any, name: str) -> FunctionType | None:
+    """The function of a value's class, written in Python, by which `str` or `repr` makes its text."""
+    if isinstance(value, torch.Tensor) or is_staged(value):
+        return None
+    found = getattr(type(value), f"__{name}__", None)
+    if found is object.__str__:
+        found = type(value).__repr__
+    return found if isinstance(found, FunctionType) else None
+
+
 def _str_of(kind: Any) -> Any:
     def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], ShapeObject):
             return session.emit("py.join", "torch.Size(", session.emit("py.str", args[0]), ")")
-        return NotImplemented
+        own = own_text(args[0], kind.__name__) if len(args) == 1 and not kwargs else None
+        return NotImplemented if own is None else _function(session, own, args, {})
 
     return make
 
@@ -708,7 +728,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     itertools.accumulate: _accumulate, itertools.chain: _chain, itertools.product: _product,
     len: _len, getattr: _getattr, setattr: _setattr, hasattr: _hasattr, isinstance: _isinstance, map: _map,
     filter: _filter, range: _range, list: _tuple_or_list(list), tuple: _tuple_or_list(tuple),
-    str: _str_of(str), repr: _str_of(repr),
+    torch.Size: _size, str: _str_of(str), repr: _str_of(repr),
     pow: _pow, torch.finfo: _limits(torch.finfo), torch.iinfo: _limits(torch.iinfo),
     torch.jit.is_scripting: _is_scripting,
     torch.jit.is_tracing: _is_scripting, torch.jit.annotate: _annotate,

@@ -349,6 +349,7 @@ class _Run:
         captured = Captured(
             graph.name, None, graph, signature, state, None, (), (), "entry", self.caller, self.roots, {},
             entangled(graph, arguments.tensors, state.lookup), _returned(flattener.tensors, (), state), kinds=kinds,
+            own_backward=recorder.own_backward,
         )  # fmt: skip
         return Scripted(captured, self.parameters, raises, span, sum(1 for _ in graph.walk()))
 

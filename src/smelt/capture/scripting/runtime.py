@@ -125,6 +125,8 @@ class ScriptRuntime(StagingRuntime):
         _use(session, a, b)
         try:
             if op == "+" and (isinstance(a, ShapeObject) or isinstance(b, ShapeObject)):
+                if not (is_staged(a) or a) or not (is_staged(b) or b):
+                    return ShapeObject(slot_of(b if is_staged(b) else a))
                 return ShapeObject(slot_of(session.emit("py.concat", _listed(a), _listed(b))))
             found = self._operator(at, f"__{_OPERATORS[op]}__", f"__r{_OPERATORS[op]}__", a, b)
             if found is not NotImplemented:
@@ -419,6 +421,11 @@ class ScriptRuntime(StagingRuntime):
         try:
             if isinstance(v, ShapeObject):
                 v = self.session.emit("py.join", "torch.Size(", self.session.emit("py.str", v), ")")
+            no_format = getattr(type(v), "__format__", None) is object.__format__
+            is_plain = conversion in ("r", "s") or (conversion is None and no_format)
+            own = calls.own_text(v, "repr" if conversion == "r" else "str") if is_plain else None
+            if own is not None and type(spec) is str and not spec:
+                v, conversion = self.call(at, own, (v,), {}), None
             return super().format_value(at, v, conversion, spec)
         except Exception as error:
             self._programs(error)

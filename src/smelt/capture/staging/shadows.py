@@ -191,6 +191,12 @@ class ShadowRecorder(Recorder):
         """Whether what a slot stands for differs between worlds."""
         return slot in self.varied or isinstance(slot, ScalarSlot)
 
+    def becomes(self, cls: type) -> None:
+        if cls is not torch.Tensor:
+            self.session.cannot(
+                f"a tensor becomes a {cls.__qualname__}", "a subclass may give operators another meaning"
+            )
+
     def in_world(self, arg: Any, world: int, back: dict[int, Any] | None = None) -> Any:
         """What stands for an argument in a world. Raises: _DeadWorldError."""
         if isinstance(arg, torch.Tensor):

@@ -306,7 +306,7 @@ class _Run:
         return Captured(
             self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,
             self.roots, {}, shared, _returned(flattener.tensors, given.tensors, state),
-            facts, self.native.opened, outer=self.native.outer, kinds=kinds,
+            facts, self.native.opened, outer=self.native.outer, kinds=kinds, own_backward=self.native.own_backward,
         )  # fmt: skip
 
     def _heap(self) -> ArgumentHeap | None:
