@@ -61,8 +61,9 @@ def build(system: System, model: torch.nn.Module, cache_dir: str = "") -> Callab
 def read(request: Request) -> Reading:
     """Load the model in this process, take the first result, embed the rest."""
     torch.set_num_threads(request.threads)
+    sentences = read_corpus(Path(request.corpus))  # first: what is not there is said before the model is loaded
     model, tokenizer = load_model(Path(request.model))
-    batches = make_batches(tokenizer, read_corpus(Path(request.corpus)), BatchShape(request.rows, request.tokens))
+    batches = make_batches(tokenizer, sentences, BatchShape(request.rows, request.tokens))
     loaded_mb = peak_memory_mb()
     with torch.no_grad():
         start = time.perf_counter()
