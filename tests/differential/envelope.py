@@ -40,7 +40,8 @@ EXACT = frozenset(
 )  # fmt: skip
 _UNITS = {torch.float32: 2.0, torch.float64: 2.0, torch.float16: 1.0, torch.bfloat16: 1.0}
 # They add what nearly cancels for some arguments: eager's own error is one of the argument's size there.
-_CANCEL = frozenset({"gelu", "mish", "celu", "elu", "selu", "logaddexp"})
+_CANCEL = frozenset({"gelu", "mish", "celu", "elu", "selu", "logaddexp", "_log_softmax"})
+_NORMS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm"})
 _TIMES = 4.0
 RUNS = 5
 
@@ -71,7 +72,8 @@ class Noise(TorchDispatchMode):
         if name in _CANCEL:
             self.names.add(name)
             units = torch.rand(made.shape, generator=self._generator).to(made.dtype) * 2 - 1
-            return made + units * args[0].abs().clamp(max=10) * torch.finfo(made.dtype).eps
+            made = made + units * args[0].abs().clamp(max=10) * torch.finfo(made.dtype).eps
+            return self._with_infinite_gelu(made, args[0]) if name == "gelu" else made
         floats = [t for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel()]
         if floats:
             self.names.add(name)
@@ -80,7 +82,33 @@ class Noise(TorchDispatchMode):
                 if torch._debug_has_internal_overlap(t) == 0:
                     t.copy_(self._moved(t))
             return made
+        if name == "native_layer_norm":
+            made = (self._with_means(*made), *made[1:])
+        if name in _NORMS:
+            made = (self._with_overflow(made[0], args[0]), *made[1:])
+        if name in ("erf", "erfc") and made.element_size() == 2:
+            # Eager's vectors of half types are near in absolute terms only.
+            made = made + (torch.rand(made.shape, generator=self._generator) * 2 - 1) * torch.finfo(torch.float32).eps
+            made = made.to(args[0].dtype)
         return tree_map(self._moved, made)
+
+    def _with_overflow(self, made: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Where the sum of squares overflows, NaN or 0 comes out by the order of the sums."""
+        if x.numel() == 0 or float(x.double().square().sum()) < torch.finfo(torch.float32).max:
+            return made
+        chance = torch.rand(made.shape, generator=self._generator) < 0.5
+        return torch.where(chance, torch.where(made.isnan(), 0.0, float("nan")), made).to(made.dtype)
+
+    def _with_means(self, made: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+        """Eager adds x * rstd and -mean * rstd, which cancel where a row hardly varies."""
+        units = torch.rand(made.shape, generator=self._generator).to(made.dtype) * 2 - 1
+        return made + units * ((mean * rstd).abs() * torch.finfo(torch.float32).eps).to(made.dtype)
+
+    def _with_infinite_gelu(self, made: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Where x * erf(x) overflows, eager's vectors say NaN or infinity, its last few elements infinity or x."""
+        huge = x > torch.finfo(x.dtype).max / 2
+        chance = torch.rand(made.shape, generator=self._generator) < 0.5
+        return torch.where(huge & chance, torch.where(x.isinf(), float("nan"), float("inf")), made)
 
     def _with_huge_quotients(self, made: torch.Tensor, a: torch.Tensor, b: Any) -> torch.Tensor:
         """Where a quotient is not whole in the dtype, eager's vectors may say NaN, its last few elements not."""
@@ -106,8 +134,9 @@ class Noise(TorchDispatchMode):
             moved = value * (1 + units * eps)
         else:
             moved = (value.to(torch.float64) * (1 + units * eps)).to(value.dtype)
-        # Sums that overflow elsewhere stay what they are.
-        moved = torch.where(value.isfinite(), moved, value)
+        # Sums that overflow elsewhere stay what they are. IEEE 754 (6.3) says nothing of a NaN's sign.
+        sign = units.sign().to(value.dtype)
+        moved = torch.where(value.isfinite(), moved, torch.where(value.isnan(), value.copysign(sign), value))
         if torch._debug_has_internal_overlap(value) != 0:
             return moved
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).copy_(moved)

@@ -103,6 +103,11 @@ FOUND_IN_KERNELS = {
         (T(0, (8, 17), "torch.bfloat16"), T(1, (1, 17), "torch.bfloat16")), (),
         "(F.rms_norm(x0 + x1, (8, 17)), (x0 + x1).exp().softmax(0))", is_exact=False,
     ),
+    # Eager rounds after each factor: infinity on the way stays.
+    "product of f16": Program(
+        ("torch.tensor([300.0, 300.0, 1 / 300, 1 / 300] + [1.0] * 13, dtype=torch.float16)",), (),
+        "(x0.prod(), x0.reshape(1, 17).prod(1), x0.cumprod(0))",
+    ),
     # Eager rounds within them, in vectors otherwise than one by one.
     "whole quotients of bf16": Program(
         ("torch.tensor([65536.0, 127.5] * 32, dtype=torch.bfloat16)",

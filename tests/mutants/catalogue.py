@@ -24,6 +24,7 @@ _EMISSION = "tests/kernels/test_nest_emission.py"
 _STEPS = "tests/kernels/test_directed_nests.py"
 _LANES = "tests/kernels/test_lanes.py"
 _PRODUCTS = "tests/contract/test_kernels.py"
+_PARTS = "tests/contract/test_parts.py"
 _EPILOGUES = "tests/contract/test_epilogues.py"
 _OWN_PRODUCTS = "tests/contract/test_lowering.py"
 _ATTENTION = "tests/attention/test_kernels.py"
@@ -598,6 +599,22 @@ CONTRACT = (
         "return fn.let(f\"icmp sle {type_} <{', '.join(f'i32 {i}' for i in range(lanes))}>, {all_}\", \"m\")",
         "a row of a result writes into the next one",
         (f"{_PRODUCTS}::test_every_remainder",),
+    ),
+    Mutant(
+        "product: end of a part",
+        "codegen/contract/lines.py",
+        'last = minimum(fn, fn.add(first, word["block_terms"]), word["k"])',
+        'last = fn.add(first, word["block_terms"])',
+        "the last part of K goes on past the matrix",
+        (f"{_PARTS}::test_every_remainder",),
+    ),
+    Mutant(
+        "product: a part left out",
+        "codegen/contract/parts.py",
+        "with fn.loop(1, count, 1, [(tiling.vector, begin)]) as turn:",
+        "with fn.loop(2, count, 1, [(tiling.vector, begin)]) as turn:",
+        "the second part of a product cut along K is not added",
+        (f"{_PARTS}::test_every_remainder",),
     ),
     Mutant(
         "product: remainder of a dot",
