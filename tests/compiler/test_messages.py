@@ -104,3 +104,15 @@ def test_explain_does_not_ask_for_a_call_that_was_made() -> None:
     assert "Graphs: no graph: see Breaks and Fallbacks" in str(report)
     assert report.breaks[0]["why"] == split.stats().rows[0].reason
     assert report.fallbacks == [{"reason": "entry 0 is not compiled: see Breaks", "times": 1}]
+
+
+def test_a_report_fits_a_page() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x - 1
+
+    compiled = smelt.compile(scaled)
+    for size in (2, 3, 3):
+        compiled(torch.ones(size))
+    text = str(smelt.explain(compiled))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "nodes captured" in text and "how they run" in text

@@ -74,17 +74,20 @@ def test_other_ways_name_the_line_and_both_values() -> None:
             other(-torch.ones(3))
 
 
-def test_each_line_that_is_baked_is_told_once() -> None:
+def test_each_line_that_is_baked_is_told_once_with_what_it_read() -> None:
     def f(x: Tensor) -> Tensor:
         for row in x:
             if row > 0:
                 x = x + 1
-        return x * x[0].item()
+        return x * x[0].item() + x[2].item()
 
     line = f.__code__.co_firstlineno
     with pytest.warns(SmeltWarning, match="holds for one way") as told:
-        smelt.trace(f, torch.ones(3))
+        smelt.trace(f, torch.tensor([1.0, -1.0, 1.0]))
     assert [w.lineno - line for w in told] == [2, 4] and {w.filename for w in told} == {__file__}
+    assert "the truth value of a tensor was True, then False, then True at" in str(told[0].message)
+    assert "the value of a tensor was 3.0, then " not in str(told[1].message)
+    assert "the value of a tensor was 3.0 at" in str(told[1].message)
     with pytest.raises(CaptureError, match="was read by Python"):
         smelt.trace(f, torch.ones(3), options={"strict": True})
 

@@ -262,3 +262,31 @@ def test_behaviour_08_twenty_equal_adds(text_of_add, ends_in_relu):
     search = Search(read_pattern(relu if ends_in_relu else mul), Target(_adds(text_of_add), "", {}))
     assert list(search.run()) == []
     assert search.steps <= 2000
+
+
+def test_what_is_not_found_is_told_with_what_may_be_amiss():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.attention(x) * 0.25
+
+    def untyped(x, k):
+        return x * k
+
+    def typed(x, k: float):
+        return x * k
+
+    s = smelt.schedule(Scaled())
+    assert [m.captures["k"] for m in s.find(typed)] == [0.25]
+    assert str(s.find(untyped)) == (
+        "no match of untyped: k stands for a tensor, having no type; as a number (k: float) the pattern is there"
+    )
+    assert str(s.find("atention")) == "no match of 'atention': did you mean 'attention'?"
+    assert "no module has that name" in str(s.find("zzz"))
+    assert str(s.find(lambda x: x.tanh())) == "no match of <lambda>"
+    with pytest.raises(smelt.ScheduleError, match=r"S0607\] there is no match of untyped") as error:
+        s.fuse(s.find(untyped))
+    assert "k: float" in error.value.why

@@ -7,7 +7,7 @@ does, the program itself runs, and is recorded as the next path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from smelt.passes.early_expects import expects_first
 from smelt.rewrite import Rewriter
 
 PATH_LIMIT = 64  # paths kept under one set of guards; the least recently used one goes
+_VALUES_SHOWN = 6
 PATIENCE = 8  # paths recorded, or evicted, before it is asked whether they pay
 
 
@@ -107,6 +108,29 @@ class Outcome:
     def __str__(self) -> str:
         at = f" at {self.where}" if self.where is not None else ""
         return f"{reading(self.what)} was {_short(self.value)}{at}"
+
+
+def lines_of(path: Sequence[Outcome]) -> Iterator[tuple[Span | None, str]]:
+    """For each line that read data all that it read, in order: `the value of a tensor was 3, then 0, then 5`."""
+    found: dict[tuple[str, int] | None, list[Outcome]] = {}
+    for outcome in path:
+        where = outcome.where
+        found.setdefault(None if where is None else (where.file, where.line), []).append(outcome)
+    for outcomes_there in found.values():
+        where = outcomes_there[0].where
+        values: dict[str, list[str]] = {}
+        for outcome in outcomes_there:
+            values.setdefault(reading(outcome.what), []).append(_short(outcome.value))
+        said = [f"{what} was {_in_turn(each)}" for what, each in values.items()]
+        yield where, " and ".join(said) + (f" at {where}" if where is not None else "")
+
+
+def _in_turn(values: Sequence[str]) -> str:
+    """`True, then False, then True (12 times in all)`; values that are alike throughout are one."""
+    if len(set(values)) == 1:
+        return values[0]
+    more = f" ({len(values)} times in all)" if len(values) > _VALUES_SHOWN else ""
+    return ", then ".join(values[:_VALUES_SHOWN]) + more
 
 
 def reading(what: str) -> str:

@@ -19,7 +19,7 @@ from smelt.compiler.compiled import Compiled
 from smelt.compiler.copies import copies_of
 from smelt.compiler.interrupts import SignalsWait
 from smelt.compiler.originals import move_originals
-from smelt.compiler.paths import other_path, outcomes
+from smelt.compiler.paths import lines_of, other_path, outcomes
 from smelt.compiler.pipeline import check_options
 from smelt.compiler.prints import without_prints
 from smelt.compiler.program import Program
@@ -156,7 +156,7 @@ def _with_free_sizes(
 
 def _warn_of_bakes(captured: Captured) -> None:
     """One warning for each line that read data, at that line: the program holds for what it read there."""
-    for where, what in dict.fromkeys((o.where, str(o)) for o in outcomes(captured)):
+    for where, what in lines_of(outcomes(captured)):
         text = f"the program traced from {captured.name} holds for one way: {what}. smelt.compile keeps one for each"
         _warn_at(text, where, stacklevel=4)
 

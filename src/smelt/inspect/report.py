@@ -36,6 +36,8 @@ _LONG = ("captured", "optimized", "code")
 _CROPPED = ("nodes", "where", "ways", "plans")
 _CROPPED_TO = 72
 _ROWS_SHOWN = 40
+_WIDTH = 100  # characters
+_MOST_COLUMNS, _MOST_ACROSS = 8, 4
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Report:
 
     def __str__(self) -> str:
         out = io.StringIO()
-        console = Console(file=out, width=120, no_color=True, highlight=False)
+        console = Console(file=out, width=_WIDTH, no_color=True, highlight=False)
         console.print(f"Smelt report: {self.name}", markup=False)
         for key in KEYS:
             rows = getattr(self, key)
@@ -142,6 +144,15 @@ def _cell(key: str, value: Any) -> str:
 def _table(title: str, rows: Sequence[Row]) -> Table:
     table = Table(title=title, title_justify="left", pad_edge=False)
     columns = _columns(rows)
+    if len(columns) > _MOST_COLUMNS and len(rows) <= _MOST_ACROSS:
+        # What has many properties has a line for each of them.
+        first, *others = columns
+        table.add_column(first)
+        for row in rows:
+            table.add_column(_escape(_cell(first, row.get(first))), overflow="fold")
+        for column in others:
+            table.add_row(column, *(_escape(_cropped(column, _cell(column, row.get(column)))) for row in rows))
+        return table
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")

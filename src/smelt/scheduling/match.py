@@ -76,7 +76,13 @@ class Match:
 
 
 class Matches(list[Match]):
-    """Matches in program order: by their first node, then by the next."""
+    """Matches in program order: by their first node, then by the next.
+
+    sought: what was looked for, as a person calls it. why_none: what may be amiss where nothing was found.
+    """
+
+    sought: str = ""
+    why_none: str = ""
 
     def disjoint(self) -> Matches:
         """Those that share no node with one before them that is kept."""
@@ -88,7 +94,11 @@ class Matches(list[Match]):
         return kept
 
     def __str__(self) -> str:
-        return "\n".join(f"{i}. {match}" for i, match in enumerate(self)) or "no match"
+        return "\n".join(f"{i}. {match}" for i, match in enumerate(self)) or self._none()
+
+    def _none(self) -> str:
+        of = f" of {self.sought}" if self.sought else ""
+        return f"no match{of}" + (f": {self.why_none}" if self.why_none else "")
 
 
 def match_of(found: Found, pattern: Pattern, target: Target, *, escaping: bool) -> Match | None:

@@ -24,6 +24,7 @@ from smelt.scheduling.differences import difference
 from smelt.scheduling.finding import reader
 from smelt.scheduling.fusing import FuseSteps
 from smelt.scheduling.graph_steps import GraphSteps
+from smelt.scheduling.hints import name_of, why_none
 from smelt.scheduling.kernel_steps import KernelSteps
 from smelt.scheduling.kernels import Kernels, kernels_of
 from smelt.scheduling.knobs import Choose, first
@@ -325,7 +326,16 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
         Raises: ScheduleError: S0602 where the pattern cannot be read, S0603 where there is nothing to look for, S0604
             where one place has too many readings, S0605 where nothing of the model can be captured.
         """
-        return self._found(*_question(pattern, where, escaping))
+        found = self._found(*_question(pattern, where, escaping))
+        return found if found else self._none(found, pattern, escaping)
+
+    def _none(self, found: Matches, pattern: Any, escaping: bool) -> Matches:
+        """What was not found, with what may be amiss."""
+        if pattern is not None:
+            names = [name for name in self._state.modules if is_under(name, self.path)]
+            found.sought = name_of(pattern)
+            found.why_none = why_none(pattern, self._state.captured[0], names, escaping)
+        return found
 
     def _found(self, find: Callable[[Target], list[Match]], where: Callable[[Any], bool] | None) -> Matches:
         first = self._state.first_names[id(self.module)]
@@ -380,7 +390,8 @@ class Selection(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Sequenc
         for part in self:
             for match in part._found(find, holds):
                 known.setdefault(match.nodes, match)
-        return Matches(known.values())
+        found = Matches(known.values())
+        return found if found or not len(self) else self[0]._none(found, pattern, escaping)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))

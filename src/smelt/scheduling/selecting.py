@@ -11,7 +11,7 @@ from smelt.diag import ScheduleError
 from smelt.scheduling.copying import has_hooks
 from smelt.scheduling.editing import hooked
 from smelt.scheduling.finding import reader, same_place
-from smelt.scheduling.match import Match
+from smelt.scheduling.match import Match, Matches
 from smelt.scheduling.scope_graphs import ScopeGraph
 from smelt.scheduling.selector import Selector
 from smelt.scheduling.state import State
@@ -20,6 +20,11 @@ from smelt.scheduling.target import Target, is_under
 
 def as_matches(given: Any) -> list[Match]:
     """What a step was given to be taken on. Raises: ScheduleError (S0607) for what is no match and no list of them."""
+    if isinstance(given, Matches) and not given and given.sought:
+        raise ScheduleError(
+            f"there is no match of {given.sought} to take the step on",
+            why=given.why_none or "find gave none", fix="print(s.find(...)) shows what is found", code="S0607",
+        )  # fmt: skip
     found = [given] if isinstance(given, Match) or not isinstance(given, Iterable) else list(given)
     for item in found:
         if not isinstance(item, Match):
