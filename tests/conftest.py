@@ -35,10 +35,9 @@ if not os.environ.get("SMELT_RANDOM"):
 
 
 def pytest_collection_finish() -> None:
-    """Garbage is looked for ten times less often than by itself: of what is young more has died by then, so that what
-    all tests and libraries hold is looked through seldom, too."""
+    """What all tests and libraries hold is looked through for garbage ten times less often than by itself."""
     young, middle, full = gc.get_threshold()
-    gc.set_threshold(10 * young, middle, full)
+    gc.set_threshold(young, middle, 10 * full)
     gc.enable()
 
 
