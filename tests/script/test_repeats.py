@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
+import contextvars
+import copy
+import itertools
+import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,3 +95,68 @@ def test_a_result_that_holds_objects_with_dtypes_is_one_of_two_ways() -> None:
         assert (got["layers"][0].dtype, got["layers"][0].device) == (x.dtype, x.device)
     with pytest.raises(ValueError, match="no five"):
         program(torch.ones(5))
+
+
+def _states() -> list[tuple[str, Any, Any]]:
+    """Programs with state that no container holds, and what tells that state."""
+
+    class Slots:
+        __slots__ = ("__n", "last")
+
+        def __init__(self) -> None:
+            self.__n = 0
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            self.__n += 1
+            self.last = x
+            return x * self.__n if x.sum() > 0 else x - self.__n
+
+        def told(self) -> Any:
+            return self.__n, hasattr(self, "last")
+
+    slots, data, numbers = Slots(), bytearray(1), array.array("i", [0])
+    drawn, own, variable = random.Random(3), threading.local(), contextvars.ContextVar("variable", default=1)
+    elements = np.zeros(2)
+
+    def change(x: torch.Tensor) -> torch.Tensor:
+        data[0] += 1
+        numbers.append(len(numbers))
+        numbers.pop()
+        numbers[0] += 1
+        own.n = getattr(own, "n", 0) + 1
+        variable.set(variable.get() + 1)
+        elements[1] += 1
+        k = data[0] + numbers[0] + own.n + drawn.random()
+        return x * k if x.sum() > 0 else x - k
+
+    def told() -> Any:
+        return bytes(data), list(numbers), vars(own), variable.get(), drawn.getstate(), elements.tolist()
+
+    return [("slots", slots, slots.told), ("others", change, told)]
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+@pytest.mark.parametrize("which", [0, 1])
+def test_scripting_leaves_state_that_no_container_holds(which: int) -> None:
+    _, program, told = _states()[which]
+    before = copy.deepcopy(told())
+    with contextlib.suppress(smelt.SmeltError):
+        smelt.script(program)
+    assert told() == before
+
+
+def test_an_iterator_from_outside_is_not_advanced_by_scripting() -> None:
+    for items in (itertools.count(1), iter([1, 2, 3]), (n for n in (1, 2, 3))):
+
+        def first(x: torch.Tensor, items: Any = items) -> torch.Tensor:
+            return x * next(items)
+
+        def each(x: torch.Tensor, items: Any = items) -> torch.Tensor:
+            for n in items:
+                return x * n
+            return x
+
+        for program in (first, each):
+            with pytest.raises(smelt.CaptureError, match="an iterator from outside is advanced"):
+                smelt.script(program)
+        assert next(items) == 1

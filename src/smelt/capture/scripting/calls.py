@@ -95,6 +95,9 @@ def call(session: ScriptSession, runtime: Any, at: int, fn: Any, args: tuple[Any
         args = _spread(session, fn, args)
     if getattr(fn, "__module__", None) == "torch.random" or isinstance(getattr(fn, "__self__", None), torch.Generator):
         session.cannot("the random generator is asked or set", "a graph draws numbers and does no more with it")
+    if session.iterators:
+        for value in (*args, getattr(fn, "__self__", None)):
+            session.check_iterator(value)
     handler = _handler(fn)
     if handler is not None:
         found = handler(session, runtime, args, kwargs)

@@ -16,6 +16,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from time import thread_time
 from types import FunctionType, MethodType
@@ -242,8 +243,9 @@ class _Run:
         session = self.session
         session.heap_roots = [self.fn, *self.parameters.constants]
         before = current.enter(session)
-        snapshot = Snapshot(session.heap_roots)
+        snapshot = Snapshot(session.heap_roots, hidden=True)
         session.snapshots.append(snapshot)
+        session.iterators = snapshot.iterators
         try:
             with contextlib.ExitStack() as stack:
                 recorder = session.recorder
@@ -276,7 +278,8 @@ class _Run:
         session.base_frame = sys._getframe()
         try:
             args, kwargs = self.parameters.make(session)
-            result = calls.call(session, runtime, 0, self.fn, args, kwargs)
+            # What it sets of context variables is set in a context of its own.
+            result = copy_context().run(calls.call, session, runtime, 0, self.fn, args, kwargs)
             return Outcome(_as_returned(session, result), snapshot.changes())
         except Exception as error:
             try:

@@ -381,6 +381,7 @@ class ScriptRuntime(StagingRuntime):
 
     def for_(self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any) -> None:
         session = self.session
+        session.check_iterator(iterable)
         if isinstance(iterable, ShapeObject):
             iterable = StagedObject(slot_of(session.emit("py.slice", iterable)))
         elif is_staged(iterable) and slot_of(iterable).type == ANY:
@@ -392,6 +393,7 @@ class ScriptRuntime(StagingRuntime):
     def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
         session = self.session
         _use(session, iterable)
+        session.check_iterator(iterable)
         if isinstance(iterable, ShapeObject) or (
             isinstance(iterable, StagedObject) and not isinstance(slot_of(iterable).type, TupleType)
         ):

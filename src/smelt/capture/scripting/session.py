@@ -140,6 +140,8 @@ class ScriptSession(Session):
         # Lists and dicts that stand in others, of the graph and of Python's: nobody changes them.
         self.held: set[Slot] = set()
         self.given: dict[int, Any] = {}
+        # Iterators from outside, by id: what takes an item of one takes it for good.
+        self.iterators: Mapping[int, Any] = {}
         self.most_recursion = 20
         # Values of any kind that are numbers: a tensor of unknown element type has such items.
         self.numbers: set[Any] = set()
@@ -279,6 +281,14 @@ class ScriptSession(Session):
     def _remember(self, key: Any, slot: Any) -> None:
         if key is not None and self.regions:
             self.regions[-1].answers[key] = slot
+
+    def check_iterator(self, value: Any) -> None:
+        """Raises: CannotStage where a value is an iterator from outside."""
+        if self.iterators and self.iterators.get(id(value)) is value:
+            self.cannot(
+                "an iterator from outside is advanced",
+                "the program is not run by scripting, and what an iterator gave cannot be put back",
+            )
 
     def attempt(self, op: str, operands: Sequence[Any], named: Mapping[str, Any], given: Sequence[Any] = ()) -> None:
         """An operator that may raise where the program catches: whether it does is asked first, and what it raises.

@@ -23,6 +23,7 @@ from smelt._torch.lru import LRU_CACHE, table_of
 from smelt.capture.reads_values import HOOKED
 from smelt.capture.roots import _is_skipped as is_skipped_module
 from smelt.capture.roots import names_in
+from smelt.capture.staging.hidden import PutBack, keepers_of
 from smelt.capture.staging.symbols import StagedObject, slot_of, wrap
 from smelt.capture.staging.watch import unwatched
 
@@ -90,14 +91,20 @@ def _base(container: Any) -> Any:
 
 
 class Snapshot:
-    """Copies of the containers that were reachable from the roots."""
+    """Copies of the containers that were reachable from the roots.
 
-    def __init__(self, roots: Iterable[Any], without: Iterable[Any] = ()) -> None:
-        walk = _Walk({id(item) for item in without})
+    hidden: what objects hold outside of any container (slots, bytes) is put back, too, though its change is none.
+    iterators: by id, those that a run would advance for good.
+    """
+
+    def __init__(self, roots: Iterable[Any], without: Iterable[Any] = (), hidden: bool = False) -> None:
+        walk = _Walk({id(item) for item in without}, hidden)
         walk.run(roots)
         self.copies = walk.copies
         self.parents = walk.parents
         self._caches = walk.caches
+        self._keepers = walk.keepers
+        self.iterators = walk.iterators
 
     def holds(self, value: Any) -> bool:
         """Whether a container was reachable."""
@@ -116,6 +123,8 @@ class Snapshot:
     @unwatched
     def restore(self, changes: Iterable[Change] | None = None) -> None:
         """Put everything back. changes: all that is different, where that was just asked."""
+        for put_back in self._keepers:
+            put_back()
         for table, keys in self._caches:
             if len(table) > len(keys):
                 _take_out(table, keys)
@@ -246,10 +255,13 @@ def _is_installed(name: str | None) -> bool:
 
 
 class _Walk:
-    def __init__(self, without: set[int]) -> None:
+    def __init__(self, without: set[int], hidden: bool = False) -> None:
+        self._hidden = hidden
         self.copies: dict[int, tuple[Any, Any]] = {}
         self.parents: dict[int, list[Any]] = {}
         self.caches: list[tuple[dict[Any, Any], frozenset[int]]] = []
+        self.keepers: list[PutBack] = []
+        self.iterators: dict[int, Any] = {}
         self._without = without
         self._seen: set[int] = set()
         self._keep: list[Any] = []
@@ -366,6 +378,10 @@ class _Walk:
         cls = type(value)
         if cls in (dict, list, tuple, set, frozenset, deque):
             return
+        if self._hidden:
+            self.keepers.extend(keepers_of(value))
+            if hasattr(cls, "__next__"):
+                self.iterators[id(value)] = value
         try:
             state = object.__getattribute__(value, "__dict__")
         except AttributeError:
