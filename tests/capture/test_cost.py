@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture import reads, reads_values
+from smelt.capture import reads, reads_patch, reads_values
 from smelt.capture.roots import reachable
 from smelt.capture.staging import functions
 from smelt.compiler.collector import full_collections_later
@@ -210,6 +210,42 @@ def test_what_torchs_own_call_of_a_module_reads_is_one_fact() -> None:
         assert [read.owner for read in reads if read.kind == "module"] == [model, *model]
         assert not any(read.key in reads_values.CALL_HOOKS for read in reads if read.kind in ("item", "absent"))
         model[1].register_forward_hook(lambda module, args, result: result - 1)
+        torch.testing.assert_close(compiled(_X), model(_X))
+
+
+def test_parameters_and_children_are_found_without_torchs_own_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(3, 3)
+            self.register_buffer("shift", torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + self.shift + (1 if hasattr(self, "more") else 2)
+
+    looked: list[str] = []
+    lookup = torch.nn.Module.__getattr__
+
+    def counted(self: torch.nn.Module, name: str) -> Any:
+        looked.append(name)
+        return lookup(self, name)
+
+    monkeypatch.setattr(torch.nn.Module, "__getattr__", counted)
+    monkeypatch.setattr(reads_patch, "_GETATTR", counted)
+    model = Layer()
+    compiled = smelt.compile(model)
+    with torch.no_grad():
+        expected = model(_X)
+        assert {"inner", "weight", "shift", "more"} <= {*looked}
+        looked.clear()
+        torch.testing.assert_close(compiled(_X), expected)
+        assert {*looked} <= {"more"}  # which is not there: torch's own error is raised
+        monkeypatch.setattr(reads_patch, "_GETATTR", lookup)  # as another lookup, which may give anything
+        model.more = torch.nn.Identity()
+        looked.clear()
+        torch.testing.assert_close(compiled(_X), expected - 1)
+        assert "inner" in looked
+        model.inner = torch.nn.Linear(3, 3)
         torch.testing.assert_close(compiled(_X), model(_X))
 
 

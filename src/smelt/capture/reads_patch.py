@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from smelt._torch.exact import MISSING
-from smelt.capture.reads_values import HOOKED, raw_lookup
+from smelt.capture.reads_values import HOOKED, REGISTRIES, raw_lookup
 
 OnRead = Callable[[Any, str, Any, tuple[Any, str]], None]  # (object, name, value or MISSING, key for `seen`)
 OnWrite = Callable[[Any, str], None]
+Elsewhere = Callable[[Any, str], Any]  # (object, name): what an object has under a name that is no attribute of it
 _HOOKED = ("__getattribute__", "__setattr__", "__delattr__")
+_GETATTR = torch.nn.Module.__dict__["__getattr__"]
 
 
 class ClassPatches:
@@ -41,8 +45,10 @@ class ClassPatches:
         if cls in self._saved:
             return True
         by_object = (raw_lookup(cls, "__hash__"), raw_lookup(cls, "__eq__")) == (object.__hash__, object.__eq__)
+        original = _original(cls, "__getattribute__")
+        in_registries = original is object.__getattribute__ and raw_lookup(cls, "__getattr__") is _GETATTR
         hooks = (
-            self._getattribute_hook(_original(cls, "__getattribute__"), ignore, by_object),
+            self._getattribute_hook(original, ignore, by_object, _registered if in_registries else _nothing),
             self._setattr_hook(_original(cls, "__setattr__")),
             self._delattr_hook(_original(cls, "__delattr__")),
         )
@@ -65,13 +71,17 @@ class ClassPatches:
                 else:
                     type.__setattr__(cls, name, value)
 
-    def _getattribute_hook(self, original: Any, ignore: frozenset[str], by_object: bool) -> Any:
+    def _getattribute_hook(self, original: Any, ignore: frozenset[str], by_object: bool, elsewhere: Elsewhere) -> Any:
         seen, on_read = self._seen, self._on_read
 
         def read(self: Any, name: str) -> Any:
             value = MISSING
             try:
                 value = original(self, name)
+            except AttributeError:
+                value = elsewhere(self, name)
+                if value is MISSING:
+                    raise
             finally:
                 if name not in ignore and (self, name) not in seen:
                     on_read(self, name, value, (self, name))
@@ -81,6 +91,10 @@ class ClassPatches:
             value = MISSING
             try:
                 value = original(self, name)
+            except AttributeError:
+                value = elsewhere(self, name)
+                if value is MISSING:
+                    raise
             finally:
                 if name not in ignore and (id(self), name) not in seen:
                     on_read(self, name, value, (id(self), name))
@@ -105,6 +119,26 @@ class ClassPatches:
             original(self, name)
 
         return _hook(delete, original)
+
+
+def _nothing(owner: Any, name: str) -> Any:
+    return MISSING
+
+
+def _registered(module: torch.nn.Module, name: str) -> Any:
+    """What torch's own `__getattr__` of a module gives, MISSING where it raises, or is replaced as torch.fx does.
+
+    It asks for the module's `__dict__` up to six times, and each of these would be an attribute access that is watched.
+    """
+    if torch.nn.Module.__dict__["__getattr__"] is not _GETATTR:
+        return MISSING
+    own = object.__getattribute__(module, "__dict__")
+    for registry in REGISTRIES:
+        if registry in own:
+            entries = own[registry]
+            if name in entries:
+                return entries[name]
+    return MISSING
 
 
 def _original(cls: type, name: str) -> Any:
