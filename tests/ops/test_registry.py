@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from smelt.diag import InternalError, SmeltError
 from smelt.ir import Builder, Device, DType, Graph, Layout, MemoryFormat, Node, TensorType, TupleType, parse, verify
+from smelt.ops import registry
 from smelt.ops.convert import constant_of, from_torch, tensor_of_literal, to_torch, type_of
 from smelt.ops.effects import alias_of, aliases, effects, is_pure
 from smelt.ops.evaluate import evaluate
@@ -62,6 +64,33 @@ def test_one_spelling() -> None:
         normalize("aten.add.Tensor", (1, 2), {"beta": 1})
     with pytest.raises(TypeError, match="misses 'other'"):
         normalize("aten.add.Tensor", (1,), {})
+
+
+def test_calls_that_are_in_that_spelling_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = (1, True, 1.0, -0.0, None, (1, 1), (0,), "none")
+    draw = random.Random(3)
+
+    def spelled(name: str, args: tuple[object, ...]) -> str:
+        try:
+            return repr(normalize(name, args, {}))  # type: ignore[arg-type]
+        except TypeError as error:
+            return str(error)
+
+    calls = []
+    known = sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    for name in known[::5]:
+        name = name.replace("::", ".") + ("" if "." in name else ".default")
+        if (schema := schema_of(name)) is None:
+            continue
+        for _ in range(3):
+            count = draw.randint(0, len(schema.positional) + 1)
+            defaults = [a.default if draw.random() < 0.3 else draw.choice(values) for a in schema.positional]
+            calls.append((name, tuple([*defaults, 1][:count])))
+    found = [spelled(*call) for call in calls]
+    at_once = sum(registry._is_spelled(registry._spelling(overload(name)), args) for name, args in calls)
+    assert 300 < at_once < len(calls) - 300
+    monkeypatch.setattr(registry, "_is_spelled", lambda spelling, args: False)
+    assert found == [spelled(*call) for call in calls]
 
 
 # --- literals and constants

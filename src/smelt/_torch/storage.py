@@ -28,8 +28,11 @@ same_storage: Callable[[Any, Any], bool] = (
 
 def nbytes_spanned(tensor: torch.Tensor) -> int:
     """The bytes from a strided tensor's first element to the end of its last."""
-    if tensor.numel() == 0:
+    count = tensor.numel()
+    if count == 0:
         return 0
+    if tensor.is_contiguous():
+        return int(count * tensor.element_size())
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int((last + 1) * tensor.element_size())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from smelt._torch.schemas import Schema, read_schema, tag_names
 from smelt.ops.catalogue import record_of
 from smelt.ops.record import nothing_written
-from smelt.ops.registry import arguments_of
+from smelt.ops.registry import arguments_of, by_overload
 
 # Answers that follow from types alone, so that a tensor's data does not reach Python through them.
 METADATA = frozenset((
@@ -78,7 +77,7 @@ def expectation(kind: str) -> OpInfo:
     return OpInfo(f"expect:{kind}", kind, True, 0, False, True, False, (), None, -1, False, None)
 
 
-@lru_cache(maxsize=8192)
+@by_overload
 def op_info(overload: Any) -> OpInfo:
     """What the recorder needs to know of an overload."""
     schema = read_schema(overload)

@@ -22,9 +22,9 @@ def entangled(graph: Graph, inputs: Sequence[Any], lookup: Callable[[str, str], 
         if node.op in STATE_OPS:
             named.append((node.result.name, lookup(node.op, str(node.args[0]))))
     extents = sorted(
-        (tensor.data_ptr(), tensor.data_ptr() + nbytes_spanned(tensor), name)
+        (start := tensor.data_ptr(), start + nbytes, name)
         for name, tensor in named
-        if tensor.layout is torch.strided and tensor.device.type != "meta" and nbytes_spanned(tensor)
+        if tensor.layout is torch.strided and not tensor.is_meta and (nbytes := nbytes_spanned(tensor))
     )
     found: set[str] = set()
     reach, holder = 0, ""

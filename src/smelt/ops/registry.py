@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from smelt._torch.schemas import Argument, Schema, find_overload, overload_names, read_schema, tag_names
 from smelt.ir import Arg, DType, Layout, MemoryFormat, Value
@@ -106,9 +106,12 @@ def normalize(op_name: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> t
     Schema-positional arguments by position with trailing defaults dropped, keyword-only ones by name with defaults
     dropped; one number for a list of fixed length is written out. Raises: TypeError where the call does not fit.
     """
-    schema = schema_of(op_name)
-    if schema is None:
+    overload_ = find_overload(op_name)
+    if overload_ is None:
         return tuple(args), dict(kwargs)
+    if not kwargs and _is_spelled(_spelling(overload_), args):
+        return tuple(args), {}
+    schema = read(overload_)
     found = arguments_of(schema, args, kwargs)
     for argument in schema.arguments:
         found[argument.name] = _spread(argument, found[argument.name])
@@ -121,6 +124,37 @@ def normalize(op_name: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> t
         if a.kwarg_only and not (a.has_default and _is_default(a, found[a.name]))
     }
     return tuple(found[a.name] for a in positional), named
+
+
+class _Spelling(NamedTuple):
+    """What tells whether positional arguments are in the graph's spelling as they are.
+
+    least: how many there must be; None where others must be named. spread: places where one number may be a list.
+    """
+
+    least: int | None
+    positional: tuple[Argument, ...]
+    spread: tuple[int, ...]
+
+
+@by_overload
+def _spelling(found: Any) -> _Spelling:
+    schema = read(found)
+    needed = [i for i, a in enumerate(schema.positional, 1) if not a.has_default]
+    is_named = any(a.kwarg_only and not a.has_default for a in schema.arguments)
+    least = None if is_named else max(needed, default=0)
+    spread = tuple(i for i, a in enumerate(schema.positional) if a.size is not None and "List[int]" in a.type)
+    return _Spelling(least, schema.positional, spread)
+
+
+def _is_spelled(spelling: _Spelling, args: Sequence[Arg]) -> bool:
+    count = len(args)
+    if spelling.least is None or not max(spelling.least, 1) <= count <= len(spelling.positional):
+        return False
+    last = spelling.positional[count - 1]
+    if last.has_default and _is_default(last, args[-1]):
+        return False
+    return not any(i < count and type(args[i]) is int for i in spelling.spread)
 
 
 def _spread(argument: Argument, value: Arg) -> Arg:
