@@ -241,7 +241,11 @@ def is_user_class(cls: type) -> bool:
 
 def class_attributes(cls: type) -> dict[str, Any]:
     """The class's own attributes, without the special ones that Python keeps there."""
-    return {k: own_attribute(cls, k) for k in cls.__dict__ if not (k.startswith("__") and k.endswith("__"))}
+    return {
+        k: v.__dict__.get(TRACKS, v) if type(v) is types.FunctionType else v  # as `own_attribute`
+        for k, v in cls.__dict__.items()
+        if k[:2] != "__" or k[-2:] != "__"
+    }
 
 
 def cell_contents(cell: Any) -> Any:

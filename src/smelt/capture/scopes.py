@@ -65,6 +65,8 @@ def _tracked_forward(original: Any) -> Any:
         scope = _thread.scope
         if scope is not None and scope.notes is not None:
             scope.notes.note(self, args, kwargs)
+        if scope is None or scope.module is self:  # it comes through the module's call
+            return original(self, *args, **kwargs)
         return tracked(self, *args, **kwargs)
 
     forward.__dict__[TRACKS] = original
