@@ -92,6 +92,21 @@ def test_each_line_that_is_baked_is_told_once_with_what_it_read() -> None:
         smelt.trace(f, torch.ones(3), options={"strict": True})
 
 
+def test_a_flag_that_decides_is_told_at_its_line() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x * 2 if x.requires_grad else x * 3
+
+    with pytest.warns(SmeltWarning, match="holds for one way: requires_grad of a tensor was False") as told:
+        program = smelt.trace(f, torch.ones(3))
+    assert [w.lineno for w in told] == [f.__code__.co_firstlineno + 1] and told[0].filename == __file__
+    assert program(torch.ones(3)).tolist() == [3.0] * 3
+    compiled = smelt.compile(f)
+    with torch.no_grad():
+        for needs in (False, True, False):
+            x = torch.ones(3, requires_grad=needs)
+            assert torch.equal(compiled(x), f(x))
+
+
 def test_with_gradients_other_ways_raise_before_anything_is_written() -> None:
     model = Counted()
     program = traced(model, torch.ones(3))

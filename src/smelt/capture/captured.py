@@ -38,7 +38,7 @@ from smelt.capture.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.state import STATE, Place, argument
 from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_lazy
 from smelt.capture.written import Record, Written
-from smelt.diag import CaptureError, SmeltError
+from smelt.diag import CaptureError, SmeltError, Span
 from smelt.ir import Graph
 
 
@@ -75,6 +75,7 @@ class Captured:
         changed: put by `signature.puts`, too.
     own_backward: the name of a `torch.autograd.Function` that the program applies; "" where there is none.
     kinds: which outputs are inference tensors, or are none, otherwise than the caller's mode makes them.
+    flags: by source line, what the program read of its tensors that another call may find otherwise.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Captured:
     outer: tuple[Place, ...] = ()
     kinds: Mapping[int, bool] = field(default_factory=dict)
     own_backward: str = ""
+    flags: Mapping[Span | None, str] = field(default_factory=dict)
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -180,7 +182,8 @@ def capture(
         title, result, graph, signature, used, recorder.error,
         tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
         _returned(tensors, arguments.tensors, used), None,
-        kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, **_of_heap(heap, not_put),
+        kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, flags=recorder.flags,
+        **_of_heap(heap, not_put),
     )  # fmt: skip
     return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic, state)
 

@@ -114,6 +114,22 @@ def _version_property(original: Any) -> Any:
     return property(read)
 
 
+def _needs_gradient(original: Any) -> Any:
+    original = original if hasattr(original, "__get__") else torch._C.TensorBase.requires_grad
+
+    def read(self: Any) -> Any:
+        value = original.__get__(self, type(self))
+        recorder = _active()
+        if recorder is not None and is_users(sys._getframe(1).f_code.co_filename):
+            recorder.read_flag("requires_grad", value)
+        return value
+
+    def replace(self: Any, value: Any) -> None:
+        original.__set__(self, value)
+
+    return property(read, replace)
+
+
 def _aliasing(position: int) -> Callable[[Any], Any]:
     """For functions that give their operand back as another object: `as_subclass`, `_make_subclass`."""
 
@@ -244,6 +260,7 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
             stack.enter_context(_patches.replaced(tensor, name, _address(name)))
         stack.enter_context(_patches.replaced(tensor, "data", _data_property))
         stack.enter_context(_patches.replaced(tensor, "_version", _version_property))
+        stack.enter_context(_patches.replaced(tensor, "requires_grad", _needs_gradient))
         stack.enter_context(_patches.replaced(tensor, "as_subclass", _aliasing(0)))
         stack.enter_context(_patches.replaced(tensor, "_make_subclass", _aliasing(1)))
         stack.enter_context(_patches.replaced(torch.autograd.Function, "apply", _own_backward))

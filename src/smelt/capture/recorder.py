@@ -26,7 +26,7 @@ from smelt.capture.opinfo import OpInfo, expectation, op_info
 from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
 from smelt.capture.spans import Site, SiteFinder
-from smelt.diag import CaptureError, InternalError, SmeltError
+from smelt.diag import CaptureError, InternalError, SmeltError, Span
 from smelt.ir import TensorType
 from smelt.ops.convert import dtype_from_torch, strided_copy, type_of
 
@@ -137,6 +137,7 @@ class Recorder:
     """Records one run. `record` is what the dispatcher's hook calls; the rest is read afterwards.
 
     specialize: what Python read of data is recorded as an expectation, where it can be compared, and is no error.
+    flags: by source line, what the program read of its tensors that no operator tells and no input's type does.
     own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's.
     """
 
@@ -150,6 +151,7 @@ class Recorder:
     constants: dict[Slot, torch.Tensor] = field(default_factory=dict)
     conversions: list[Conversion] = field(default_factory=list)
     error: SmeltError | None = None
+    flags: dict[Span | None, str] = field(default_factory=dict)
     own_backward: str = ""
     lent: list[tuple[torch.Tensor, torch.Tensor, str]] = field(default_factory=list)
     _dtype: torch.dtype = field(default_factory=default_dtype)
@@ -395,6 +397,11 @@ class Recorder:
                 "keep a counter of your own for what the program is to know of",
                 "S0104",
             )
+
+    def read_flag(self, name: str, value: bool) -> None:
+        """Note that the program read a tensor's flag, which another call's tensor may have otherwise."""
+        site = self._find_site(2)
+        self.flags.setdefault(site.span if site else None, f"{name} of a tensor was {value}")
 
     def becomes(self, cls: type) -> None:
         """A tensor is about to become one of another class."""

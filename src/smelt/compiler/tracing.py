@@ -83,6 +83,8 @@ def trace(
             raise captured.error
         if captured.not_put and observed.log is not None:
             observed.log.keep_mutations()
+        for where, what in captured.flags.items():
+            _warn_at(f"the program traced from {captured.name} holds for one way: {what}", where, stacklevel=3)
         results = tensors_of(captured.result, given, named)
         asks = bool(captured.conversions) or observed.prints
         program = None
