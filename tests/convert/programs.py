@@ -373,7 +373,7 @@ def f(a, b):
     return vars(o), d, l
 === and or values
 def f(a, b):
-    return a and b, a or b, not a, a and b or 5, (a or b) and 7
+    return a and b, a or b, not a, a and b or 5, (a or b) and 7, (a if a > b else (b or 1)) or 9
 === short circuit
 def f(a, b):
     def show(x):

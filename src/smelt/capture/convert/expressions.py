@@ -49,6 +49,9 @@ def binary(op: ast.operator) -> str:
     return _BINARY[type(op)]
 
 
+Operator = type[ast.boolop] | None
+
+
 class Expressions(Builder):
     """Lowers expressions; what they define (lambdas, comprehensions) is emitted before the statement they stand in."""
 
@@ -60,18 +63,20 @@ class Expressions(Builder):
         self.place = saved
         return lowered
 
-    def test(self, node: ast.expr) -> ast.expr:
-        """An expression of which only the truth is asked, by the one who gets it.
+    def test(self, node: ast.expr, *, valued: Operator = None) -> ast.expr:
+        """An expression of which only the truth is asked, by the one who gets it. valued: the operator around it whose
+        value it becomes where that stops at it.
 
-        `and` and `or` ask each operand but the last; so that none is asked twice, they are given its bool.
+        So that no operand of `and` and `or` is asked twice, they are given its bool; if not `valued`, the last one's,
+        too: a bool of one way would meet what the other way gives, and no value is both.
         """
         saved = self.place
         self.stand_at(node)
         match node:
             case ast.BoolOp():
-                lowered = self._logic(node, retested=True)
+                lowered = self._logic(node, retested=True, valued=valued)
             case ast.IfExp():
-                lowered = self._choice(node, retested=True)
+                lowered = self._choice(node, retested=True, valued=valued)
             case ast.UnaryOp(op=ast.Not()):
                 lowered = self.ask("not_", self.test(node.operand))
             case _:
@@ -82,9 +87,9 @@ class Expressions(Builder):
     def exprs(self, nodes: list[ast.expr]) -> list[ast.expr]:
         return [self.expr(n) for n in nodes]
 
-    def arm(self, node: ast.expr, *, retested: bool = False) -> ast.expr:
+    def arm(self, node: ast.expr, *, retested: bool = False, valued: Operator = None) -> ast.expr:
         """An expression that is evaluated later or not at all."""
-        return self.thunk(lambda: self.test(node) if retested else self.expr(node))
+        return self.thunk(lambda: self.test(node, valued=valued) if retested else self.expr(node))
 
     # Leaves
 
@@ -189,37 +194,45 @@ class Expressions(Builder):
         return bool(writes or self.body.scope.indirect)
 
     def _BoolOp(self, node: ast.BoolOp) -> ast.expr:
-        return self._logic(node, retested=False)
+        return self._logic(node, retested=False, valued=None)
 
-    def _logic(self, node: ast.BoolOp, *, retested: bool) -> ast.expr:
+    def _logic(self, node: ast.BoolOp, *, retested: bool, valued: Operator) -> ast.expr:
         first, *others = _flat(node)
-        thunks = [self.thunk(lambda: self._operand(first, retested, is_last=False))]
+        # The value that it stops at is asked for where nobody asks for the truth alone, or for this one, too.
+        kept: Operator = type(node.op) if not retested or valued is type(node.op) else None
+        thunks = [self.thunk(lambda: self._operand(first, kept))]
         with self.gathered() as writes:
-            for i, operand in enumerate(others):
-                thunks.append(self.thunk(lambda o=operand, i=i: self._operand(o, retested, i == len(others) - 1)))  # type: ignore[misc]
+            for operand in others[:-1]:
+                thunks.append(self.thunk(lambda o=operand: self._operand(o, kept)))  # type: ignore[misc]
+            thunks.append(self.thunk(lambda: self._last_operand(others[-1], retested, valued)))
         is_and = isinstance(node.op, ast.And)
         if self._rebinds(writes):
             helper = "both" if is_and else "either"
             return self.helper(helper, self.runtime(), self.at(), self.held(writes), *thunks)
         return self.ask("and_" if is_and else "or_", *thunks)
 
-    def _operand(self, node: ast.expr, retested: bool, is_last: bool) -> ast.expr:
-        if is_last:
-            return self.test(node) if retested else self.expr(node)
-        value = self.test(node)
-        if retested and not (isinstance(node, ast.Name) and node.id.startswith(HIDDEN)):
+    def _operand(self, node: ast.expr, kept: Operator) -> ast.expr:
+        value = self.test(node, valued=kept)
+        if kept is None and not (isinstance(node, ast.Name) and node.id.startswith(HIDDEN)):
             self.stand_at(node)
             return self.ask("truth", value)
         return value
 
-    def _IfExp(self, node: ast.IfExp) -> ast.expr:
-        return self._choice(node, retested=False)
+    def _last_operand(self, node: ast.expr, retested: bool, valued: Operator) -> ast.expr:
+        if not retested:
+            return self.expr(node)
+        if valued is None and not isinstance(node, (ast.BoolOp, ast.UnaryOp)):
+            return self._operand(node, None)
+        return self.test(node, valued=valued)
 
-    def _choice(self, node: ast.IfExp, *, retested: bool) -> ast.expr:
+    def _IfExp(self, node: ast.IfExp) -> ast.expr:
+        return self._choice(node, retested=False, valued=None)
+
+    def _choice(self, node: ast.IfExp, *, retested: bool, valued: Operator) -> ast.expr:
         test = self.test(node.test)
         with self.gathered() as writes:
-            then = self.arm(node.body, retested=retested)
-            orelse = self.arm(node.orelse, retested=retested)
+            then = self.arm(node.body, retested=retested, valued=valued)
+            orelse = self.arm(node.orelse, retested=retested, valued=valued)
         if self._rebinds(writes):
             return self.helper("choose", self.runtime(), self.at(), test, then, orelse, self.held(writes))
         return self.ask("ifexp", test, then, orelse)

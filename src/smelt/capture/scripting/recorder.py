@@ -25,6 +25,7 @@ from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
 from smelt.capture.scripting.types import infer_open
 from smelt.capture.spans import is_users
 from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
+from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.shadows import _IN_PLACE_METADATA, ShadowRecorder, _give_back
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, NONE, STR, ListType, TensorType, TupleType, Type, Value
@@ -319,9 +320,10 @@ class ScriptRecorder(ShadowRecorder):
         own = [self.in_world(a, 0, back) for a in args]
         named = {k: self.in_world(v, 0, back) for k, v in kwargs.items()}
         try:
+            check_overlap(info, overload, own, named)
             with self.shadows.running():
                 result = overload(*own, **named)
-        except NotImplementedError:
+        except (NotImplementedError, Doubt):
             return None
         except (RuntimeError, IndexError, TypeError, ValueError) as refused:
             if type(refused).__module__.startswith("torch._subclasses"):

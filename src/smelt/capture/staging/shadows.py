@@ -32,6 +32,7 @@ from smelt.capture.scopes import Scope
 from smelt.capture.staging.cuts import CUTTING, Cut, cut_of
 from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
 from smelt.capture.staging.known_layouts import KnownLayouts
+from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.sizes import rule_of
 from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
@@ -264,6 +265,7 @@ class ShadowRecorder(Recorder):
                 if info.name == "aten.select.int" and is_staged(args[2]):
                     # Which one it is does not show in the type; where there is none, eager raises.
                     own_args[2] = 0
+                self._check_overlap(info, overload, own_args, own_kwargs, varied)
                 if cut is not None:
                     results.append(cut.shadow(self.shadows, self.session.size_trace, overload, own_args, world))
                     continue
@@ -299,6 +301,21 @@ class ShadowRecorder(Recorder):
         if varied and sum(r is not DEAD for r in results[1:]) == 0:
             results[1:] = [DEAD] * (WORLDS - 1)
         return results
+
+    def _check_overlap(
+        self, info: OpInfo, overload: Any, args: list[Any], kwargs: dict[str, Any], varied: bool
+    ) -> None:
+        """Raises: what eager does for an operand that is written and read in part."""
+        try:
+            check_overlap(info, overload, args, kwargs)
+        except Doubt as doubt:
+            self.session.cannot(f"{info.name} writes what it reads", str(doubt))
+        except RuntimeError as refused:
+            if varied:
+                self.session.cannot(
+                    f"{info.name} refused a shadow: {refused}", "for some sizes, which follow from data"
+                )
+            raise
 
     def _sized_by_known(self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result where all that decides its sizes depends on no data: of the operator on that, the rest zeros."""
