@@ -79,8 +79,8 @@ CONVERTER = (
     Mutant(
         "convert: truth asked twice",
         f"{_HERE}/expressions.py",
-        "            case ast.BoolOp():\n                lowered = self._logic(node, retested=True)",
-        "            case ast.BoolOp():\n                lowered = self._logic(node, retested=False)",
+        "            case ast.BoolOp():\n                lowered = self._logic(node, retested=True, valued=valued)",
+        "            case ast.BoolOp():\n                lowered = self._logic(node, retested=False, valued=None)",
         "the operands of an and that is tested are asked for their truth twice",
         (_PROGRAMS,),
     ),
