@@ -282,3 +282,28 @@ def test_a_float_beside_or_below_returned_views(program):
             assert a.tolist() == b.tolist() or math.isnan(f)
             assert torch.equal(a.signbit(), b.signbit()) and a.storage_offset() == b.storage_offset()
         assert (found[0].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()) == (program is _row_of)
+
+
+def _limited(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 3:
+        raise ValueError("above 3")
+    return x
+
+
+def test_a_tensor_made_of_a_free_number_is_asked_behind_a_fork() -> None:
+    """What it is follows from the number alone, but a graph cannot expect it on one of its paths only."""
+
+    def f(x: torch.Tensor, ratio: float) -> torch.Tensor:
+        try:
+            x = _limited(x) + 1
+        except ValueError:
+            x = x - 1
+        if torch.full([], ratio).clone() > 1:
+            return x * 2
+        return x - 0.5
+
+    compiled = smelt.compile(f)
+    for ratio in (0.0, 0.5, 2.0, 0.25, 3.0):
+        for x in (torch.ones(2, 3), -torch.ones(2, 3)):
+            assert torch.equal(compiled(x, ratio), f(x, ratio)), ratio
+    assert compiled.stats().builds == 2

@@ -126,17 +126,17 @@ class Dispatcher:
                 continue
             if row.guards.check(args, kwargs) is not None:
                 continue
-            if row.paths is not None:
-                try:
-                    result = self._run(row, args, kwargs)
-                except Miss as miss:
-                    row.missed()
-                    missed, why = (*missed, row), miss
-                    continue
+            if row.paths is None:
                 self._prefer(row, args, kwargs)
-                return result
-            self._prefer(row, args, kwargs)
-            return self._run(row, args, kwargs)
+            try:
+                result = self._run(row, args, kwargs)
+            except Miss as miss:
+                row.missed()
+                missed, why = (*missed, row), miss
+                continue
+            if row.paths is not None:
+                self._prefer(row, args, kwargs)
+            return result
         return self._builds.miss(args, kwargs, missed)
 
     def _prefer(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -150,8 +150,6 @@ class Dispatcher:
     def run_row(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in Python from where this row's guards are known to hold."""
         self._stats.calls += 1
-        if row.paths is None:
-            return self._run(row, args, kwargs)
         try:
             return self._run(row, args, kwargs)
         except Miss as miss:

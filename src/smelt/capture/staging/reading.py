@@ -62,9 +62,17 @@ class Reading(Recording):
         self.append("aten.item.default", [slot], {}, [found])
         return wrap(found)
 
+    @property
+    def is_on_all_paths(self) -> bool:
+        """Whether every run comes here: in no region of an arm or loop, and behind no question that forked the rest."""
+        return len(self.regions) == 1 and not self.regions[0].taken
+
     def known_value(self, tensor: torch.Tensor) -> Any:
-        """The element of a tensor that follows from sizes alone, which the graph expects; None for any other."""
-        if self.size_trace is None or len(self.regions) > 1:
+        """The element of a tensor that follows from sizes alone, which the graph expects; None for any other.
+
+        On one path only there is none: a graph holds or does not as a whole.
+        """
+        if self.size_trace is None or not self.is_on_all_paths:
             return None
         slot = self.recorder.slot_of(tensor)
         value = self.recorder.known.of(slot)
@@ -79,7 +87,7 @@ class Reading(Recording):
 
     def knows(self, slot: Slot) -> bool:
         """Whether a tensor follows from sizes alone, and Python may read it."""
-        return self.size_trace is not None and len(self.regions) == 1 and self.recorder.known.of(slot) is not None
+        return self.size_trace is not None and self.is_on_all_paths and self.recorder.known.of(slot) is not None
 
     def scalar_call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: type) -> ScalarSlot:
         """Record an operator of torch's that gives a number."""

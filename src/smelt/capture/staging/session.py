@@ -130,7 +130,7 @@ class Session(Reading):
         self.want_converted()
         if not slot.is_native or slot.type not in (INT, FLOAT, BOOL) or slot.worlds[0] is DEAD:
             self.cannot(f"Python needs the value of a staged {slot.type}", "code that is not converted asks for it")
-        if len(self.regions) > 1:
+        if not self.is_on_all_paths:
             self.cannot(f"Python needs the value of a staged {slot.type}", "on one path only")
         value = slot.worlds[0]
         self.append("expect", [slot, value], {}, [])
