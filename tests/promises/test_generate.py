@@ -161,3 +161,19 @@ def test_the_forward_alone_compiled() -> None:
         assert torch.equal(generate(eager, prompt, "greedy"), generate(model, prompt, "greedy"))
     stats = model.forward.stats()
     assert stats.builds <= MOST_BUILDS and not stats.fallbacks
+
+
+@pytest.mark.parametrize("make", [gpt2, nightly(llama)])
+def test_a_padded_prompt_keeps_its_cache(make: Callable[[], Any]) -> None:
+    """The mask decides which way is taken, and the cache in the result is the caller's on all of them."""
+    model = make()
+    compiled = smelt.compile(model)
+    prompt = torch.arange(5, 10).reshape(1, 5)
+    mask = torch.ones_like(prompt)
+    mask[0, :2] = 0
+    asked = {"attention_mask": mask, "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    for _ in range(2):
+        found, expected = (m.generate(prompt, return_dict_in_generate=True, **asked) for m in (compiled, model))
+        assert torch.equal(found.sequences, expected.sequences)
+        keys = [out.past_key_values.layers[0].keys for out in (found, expected)]
+        torch.testing.assert_close(*keys)

@@ -177,6 +177,7 @@ class Flattener:
     same: containers (by id) that are to be kept as the object at a place of the arguments.
     closed: by id, objects without tensors, which are compared as a whole, and what they would be taken apart.
     convert: a value as it is to be taken apart (a stand-in tensor for a number of the graph's).
+    stays: whether a value is not taken apart, but is that very object.
     """
 
     check: Callable[[Any, str], None] = lambda value, path: None
@@ -186,6 +187,7 @@ class Flattener:
     containers: dict[int, str] = field(default_factory=dict)
     closed: dict[int, tuple[Any, Container]] = field(default_factory=dict)
     convert: Callable[[Any], Any] = lambda value: value
+    stays: Callable[[Any], bool] = lambda value: False
     _index: dict[int, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _seen: int = 0
@@ -196,7 +198,7 @@ class Flattener:
         if isinstance(value, torch.Tensor):
             self.check(value, path)
             return TensorLeaf(self._slot(value, path))
-        if not has_parts(value) or id(value) in self._open:
+        if not has_parts(value) or id(value) in self._open or self.stays(value):
             self.check(value, path)
             return ConstantLeaf(value)
         if id(value) in self.same:

@@ -6,6 +6,7 @@ Invariant: a merged value is what each path left, in its place; where no single 
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -170,6 +171,8 @@ class Merger:
             self._yield_one(self._slot(value), type_, slot, is_left)
             self._entwine(value, value, slot)
             return result
+        if self._was_there(value):
+            return value
         if type(value) in (tuple, list):
             return type(value)(self._either(item, is_left) for item in value)
         if isinstance(value, dict):
@@ -249,7 +252,8 @@ class Merger:
         """Two containers of a class of the program's, such as the outputs of a model."""
         numbers: dict[int, Any] = {}
         standing = self._standing(numbers)
-        flattener, others = Flattener(convert=standing), Flattener(convert=standing)
+        # What was there before is the caller's own object, whatever holds it now.
+        flattener, others = (Flattener(convert=standing, stays=self._was_there) for _ in range(2))
         tree, other = flattener.flatten(a, "a value"), others.flatten(b, "a value")
         found: dict[int, torch.Tensor] = {}
         try:
@@ -258,6 +262,13 @@ class Merger:
             self._fail(str(unfit))
         pairs = ((numbers.get(id(t), t) for t in (one, found[i])) for i, one in enumerate(flattener.tensors))
         return rebuild(tree, [self.merge(*pair) for pair in pairs])
+
+    def _was_there(self, value: Any) -> bool:
+        """Whether an object was there before the paths that meet: what they change in it is merged on its own."""
+        if isinstance(value, (list, dict, set, deque)):
+            return self.session.is_outer(value)
+        fields = getattr(value, "__dict__", None)
+        return isinstance(fields, dict) and self.session.is_outer(fields)
 
     def _standing(self, numbers: dict[int, Any]) -> Callable[[Any], Any]:
         """Has a tensor stand where a structure holds what the graph knows, which is noted by the tensor's id."""
@@ -336,13 +347,15 @@ class Merger:
             found = ScalarSlot(slot.type, slot.worlds, slot.is_native)
             self._yield(slot, slot, found)
             return wrap(found)
+        if self._was_there(value):
+            return value
         if type(value) in (tuple, list):
             return type(value)(self._export(item) for item in value)
         if type(value) is dict:
             return {k: self._export(item) for k, item in value.items()}
         if isinstance(value, (dict, list)) and not self.session.is_outer(value):
             numbers: dict[int, Any] = {}
-            flattener = Flattener(convert=self._standing(numbers))
+            flattener = Flattener(convert=self._standing(numbers), stays=self._was_there)
             tree = flattener.flatten(value, "a value")
             return rebuild(tree, [self._export(numbers.get(id(t), t)) for t in flattener.tensors])
         if isinstance(value, (*_NUMBERS, type(None), torch.dtype, torch.device, type)) or callable(value):
