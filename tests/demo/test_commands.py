@@ -246,6 +246,7 @@ def unfitting(): return torch.nn.Linear(3, 2), (torch.ones(4, 5),)
 def takes(n): return torch.sin, torch.zeros(n)
 def takes_perhaps(n=2): return torch.sin, torch.zeros(n)
 SEEN = set()
+def prints(): return (lambda x: (print("hello"), x * 2)[1]), (torch.ones(2),)
 def notes(): return (lambda x: (SEEN.add(len(SEEN)), x * 2)[1]), (torch.ones(2),)
 """
 
@@ -270,6 +271,13 @@ def run_main(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
 def test_run_starts_every_compared_call_alike(more_programs: str, name: str) -> None:
     result = invoke("run", f"{more_programs}:{name}", "--repeats", "2")
     assert result.exit_code == 0, result.exception
+
+
+@pytest.mark.parametrize("command", ["run", "show", "explain"])
+def test_what_the_program_prints_is_no_part_of_the_report(more_programs: str, command: str) -> None:
+    result = invoke(command, f"{more_programs}:prints")
+    assert result.exit_code == 0 and "hello" in result.stderr
+    assert "hello\n" not in result.stdout and result.stdout
 
 
 @pytest.mark.parametrize("command", ["run", "show", "explain"])

@@ -162,7 +162,7 @@ def run(
       smelt run my_package.model:mlp --repeats 100 --strict
     """
     loaded = load_target(target)
-    with torch.no_grad():
+    with torch.no_grad(), redirect_stdout(sys.stderr):  # what the program prints is no part of the table
         before = _Start(loaded)
         expected = _copies(loaded())
         before.restore()

@@ -223,6 +223,7 @@ def make_compile(
             return functools.partial(_compile_checked, settings=settings)
         return _compile_checked(f, settings)
 
+    compile.__qualname__ = "compile"  # as Python names it where it is called wrongly
     return compile
 
 

@@ -61,7 +61,8 @@ class Options:
     stop_after: run only the first N passes (None: all).
     dump: directory into which the graph is written after each pass ("" for no dump).
     verify: run the graph verifier after every pass.
-    cache_dir, cache_limit_mb: where machine code is kept, and how much of it; "" keeps nothing on disk.
+    cache_dir, cache_limit_mb: where machine code is kept, and how much of it; "" keeps nothing on disk. Where it is not
+        given, `SMELT_CACHE_DIR` says it, else it is smelt's folder in the user's cache (~/.cache/smelt).
     measure: let kernels be chosen by timing them once at compile time.
     dtype: "bf16" computes the large f32 products of a program in bf16, and keeps everything else, and the dtypes of all
         results, as they are (docs/decisions, bf16); "default" computes in the dtypes of the program.
