@@ -96,3 +96,11 @@ def test_lists_of_tensors_are_examined_each_time() -> None:
     assert not known(program, xs)
     xs[1] = torch.full((2,), 3.0)
     torch.testing.assert_close(program(xs), torch.full((2,), 4.0))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:.*runs operation by operation")
+def test_a_sparse_argument_is_taken_at_every_call() -> None:
+    matrix, x = torch.eye(5).to_sparse_csr(), torch.randn(5, 3)
+    program = smelt.trace(lambda a, b: torch.sparse.mm(a, b, "sum"), (matrix, x))
+    for scale in (1.0, 2.0, 3.0):
+        assert torch.equal(program(matrix, x * scale), x * scale)

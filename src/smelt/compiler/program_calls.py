@@ -42,4 +42,8 @@ class KnownCall:
 
 
 def _is_plain(values: Sequence[Any]) -> bool:
-    return all(type(value) in _PLAIN for value in values)
+    # A sparse tensor has no strides to be compared by.
+    return all(
+        type(value) in _PLAIN and (not isinstance(value, torch.Tensor) or value.layout is torch.strided)
+        for value in values
+    )
