@@ -611,8 +611,8 @@ CONTRACT = (
     Mutant(
         "product: a part left out",
         "codegen/contract/parts.py",
-        "with fn.loop(1, count, 1, [(tiling.vector, begin)]) as turn:",
-        "with fn.loop(2, count, 1, [(tiling.vector, begin)]) as turn:",
+        "with fn.loop(1, self.count, 1, [(tiling.vector, begin)]) as turn:",
+        "with fn.loop(2, self.count, 1, [(tiling.vector, begin)]) as turn:",
         "the second part of a product cut along K is not added",
         (f"{_PARTS}::test_every_remainder",),
     ),

@@ -20,7 +20,7 @@ from smelt.codegen.contract.integers import minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.tile import multiply_add
 from smelt.codegen.contract.tiling import Tiling
-from smelt.codegen.contract.vectors import lane_mask, masked_load, prefetch, shuffled
+from smelt.codegen.contract.vectors import lane_mask, load_some, masked_load, prefetch, shuffled
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import Carried, FunctionText
@@ -155,9 +155,7 @@ class DotsDriver(Driver):
         fn, tiling = self.fn, self.tiling
         at = fn.gep("i8", line, offset)
         if tiling.kind != "bf16":
-            if mask is None:
-                return fn.load(tiling.vector, at, tiling.element_nbytes)
-            return masked_load(fn, tiling.vector, at, mask, tiling.element_nbytes)
+            return load_some(fn, tiling.vector, at, mask, tiling.element_nbytes)
         many = 2 * tiling.lanes
         if mask is None:
             return fn.load(f"<{many} x bfloat>", at, 2)

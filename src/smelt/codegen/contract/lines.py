@@ -16,6 +16,7 @@ Invariant: as for `gemm`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -25,7 +26,7 @@ from smelt.codegen.contract.integers import minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.tile import multiply_add
 from smelt.codegen.contract.tiling import BLOCK, Tiling
-from smelt.codegen.contract.vectors import lane_mask, masked_load, prefetch, splat
+from smelt.codegen.contract.vectors import lane_mask, load_some, prefetch, splat
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 
@@ -150,30 +151,26 @@ class _LinesDriver(Driver):
             factors.append([splat(fn, tiling.sum_type, tiling.lanes, a) for a in loaded])
         lanes = fn.let(f"udiv i64 {self.columns}, {tiling.lanes}", "i")
         whole = fn.mul(lanes, tiling.lanes)
-        ahead = fn.gep("i8", lines[0], self.ahead) if count > 1 else None
+        ahead = [fn.gep("i8", lines[0], fn.add(self.ahead, fn.mul(self.ahead_line, i))) for i in range(count)]
         with fn.loop(0, whole, tiling.lanes) as c:
-            self._column(c.index, lines, factors, None, ahead)
+            self._column(c.index, lines, factors, None, ahead if count > 1 else ())
         rest = fn.let(f"sub nsw i64 {self.columns}, {whole}", "i")
         with fn.when(fn.let(f"icmp ne i64 {rest}, 0", "b")):
-            self._column(whole, lines, factors, lane_mask(fn, tiling.lanes, rest), None)
+            self._column(whole, lines, factors, lane_mask(fn, tiling.lanes, rest), ())
 
     def _column(
-        self, column: str, lines: list[str], factors: list[list[str]], mask: str | None, ahead: str | None
+        self, column: str, lines: list[str], factors: list[list[str]], mask: str | None, ahead: Sequence[str]
     ) -> None:
-        """One register of columns of some lines; `ahead`: where what is asked for in advance begins."""
+        """One register of columns of some lines; `ahead`: where what is asked for in advance begins, if it is."""
         fn, tiling = self.fn, self.tiling
         offset = self.nbytes(column)
-        right = []
-        for i, line in enumerate(lines):
-            at = fn.gep("i8", line, offset)
-            if ahead is not None:
-                # Lines lie further apart than the hardware's own prefetching looks.
-                there = fn.add(fn.mul(column, self.ahead_column), fn.mul(self.ahead_line, i))
-                prefetch(fn, fn.gep("i8", ahead, there))
-            if mask is None:
-                right.append(fn.load(tiling.vector, at, tiling.element_nbytes))
-            else:
-                right.append(masked_load(fn, tiling.vector, at, mask, tiling.element_nbytes))
+        there = fn.mul(column, self.ahead_column)
+        for at in ahead:
+            # Lines lie further apart than the hardware's own prefetching looks.
+            prefetch(fn, fn.gep("i8", at, there))
+        right = [
+            load_some(fn, tiling.vector, fn.gep("i8", line, offset), mask, tiling.element_nbytes) for line in lines
+        ]
         for i, row in enumerate(factors):
             to = self._sums(self.part, i, column)
             total = fn.load(tiling.vector, to, tiling.sum_nbytes)

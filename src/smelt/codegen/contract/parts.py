@@ -17,7 +17,7 @@ from smelt.codegen.contract.epilogue import Epilogue
 from smelt.codegen.contract.integers import ceil_div, minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.tiling import Tiling
-from smelt.codegen.contract.vectors import lane_mask, masked_load
+from smelt.codegen.contract.vectors import lane_mask, load_some
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 
@@ -67,6 +67,8 @@ class _JoinedDriver(Driver):
         columns = minimum(fn, word["block_rows"], fn.let(f"sub nsw i64 {word['n']}, {column}", "i"))
         whole = fn.mul(fn.let(f"udiv i64 {columns}, {tiling.lanes}", "i"), tiling.lanes)
         rest = fn.let(f"sub nsw i64 {columns}, {whole}", "i")
+        self.apart = fn.mul(fn.mul(word["n"], word["m"]), tiling.sum_nbytes)
+        self.count = ceil_div(fn, word["k"], word["block_terms"])
         for row in range(self.height):
             first = fn.add(fn.mul(word["n"], row), column)
             part = fn.gep("i8", self.left, fn.mul(first, tiling.sum_nbytes))
@@ -79,20 +81,11 @@ class _JoinedDriver(Driver):
 
     def _register(self, part: str, sums: str, column: str, mask: str | None) -> None:
         """Add one register of columns of all parts."""
-        fn, word, tiling = self.fn, self.word, self.tiling
+        fn, tiling = self.fn, self.tiling
         offset = fn.mul(column, tiling.sum_nbytes)
-        apart = fn.mul(fn.mul(word["n"], word["m"]), tiling.sum_nbytes)
-        count = ceil_div(fn, word["k"], word["block_terms"])
-        begin = self._loaded(part, offset, mask)
-        with fn.loop(1, count, 1, [(tiling.vector, begin)]) as turn:
-            at = fn.add(fn.mul(turn.index, apart), offset)
-            more = self._loaded(part, at, mask)
+        begin = load_some(fn, tiling.vector, fn.gep("i8", part, offset), mask, tiling.sum_nbytes)
+        with fn.loop(1, self.count, 1, [(tiling.vector, begin)]) as turn:
+            at = fn.gep("i8", part, fn.add(fn.mul(turn.index, self.apart), offset))
+            more = load_some(fn, tiling.vector, at, mask, tiling.sum_nbytes)
             turn.carried[0].next = fn.let(f"fadd {tiling.vector} {turn.carried[0].now}, {more}")
         fn.store(tiling.vector, turn.carried[0].last, fn.gep("i8", sums, offset), tiling.sum_nbytes)
-
-    def _loaded(self, base: str, offset: str, mask: str | None) -> str:
-        fn, tiling = self.fn, self.tiling
-        at = fn.gep("i8", base, offset)
-        if mask is None:
-            return fn.load(tiling.vector, at, tiling.sum_nbytes)
-        return masked_load(fn, tiling.vector, at, mask, tiling.sum_nbytes)

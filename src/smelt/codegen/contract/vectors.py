@@ -45,6 +45,11 @@ def masked_load(fn: FunctionText, vector: str, at: str, mask: str, align: int) -
     return fn.let(f"call {vector} @{name}(ptr {at}, i32 {align}, <{lanes} x i1> {mask}, {vector} zeroinitializer)")
 
 
+def load_some(fn: FunctionText, vector: str, at: str, mask: str | None, align: int) -> str:
+    """All lanes of memory, or those where the mask is on."""
+    return fn.load(vector, at, align) if mask is None else masked_load(fn, vector, at, mask, align)
+
+
 def masked_store(fn: FunctionText, vector: str, value: str, at: str, mask: str, align: int) -> None:
     """Write the lanes where the mask is on."""
     lanes = vector[1 : vector.index(" ")]
