@@ -38,6 +38,25 @@ def python_calls(compiled: Any) -> int:
 # --- what is returned
 
 
+@pytest.mark.parametrize(
+    "places",
+    (
+        Tensor.nonzero, torch.argwhere,
+        lambda x: x.nonzero().float(),
+        lambda x: x.nonzero() + 1,
+        lambda x: x.nonzero()[:2],
+        lambda x: x.nonzero()[:, 1:].t(),
+    ),
+)  # fmt: skip
+def test_rows_of_places_have_the_strides_of_eager_also_where_there_are_none(places: Callable[[Tensor], Tensor]) -> None:
+    compiled = smelt.compile(places)
+    for x in (torch.eye(3, 4), torch.zeros(3, 4), torch.ones(3, 4)):
+        for _ in range(3):
+            got, wanted = compiled(x), places(x)
+            assert got.equal(wanted)
+            assert got.stride() == wanted.stride()
+
+
 def test_a_cut_of_an_input_is_a_view_of_it() -> None:
     def head(x: Tensor, n: Tensor) -> Tensor:
         return x[: int(n)]
@@ -49,6 +68,27 @@ def test_a_cut_of_an_input_is_a_view_of_it() -> None:
         same(got, head(x, torch.tensor(count)))
         x.add_(1)
         same(got, head(x, torch.tensor(count)))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    (
+        lambda x: (lambda y: (y, y[:, 0]))(x.nonzero()),
+        lambda x: (lambda y: (y[:2], y.t()))(x.nonzero()),
+        lambda x: torch.where(x > 0),
+        lambda x: (lambda y: (y + 1, y[0], y[1:, 1]))(x.nonzero()),
+    ),
+)
+def test_outputs_that_are_one_memory_in_eager_are_one(parts: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    compiled = smelt.compile(parts)
+    for x in (torch.eye(3, 4), torch.ones(3, 4)):
+        for _ in range(3):
+            got, wanted = compiled(x), parts(x)
+            memories = [[t.untyped_storage().data_ptr() for t in found] for found in (got, wanted)]
+            starts = [[a == b for a in found for b in found] for found in memories]
+            assert starts[0] == starts[1]
+            assert [t.storage_offset() for t in got] == [t.storage_offset() for t in wanted]
+            same(got, wanted)
 
 
 def test_a_cut_of_one_arm_is_a_view_of_the_input_in_that_arm() -> None:

@@ -38,11 +38,19 @@ from smelt.ir import (
     Type,
     Value,
     map_values,
+    values_in,
 )
-from smelt.ops.effects import effects
+from smelt.ops.effects import aliases, effects
 from smelt.ops.registry import arguments_of, schema_of
 
 _MOST_ATTEMPTS = 24
+_OF_STRIDES = frozenset(
+    (
+        "aten.nonzero.default", "aten.argwhere.default", "aten.clone.default", "aten._to_copy.default",
+        "aten.flip.default", "aten.zeros_like.default", "aten.ones_like.default", "aten.full_like.default",
+    )
+)  # fmt: skip
+"""What gives rows that lie one column after the other even where there are none: strides of 1 and 0."""
 
 
 def padded(graph: Graph) -> Graph:
@@ -69,6 +77,11 @@ def padded(graph: Graph) -> Graph:
 def _is_source(node: Node) -> bool:
     """Whether a node makes a tensor that is as long as data say."""
     return (node.op in SOURCES or node.op == "if") and any(has_unknown(r.type) for r in node.results)
+
+
+def _views_columns(value: Value) -> bool:
+    """Whether a tensor, which may be a view itself, is of rows of unknown number that lie column after column."""
+    return any(isinstance(v.type, TensorType) and is_by_columns(v.type) for v in reached([value]))
 
 
 class Rewriting:
@@ -98,15 +111,33 @@ class Rewriting:
         return made
 
     def _leaving(self, old: Value, left: list[tuple[set[Value], set[Value]]]) -> Arg:
-        """An output, in memory of its own where the old graph's is; what is computed once stands for equal ones."""
+        """An output, in memory of its own where the old graph's is; what is computed once stands for equal ones.
+
+        Raises: Exact where it shares memory with another output, and their copies would not.
+        """
         held, memory = self.held[old], reached([old])
         tensor = held.tensor if isinstance(held, Padded) else held
         made = reached([tensor]) if isinstance(tensor, Value) else set()
         if isinstance(tensor, Value) and any(made & other and not memory & known for other, known in left):
             tensor = self.builder.add("aten.clone.default", (tensor,), [tensor.type]).result
             held = replace(held, tensor=tensor) if isinstance(held, Padded) else tensor
+        leaving = self.exact_value(held, old.type, old)
+        made = reached(values_in(leaving))
+        for other, known in left:
+            shared = memory & known
+            if shared and not made & other:
+                self._keep_together(shared)
         left.append((made, memory))
-        return self.exact_value(held, old.type, old)
+        return leaving
+
+    def _keep_together(self, shared: set[Value]) -> None:
+        """Raises: Exact for what made memory that several outputs are, where that is known."""
+        for value in sorted(shared, key=lambda v: v.name):
+            node = value.node
+            if node is None or node.regions or node in self.exact:
+                continue
+            if not any(source in shared for sources in aliases(node) for source in sources):
+                raise Exact(node)
 
     def too_dear(self) -> Hashable | None:
         """The dearest source of padding, where computing what does not count takes longer than calling what does."""
@@ -213,7 +244,7 @@ class Rewriting:
         return map_values(arg, lambda v: self.exact_value(self.held[v], v.type, v))
 
     def exact_value(self, held: Held, type_: Type, old: Value | None = None) -> Arg:
-        """The exact tensor, cut from the padded one. Raises: Exact for a list with a buffer."""
+        """The exact tensor, cut from the padded one. Raises: Exact for a list with a buffer, views of columns."""
         if isinstance(held, Buffer):
             raise Exact(held.start)
         if isinstance(held, Parts):
@@ -222,7 +253,11 @@ class Rewriting:
             return held
         assert isinstance(type_, TensorType)
         if is_by_columns(type_):
-            return self._by_columns(held, type_)
+            return self._by_columns(held, type_, old)
+        node = old.node if old is not None else None
+        shared = aliases(node)[node.results.index(old)] if node is not None and old is not None else ()
+        if len(held.counts) > 1 and any(map(_views_columns, shared)):
+            raise Exact(node)
         current, shape = held.tensor, list(held.type.sizes)
         counted = [dim for dim, count in enumerate(held.counts) if count is not None]
         is_first = len(counted) == 1 and all(size == 1 for size in shape[: counted[0]])
@@ -239,16 +274,31 @@ class Rewriting:
         kwargs = {"memory_format": MemoryFormat("contiguous_format")}
         return self.builder.add("aten.clone.default", (current,), [type_], kwargs).result
 
-    def _by_columns(self, held: Padded, type_: TensorType) -> Value:
-        """The exact tensor of rows that lie one column after the other, as torch's `nonzero` gives them."""
+    def _by_columns(self, held: Padded, type_: TensorType, old: Value | None) -> Value:
+        """The exact tensor of rows that lie one column after the other, as torch's `nonzero` gives them.
+
+        Raises: Exact for a view, which has the stride of all the rows that there were.
+        """
+        node = old.node if old is not None else None
+        if node is None or any(aliases(node)):
+            raise Exact(node)
         dtype, (most, width) = held.type.dtype, held.type.sizes
         flipped = self.emit("aten.permute.default", held.tensor, (1, 0))
         part = TensorType(dtype, (width, UNKNOWN_DIM), (1, width) if held.type.strides is None else (most, 1))
-        cut = self.builder.add("aten.slice.Tensor", (flipped, 1, None, held.counts[0]), [part]).result
+        count = held.counts[0]
+        cut = self.builder.add("aten.slice.Tensor", (flipped, 1, None, count), [part]).result
         dense = TensorType(dtype, (width, UNKNOWN_DIM))
         kwargs = {"memory_format": MemoryFormat("contiguous_format")}
         made = self.builder.add("aten.clone.default", (cut,), [dense], kwargs).result
-        return self.builder.add("aten.permute.default", (made, (1, 0)), [type_]).result
+        assert isinstance(count, Value)
+        step: Arg = count
+        first: Arg = 1
+        if node.op not in _OF_STRIDES:
+            # Of nothing, the others make rows one after the other.
+            number = self.emit.number
+            step = number("max", count, 1)
+            first = number("max", number("sub", width, number("mul", count, width)), 1)
+        return self.builder.add("aten.as_strided.default", (made, (count, width), (first, step)), [type_]).result
 
     # --- pieces of blocks
 
