@@ -190,6 +190,12 @@ def test_options_settings_and_source_have_plans_of_their_own(tmp_path: Path, mon
     assert is_new()
     monkeypatch.delenv("SMELT_ISA")
     assert not is_new()
+    with monkeypatch.context() as another:
+        another.setattr(torch, "__version__", "2.0.0")
+        kept_plans._machine.cache_clear()
+        assert is_new() and not is_new()
+    kept_plans._machine.cache_clear()
+    assert not is_new()
     monkeypatch.setattr(kept_plans, "source_digest", lambda: "0" * 64)
     assert is_new() and not is_new()
     monkeypatch.setattr(kept_plans, "source_digest", lambda: "")

@@ -67,12 +67,12 @@ def _compare(seed: int, tries: int) -> int:
 
 
 def test_random_steps_on_random_nests() -> None:
-    assert sum(_compare(seed, 1) for seed in range(14)) > 14
+    assert sum(_compare(seed, 1) for seed in range(14)) > 10 * len(machine_isas())
 
 
 @pytest.mark.nightly
 def test_many_random_steps() -> None:
-    assert sum(_compare(seed, 3) for seed in range(1000, 1200)) > 200
+    assert sum(_compare(seed, 3) for seed in range(1000, 1200)) > 400 * len(machine_isas())
 
 
 # --- the order of operations stays

@@ -176,6 +176,18 @@ def test_a_folder_that_refuses_in_between(tmp_path: Path, monkeypatch: pytest.Mo
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.parametrize("isa", ["avx2", "baseline", "none"])
+def test_a_cpu_that_has_less(isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMELT_ISA", isa)
+    for made in (block(), images()):
+        expected = made.model(**made.inputs)
+        compiled = smelt.compile(made.model, options={**RULE, "cache_dir": str(tmp_path)})
+        for _ in range(3):
+            assert_agrees(compiled(**made.inputs), expected)
+        has_kernels = "kernel" in how_nodes_run(compiled)
+        assert entry_of(compiled) and has_kernels == (isa != "none")
+
+
 def _fail(text: str) -> bytes:
     raise InternalError("emitted code is not valid LLVM text")
 

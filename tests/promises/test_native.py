@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -248,6 +250,45 @@ def test_a_compiled_function_that_calls_compiled_functions() -> None:
             assert torch.equal(outer(x, depth), torch.relu(x - depth) * 3 + depth)
             entry_of(outer)
     assert inner.stats().builds == 0 and outer.stats().builds == 3
+
+
+def test_a_forked_child_calls_and_compiles_while_its_parent_compiles() -> None:
+    """What the parent's other threads held at the fork is held for ever in the child, which must not wait for it."""
+    made = block()
+    x, other = torch.randn(2, 8, 32), torch.randn(3, 5, 32)
+    expected, later = made.model(x), made.model(other)
+    compiled = smelt.compile(made.model, options=RULE, dynamic=False)
+    compiled(x)
+    recording, forked = threading.Event(), threading.Event()
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        recording.set()
+        forked.wait(60)
+        return x.sin() + 1
+
+    def compile_it() -> None:
+        smelt.compile(slow, options=RULE)(x)
+
+    thread = threading.Thread(target=compile_it)
+    thread.start()
+    assert recording.wait(60)
+    child = os.fork()
+    if not child:
+        # A library's own threads do not come along, and eager would wait for them.
+        signal.alarm(60)
+        torch.set_num_threads(1)
+        try:
+            for _ in range(2):
+                assert_agrees(compiled(x), expected)
+                assert_agrees(compiled(other), later)
+                assert torch.equal(smelt.compile(torch.cos, options=RULE)(x), x.cos())
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    ended = os.waitpid(child, 0)[1]
+    forked.set()
+    thread.join(60)
+    assert ended == 0 and not thread.is_alive()
 
 
 def test_the_number_of_threads_may_change_between_calls() -> None:
