@@ -134,7 +134,7 @@ def _staged_before(
     """Stage a container that grows in an arm, before the branch; whether that may be."""
     if not session.stages_growth or type(grown) not in (list, dict) or type_ is None:
         return False
-    snapshot = session.snapshot(own_cells(get, set_, names), bodies)
+    snapshot = session.whole_snapshot(own_cells(get, set_, names), bodies)
     if not snapshot.holds(grown) and not any(value is grown for value in get()):
         return False
     stage_container(session, site, grown, type_, get, set_, snapshot)

@@ -18,8 +18,9 @@ from smelt.capture.convert.runtime import HIDDEN, UNDEF
 from smelt.capture.dynamic.values import number_of
 from smelt.capture.recorder import Slot
 from smelt.capture.staging.branches import check_genuine, is_catchable, own_cells, record_raise
+from smelt.capture.staging.containers import MISSING, WHOLE
 from smelt.capture.staging.growing import Grows, container_type, stage_container
-from smelt.capture.staging.heap import MISSING, WHOLE, Change, Snapshot
+from smelt.capture.staging.heap import Change, Snapshot
 from smelt.capture.staging.leaves import (
     Unread,
     examples_of,
@@ -100,10 +101,11 @@ class Loop:
         places = [place for place in self.places.values() if not place.name.startswith(HIDDEN)]
         return all(isinstance(type_, TensorType) for place in places for type_ in place.types.values())
 
-    def look(self) -> Snapshot:
-        """A snapshot of all that the loop can reach, without its own variables."""
+    def look(self, whole: bool = False) -> Snapshot:
+        """A snapshot of all that the loop can reach, without its own variables. whole: with what holds containers."""
         parts = [part for part in (self.test, self.body) if part is not None]
-        return self.session.snapshot(own_cells(self.get, self.set, self.names), parts)
+        look = self.session.whole_snapshot if whole else self.session.snapshot
+        return look(own_cells(self.get, self.set, self.names), parts)
 
     def unstable(self, why: str) -> Any:
         """The first turn differs from the others: take it out of the loop. Raises: Again, CannotStage."""
@@ -450,7 +452,7 @@ def run_loop(loop: Callable[[], Loop]) -> Loop:
         try:
             made.run()
         except Grows as grows:
-            stage_container(made.session, made.site, grows.grown, grows.type, made.get, made.set, made.look())
+            stage_container(made.session, made.site, grows.grown, grows.type, made.get, made.set, made.look(whole=True))
             continue
         return made
     raise CannotStage("a loop that depends on data cannot be one loop of the graph", "too many lists grow in it")

@@ -17,7 +17,8 @@ from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.recorder import Slot
 from smelt.capture.roots import _is_skipped as is_skipped_module
 from smelt.capture.spans import Site
-from smelt.capture.staging.heap import MISSING, WHOLE, Change
+from smelt.capture.staging.containers import MISSING, WHOLE
+from smelt.capture.staging.heap import Change
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.shadows import tensor_type_of
 from smelt.capture.staging.stops import CannotGrow, CannotMerge

@@ -23,6 +23,7 @@ from smelt.capture.spans import Site
 from smelt.capture.staging.cuts import affine_of
 from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.records import plain_info
+from smelt.capture.staging.settled import Settled
 from smelt.capture.staging.shadows import ShadowRecorder
 from smelt.capture.staging.stops import NO_FORM, Again, CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
@@ -81,6 +82,8 @@ class Recording:
         self.convertible = convertible
         self.keep: list[Any] = []
         self.heap_roots: list[Any] = []
+        # What was reachable from there when it was first looked at.
+        self._settled: Settled | None = None
         self.base_frame: Any = None
         self._hints = _native_values(native)
         self._asked: dict[tuple[str, int, str], int] = {}

@@ -25,6 +25,7 @@ from smelt.capture.staging.heap import Change, Snapshot
 from smelt.capture.staging.reading import Reading
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.records import Listed, RegionRecords, Structured
+from smelt.capture.staging.settled import Settled
 from smelt.capture.staging.stops import Again, CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, slot_of
 from smelt.capture.staging.unify import unify
@@ -335,6 +336,16 @@ class Session(Reading):
     @unwatched
     def snapshot(self, without: Sequence[Any] = (), more: Sequence[Any] = ()) -> Snapshot:
         """Copies of all containers that the program can reach from where it stands."""
+        if self._settled is None:
+            self._settled = Settled(self.heap_roots, [self])
+        left_out = [*without, self]
+        if not self._settled.is_apart_from({id(item) for item in left_out}):
+            return self.whole_snapshot(without, more)
+        return Snapshot([*self._locals(), *more], left_out, settled=self._settled)
+
+    @unwatched
+    def whole_snapshot(self, without: Sequence[Any] = (), more: Sequence[Any] = ()) -> Snapshot:
+        """The same, with all that holds a list or a dictionary."""
         return Snapshot([*self.heap_roots, *self._locals(), *more], [*without, self])
 
     def _locals(self) -> list[Any]:

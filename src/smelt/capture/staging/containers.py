@@ -1,0 +1,90 @@
+"""The containers of Python's that can be copied and compared: what they hold, told without calling the user's code."""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections import OrderedDict, deque
+from collections.abc import Collection
+from typing import Any
+
+from smelt.capture.staging.symbols import StagedObject, wrap
+
+MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "MISSING"})()
+WHOLE: Any = type("_Whole", (), {"__repr__": lambda self: "WHOLE"})()
+
+
+def refill(container: Any, contents: Any) -> None:
+    base = base_of(container)
+    base.clear(container)
+    if isinstance(container, dict):
+        for key, value in contents.items():
+            base.__setitem__(container, key, value)
+    elif isinstance(container, set):
+        base.update(container, contents)
+    else:
+        base.extend(container, contents)
+
+
+def base_of(container: Any) -> Any:
+    """The builtin class that holds a container's contents: subclasses may load or compute what they show."""
+    return next(base for base in (OrderedDict, dict, list, set, deque) if isinstance(container, base))
+
+
+def contents(container: Any) -> Any:
+    """A shallow copy of what a container holds, MISSING for an empty cell."""
+    if isinstance(container, StagedObject):
+        return wrap(container.slot)
+    if isinstance(container, types.CellType):
+        try:
+            return container.cell_contents
+        except ValueError:
+            return MISSING
+    if isinstance(container, type):
+        return dict(vars(container))
+    if isinstance(container, dict):
+        return {key: value for key, value in dict.items(container)}  # noqa: C416 (a subclass's own keys() stays out)
+    base = base_of(container)
+    return set(base.__iter__(container)) if base is set else list(base.__iter__(container))
+
+
+def is_as_it_was(container: Any, old: Any) -> bool:
+    """Whether a container of the kinds that there are most of holds just what it held; False where others may."""
+    kind = type(container)
+    if kind is dict or kind is OrderedDict:
+        return len(container) == len(old) and (
+            not old
+            or (
+                all(map(operator.is_, dict.keys(container), old))
+                and all(map(operator.is_, dict.values(container), old.values()))
+            )
+        )
+    if kind is list:
+        return len(container) == len(old) and all(map(operator.is_, container, old))
+    if kind is types.CellType:
+        try:
+            return container.cell_contents is old
+        except ValueError:
+            return old is MISSING
+    return False
+
+
+def holds_the_same(container: Any, old: Any) -> bool:
+    """Whether a container of any kind holds just what it held, in the same order where it has one."""
+    if isinstance(container, StagedObject):
+        return container.slot is old.slot
+    if isinstance(container, types.CellType):
+        return is_as_it_was(container, old)
+    if isinstance(container, type):
+        now = vars(container)
+        return are_the_same(now.keys(), old) and are_the_same(now.values(), old.values())
+    if isinstance(container, dict):
+        return are_the_same(dict.keys(container), old) and are_the_same(dict.values(container), old.values())
+    if isinstance(container, set):
+        return len(container) == len(old) and set(map(id, set.__iter__(container))) == set(map(id, old))
+    return are_the_same(contents(container), old)
+
+
+def are_the_same(some: Collection[Any], others: Collection[Any]) -> bool:
+    """Whether both have the very same objects, in the same order."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))

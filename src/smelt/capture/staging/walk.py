@@ -1,0 +1,216 @@
+"""What can be reached from some roots: the containers, with shallow copies of what they hold, and what leads to them.
+
+Invariant: nothing of the user's is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+
+from smelt._torch.lru import LRU_CACHE
+from smelt.capture.reads_values import HOOKED
+from smelt.capture.roots import _is_skipped as is_skipped_module
+from smelt.capture.roots import names_in
+from smelt.capture.staging.containers import MISSING, contents
+from smelt.capture.staging.hidden import PutBack, keepers_of
+from smelt.capture.staging.symbols import StagedObject
+
+_ATOMS = (
+    int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.Size, torch.Generator, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, types.BuiltinFunctionType,
+    types.CodeType, types.ModuleType, range, slice, types.FrameType, types.TracebackType,
+)  # fmt: skip
+# Most of what is met, told without asking each class of the above.
+_OFTEN_ATOMS = frozenset((*_ATOMS, torch.nn.Parameter))
+_OFTEN_NOT = frozenset((dict, list, tuple, set, frozenset, deque, types.FunctionType, types.MethodType, types.CellType))
+
+
+def _is_of_the_log(value: Any) -> bool:
+    """Whether it notes what the program reads: no state of the program's, though the classes it watches refer to it."""
+    owner = value if isinstance(value, types.FunctionType) else type(value)
+    return str(owner.__module__).startswith("smelt.capture.reads")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_installed(name: str | None) -> bool:
+    """Whether a module is an installed library's: what its own globals hold is not followed, there is too much."""
+    file = getattr(sys.modules.get(name or ""), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
+class Walk:
+    """copies: by id, the containers and what they hold. parents: by id, what holds a list or a dictionary.
+
+    What else leads on, and may lead elsewhere later, is noted, so that one can tell whether it still leads there:
+    objects: those with attributes, their class and their own dictionary. slots: what stands in them, by name.
+    functions: by id of their globals. caches: of functions. seen: ids of all that was come to, keep: these themselves.
+
+    known: ids of what needs no visit, it was seen by another walk, as were the containers `copied`.
+    """
+
+    def __init__(
+        self, without: set[int], hidden: bool = False, known: Collection[int] = (), copied: Collection[int] = ()
+    ) -> None:
+        self._hidden = hidden
+        self.copies: dict[int, tuple[Any, Any]] = {}
+        self.parents: dict[int, list[Any]] = {}
+        self.caches: list[Any] = []
+        self.keepers: list[PutBack] = []
+        self.iterators: dict[int, Any] = {}
+        self.objects: list[tuple[Any, type, dict[str, Any] | None]] = []
+        self.slots: list[tuple[Any, str, Any]] = []
+        self.functions: dict[int, list[types.FunctionType]] = {}
+        self.seen: set[int] = set(known)
+        self.keep: list[Any] = []
+        self._copied = copied
+        self._without = without
+        self._stack: list[Any] = []
+
+    def run(self, roots: Iterable[Any], again: Iterable[Any] = ()) -> None:
+        """Go to all that the roots lead to. again: what is visited though it was seen."""
+        self._stack.extend(again)
+        for root in roots:
+            self._add(root)
+        while self._stack:
+            self._visit(self._stack.pop())
+
+    def _add(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _OFTEN_ATOMS or id(value) in self.seen or id(value) in self._without:
+            return
+        if kind not in _OFTEN_NOT and isinstance(value, _ATOMS):
+            return
+        self.seen.add(id(value))
+        self.keep.append(value)
+        self._stack.append(value)
+
+    def _copy(self, container: Any, copy: Any = None) -> None:
+        key = id(container)
+        if key not in self.copies and key not in self._without and key not in self._copied:
+            self.copies[key] = (container, contents(container) if copy is None else copy)
+
+    def _visit(self, value: Any) -> None:
+        kind = type(value)
+        if kind is dict or kind is OrderedDict or kind is list:
+            copy: Any = list(value) if kind is list else dict(dict.items(value))
+            self._copy(value, copy)
+            for item in copy if kind is list else copy.values():
+                if type(item) not in _OFTEN_ATOMS:
+                    self._held(item, value)
+            if kind is OrderedDict:
+                self.objects.append((value, kind, value.__dict__))
+                self._add(value.__dict__)
+            return
+        if kind is tuple:
+            for item in value:
+                self._held(item, value)
+            return
+        is_of_the_log = _is_of_the_log(value)
+        if is_of_the_log:
+            self._add(getattr(value, HOOKED, None))
+        elif isinstance(value, dict):
+            self._copy(value)
+            for item in list(dict.values(value)):
+                self._held(item, value)
+        elif isinstance(value, (list, deque, set)):
+            self._copy(value)
+            for item in contents(value):
+                self._held(item, value)
+        elif isinstance(value, (tuple, frozenset)):
+            base: Any = tuple if isinstance(value, tuple) else frozenset
+            for item in base.__iter__(value):
+                self._held(item, value)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.MethodType):
+            self._add(value.__self__)
+            self._add(value.__func__)
+        elif isinstance(value, functools.partial):
+            for item in (value.func, value.args, value.keywords):
+                self._add(item)
+        elif isinstance(value, StagedObject):
+            self._copy(value)
+        elif isinstance(value, types.CellType):
+            self._copy(value)
+            held = contents(value)
+            if held is not MISSING:
+                self._held(held, value)
+        elif isinstance(value, LRU_CACHE):
+            self.caches.append(value)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self._add(value.__func__)
+        elif isinstance(value, property):
+            for function in (value.fget, value.fset):
+                self._add(function)
+        elif isinstance(value, type):
+            self._class(value)
+        if not is_of_the_log and not isinstance(value, (type, StagedObject)):
+            self._attributes(value)
+
+    def _held(self, item: Any, holder: Any) -> None:
+        if isinstance(item, (list, dict)):
+            self.parents.setdefault(id(item), []).append(holder)
+        self._add(item)
+
+    def _function(self, function: types.FunctionType) -> None:
+        for cell in function.__closure__ or ():
+            self._add(cell)
+        for item in (function.__defaults__, function.__kwdefaults__):
+            if item:
+                self._add(item)
+        names, namespace = names_in(function.__code__), function.__globals__
+        self.functions.setdefault(id(namespace), []).append(function)
+        if not names or is_skipped_module(function.__module__) or _is_installed(function.__module__):
+            return
+        self._copy(namespace)
+        for name in names:
+            if name in namespace:
+                self._add(namespace[name])
+
+    def _class(self, cls: type) -> None:
+        for base in cls.__mro__:
+            if not (is_skipped_module(base.__module__) or _is_installed(base.__module__)):
+                self._copy(base)
+                for item in list(vars(base).values()):
+                    self._add(item)
+
+    def _attributes(self, value: Any) -> None:
+        cls = type(value)
+        if cls in (dict, list, tuple, set, frozenset, deque):
+            return
+        if self._hidden:
+            self.keepers.extend(keepers_of(value))
+            if hasattr(cls, "__next__"):
+                self.iterators[id(value)] = value
+        try:
+            state = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            state = None
+        if isinstance(state, dict):
+            self._add(state)
+        else:
+            state = None
+        self.objects.append((value, cls, state))
+        if not is_skipped_module(cls.__module__):
+            self._add(cls)
+            for base in cls.__mro__:
+                slots = base.__dict__.get("__slots__", ())
+                for name in (slots,) if isinstance(slots, str) else slots:
+                    held = slot_in(value, name)
+                    self.slots.append((value, name, held))
+                    self._add(held)
+
+
+def slot_in(value: Any, name: str) -> Any:
+    """What stands in an object's slot; None where nothing does."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return None
