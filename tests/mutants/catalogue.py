@@ -12,6 +12,7 @@ from tests.mutants.paths import PATHS
 
 _FUNCTIONALIZE = "tests/passes/test_functionalize.py"
 _PLACED = "tests/passes/test_placed_views.py"
+_CODED = "tests/contract/test_coded.py"
 _CATALOGUE = "tests/ops/test_catalogue.py"
 _PATTERNS = "tests/passes/test_patterns.py"
 _GOLDEN = "tests/passes/test_golden.py"
@@ -83,6 +84,22 @@ PASSES = (
         "            if arg.type not in {v.type for v in self.started}:\n",
         "two operands of a composite that have one type become one",
         (_CATALOGUE,),
+    ),
+    Mutant(
+        "coding: exceptional rows",
+        "codegen/contract/coding.py",
+        "outside = fn.let(f\"or {mask} {outside}, {fn.let(f'and {mask} {is_far}, {is_other}', 'm')}\", \"m\")",
+        'outside = fn.let(f"and {mask} {is_far}, {is_other}", "m")',
+        "a row of a coded weight is kept as it is only if its last register has an exponent that no code stands for",
+        (_CODED,),
+    ),
+    Mutant(
+        "coded: rows behind an exceptional one",
+        "codegen/contract/coded.py",
+        "first.next, at.next = last, ",
+        "first.next, at.next = middle, ",
+        "the row after one that is kept as it is is taken for that row once more",
+        (_CODED,),
     ),
     Mutant(
         "functionalize: inverse of a permutation",

@@ -68,6 +68,9 @@ class Options:
         results, as they are (docs/decisions, bf16); "default" computes in the dtypes of the program.
     release_originals: give back the memory of weights that a packed copy has replaced; the parameters stay readable and
         writable, from a file (docs/decisions, released originals).
+    code_weights: keep an exact copy in 28 bits an element of large f32 weights that products of at most four rows read
+        from memory at each run, as in decoding token by token: fewer bytes are less time (docs/decisions, coded
+        weights). False reads them as they lie, and takes no memory for it.
     own_kernels: everything but products in fused kernels of our own where they can; False keeps eager's operators.
     keep_plans: keep in `cache_dir` what passes and lowering make of a graph, too, so that a later process that captures
         the same graph, with whatever weights, need not do it again.
@@ -91,6 +94,7 @@ class Options:
     dtype: Products = "default"
     release_originals: bool = False
     profile: bool = False
+    code_weights: bool = True
     own_kernels: bool = True
     loops: tuple[LoopStep, ...] = ()
     keep_plans: bool = True
@@ -131,7 +135,8 @@ class Options:
             "enable": (tuple,),
             "stop_after": (int, type(None)), "dump": (str,), "verify": (bool,), "cache_dir": (str,),
             "cache_limit_mb": (int,), "measure": (bool,), "dtype": (str,), "release_originals": (bool,),
-            "profile": (bool,), "own_kernels": (bool,), "loops": (tuple,), "keep_plans": (bool,),
+            "profile": (bool,), "code_weights": (bool,), "own_kernels": (bool,), "loops": (tuple,),
+            "keep_plans": (bool,),
         }  # fmt: skip
         for name, types in expected.items():
             value = getattr(self, name)

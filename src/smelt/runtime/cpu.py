@@ -5,6 +5,7 @@ Source: the kernel's /proc/cpuinfo, which leaves out what the system does not sa
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from functools import lru_cache
@@ -33,15 +34,37 @@ def cpu_flags() -> frozenset[str]:
 @lru_cache(maxsize=1)
 def data_cache_nbytes() -> tuple[int, int]:
     """Bytes of a core's first- and second-level data cache; 32 KB and 1 MB where they are not told."""
-    found = {1: 32 << 10, 2: 1 << 20}
+    found = _caches()
+    return found.get(1, 32 << 10), found.get(2, 1 << 20)
+
+
+@lru_cache(maxsize=1)
+def last_cache_nbytes() -> int:
+    """Bytes of the last-level cache; 32 MB where they are not told."""
+    found = _caches()
+    return found[max(found)] if max(found, default=0) >= 3 else 32 << 20
+
+
+def _caches() -> dict[int, int]:
+    """Bytes of the first processor's data caches by level, as far as they are told."""
+    found: dict[int, int] = {}
     for at in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
             level, kind, size = (at.joinpath(name).read_text().strip() for name in ("level", "type", "size"))
         except OSError:
             continue
-        if kind != "Instruction" and level in ("1", "2") and size.endswith("K") and size[:-1].isdigit():
+        if kind != "Instruction" and level.isdigit() and size.endswith("K") and size[:-1].isdigit():
             found[int(level)] = int(size[:-1]) << 10
-    return found[1], found[2]
+    return found
+
+
+@lru_cache(maxsize=1)
+def memory_nbytes() -> int:
+    """Bytes of the machine's memory; 8 GB where they are not told."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 8 << 30
 
 
 @lru_cache(maxsize=1)

@@ -10,6 +10,10 @@ import os
 from dataclasses import dataclass, fields, replace
 
 from smelt.codegen.contract.anyrows import AnyRows, any_rows_source
+from smelt.codegen.contract.coded import HEIGHTS as CODED_HEIGHTS
+from smelt.codegen.contract.coded import Coded, coded_source
+from smelt.codegen.contract.coding import COLUMNS as CODED_COLUMNS
+from smelt.codegen.contract.coding import Coding
 from smelt.codegen.contract.dots import HEIGHTS, Dots, dots_source
 from smelt.codegen.contract.epilogue import Bound, plain
 from smelt.codegen.contract.gemm import MAX_ROWS, Gemm, Right, gemm_source
@@ -23,7 +27,7 @@ from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.ir import DType
 from smelt.ir.sizes import blind, equals, is_one, is_symbolic, late, size_max, size_min
-from smelt.runtime.cpu import data_cache_nbytes
+from smelt.runtime.cpu import data_cache_nbytes, last_cache_nbytes, memory_nbytes
 
 # Estimates of one core, for the grain of threads: what a tile computes and memory delivers, and a chunk worth claiming.
 _FLOPS_PER_NS, _BYTES_PER_NS, _CHUNK_NS = 100.0, 20.0, 10_000.0
@@ -43,6 +47,9 @@ _LEAST_COLUMNS, _MOST_COLUMNS = 128, 1024
 # A matrix that comes from memory is cut into parts of whole lines instead, each core to have two or more of at most so
 # many bytes and at least so many terms; below so many bytes in all the parts' sum costs more than it saves.
 _PART_NBYTES, _LEAST_PART_TERMS, _LEAST_PARTS_NBYTES = 5 << 19, 48, 2 << 20
+# A weight is coded from so many bytes on, with so many panels for each core, where the state of the program is so many
+# times what the last cache holds and at most this share of the machine's memory.
+_LEAST_CODED_NBYTES, _LEAST_CODED_PANELS, _CODED_FAR, _CODED_SHARE = 1 << 20, 4, 2, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +197,28 @@ def _dots_cut(tiling: Tiling, m: int, n: int, k: int, batch: int) -> tuple[int, 
     nbytes = min(columns, n) * k * tiling.element_nbytes
     item_ns = nbytes * max(1.0 / _BYTES_PER_NS, m / (4 * _FLOPS_PER_NS))
     return int(not is_near(n * k * tiling.element_nbytes)), batch * _ceil(n, columns), item_ns
+
+
+# --- coded weights
+
+
+def is_worth_coding(m: int, n: int, k: int, state_nbytes: int) -> bool:
+    """Whether a product reads its weight from memory at each run, so that fewer bytes are less time: few rows, a large
+    matrix with panels enough for all cores, in a program whose state stays in no cache and leaves room for the copy.
+    """
+    if any(map(is_symbolic, (m, n, k))) or m > max(CODED_HEIGHTS) or 4 * n * k < _LEAST_CODED_NBYTES:
+        return False
+    if _ceil(n, CODED_COLUMNS) < _LEAST_CODED_PANELS * (os.cpu_count() or 1):
+        return False
+    return _CODED_FAR * last_cache_nbytes() <= state_nbytes <= memory_nbytes() // _CODED_SHARE
+
+
+def plan_coded(isa: Isa, problem: Problem, coding: Coding, bound: Bound) -> ProductPlan:
+    """The plan of a product of few rows with a coded weight."""
+    coded = Coded(coding.tiling, next(h for h in CODED_HEIGHTS if h >= problem.m), bound.epilogue)
+    words = (*problem.words(), *bound.words)
+    item_ns = coding.panel_nbytes / _BYTES_PER_NS
+    return ProductPlan(coded_source(coded, isa), words, coding.panels, item_ns, coded.scratch_nbytes, "coded")
 
 
 # --- lines

@@ -1,7 +1,7 @@
 """How the tensors that a plan keeps are made again, in another process and from whatever the state holds there.
 
     parameter read as it lies     Live        the tensor that stands there
-    weight packed in panels       Panels      its program, then the packing kernel
+    weight in panels, coded too   Panels      its program, then the kernel that packs or codes
     folded of parameters          Computed    its program
     no state in it                Content     its elements
 
@@ -16,10 +16,9 @@ from typing import TypeAlias
 
 import torch
 
-from smelt.codegen.contract.packing import Packing
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.lower.fills import Fills
-from smelt.codegen.lower.packed_weight import packed_weight
+from smelt.codegen.lower.packed_weight import Form, packed_weight
 from smelt.codegen.lower.result import Lookup
 from smelt.codegen.lower.static_program import Content, Read, StaticProgram, program_of, read
 from smelt.codegen.lower.statics import Statics
@@ -50,7 +49,7 @@ class Panels:
 
     program: StaticProgram
     is_transposed: bool
-    packing: Packing
+    form: Form
     is_state: bool
 
 
@@ -77,9 +76,9 @@ def made_again(
                 found[slot] = program.run(state).detach()
             case Content():
                 found[slot] = made.tensor()
-            case Panels(program=program, is_transposed=is_transposed, packing=packing, is_state=is_state):
+            case Panels(program=program, is_transposed=is_transposed, form=form, is_state=is_state):
                 assert isa is not None, "it is part of what a kept plan is known by"
                 weight = program.run(state).detach()
                 weight = weight.t() if is_transposed else weight
-                found[slot] = packed_weight(weight, packing, isa, options, fills, is_state=is_state)
+                found[slot] = packed_weight(weight, form, isa, options, fills, is_state=is_state)
     return found

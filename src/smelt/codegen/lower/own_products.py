@@ -2,8 +2,9 @@
 
     %1 = linear(%x, %w, %b); %2 = gelu(%1); %3 = add(%2, %r)      ==>      one launch: x, w packed, b, r -> %3
 
-Few rows read the live weight as it lies, unless a run reads it again and again from cache; more rows read it packed in
-panels, one packing for all row counts. Where the number of rows is known at run time only, the kernel has both.
+Few rows read the live weight as it lies, or coded where it comes from memory, unless a run reads it again and again
+from cache; more rows read it packed in panels, one packing for all row counts. Where the number of rows is known at run
+time only, the kernel has both.
 Invariant: what is fused is eager's own formula with eager's roundings, so NaN, inf and signs of zero come out as from
 the operators one by one.
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from smelt.codegen.contract.coding import Coding, coding_tiling
 from smelt.codegen.contract.dots import HEIGHTS
 from smelt.codegen.contract.epilogue import Bound, bound, is_emittable
 from smelt.codegen.contract.gemm import Right
@@ -27,7 +29,9 @@ from smelt.codegen.contract.planning import (
     heights_of_both,
     is_few,
     is_near,
+    is_worth_coding,
     plan_both,
+    plan_coded,
     plan_parts,
     plan_product,
 )
@@ -45,7 +49,7 @@ from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.held import HowMade, Panels
 from smelt.codegen.lower.kernels import About, launch
 from smelt.codegen.lower.linear import Product, as_matrix, choose, matrix_of, own_isa
-from smelt.codegen.lower.packed_weight import packed_weight, unpacked
+from smelt.codegen.lower.packed_weight import Form, matrix_again, packed_weight
 from smelt.codegen.lower.static_program import program_of
 from smelt.ir import Arg, DType, Node, Region, Value
 from smelt.ir.sizes import is_one
@@ -108,26 +112,29 @@ def lower_own_product(ctx: Context, own: OwnProduct) -> None:
     read = _right(ctx, product, isa, tiling)
     x, left_row, left_k = _left(ctx, product, tiling, read)
     problem = Problem(product.rows, product.n, product.k, left_row, left_k, read.panel, read.step, product.n, 0)
-    in_parts = None if read.both is not None else plan_parts(isa, dtype, read.lies, problem, fused.bound)
+    in_parts = None if read.both or read.coding else plan_parts(isa, dtype, read.lies, problem, fused.bound)
     if in_parts is not None:
         _emit_parts(ctx, in_parts, own, (x, *read.slots), fused)
         return
-    if read.both is None:
-        plan = plan_product(isa, dtype, read.lies, problem, 1, fused.bound)
-    else:
+    if read.both is not None:
         plan = plan_both(isa, dtype, problem, read.both, fused.bound)
+    elif read.coding is not None:
+        plan = plan_coded(isa, problem, read.coding, fused.bound)
+    else:
+        plan = plan_product(isa, dtype, read.lies, problem, 1, fused.bound)
     out = ctx.buffer(own.result, (product.rows, product.n))
-    packing = Packing(tiling, product.n, product.k) if read.lies == "packed" else None
-    eager = _eager(product, packing, len(read.slots), own.nodes, fused.values)
-    emit(ctx, plan, (x, *read.slots), out, fused, eager, _about(own, plan.kind))
+    form = read.coding or (Packing(tiling, product.n, product.k) if read.lies == "packed" else None)
+    eager = _eager(product, form, len(read.slots), own.nodes, fused.values)
+    emit(ctx, plan, (x, *read.slots), out, fused, eager, _about(own, plan.kind, read.coding))
 
 
-def _about(own: OwnProduct, kind: str) -> About:
+def _about(own: OwnProduct, kind: str, coding: Coding | None = None) -> About:
     product = own.product
     itemsize = tensor_type(product.x).dtype.itemsize
+    weight_nbytes = product.n * product.k * itemsize if coding is None else coding.read_nbytes
     return About(
         f"{product.shape} ({kind})", (product.node, *own.nodes),
-        nbytes=(product.rows * (product.k + product.n) + product.n * product.k) * itemsize,
+        nbytes=product.rows * (product.k + product.n) * itemsize + weight_nbytes,
         flops=2 * product.rows * product.n * product.k,
     )  # fmt: skip
 
@@ -177,7 +184,7 @@ def emit(
 class _Read:
     """How the weight is read: its layout, slots, elements between panels and between steps.
 
-    both: of a kernel that reads the packed weight in the second slot if there are many rows.
+    both: of a kernel that reads the packed weight in the second slot if there are many rows. coding: of a coded weight.
     """
 
     lies: Right
@@ -185,6 +192,7 @@ class _Read:
     panel: int
     step: int
     both: Both | None = None
+    coding: Coding | None = None
 
 
 def _right(ctx: Context, product: Product, isa: Isa, tiling: Tiling) -> _Read:
@@ -196,6 +204,10 @@ def _right(ctx: Context, product: Product, isa: Isa, tiling: Tiling) -> _Read:
     packing = Packing(tiling, product.n, product.k)
     panel, step = packing.panel_nelements, tiling.panel * tiling.group
     if is_few(product.rows) and not _is_near_at_each_turn(ctx, product):
+        coding = _coding(ctx, product, isa)
+        if coding is not None:
+            slot = packed(ctx, product, isa, coding).slot
+            return _Read("packed", (slot,), coding.panel_nbytes // 4, coding.rows_at, coding=coding)
         if takes_live:
             return _Read("columns", (ctx.builder.handle(ctx.place(product.weight)),), 0, along_n)
         if along_n == 1 or n == 1:
@@ -204,6 +216,16 @@ def _right(ctx: Context, product: Product, isa: Isa, tiling: Tiling) -> _Read:
         slots = (ctx.builder.handle(ctx.place(product.weight)), packed(ctx, product, isa, packing).slot)
         return _Read("columns", slots, 0, along_n, Both(heights, panel, step))
     return _Read("packed", (packed(ctx, product, isa, packing).slot,), panel, step)
+
+
+def _coding(ctx: Context, product: Product, isa: Isa) -> Coding | None:
+    """The coding of a weight that comes from memory at each run."""
+    if not ctx.options.code_weights or tensor_type(product.weight).dtype is not DType.F32:
+        return None
+    tiling = coding_tiling(isa)
+    if tiling is None or not is_worth_coding(product.rows, product.n, product.k, ctx.statics.state_nbytes):
+        return None
+    return Coding(tiling, product.n, product.k)
 
 
 def _is_near_at_each_turn(ctx: Context, product: Product) -> bool:
@@ -231,26 +253,31 @@ def _may_keep_both(ctx: Context, product: Product, heights: tuple[int, ...]) -> 
     return heights == HEIGHTS or ctx.lies_in_state(product.weight, matrix_of(ctx, product))
 
 
-def packed(ctx: Context, product: Product, isa: Isa, packing: Packing) -> Storage:
+def packed(ctx: Context, product: Product, isa: Isa, form: Form) -> Storage:
     """The weight in panels, shared by all products with this weight, in other plans too."""
-    key = ("own", product.weight, product.is_transposed)
+    key = ("own", product.weight, product.is_transposed, form)
     if key not in ctx.packed:
         weight = matrix_of(ctx, product)  # [n, k]
         is_state = ctx.lies_in_state(product.weight, weight)
         with ctx.timed("pack"):
-            made = packed_weight(weight, packing, isa, ctx.options, ctx.fills, is_state=is_state)
-            ctx.packed[key] = ctx.held(made, panels_of(ctx, product, packing, is_state))
-        ctx.packed_nbytes += packing.nelements * weight.element_size()
+            made = packed_weight(weight, form, isa, ctx.options, ctx.fills, is_state=is_state)
+            ctx.packed[key] = ctx.held(made, panels_of(ctx, product, form, is_state))
+        ctx.packed_nbytes += nbytes_of(form, weight.element_size())
     return ctx.packed[key]
 
 
-def panels_of(ctx: Context, product: Product, packing: Packing, is_state: bool) -> HowMade:
+def nbytes_of(form: Form, itemsize: int) -> int:
+    """Memory that a weight takes in a form."""
+    return form.read_nbytes if isinstance(form, Coding) else form.nelements * itemsize
+
+
+def panels_of(ctx: Context, product: Product, form: Form, is_state: bool) -> HowMade:
     """How the panels of a product's weight are made again."""
     value, is_transposed, statics = product.weight, product.is_transposed, ctx.statics
 
     def how() -> Panels | None:
         program = program_of(statics, value)
-        return None if program is None else Panels(program, is_transposed, packing, is_state)
+        return None if program is None else Panels(program, is_transposed, form, is_state)
 
     return how
 
@@ -300,7 +327,7 @@ def fused_behind(ctx: Context, nodes: Sequence[Node], product: Value, bias: Valu
 
 
 def _eager(
-    product: Product, packing: Packing | None, weights: int, nodes: Sequence[Node], operands: Sequence[Value]
+    product: Product, form: Form | None, weights: int, nodes: Sequence[Node], operands: Sequence[Value]
 ) -> Callable[..., Any]:
     """The same in torch: (x, weight as the kernel gets it, or more such, operands.., out) -> writes out."""
     result, bias, is_transposed = product.node.result, product.bias, product.is_transposed
@@ -308,8 +335,8 @@ def _eager(
     def run(*tensors: torch.Tensor) -> None:
         x, weight, *others, out = tensors
         known = dict(zip(operands, others[weights - 1 :], strict=True))
-        if packing is not None:
-            weight = unpacked(weight, packing)
+        if form is not None:
+            weight = matrix_again(weight, form)
         elif is_transposed:
             weight = weight.t()
         with torch.no_grad():

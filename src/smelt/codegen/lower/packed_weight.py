@@ -1,4 +1,4 @@
-"""Weights in panels: memory for them, and the kernel that fills it, now or while Python goes on.
+"""Weights in panels, coded or not: memory for them, and the kernel that fills it, now or while Python goes on.
 
 Invariant: the panels are those of the weight as it lies when they are filled; the caller's guards see to it that they
 are used for no other.
@@ -6,25 +6,42 @@ are used for no other.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 
+from smelt.codegen.contract.coding import Coding
 from smelt.codegen.contract.packing import Packing, packing_source
 from smelt.codegen.llvm.isa import Isa
+from smelt.codegen.lower.coded_weight import code, decoded
 from smelt.codegen.lower.fills import Fills
 from smelt.codegen.lower.packs import packs
 from smelt.diag import Options
 
+Form: TypeAlias = Packing | Coding
+
 
 def packed_weight(
-    weight: torch.Tensor, packing: Packing, isa: Isa, options: Options, fills: Fills, *, is_state: bool
+    weight: torch.Tensor, form: Form, isa: Isa, options: Options, fills: Fills, *, is_state: bool
 ) -> torch.Tensor:
     """Panels of a weight [n, k], filled when `fills` are.
 
     is_state: it lies in memory of the program's own, so that plans share the panels for as long as it stays as it is.
     """
     if not is_state:
-        return pack(weight, packing, isa, options, fills)
-    return packs().get_or_pack(weight, packing, lambda: pack(weight, packing, isa, options, fills), fills)
+        return _made(weight, form, isa, options, fills)
+    return packs().get_or_pack(weight, form, lambda: _made(weight, form, isa, options, fills), fills)
+
+
+def _made(weight: torch.Tensor, form: Form, isa: Isa, options: Options, fills: Fills) -> torch.Tensor:
+    if isinstance(form, Coding):
+        return code(weight, form, isa, options, fills)
+    return pack(weight, form, isa, options, fills)
+
+
+def matrix_again(made: torch.Tensor, form: Form) -> torch.Tensor:
+    """The matrix [n, k] of a weight in a form."""
+    return decoded(made, form) if isinstance(form, Coding) else unpacked(made, form)
 
 
 def pack(weight: torch.Tensor, packing: Packing, isa: Isa, options: Options, fills: Fills) -> torch.Tensor:
