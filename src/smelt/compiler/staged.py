@@ -64,7 +64,7 @@ def staged_unit(
     finally:
         _logs.reset(before)
     if staged.error is not None:
-        return None, staged.error.what
+        return None, _told(staged.error) if dynamic is None else staged.error.what
     if odd and staged.sizes is not None:
         staged = replace(staged, sizes=replace(staged.sizes, reads_strides=bool(asked)))
     if odd and needs_strides(staged, odd):
@@ -91,6 +91,13 @@ def staged_unit(
             known.add(_place(read))
             log.reads.append(read)
     return unit, ""
+
+
+def _told(error: SmeltError) -> str:
+    """Why there is no graph of all ways, where that came up, and what to do."""
+    where = f" ({error.where})" if error.where is not None else ""
+    fix = "for one graph, stay in tensors there (torch.where, masks, topk)" if error.code == "S0101" else error.fix
+    return "; ".join(part for part in (f"{error.what}{where}", error.why, fix) if part)
 
 
 def staged_capture(

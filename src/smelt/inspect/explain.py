@@ -134,6 +134,8 @@ def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     ways = _ways(unit)
     if ways:
         row["ways"] = ways
+    if unit.is_path and unit.why_paths:
+        row["no graph of all ways"] = unit.why_paths
     if isinstance(unit, SizedUnit):
         row["plans"] = _plans(unit)
     shown = next(reversed(unit.plans.values()), unit) if isinstance(unit, SizedUnit) else unit
@@ -158,8 +160,7 @@ def _plans(unit: SizedUnit) -> str:
 def _ways(unit: Unit) -> str:
     """Where data decide what runs, and whether the graph has all that may; nothing where they decide nothing."""
     if unit.is_path:
-        why = f"; not one graph for all, because {unit.why_paths}" if unit.why_paths else ""
-        return f"one of those that were recorded{why}"
+        return "one of those that were recorded"
     found = [node for node in unit.graph.walk() if node.op in ("if", "for", "while")]
     places = dict.fromkeys(
         f"{node.op} {Path(node.span.file).name}:{node.span.line}" if node.span is not None else node.op

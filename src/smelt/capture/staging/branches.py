@@ -15,6 +15,7 @@ from smelt.capture.spans import is_users
 from smelt.capture.staging.growing import Grows, container_type, stage_container
 from smelt.capture.staging.heap import Change
 from smelt.capture.staging.merge import Poison, resolved
+from smelt.capture.staging.ordering import check_unchanged
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import CannotGrow, CannotMerge, CannotStage
 from smelt.capture.staging.symbols import is_staged, slot_of
@@ -158,6 +159,7 @@ def arm(
         try:
             set_(start)
             body()
+            check_unchanged(session)
             if session.recorder._modes_now() != modes:
                 session.cannot("a mode is switched on one path only")
             left = get()

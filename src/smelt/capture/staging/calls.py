@@ -13,12 +13,15 @@ import torch
 
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import called, computed, is_sized, number_of
+from smelt.capture.staging import ordering
 from smelt.capture.staging.branches import condition
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import Count, StagedRange, StagedSequence, Zipped, sequence_of
 from smelt.capture.staging.watch import check_c
 from smelt.ir import BOOL, COMPLEX, FLOAT, INT, STR, DictType, ListType, TensorType, TupleType
 
+# What can be gone over without a change to it that others would see, or that Python itself would go over just so.
+_KNOWN: tuple[type, ...] = (list, tuple, range, zip, enumerate, type({}.keys()), type({}.values()), type({}.items()))
 _CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool, COMPLEX: complex, STR: str}
 
 
@@ -47,6 +50,10 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         getattr(fn, "__self__", None), StagedObject
     ):
         return fn(*args, **kwargs)
+    if ordering.is_sort(fn) and not args:
+        return ordering.sort(session, runtime, fn.__self__, **kwargs)
+    if session.picked:
+        ordering.check_call(session, fn)
     check_c(session, fn, args, kwargs)
     args = tuple(_for_torch(session, a, fn) for a in args)
     return fn(*args, **{k: _for_torch(session, v, fn) for k, v in kwargs.items()})
@@ -270,10 +277,18 @@ def _zip(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _sorted(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not args or kwargs.get("key") is not None or not (_holds_staged(args[0]) or isinstance(args[0], StagedObject)):
+    key, reverse = kwargs.get("key"), kwargs.get("reverse", False)
+    items: Any = args[0] if args else None
+    if len(args) == 1 and type(items) in _KNOWN and not kwargs.keys() - {"key", "reverse"}:
+        items = list(items)
+        if key is not None or not items or not all(is_staged(i) or type(i) in (int, float, str) for i in items):
+            return ordering.ordered(session, runtime, items, key, reverse)
+    elif not isinstance(items, StagedObject) or key is not None:
         return sorted(*args, **kwargs)
-    ordered = session.emit("py.call", "builtins.sorted", args[0])
-    return session.emit("py.slice", ordered, None, None, -1) if kwargs.get("reverse") else ordered
+    if reverse is False:
+        return session.emit("py.call", "builtins.sorted", items)
+    items = items if isinstance(items, list) else session.emit("py.call", "builtins.list", items)
+    return session.emit("py.call", "list.sorted_by", items, items, reverse)
 
 
 def _next(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

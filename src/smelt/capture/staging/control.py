@@ -14,7 +14,7 @@ import torch
 
 from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.recorder import slot_type
-from smelt.capture.staging import calls
+from smelt.capture.staging import calls, ordering
 from smelt.capture.staging.branches import branch, condition, is_catchable
 from smelt.capture.staging.loops import Loop, run_loop
 from smelt.capture.staging.merge import Pending, Poison
@@ -340,6 +340,9 @@ class StagingRuntime(PlainRuntime):
         if op in ("in", "not in"):
             found = self.contains(0, left, right)
             return found if op == "in" else self.not_(0, found)
+        if op in ("is", "is not"):
+            ordering.check_change(self.session, left)
+            ordering.check_change(self.session, right)
         if op in ("is", "is not") and (is_staged(left) or is_staged(right)):
             found = self._identical(left, right)
             return found if op == "is" else self.not_(0, found)
@@ -385,6 +388,7 @@ class StagingRuntime(PlainRuntime):
 
     def setattr_(self, at: int, o: Any, name: str, v: Any) -> None:
         _use(self.session, o)
+        ordering.check_change(self.session, o)
         setattr(o, name, v)
 
     def getitem(self, at: int, o: Any, k: Any) -> Any:
@@ -406,7 +410,12 @@ class StagingRuntime(PlainRuntime):
             self.session.check_change(o)
             o.slot = slot_of(self.session.emit("py.setitem", o, k, v))
             return
+        ordering.check_change(self.session, o)
         o[k] = v
+
+    def delitem(self, at: int, o: Any, k: Any) -> None:
+        ordering.check_change(self.session, o)
+        super().delitem(at, o, k)
 
     def binop(self, at: int, op: str, a: Any, b: Any) -> Any:
         _use(self.session, a, b)
@@ -418,6 +427,7 @@ class StagingRuntime(PlainRuntime):
 
     def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
         _use(self.session, a, b)
+        ordering.check_change(self.session, a)
         if op == "+" and isinstance(a, StagedObject) and isinstance(slot_of(a).type, ListType):
             self.session.check_change(a)
             calls.extend(self.session, a, b)

@@ -31,6 +31,7 @@ from smelt.capture.staging.leaves import (
     take_apart,
 )
 from smelt.capture.staging.merge import Pending, Poison, flag_in, is_result
+from smelt.capture.staging.ordering import check_unchanged
 from smelt.capture.staging.records import RegionRecords, Structured
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import Again, CannotStage
@@ -158,6 +159,7 @@ class Loop:
                     change.put(value)
                 self.set(values)
                 given = part(*arguments)
+                check_unchanged(self.session)
                 left = self.get()
                 changes = self.snapshot.changes()
                 return Outcome(left, changes, test=given if part is self.test else None)

@@ -95,6 +95,7 @@ class Recording:
         self.negations: dict[Slot, Slot] = {}
         self.watch: Watch | None = None
         self.budget: Budget | None = None
+        self.picked: dict[int, tuple[Any, Any, object]] = {}  # containers of which there may be copies, by id
 
     def will_fork(self, key: object) -> None:
         """A branch that could not be merged is explored both ways from now on."""

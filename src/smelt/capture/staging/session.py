@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import log2
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ from smelt.ir import (
 from smelt.ops.convert import dtype_to_torch
 
 MOST_PATHS = 64
+_MULTIPLIED = 48  # ways of which it is told whether they multiply with each question
 
 
 @dataclass
@@ -67,7 +69,7 @@ class Ended(BaseException):
 class Region:
     """One run of a region: answers given so far, and the records between them.
 
-    answers: values that were asked for, by the question.
+    answers: values that were asked for, by the question. orders: in how many ways lists may have been put in order.
     """
 
     prefix: tuple[bool, ...]
@@ -77,6 +79,7 @@ class Region:
     known: dict[Slot, bool] = field(default_factory=dict)
     asked: dict[tuple[str, int, str], int] = field(default_factory=dict)
     answers: dict[Any, Any] = field(default_factory=dict)
+    orders: int = 1
 
 
 class Session(Reading):
@@ -151,7 +154,7 @@ class Session(Reading):
         known: questions that have an answer throughout the region.
         """
         given = dict(known or {})
-        return self._combine(self._explore(thunk, (), given), 0, (thunk, names, why, given))
+        return self._combine(self._explore(thunk, (), given), 0, (thunk, names, why, given, [1]))
 
     def _explore(
         self, thunk: Callable[[], Outcome], prefix: tuple[bool, ...], known: dict[Slot, bool], site: Site | None = None
@@ -178,12 +181,15 @@ class Session(Reading):
         return region
 
     def _combine(self, region: Region, number: int, part: Any) -> tuple[list[Any], Outcome]:
-        thunk, names, why, known = part
+        thunk, names, why, known, explored = part
         records, slot, site = region.segments[number]
         if slot is None:
             return list(records), region.outcome
+        before = explored[0]
         mine, my_outcome = self._combine(region, number + 1, part)
+        self._check_growth(explored[0] - before + 1, len(region.taken) - number - 1, number + 1, site)
         saved_asked, self._asked = self._asked, dict(region.asked)
+        explored[0] += 1
         other = self._explore(thunk, (*region.taken[:number], not region.taken[number]), known, site)
         self._asked = saved_asked
         try:
@@ -205,6 +211,17 @@ class Session(Reading):
         finally:
             self.recorder.leave(saved)
         return [*records, *tail], merged
+
+    def _check_growth(self, found: int, levels: int, more: int, site: Site | None) -> None:
+        """So many paths came of the last questions, and so many questions more have another answer to be explored.
+
+        Raises: CannotStage where they have multiplied so far as none that meet again do, and would become too many.
+        """
+        if found < _MULTIPLIED or levels > 2 * log2(found):
+            return
+        if found * 2 ** (more * log2(found) / max(levels, 1)) > self.most_explored:
+            why = f"{found} ways came of {levels} questions, and {more} questions more have to be answered either way"
+            raise CannotStage("the program has too many paths", why, site or self.site())
 
     def branch(
         self,

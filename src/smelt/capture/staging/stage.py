@@ -52,6 +52,7 @@ from smelt.capture.staging.control import StagingRuntime
 from smelt.capture.staging.functions import Functions
 from smelt.capture.staging.heap import Change, Snapshot
 from smelt.capture.staging.merge import Merger, Pending, Poison
+from smelt.capture.staging.ordering import check_unchanged
 from smelt.capture.staging.patches import answering
 from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.session import Outcome, Session
@@ -246,7 +247,9 @@ class _Run:
         session.base_frame = sys._getframe()
         try:
             args, kwargs = self.call
+            session.picked.clear()
             result = self.fn(*args, **kwargs)
+            check_unchanged(session)
             return Outcome(result, self.snapshot.changes())
         except Exception as error:
             check_genuine(session, error)
