@@ -132,6 +132,15 @@ def in_a_loop(x: torch.Tensor) -> torch.Tensor:
     return q
 
 
+def counted_from_the_start(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    rows, bits = (x + 1)[2:4], (x * 2).chunk(2)[1].view(torch.int32)
+    return (
+        x.clone().as_strided((3,), (2,), 1) * 2,
+        rows.flatten().as_strided((5,), (1,), 0) + 1,
+        bits.as_strided((2,), (1,), 3) * 2,
+    )
+
+
 @pytest.mark.parametrize("program", [chunks, column, of_the_caller, in_a_loop])
 def test_programs_run_whole(program: Callable[[torch.Tensor], object]) -> None:
     compiled = smelt.compile(program, options={"measure": False})
@@ -145,6 +154,14 @@ def test_programs_run_whole(program: Callable[[torch.Tensor], object]) -> None:
     assert row.entry is not None and not compiled.stats().fallbacks
     graph = smelt.trace(program, torch.randn(8, 8)).graph
     assert not _in_place(graph), str(graph)
+
+
+@pytest.mark.parametrize("offset", [0, 5])
+def test_places_are_counted_from_the_start_of_the_storage_they_are_in(offset: int) -> None:
+    x = torch.randn(8 * 8 + offset)[offset:].view(8, 8)
+    wanted = counted_from_the_start(x)
+    traced = smelt.trace(counted_from_the_start, x, options={"measure": False})
+    assert all(map(torch.equal, traced(x), wanted))
 
 
 @pytest.mark.parametrize(

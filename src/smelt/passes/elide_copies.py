@@ -1,7 +1,8 @@
 """Copies and arithmetic that give the operand back.   %1 = clone %x; %2 = mul %1 1; %3 = sin %2   ==>   %3 = sin %x
 
 Only where type and every bit stay (x + 0 is not x for -0.0, x * 1 is not x for a bool), and where nobody can tell one
-memory from two: neither is written, and the result is not returned unless the operand is nobody else's.
+memory from two: neither is written, no place is counted from the start of the copy's storage, and the result is not
+returned unless the operand is nobody else's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from smelt.analysis import Aliases, is_external
 from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
 from smelt.passes.base import Pass, PassContext, erase_dead
+from smelt.passes.placed_views import can_place_again, is_placed
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
@@ -89,13 +91,16 @@ _RULES = {
 
 
 class _Memory:
-    """Which memories are written or kept by the caller, as joins go on."""
+    """Which memories are written, kept by the caller or seen as places in a storage, as joins go on."""
 
     def __init__(self, graph: Graph, aliases: Aliases) -> None:
         self.aliases = aliases
         self.joined: dict[Value, frozenset[Value]] = {}
         self.kept = set(aliases.outputs)
+        self.placed: set[Value] = set()
         for node in graph.walk():
+            if is_placed(node) and not can_place_again(node):
+                self.placed |= aliases.of_all(node.operands())
             for region in node.regions:
                 self.kept |= aliases.of_all(v for arg in region.yields for v in values_in(arg))
 
@@ -112,7 +117,7 @@ class _Memory:
 
     def may_join(self, result: Value, source: Value) -> bool:
         a, b = self.roots(result), self.roots(source)
-        if (a | b) & self.aliases.written:
+        if (a | b) & self.aliases.written or a & self.placed:
             return False
         if not a & self.kept:
             return True

@@ -2,15 +2,18 @@
 
 %1 = transpose %x 0 1; %2 = transpose %1 0 1   ==>   use %x for %2
 %1 = view %x [6]; %2 = view %1 [2, 3]          ==>   %2 = view %x [2, 3]
+%1 = slice %x 0 2; %2 = as_strided %1 [3] [1] 0  ==>   %2 = as_strided %x [3] [1] 0
 
 Only where dtype, sizes, strides and the memory that the result lies in stay as they are.
 """
 
 from __future__ import annotations
 
+from smelt.diag import SmeltError
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value
 from smelt.ops.catalogue.views import view_strides
 from smelt.ops.effects import alias_of
+from smelt.ops.typing import infer
 from smelt.passes.base import Pass, PassContext, call_of, can_erase
 from smelt.rewrite import Match, Rewriter, Rule, anything, apply_rules, literal, op
 
@@ -94,6 +97,43 @@ def _merge_views(rewriter: Rewriter, match: Match) -> Arg | None:
     return made.result
 
 
+def _place_at_start(rewriter: Rewriter, match: Match) -> Arg | None:
+    """Places in a storage are those of what was made there: only that surely begins where its storage does."""
+    node, call = match.root, call_of(match.root)
+    operand = call["self"]
+    if call["storage_offset"] is None or not isinstance(operand, Value) or not isinstance(operand.type, TensorType):
+        return None
+    base: Value | None = operand
+    start = operand
+    while base is not None:
+        start = base
+        base = alias_of(base.node) if base.node is not None else None
+    if start is operand or not isinstance(start.type, TensorType):
+        return None
+    if start.type.dtype is not operand.type.dtype:
+        if _is_of_start(operand):
+            return None
+        try:
+            types = infer("aten.view.dtype", (start, operand.type.dtype), {})
+        except (SmeltError, RuntimeError):
+            return None
+        viewed = rewriter.builder.add("aten.view.dtype", (start, operand.type.dtype), types)
+        rewriter.adopt(viewed)
+        start = viewed.result
+    made = rewriter.builder.add(node.op, (start, *node.args[1:]), (node.result.type,), node.kwargs)
+    rewriter.adopt(made)
+    return made.result
+
+
+def _is_of_start(value: Value) -> bool:
+    """Whether a value is what was made in its storage, in another dtype."""
+    node = value.node
+    if node is None or node.op != "aten.view.dtype":
+        return False
+    (source,) = node.operands()
+    return source.node is None or alias_of(source.node) is None
+
+
 def _same_dtype_softmax(rewriter: Rewriter, match: Match) -> Arg | None:
     x = match.value("x")
     if not isinstance(x.type, TensorType) or x.type.dtype is not match["dtype"]:
@@ -124,6 +164,7 @@ RULES: tuple[Rule, ...] = (
         op("aten.view.default", op("aten.view.default", _X, _ANY_LITERAL), _ANY_LITERAL),
         _merge_views,
     ),
+    Rule("place-at-start", op("aten.as_strided.default", _X, open_ended=True), _place_at_start),
     Rule(
         "softmax-of-its-own-dtype",
         op(
