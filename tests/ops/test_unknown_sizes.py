@@ -103,7 +103,7 @@ def of(text: str) -> Type:
     return parse(f"graph g(%x: {text}) -> () {{ return }}").inputs[0].type
 
 
-def ask(op: str, *args: Any) -> str:
+def told(op: str, *args: Any) -> tuple[Type, ...]:
     b = Builder.new("g", {})
 
     def read(arg: Any) -> Arg:
@@ -111,7 +111,11 @@ def ask(op: str, *args: Any) -> str:
             return b.add_param(b.graph.body, "v", of(arg))
         return tuple(map(read, arg)) if isinstance(arg, list) else arg
 
-    return " ".join(map(str, infer(op, tuple(map(read, args)))))
+    return infer(op, tuple(map(read, args)))
+
+
+def ask(op: str, *args: Any) -> str:
+    return " ".join(map(str, told(op, *args)))
 
 
 @pytest.mark.parametrize(
@@ -173,3 +177,46 @@ def test_recurrent_layers_are_not_tried_on_what_does_not_fit() -> None:
     )
     unknown = ("f32[_, _, 4]", ["f32[4, _, 6]"] * 2)
     assert ask("aten.lstm.input", *unknown, weights, True, 2, 0.0, False, True, False).startswith("f32[_, _, 12]")
+
+
+@pytest.mark.parametrize(("name", "gates"), [("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)])
+@pytest.mark.parametrize(
+    ("x", "state", "weights", "batch_first", "expected"),
+    [
+        ("f32[_, _, _]", "f32[_, _, _]", ("f32[_, _]", "f32[_, _]", "f32[_]", "f32[_]"), False,
+         ("f32[_, _, _]", "f32[1, _, _]")),
+        ("f32[_, _, _]", "f32[1, _, 6]", ("f32[{g}, 4]", "f32[{g}, 6]", "f32[{g}]", "f32[{g}]"), False,
+         ("f32[_, _, 6]", "f32[1, _, 6]")),
+        ("f32[_, _, 4]", "f32[1, 3, _]", ("f32[{g}, 4]", "f32[{g}, 6]", "f32[{g}]", "f32[{g}]"), True,
+         ("f32[3, _, 6]{{6, 18, 1}}", "f32[1, 3, 6]")),
+        ("f32[?]", "f32[?]", ("f32[?]",) * 4, False, ("f32[?]", "f32[?]")),
+    ],
+)  # fmt: skip
+def test_recurrent_layers_of_unknown_sizes(
+    name: str, gates: int, x: str, state: str, weights: tuple[str, ...], batch_first: bool, expected: tuple[str, str]
+) -> None:
+    """Whoever changes one size must change others with it, so trials alone would tell sizes that need not be."""
+    given = [w.format(g=6 * gates) for w in weights]
+    states = [state, state] if name == "lstm" else state
+    out, hidden = (e.format() for e in expected)
+    found = ask(f"aten.{name}.input", x, states, given, True, 1, 0.0, False, False, batch_first)
+    assert found == " ".join([out, *([hidden] * (2 if name == "lstm" else 1))])
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("layer", [torch.nn.LSTM(4, 6, 2, proj_size=5), torch.nn.RNN(4, 6, 2, bidirectional=True)])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_recurrent_layers_of_unknown_sizes_are_as_in_eager(layer: torch.nn.RNNBase, batch_first: bool) -> None:
+    layer.batch_first = batch_first
+    x = torch.randn(2, 3, 4)
+    out, states = layer(x)
+    ways = 2 if layer.bidirectional else 1
+    given = [f"f32[{2 * ways}, _, {n}]" for n in ((5, 6) if isinstance(layer, torch.nn.LSTM) else (6,))]
+    name = "lstm" if isinstance(layer, torch.nn.LSTM) else "rnn_tanh"
+    weights = [f"f32{list(w.shape)}" for w in layer._flat_weights if isinstance(w, torch.Tensor)]
+    args = (given if len(given) > 1 else given[0], weights, True, 2, 0.0, False, layer.bidirectional, batch_first)
+    for sizes in ("f32[_, _, 4]", "f32[2, _, 4]", "f32[_, 3, 4]"):
+        found = told(f"aten.{name}.input", sizes, *args)
+        for type_, tensor in zip(found, [out, *(states if isinstance(states, tuple) else [states])], strict=True):
+            assert isinstance(type_, TensorType)
+            assert fits(TensorType.of(type_.dtype, tensor.shape, tensor.stride()), type_)

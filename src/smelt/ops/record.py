@@ -61,6 +61,7 @@ class OpRecord:
 
     name: as in the graph. oracle: dotted name of the public torch function with the same meaning.
     result: types of the results where torch's meta kernel is wrong or missing; None for a call it cannot tell.
+    result_of_unknown: where sizes of operands are unknown, and too many of them depend on each other to be tried.
     lower: the same in simpler ops, or None for a call that stays; `exact`: bit for bit what eager computes.
     rng: whether a call draws random numbers. writes: arguments that a call changes though its schema does not say so.
     may_throw: whether the data may make eager raise. uninitialised: the result's content is arbitrary.
@@ -71,6 +72,7 @@ class OpRecord:
     samples: Samples
     source: str = ""
     result: TypeRule | None = None
+    result_of_unknown: TypeRule | None = None
     lower: Lowering | None = None
     exact: bool = False
     alias: Alias = "fresh"

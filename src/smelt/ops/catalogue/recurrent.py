@@ -1,7 +1,8 @@
-"""Recurrent layers with gates as one operator each, over all steps.
+"""Recurrent layers as one operator each, over all steps.
 
 That what they give has memory of its own is said here because trying it runs every step; and which sizes fit, because
 torch's own kernels of `lstm` and `gru` do not look: operands that do not fit are read past their end.
+Where sizes are unknown it is told what they give, for what one size changes many must with it: few trials would fit.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from smelt.diag import InternalError
-from smelt.ir import TensorType, TupleType, Value
+from smelt.ir import ANY, UNKNOWN_DIM, Dim, TensorType, TupleType, Type, UnknownDim, Value
 from smelt.ops.record import Call, OpRecord, Sample, sample
 from smelt.ops.samples import floats
 
@@ -76,6 +77,67 @@ def _fit(
     return True
 
 
+def _of_unknown(call: Call, gates: int) -> tuple[Type, ...] | None:
+    """The types of the results where some sizes are unknown; None where symbols tell all of them."""
+    given = [_types(call[name]) for name in ("input", "hx", "params")]
+    flags = [call[name] for name in ("has_biases", "num_layers", "bidirectional", "batch_first")]
+    if all(types is not None and not any(map(_is_open, types)) for types in given):
+        return None
+    inputs, states, weights = given
+    if inputs is None or states is None or not all(isinstance(flag, int) for flag in flags):
+        return (ANY,) * (3 if gates == 4 else 2)
+    (x,) = inputs
+    if x.rank != 3:
+        unknown = TensorType(x.dtype, None, None, x.device)
+        return (unknown,) * (1 + len(states))
+    has_biases, num_layers, both, batch_first = flags
+    ways = 2 if both else 1
+    x_sizes = x.shape or ()
+    state_sizes = [_three(state) for state in states]
+    batch = _known(x_sizes[not batch_first], *(sizes[1] for sizes in state_sizes))
+    first, last = state_sizes[0], state_sizes[-1]
+    each = 4 if has_biases else 2
+    is_projected = len(states) == 2 and (weights is None or len(weights) != num_layers * ways * each)
+    of_weights = UNKNOWN_DIM if not weights or not weights[0].shape else weights[0].shape[0]
+    hidden = _known(last[2], of_weights // gates if isinstance(of_weights, int) else UNKNOWN_DIM)
+    out = first[2] if is_projected else _known(first[2], hidden)
+    length, width = x_sizes[bool(batch_first)], _times(out, ways)
+    results = [TensorType(x.dtype, (length, batch, width), None, x.device)]
+    if batch_first:
+        results = [TensorType(x.dtype, (batch, length, width), (width, _times(batch, width), 1), x.device)]
+    for size in (out, hidden)[-len(states) :]:
+        results.append(TensorType(x.dtype, (num_layers * ways, batch, size), None, x.device))
+    return tuple(results)
+
+
+def _types(arg: Any) -> list[TensorType] | None:
+    """The type of a tensor, or of each of several; None where there are others, or nobody knows how many."""
+    if isinstance(arg, Value):
+        types = arg.type.elements if isinstance(arg.type, TupleType) else (arg.type,)
+        return (
+            [t for t in types if isinstance(t, TensorType)] if all(isinstance(t, TensorType) for t in types) else None
+        )
+    inner = [_types(item) for item in arg]
+    return None if any(types is None for types in inner) else [t for types in inner for t in types or ()]
+
+
+def _is_open(type_: TensorType) -> bool:
+    return type_.shape is None or any(isinstance(d, UnknownDim) for d in (*type_.shape, *(type_.strides or ())))
+
+
+def _three(state: TensorType) -> tuple[Dim, ...]:
+    return state.shape if state.shape is not None and len(state.shape) == 3 else (UNKNOWN_DIM,) * 3
+
+
+def _known(*dims: Dim) -> Dim:
+    """A number of some that are equal, where there is one; else what is known the most of it."""
+    return min(dims, key=lambda d: (isinstance(d, UnknownDim), not isinstance(d, int)))
+
+
+def _times(a: Dim, b: Dim) -> Dim:
+    return a * b if isinstance(a, int) and isinstance(b, int) else (a if b == 1 else UNKNOWN_DIM)
+
+
 def _samples(gates: int, states: int) -> Iterator[Sample]:
     for dtype, has_biases, layers, both, batch_first in (
         (torch.float32, True, 1, False, False),
@@ -99,7 +161,9 @@ def _record(name: str, gates: int, states: int, source: str) -> OpRecord:
         f"aten.{name}.input",
         f"torch.{name}",
         lambda: _samples(gates, states),
-        result=lambda call: _refuse_what_does_not_fit(call, gates),
+        # With one gate torch looks at the sizes itself, and takes some more.
+        result=(lambda call: _refuse_what_does_not_fit(call, gates)) if gates > 1 else None,
+        result_of_unknown=lambda call: _of_unknown(call, gates),
         rng=_drops,
         source=source,
     )
@@ -108,4 +172,6 @@ def _record(name: str, gates: int, states: int, source: str) -> OpRecord:
 RECURRENT: tuple[OpRecord, ...] = (
     _record("lstm", 4, 2, "doi:10.1162/neco.1997.9.8.1735"),
     _record("gru", 3, 1, "arXiv:1406.1078"),
+    _record("rnn_tanh", 1, 1, "doi:10.1207/s15516709cog1402_1"),
+    _record("rnn_relu", 1, 1, "arXiv:1504.00941"),
 )
