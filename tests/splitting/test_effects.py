@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import smelt
 from tests.splitting.log import Log
 from tests.splitting.twins import Twin, breaks, compare, compiled_pieces, inputs, is_whole, splits_of
 
@@ -201,6 +202,32 @@ def test_numpy_in_the_middle() -> None:
         return after(z) + 1
 
     assert compiled_pieces(compare(lambda: Twin(program), inputs(80, 64))) == 2
+
+
+def round_trip(x: torch.Tensor) -> torch.Tensor:
+    y = before(x)
+    z = torch.from_numpy(y.numpy() * 2)
+    return after(z) + 1
+
+
+def copied_round_trip(x: torch.Tensor) -> torch.Tensor:
+    y = before(x)
+    z = torch.tensor(np.asarray(y) * 2)
+    return after(z) + 1
+
+
+@pytest.mark.parametrize("program", [round_trip, copied_round_trip], ids=lambda f: f.__name__)
+def test_small_arrays_of_numpy_that_become_tensors_again(program: Any) -> None:
+    line = program.__code__.co_firstlineno + 2
+    compiled = compare(lambda: Twin(program), inputs(4, 5))
+    assert compiled_pieces(compiled) == 2
+    assert compiled.stats().builds == 1
+    (told,) = [row for row in smelt.explain(compiled).breaks if "where" in row]
+    assert "through NumPy" in str(told["why"]) and str(told["where"]).endswith(f":{line} in {program.__name__}")
+    with pytest.raises(smelt.CaptureError, match="an array becomes a tensor again") as caught:
+        smelt.compile(program, fullgraph=True)(*inputs(4, 5)(0))
+    assert caught.value.where is not None and caught.value.where.line == line
+    assert caught.value.why and caught.value.fix
 
 
 def test_state_written_at_each_call() -> None:

@@ -153,7 +153,7 @@ class Recorder:
     error: SmeltError | None = None
     flags: dict[Span | None, str] = field(default_factory=dict)
     own_backward: str = ""
-    lent: list[tuple[torch.Tensor, torch.Tensor, str]] = field(default_factory=list)
+    lent: list[tuple[torch.Tensor, torch.Tensor, str, Site | None]] = field(default_factory=list)
     _dtype: torch.dtype = field(default_factory=default_dtype)
     _modes: dict[tuple[bool, bool], Modes] = field(default_factory=dict)
     _slots: dict[int, Slot] = field(default_factory=dict)
@@ -347,6 +347,7 @@ class Recorder:
         slot.kind = "constant"
         if slot.family.is_foreign:
             self._check_over_lent(tensor)
+            self._check_brought_back()
         with torch.no_grad():
             self.constants[slot] = strided_copy(tensor.detach())
 
@@ -372,13 +373,14 @@ class Recorder:
         """Note that a tensor shares memory with a Python object, so that a write to it is an error."""
         self.slot_of(tensor).family.is_foreign = True
         self._check_over_lent(tensor)
+        self._check_brought_back()
 
     def _check_over_lent(self, tensor: torch.Tensor) -> None:
         """Fail where a tensor lies in memory that was lent to NumPy: the two share their elements."""
         if not self.lent or tensor.layout is not _STRIDED:
             return
         start, end = tensor.data_ptr(), tensor.data_ptr() + nbytes_spanned(tensor)
-        for lent, _, what in self.lent:
+        for lent, _, what, _ in self.lent:
             if start < lent.data_ptr() + nbytes_spanned(lent) and lent.data_ptr() < end:
                 self.fail(
                     f"a tensor was made over memory that Python got by {what}",
@@ -386,6 +388,20 @@ class Recorder:
                     "use the tensor itself, or a copy of it: torch.tensor(array)",
                     "S0104",
                 )
+
+    def _check_brought_back(self) -> None:
+        """Fail where a tensor is made of an array, after the elements of another depended on data: the graph would hold
+        for the very elements that the recorded run had.
+        """
+        if self.lent:
+            *_, what, site = self.lent[0]
+            self.fail(
+                f"elements go through NumPy: Python got them by {what}, and an array becomes a tensor again",
+                "what NumPy computes is no part of a graph",
+                "compute it with torch, or outside, with what the program returns",
+                "S0104",
+                site,
+            )
 
     def read_version(self, tensor: torch.Tensor) -> None:
         """Note that Python read how often a tensor was written, which goes on for those that outlive the call."""
@@ -512,13 +528,13 @@ class Recorder:
             copy = strided_copy(tensor.detach())
         if what in _LENDING:
             slot.family.is_foreign = True
-            self.lent.append((tensor, copy, what))
+            self.lent.append((tensor, copy, what, self._find_site(2)))
         self._expect("elements", [slot], {}, copy)
         self._note_conversion("S0101", slot, what, copy.tolist() if copy.numel() <= _SHOWN else None)
 
     def check_lent(self) -> None:
         """Fail where memory that was lent to NumPy was written by Python."""
-        for tensor, copy, what in self.lent:
+        for tensor, copy, what, _ in self.lent:
             if not same_bits(tensor, copy):
                 self.fail(
                     f"memory that Python got by {what} was written afterwards",
