@@ -96,19 +96,22 @@ def explain(
     target: TargetArgument,
     html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON instead of text.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All rows: no guard, node or pass is only counted.")
+    ] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Measure each kernel of 20 calls.")] = False,
     roofline: Annotated[Path | None, typer.Option(help="Plot the kernels below the machine's ceilings.")] = None,
 ) -> None:
     """Compile a program, call it once, and say what became of it.
 
-    The report has the graphs, the guards with the source line each came from,
-    the passes with their times, how every node runs (own kernel, library,
-    dispatcher, Python), fallbacks, compile time by stage, and memory.
+    The report has the graphs, what ran in Python and why calls compiled anew,
+    the guards with the source line each came from, how nodes run (own kernel,
+    library, dispatcher, Python), memory, passes, compile time by stage.
 
     \b
     Examples:
       smelt explain model.py:mlp
-          as text
+          as text, what holds of every program counted only (--all: all of it)
       smelt explain model.py:mlp --html report.html
           for a browser, the graphs included
       smelt explain model.py:mlp --json | jq .fallbacks
@@ -138,7 +141,7 @@ def explain(
     if json:
         typer.echo(json_.dumps(report.to_dict(), indent=2))
     elif html is None:
-        typer.echo(str(report))
+        typer.echo(report.to_text(everything=True) if everything else str(report))
 
 
 def _unwritable(path: Path, why: str) -> SmeltError:

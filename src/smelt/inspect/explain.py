@@ -16,12 +16,16 @@ from smelt.compiler.splitting_report import break_rows, piece_rows
 from smelt.diag import SmeltError
 from smelt.inspect.kernels import kernel_rows
 from smelt.inspect.parts import Part, parts_of
-from smelt.inspect.report import Report, Row
+from smelt.inspect.report import Report
+from smelt.inspect.shown import Row
 from smelt.inspect.symbols import symbol_rows
 from smelt.ir import DType, TensorType
 from smelt.passes.lower_precision import PRODUCT_OPS
 
-MB = 1 << 20
+_MEMORY = {
+    "arena_nbytes": "arena", "arena_naive_nbytes": "arena without reuse", "packed_nbytes": "packed weights",
+    "folded_nbytes": "computed from weights", "peak_nbytes": "peak of a call",
+}  # fmt: skip
 
 
 def explain(compiled: Any) -> Report:
@@ -270,15 +274,15 @@ def _memory(parts: Sequence[Part]) -> list[Row]:
         if unit.lowered is None:
             continue
         found: Mapping[str, int] = unit.lowered.report.to_dict()["memory"]
-        mine: list[Row] = [{"what": what.removesuffix("_nbytes"), "MB": n / MB} for what, n in found.items()]
+        mine: list[Row] = [{"what": _MEMORY[what], "bytes": n} for what, n in found.items()]
         peak = next((p.peak for p in reversed(unit.passes) if p.peak is not None), None)
         if peak is not None:
-            mine.append({"what": "peak before order", "MB": peak.before / MB})
-            mine.append({"what": "peak after order", "MB": peak.after / MB})
+            mine.append({"what": "peak in the program's order", "bytes": peak.before})
+            mine.append({"what": "peak in the order that runs", "bytes": peak.after})
         originals = sum(nbytes_spanned(t) for t in unit.originals)
-        mine.append({"what": "originals of packed and folded", "MB": originals / MB})
+        mine.append({"what": "originals of packed and folded", "bytes": originals})
         if unit.options.release_originals:
-            given = {"what": "originals released", "MB": unit.released_nbytes / MB}
+            given = {"what": "originals released", "bytes": unit.released_nbytes}
             why_not = "" if unit.moved is None else unit.moved.why_not
             mine.append({**given, "note": why_not} if why_not else given)
         rows += part.rows(mine)

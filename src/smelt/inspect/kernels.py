@@ -16,8 +16,8 @@ from smelt.codegen.lower.report import KernelReport
 from smelt.compiler import Compiled, Unit
 from smelt.diag import SmeltError
 from smelt.inspect.parts import parts_of
-from smelt.inspect.report import Row
 from smelt.inspect.roofline import Ceilings
+from smelt.inspect.shown import Row
 from smelt.runtime.plan import Launch
 from smelt.runtime.profile import ProfileRow
 

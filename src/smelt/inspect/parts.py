@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt.compiler import SizedUnit, Unit
-from smelt.inspect.report import Row
+from smelt.inspect.shown import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from smelt.inspect.report import Row
+from smelt.inspect.shown import Row
 
 _COPY_NBYTES = 64 << 20
 _COPY_TRIALS = 8

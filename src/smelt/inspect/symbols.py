@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from smelt.compiler import SizedUnit, Unit
 from smelt.compiler.forms import ANY
 from smelt.compiler.size_texts import guard_that_fixes
-from smelt.inspect.report import Row
+from smelt.inspect.shown import Row
 from smelt.ir.size_trace import Range
 
 

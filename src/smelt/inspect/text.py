@@ -1,0 +1,177 @@
+"""A report as text for a terminal: what a person asks first stands first, and what holds of every program is counted.
+
+Invariant: nothing is left out unsaid. Each row that is not shown is counted below its table, and so told how to see it.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from smelt.inspect.shown import CHOSEN, Row, Shown
+
+# A graph's text is long: in the summary it stands as its size, in HTML it unfolds.
+LONG = ("captured", "optimized", "code")
+NBYTES = ("bytes", "bytes apart", "bytes as one")
+"""Columns of bytes, which are shown with a unit."""
+_WIDTH = 100  # characters
+_CROPPED_TO = 160  # of a cell
+_ROWS_SHOWN = 40
+_MOST_COLUMNS, _MOST_ACROSS, _MOST_BLOCKS = 8, 4, 4
+_ALL = "Not all rows are shown: report.to_text(everything=True) or `smelt explain --all` has them, to_dict() too."
+
+
+def text_of(name: str, sections: Sequence[tuple[str, str, Sequence[Row], str]], *, everything: bool) -> str:
+    """The text of a report: of each section its key, its title, its rows, and what stands for it without any."""
+    out = io.StringIO()
+    console = Console(file=out, width=_WIDTH, no_color=True, highlight=False)
+    console.print(f"Smelt report: {name}", markup=False)
+    is_whole = True
+    for key, title, rows, empty in sections:
+        console.print()
+        if not rows:
+            console.print(f"{title}: {empty}", markup=False)
+            continue
+        shown = Shown(rows) if everything else CHOSEN.get(key, Shown)(rows)
+        for part in alike(shown.rows):
+            tables, left_out = _tables(title, part, everything)
+            for table in tables:
+                console.print(table)
+                title = ""
+            if left_out:
+                console.print(f"and {left_out} more")
+                is_whole = False
+        if title:
+            console.print(title, markup=False)
+        if shown.hidden:
+            console.print(f"and {shown.hidden}", markup=False)
+            is_whole = False
+    if not is_whole:
+        console.print(f"\n{_ALL}", markup=False)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def alike(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows in a row about the same kind of thing, told by their first two columns: each such run is a table."""
+    return [list(run) for _, run in itertools.groupby(rows, key=lambda row: [*row][:2])]
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """All columns of these rows, in order of appearance."""
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def cell(key: str, value: Any) -> str:
+    """A value as a person reads it: bytes and times with what they need of digits, tables of numbers as words."""
+    if value is None:
+        return ""
+    if key in LONG:
+        return f"{str(value).count(chr(10)) + 1} lines"
+    if isinstance(value, Mapping):
+        return _numbers(value)
+    if key in NBYTES:
+        return size(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        if 0 < abs(value) < 0.001:
+            return f"{value:.2e}"
+        return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def size(nbytes: float) -> str:
+    """A number of bytes with its unit: 768 B, 1.5 KB, 27.0 MB (of 1024 each)."""
+    for unit in ("B", "KB", "MB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.2f} GB"
+
+
+def _numbers(found: Mapping[str, Any]) -> str:
+    """Named numbers, and the names of those that nobody measured."""
+    known = ", ".join(f"{name} {cell('', value)}" for name, value in found.items() if value is not None)
+    unknown = ", ".join(name for name, value in found.items() if value is None)
+    return "; ".join(filter(None, (known, unknown and f"not measured: {unknown}")))
+
+
+def _tables(title: str, rows: Sequence[Row], everything: bool) -> tuple[list[Table], int]:
+    """The tables of rows that are alike, and how many rows were left out."""
+    columns = columns_of(rows)
+    if len(columns) <= _MOST_COLUMNS or ("kernel" in columns and len(rows) > _MOST_ACROSS):
+        shown = rows if everything else rows[:_ROWS_SHOWN]
+        return [_down(title, columns, shown)], len(rows) - len(shown)
+    # What has many properties has a line for each of them, and a few stand beside each other.
+    shown = rows if everything else rows[: _MOST_ACROSS * _MOST_BLOCKS]
+    blocks = [shown[i : i + _MOST_ACROSS] for i in range(0, len(shown), _MOST_ACROSS)]
+    titles = [title, *[""] * (len(blocks) - 1)]
+    found = [_across(title, columns, block) for title, block in zip(titles, blocks, strict=True)]
+    return found, len(rows) - len(shown)
+
+
+def _table(title: str) -> Table:
+    return Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _across(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
+    table = _table(title)
+    first, *others = columns
+    table.add_column(first)
+    for row in rows:
+        table.add_column(escape(cell(first, row.get(first))), overflow="fold")
+    for column in others:
+        cells = [_shown(column, row.get(column)) for row in rows]
+        if any(cells):
+            table.add_row(column, *map(escape, cells))
+    return table
+
+
+def _down(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
+    table = _table(title)
+    kept = [c for c in columns if any(_shown(c, row.get(c)) for row in rows)]
+    for column in kept:
+        numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
+        # A heading is never broken within a word.
+        least = max(map(len, column.split()))
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=least)
+    for row in rows:
+        table.add_row(*(escape(_shown(c, row.get(c))) for c in kept))
+    return table
+
+
+def _shown(column: str, value: Any) -> str:
+    text = cell(column, value)
+    if column == "where":
+        text = short_places(text)
+    return text if len(text) <= _CROPPED_TO else f"{text[: _CROPPED_TO - 3]}..."
+
+
+def short_places(where: str) -> str:
+    """Places in files as seen from the current folder, where they lie below it, the lines of a function together."""
+    here = os.path.join(os.getcwd(), "")
+    lines: dict[tuple[str, str], list[str]] = {}
+    for place in where.split(", "):
+        place, _, function = place.removeprefix(here).partition(" in ")
+        file, _, line = place.rpartition(":")
+        if not line.isdigit():
+            return where.removeprefix(here)
+        lines.setdefault((file, function), []).append(line)
+    return "; ".join(
+        f"{file}:{', '.join(found)}" + (f" in {function}" if function else "")
+        for (file, function), found in lines.items()
+    )
+
+
+def escape(text: str) -> str:
+    """Text that rich shows as it is."""
+    return text.replace("[", "\\[")
