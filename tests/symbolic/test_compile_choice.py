@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import smelt
 from smelt.compiler.dims import Dim
 from smelt.compiler.dynamic_shapes import wishes
 from smelt.compiler.second_sight import Earlier, freedom
@@ -113,3 +114,28 @@ def test_named_and_kept() -> None:
 
 def test_refused() -> None:
     assert chosen(t(5, 9), (t(4, 8), set()), refused={X: "because"}) == {Y}
+
+
+def test_a_list_that_grows_in_an_argument_keeps_no_size_fixed() -> None:
+    """Each length of the list is an entry; sizes and the numbers in it are free, and what is not is told."""
+
+    def step(x: torch.Tensor, cache: dict[str, Any]) -> torch.Tensor:
+        cache["h"] = torch.cat([cache["h"], x]) if "h" in cache else x
+        cache.setdefault("steps", []).append(x.shape[0])
+        return cache["h"].mean(0)
+
+    compiled = smelt.compile(step)
+    builds = []
+    for sizes in ((2, 3, 4, 2), (5, 2, 6, 3), (7, 8, 2, 4)):
+        found: dict[str, Any] = {}
+        known: dict[str, Any] = {}
+        for n in sizes:
+            x = torch.randn(n, 4)
+            torch.testing.assert_close(compiled(x, found), step(x, known))
+            assert found["steps"] == known["steps"] and torch.equal(found["h"], known["h"])
+        builds.append(compiled.stats().builds)
+    assert builds[-1] == builds[1] <= 6 and not compiled.stats().fallbacks
+    assert any(
+        row.get("fixed") == "args[1]['steps']" and "another number of items" in str(row["why"])
+        for row in smelt.explain(compiled).symbols
+    )

@@ -1,7 +1,8 @@
 """Which sizes and numbers of a call are left free when it is compiled.
 
 Static first: a number that nobody saw change is part of the program. One that differs from an earlier call that is
-alike otherwise is free from then on, and so is what was free for those. `dynamic=True` frees all from the first call,
+alike otherwise, or that only holds a list or a dict of another length, is free from then on, and so is what was free
+for those. `dynamic=True` frees all from the first call,
 `dynamic_shapes` what it names, `dynamic=False` nothing else.
 
 Invariant: it only chooses; whatever it chooses, the guards of what is captured decide which calls an entry serves.
@@ -57,6 +58,7 @@ class Freedom:
 
 
 NO_FREEDOM = Freedom()
+_MOST_LISTED = 64  # numbers of lists that grow: each is one more input
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,9 @@ def freedom(
             entries[spot], why[spot] = auto, "the program changes it"
     for spot, reason in _changed(call, earlier) if dynamic is None else _all(call) if dynamic else ():
         entries[spot], why[spot] = auto, reason
+    listed = _in_grown(call, earlier) if dynamic is None else frozenset()
+    for spot in listed:
+        entries[spot], why[spot] = auto, "it stands in a list that grows"
     for wish in wishes:
         spot = wish.place, wish.axis
         if wish.entry.kind == "static":
@@ -106,7 +111,10 @@ def freedom(
         if spot[0] not in call.odd
         and (
             entry.kind == "named"
-            or (spot not in refused and (spot in hints or is_state(spot) or may_be_free(spot, call.raw[spot])))
+            or (
+                spot not in refused
+                and (spot in hints or spot in listed or is_state(spot) or may_be_free(spot, call.raw[spot]))
+            )
         )
     }
     return Freedom(kept, {spot: why[spot] for spot in kept}, {s: h for s, h in hints.items() if s in kept}, call.odd)
@@ -128,21 +136,34 @@ def _all(call: SeenCall) -> Iterable[tuple[Spot, str]]:
 
 def _changed(call: SeenCall, earlier: Iterable[Earlier]) -> Iterable[tuple[Spot, str]]:
     """What changed since the nearest earlier call, and what is free in any that differs in sizes and numbers only."""
+    earlier = tuple(earlier)
     alike = [(found, before) for before in earlier if (found := before.call.difference(call)) is not None]
+    if not alike:
+        alike = [(grown[1], before) for before in earlier if (grown := before.call.grown(call)) is not None]
     if not alike:
         return {}.items()
     changed, nearest = min(alike, key=lambda pair: len(pair[0] - pair[1].free))
     spots = {spot: f"was {_shown(nearest.call, spot)}, now {_shown(call, spot)}" for spot in changed}
     for _, before in alike:
-        for spot in before.free:
+        for spot in before.free & call.values.keys():
             spots.setdefault(spot, "is free in an earlier entry")
     return spots.items()
 
 
+def _in_grown(call: SeenCall, earlier: Iterable[Earlier]) -> frozenset[Spot]:
+    """The numbers in a list that was longer or shorter in an earlier call: the next ones are others."""
+    grown = {more[0] for before in earlier if (more := before.call.grown(call)) is not None}
+    lists = tuple(f"{place}[" for place in grown if call.kinds[place][0] is list)
+    found = frozenset(spot for spot in call.values if spot[1] is None and lists and spot[0].startswith(lists))
+    return found if len(found) <= _MOST_LISTED else frozenset()
+
+
 def _larger(spot: Spot, call: SeenCall, earlier: Iterable[Earlier]) -> int | None:
     """What a size that is 1 was in an earlier call."""
-    alike = (before.call.raw for before in earlier if before.call.difference(call) is not None)
-    return next((int(raw[spot]) for raw in alike if raw[spot] > 1), None)
+    calls = [before.call for before in earlier]
+    alike = [other.raw for other in calls if other.difference(call) is not None]
+    alike = alike or [other.raw for other in calls if other.grown(call) is not None]
+    return next((int(raw[spot]) for raw in alike if raw.get(spot, 1) > 1), None)
 
 
 def _shown(call: SeenCall, spot: Spot) -> str:

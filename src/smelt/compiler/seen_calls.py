@@ -38,7 +38,22 @@ class SeenCall:
         """The sizes and numbers that differ; None where more does."""
         if self.kinds != other.kinds:
             return None
-        return frozenset(spot for spot, value in self.values.items() if other.values[spot] != value)
+        return self._differing(other)
+
+    def grown(self, other: SeenCall) -> tuple[str, frozenset[Spot]] | None:
+        """The first list or dict that holds more or fewer items in the other call, and the sizes and numbers that both
+        have and that differ; None where something else is another, too.
+        """
+        places = [place for place, kind in self.kinds.items() if other.kinds.get(place, kind) != kind]
+        for place in places:
+            kind, theirs = self.kinds[place], other.kinds[place]
+            is_inside = place not in ("args", "kwargs")
+            if not (is_inside and kind[0] is theirs[0] and kind[0] in (list, dict) and len(kind[1]) != len(theirs[1])):
+                return None
+        return (places[0], self._differing(other)) if places else None
+
+    def _differing(self, other: SeenCall) -> frozenset[Spot]:
+        return frozenset(spot for spot, value in self.values.items() if other.values.get(spot, value) != value)
 
 
 def seen_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SeenCall:

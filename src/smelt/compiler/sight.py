@@ -55,10 +55,18 @@ class Sight:
         """What is to be free when this call is compiled. Raises: SmeltError (S0304) where a wish has no such place."""
         wished = wishes(self.shapes, self.target, args, kwargs)
         problem = unfit(wished)
-        call = seen_call(args, kwargs)
+        call, earlier = seen_call(args, kwargs), tuple(earlier)
+        self._note_grown(call, earlier)
         return Look(
             call, freedom(call, earlier, self.dynamic, () if problem else wished, self.refused, self.strict), problem
         )
+
+    def _note_grown(self, call: SeenCall, earlier: Sequence[Earlier]) -> None:
+        """A list or a dict that is longer at each call makes of each call another kind, whatever is free in it."""
+        grown = [found[0] for before in earlier if (found := before.call.grown(call)) is not None]
+        for place in dict.fromkeys(grown):
+            if grown.count(place) >= MOST_FIXED:
+                self.refused[place, None] = "it holds another number of items at each call, and each number is an entry"
 
     def settle(self, look: Look, entry: Entry) -> Earlier:
         """The call with what became free in its entry; what could not is compiled as it stands from now on."""
