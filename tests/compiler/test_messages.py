@@ -116,3 +116,29 @@ def test_a_report_fits_a_page() -> None:
     text = str(smelt.explain(compiled))
     assert max(map(len, text.splitlines())) <= 100
     assert "nodes captured" in text and "how they run" in text
+
+
+def test_a_trace_says_what_is_given_by_keyword() -> None:
+    def difference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x - y
+
+    x, y = torch.ones(2), torch.ones(2)
+    program = smelt.trace(difference, (x,), {"y": y})
+    assert "called with 1 argument by place, y by keyword" in repr(program)
+    assert smelt.explain(program).graphs[0]["called with"] == "1 argument by place, y by keyword"
+    with pytest.raises(SmeltError) as error:
+        program(x, y)
+    assert "as it was captured, y by keyword" in error.value.fix
+    plain = smelt.trace(difference, (x, y))
+    assert "keyword" not in repr(plain) and "called with" not in smelt.explain(plain).graphs[0]
+
+
+def test_what_cannot_be_lowered_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise SmeltError("%0 = aten.add cannot be lowered", why="its operand is known at run time only", code="S0303")
+
+    monkeypatch.setattr(Unit, "_kept_or_lowered", refused)
+    compiled = smelt.compile(lambda x: x + 1)
+    with pytest.warns(SmeltWarning, match="cannot be lowered: its operand is known at run time only"):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+        compiled(torch.ones(2))

@@ -85,8 +85,13 @@ def _address(name: str) -> Callable[[Any], Any]:
     return make
 
 
+def _own_property(name: str, original: Any) -> Any:
+    """What gives an attribute of every tensor: where `torch.Tensor` has it from its base, that of the base."""
+    return original if hasattr(original, "__get__") else getattr(torch._C.TensorBase, name)
+
+
 def _data_property(original: Any) -> Any:
-    original = original if hasattr(original, "__get__") else torch._C.TensorBase.data
+    original = _own_property("data", original)
 
     def read(self: Any) -> Any:
         result = original.__get__(self, type(self))
@@ -95,15 +100,12 @@ def _data_property(original: Any) -> Any:
             recorder.alias(self, result)
         return result
 
-    def replace(self: Any, value: Any) -> None:
-        # The dispatcher tells of it: see `_has_compatible_shallow_copy_type` in the recorder.
-        original.__set__(self, value)
-
-    return property(read, replace)
+    # The dispatcher tells of a replacement: see `_has_compatible_shallow_copy_type` in the recorder.
+    return property(read, lambda self, value: original.__set__(self, value))
 
 
 def _version_property(original: Any) -> Any:
-    original = original if hasattr(original, "__get__") else torch._C.TensorBase._version
+    original = _own_property("_version", original)
 
     def read(self: Any) -> Any:
         recorder = _active()
@@ -115,7 +117,7 @@ def _version_property(original: Any) -> Any:
 
 
 def _needs_gradient(original: Any) -> Any:
-    original = original if hasattr(original, "__get__") else torch._C.TensorBase.requires_grad
+    original = _own_property("requires_grad", original)
 
     def read(self: Any) -> Any:
         value = original.__get__(self, type(self))
@@ -124,10 +126,7 @@ def _needs_gradient(original: Any) -> Any:
             recorder.read_flag("requires_grad", value)
         return value
 
-    def replace(self: Any, value: Any) -> None:
-        original.__set__(self, value)
-
-    return property(read, replace)
+    return property(read, lambda self, value: original.__set__(self, value))
 
 
 def _aliasing(position: int) -> Callable[[Any], Any]:

@@ -114,7 +114,7 @@ class Signature:
             raise CaptureError(
                 str(unfit),
                 why="the captured program holds for one structure of arguments; numbers and strings are part of it",
-                fix="call it as it was captured, or capture it again for these arguments",
+                fix=f"call it as it was captured{self._by_keyword}, or capture it again for these arguments",
                 code="S0107",
             ) from None
         return [tensors[i] for i in range(len(self.inputs))]
@@ -140,6 +140,17 @@ class Signature:
             if any(place.startswith(path) for place in wanted):
                 stack.extend((path + suffix, part) for suffix, part in parts(value))
         return found
+
+    @property
+    def spelling(self) -> str:
+        """How a call is spelled: how many arguments stand by place, and which are given by keyword."""
+        count = len(self.args.items)
+        by_place = f"{count} argument{'s' * (count != 1)} by place"
+        return by_place + self._by_keyword
+
+    @property
+    def _by_keyword(self) -> str:
+        return f", {' and '.join(map(str, self.kwargs.keys))} by keyword" if self.kwargs.keys else ""
 
     @property
     def constants(self) -> dict[str, Any]:

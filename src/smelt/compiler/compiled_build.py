@@ -420,7 +420,7 @@ def _by_data(missed: tuple[Row, ...]) -> bool:
 
 def _sentence(failure: BaseException | None) -> str:
     if isinstance(failure, SmeltError):
-        return failure.what + (f" at {failure.where}" if failure.where is not None else "")
+        return failure.reason
     return f"{type(failure).__name__}: {failure}"
 
 

@@ -112,6 +112,11 @@ class Program(torch.nn.Module):
     def _get_name(self) -> str:
         return f"Program[{self.unit.captured.name}]"
 
+    def extra_repr(self) -> str:
+        """How it is to be called, where that is not by place alone."""
+        signature = self.unit.signature
+        return f"called with {signature.spelling}" if signature.kwargs.keys else ""
+
     # --- running
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +148,7 @@ class Program(torch.nn.Module):
         except SmeltError as error:
             if self._options.strict:
                 raise
-            failure = error.what
+            failure = error.reason
         except Exception:
             if not unit.repeats_errors:
                 raise

@@ -381,7 +381,7 @@ class SizedUnit(Unit):
         except LeftAlone:
             pass  # the next call tries again
         except SmeltError as error:
-            self._failed[sizes] = error.what
+            self._failed[sizes] = error.reason
         except Exception as error:  # whatever it is, the original answers for these sizes
             self._failed[sizes] = f"{type(error).__name__}: {error}"
         finally:

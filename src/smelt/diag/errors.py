@@ -106,6 +106,12 @@ class SmeltError(Exception):
         lines.extend(f"  note: {note}" for note in self.notes)
         return "\n".join(lines)
 
+    @property
+    def reason(self) -> str:
+        """What, where and, of an operator that cannot be lowered, why: for one line of a report."""
+        where = f" at {self.where}" if self.where is not None else ""
+        return f"{self.what}{where}" + (f": {self.why}" if self.why and self.code == "S0303" else "")
+
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (self.what, self.where, self.why, self.fix, self.code, self.notes))
 

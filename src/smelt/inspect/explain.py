@@ -132,6 +132,8 @@ def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     if unit.is_from_disk:
         row["plan"] = "from disk, where an earlier process kept it"
         unit.optimize()  # the passes, which this process has not done, to be shown
+    if unit.signature.kwargs.keys:
+        row["called with"] = unit.signature.spelling
     row["inputs"] = ", ".join(str(value.type) for value in unit.graph.inputs)
     row["nodes captured"] = sum(1 for _ in unit.graph.walk())
     row["nodes optimized"] = None if unit.optimized is None else sum(1 for _ in unit.optimized.walk())
