@@ -407,7 +407,9 @@ def test_the_grain() -> None:
 
     assert chunks(1000, 10.0) == 1  # ten microseconds
     assert chunks(1000, 20.0) == 2
-    assert chunks(1000, 1000.0) == 16 and chunks(1000, 1000.0, limit=2) == 8
+    assert chunks(1000, 1000.0) == 20  # five of 50 for each; 16 are four of 63
+    assert chunks(1000, 1000.0, limit=2) == 8
+    assert chunks(36, 10_000.0, limit=2) == 12  # six of 3; eight are 20 items for one and 16 for the other
     assert chunks(3, 1e6) == 3
     assert chunks(1000, 1e6, limit=1) == chunks(1000, 0.0) == 1
 

@@ -124,8 +124,18 @@ def chunk_size(launch: Launch, limit: int) -> int:
 
 def chunk_of(items: int, item_ns: float, limit: int) -> int:
     """The same for so many items of this time each."""
-    count = min(items, MAX_CHUNKS, int(items * item_ns / CHUNK_NS), CHUNKS_A_THREAD * limit)
-    return max(items, 1) if count < 2 or limit < 2 else -(-items // count)
+    worth = min(items, MAX_CHUNKS, int(items * item_ns / CHUNK_NS))
+    count = min(worth, CHUNKS_A_THREAD * limit)
+    if count < 2 or limit < 2:
+        return max(items, 1)
+    # Of 36 items chunks of 5 are 20 for one thread and 16 for the other, chunks of 3 are 18 for both.
+    most = _ceil(items, count)
+    sizes = range(most, max(_ceil(most, 2), _ceil(items, worth)) - 1, -1)
+    return min(sizes, key=lambda size: _ceil(_ceil(items, size), limit) * size)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 class _Conflicts:
