@@ -29,6 +29,7 @@ OPERANDS = {
     "0-d i32": torch.tensor(5, dtype=torch.int32),
     "bool": bools(4),
     "empty": torch.empty(0, 3),
+    "empty rows": torch.empty(3, 0, 1),
 }
 NUMBERS = (2, -1, 0, 0.1, 3.0, -0.0, math.nan, math.inf, True, 2**53 + 1, 100)
 ARITHMETIC = ("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "rsub.Scalar", "add.Scalar", "mul.Scalar")

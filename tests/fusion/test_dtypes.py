@@ -38,6 +38,21 @@ graph f(%x: {type_of(x)}, %y: {type_of(y)}) -> bool[4] {{
 
 
 @pytest.mark.parametrize("dtype", _HALF, ids=str)
+@pytest.mark.parametrize("op", ["add", "sub"])
+def test_an_alpha_beside_half_types_is_one_of_them(op: str, dtype: torch.dtype) -> None:
+    """Eager's vectors, which 64 elements fill, round 0.3 before they multiply."""
+    x, y = torch.randn(64).to(dtype), torch.randn(64).to(dtype)
+    kind = type_of(x)
+    graph = parse(f"""\
+graph f(%x: {kind}, %y: {kind}) -> {kind} {{
+  %0: {kind} = aten.{op}.Tensor(%x, %y, alpha=0.3)
+  return %0
+}}""")
+    (expected,) = evaluate(graph, [x, y])
+    assert torch.equal(run_nest(graph, [x, y]).results[0], expected)
+
+
+@pytest.mark.parametrize("dtype", _HALF, ids=str)
 @pytest.mark.parametrize("op", ["mean.dim(%x, [1])", "sum.dim_IntList(%x, [1])", "amax.default(%x, [1])"])
 def test_reductions_of_half_types_round_once(op: str, dtype: torch.dtype) -> None:
     """Of whole numbers, whose sum is exact in f32 and none of the half type's."""

@@ -182,7 +182,8 @@ def _sum(sign: int, first: str = "self", second: str = "other") -> Rule:
         if out in INTEGERS:
             factor = p.const(alpha, out)
             return p.op("add" if sign == 1 else "sub", out, a, p.op("mul", out, b, factor))
-        return p.cast(p.op("fma", m, b, p.const(sign * alpha, m), a), out)
+        # Eager's vectors of a half type multiply by a number of that type.
+        return p.cast(p.op("fma", m, b, p.cast(p.const(sign * alpha, out), m), a), out)
 
     return rule
 
@@ -199,6 +200,8 @@ def _scaled_sum(p: Pull, sign: int, args: tuple[Arg, Arg, Value], idx: Idx, out:
     if sign == -1:
         # As an int where it is one: -0 is 0 there.
         factor = p.op("neg", m, factor) if alpha.type == FLOAT else p.cast(p.op("neg", DType.I64, p.number(alpha)), m)
+    if m is not out:
+        factor = p.cast(p.cast(factor, out), m)
     return p.cast(p.op("fma", m, b, factor, a), out)
 
 

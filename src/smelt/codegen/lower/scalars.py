@@ -200,6 +200,9 @@ def _bounds(rw: _Rewriting, value: Arg, low: Arg, high: Arg) -> bool:
     if not isinstance(value, Value) or not torch_dtype(value).is_floating_point:
         return False
     type_ = tensor_type(value)
+    if type_.is_static and (0 in type_.sizes or (1 in type_.sizes and type_.strides is not None)):
+        # Beside tensors, strides that no element needs come out differently.
+        return False
     if _is_plus_zero(low) and high is None and type_ == rw.node.result.type:
         # torch's relu is its clamp_min at 0.
         return rw.operator("aten.relu.default", Use(rw.slot(value)))
