@@ -324,8 +324,8 @@ FUSION = (
     Mutant(
         "fusion: alpha of a difference",
         "codegen/fusion/pointwise.py",
-        "p.const(sign * alpha, m)",
-        "p.const(alpha, m)",
+        "p.cast(p.const(sign * alpha, out), m)",
+        "p.cast(p.const(alpha, out), m)",
         "a - alpha * b adds",
         (f"{_RULES}::test_samples_equal_eager",),
     ),
