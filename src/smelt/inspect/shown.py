@@ -163,7 +163,7 @@ def _kernels(rows: Sequence[Row]) -> Shown:
     kinds = ("kernel", "choice", "group", "node")
     shown.sort(key=lambda row: next(i for i, kind in enumerate(kinds) if kind in row))
     plans = len({(row["entry"], row.get("sizes")) for row in rows}) - len({row["entry"] for row in rows})
-    found = [f"{fused} groups that were fused"] if fused else []
+    found = [f"{fused} group{'s' * (fused != 1)} fused"] if fused else []
     found += (
         [f"nodes by how they run: {', '.join(f'{how} {count}' for how, count in nodes.most_common())}"] if nodes else []
     )
