@@ -179,3 +179,61 @@ def taken_apart_into_too_many(x):
     except LookupError:
         return x
     return x + a + b
+
+
+# --- unpacking with a star, of what only a run knows the length of
+@case((X,), (X[:1],), (X[:2],), (-X,))
+def starred(x):
+    first, *rest = x.split(1)
+    return first, rest, len(rest)
+
+
+@case((X,), (X[:1],), (X[:0],))
+def starred_in_the_middle(x):
+    first, *rest, last = x.unbind(0)
+    return first, rest, last
+
+
+@case((X,), (X[0],), (torch.tensor(1.0),))
+def starred_sizes(x):
+    *ahead, last = x.shape
+    return ahead, last, x.reshape(*ahead, last, 1)
+
+
+@case((X,), (X[:1],))
+def starred_rows(x):
+    first, *rest = x
+    total = first * len(rest)
+    for row in rest:
+        total = total + row
+    return total
+
+
+@case((X,), (X[:2],))
+def starred_in_a_tuple(x):
+    held = {}
+    (first, *held["rest"]), number = x.split(1), 2
+    for one, *more in [x.split(1)]:
+        first = first + one * len(more)
+    return first, held["rest"], number
+
+
+# --- results that give an empty tensor its size, on one path
+@case((X,), (-X - 3,))
+def empty_out_on_either_path(x):
+    out = torch.empty(0)
+    if x.sum() > -1:
+        torch.add(x, 1, out=out)
+    else:
+        torch.sum(x, 0, out=out)
+    return out, out.shape
+
+
+@case((X + 3, 2), (X - 3, 2), (X - 3, 0))
+def empty_out_in_an_inner_arm(x, n: int):
+    out = torch.empty(0)
+    if n > 1:
+        if x.sum() > 0:
+            torch.mul(x, 2, out=out)
+        out = out + 1
+    return out

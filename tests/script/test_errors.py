@@ -362,3 +362,47 @@ def test_the_way_out_is_one_for_the_reason(program, offset, fix):
     with pytest.raises(CaptureError, match=fix) as caught:
         smelt.script(program)
     assert caught.value.code == "S0109" and caught.value.where.line == line_of(program, offset)
+
+
+def _per_row(x):
+    return torch.func.vmap(lambda row: row.sum() * 2)(x)
+
+
+def _gradient(x):
+    return torch.func.grad(lambda v: (v * v).sum())(x)
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "offset", "why", "fix"),
+    [
+        (_per_row, "vmap", 1, "it asks the sizes of its arguments", "give the parameters their sizes"),
+        (_gradient, "grad", 1, "grad takes gradients of what it is given", "use smelt.compile or smelt.trace"),
+    ],
+)
+def test_transforms_of_functions_are_named(program, name, offset, why, fix):
+    with pytest.raises(CaptureError) as caught:
+        smelt.script(program)
+    assert caught.value.what.startswith(f"torch.func.{name} runs a function")
+    assert caught.value.where.line == program.__code__.co_firstlineno + offset
+    assert caught.value.why.startswith(why)
+    assert caught.value.fix.startswith(fix)
+
+
+def test_transforms_of_functions_of_known_sizes_are_scripted():
+    def f(x: smelt.f32[6, 3]):
+        return torch.func.vmap(lambda row: row.sum() * 2)(x)
+
+    x = torch.arange(18.0).reshape(6, 3)
+    assert torch.equal(smelt.script(f)(x), f(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*(torch.ao.quantization|TypedStorage|quantize_|quantized).*")
+def test_packed_weights_are_named():
+    """An error of torch's on what stands for a tensor would be no error of the program's."""
+    layer = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LSTM(4, 6)), {nn.LSTM})
+    for module in (layer, layer[0]):
+        with pytest.raises(CaptureError) as caught:
+            smelt.script(module)
+        assert caught.value.what == "aten.quantized_lstm.input was called with a ScriptObject"
+        assert "packed weights of a quantized module" in caught.value.why
+        assert caught.value.fix.startswith("capture the model as it was before")

@@ -180,6 +180,8 @@ class GraphBuilder:
 
 def no_argument(operator: str, arg: Any, unfit: TypeError) -> tuple[str, str, str]:
     """What, why and how to fix, of an argument that no graph holds."""
+    if isinstance(arg, (list, tuple)):
+        arg = next((item for item in arg if isinstance(item, torch.ScriptObject)), arg)
     what = f"{operator} was called with a {type(arg).__qualname__}"
     if isinstance(arg, torch.ScriptObject):
         return (

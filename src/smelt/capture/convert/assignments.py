@@ -7,8 +7,6 @@ import ast
 from smelt.capture.convert.expressions import Expressions, binary
 from smelt.capture.convert.runtime import HIDDEN
 
-_TARGETS = (ast.Name, ast.Tuple, ast.List, ast.Starred)
-
 
 class Assignments(Expressions):
     """Lowers what binds, changes and deletes."""
@@ -65,11 +63,17 @@ class Assignments(Expressions):
         self.place = saved
 
     def _unpack(self, target: ast.Tuple | ast.List, value: ast.expr) -> None:
-        if all(isinstance(n, (*_TARGETS, ast.expr_context)) for n in ast.walk(target)):
+        plain = [part.value if isinstance(part, ast.Starred) else part for part in target.elts]
+        inner = [node for part in plain for node in ast.walk(part)]
+        is_simple = all(isinstance(node, (ast.Name, ast.Tuple, ast.List, ast.expr_context)) for node in inner)
+        if is_simple and not any(isinstance(n, ast.Starred) and not isinstance(n.value, ast.Name) for n in target.elts):
             self.emit(ast.Assign([target], value, None, **self.place))
-            for node in ast.walk(target):
+            for node in inner:
                 if isinstance(node, ast.Name):
                     self.bind(node.id)
+            for part, given in zip(plain, target.elts, strict=True):
+                if isinstance(given, ast.Starred) and isinstance(part, ast.Name):
+                    self.emit_assign(part.id, self.ask("starred", self.variable(part.id)))
             return
         # Python unpacks one level, then binds its targets from left to right.
         parts: list[ast.expr] = []
@@ -80,8 +84,9 @@ class Assignments(Expressions):
             later.append((part.value if isinstance(part, ast.Starred) else part, name))
             parts.append(ast.Starred(self.target(name), ast.Store(), **self.place) if starred else self.target(name))
         self.emit(ast.Assign([ast.Tuple(parts, ast.Store(), **self.place)], value, None, **self.place))
-        for part, name in later:
-            self.assign(part, self.name(name))
+        for (part, name), given in zip(later, target.elts, strict=True):
+            held = self.name(name)
+            self.assign(part, self.ask("starred", held) if isinstance(given, ast.Starred) else held)
             self._forget(name)
 
     def _do_AugAssign(self, node: ast.AugAssign) -> None:

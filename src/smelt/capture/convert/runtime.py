@@ -90,6 +90,9 @@ class Runtime(Protocol):
     def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
         """What Python itself is to iterate: the right side of an unpacking, the source of a generator expression."""
 
+    def starred(self, at: int, rest: list[Any]) -> Any:
+        """What a starred target of an unpacking holds, from what Python gave it."""
+
     def display(self, at: int, is_list: bool, *parts: Iterable[Any]) -> Any:
         """A tuple or list of the items of all parts (`(*a, b)`)."""
 
@@ -255,6 +258,9 @@ class PlainRuntime:
 
     def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
         return iterable
+
+    def starred(self, at: int, rest: list[Any]) -> Any:
+        return rest
 
     def display(self, at: int, is_list: bool, *parts: Iterable[Any]) -> Any:
         items: list[Any] = []

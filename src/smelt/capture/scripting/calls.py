@@ -33,8 +33,10 @@ _SMELT = f"{Path(__file__).resolve().parents[2]}/"
 _STDLIB = f"{Path(sysconfig.get_path('stdlib')).resolve()}/"
 # torch's Python code that asks tensors for what types may not tell.
 _CONVERTED = tuple(
-    f"{_TORCH}{p}" for p in ("nn/", "functional.py", "_tensor.py", "utils/_contextlib.py", "distributions/")
-)
+    f"{_TORCH}{p}" for p in (
+        "nn/", "functional.py", "_tensor.py", "utils/_contextlib.py", "distributions/", "ao/nn/quantized/dynamic/",
+    )
+)  # fmt: skip
 _IN_PYTHON = in_python.__file__
 _NOT_CONVERTED = (f"{_TORCH}nn/parameter.py", f"{_TORCH}nn/init.py")
 

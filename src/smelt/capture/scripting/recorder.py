@@ -27,6 +27,7 @@ from smelt.capture.spans import is_users
 from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
 from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.shadows import _IN_PLACE_METADATA, ShadowRecorder, _give_back
+from smelt.capture.staging.stops import CannotMerge
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, NONE, STR, ListType, TensorType, TupleType, Type, Value
 from smelt.ops.convert import from_torch, type_of
@@ -260,7 +261,11 @@ class ScriptRecorder(ShadowRecorder):
     def _resize(self, given: torch.Tensor, slot: Slot, type_: Type) -> None:
         """An empty tensor that a result is written into: torch gives it the result's size."""
         if self.depth:
-            self.session.cannot("a result is written into an empty tensor, and gives it a size, on one path only")
+            what = "a result is written into an empty tensor, and gives it a size, on one path only"
+            if self.slot_of(given).kind == "result":
+                # A path of its own makes the tensor anew.
+                raise CannotMerge(what, "no graph holds both sizes", self.session.site())
+            self.session.cannot(what)
         shape = type_.shape if isinstance(type_, TensorType) else None
         slot.type = TensorType(slot_type(slot).dtype, shape, None, slot_type(slot).device)
         like, as_made = self.session.tensor_of(slot.type)

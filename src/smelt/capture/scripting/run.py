@@ -15,9 +15,11 @@ import inspect
 import re
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import thread_time
 from types import FunctionType, MethodType
 from typing import Any
@@ -97,6 +99,7 @@ class Scripted:
     reached: int = 0
 
 
+_FUNCTORCH = f"{Path(torch.__file__).parent / '_functorch'}/"
 _ADDING = frozenset(("append", "appendleft", "extend", "insert", "add", "update", "setdefault"))
 _FIX = "annotate the parameters, keep structure and types the same on all paths, or use smelt.compile"
 _FIX_OF_SOURCE = "define it in a file, a notebook cell or a REPL; smelt.trace and smelt.compile need no source"
@@ -366,6 +369,10 @@ class _Run:
 
     def _failure(self, stop: CannotStage) -> Exception:
         session = self.session
+        transforms = _transforms_in(stop)
+        if transforms and session.internal is None:
+            # What came up is of torch's own code, and says nothing to who called it.
+            return self._placed(_of_transform(transforms, stop))
         if session.recorder.error is not None:
             return self._placed(session.recorder.error)
         if session.internal is not None:
@@ -408,6 +415,28 @@ def _runs_now(where: Span) -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+def _transforms_in(stop: CannotStage) -> list[str]:
+    """The transforms of `torch.func` that run where a run stops, the outermost first."""
+    found: list[str] = []
+    for frame, _ in traceback.walk_tb(stop.__traceback__):
+        code = frame.f_code
+        name = code.co_qualname.partition(".")[0]
+        if code.co_filename.startswith(_FUNCTORCH) and hasattr(torch.func, name) and name not in found:
+            found.append(name)
+    return found
+
+
+def _of_transform(names: Sequence[str], stop: CannotStage) -> CaptureError:
+    what = f"torch.func.{names[0]} runs a function in a way that scripting does not follow"
+    if names == ["vmap"]:
+        why = f"it asks the sizes of its arguments, which only a run tells ({stop.what})"
+        fix = "give the parameters their sizes (x: smelt.f32[6, 3]), or use smelt.compile, which records a run"
+    else:
+        why = f"{names[-1]} takes gradients of what it is given, and scripting gives it stand-ins ({stop.what})"
+        fix = "use smelt.compile or smelt.trace, which record a run with real tensors"
+    return CaptureError(what, stop.site.span if stop.site is not None else None, why=why, fix=fix, code="S0109")
 
 
 def _line_of(error: Exception | None) -> Span | None:

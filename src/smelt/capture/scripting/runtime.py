@@ -15,7 +15,7 @@ import torch
 
 from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.scripting import calls, tensors
-from smelt.capture.scripting.session import ScriptSession, ShapeObject
+from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread
 from smelt.capture.staging.branches import branch, is_raised_by_user
 from smelt.capture.staging.control import StagingRuntime, _use
 from smelt.capture.staging.growing import container_type, extends, must_be_staged
@@ -32,7 +32,7 @@ _OPERATORS = {
     "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
 }  # fmt: skip
 _REFLECTED = {"<": "gt", "<=": "ge", ">": "lt", ">=": "le", "==": "eq", "!=": "ne"}
-_UNPACK = opmap["UNPACK_SEQUENCE"]
+_UNPACK, _UNPACK_STARRED, _EXTENDED = (opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG"))
 
 
 class ScriptRuntime(StagingRuntime):
@@ -402,6 +402,9 @@ class ScriptRuntime(StagingRuntime):
             return _Unpacked(self, iterable)
         return super().iterate(at, iterable)
 
+    def starred(self, at: int, rest: list[Any]) -> Any:
+        return rest[0].items if len(rest) == 1 and isinstance(rest[0], Spread) else rest
+
     def display(self, at: int, is_list: bool, *parts: Any) -> Any:
         session = self.session
         _use(session, *parts)
@@ -449,6 +452,8 @@ class ScriptRuntime(StagingRuntime):
         session = self.session
         if any(error is known for known in (*session.raised, *session.refused)):
             return
+        if StagedObject.__name__ in str(error):
+            session.cannot("code that is not converted is given what only a run tells", str(error))
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
@@ -512,37 +517,54 @@ class _Unpacked:
         self.runtime, self.items = runtime, items
 
     def __iter__(self) -> Any:
-        session, items = self.runtime.session, self.items
+        session = self.runtime.session
         frame = sys._getframe(1)
-        code = frame.f_code.co_code
-        at = frame.f_lasti
-        if at < 0 or code[at] != _UNPACK:
+        code, at = frame.f_code.co_code, frame.f_lasti
+        if at < 0 or code[at] not in (_UNPACK, _UNPACK_STARRED):
             session.cannot("a sequence whose length only a run knows is taken apart")
-        count = code[at + 1]
-        length = calls._len(session, self.runtime, (items,), {})
-        length = session.emit("py.len", items) if length is NotImplemented else length
-        if isinstance(length, int) and not is_staged(length):
-            if length != count:
-                raise self.runtime._raised(ValueError(_unpack_error(length, count)))
+        if isinstance(self.items, StagedObject) and isinstance(slot_of(self.items).type, DictType):
+            self.items = calls.list_of(session, self.items)
+        length = calls._len(session, self.runtime, (self.items,), {})
+        length = session.emit("py.len", self.items) if length is NotImplemented else length
+        if code[at] == _UNPACK:
+            return self._all(length, code[at + 1])
+        return self._with_rest(length, code[at + 1], code[at - 1] if at > 1 and code[at - 2] == _EXTENDED else 0)
+
+    def _all(self, length: Any, count: int) -> Any:
+        self._check("gt", length, count, f"too many values to unpack (expected {count})")
+        self._check("lt", length, count, f"not enough values to unpack (expected {count}, got ")
+        return iter([self.runtime.getitem(0, self.items, i) for i in range(count)])
+
+    def _with_rest(self, length: Any, before: int, after: int) -> Any:
+        """The first items, all others as one that spreads, the last ones."""
+        session, items = self.runtime.session, self.items
+        count = before + after
+        self._check("lt", length, count, f"not enough values to unpack (expected at least {count}, got ")
+        end = self.runtime.binop(0, "-", length, after)
+        if isinstance(items, torch.Tensor):
+            rest = calls.list_of(session, self.runtime.getitem(0, items, slice(before, end)))
+        elif isinstance(slot_of(items).type, ListType):
+            rest = StagedObject(slot_of(session.emit("py.slice", items, before, end)))
         else:
-            self.runtime.raise_if(
-                session.emit("py.gt", length, count),
-                lambda: ValueError(f"too many values to unpack (expected {count})"),
-            )
-            self.runtime.raise_if(
-                session.emit("py.lt", length, count),
-                lambda: ValueError(
-                    session.emit("py.join", f"not enough values to unpack (expected {count}, got ",
-                                 session.emit("py.str", length), ")")
-                ),
-            )  # fmt: skip
-        return iter([self.runtime.getitem(0, items, i) for i in range(count)])
+            session.cannot(f"a {slot_of(items).type} is taken apart, and what is left of it kept as a list")
+        last = [self.runtime.binop(0, "+", end, i) for i in range(after)]
+        first = [self.runtime.getitem(0, items, i) for i in range(before)]
+        return iter([*first, Spread(rest), *(self.runtime.getitem(0, items, i) for i in last)])
 
-
-def _unpack_error(length: int, count: int) -> str:
-    if length > count:
-        return f"too many values to unpack (expected {count})"
-    return f"not enough values to unpack (expected {count}, got {length})"
+    def _check(self, op: str, length: Any, count: int, text: str) -> None:
+        """Raise where there are more or fewer items than targets. text: the error's, up to the number it ends with."""
+        closing = ")" if text.endswith(" ") else ""
+        if isinstance(length, int) and not is_staged(length):
+            if length > count if op == "gt" else length < count:
+                raise self.runtime._raised(ValueError(f"{text}{length}{closing}" if closing else text))
+            return
+        session = self.runtime.session
+        self.runtime.raise_if(
+            session.emit(f"py.{op}", length, count),
+            lambda: ValueError(
+                session.emit("py.join", text, session.emit("py.str", length), closing) if closing else text
+            ),
+        )
 
 
 def _listed(value: Any) -> Any:
