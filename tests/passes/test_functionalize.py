@@ -298,7 +298,7 @@ def test_reads_before_a_write_keep_the_old_content() -> None:
     )
 
 
-def test_random_fills_stay() -> None:
+def test_random_fills_of_rows_are_functional() -> None:
     check(
         """graph f(%x: f32[4]) -> f32[4] {
           %e: f32[4] = aten.empty_like.default(%x)
@@ -307,6 +307,19 @@ def test_random_fills_stay() -> None:
           return %s
         }""",
         torch.arange(4.0),
+    )
+
+
+def test_random_fills_that_do_not_lie_row_by_row_stay() -> None:
+    check(
+        """graph f(%x: f32[3, 4]) -> f32[4, 3]{1, 4} {
+          %e: f32[3, 4] = aten.mul.Tensor(%x, 2)
+          %t: f32[4, 3]{1, 4} = aten.t.default(%e)
+          %r: f32[4, 3]{1, 4} = aten.uniform_.default(%t)
+          %s: f32[4, 3]{1, 4} = aten.mul_.Tensor(%r, 2)
+          return %s
+        }""",
+        torch.ones(3, 4),
         remaining=2,
     )
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from smelt.ir import Arg, Node, TensorType, TupleType, Value
+from smelt.ir import Arg, Node, TensorType, TupleType, Value, contiguous_strides
 from smelt.ir.sizes import is_less, value
 from smelt.ops.effects import effects
-from smelt.ops.registry import Schema, overload, schema_of, siblings, tags_of
+from smelt.ops.registry import Schema, arguments_of, overload, schema_of, siblings, tags_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,10 @@ class Mutation:
 def mutation_of(node: Node) -> Mutation | None:
     """How to write a mutating node functionally, or None where it must stay as it is."""
     schema = schema_of(node.op)
-    if schema is None or effects(node).rng or "inplace_view" in tags_of(node.op):
+    if schema is None or "inplace_view" in tags_of(node.op):
         return None
+    if effects(node).rng:
+        return _drawn(node, schema)
     if node.op == "aten.batch_norm.default":
         return _batch_norm(node)
     if any(a.is_out for a in schema.arguments):
@@ -91,6 +93,28 @@ def _is_twin(name: str, schema: Schema, returns: int) -> bool:
     if other is None or other.is_mutable or len(other.returns) != returns:
         return False
     return [(a.name, a.type) for a in other.arguments] == [(a.name, a.type) for a in schema.arguments]
+
+
+_DRAWS = {"aten.normal_.default": "aten.normal_functional.default"}  # of which the twin has another name
+
+
+def _drawn(node: Node, schema: Schema) -> Mutation | None:
+    """`x.normal_()` and kin. Only where `x` lies row by row: else a copy lies otherwise, and torch draws for its
+    elements in another order.
+    """
+    target = node.args[0] if node.args else None
+    if not isinstance(target, Value) or not isinstance(target.type, TensorType) or not target.type.is_static:
+        return None
+    if target.type.layout != "strided" or tuple(target.type.steps) != contiguous_strides(target.type.sizes):
+        return None
+    name = _DRAWS.get(node.op) or _twin(node.op, schema)
+    other = None if name is None else schema_of(name)
+    if name is None or other is None or not _is_twin(name, schema, 1):
+        return None
+    call = arguments_of(schema, node.args, node.kwargs)
+    needed = {a.name for a in other.arguments if not a.has_default} | _by_name(schema, node).keys()
+    args, kwargs = _arrange(other, {k: v for k, v in call.items() if k in needed})
+    return Mutation(name, args, kwargs, ((target, 0),), (target,))
 
 
 def _foreach(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | None:
