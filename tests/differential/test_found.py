@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import smelt
 from tests.differential.judge import OWN, judge
 from tests.differential.programs import Program
 
@@ -139,3 +141,10 @@ def test_state_that_shares_memory_is_traced() -> None:
     ):
         program = Program((T(0, (1,)),), lines, result, (T(9, (3,)), "s0.reshape(-1)[1:]"), "self" in result)
         assert judge(program) is None, program.source()
+
+
+@pytest.mark.parametrize("pad", [(-1, 1), (1, -1), (-1, 2, 2, -1), (1, 2)])
+def test_a_circular_pad_wraps_round_what_is_not_cut_off(pad: tuple[int, ...]) -> None:
+    x = torch.arange(24.0).view(1, 2, 3, 4) if len(pad) == 4 else torch.arange(12.0).view(1, 3, 4)
+    traced = smelt.trace(lambda x: torch.nn.functional.pad(x + 1, pad, mode="circular"), x, options={"measure": False})
+    assert torch.equal(traced(x), torch.nn.functional.pad(x + 1, pad, mode="circular"))

@@ -134,6 +134,8 @@ def _constant_pad(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     mode = call.get("mode", "constant")
     x, pad = call["self"], call["pad"]
     sizes = sizes_of(x)
+    if mode == "circular" and not all(at_most(0, n) for n in pad):
+        raise Unfusible("what it wraps round is less than the tensor")
     before = [0] * len(sizes)
     for i in range(len(pad) // 2):
         before[len(sizes) - 1 - i] = pad[2 * i]
