@@ -128,6 +128,8 @@ def ask(op: str, *args: Any) -> str:
         ("add.Tensor", ["f32[s, 4]", "f32[s, 4]"], "f32[s, 4]"),
         ("add.Tensor", ["f32[s]", "f32[t]"], "f32[_]"),
         ("add.Tensor", ["f32[?]", "f32[3]"], "f32[?]"),
+        ("add.Tensor", ["f32[?]", "f64[?]"], "any"),
+        ("add.Tensor", ["f32[?]", "i64[?]"], "f32[?]"),
         ("zeros.default", [["int", 4]], "f32[_, 4]"),
         ("reshape.default", ["f32[B, S, 64]", [-1, 64]], "f32[(B * S), 64]"),
         ("view.default", ["f32[B, 8]", [-1, 2, 4]], "f32[B, 2, 4]"),

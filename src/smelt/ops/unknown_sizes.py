@@ -190,7 +190,7 @@ def _changes(operands: Sequence[Value], base: _Trial, literals: Sequence[int]) -
 def _places(operands: Sequence[Value], base: _Trial) -> Iterator[tuple[int, int]]:
     numbers, unranked = 0, 0
     for i, value in enumerate(operands):
-        rank = base.ranks[1 if unranked and base.ranks[1] else 0]
+        rank = base.ranks[1 if unranked else 0]
         unranked += _has_unknown_rank(value.type)
         if value.type == INT:
             yield _PLACES * i, base.numbers[0] + numbers * base.numbers[1]
@@ -279,7 +279,7 @@ def _standins(operands: Sequence[Value], trial: _Trial) -> dict[Value, Arg]:
             found[value] = trial.changed.get(_PLACES * i, trial.numbers[0] + numbers * trial.numbers[1])
             numbers += 1
             continue
-        rank = trial.ranks[1 if unranked and trial.ranks[1] else 0]
+        rank = trial.ranks[1 if unranked else 0]
         unranked += _has_unknown_rank(value.type)
         found[value] = _standin(value, value.type, replace(trial, ranks=(rank, rank)), _PLACES * i)
     return found
