@@ -286,6 +286,27 @@ def test_a_dependence_that_a_trace_does_not_show() -> None:
     assert caught.value.code == "S0105" and "check_inputs" in str(caught.value)
 
 
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.kept: dict[int, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.kept[len(x)] = x
+        return x * 2
+
+
+def test_a_trace_tells_each_thing_that_it_does_not_repeat() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        smelt.trace(Remembering(), torch.ones(2))
+    told = [str(w.message) for w in caught if "does not repeat all" in str(w.message)]
+    assert len(told) == 2 and "it changes self.calls" in told[0] and "it changes self.kept" in told[1]
+    assert [w.lineno for w in caught] == [Remembering.forward.__code__.co_firstlineno + i for i in (1, 2)]
+
+
 class WithState(nn.Module):
     def __init__(self) -> None:
         super().__init__()

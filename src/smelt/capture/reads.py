@@ -109,11 +109,13 @@ class ReadLog:
 
     def why_not(self) -> str:
         """A sentence on the first effect or mutation; empty if there is none."""
-        for effect in self.effects:
-            return f"it {effect.what} ({effect.name})" + (f" at {effect.span}" if effect.span else "")
-        for mutation in self.mutations:
-            return f"it changes {mutation.name}" + (f" at {mutation.span}" if mutation.span else "")
-        return ""
+        return next(iter(self.reasons()), "")
+
+    def reasons(self) -> dict[str, Span | None]:
+        """A sentence on each effect and each mutation, with its line."""
+        found: list[tuple[str, Span | None]] = [(f"it {e.what} ({e.name})", e.span) for e in self.effects]
+        found += [(f"it changes {mutation.name}", mutation.span) for mutation in self.mutations]
+        return {what + (f" at {span}" if span else ""): span for what, span in found}
 
 
 class RecorderBusy(InternalError):

@@ -96,7 +96,8 @@ def trace(
             left_out = observed.left_out(program.unit.captured.graph if program is not None else captured.graph)
             if left_out is not None:
                 what = f"the program traced from {captured.name} does not repeat all that the run did"
-                _warn_at(f"{what}: {left_out.why_not()}", left_out.where, stacklevel=3)
+                for why, where in left_out.reasons().items():
+                    _warn_at(f"{what}: {why}", where, stacklevel=3)
             if program is None:
                 if captured.conversions and chosen.strict:
                     raise conversion_error(captured.conversions[0])
