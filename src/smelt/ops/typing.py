@@ -38,19 +38,11 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
             if current_trace() is not None:
                 raise InternalError(f"the result type of {op} cannot be told", code="S0902") from None
     if not is_static_call(args, named):
-        ruled = _by_rule_of_unknown(op, args, named)
+        ruled = _by_rule(op, args, named, of_unknown=True)
         if ruled is not None:
             return ruled
         return infer_unknown(op, args, named, (_infer_quick, _infer_static))
     return _infer_static(op, args, named)
-
-
-def _by_rule_of_unknown(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Type, ...] | None:
-    record = record_of(op)
-    schema = schema_of(op)
-    if record is None or record.result_of_unknown is None or schema is None:
-        return None
-    return record.result_of_unknown(arguments_of(schema, args, kwargs))
 
 
 def _own(value: Value) -> Type:
@@ -100,9 +92,11 @@ def _infer_static(op: str, args: Sequence[Arg], named: Mapping[str, Arg]) -> tup
     )
 
 
-def _by_rule(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple[Type, ...] | None:
-    record = record_of(op)
-    schema = schema_of(op)
-    if record is None or record.result is None or schema is None:
+def _by_rule(
+    op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], *, of_unknown: bool = False
+) -> tuple[Type, ...] | None:
+    record, schema = record_of(op), schema_of(op)
+    if record is None or schema is None:
         return None
-    return record.result(arguments_of(schema, args, kwargs))
+    rule = record.result_of_unknown if of_unknown else record.result
+    return None if rule is None else rule(arguments_of(schema, args, kwargs))
