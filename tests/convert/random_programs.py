@@ -1,7 +1,4 @@
-"""Random functions of two ints: control flow of every kind over ints and tuples, always ending.
-
-(No `x, y = y, x`: CPython 3.11 tells a wrong line of what fails behind it.)
-"""
+"""Random functions of two ints: control flow of every kind over ints and tuples, always ending."""
 
 from __future__ import annotations
 
@@ -70,7 +67,8 @@ class Maker:
             case "tuple":
                 return [f"t = {r.choice([f't + ({self.expr(2)},)', 't[1:]', f'({self.expr(1)}, *t)', self.comp()])}"]
             case "unpack":
-                return [f"{r.choice(['x, (y,) = y, (x,)', '*_, x = (0, *t)', '(a, b), z = (b, a), x', 'x = z = a'])}"]
+                swaps = ["x, (y,) = y, (x,)", "x, y = y, x", "(a, b), z = (b, a), x"]
+                return [r.choice([*swaps, "*_, x = (0, *t)", "x = z = a"])]
             case "delete":
                 return [f"del {r.choice('xyz')}"]
             case "walrus":

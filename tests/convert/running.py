@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 from smelt.capture.convert import UNDEF, PlainRuntime, Runtime, convert, installed
@@ -31,7 +32,7 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], file: str) -> Outcome:
     out = io.StringIO()
     value = error = None
     lines: list[tuple[str, int]] = []
-    with redirect_stdout(out):
+    with redirect_stdout(out), each_instruction_alone():
         try:
             value = fn(*args)
         except Exception as raised:
@@ -40,6 +41,22 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...], file: str) -> Outcome:
                 if frame.filename == file:
                     lines.append((frame.name, frame.lineno or 0))
     return Outcome(value, error, lines, out.getvalue(), args)
+
+
+@contextmanager
+def each_instruction_alone() -> Iterator[None]:
+    """CPython 3.11 fuses a store with the load behind it once code is warm, and tells the store's line of a load that
+    fails, so that one and the same function tells two lines. Traced code runs instruction by instruction."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> None:
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def told(value: Any) -> Any:

@@ -39,6 +39,16 @@ def test_random_programs_whose_other_arms_run_for_nothing(seed: int) -> None:
     _check(seed, Scrambling(), pure=True)
 
 
+def test_a_load_that_fails_is_told_by_its_own_line_however_often_the_code_ran() -> None:
+    source = "def f(a, b):\n    for _ in range(a):\n        b = 1\n    else:\n        z = 1\n    x, y = y, z\n"
+    plain_module, module = load("warm", source), load("warm", source)
+    for _ in range(3):
+        plain = run(plain_module["f"], (9, 1), "<program warm>")
+        with as_converted(module["f"], PLAIN):
+            assert_equal(plain, run(module["f"], (9, 1), "<program warm>"), source)
+        assert plain.lines == [("f", 6)]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", range(10))
 def test_many_random_programs(part: int) -> None:

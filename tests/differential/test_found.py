@@ -28,6 +28,7 @@ FOUND = {
     "argument that is a slice of another": Program((T(0, (8,)), "x0[2:5]"), ("x1.div_(2)",), "F.celu(x0, 1.5)"),
     "argument read after a write to its base": Program((T(0, (8,)), "x0[2:5]"), ("x0.mul_(2)",), "x1 + 1"),
     "buffer that shares an argument's memory": Program((T(0, (4,)),), ("s0.add_(x0)",), "x0 + s0", (T(9, (4,)),)),
+    "empty state that is given back itself": Program((T(0, ()),), ("s0.unsqueeze_(0)",), "s0", (T(9, (0,)),)),
     "elements that share places": Program(
         (T(0, (2, 3, 4), F32, "overlapping"),), ("x0.index_copy_(0, torch.tensor([0]), x0[-1:].clone())",), "x0.double()"
     ),
