@@ -20,12 +20,13 @@ import torch
 
 from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.scripting import tensors
-from smelt.capture.scripting.recorder import is_caught
+from smelt.capture.scripting.joining import joined
 from smelt.capture.scripting.session import PlainShape, ScriptSession, ShapeObject, Spread, TensorsObject
 from smelt.capture.staging import calls as staged
+from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.symbols import StagedBool, StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
-from smelt.ir import ANY, BOOL, FLOAT, INT, STR, DictType, ListType, OptionalType, TensorType
+from smelt.ir import ANY, BOOL, FLOAT, INT, STR, DictType, ListType, OptionalType, TensorType, TupleType
 from smelt.ops import in_python
 
 _TORCH = f"{Path(torch.__file__).parent.resolve()}/"
@@ -184,7 +185,8 @@ def _function(session: ScriptSession, fn: FunctionType, args: tuple[Any, ...], k
                 f"{fn.__qualname__} calls itself more than {session.most_depth} deep",
                 "what ends the recursion depends on data, and a graph has no calls",
             )
-        return session.functions.of(fn)(*args, **kwargs)
+        run = session.functions.of(fn)
+        return joined(session, fn, (args, kwargs), lambda: run(*args, **kwargs))
     finally:
         session.depth -= 1
         session.running[code] -= 1
@@ -522,7 +524,9 @@ def _filter(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 def _hasattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     value, name = args
     if is_staged(value):
-        return hasattr(torch.Size(()), name) if isinstance(value, ShapeObject) else hasattr(value, name)
+        kind = slot_of(value).type
+        plain = {ListType: list, DictType: dict, TupleType: tuple}.get(type(kind), str if kind == STR else object)
+        return hasattr(torch.Size if isinstance(value, ShapeObject) else plain, name)
     return hasattr(value, name)
 
 

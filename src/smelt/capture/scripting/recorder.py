@@ -8,10 +8,7 @@ Invariant: an operator computes only where everything it is given is known to Py
 
 from __future__ import annotations
 
-import dis
-import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,8 +20,8 @@ from smelt.capture.build import no_argument
 from smelt.capture.opinfo import METADATA, OpInfo, op_info
 from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
 from smelt.capture.scripting.types import infer_open
-from smelt.capture.spans import is_users
 from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
+from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.shadows import _IN_PLACE_METADATA, ShadowRecorder, _give_back
 from smelt.capture.staging.stops import CannotMerge
@@ -48,8 +45,6 @@ _MARK_DTYPES = tuple(
     ) if (d := getattr(torch, n, None)) is not None
 )  # fmt: skip
 
-
-_LIBRARIES = "/site-packages/"
 _OF_ALL_ELEMENTS = (
     "aten.dropout.default", "aten.sum.default", "aten.mean.default", "aten.any.default", "aten.all.default",
     "aten.clone.default", "aten.detach.default", "aten.alias.default",
@@ -367,40 +362,6 @@ class ScriptRecorder(ShadowRecorder):
         found = ScalarSlot(_SCALARS[schema.returns[0].type], _DEAD)
         self.records.append((info, noted, named, (found,), self._find_site(2), self.scope.path, self._modes_now()))
         return session.decide(found) if found.type == BOOL else wrap(found)
-
-
-def _handles(code: Any, instruction: int) -> bool:
-    """Whether an `except` or `finally` of a function stands around an instruction; a `with` is none.
-
-    Nor is a library's `finally`, which puts its own state back: what it does before the error goes on is not recorded.
-    """
-    parse = getattr(dis, "_parse_exception_table", None)
-    if parse is None:
-        return True
-    entries = [e for e in parse(code) if e.start <= instruction < e.end and not e.lasti]
-    return any(_LIBRARIES not in code.co_filename or _catches(code, e.target) for e in entries)
-
-
-@lru_cache(maxsize=1024)
-def _catches(code: Any, target: int) -> bool:
-    """Whether a handler may end the exception that it is entered with."""
-    for step in dis.get_instructions(code):
-        if step.offset >= target:
-            if step.opname in ("POP_EXCEPT", "CHECK_EXC_MATCH", "CHECK_EG_MATCH"):
-                return True
-            if step.opname == "RERAISE":
-                return False
-    return True
-
-
-def is_caught(session: Any) -> bool:
-    """Whether a function of the program's handles exceptions where it stands."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame is not session.base_frame:
-        if is_users(frame.f_code.co_filename) and _handles(frame.f_code, frame.f_lasti):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _is_safe(info: OpInfo, noted: Sequence[Any]) -> bool:

@@ -80,6 +80,8 @@ class Learned:
     forked: set[object] = field(default_factory=set)
     peeled: dict[object, int] = field(default_factory=dict)
     whole: set[object] = field(default_factory=set)
+    joined: set[object] = field(default_factory=set)
+    unjoined: set[object] = field(default_factory=set)
     assumed: dict[str, Type] = field(default_factory=dict)
     fixed: tuple[type, ...] = ()
     present: tuple[str, ...] = ()
@@ -201,6 +203,9 @@ def _scripted(fn: Any, examples: Sequence[tuple[tuple[Any, ...], Mapping[str, An
                 learned.forked.add(again.fork)
             elif again.whole is not None:
                 learned.whole.add(again.whole)
+            elif again.join or again.unjoin is not None:
+                learned.joined |= again.join
+                learned.unjoined |= {again.unjoin}
             else:
                 learned.peeled[again.peel] = learned.peeled.get(again.peel, 0) + 1
     raise _error("scripting came to no end", f"it was started {_MOST_RUNS} times", None)
@@ -236,6 +241,7 @@ class _Run:
         session = self.session
         session.functions, session.list_of = calls.Functions(), calls.list_of
         session.forked, session.peeled, session.whole = learned.forked, learned.peeled, learned.whole
+        session.joined, session.unjoined = learned.joined, learned.unjoined
         session.merge, session.budget = ScriptMerger, learned.budget
         function, _ = entry_of(fn)
         self.parameters: Parameters = parameters_of(

@@ -14,10 +14,12 @@ import torch
 
 from smelt.capture.convert import helpers
 from smelt.capture.recorder import Slot, slot_type
+from smelt.capture.scripting.joining import want_joined
 from smelt.capture.scripting.merging import widened
-from smelt.capture.scripting.recorder import ScriptRecorder, is_caught
+from smelt.capture.scripting.recorder import ScriptRecorder
 from smelt.capture.scripting.types import TENSOR, is_known
 from smelt.capture.spans import Site
+from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.reading import ITEM_TYPES
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.session import Session
@@ -146,6 +148,10 @@ class ScriptSession(Session):
         # Values of any kind that are numbers: a tensor of unknown element type has such items.
         self.numbers: set[Any] = set()
         self.recorder.marks.numbers = self.numbers
+        # The calls that run; those whose ways meet where they end, and those whose ways do not.
+        self.calls: list[Any] = []
+        self.joined: set[object] = set()
+        self.unjoined: set[object] = set()
 
     # --- errors ------------------------------------------------------------------------------------------------------
 
@@ -172,6 +178,11 @@ class ScriptSession(Session):
 
     def widened(self, before: Type, after: Type) -> Type | None:
         return widened(before, after)
+
+    def fork(self, slot: Slot, site: Site | None = None) -> bool:
+        if self.known(slot) is None:
+            want_joined(self)
+        return super().fork(slot, site)
 
     def branch(self, slot: Slot, *args: Any, **kwargs: Any) -> Any:
         self.condition = slot

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import sys
 from collections.abc import Callable, Sequence
 from types import CellType, FunctionType
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.spans import is_users
 from smelt.capture.staging.growing import Grows, container_type, stage_container
+from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.heap import Change
 from smelt.capture.staging.merge import Poison, resolved
 from smelt.capture.staging.ordering import check_unchanged
@@ -20,8 +20,6 @@ from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import CannotGrow, CannotMerge, CannotStage
 from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.ir import BOOL
-
-_SUPPRESSING = frozenset(("suppress", "ExitStack", "raises", "assertRaises"))
 
 
 def condition(session: Session, test: Any) -> Slot | None:
@@ -88,10 +86,10 @@ def branch(
             outcome = _merged(session, key, slot, (then, orelse), names, get, set_, site)
         except CannotGrow as grows:
             type_ = container_type(session, [grows.container, *grows.contents]) if session.stages_growth else None
-            if not _staged_before(session, grows.container, type_, (then, orelse), names, get, set_, site):
+            if not _staged_before(session, key, grows.container, type_, (then, orelse), names, get, set_, site):
                 session.will_fork(key)
         except Grows as grows:
-            if not _staged_before(session, grows.grown, grows.type, (then, orelse), names, get, set_, site):
+            if not _staged_before(session, key, grows.grown, grows.type, (then, orelse), names, get, set_, site):
                 raise
         except CannotMerge:
             session.will_fork(key)
@@ -129,8 +127,8 @@ def _merged(
 
 
 def _staged_before(
-    session: Session, grown: Any, type_: Any, bodies: Sequence[Any], names: Sequence[str], get: Any, set_: Any,
-    site: Any,
+    session: Session, key: object, grown: Any, type_: Any, bodies: Sequence[Any], names: Sequence[str], get: Any,
+    set_: Any, site: Any,
 ) -> bool:  # fmt: skip
     """Stage a container that grows in an arm, before the branch; whether that may be."""
     if not session.stages_growth or type(grown) not in (list, dict) or type_ is None:
@@ -139,6 +137,8 @@ def _staged_before(
     if not snapshot.holds(grown) and not any(value is grown for value in get()):
         return False
     stage_container(session, site, grown, type_, get, set_, snapshot)
+    if isinstance(grown, dict):
+        session.staged_at.append(key)
     return True
 
 
@@ -242,27 +242,3 @@ def is_raised_by_user(error: Exception, by: str = "RAISE_VARARGS") -> bool:
         trace = trace.tb_next
     code = trace.tb_frame.f_code
     return is_users(code.co_filename) and dis.opname[code.co_code[trace.tb_lasti]].startswith(by)
-
-
-def is_catchable(session: Session, is_strict: bool = True) -> bool:
-    """Whether a frame of the program between here and its start handles exceptions where it stands.
-
-    is_strict: a `with` may handle them, too; else only where its function speaks of what does that.
-    """
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame is not session.base_frame:
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("smelt.", "torch.nn.modules.module")) and _handles(
-            frame.f_code, frame.f_lasti, is_strict
-        ):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _handles(code: Any, instruction: int, is_strict: bool) -> bool:
-    parse = getattr(dis, "_parse_exception_table", None)
-    if parse is None:
-        return True
-    with_too = is_strict or not _SUPPRESSING.isdisjoint(code.co_names)
-    return any(e.start <= instruction < e.end and (with_too or not e.lasti) for e in parse(code))

@@ -15,7 +15,8 @@ import torch
 from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging import calls, ordering
-from smelt.capture.staging.branches import branch, condition, is_catchable
+from smelt.capture.staging.branches import branch, condition
+from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.loops import Loop, run_loop
 from smelt.capture.staging.merge import Pending, Poison
 from smelt.capture.staging.records import Structured

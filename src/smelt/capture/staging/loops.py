@@ -17,9 +17,10 @@ import torch
 from smelt.capture.convert.runtime import HIDDEN, UNDEF
 from smelt.capture.dynamic.values import number_of
 from smelt.capture.recorder import Slot
-from smelt.capture.staging.branches import check_genuine, is_catchable, own_cells, record_raise
+from smelt.capture.staging.branches import check_genuine, own_cells, record_raise
 from smelt.capture.staging.containers import MISSING, WHOLE
 from smelt.capture.staging.growing import Grows, container_type, stage_container
+from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.heap import Change, Snapshot
 from smelt.capture.staging.leaves import (
     Unread,

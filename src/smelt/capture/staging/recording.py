@@ -25,7 +25,7 @@ from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.records import plain_info
 from smelt.capture.staging.settled import Settled
 from smelt.capture.staging.shadows import ShadowRecorder
-from smelt.capture.staging.stops import NO_FORM, Again, CannotStage
+from smelt.capture.staging.stops import NO_FORM, Again, CannotStage, Exhausted
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.watch import Watch, unwatched
 from smelt.ir import (
@@ -76,6 +76,8 @@ class Recording:
         self.learnt = False  # whether this run found some of these itself
         self.peeled: dict[object, int] = {}
         self.whole: set[object] = set()
+        # The branches before which dictionaries were staged.
+        self.staged_at: list[object] = []
         self.rolled: set[object] = set()
         self.refused: list[BaseException] = []
         self.raised: list[BaseException] = []
@@ -116,13 +118,15 @@ class Recording:
         """One step of the run is done, at a place. Raises: CannotStage where there have been too many."""
         if self.budget is not None and not self.budget.spend():
             why = "the program has too many ways, or too long ones"
-            raise CannotStage("staging took too long", why, site or self.site())
+            raise Exhausted("staging took too long", why, site or self.site())
 
     def unmerge(self, why: object) -> None:
         """Start again without merging at a place, because what was merged is not one value. Raises: Again."""
         kind, key = why if isinstance(why, tuple) and len(why) == 2 else ("", None)
         if kind == "fork":
             raise Again(fork=key)
+        if kind == "join":
+            raise Again(unjoin=key)
         if kind == "loop" and self.peeled.get(key, 0) < 3:
             raise Again(peel=key)
         self.cannot("a variable or tensor means one thing on one path and another on the other", "no graph holds both")
@@ -197,6 +201,12 @@ class Recording:
         if found is None:
             found = self.size_slots[key] = SizeSlot(self.size_trace, number)
         return found
+
+    def spread_names(self, table: StagedObject) -> Any:
+        """The names of arguments that only a run knows. Raises: Again where a branch made them so; CannotStage."""
+        if self.staged_at and self.staged_at[-1] not in self.forked:
+            raise Again(fork=self.staged_at[-1])
+        self.cannot("a call's keyword arguments are a dictionary whose keys only a run knows")
 
     def container(self, value: Any) -> StagedObject:
         """A Python container as a staged one."""

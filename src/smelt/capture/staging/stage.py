@@ -46,10 +46,11 @@ from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.staging import current
-from smelt.capture.staging.branches import check_genuine, is_catchable, record_raise
+from smelt.capture.staging.branches import check_genuine, record_raise
 from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.control import StagingRuntime
 from smelt.capture.staging.functions import Functions
+from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.heap import Change, Snapshot
 from smelt.capture.staging.merge import Merger, Pending, Poison
 from smelt.capture.staging.ordering import check_unchanged

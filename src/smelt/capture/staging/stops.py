@@ -26,6 +26,10 @@ class CannotStage(Stop):
         _note(self)
 
 
+class Exhausted(CannotStage):
+    """The run took too long, or too many ways."""
+
+
 class CannotMerge(CannotStage):
     """Two outcomes have no common form; who knows another way than merging them takes it."""
 
@@ -42,14 +46,17 @@ class Again(Stop):
     """The run starts again, knowing more.
 
     convert: code to convert. fork: a branch that must not be merged. peel: a loop whose first turn differs from the
-    others. whole: a loop that is one of the graph, though its first test depends on no data.
+    others. whole: a loop that is one of the graph, though its first test depends on no data. join: calls at whose end
+    ways that part inside should meet again. unjoin: one at whose end they must not.
     """
 
     def __init__(
-        self, convert: CodeType | None = None, fork: object = None, peel: object = None, whole: object = None
-    ) -> None:
+        self, convert: CodeType | None = None, fork: object = None, peel: object = None, whole: object = None,
+        join: frozenset[object] = frozenset(), unjoin: object = None,
+    ) -> None:  # fmt: skip
         super().__init__("again")
         self.convert, self.fork, self.peel, self.whole = convert, fork, peel, whole
+        self.join, self.unjoin = join, unjoin
         _note(self)
 
 

@@ -256,6 +256,10 @@ class StagedObject(_Staged):
         current.session().taken_apart(self)
         raise TypeError  # to `list.extend`, which would know how much room it needs
 
+    def keys(self) -> Any:
+        """For `**`, which takes whatever has this."""
+        return current.session().spread_names(self)
+
     def __contains__(self, item: Any) -> bool:
         return bool(current.session().cannot("code that is not converted looks into a staged container"))
 

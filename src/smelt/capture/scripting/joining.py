@@ -1,0 +1,124 @@
+"""Calls whose ways meet again where they return, so that the questions of one call do not multiply those of the next.
+
+    def f(x):                       %1 = if %asked { then, what f did after it } else { the other way }
+        if ...: ...        ==>      ...                 # what follows the call is there once
+        return ...
+
+A way that cannot be merged with the other where a branch ends goes on by itself: to the end of the call, if what both
+ways leave there can be one value, else to the end of the call around it, and so on. Which calls these are is learnt.
+
+Invariant: what a call leaves is what it would leave without being joined; where it cannot be joined, it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from smelt.capture.recorder import Slot
+from smelt.capture.staging.branches import apply, arm
+from smelt.capture.staging.records import Structured
+from smelt.capture.staging.session import Outcome
+from smelt.capture.staging.stops import Again, CannotMerge, CannotStage, Exhausted
+
+
+class Call(NamedTuple):
+    """A call that runs. level: how many regions there are around it."""
+
+    key: object
+    level: int
+    is_joined: bool
+
+
+def want_joined(session: Any) -> None:
+    """A question is asked whose answers go on by themselves: the calls that it is asked in should join them again.
+
+    Raises: Again where that is new.
+    """
+    level, keys = len(session.regions), []
+    for call in reversed(session.calls[1:]):
+        if call.level < level or call.is_joined:
+            break
+        if call.key not in session.unjoined:
+            keys.append(call.key)
+    if keys:
+        raise Again(join=frozenset(keys))
+
+
+def joined(session: Any, fn: FunctionType, arguments: Any, run: Callable[[], Any]) -> Any:
+    """What a call gives. arguments: all that it is given."""
+    key = fn.__code__, fn.__qualname__
+    if key in session.joined and key not in session.unjoined and session.calls:
+        found = _as_region(session, key, (fn, arguments), run)
+        if found is not None:
+            return found[0]
+    session.calls.append(Call(key, len(session.regions), False))
+    try:
+        return run()
+    finally:
+        session.calls.pop()
+
+
+def _as_region(session: Any, key: object, arguments: Any, run: Callable[[], Any]) -> tuple[Any] | None:
+    """The call's value, in a tuple; None where its ways cannot be one, and nothing was done."""
+    held: list[Any] = [None]
+
+    def body() -> None:
+        session.calls.append(Call(key, len(session.regions), True))
+        try:
+            held[0] = run()
+        finally:
+            session.calls.pop()
+
+    def get() -> tuple[Any, ...]:
+        return (held[0],)
+
+    def set_(values: tuple[Any, ...]) -> None:
+        held[0] = values[0]
+
+    snapshot = session.snapshot((), [arguments])
+    session.snapshots.append(snapshot)
+    records, outcome = None, Outcome(is_raised=True)
+    try:
+        traced = arm(session, body, (None,), get, set_, snapshot, (None,))
+        records, outcome = session.trace(traced, ("value",), ("join", key))
+    except CannotMerge:
+        _never(session, key)
+    except Exhausted:
+        raise
+    except CannotStage as stop:
+        # Perhaps only because it was not to be undone on the way.
+        if session.internal is not None or session.recorder.error is not None:
+            raise
+        _never(session, key)
+        if session.stopped is stop:
+            session.stopped = None
+    finally:
+        session.snapshots.pop()
+    if records is None or outcome.is_raised:
+        return None
+    _inline(session, records)
+    apply(outcome, set_)
+    return (held[0],)
+
+
+def _never(session: Any, key: object) -> None:
+    session.unjoined.add(key)
+    session.learnt = True
+
+
+def _inline(session: Any, records: list[Any]) -> None:
+    """Have the region's records be the program's own, and what they made known from here on."""
+    session.recorder.records.extend(records)
+    for record in records:
+        for result in _slots(record.results if isinstance(record, Structured) else record[3]):
+            tensor = result.ref() if result.kind == "result" else None
+            if tensor is not None:
+                session.recorder._slots[id(tensor)] = result
+
+
+def _slots(results: Any) -> list[Slot]:
+    if isinstance(results, Slot):
+        return [results]
+    return [s for r in results for s in _slots(r)] if isinstance(results, (list, tuple)) else []
