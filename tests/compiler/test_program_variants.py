@@ -64,7 +64,7 @@ def test_changed_weights_reach_a_program_that_packed_them() -> None:
 
 def test_a_trace_says_what_it_bakes() -> None:
     def noisy(x: torch.Tensor) -> torch.Tensor:
-        return x * random.random()
+        return x * random.randbytes(1)[0]
 
     with pytest.warns(smelt.SmeltWarning, match="draws random numbers") as caught:
         smelt.trace(noisy, (torch.ones(2),))

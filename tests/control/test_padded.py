@@ -233,7 +233,19 @@ def scattered(x: Tensor, m: Tensor) -> Tensor:
     return out
 
 
-PARTLY = [places, of_numbers, cuts, shaped, divided, growing, across, from_the_end, flat, broadcast, scattered]
+def written(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    kept = x[m] * 2
+    kept[..., 0] = -5.0
+    kept[:, 1:3] += kept[:, :1]
+    kept[..., -1] = kept.sum(1)
+    turned = x[m].t()
+    turned[1] *= 3
+    return kept, kept[:, 1:] - kept[:, :-1], turned + 1
+
+
+PARTLY = [
+    places, of_numbers, cuts, shaped, divided, growing, across, from_the_end, flat, broadcast, scattered, written
+]  # fmt: skip
 
 
 def same(got: Any, expected: Any) -> None:

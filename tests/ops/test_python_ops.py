@@ -46,7 +46,7 @@ scalars = st.one_of(
 )
 BY_NAME = {op.name: op for op in PYTHON_OPS}
 # An operand of these is a container, or the name of something.
-_OF_OTHERS = ("call", "setitem", "delitem", "insert", "append", "pow", "getattr", "attempt")
+_OF_OTHERS = ("call", "draw", "setitem", "delitem", "insert", "append", "pow", "getattr", "attempt")
 OF_SCALARS = [op for op in PYTHON_OPS if op.results == 1 and op.name.removeprefix("py.") not in _OF_OTHERS]
 
 

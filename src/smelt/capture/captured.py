@@ -15,6 +15,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ class Captured:
         changed: put by `signature.puts`, too.
     own_backward: the name of a `torch.autograd.Function` that the program applies; "" where there is none.
     kinds: which outputs are inference tensors, or are none, otherwise than the caller's mode makes them.
+    drawers: functions that draw numbers of Python's or NumPy's global generator.
     flags: by source line, what the program read of its tensors that another call may find otherwise.
     """
 
@@ -100,6 +102,7 @@ class Captured:
     kinds: Mapping[int, bool] = field(default_factory=dict)
     own_backward: str = ""
     flags: Mapping[Span | None, str] = field(default_factory=dict)
+    drawers: Sequence[CodeType] = ()
 
     @property
     def constants(self) -> Mapping[str, Any]:

@@ -29,6 +29,7 @@ from smelt._torch.state import torch_state
 from smelt.capture.events import profiled
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import (
+    DRAWS,
     ENVIRONMENT,
     PRINTS,
     SUSPECT_NAMES,
@@ -45,17 +46,24 @@ from smelt.capture.reads_outer import State
 from smelt.capture.reads_roots import Roots, Site
 from smelt.capture.state import Place
 from smelt.diag import InternalError, Span
+from smelt.ops.python_draws import draw_name, python_states
 
 _RECORDING = threading.Lock()
+_PYTHONS = "random"
+_WORD_NBYTES = 4  # of the Mersenne twister
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Something the run did outside the graph, e.g. `what` = "prints"; `name` is the function it called."""
+    """Something the run did outside the graph, e.g. `what` = "prints"; `name` is the function it called.
+
+    generator: "random" or "numpy.random" where it drew numbers from a global generator, as a graph can.
+    """
 
     what: str
     name: str
     span: Span | None
+    generator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,7 @@ class ReadLog:
     reads: list[Read] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     mutations: list[Mutation] = field(default_factory=list)
+    drawers: list[CodeType] = field(default_factory=list)  # functions that drew from a global generator
     callers: Callers = field(default_factory=dict)  # who called each function of the user's first
     heap: ArgumentHeap | None = None
     put_back: list[Mutation] = field(default_factory=list)
@@ -131,6 +140,7 @@ class _Recorder:
         self.streams = (sys.stdout, sys.stderr)
         self.codes: dict[int, CodeType] = {}
         self.effects: dict[tuple[str, Any], Effect] = {}
+        self.drawers: dict[CodeType, None] = {}
         self.callers: Callers = {}
         self.collector = {getattr(callback, "__code__", None) for callback in gc.callbacks} - {None}
 
@@ -148,7 +158,7 @@ class _Recorder:
             if what == PRINTS and (sys.stdout, sys.stderr) != self.streams:
                 what = "replaces the standard streams and prints"
             if what is not None:
-                self._on_effect(what, arg.__name__, frame)
+                self._on_effect(what, arg.__name__, frame, _PYTHONS if draw_name(arg) is not None else "")
 
     def _on_code(self, code: CodeType, frame: FrameType) -> None:
         kind = file_kind(code.co_filename)
@@ -171,7 +181,7 @@ class _Recorder:
         if what is None:
             self.codes[id(code)] = code
         else:
-            self._on_effect(what, code.co_qualname, frame.f_back)
+            self._on_effect(what, code.co_qualname, frame.f_back, _drawn_from(frame) if what == DRAWS else "")
 
     def _is_aside(self, frame: FrameType | None) -> bool:
         """Whether this runs because the program imports something for the first time, or because the garbage
@@ -182,10 +192,12 @@ class _Recorder:
             frame = frame.f_back
         return False
 
-    def _on_effect(self, what: str, name: str, frame: FrameType | None) -> None:
+    def _on_effect(self, what: str, name: str, frame: FrameType | None, generator: str = "") -> None:
         place = None if is_by_recorder(frame) or self._is_aside(frame) else user_site(frame, what)
         if place is not None and (what, place) not in self.effects:
-            self.effects[what, place] = Effect(what, name, Site(*place).span)
+            self.effects[what, place] = Effect(what, name, Site(*place).span, generator)
+            if generator:
+                self.drawers[place[0]] = None
 
 
 @contextmanager
@@ -219,7 +231,7 @@ def record_reads(
         for name, value in roots.items():
             found.add_root(value, name)
         found.add_arguments(args, dict(kwargs or {}), heap)
-        settings, drawn = torch_state(), _numpy_draws()
+        settings, (pythons, numpys) = torch_state(), python_states()
         found.profile_hook = recorder.profile
         try:
             with profiled(recorder.profile):
@@ -232,22 +244,25 @@ def record_reads(
         after = torch_state()
         if after != settings:
             log.mutations.append(Mutation("the thread's torch settings", settings, after, None))
-        now = _numpy_draws()
-        if now != drawn and not (drawn is None and _is_unused(now)):
-            log.effects.append(Effect("draws random numbers", "numpy.random", None))
+        log.effects.extend(_unseen_draws(log, found, pythons, numpys))
 
 
-_WORD_NBYTES = 4  # of the Mersenne twister
+def _unseen_draws(log: ReadLog, found: Roots, pythons: Any, numpys: Any) -> Iterator[Effect]:
+    """Draws from the global generators that raised no profile event; what these stood at before the run."""
+    after, now = python_states()
+    if after != pythons and not any(effect.what == DRAWS for effect in log.effects):
+        yield Effect(DRAWS, _PYTHONS, None)
+    if now == numpys or (numpys is None and _is_unused(now)):
+        return
+    places: dict[tuple[str, Span | None], None] = {(label, site.span): None for label, site in found.numpys_draws}
+    for label, span in places or {("numpy.random", None): None}:
+        yield Effect(DRAWS, label, span, "numpy.random")
 
 
-def _numpy_draws() -> Any:
-    """The state of NumPy's global generator, whose functions raise no profile event; None until it is loaded."""
-    # While another thread imports it, it is there and empty: this one has not drawn from it then.
-    state = getattr(sys.modules.get("numpy.random"), "get_state", None)
-    if state is None:
-        return None
-    kind, keys, position, has_gauss, cached = state()
-    return kind, bytes(keys), position, has_gauss, cached
+def _drawn_from(frame: FrameType) -> str:
+    """Whether a function of `random` that runs draws from the global generator as a graph can: its module, or ""."""
+    owner = frame.f_locals.get("self")
+    return "" if draw_name(getattr(owner, frame.f_code.co_name, None)) is None else _PYTHONS
 
 
 def _is_unused(state: Any) -> bool:
@@ -274,6 +289,7 @@ def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
     log.reads.extend(facts)
     log.state = found.new_state
     log.callers.update(recorder.callers)
+    log.drawers.extend({**recorder.drawers, **{site.code: None for _, site in found.numpys_draws}})
     log.effects.extend(recorder.effects.values())
     log.effects.extend(Effect(what, name, site.span if site else None) for what, name, site in found.refusals)
     for kept, of in ((log.mutations, changes), (log.put_back, put_back)):

@@ -26,6 +26,7 @@ _STDLIB_DIR = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _CLASSIFY_LIMIT = 4096
 ENVIRONMENT = "uses the environment"
+DRAWS = "draws random numbers"
 LOGGING = "logs a message"
 LOOKS = "looks at files"
 PRINTS = "prints"
@@ -62,8 +63,8 @@ _FUNCTIONS: dict[tuple[str, str], str] = {
     ("builtins", "exec"): "executes text",
     ("_io", "open"): "opens a file",
     ("io", "open"): "opens a file",
-    ("posix", "urandom"): "draws random numbers",
-    ("nt", "urandom"): "draws random numbers",
+    ("posix", "urandom"): DRAWS,
+    ("nt", "urandom"): DRAWS,
     ("posix", "open"): "opens a file",
     **{(module, name): LOOKS for module in ("posix", "nt") for name in (
         "stat", "lstat", "listdir", "scandir", "access", "getcwd", "readlink",
@@ -82,9 +83,9 @@ _FUNCTIONS: dict[tuple[str, str], str] = {
 }  # fmt: skip
 # ... and bound builtins by the module of the type they are bound to: (prefix, names or None for all).
 _OWNERS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
-    ("random", None, "draws random numbers"),
-    ("_random", None, "draws random numbers"),
-    ("numpy.random", None, "draws random numbers"),
+    ("random", None, DRAWS),
+    ("_random", None, DRAWS),
+    ("numpy.random", None, DRAWS),
     (
         "_io",
         frozenset(
@@ -149,9 +150,9 @@ def builtin_effect(function: Any) -> str | None:
 
 # Python functions of the standard library and of torch, by the end of their file's path: (names or None for all, what).
 _PYTHON: tuple[tuple[str, frozenset[str] | None, str], ...] = (
-    (_STDLIB_DIR + "random.py", None, "draws random numbers"),
-    (_STDLIB_DIR + "secrets.py", None, "draws random numbers"),
-    (_STDLIB_DIR + "uuid.py", frozenset({"uuid1", "uuid4"}), "draws random numbers"),
+    (_STDLIB_DIR + "random.py", None, DRAWS),
+    (_STDLIB_DIR + "secrets.py", None, DRAWS),
+    (_STDLIB_DIR + "uuid.py", frozenset({"uuid1", "uuid4"}), DRAWS),
     (
         _STDLIB_DIR + "os.py",
         frozenset({"__getitem__", "__setitem__", "__delitem__", "__iter__"}),

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib
 import os
+import random
 import re
 import sys
 from collections import deque
@@ -24,7 +26,7 @@ import torch
 from smelt._torch.exact import MISSING, contents
 from smelt._torch.lru import LRU_CACHE, cached_tensors
 from smelt.capture.reads_arguments import ArgumentHeap
-from smelt.capture.reads_effects import ENVIRONMENT, LOCKS, file_kind, user_site
+from smelt.capture.reads_effects import DRAWS, ENVIRONMENT, LOCKS, file_kind, user_site
 from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of, state_path
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
@@ -48,6 +50,7 @@ from smelt.capture.reads_values import (
 )
 from smelt.capture.state import Place
 from smelt.diag import Span
+from smelt.ops.python_draws import PYTHONS, draw_name, numpys_generator
 
 _SMALL_ARRAY_NBYTES = 4096
 _REGISTRY_ITEM = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
@@ -111,6 +114,8 @@ class Roots:
         self._names: set[str] = set()  # that code which has run names
         self._classes: set[type] = set()  # whose descriptors are reached
         self._locks: list[tuple[Any, Site | None]] = []
+        self._generators: list[tuple[random.Random, Any, Site | None]] = []  # as they were
+        self.numpys_draws: list[tuple[str, Site]] = []  # where code names a draw of NumPy's global generator
         self.arguments: set[int] = set()  # structured arguments
         self.heap: ArgumentHeap | None = None
         self.outer: set[tuple[int, str]] = set()  # attributes that the run only wrote: owner and name
@@ -283,6 +288,11 @@ class Roots:
         self._locks.append((value, site))
 
     def _reach_random(self, value: Any, site: Site | None) -> None:
+        if type(value) is random.Random:  # to hold it is no effect
+            self._generators.append((value, value.getstate(), site))
+            return
+        if value is numpys_generator():  # whose draws are seen whoever holds it
+            return
         self.refusals.append(("holds a random generator", self.name(id(value)), site))
 
     def _reach_array(self, value: Any, site: Site | None) -> None:
@@ -505,6 +515,8 @@ class Roots:
             parent, label = id(value), f"{label}.{name}"
             if isinstance(value, ModuleType):
                 space = value.__dict__
+                if name == "random" and name not in space and value.__name__ == "numpy":
+                    importlib.import_module("numpy.random")  # as asking for it does
                 if name not in space:
                     self._unresolved.append((chain, site, value, i))
                     return
@@ -574,10 +586,13 @@ class Roots:
 
     def _refuse_random(self, value: Any, label: str, site: Site) -> None:
         """NumPy's own functions are not builtins that a profile hook sees; their owner tells what they are."""
+        if (draw_name(value) or "").startswith("numpy."):
+            self.numpys_draws.append((label, site))
+            return
         owner = type(getattr(value, "__self__", None)).__module__ or ""
         module = getattr(value, "__module__", None)
         if owner.startswith("numpy.random") or (isinstance(module, str) and module.startswith("numpy.random")):
-            self.refusals.append(("draws random numbers", label, site))
+            self.refusals.append((DRAWS, label, site))
 
     def _widen_modules(self, chains: tuple[Chain, ...], namespace: dict[str, Any]) -> None:
         """`getattr(module, name)` reads a global of a module by a name that no scan can know."""
@@ -601,6 +616,9 @@ class Roots:
         takers = [code for code, _ in self.executed.values() if may_take_locks(code)]
         for lock, site in self._locks if takers else ():
             self.refusals.append((LOCKS, self.name(id(lock)), site or Site(takers[0], 0)))
+        for generator, state, site in self._generators:
+            if generator is not PYTHONS and generator.getstate() != state:
+                self.refusals.append((DRAWS, self.name(id(generator)), site))
         for fact in self._tensors.facts(self._names, self.passed, self.name):
             self.facts.setdefault((fact.kind, id(fact.owner), fact.key), fact)
         for text, site in self._tensors.attributes_of(self._names, self.passed):

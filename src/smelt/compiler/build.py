@@ -10,7 +10,7 @@ from typing import Any
 from smelt.capture import Captured, capture
 from smelt.compiler.compiled_types import ObservedProgram
 from smelt.compiler.originals import move_originals
-from smelt.compiler.prints import only_prints
+from smelt.compiler.repeated import acts_repeatably
 from smelt.compiler.source_digest import begin_source_digest
 from smelt.compiler.staged import staged_unit
 from smelt.compiler.unit import Unit
@@ -32,7 +32,8 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         name=fn.name, target=fn.target, specialize=True, changed=lambda: fn.heap, state=fn.state,
     )  # fmt: skip
     recorded_ms = (perf_counter() - start) * 1000
-    captured = replace(captured, result=None)  # it is the caller's, and not to be kept
+    # The result is the caller's, and not to be kept.
+    captured = replace(captured, result=None, drawers=() if fn.log is None else fn.log.drawers)
     if captured.not_put and fn.log is not None:
         fn.log.keep_mutations()
     with fn.as_before():
@@ -49,8 +50,8 @@ def _unit(
     """The program compiled for more than the recorded way and its sizes where it can be and is to be."""
     unit, why_paths, why_fixed = None, "", ""
     # A run whose effects no graph repeats is not taken up again: a debugger would stop in it a second time.
-    is_whole = fn.log is None or fn.log.is_replayable or only_prints(fn.log)
-    asks = bool(captured.conversions) or (fn.log is not None and only_prints(fn.log))
+    is_whole = fn.log is None or fn.log.is_replayable or acts_repeatably(fn.log)
+    asks = bool(captured.conversions) or (fn.log is not None and acts_repeatably(fn.log))
     odd = fn.freedom.odd if fn.freedom else ()
     if captured.error is None and is_whole and not fn.next_path:
         for spec, is_wide in fn.freedom.specs if fn.freedom else ():

@@ -160,8 +160,8 @@ def _target(
 
     if not isinstance(unit, Unit) or unit.executable is None or unit.lowered is None:
         return Target(python)
-    if unit.draws and (unit.is_path or unit.repeats_errors or unit.is_staged):
-        return Target(python)  # which puts the random generator back
+    if unit.draws and (unit.is_path or unit.repeats_errors or unit.is_staged or unit.draws_in_python):
+        return Target(python)  # which puts the random generators back
     if unit.prints:
         return Target(python)  # which knows what is printed where a call fails
     context = entry_context(unit.executable.call)

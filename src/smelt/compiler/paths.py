@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from smelt.analysis.aliases import alias_analysis, is_external
 from smelt.capture import Captured, Conversion
 from smelt.diag import CaptureError, Miss, Span
@@ -86,15 +84,9 @@ def draws(graph: Graph) -> bool:
     return any(effects(node).rng for node in graph.walk())
 
 
-class RandomState:
-    """The default generator as it stood."""
-
-    def __init__(self) -> None:
-        self._state = torch.default_generator.get_state()
-
-    def restore(self) -> None:
-        """Put it back."""
-        torch.default_generator.set_state(self._state)
+def draws_in_python(graph: Graph) -> bool:
+    """Whether a run advances a generator of Python's or NumPy's."""
+    return any(node.op == "py.draw" for node in graph.walk())
 
 
 @dataclass(frozen=True, slots=True)

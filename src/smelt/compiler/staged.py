@@ -18,11 +18,13 @@ from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Spec
 from smelt.capture.reads import Effect, ReadLog, record_reads
 from smelt.capture.reads_arguments import ArgumentHeap
+from smelt.capture.staging.draws import Draw
 from smelt.capture.staging.stage import stage
 from smelt.capture.state import Place, without_state
 from smelt.compiler.compiled_types import ObservedProgram
 from smelt.compiler.ones import Again, with_ones
-from smelt.compiler.prints import muted, only_prints, without_prints
+from smelt.compiler.prints import muted
+from smelt.compiler.repeated import acts_repeatably, without_repeated
 from smelt.compiler.sized_unit import unit_of
 from smelt.compiler.strides_of_ones import StrideReads, needs_strides, telling
 from smelt.compiler.unit import Unit
@@ -50,7 +52,7 @@ def staged_unit(
     sizes of 1 whose strides nothing may depend on.
     """
     log = fn.log
-    if log is None or not (log.is_replayable or only_prints(log)):
+    if log is None or not (log.is_replayable or acts_repeatably(log)):
         return None, "the recorded run acts on Python's objects"
     found: list[ReadLog] = []
     before = _logs.set(found)
@@ -73,7 +75,7 @@ def staged_unit(
     if acts:
         return None, ReadLog(effects=acts[:1]).why_not()
     assert staged.graph is not None
-    left = without_prints(log, staged.graph)
+    left = without_repeated(log, staged.graph)
     if not left.is_replayable:
         return None, left.why_not()
     try:
@@ -211,5 +213,7 @@ def _as_now(read: Any) -> Any:
     test = FactTest(read)
     if test.holds():
         return read
+    if type(read.value) is Draw:  # for the time of that run
+        return _as_now(read._replace(value=read.value.__wrapped__))
     # Functions ran other code for a while.
     return read._replace(value=test.now()) if read.kind == "function" else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from smelt.capture import Captured, capture, conversion_error, tensors_of
 from smelt.capture.reads import ReadLog, RecorderBusy, record_reads
 from smelt.capture.reads_arguments import ArgumentHeap
-from smelt.capture.reads_effects import LOGGING, PRINTS
+from smelt.capture.reads_effects import LOGGING
 from smelt.compiler.agreement import disagreement
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled import Compiled
@@ -21,8 +22,8 @@ from smelt.compiler.interrupts import SignalsWait
 from smelt.compiler.originals import move_originals
 from smelt.compiler.paths import lines_of, other_path, outcomes
 from smelt.compiler.pipeline import check_options
-from smelt.compiler.prints import without_prints
 from smelt.compiler.program import Program
+from smelt.compiler.repeated import is_repeatable, without_repeated
 from smelt.compiler.second_sight import Freedom
 from smelt.compiler.sized_capture import sized_capture, wished
 from smelt.compiler.staged import staged_capture
@@ -30,6 +31,7 @@ from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Miss, Options, SmeltWarning, Span
 from smelt.ir import Graph
 from smelt.ops.evaluate import evaluate
+from smelt.ops.python_draws import Generators
 
 
 def trace(
@@ -71,7 +73,7 @@ def trace(
     given, named = as_args(args), dict(kwargs or {})
     free = wished(dynamic_shapes, target, given, named)
     before = copies_of(tensors_of((given, named))) if check else []
-    rng = torch.get_rng_state()
+    rng = Generators()
     with SignalsWait(), full_collections_later():
         observed = _Observed(target)
         moved = move_originals(target, chosen)
@@ -81,12 +83,14 @@ def trace(
         )  # fmt: skip
         if captured.error is not None:
             raise captured.error
-        if captured.not_put and observed.log is not None:
-            observed.log.keep_mutations()
+        if observed.log is not None:
+            captured = replace(captured, drawers=observed.log.drawers)
+            if captured.not_put:
+                observed.log.keep_mutations()
         for where, what in captured.flags.items():
             _warn_at(f"the program traced from {captured.name} holds for one way: {what}", where, stacklevel=3)
         results = tensors_of(captured.result, given, named)
-        asks = bool(captured.conversions) or observed.prints
+        asks = bool(captured.conversions) or observed.acts
         program = None
         with observed.as_before():
             if free:
@@ -118,7 +122,7 @@ def _staged(
     kwargs: dict[str, Any],
     options: Options,
     before: Sequence[torch.Tensor] | None,
-    rng: torch.Tensor,
+    rng: Generators,
 ) -> Program | None:
     """The program with all its ways, where data decide and a second run on shadows gives one graph.
 
@@ -144,7 +148,7 @@ def _with_free_sizes(
     options: Options,
     free: Freedom,
     before: Sequence[torch.Tensor] | None,
-    rng: torch.Tensor,
+    rng: Generators,
 ) -> Program:
     """The program with its free sizes and numbers. Raises: CaptureError (S0111) where they cannot be free."""
     captured = sized_capture(native, target, args, kwargs, free)
@@ -179,9 +183,9 @@ class _Observed:
         self.log: ReadLog | None = None
 
     @property
-    def prints(self) -> bool:
-        """Whether it printed something."""
-        return self.log is not None and any(effect.what == PRINTS for effect in self.log.effects)
+    def acts(self) -> bool:
+        """Whether it printed something or drew numbers, as a graph of all ways can."""
+        return self.log is not None and any(map(is_repeatable, self.log.effects))
 
     @property
     def heap(self) -> ArgumentHeap | None:
@@ -201,7 +205,7 @@ class _Observed:
             return None
         logged = {effect.span for effect in self.log.effects if effect.what == LOGGING}  # which reads the clock, too
         handled = {"uses a file"} if logged else set()
-        log = self.log if graph is None else without_prints(self.log, graph)
+        log = self.log if graph is None else without_repeated(self.log, graph)
         effects = [e for e in log.effects if e.span not in logged and e.what not in handled]
         left = ReadLog([], effects, log.mutations)
         return None if left.is_replayable else left
@@ -228,7 +232,7 @@ def as_args(args: Any) -> tuple[Any, ...]:
     return tuple(args) if isinstance(args, tuple | list) else (args,)
 
 
-def _check(unit: Unit, result: Sequence[torch.Tensor], before: Sequence[torch.Tensor], rng: torch.Tensor) -> None:
+def _check(unit: Unit, result: Sequence[torch.Tensor], before: Sequence[torch.Tensor], rng: Generators) -> None:
     """Evaluate the functional graph from the state before the run. Raises: CaptureError (S0105)."""
     captured = unit.captured
     if (
@@ -243,8 +247,11 @@ def _check(unit: Unit, result: Sequence[torch.Tensor], before: Sequence[torch.Te
         found = captured.state.lookup(kind, path)
         return captured.written.get(id(found), found)
 
+    if not rng.has_numpys and any(n.op == "py.draw" and "numpy" in str(n.args[0]) for n in unit.graph.walk()):
+        return  # the run itself loaded it, and nobody knows how it began
+
     with _rng_kept(), torch.no_grad():
-        torch.set_rng_state(rng)
+        rng.restore()
         try:
             outputs = evaluate(unit.graph, before, lookup, silent=True)
         except Miss as miss:
@@ -268,11 +275,11 @@ def _check_on(unit: Unit, f: Callable[..., Any], args: tuple[Any, ...]) -> None:
                 tensor.copy_(copy)
 
     with _rng_kept(), torch.no_grad():
-        rng = torch.get_rng_state()
+        rng = Generators()
         try:
             expected = copies_of(tensors_of(f(*args), args))
             restore()
-            torch.set_rng_state(rng)
+            rng.restore()
             outputs = evaluate(unit.graph, copies_of(inputs), unit.captured.state.lookup, silent=True)
         except Miss as miss:
             raise other_path(miss, unit.outcomes) from None
@@ -283,11 +290,11 @@ def _check_on(unit: Unit, f: Callable[..., Any], args: tuple[Any, ...]) -> None:
 
 @contextmanager
 def _rng_kept() -> Iterator[None]:
-    now = torch.get_rng_state()
+    now = Generators()
     try:
         yield
     finally:
-        torch.set_rng_state(now)
+        now.restore()
 
 
 def _compare(expected: Sequence[torch.Tensor], found: Sequence[Any], name: str, where: str) -> None:

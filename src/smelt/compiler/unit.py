@@ -29,9 +29,9 @@ from smelt.compiler.kept_plans import KeptPlans
 from smelt.compiler.originals import Moved, release
 from smelt.compiler.paths import (
     Outcome,
-    RandomState,
     check_path,
     draws,
+    draws_in_python,
     expectations,
     is_path,
     other_path,
@@ -45,6 +45,7 @@ from smelt.diag import InternalError, Miss, Options, SmeltError, SmeltWarning
 from smelt.ir import STATE_OPS, Graph, Type
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
+from smelt.ops.python_draws import Generators
 from smelt.passes.manager import PassReport
 from smelt.passes.sized import Sizes as Symbols
 from smelt.runtime.cache import code_cache
@@ -265,6 +266,11 @@ class Unit:
         """Whether a call draws random numbers."""
         return draws(self.graph)
 
+    @cached_property
+    def draws_in_python(self) -> bool:
+        """Whether a call draws from a generator of Python's or NumPy's."""
+        return draws_in_python(self.graph)
+
     @property
     def goes_through_python(self) -> bool:
         """Whether Python goes through parts of the graph, because sizes or lists follow data."""
@@ -312,7 +318,7 @@ class Unit:
         """
         if not self.is_path:
             return
-        before = RandomState() if self.draws else None
+        before = Generators() if self.draws else None
         try:
             with torch.no_grad():
                 evaluate(self.expectations, inputs, self.lookup)
@@ -328,9 +334,11 @@ class Unit:
         Raises: SmeltError (S0401, S0403) where a native call fails; Miss where this is a path and the call takes
             another one: then nothing has happened.
         """
-        if not (self.is_path or self.repeats_errors or (self.draws and self.captured.conversions)):
+        if not (
+            self.is_path or self.repeats_errors or (self.draws and self.captured.conversions) or self.draws_in_python
+        ):
             return self._run(args, kwargs)
-        before = RandomState() if self.draws else None
+        before = Generators() if self.draws else None
         try:
             return self._run(args, kwargs)
         except Exception as error:

@@ -89,7 +89,7 @@ def _python_effects(node: Node) -> Effects:
     python = python_op(node.op)
     if python is None:
         return UNKNOWN
-    return Effects(io=python.io, may_throw=python.throws(node.args))
+    return Effects(rng=python.rng, io=python.io, may_throw=python.throws(node.args))
 
 
 def is_pure(node: Node) -> bool:

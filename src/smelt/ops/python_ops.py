@@ -19,6 +19,7 @@ from smelt.ir import Arg, Type
 from smelt.ops import python_throws as throws
 from smelt.ops import python_types as types
 from smelt.ops.python_calls import call, exception_of, rebuilt
+from smelt.ops.python_draws import KEYWORDS, draw
 from smelt.ops.registry import overload
 
 written = threading.local()
@@ -34,7 +35,8 @@ class PyOp:
     """One operator. least, most: how many positional arguments it takes (most None: any number).
 
     run: what it computes. result: the types of its results as far as its operands tell. throws: whether these operands
-    may make it raise. io: whether it acts on the world. keywords: the keyword arguments it takes.
+    may make it raise. io: whether it acts on the world. rng: whether it draws random numbers. keywords: the keyword
+    arguments it takes.
     """
 
     name: str
@@ -46,6 +48,12 @@ class PyOp:
     io: bool = False
     keywords: frozenset[str] = frozenset()
     results: int = 1
+    rng: bool = False
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether it only computes its results."""
+        return not (self.io or self.rng)
 
 
 def _setitem(container: Any, index: Any, value: Any) -> Any:
@@ -211,6 +219,7 @@ PYTHON_OPS: tuple[PyOp, ...] = (
     PyOp("py.pop", _pop, types.pop, _ALWAYS, 1, 2, results=2),
     PyOp("py.format", _format, types.always_str, throws.format_, 1, 3),
     PyOp("py.join", _join, types.always_str, throws.join, 0, None),
+    PyOp("py.draw", draw, types.drawn, throws.drawn, 1, None, keywords=KEYWORDS, rng=True),
     PyOp(
         "py.print", _print, types.nothing, _ALWAYS, 0, None, io=True, results=0,
         keywords=frozenset(("sep", "end", "stream", "flush")),

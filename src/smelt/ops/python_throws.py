@@ -32,6 +32,8 @@ _WHOLE = (INT, BOOL)
 _KEYS = (INT, BOOL, FLOAT, COMPLEX, STR)
 # Bits up to which an int's conversion to a float cannot overflow.
 _SMALL_BITS = 1000
+# Literals whose differences and sums are finite.
+_SMALL = 1e300
 # How far back an int's makers are asked.
 _DEPTH = 6
 _BOUNDED = ("py.add", "py.sub", "py.mul", "py.neg", "py.pos", "py.abs", "py.floordiv", "py.mod", "py.min", "py.max")
@@ -45,6 +47,17 @@ def never(args: Args) -> bool:
 def always(args: Args) -> bool:
     """For any operands."""
     return True
+
+
+_SURE_DRAWS = frozenset(f"{m}.{n}" for m in ("random", "numpy.random") for n in ("random", "uniform"))
+
+
+def drawn(args: Args) -> bool:
+    """A draw may refuse its numbers, where it takes any and they are not small literals of a range."""
+    numbers = args[1:]
+    if not numbers and args[0] != "random.choice":
+        return args[0] not in ("numpy.random.rand", "numpy.random.randn", *_SURE_DRAWS)
+    return args[0] not in _SURE_DRAWS or not all(type(a) in (int, float) and abs(a) < _SMALL for a in numbers)  # type: ignore[arg-type]
 
 
 def attribute(args: Args) -> bool:

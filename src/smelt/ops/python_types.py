@@ -28,6 +28,7 @@ from smelt.ir import (
     type_of_arg,
 )
 from smelt.ir.types import TensorType
+from smelt.ops.python_draws import DRAWS
 
 Types = tuple[Type, ...]
 Args = Sequence[Arg]
@@ -358,6 +359,15 @@ _CALLED: dict[str, Type] = {
     "operator.index": INT,
     "torch.int": INT,
 }
+
+
+def drawn(args: Args) -> Types:
+    """By the draw's name; of a list, an item or a list of them."""
+    kind = DRAWS.get(args[0]) if isinstance(args[0], str) else None
+    if kind is not list or len(args) < 2:
+        return ({float: FLOAT, int: INT}.get(kind, ANY),)  # type: ignore[arg-type]
+    inside = element(type_of_arg(args[1]))
+    return (inside if args[0] == "random.choice" else ListType(inside),)
 
 
 def called(args: Args) -> Types:

@@ -54,7 +54,7 @@ def _known(graph: Graph, node: Node) -> tuple[Arg] | tuple[()]:
     if node.op.startswith("aten."):
         return _of_tensor(graph, node)
     python = python_op(node.op)
-    if python is None or python.io or python.results != 1:
+    if python is None or not python.is_pure or python.results != 1:
         return ()
     made = _of_container(node)
     if made:

@@ -95,6 +95,8 @@ def _reads_itself_turned(node: Node, target: Value, aliases: Aliases) -> bool:
 
     def covers(value: Value) -> bool:
         kinds = (value.type, *(root.type for root in aliases.of(value)))
+        if any(_is_less_than(value.type, kind) for kind in kinds):
+            return False
         return len({k.numel if isinstance(k, TensorType) and k.is_static else None for k in kinds}) == 1
 
     def may_turn(operand: Value) -> bool:
@@ -106,6 +108,14 @@ def _reads_itself_turned(node: Node, target: Value, aliases: Aliases) -> bool:
         operand is not target and aliases.may_share(operand, target) and may_turn(operand)
         for operand in node.operands()
     )
+
+
+def _is_less_than(part: object, whole: object) -> bool:
+    """Whether one tensor surely has fewer elements than another, by a size of the same dimension."""
+    if not (isinstance(part, TensorType) and isinstance(whole, TensorType)):
+        return False
+    sizes = zip(part.shape or (), whole.shape or (), strict=False)
+    return part.rank == whole.rank and any(isinstance(a, int) and isinstance(b, int) and a < b for a, b in sizes)
 
 
 def _lies_placed(value: Value, aliases: Aliases) -> bool:
@@ -173,7 +183,14 @@ def _can_write_through(value: Value, aliases: Aliases) -> bool:
         if step is None:
             return False
         current = step.base
-    return holds(current.type) and isinstance(current.type, TensorType)
+    if not isinstance(current.type, TensorType):
+        return False
+    return holds(current.type) or (current is not value and _lies_in_rows(current.type))
+
+
+def _lies_in_rows(type_: TensorType) -> bool:
+    """Whether a tensor of unknown sizes has its elements one after the other, so that each has a place of its own."""
+    return type_.shape is not None and type_.strides is None and type_.layout == "strided"
 
 
 def _is_part(value: Value) -> bool:

@@ -80,7 +80,7 @@ def is_arithmetic(node: Node) -> bool:
         return False
     if node.op in _CONTROL:
         return all(map(is_check, (inner for region in node.regions for inner in region)))
-    return node.op in _SIZE_QUESTIONS or (node.op.startswith("py.") and not effects(node).io)
+    return node.op in _SIZE_QUESTIONS or (node.op.startswith("py.") and effects(node).is_pure)
 
 
 def is_check(node: Node) -> bool:

@@ -15,10 +15,12 @@ from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import called, computed, is_sized, number_of
 from smelt.capture.staging import ordering
 from smelt.capture.staging.branches import condition
+from smelt.capture.staging.draws import drawn
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import Count, StagedRange, StagedSequence, Zipped, sequence_of
 from smelt.capture.staging.watch import check_c
 from smelt.ir import BOOL, COMPLEX, FLOAT, INT, STR, DictType, ListType, TensorType, TupleType
+from smelt.ops.python_draws import draw_name
 
 # What can be gone over without a change to it that others would see, or that Python itself would go over just so.
 _KNOWN: tuple[type, ...] = (list, tuple, range, zip, enumerate, type({}.keys()), type({}.values()), type({}.items()))
@@ -39,6 +41,9 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         return session.emit("py.call", f"math.{name}", *[_number(session, a) for a in args])
     if is_math and any(map(is_sized, args)):
         return called(f"math.{name}", *args)
+    drawing = draw_name(fn)
+    if drawing is not None:
+        return drawn(session, drawing, args, kwargs)
     if (fn is operator.is_ or fn is operator.is_not) and len(args) == 2:
         return runtime.compare(0, args[0], ("is" if fn is operator.is_ else "is not", lambda: args[1]))
     if args and (_holds_staged(args[0]) or _holds_sized(args[0])):

@@ -5,6 +5,7 @@ Invariant: what has no form in a graph ends the run; nothing is recorded in its 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ from smelt.ir import (
     Value,
 )
 from smelt.ops.convert import dtype_to_torch
+from smelt.ops.python_draws import put_back_after
 from smelt.ops.python_ops import infer_python, python_op
 
 _NUMBERS = (bool, int, float, complex)
@@ -227,8 +229,9 @@ class Recording:
             self.cannot(f"{op} may raise", "the program handles exceptions there, which a graph does not")
         results: list[Any] = []
         slots: list[Slot] = []
-        worlds = [_in_world(found.run, operands, named, w) for w in range(WORLDS)] if len(types) == 1 else []
-        is_native = all(getattr(o, "is_native", True) for o in operands if isinstance(o, ScalarSlot))
+        with put_back_after() if found.rng else contextlib.nullcontext():
+            worlds = [_in_world(found.run, operands, named, w) for w in range(WORLDS)] if len(types) == 1 else []
+        is_native = not found.rng and all(getattr(o, "is_native", True) for o in operands if isinstance(o, ScalarSlot))
         for i, type_ in enumerate(types):
             examples = tuple(worlds) if worlds else (DEAD,) * WORLDS
             if len(types) > 1:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random as pythons_random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
@@ -49,6 +48,7 @@ from smelt.capture.staging import current
 from smelt.capture.staging.branches import check_genuine, record_raise
 from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.control import StagingRuntime
+from smelt.capture.staging.draws import drawing
 from smelt.capture.staging.functions import Functions
 from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.heap import Change, Snapshot
@@ -64,7 +64,9 @@ from smelt.capture.state import Place, holding
 from smelt.capture.tree import ConstantLeaf, Flattener, Tree, hidden_tensors, is_lazy, leaves
 from smelt.diag import CaptureError, InternalError, SmeltError
 from smelt.ir import Graph
+from smelt.ops.python_draws import Generators, python_states
 
+WHY_DRAWS = "more than one number at a time, or by code that is not converted"
 _MOST_RUNS = 64
 # The budget of all runs: some steps, more for each operator of the native run; and several times what these take.
 _STEPS, _STEPS_EACH = 6000, 24
@@ -123,7 +125,8 @@ class _Run:
         """Stage, starting again as often as something new is learnt."""
         self.roots = reachable(self.program, {path: v for path, v in arguments.constants() if callable(v)})
         functions = Functions(self.roots.functions)
-        for code in dict.fromkeys(found.site.code for found in self.native.conversions if found.site is not None):
+        asking = (found.site.code for found in self.native.conversions if found.site is not None)
+        for code in dict.fromkeys((*asking, *self.native.drawers)):
             if functions.can(code):
                 functions.want(code)
         forked: set[object] = set()
@@ -207,12 +210,16 @@ class _Run:
                 stack.enter_context(tracking(recorder.scope, self.roots.module_list))
                 stack.enter_context(detecting(recorder, "entry"))
                 stack.enter_context(answering())
+                stack.enter_context(drawing())
                 # A program that asks whether it is traced would go another way than it goes.
                 stack.enter_context(shadow.unrecognized(lambda tensor: True))
                 stack.enter_context(installed(StagingRuntime(session)))
                 stack.enter_context(recording(recorder.record, "entry"))
                 stack.enter_context(watch.ready())
+                before_draws = python_states()
                 records, outcome = session.trace(lambda: self._program(session))
+                if python_states() != before_draws:
+                    raise CannotStage("random numbers are drawn in a way that no graph repeats", WHY_DRAWS, None)
             recorder.records = records
             if session.stopped is not None:
                 raise session.stopped
@@ -455,15 +462,13 @@ def _error(what: str, why: str, site: Any) -> CaptureError:
 @contextlib.contextmanager
 def _everything_kept() -> Any:
     """Random state and modes of the thread are put back afterwards."""
-    drawn, random = pythons_random.getstate(), torch.get_rng_state()
+    generators = Generators()
     was_grad = torch.is_grad_enabled()
     dtype = torch.get_default_dtype()
     try:
         yield
     finally:
-        if not torch.equal(random, torch.get_rng_state()):
-            torch.set_rng_state(random)
-        pythons_random.setstate(drawn)
+        generators.restore()
         torch.set_grad_enabled(was_grad)
         if torch.get_default_dtype() != dtype:
             torch.set_default_dtype(dtype)

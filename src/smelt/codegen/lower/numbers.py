@@ -189,7 +189,7 @@ def _arithmetic(ctx: Context, node: Node) -> bool:
 def _in_python(ctx: Context, node: Node) -> bool:
     """An operator of Python on numbers alone that has no native form: called at once, without the evaluator."""
     python = python_op(node.op)
-    if python is None or python.io:
+    if python is None or not python.is_pure:
         return False
     if not all(is_number(a.type) if isinstance(a, Value) else isinstance(a, _LITERALS) for a in node.args):
         return False

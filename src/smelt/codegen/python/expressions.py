@@ -73,8 +73,10 @@ def modules(nodes: Iterable[Node]) -> list[str]:
     """The modules of Python that the operators call."""
     found: set[str] = set()
     for node in nodes:
-        name = node.args[0] if node.op == "py.call" else ""
-        if isinstance(name, str) and name.partition(".")[0] in _MODULES:
+        name = node.args[0] if node.op in ("py.call", "py.draw") else ""
+        if node.op == "py.draw":
+            found.add(str(name).rpartition(".")[0])
+        elif isinstance(name, str) and name.partition(".")[0] in _MODULES:
             found.add(name.partition(".")[0])
         if node.op == "py.print" and "stream" in node.kwargs:
             found.add("sys")
@@ -131,7 +133,7 @@ def python_expression(node: Node, text: ArgText) -> str:
             return f"''.join([{', '.join(plain)}])"
         case "format":
             return _format(node, plain)
-        case "call":
+        case "call" | "draw":
             return _call(node, plain[1:], text)
         case "print":
             return _print(node, plain, text)

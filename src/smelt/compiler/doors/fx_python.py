@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import copy
+import importlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -106,6 +107,11 @@ def _call(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any] | No
     return [call(list, (call(function, tuple(args[1:]), kwargs),))]
 
 
+def _draw(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    module, _, name = str(args[0]).rpartition(".")
+    return [call(getattr(importlib.import_module(module), name), tuple(args[1:]), kwargs)]
+
+
 def _print(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any] | None:
     if kwargs.get("stream", "stdout") != "stdout":
         return None
@@ -122,5 +128,5 @@ _SPECIAL: Mapping[str, Callable[[Emit, list[Any], dict[str, Any]], list[Any] | N
     "py.is_none": _is_none, "py.in_": _in, "py.slice": _slice, "py.list": _list, "py.tuple": _tuple, "py.dict": _dict,
     "py.append": _append, "py.setitem": _changed(operator.setitem), "py.delitem": _changed(operator.delitem),
     "py.insert": _insert, "py.format": _format, "py.join": _join, "py.call": _call, "py.print": _print,
-    "py.assert": _assert,
+    "py.draw": _draw, "py.assert": _assert,
 }  # fmt: skip

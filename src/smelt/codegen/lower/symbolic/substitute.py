@@ -119,7 +119,7 @@ def _number_of(node: Node) -> int | float | None:
     if node.kwargs or any(True for arg in node.args for _ in values_in(arg)):
         return None
     python = python_op(node.op)
-    if python is None or python.io or python.results != 1:
+    if python is None or not python.is_pure or python.results != 1:
         return None
     if any(map(is_symbolic, node.args)):
         return _computed(node.op, node.args)
