@@ -216,3 +216,45 @@ def test_from_several_threads() -> None:
         for thread in threads:
             thread.join()
     assert failures == []
+
+
+def test_a_divisor_of_two_sizes_keeps_its_brackets_in_the_guard() -> None:
+    def program(x: Any, y: Any) -> Any:
+        rows = x.shape[0] * 100 // (4 * y.shape[0])
+        return (x * 2 if rows * y.shape[0] == 25 * x.shape[0] else x * 3) + y.sum()
+
+    compiled = smelt.compile(program)
+    sizes = [(2, 2), (4, 4), (4, 2), (12, 3), (9, 6), (10, 4)]
+    for first, second in (*sizes, *sizes):
+        x, y = torch.ones(first), torch.zeros(second)
+        assert torch.equal(compiled(x, y), program(x, y)), (first, second)
+    # One of each way, and the first call's own.
+    assert builds(compiled) <= 4
+
+
+def test_dropout_draws_where_sizes_may_seem_to_be_none() -> None:
+    # With no element dropout gives back its operand; that there are rows is told by guards, when nodes were asked once.
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Dropout(0.5))
+    program = smelt.trace(model, torch.randn(4, 3, 10, 8), dynamic_shapes={"input": {0: "B", 2: "H"}})
+    for rows in (10, 9):
+        x = torch.randn(2, 3, rows, 8)
+        with torch.no_grad():
+            torch.manual_seed(3)
+            expected, drawn = model(x), torch.get_rng_state()
+            torch.manual_seed(3)
+            assert torch.allclose(program(x), expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_autocast_decides_dtypes_at_free_sizes() -> None:
+    def program(x: Any, w: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = torch.nn.functional.linear(x, w)
+            total = y.sum().item() if y.dtype == torch.bfloat16 else 0.0
+        return y, total, y.dtype
+
+    compiled, w = smelt.compile(program), torch.randn(6, 6)
+    for rows in (2, 4, 3, 7):
+        x = torch.randn(rows, 6)
+        (y, total, dtype), (y0, total0, dtype0) = compiled(x, w), program(x, w)
+        assert torch.equal(y, y0) and total == total0 and dtype is dtype0

@@ -311,24 +311,26 @@ def alias_of(node: Node) -> Value | None:
     """
     if len(node.results) != 1 or node.op in _CONTROL or node.op == "unpack":
         return None
+    if not isinstance(node.results[0].type, TensorType):
+        return None
     (shared,) = aliases(node)
-    if len(shared) != 1 or not isinstance(node.results[0].type, TensorType):
-        return None
-    if node.op != "write" and not _is_sure(node):
-        return None
-    return shared[0]
+    if len(shared) == 1 and node.op != "write":
+        shared = _sure(node, shared)
+    return shared[0] if len(shared) == 1 else None
 
 
-def _is_sure(node: Node) -> bool:
-    """Whether the sharing was declared or seen, rather than feared because nothing could be tried."""
+def _sure(node: Node, shared: tuple[Value, ...]) -> tuple[Value, ...]:
+    """What of the operands that a result may share memory with was declared or seen, rather than feared.
+
+    What was feared once, because the sizes did not tell, may be known by now: a guard has told more of them since.
+    """
     schema = schema_of(node.op)
     if schema is None:
-        return False
-    record = record_of(node.op)
-    if schema.is_mutable or _is_certain(record, schema):
-        return True
+        return ()
+    if schema.is_mutable or _is_certain(record_of(node.op), schema):
+        return shared
     try:
-        meta_outcome(node.op, node.args, node.kwargs)
+        outcome, values = meta_outcome(node.op, node.args, node.kwargs)
     except CannotRun:
-        return False
-    return True
+        return ()
+    return tuple(value for value in shared if values.index(value) in outcome.shares[0])

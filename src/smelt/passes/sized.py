@@ -37,6 +37,9 @@ class SizeCondition:
     outcome: bool = True
     span: None = None
 
+    def __str__(self) -> str:
+        return self.text if self.outcome else f"not ({self.text})"
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from smelt._torch.shadow import Shadows
+from smelt._torch.state import is_any_autocast
 from smelt.capture.dynamic.arithmetic import is_symbolic
 from smelt.capture.dynamic.nodes import node_of
 from smelt.capture.dynamic.values import sized
@@ -258,8 +259,11 @@ def has_rule(name: str) -> bool:
 
 
 def by_rule(shadows: Shadows, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The result of an operator on shadows where there is a rule for it, and it says something; else None."""
+    """The result of an operator on shadows where there is a rule for it, and it says something; else None.
+
+    Autocast chooses the dtypes below the operator's entry, where rules do not look.
+    """
     rule = _RULES.get(name)
-    if rule is None or _needs_grad(args) or not isinstance(args[0], torch.Tensor):
+    if rule is None or is_any_autocast() or _needs_grad(args) or not isinstance(args[0], torch.Tensor):
         return None
     return rule(shadows, args, kwargs)

@@ -347,9 +347,10 @@ class CaptureTrace(Trace):
     def atom_text(self, index: int) -> str:
         atom = cast(Any, self.atoms[index])
         if isinstance(atom, Division):
+            # A product may stand before the sign, not after it: (a*b // c) is (a*b) // c, (a // b*c) is (a // b)*c.
             parts = [
-                text if " " not in text or (text[0] == "(" and len(p) == 1) else f"({text})"
-                for p in (atom.left, atom.right)
+                text if (len(p) <= 1 if side == 0 else _is_factor(p)) else f"({text})"
+                for side, p in enumerate((atom.left, atom.right))
                 for text in [self.text(p)]
             ]
             return f"({parts[0]} {atom.operator} {parts[1]})"
@@ -414,3 +415,8 @@ _ROUND: dict[str, Callable[[Any], int]] = {
 _FLOAT: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow,
 }  # fmt: skip
+
+
+def _is_factor(p: Poly) -> bool:
+    """Whether the text of a polynomial is one name, number, call or bracket."""
+    return (terms.is_constant(p) and terms.constant_of(p) >= 0) or (len(p) == 1 and p[0][1] == 1 and len(p[0][0]) == 1)
