@@ -97,7 +97,7 @@ def test_full_collections_wait_and_thresholds_are_as_before() -> None:
     before = gc.get_threshold()
     with pytest.raises(KeyError), full_collections_later(), full_collections_later():
         young, middle, full = gc.get_threshold()
-        assert before[0] < young < 100 * before[0] and middle == before[1] and full > 10**6
+        assert before[0] < young < 200 * before[0] and middle == before[1] and full > 10**6
         raise KeyError
     assert gc.get_threshold() == before
     gc.set_threshold(0)
@@ -183,10 +183,11 @@ def test_the_recorders_own_calls_are_no_events_of_the_program(monkeypatch: pytes
     seen: Counter[str] = Counter()
     profile = reads._Recorder.profile
 
-    def counted(self: Any, frame: types.FrameType, event: str, arg: Any) -> None:
+    def counted(self: Any, frame: types.FrameType, event: str, arg: Any) -> bool:
         if event == "call":
             seen[frame.f_code.co_qualname] += 1
         profile(self, frame, event, arg)
+        return False  # show it each time
 
     monkeypatch.setattr(reads._Recorder, "profile", counted)
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())

@@ -1,6 +1,7 @@
 """The profile hook that sees what a recorded program calls, put aside while Smelt does work of its own.
 
-Each of our own calls would be an event for it, too: several for each that the program makes.
+Each of our own calls would be an event for it, too: several for each that the program makes. Native code, where there
+is some, asks the hook only of what it has not yet answered True for; a Python hook gets each event.
 """
 
 from __future__ import annotations
@@ -9,32 +10,69 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
-Hook = Callable[[FrameType, str, Any], None]
+Hook = Callable[[FrameType, str, Any], bool]
+
+
+class Profiler(Protocol):
+    """Native code that stands before a hook."""
+
+    def start(self, hook: Hook) -> Callable[[], None]:
+        """Install it for this thread; what installs it again."""
 
 
 class _Thread(threading.local):
-    """hook: what sees this thread's calls, None where nobody looks."""
+    """hook: what sees this thread's calls; resume: installs it after `sys.setprofile(None)`. None: nobody looks."""
 
     hook: Hook | None = None
+    resume: Callable[[], None] | None = None
+
+    def put_back(self, profile: Any) -> None:
+        """Install a profile function that was put aside, this thread's hook or another."""
+        if self.resume is not None and profile is self.hook:
+            self.resume()
+        else:
+            sys.setprofile(profile)
+
+
+class _Native:
+    """The native profiler: not known yet, or None where there cannot be one."""
+
+    def __init__(self) -> None:
+        self.is_known = False
+        self.profiler: Profiler | None = None
+
+    def set(self, profiler: Profiler | None) -> None:
+        """Use this one from the next recording on."""
+        self.is_known, self.profiler = True, profiler
 
 
 watched = _Thread()
+native = _Native()
 
 
 @contextmanager
 def profiled(hook: Hook) -> Iterator[None]:
-    """Install a profile hook for this thread; whatever profiler was there is put back after."""
+    """Install a profile hook for this thread; whatever profiler was there is put back after.
+
+    hook: told of calls and of calls of builtins; True: it need not be told of that code object or builtin again.
+    One block at a time, in all threads.
+    """
     before: Any = sys.getprofile()
     watched.hook = hook
-    sys.setprofile(hook)
     try:
+        if native.profiler is not None:
+            watched.resume = native.profiler.start(hook)
+        else:
+            watched.resume = partial(sys.setprofile, hook)
+            watched.resume()
         yield
     finally:
         sys.setprofile(None)
-        watched.hook = None
+        watched.hook = watched.resume = None
         if callable(before):
             sys.setprofile(before)
         elif hasattr(before, "enable"):  # cProfile installs itself below Python

@@ -144,21 +144,31 @@ class _Recorder:
         self.callers: Callers = {}
         self.collector = {getattr(callback, "__code__", None) for callback in gc.callbacks} - {None}
 
-    def profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        """Called by CPython for each call in this thread; almost all calls leave at the first test."""
+    def profile(self, frame: FrameType, event: str, arg: Any) -> bool:
+        """Called for each call in this thread; almost all leave at the first test. Whether this function, or builtin,
+        is of no interest any more.
+        """
         if event == "call":
             code = frame.f_code
             if id(code) not in self.codes:
                 self._on_code(code, frame)
-        elif event == "c_call" and arg.__name__ in SUSPECT_NAMES and type(arg.__self__) is not dict:
-            if type(arg.__self__) is ContextVar:
-                self.roots.enter_context_variable(arg.__self__, frame)
-                return
-            what = builtin_effect(arg)
-            if what == PRINTS and (sys.stdout, sys.stderr) != self.streams:
-                what = "replaces the standard streams and prints"
-            if what is not None:
-                self._on_effect(what, arg.__name__, frame, _PYTHONS if draw_name(arg) is not None else "")
+            return id(code) in self.codes
+        if event != "c_call":
+            return False
+        if arg.__name__ not in SUSPECT_NAMES or type(arg.__self__) is dict:
+            return True
+        self._on_builtin(arg, frame)
+        return False
+
+    def _on_builtin(self, arg: Any, frame: FrameType) -> None:
+        if type(arg.__self__) is ContextVar:
+            self.roots.enter_context_variable(arg.__self__, frame)
+            return
+        what = builtin_effect(arg)
+        if what == PRINTS and (sys.stdout, sys.stderr) != self.streams:
+            what = "replaces the standard streams and prints"
+        if what is not None:
+            self._on_effect(what, arg.__name__, frame, _PYTHONS if draw_name(arg) is not None else "")
 
     def _on_code(self, code: CodeType, frame: FrameType) -> None:
         kind = file_kind(code.co_filename)
@@ -232,12 +242,8 @@ def record_reads(
             found.add_root(value, name)
         found.add_arguments(args, dict(kwargs or {}), heap)
         settings, (pythons, numpys) = torch_state(), python_states()
-        found.profile_hook = recorder.profile
-        try:
-            with profiled(recorder.profile):
-                yield log
-        finally:
-            found.profile_hook = None
+        with profiled(recorder.profile):
+            yield log
         found.follow_late()
         found.patches.undo()
         _fill(log, recorder, found)

@@ -14,7 +14,7 @@ import random
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
@@ -25,6 +25,7 @@ import torch
 
 from smelt._torch.exact import MISSING, contents
 from smelt._torch.lru import LRU_CACHE, cached_tensors
+from smelt.capture.events import watched
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import DRAWS, ENVIRONMENT, LOCKS, file_kind, user_site
 from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of, state_path
@@ -77,9 +78,6 @@ class Site(NamedTuple):
         return Span(self.code.co_filename, line, self.code.co_qualname)
 
 
-ProfileHook = Callable[[FrameType, str, Any], None]
-
-
 class Reached(NamedTuple):
     """A rooted object, and how the run got to it: `label` appended to the parent's name."""
 
@@ -124,7 +122,6 @@ class Roots:
         self.passed: set[int] = set()  # those and tensor arguments: other objects at the next call
         self.executed: dict[int, tuple[CodeType, dict[str, Any]]] = {}
         self.patches = ClassPatches(self.seen, self._on_read, self._on_write)
-        self.profile_hook: ProfileHook | None = None
         self._nested: set[int] = set()
         self._unresolved: list[tuple[Chain, Site, Any, int]] = []  # chains cut short: the module, the place in the path
         self._thread = get_ident()
@@ -383,7 +380,7 @@ class Roots:
     def _on_read(self, owner: Any, name: str, value: Any, key: tuple[Any, str]) -> None:
         if get_ident() != self._thread or self._busy:
             return
-        self._busy = True
+        self._busy, resume = True, watched.resume
         sys.setprofile(None)  # what follows is our own work: thousands of events for nothing
         try:
             if id(owner) in self.rooted:
@@ -395,7 +392,8 @@ class Roots:
                     self._note_read(owner, name, value, sys._getframe(2))
         finally:
             self._busy = False
-            sys.setprofile(self.profile_hook)
+            if resume is not None:
+                resume()
 
     def _is_for_append(self, owner: Any, name: str, frame: FrameType) -> bool:
         return frame.f_lasti >= 0 and is_for_append(frame.f_code, frame.f_lasti)

@@ -90,7 +90,8 @@ class TensorMarks:
 
 def _own(tensor: torch.Tensor) -> dict[str, Any]:
     """The attributes that a tensor was given, but for marks that tell torch's own compiler how to treat it."""
-    return {key: value for key, value in tensor.__dict__.items() if not key.startswith("_dynamo_")}
+    own = tensor.__dict__
+    return {key: value for key, value in own.items() if not key.startswith("_dynamo_")} if own else {}
 
 
 def _grad(tensor: torch.Tensor) -> Any:

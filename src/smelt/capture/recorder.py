@@ -173,8 +173,8 @@ class Recorder:
     def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and note it. Raises: whatever the operator raises, and nothing else."""
         result = overload(*args, **kwargs)
-        hook = watched.hook
-        if hook is not None:
+        resume = watched.resume
+        if resume is not None:
             setprofile(None)
         try:
             self._note(op_info(overload), args, kwargs, result)
@@ -182,8 +182,8 @@ class Recorder:
             # The program must go on as if nobody watched.
             self._broken(broken, overload, (*args, *kwargs.values(), result))
         finally:
-            if hook is not None:
-                setprofile(hook)
+            if resume is not None:
+                resume()
         return result
 
     def _note(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -4,7 +4,8 @@ A capture makes tens of thousands of objects, after which Python looks through a
 cycles, everything that was imported before included: 150 ms where torch and a model library are loaded. Most often it
 finds nothing that the collections of young objects, which go on, have not found.
 
-Those come after as many new objects of the program as ever: about thirty times as many are the capture's own, and stay.
+Those come after as many new objects of the program as ever: a hundred times as many and more are the capture's own,
+and stay (BERT-base: 115 are its own, 20,000 its capture's, 60,000 those of its first compiled call).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _NEVER = 2**31 - 1
-_OBJECTS_PER_OBJECT = 30  # that a capture makes, for each that the recorded program makes and keeps
+_OBJECTS_PER_OBJECT = 100  # that a capture makes, for each that the recorded program makes and keeps
 
 
 class _Postponed:

@@ -30,6 +30,7 @@ from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, SplitProg
 from smelt.compiler.interrupts import SignalsWait, errors_in_programs
 from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.sight import Look, Sight
+from smelt.compiler.watching import watch_natively
 from smelt.compiler.worth import Worth
 from smelt.diag import CaptureError, InternalError, SmeltError
 from smelt.runtime.guard_constants import Constants
@@ -99,6 +100,7 @@ class Builds:
             return self._original.run("another thread is compiling it", args, kwargs, is_fault=False)
         building.active = True
         try:
+            watch_natively(self._settings.options)
             with busy(), full_collections_later():
                 return self._build(args, kwargs, missed)
         finally:

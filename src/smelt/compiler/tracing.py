@@ -28,6 +28,7 @@ from smelt.compiler.second_sight import Freedom
 from smelt.compiler.sized_capture import sized_capture, wished
 from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit
+from smelt.compiler.watching import watch_natively
 from smelt.diag import CaptureError, Miss, Options, SmeltWarning, Span
 from smelt.ir import Graph
 from smelt.ops.evaluate import evaluate
@@ -74,6 +75,7 @@ def trace(
     free = wished(dynamic_shapes, target, given, named)
     before = copies_of(tensors_of((given, named))) if check else []
     rng = Generators()
+    watch_natively(chosen)
     with SignalsWait(), full_collections_later():
         observed = _Observed(target)
         moved = move_originals(target, chosen)

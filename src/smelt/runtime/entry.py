@@ -43,7 +43,7 @@ from smelt.runtime.entry_table import (
     Row,
 )
 from smelt.runtime.guards import GuardSet
-from smelt.runtime.loader import LoadedCode, load_object
+from smelt.runtime.loader import LoadedCode, load_object, python_functions
 from smelt.runtime.runner import entry_context
 from smelt.runtime.table import BYTES_OFFSET
 
@@ -269,9 +269,8 @@ def load_entry(machine_code: bytes, dispatcher: type, slow: Callable[..., Any]) 
     block = (ctypes.c_int64 * len(Block))(*_block_words(layout, dispatcher, slow))
     # The counter itself is the block's first word from now on.
     busy.share(block)
-    externals = {name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0 for name in EXTERNALS}
     try:
-        loaded = load_object(machine_code, {**externals, BLOCK_SYMBOL: ctypes.addressof(block)})
+        loaded = load_object(machine_code, {**python_functions(EXTERNALS), BLOCK_SYMBOL: ctypes.addressof(block)})
     except (SmeltError, OSError):
         return None
     return EntryCode(loaded, block, layout, (dispatcher, slow))

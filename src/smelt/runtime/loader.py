@@ -15,7 +15,7 @@ import mmap
 import platform
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -53,6 +53,11 @@ def _bad(why: str, fix: str = "build it again") -> PackageError:
 def host_machine() -> int | None:
     """The ELF machine number this process runs, or None where the loader does not apply (other systems and CPUs)."""
     return _HOSTS.get(platform.machine()) if sys.platform == "linux" else None
+
+
+def python_functions(names: Iterable[str]) -> dict[str, int]:
+    """The addresses of functions of Python's C API. Raises: AttributeError if there is none of a name."""
+    return {name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0 for name in names}
 
 
 class LoadedCode:

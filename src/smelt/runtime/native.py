@@ -34,7 +34,7 @@ class NativeEntry:
     code: LoadedCode
 
 
-class _MethodDef(ctypes.Structure):
+class MethodDef(ctypes.Structure):
     """CPython's PyMethodDef."""
 
     _fields_ = (
@@ -54,7 +54,7 @@ def native_entry(machine_code: bytes) -> NativeEntry | None:
     try:
         loaded = load_object(machine_code)
         give = _GIVE(loaded.address(GIVE_SYMBOL))
-        method = _MethodDef(b"run", loaded.address(ENTER_SYMBOL), _METH_FASTCALL, None)
+        method = MethodDef(b"run", loaded.address(ENTER_SYMBOL), _METH_FASTCALL, None)
         entry = NativeEntry(_PROTOTYPE(loaded.address(ENTRY_SYMBOL)), give, method, loaded)
     except (SmeltError, OSError) as error:
         warnings.warn(f"native execution is not possible, plans run in Python: {error}", SmeltWarning, stacklevel=3)

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.events import watched
 from smelt.capture.spans import is_smelts, is_users
 from smelt.capture.staging.stops import Again, CannotStage
 from smelt.capture.staging.symbols import is_staged
@@ -255,6 +256,6 @@ def unwatched(function: Any) -> Any:
             if trace is not None:
                 sys.settrace(trace)
             if profile is not None:
-                sys.setprofile(profile)
+                watched.put_back(profile)
 
     return quiet

@@ -1,0 +1,36 @@
+"""Object code that is the same for every program, from the cache where it is already there.
+
+A later process must not pay for importing llvmlite, so the module that does is reached only when something is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from functools import lru_cache
+from importlib.metadata import version
+
+from smelt.runtime.cache import CodeCache
+from smelt.runtime.cpu import cpu_fingerprint
+
+_EMIT = "smelt.codegen.llvm.emit"
+
+
+@lru_cache(maxsize=8)
+def _key(name: str, text: str) -> str:
+    parts = (name, version("llvmlite"), cpu_fingerprint(), text)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def cached_object(name: str, text: str, cache: CodeCache) -> bytes:
+    """Object code of a text; a pure function of it, the version of llvmlite and this CPU.
+
+    Raises: InternalError if the text is not valid.
+    """
+    return cache.get_or_build(_key(name, text), lambda: bytes(importlib.import_module(_EMIT).emit_object(text)))
+
+
+def object_at_hand(name: str, text: str, cache: CodeCache) -> bytes | None:
+    """The same where the cache has it or this process has LLVM loaded; None where LLVM would have to be."""
+    return cached_object(name, text, cache) if _EMIT in sys.modules else cache.get(_key(name, text))
