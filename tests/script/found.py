@@ -237,3 +237,21 @@ def empty_out_in_an_inner_arm(x, n: int):
             torch.mul(x, 2, out=out)
         out = out + 1
     return out
+
+
+# --- an index of as many tensors as a run knows
+
+
+@case((X, X > 0), (X[0], X[0] > 0), (torch.tensor(2.0), torch.tensor(True)))
+def at_positions(x, mask):
+    found = mask.nonzero(as_tuple=True)
+    y, z = x.clone(), x * 2
+    y[found] = 0
+    z[torch.where(mask)] += x[found]
+    return x[found], y, z, len(found), x[mask.nonzero().unbind(1)], x[mask.nonzero()[:, :0].unbind(1)]
+
+
+@case((X, X > 0),)
+def at_rows_and_columns(x, mask):
+    i, j = mask.nonzero(as_tuple=True)
+    return x[i, j], x[i], (i + j).sum()

@@ -22,6 +22,7 @@ from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.scripting import tensors
 from smelt.capture.scripting.joining import joined
 from smelt.capture.scripting.session import PlainShape, ScriptSession, ShapeObject, Spread, TensorsObject
+from smelt.capture.scripting.types import TENSOR
 from smelt.capture.staging import calls as staged
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.symbols import StagedBool, StagedObject, is_staged, slot_of
@@ -405,10 +406,7 @@ def mark(session: ScriptSession, value: Any) -> Any:
 def _object_mark(session: ScriptSession, value: Any, slot: Any) -> Any:
     type_ = slot.type
     if isinstance(type_, ListType) and (isinstance(type_.element, TensorType) or type_.element == ANY):
-        marker, _ = session.tensor_of(type_.element if isinstance(type_.element, TensorType) else tensors_any())
-        session.recorder.listed[id(marker)] = slot
-        session.keep.append(marker)
-        return [marker]
+        return session.tensors_mark(slot)
     if type_ == ANY or isinstance(type_, OptionalType):
         return session.as_tensor(value)
     if type_ == STR:
@@ -418,8 +416,6 @@ def _object_mark(session: ScriptSession, value: Any, slot: Any) -> Any:
 
 def tensors_any() -> TensorType:
     """The type of a tensor of which nothing is known."""
-    from smelt.capture.scripting.types import TENSOR  # noqa: PLC0415
-
     return TENSOR
 
 

@@ -93,6 +93,12 @@ class PlainShape(ShapeObject):
 class TensorsObject(StagedObject):
     """A tuple of tensors that torch gave, of a length that a run knows; a list in the graph."""
 
+    @property
+    def items_type(self) -> Type:
+        """What each of them is."""
+        type_ = slot_of(self).type
+        return type_.element if isinstance(type_, ListType) else ANY
+
 
 class Spread:
     """All items of a staged list, among the arguments of a call (`x.view(*shape)`)."""
@@ -377,6 +383,14 @@ class ScriptSession(Session):
         kwargs: dict[str, Any] = {"dtype": type_.dtype, "device": Device(type_.device)}
         self.append("aten.zeros.default", [sizes], kwargs, [slot], site)
         return slot
+
+    def tensors_mark(self, slot: ScalarSlot) -> list[torch.Tensor]:
+        """What torch's argument parsers take for a list of tensors whose length a run knows."""
+        element = slot.type.element if isinstance(slot.type, ListType) else ANY
+        marker, _ = self.tensor_of(element if isinstance(element, TensorType) else TENSOR)
+        self.recorder.listed[id(marker)] = slot
+        self.keep.append(marker)
+        return [marker]
 
     def as_tensor(self, value: StagedObject) -> torch.Tensor:
         """A value that may be a tensor, as one."""

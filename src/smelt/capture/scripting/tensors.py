@@ -15,11 +15,11 @@ import torch
 
 from smelt._torch.dispatch import is_live
 from smelt._torch.record_patches import Patches
-from smelt.capture.scripting.session import ScriptSession, ShapeObject
-from smelt.capture.scripting.types import is_known
+from smelt.capture.scripting.session import ScriptSession, ShapeObject, TensorsObject
+from smelt.capture.scripting.types import POSITIONS, is_known
 from smelt.capture.staging import current
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
-from smelt.ir import ANY, BOOL, INT, DType, ListType
+from smelt.ir import ANY, BOOL, INT, DType, ListType, TensorType
 
 _patches = Patches()
 _READ = ("dtype", "device", "layout", "requires_grad", "is_cuda", "is_leaf", "itemsize", "nbytes")
@@ -160,20 +160,45 @@ def _is_run_time(session: ScriptSession, value: Any) -> bool:
 
 def index(session: ScriptSession, tensor: torch.Tensor, key: Any) -> Any:
     """`tensor[key]` as the operators that eager calls."""
+    if _is_of_tensors(key):
+        if not _takes_all(session, key):
+            return _with_unsure(session, torch.ops.aten.index.Tensor(tensor, session.tensors_mark(slot_of(key))), key)
+        key = ()
     view, rest = _basic(session, tensor, key)
     if rest is None:
         # An index that takes all is a view of its own.
         return torch.ops.aten.alias.default(view) if view is tensor else view
-    found = torch.ops.aten.index.Tensor(view, rest)
-    if isinstance(key, torch.Tensor) and not is_known(session.type_of(key)):
-        # A single number takes a view, all else a copy.
-        session.recorder.unsure[id(session.recorder.slot_of(found).family)] = session.recorder.slot_of(found).family
+    return _with_unsure(session, torch.ops.aten.index.Tensor(view, rest), key)
+
+
+def _is_of_tensors(key: Any) -> bool:
+    """Whether an index is a tuple of tensors, of a length that a run knows."""
+    return isinstance(key, TensorsObject) and isinstance(key.items_type, TensorType)
+
+
+def _takes_all(session: ScriptSession, key: TensorsObject) -> bool:
+    """Whether such an index is empty; positions of elements never are, for a number has one too."""
+    is_known_full = key.items_type == POSITIONS
+    return not is_known_full and not session.fork(slot_of(session.emit("py.gt", session.emit("py.len", key), 0)))
+
+
+def _with_unsure(session: ScriptSession, found: Any, key: Any) -> Any:
+    """What an index took: a single number takes a view, all else a copy."""
+    type_: Any = key.items_type if isinstance(key, TensorsObject) else None
+    if isinstance(key, torch.Tensor):
+        type_ = session.type_of(key)
+    if type_ is not None and not is_known(type_):
+        family = session.recorder.slot_of(found).family
+        session.recorder.unsure[id(family)] = family
     return found
 
 
 def set_index(session: ScriptSession, tensor: torch.Tensor, key: Any, value: Any) -> None:
     """`tensor[key] = value`."""
-    view, rest = _basic(session, tensor, key)
+    if _is_of_tensors(key):
+        view, rest = tensor, None if _takes_all(session, key) else session.tensors_mark(slot_of(key))
+    else:
+        view, rest = _basic(session, tensor, key)
     if not isinstance(value, torch.Tensor):
         number = _mark(session, value)
         if isinstance(number, torch.Tensor):

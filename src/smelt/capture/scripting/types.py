@@ -39,6 +39,10 @@ _DTYPES = (DType.F32, DType.I64, DType.F64, DType.BOOL, DType.C64)
 _MOST_TRIALS = 60
 _FEW_RANKS = 3
 _LENGTHS = (2, 1, 3)
+# Of any operand: no trial without data tells.
+POSITIONS = TensorType(DType.I64, (UNKNOWN_DIM,), (UNKNOWN_DIM,))
+_OF_POSITIONS = ("aten.nonzero_numpy.default", "aten.where.default")
+_SHAPED_BY_DATA: dict[str, Type] = dict.fromkeys(_OF_POSITIONS, ListType(POSITIONS))
 # Their kernels take every tensor for a matrix, and read past the sizes of one that is none.
 _OF_MATRICES = frozenset((
     "aten.gru_cell.default", "aten.lstm_cell.input", "aten.rnn_tanh_cell.default", "aten.rnn_relu_cell.default",
@@ -54,6 +58,8 @@ def infer_open(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tuple
 @lru_cache(maxsize=8192)
 def _infer(op: str, key: Any) -> tuple[Type, ...]:
     args, kwargs = _call_of(key)
+    if op in _SHAPED_BY_DATA:
+        return _declared(op, (_SHAPED_BY_DATA[op],))
     types = {v: v.type for a in (*args, *kwargs.values()) for v in values_in(a)}
     if all(map(is_known, types.values())):
         try:
