@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import smelt
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
+LENGTHS = smelt.i64["N"]
 ONE, TWO, HALF = torch.tensor(1), torch.tensor(2), torch.tensor(0.5)
 CASES: dict[str, tuple[Any, list[tuple[Any, ...]]]] = {}
 
@@ -251,7 +253,63 @@ def at_positions(x, mask):
     return x[found], y, z, len(found), x[mask.nonzero().unbind(1)], x[mask.nonzero()[:, :0].unbind(1)]
 
 
-@case((X, X > 0),)
+@case(
+    (X, X > 0),
+)
 def at_rows_and_columns(x, mask):
     i, j = mask.nonzero(as_tuple=True)
     return x[i, j], x[i], (i + j).sum()
+
+
+# --- torch's own checks, and lists of floats that a run makes
+
+
+@case((X,), (X[:2],), (X[0],))
+def checked_sizes(x):
+    torch._check(x.size(0) > 2, lambda: f"{x.size(0)} of 3")
+    torch._check_value(x.dim() == 2)
+    return x + 1
+
+
+@case((X[None],), (X[None, None],))
+def enlarged(x):
+    return F.interpolate(x, scale_factor=2.0)
+
+
+@case((torch.tensor([5, 3]), 4), (torch.tensor([2, 7]), 1))
+def sizes_of_tensors(lengths: LENGTHS, n: int):
+    most = lengths.max()
+    rows = torch.zeros(n, most, 2)
+    return rows, torch.arange(most), torch.ones((lengths[0], n)).view(n, lengths[0])
+
+
+# --- conversions, in which torch asks a tensor for its element type
+
+
+@case((X.long(), X.int()), (X.double(), X.half()), (X, X))
+def keeps_its_element_type(x, y):
+    if x.sum() > 100:
+        x = x + 1
+    moved = x.cpu(), x.to("cpu"), x.to(memory_format=torch.preserve_format), torch.as_tensor(x), x.data
+    other = x.to(y), x.to(y.cpu(), copy=True), torch.as_tensor(x, dtype=y.dtype), x.to(torch.float32)
+    made = x.new_tensor([1.5]), x.new_tensor(2), x.new_tensor([[1, 2]], dtype=torch.float16)
+    kind = x.type(), type(x) is torch.Tensor, x.__class__ is torch.Tensor, isinstance(x, (torch.FloatTensor, int))
+    return moved, other, made, kind, x.stride(), torch.ops.aten.to.dtype_layout(x, dtype=torch.float32)
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(4, 3)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0])[0]
+
+
+@case((X[:, None].repeat(1, 2, 1), torch.tensor([1, 3])), (X[:, None], torch.tensor([2])))
+def packed(x, lengths):
+    return PACKED(x, lengths)
+
+
+PACKED = Packed().eval()

@@ -90,6 +90,7 @@ FUNCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
         "torch.Size": torch.Size,
         "torch.int": _as_int,
         "Tensor.tolist": torch.Tensor.tolist,
+        "Tensor.type": torch.Tensor.type,
     }
 )
 """By the names that `py.call` takes: math.*, cmath.*, builtins.*, methods as `str.upper`, `dict.items`, limits of

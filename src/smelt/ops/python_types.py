@@ -358,6 +358,7 @@ _CALLED: dict[str, Type] = {
     "builtins.range": ListType(INT),
     "operator.index": INT,
     "torch.int": INT,
+    "Tensor.type": STR,
 }
 
 

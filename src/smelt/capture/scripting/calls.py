@@ -9,6 +9,7 @@ import functools
 import inspect
 import itertools
 import operator
+import re
 import sysconfig
 import types
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 
 from smelt.capture.convert import CannotConvert, convert
-from smelt.capture.scripting import tensors
+from smelt.capture.scripting import checks, tensors
+from smelt.capture.scripting.casts import cast, is_legacy
 from smelt.capture.scripting.joining import joined
 from smelt.capture.scripting.session import PlainShape, ScriptSession, ShapeObject, Spread, TensorsObject
 from smelt.capture.scripting.types import TENSOR
@@ -27,7 +29,7 @@ from smelt.capture.staging import calls as staged
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.symbols import StagedBool, StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
-from smelt.ir import ANY, BOOL, FLOAT, INT, STR, DictType, ListType, OptionalType, TensorType, TupleType
+from smelt.ir import ANY, BOOL, FLOAT, INT, STR, DictType, DType, ListType, OptionalType, TensorType, TupleType
 from smelt.ops import in_python
 
 _TORCH = f"{Path(torch.__file__).parent.resolve()}/"
@@ -281,15 +283,52 @@ def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, .
         found = tensors.method(session, name, tensor, rest, kwargs)
         if found is not NotImplemented:
             return found
+    found = cast(session, runtime, name, tensor, rest, kwargs)
+    if found is not NotImplemented:
+        return found
     if fn in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args and staged._holds_staged(args[0]):
         return _tensor_of(session, args[0], *args[1:], **kwargs)
     is_constant = bool(args) and isinstance(args[0], (bool, int, float, complex, list, tuple))
     if fn in (torch.tensor, torch.as_tensor) and is_constant and is_staged(kwargs.get("dtype")):
         return _constant_of(fn, args[0], **_marked(session, kwargs))
-    return given(session, _with_marks(session, fn, args, kwargs))
+    session.recorder.is_named = isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+    try:
+        return given(session, _with_marks(session, fn, args, kwargs))
+    finally:
+        session.recorder.is_named = False
 
 
 def _with_marks(session: ScriptSession, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call with marks. Tensors are the numbers in them where torch takes nothing else."""
+    try:
+        return _of_kinds(session, fn, args, kwargs)
+    except TypeError as error:
+        if any(error is own for own in (*session.raised, *session.refused)) or not _WANTS_INTS.search(str(error)):
+            raise
+        takes_self = not isinstance(getattr(fn, "__self__", None), torch.Tensor) and fn not in _OF_SIZES
+        first, rest = (args[:1], args[1:]) if takes_self else ((), args)
+        numbers = [_numbers_in(session, a, True) for a in rest]
+        named = {name: _numbers_in(session, value, False) for name, value in kwargs.items()}
+        if all(a is b for a, b in zip((*rest, *kwargs.values()), (*numbers, *named.values()), strict=True)):
+            raise
+        return _of_kinds(session, fn, (*first, *numbers), named)
+
+
+_WANTS_INTS = re.compile(r"\bints?\b.*FakeTensor|invalid combination of arguments")
+_OF_SIZES = (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)
+
+
+def _numbers_in(session: ScriptSession, value: Any, is_itself: bool) -> Any:
+    """A value with the number in each tensor that only a run knows, where it is or holds one."""
+    if isinstance(value, torch.Tensor):
+        return session.item(value) if is_itself and tensors.is_symbolic(session, value) else value
+    if type(value) not in (list, tuple, torch.Size):
+        return value
+    items = [_numbers_in(session, item, True) for item in value]
+    return value if all(a is b for a, b in zip(items, value, strict=True)) else tuple(items)
+
+
+def _of_kinds(session: ScriptSession, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call with marks. Numbers of unknown kind are ints where torch takes nothing else."""
     unknown = list({id(v): v for a in (*args, *kwargs.values()) for v in _of_any_kind(a)}.values())
     most = len(unknown) if len(unknown) <= _MOST_UNKNOWN else 0
@@ -470,13 +509,25 @@ def _isinstance(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     if is_staged(value) and slot_of(value).type == ANY:
         return session.cannot("the class of a value of unknown kind is asked for", "annotate the parameter")
     if isinstance(value, torch.Tensor):
-        if session.recorder.slot_of(value) in session.assumable:
-            kinds = classes if isinstance(classes, tuple) else (classes,)
-            if not any(isinstance(k, type) and issubclass(torch.Tensor, k) for k in kinds):
-                return False
+        kinds = classes if isinstance(classes, tuple) else (classes,)
+        if session.type_of(value).dtype == DType.UNKNOWN and any(map(is_legacy, kinds)):
+            return _is_of_kinds(session, runtime, value, kinds)
+        takes_tensors = any(isinstance(k, type) and issubclass(torch.Tensor, k) for k in kinds)
+        if session.recorder.slot_of(value) in session.assumable and not takes_tensors:
+            return False
         if tensors.is_symbolic(session, value):
             return isinstance(torch.empty(0), classes)
     return NotImplemented
+
+
+def _is_of_kinds(session: Any, runtime: Any, value: torch.Tensor, kinds: Any) -> Any:
+    """Whether a tensor whose element type a run knows is an instance of one of several classes."""
+    tests = [
+        (lambda k=k: session.emit("py.eq", session.attribute(value, "dtype"), k.dtype)) if is_legacy(k)
+        else (lambda k=k: _isinstance(session, runtime, (value, k), {}))
+        for k in kinds
+    ]  # fmt: skip
+    return runtime.or_(0, *tests)
 
 
 def _is_open(session: Any, items: Any) -> bool:
@@ -735,6 +786,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     filter: _filter, range: _range, list: _tuple_or_list(list), tuple: _tuple_or_list(tuple),
     torch.Size: _size, str: _str_of(str), repr: _str_of(repr),
     pow: _pow, torch.finfo: _limits(torch.finfo), torch.iinfo: _limits(torch.iinfo),
+    **checks.HANDLERS,
     torch.jit.is_scripting: _is_scripting,
     torch.jit.is_tracing: _is_scripting, torch.jit.annotate: _annotate,
     torch.overrides.has_torch_function: _has_torch_function,

@@ -26,7 +26,21 @@ from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.shadows import _IN_PLACE_METADATA, ShadowRecorder, _give_back
 from smelt.capture.staging.stops import CannotMerge
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
-from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, NONE, STR, ListType, TensorType, TupleType, Type, Value
+from smelt.ir import (
+    ANY,
+    BOOL,
+    COMPLEX,
+    FLOAT,
+    INT,
+    NONE,
+    STR,
+    DType,
+    ListType,
+    TensorType,
+    TupleType,
+    Type,
+    Value,
+)
 from smelt.ops.convert import from_torch, type_of
 from smelt.ops.registry import tags_of
 
@@ -35,6 +49,7 @@ _SCALARS: dict[str, Type] = {
     "number": ANY, "List[int]": ListType(INT),
 }  # fmt: skip
 _DEAD = (DEAD,) * WORLDS
+_LISTS = (ListType(INT), ListType(FLOAT))
 _FIRST = 0x5AFE_0000_0000
 # dtypes without operators, which programs do not name.
 _MARK_DTYPES = tuple(
@@ -86,6 +101,8 @@ class Marks:
             return complex(_FIRST + number, 0.015625)
         if slot.type == ListType(INT):
             return [_FIRST + 0x8000_0001 + 2 * number]
+        if slot.type == ListType(FLOAT):
+            return [_FIRST + number + 0.015625]
         if str(slot.type) == "device":
             return torch.device("meta", number % 100)
         if str(slot.type) == "dtype":
@@ -106,7 +123,7 @@ class Marks:
             return self.slots.get(self.key(value))
         if type(value) in (list, tuple, torch.Size) and len(value) == 1:
             found = self.slot(value[0]) if type(value[0]) in (int, float) else None
-            return found if found is not None and found.type == ListType(INT) else None
+            return found if found is not None and found.type in _LISTS else None
         return None
 
     @staticmethod
@@ -124,6 +141,7 @@ class ScriptRecorder(ShadowRecorder):
         self.listed: dict[int, ScalarSlot] = {}
         self.makers: dict[Slot, Any] = {}
         self.unsure: dict[int, Family] = {}
+        self.is_named = False  # whether the program itself names the operator that is called
 
     # --- operands ----------------------------------------------------------------------------------------------------
 
@@ -156,6 +174,9 @@ class ScriptRecorder(ShadowRecorder):
 
     def _record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(overload)
+        if info.name == "aten.to.dtype_layout" and not self.is_named and self._is_unknown(args[0]):
+            # It keeps its element type, which torch takes from what stands for it.
+            kwargs = {name: value for name, value in kwargs.items() if name not in ("dtype", "layout")}
         self.session.spend()
         operands: list[Slot] = []
         noted = [self._encode(arg, operands) for arg in args]
@@ -197,6 +218,10 @@ class ScriptRecorder(ShadowRecorder):
                 if isinstance(slot, Slot):
                     self.makers[slot] = self.records[-1]
         return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+    def _is_unknown(self, tensor: Any) -> bool:
+        type_ = slot_type(self.slot_of(tensor))
+        return isinstance(type_, TensorType) and type_.dtype == DType.UNKNOWN
 
     def _check_operands(self, info: OpInfo, operands: Sequence[Slot]) -> None:
         for slot in operands:

@@ -15,7 +15,7 @@ import torch
 
 from smelt._torch.dispatch import is_live
 from smelt._torch.record_patches import Patches
-from smelt.capture.scripting.session import ScriptSession, ShapeObject, TensorsObject
+from smelt.capture.scripting.session import PlainShape, ScriptSession, TensorsObject
 from smelt.capture.scripting.types import POSITIONS, is_known
 from smelt.capture.staging import current
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
@@ -42,10 +42,14 @@ def attribute(session: ScriptSession, tensor: torch.Tensor, name: str) -> Any:
         session.recorder.read_version(tensor)
     if not is_symbolic(session, tensor):
         return NotImplemented
+    if name == "__class__":
+        return torch.Tensor
     if name in _METHODS:
         return TensorMethod(session, tensor, name)
     type_ = session.type_of(tensor)
     match name:
+        case "data":
+            return torch.ops.aten.detach.default(tensor)
         case "shape":
             return session.sizes(tensor)
         case "ndim":
@@ -77,7 +81,7 @@ def _stride(session: ScriptSession, tensor: torch.Tensor, dim: Any = None) -> An
         return session.size(tensor, dim, "stride")
     rank = session.type_of(tensor).rank
     if rank is None:
-        return ShapeObject(session.read("aten.sym_stride.default", tensor, ListType(INT)))
+        return PlainShape(session.read("aten.sym_stride.default", tensor, ListType(INT)))
     return tuple(session.size(tensor, i, "stride") for i in range(rank))
 
 

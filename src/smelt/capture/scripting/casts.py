@@ -1,0 +1,62 @@
+"""Calls in which torch's C code would take an element type from the stand-in of a tensor that has none yet.
+
+Invariant: what is recorded names the tensor itself, or its `dtype` as a value of the graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from smelt.capture.scripting.session import ScriptSession
+from smelt.ir import DType
+
+
+def _is_open(session: ScriptSession, value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and session.type_of(value).dtype == DType.UNKNOWN
+
+
+def cast(
+    session: ScriptSession, runtime: Any, name: str, tensor: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """`tensor.name(*rest, **kwargs)`, or the same function of torch's; NotImplemented for all other calls."""
+    match name:
+        case "to":
+            other = rest[0] if rest else kwargs.get("other")
+            if isinstance(other, torch.Tensor) and (_is_open(session, tensor) or _is_open(session, other)):
+                return torch.ops.aten.to.other(tensor, *(rest or (other,)), **_without(kwargs, "other"))
+        case "type" if _is_open(session, tensor) and not rest and kwargs.get("dtype") is None:
+            return session.emit("py.call", "Tensor.type", tensor)
+        case "new_tensor" if _is_open(session, tensor):
+            dtype = kwargs.get("dtype")
+            given = {**kwargs, "dtype": session.attribute(tensor, "dtype") if dtype is None else dtype}
+            return runtime.call(0, torch.tensor, rest, given)
+        case "tensor" | "as_tensor" | "asarray" if _is_open(session, tensor) and not rest:
+            return _made(session, runtime, name, tensor, **kwargs)
+    return NotImplemented
+
+
+def _made(
+    session: ScriptSession, runtime: Any, name: str, data: torch.Tensor, dtype: Any = None, device: Any = None,
+    requires_grad: bool = False, **others: Any,
+) -> Any:  # fmt: skip
+    """A tensor of another: the same where nothing is to be changed, a copy where `torch.tensor` makes it."""
+    if requires_grad or any(value is not None for value in others.values()):
+        session.cannot(f"torch.{name} of a tensor of which nothing is said, with {', '.join(others) or 'gradients'}")
+    found = data.detach().clone() if name == "tensor" else data
+    for wanted in (dtype, device):
+        if wanted is not None:
+            found = runtime.call(0, found.to, (wanted,), {})
+    return found
+
+
+def _without(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
+    return {k: v for k, v in kwargs.items() if k != name}
+
+
+def is_legacy(kind: Any) -> bool:
+    """Whether a class is one of torch's own of an element type and a device (`torch.FloatTensor`), of which every such
+    tensor is an instance.
+    """
+    return isinstance(kind, type(torch.FloatTensor)) and kind is not torch.Tensor

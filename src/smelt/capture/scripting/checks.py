@@ -1,0 +1,34 @@
+"""torch's own checks of what only a run knows: `torch._check(x.size(0) > 2, lambda: f"...")`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from smelt._torch.checks import CHECKS, UNTOLD, check_with
+from smelt.capture.staging.symbols import StagedBool
+
+
+def _check(raised: type[Exception]) -> Callable[..., Any]:
+    def check(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+        given = {**dict(zip(("cond", "message"), args, strict=False)), **kwargs}
+        test, message = given.get("cond"), given.get("message")
+        if not isinstance(test, StagedBool):
+            return NotImplemented
+
+        def error() -> Exception:
+            return raised(UNTOLD if message is None else runtime.call(0, str, (runtime.call(0, message, (), {}),), {}))
+
+        runtime.raise_if(session.emit("py.not_", test), error)
+        return None
+
+    return check
+
+
+def _check_with(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    return _check(args[0])(session, runtime, args[1:], kwargs) if args else NotImplemented
+
+
+HANDLERS: dict[Any, Callable[..., Any]] = {check: _check(raised) for check, raised in CHECKS.items()}
+if check_with is not None:
+    HANDLERS[check_with] = _check_with
