@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import smelt
 from smelt.ir import parse
 from smelt.ops.convert import type_of
 from smelt.ops.evaluate import evaluate
@@ -65,3 +66,24 @@ graph f(%x: {type_of(x)}) -> {kind}[3] {{
 }}""")
     (expected,) = evaluate(graph, [x])
     assert torch.equal(run_nest(graph, [x]).results[0], expected)
+
+
+def test_packed_nibbles_are_taken_apart_in_a_nest() -> None:
+    def unpacked(q: torch.Tensor) -> torch.Tensor:
+        return torch.stack([(q & 0xF).to(torch.int8) - 8, (q >> 4).to(torch.int8) - 8], -1).flatten() * 0.5
+
+    q = torch.arange(256, dtype=torch.uint8).view(4, 64)
+    compiled = smelt.compile(unpacked)
+    for _ in range(2):
+        assert torch.equal(compiled(q), unpacked(q))
+    assert not smelt.explain(compiled).to_dict()["fallbacks"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
+def test_shifts_by_any_count(dtype: torch.dtype) -> None:
+    x, by = torch.arange(-40, 40).to(dtype), torch.arange(80).sub(8).to(dtype)
+    compiled = smelt.compile(lambda x, y: (x << y, x >> y, x << 7, torch.bitwise_right_shift(x, 3) | 1))
+    for _ in range(2):
+        expected = (x << by, x >> by, x << 7, torch.bitwise_right_shift(x, 3) | 1)
+        assert all(map(torch.equal, compiled(x, by), expected))
+    assert not smelt.explain(compiled).to_dict()["fallbacks"]

@@ -330,6 +330,18 @@ def _bitwise(name: str) -> Rule:
     return rule
 
 
+def _shift(name: str) -> Rule:
+    def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+        a, b = _pair(p, node, idx)
+        out = result_dtype(node)
+        _require(out in INTEGERS, "a shift of what is no integer multiplies by a power of two")
+        is_within = isinstance(b, Value) or (type(b) is int and 0 <= b < 8 * out.itemsize)
+        _require(is_within, "a shift by a number that is no count of bits")
+        return p.op(name, out, p.operand(a, idx, out), p.operand(b, idx, out))
+
+    return rule
+
+
 def _power(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     """x ** number with torch's own shortcuts."""
     call, out = p.call(node), result_dtype(node)
@@ -547,6 +559,8 @@ def _table() -> dict[str, Rule]:
     rules |= {f"{n}.{o}": _comparison(n) for n in _COMPARISONS for o in ("Tensor", "Scalar")}
     rules |= {f"logical_{n}.default": _logical(n) for n in ("and", "or", "xor")}
     rules |= {f"bitwise_{n}.{o}": _bitwise(n) for n in ("and", "or", "xor") for o in ("Tensor", "Scalar")}
+    for op, names in (("shl", ("bitwise_left_shift", "__lshift__")), ("shr", ("bitwise_right_shift", "__rshift__"))):
+        rules |= {f"{n}.{o}": _shift(op) for n in names for o in ("Tensor", "Scalar", "Tensor_Scalar")}
     rules |= {f"{n}.{o}": _sum(1) for n, o in (("add", "Tensor"), ("add", "Scalar"))}
     rules |= {f"sub.{o}": _sum(-1) for o in ("Tensor", "Scalar")}
     rules |= {f"rsub.{o}": _sum(-1, "other", "self") for o in ("Tensor", "Scalar")}

@@ -158,6 +158,23 @@ def _wheres() -> Iterator[Sample]:
     yield sample(bools(12), special(), torch.tensor(-0.0))
 
 
+_shifts = fixed(
+    lambda: [
+        sample(ints(3, 4), ints(4, low=-2, high=70, seed=1)),
+        sample(ints(8, dtype=torch.int8), torch.arange(-1, 7, dtype=torch.int8)),
+        sample(ints(9, low=0, high=256, dtype=torch.uint8), torch.arange(9, dtype=torch.uint8)),
+    ]
+)
+_shifts_by = fixed(
+    lambda: [
+        *(sample(ints(3, 4, low=-99, high=99, dtype=d), 2) for d in (torch.int8, torch.int32, torch.int64)),
+        sample(ints(9, low=0, high=256, dtype=torch.uint8), 4),
+        sample(ints(5), 63),
+        sample(ints(5, dtype=torch.int32), 0),
+    ]
+)
+
+
 def _masks(*values: float) -> Samples:
     def made() -> Iterator[Sample]:
         for value in values:
@@ -350,6 +367,15 @@ POINTWISE: tuple[OpRecord, ...] = (
     _binary("bitwise_and", samples=binary_ints),
     _binary("bitwise_or", samples=binary_ints),
     _binary("bitwise_xor", samples=binary_ints),
+    *(
+        OpRecord(f"aten.{name}.{form}", oracle, _shifts if form == "Tensor" else _shifts_by)
+        for side in ("left", "right")
+        for name, scalar, oracle in (
+            (f"bitwise_{side}_shift", "Tensor_Scalar", f"torch.bitwise_{side}_shift"),
+            (f"__{side[0]}shift__", "Scalar", f"torch.Tensor.__{side[0]}shift__"),
+        )
+        for form in ("Tensor", scalar)
+    ),
     OpRecord("aten.clamp.default", "torch.clamp", _clamps),
     OpRecord(
         "aten.clamp.Tensor",

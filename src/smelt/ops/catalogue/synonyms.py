@@ -9,6 +9,7 @@ from smelt.ops.record import Alias, Call, Emitter, Lowering, OpRecord, Samples, 
 from smelt.ops.samples import (
     arithmetic,
     binary_ints,
+    bools,
     fixed,
     floats,
     ints,
@@ -43,6 +44,7 @@ _TWO = fixed(
         sample(ints(3), ints(3, low=1)),
     ]
 )
+_BITS = fixed(lambda: [sample(ints(3, 4), 6), sample(bools(3), True), sample(ints(4).to(torch.uint8), 15)])
 _POSITIVE = fixed(lambda: [sample(floats(3, 4), positives(4))])
 
 SYNONYMS: tuple[OpRecord, ...] = (
@@ -81,6 +83,10 @@ SYNONYMS: tuple[OpRecord, ...] = (
     _same("__and__.Tensor", "bitwise_and.Tensor", "torch.bitwise_and", binary_ints),
     _same("__or__.Tensor", "bitwise_or.Tensor", "torch.bitwise_or", binary_ints),
     _same("__xor__.Tensor", "bitwise_xor.Tensor", "torch.bitwise_xor", binary_ints),
+    *(
+        _same(f"__{name}__.Scalar", f"bitwise_{name}.Scalar", f"torch.bitwise_{name}", _BITS)
+        for name in ("and", "or", "xor")
+    ),
     _same("concat.default", "cat.default", "torch.concat", fixed(lambda: [sample([floats(2), floats(3)])])),
     _same("concatenate.default", "cat.default", "torch.concatenate", fixed(lambda: [sample([floats(2), floats(3)])])),
     _same("swapaxes.default", "transpose.int", "torch.swapaxes", fixed(lambda: [sample(floats(3, 4), 0, 1)]), "view"),
