@@ -13,6 +13,19 @@ import smelt
 from smelt.compiler import SizedUnit
 
 
+class Stop:
+    """A criterion as programs make a new one of for each call."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.length
+
+    def times(self, x: Any) -> Any:
+        return x * self.length
+
+
 def either_sign(x: Any, n: Any) -> Any:
     y = x**2
     return (n + 1) * y if n >= 0 else y / n
@@ -258,3 +271,43 @@ def test_autocast_decides_dtypes_at_free_sizes() -> None:
         x = torch.randn(rows, 6)
         (y, total, dtype), (y0, total0, dtype0) = compiled(x, w), program(x, w)
         assert torch.equal(y, y0) and total == total0 and dtype is dtype0
+
+
+@pytest.mark.parametrize(
+    "program", [lambda x, f: f[0](x), lambda x, f: f[0].times(x), lambda x, f: (f[0](x), Stop(f[0].length + 1))]
+)
+def test_an_object_that_is_another_one_at_each_call_is_known_by_its_parts(program: Any) -> None:
+    compiled, x = smelt.compile(program), torch.randn(3)
+    for length in (2, 2, 2, 3, 4, 5, 2):
+        found, expected = compiled(x, [Stop(length)]), program(x, [Stop(length)])
+        if isinstance(found, tuple):
+            assert found[1].length == expected[1].length
+            found, expected = found[0], expected[0]
+        assert torch.equal(found, expected)
+    assert builds(compiled) <= 3
+    changed = Stop(2)
+    compiled(x, [changed])
+    changed.length = 7
+    assert torch.equal(torch.as_tensor(compiled(x, [changed])[0]), torch.as_tensor(program(x, [changed])[0]))
+
+
+def test_a_class_that_gets_another_call_is_seen() -> None:
+    class Other(Stop):
+        pass
+
+    compiled, x = smelt.compile(lambda x, f: f(x) + 1), torch.randn(3)
+    for _ in range(3):
+        assert torch.equal(compiled(x, Other(2)), x * 2 + 1)
+    Other.__call__ = lambda self, x: x - self.length  # type: ignore[method-assign]
+    assert torch.equal(compiled(x, Other(2)), x - 2 + 1)
+
+
+def test_a_free_number_in_an_object_that_is_returned() -> None:
+    def program(x: Any, k: int) -> Any:
+        return x * k, Stop(k)
+
+    compiled, x = smelt.compile(program), torch.randn(3)
+    for k in (2, 3, 4, 5):
+        y, stop = compiled(x, k)
+        assert torch.equal(y, x * k) and stop.length == k
+    assert builds(compiled) == 2

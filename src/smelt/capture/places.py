@@ -31,6 +31,7 @@ from smelt.capture.tree import (
     SameObject,
     Tree,
     hidden_tensors,
+    is_called_only,
     is_lazy,
 )
 
@@ -105,7 +106,7 @@ class After(Flattener):
             return Made(self._numbers[id(value)], None)
         is_plain = isinstance(value, (list, dict)) or type(value) is deque
         is_plain = is_plain or (is_transparent(value) and kind_of(type(value)) == "instance")
-        if not is_plain or isinstance(value, torch.nn.Module) or callable(value):
+        if not is_plain or isinstance(value, torch.nn.Module) or is_called_only(value):
             return super().flatten(value, path) if self.is_result else self._constant(value, path)
         number = self._numbers[id(value)] = len(self._numbers)
         self._keep.append(value)

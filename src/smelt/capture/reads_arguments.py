@@ -28,6 +28,7 @@ from smelt._torch.exact import MISSING, same
 from smelt._torch.pytree import registered
 from smelt.capture.reads_values import has_own_lookup, instance_dict, kind_of, overrides_instance, raw_lookup
 from smelt.capture.state import STATE
+from smelt.capture.tree import is_called_only
 
 if TYPE_CHECKING:
     from smelt.capture.reads_outer import Outer
@@ -70,10 +71,17 @@ class ArgumentHeap:
 
     only: the places that are to be open, where that is known from another run of the same call. outer: places outside
     the arguments that the run changed. known: by id, what the run reached from outside. A call with state has its
-    objects open whether or not this run changes them: another way through the program may.
+    objects open whether or not this run changes them: another way through the program may. replaced: places where
+    another object has stood in another call: there what an object is counts, not which one.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], only: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        only: Collection[str] | None = None,
+        replaced: Collection[str] = (),
+    ) -> None:
         self.held: list[Held] = []
         self.by_id: dict[int, int] = {}
         self._spaces: set[int] = set()
@@ -81,7 +89,7 @@ class ArgumentHeap:
         self.known: Mapping[int, Any] = {}
         self.outer: list[Outer] = []
         self.roots = (args, kwargs)
-        self._only = only
+        self._only, self._replaced = only, replaced
         self._met_again: set[int] = set()
         self._is_after = True
         self._has_state = STATE in kwargs
@@ -187,7 +195,11 @@ class ArgumentHeap:
         self.opened = frozenset(found | spaces)
 
     def _choose(self) -> None:
-        live = [held.is_changed or _holds_tensor(held.before) for held in self.held]
+        # What another object took the place of is known by its parts, and so is what it holds.
+        again = [held.place in self._replaced for held in self.held]
+        for number, held in enumerate(self.held):
+            again[number] |= held.holder >= 0 and again[held.holder] and not _is_structure(self.held[held.holder].value)
+        live = [a or held.is_changed or _holds_tensor(held.before) for a, held in zip(again, self.held, strict=True)]
         for number in range(len(self.held) - 1, -1, -1):
             holder = self.held[number].holder
             if holder >= 0:
@@ -225,7 +237,7 @@ def _is_followed(value: Any) -> bool:
         return True
     if isinstance(value, (*_PLAIN, torch.Tensor, torch.nn.Module, type)):
         return False
-    if callable(value) and not dataclasses.is_dataclass(value):
+    if is_called_only(value):
         return False
     return kind_of(cls) == "instance" and registered(cls) is None and is_transparent(value)
 

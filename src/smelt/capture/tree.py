@@ -130,6 +130,19 @@ def is_lazy(value: Any) -> bool:
     return isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, map, filter, zip))
 
 
+def is_called_only(value: Any) -> bool:
+    """Whether what a value is cannot be told from its parts: a function, a callable of C, a library's operator.
+
+    An object of a program's own class that has `__call__` is its attributes like any other; its method is the class's.
+    """
+    if not callable(value) or is_dataclass(value):
+        return False
+    cls = type(value)
+    is_own = cls.__module__.partition(".")[0] not in ("torch", "functools", "numpy", "typing", "smelt")
+    call = next((c.__dict__["__call__"] for c in cls.__mro__ if "__call__" in c.__dict__), None)
+    return not (is_own and type(call) is types.FunctionType)
+
+
 def has_parts(value: Any) -> bool:
     """Whether a value can come apart."""
     if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
@@ -137,7 +150,7 @@ def has_parts(value: Any) -> bool:
     if type(value) is deque:
         return True
     # A dataclass is its fields for guards, too, whether it can be called or not.
-    if isinstance(value, _ATOMS) or (callable(value) and not is_dataclass(value)):
+    if isinstance(value, _ATOMS) or is_called_only(value):
         return False
     return registered(type(value)) is not None or bool(_attribute_names(value))
 

@@ -120,6 +120,7 @@ class Builds:
         program = ObservedProgram(
             self._target, self._name, self._settings,
             next_path=bool(missed), freedom=look.freedom, state=self._places,
+            replaced=frozenset(self._table.replaced),
         )  # fmt: skip
         started = time.perf_counter()
         before = errors_in_programs()

@@ -27,7 +27,8 @@ class Table:
     """The rows of a dispatcher, the most recently used first.
 
     slow: takes the calls that native code does not serve.
-    lock: held while one is built. witness: a parameter that needed gradients when it was last looked at.
+    lock: held while one is built. witness: a parameter that needed gradients when it was last looked at. replaced:
+    places of arguments where another object stood than the one that was compiled for.
     """
 
     def __init__(self, owner: Owner, slow: Callable[..., Any], original: Original, stats: Stats) -> None:
@@ -35,6 +36,7 @@ class Table:
         self.lock = threading.Lock()
         self.counters = Counters()
         self.witness: torch.Tensor | None = None
+        self.replaced: set[str] = set()
         self._owner, self._slow = weakref.ref(owner), slow
         self._original, self._stats = original, stats
         self._settings = original.settings
@@ -96,6 +98,9 @@ class Table:
             failed = row.guards.check(args, kwargs)
             if failed is not None:
                 text = row.guards.explain(failed, args, kwargs)
+                place = row.guards.replaced(failed)
+                if place is not None:
+                    self.replaced.add(place)
                 self.count_miss(text)
                 first = first or text
         return first

@@ -6,7 +6,7 @@ run's answer is the first call's answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -146,7 +146,7 @@ class ObservedProgram:
 
     target: the function or module itself (for its parameters, names, signature). next_path: other ways through it are
     kept as paths already. freedom: the sizes and numbers that are to be free. state: the places that it is called
-    with (`smelt.capture.state`).
+    with (`smelt.capture.state`). replaced: places of objects that differ from call to call, to be known by their parts.
     """
 
     def __init__(
@@ -158,12 +158,14 @@ class ObservedProgram:
         next_path: bool = False,
         freedom: Freedom = NO_FREEDOM,
         state: Sequence[Place] = (),
+        replaced: Collection[str] = (),
     ) -> None:
         self.target = target
         self.name = name
         self.next_path = next_path
         self.freedom = freedom
         self.state = state
+        self.replaced = replaced
         self.fullgraph = settings.fullgraph
         self.background = settings.background
         self.log: ReadLog | None = None
@@ -188,7 +190,7 @@ class ObservedProgram:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.was_called = True
         try:
-            heap = ArgumentHeap(args, kwargs)
+            heap = ArgumentHeap(args, kwargs, replaced=self.replaced)
             with record_reads({self.name: self.target}, args, kwargs, heap, self.state) as log:
                 self.result = self.target(*args, **without_state(kwargs))
         except BaseException as error:

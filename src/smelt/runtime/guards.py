@@ -207,6 +207,11 @@ class GuardSet:
         hidden = {first + i for i, test in enumerate(self.facts.tests) if test.is_internal}
         return tuple(guard for i, guard in enumerate(self.guards) if i not in hidden)
 
+    def replaced(self, failed: int) -> str | None:
+        """The place of an argument that a guard wants to be one object, and that is another one."""
+        tests = self._arguments.tests
+        return tests[failed].place if failed < len(tests) and tests[failed].kind == "identity" else None
+
     def explain(self, failed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """A sentence with the guard, the value it needs and the value there is now."""
         guard = self.guards[failed]

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from time import thread_time
 from typing import Any
 
@@ -282,9 +282,10 @@ class _Run:
         flattener: Flattener
         puts = None
         if heap is None:
-            result = _with_stand_ins(outcome.value, stand_ins, session)
-            flattener = Flattener(check, same=given.containers)
-            tree = flattener.flatten(result, "result")
+            flattener = Flattener(
+                check, same=given.containers, convert=lambda value: _stand_in(value, stand_ins, session)
+            )
+            tree = flattener.flatten(outcome.value, "result")
         else:
             flattener = After(heap, check, given.containers, lambda value: _stand_in(value, stand_ins, session))
             tree, puts = self._left(heap, outcome, flattener)
@@ -378,33 +379,6 @@ def _depends(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_depends, value.values()))
     return isinstance(value, (torch.Tensor, Poison)) or is_staged(value) or is_sized(value)
-
-
-def _with_stand_ins(value: Any, found: dict[int, Slot], session: Session) -> Any:
-    """The result with a tensor in the place of each staged number; by the tensor's id, the number's slot."""
-    made = _stand_in(value, found, session)
-    if made is not value:
-        return made
-    if type(value) in (list, tuple):
-        items = [_with_stand_ins(item, found, session) for item in value]
-        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return tuple.__new__(type(value), [_with_stand_ins(item, found, session) for item in value])
-    if isinstance(value, dict):
-        made = {k: _with_stand_ins(item, found, session) for k, item in value.items()}
-        if all(made[k] is value[k] for k in made):
-            return value
-        if type(value) is dict:
-            return made
-        raise CannotStage(f"the result is a {type(value).__qualname__} of staged numbers", "it cannot be rebuilt", None)
-    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
-        made = {name: _with_stand_ins(item, found, session) for name, item in vars(value).items()}
-        if all(item is made[name] for name, item in vars(value).items()):
-            return value
-        record = object.__new__(type(value))
-        vars(record).update(made)
-        return record
-    return value
 
 
 def _stand_in(value: Any, found: dict[int, Slot], session: Session) -> Any:
