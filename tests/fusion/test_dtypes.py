@@ -87,3 +87,14 @@ def test_shifts_by_any_count(dtype: torch.dtype) -> None:
         expected = (x << by, x >> by, x << 7, torch.bitwise_right_shift(x, 3) | 1)
         assert all(map(torch.equal, compiled(x, by), expected))
     assert not smelt.explain(compiled).to_dict()["fallbacks"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *_HALF])
+def test_of_zeros_of_two_signs_fmax_and_fmin_take_torchs(dtype: torch.dtype) -> None:
+    x, y = torch.zeros(70, dtype=dtype), -torch.zeros(70, dtype=dtype)
+    x[::7], y[1::7] = float("nan"), float("nan")
+    compiled = smelt.compile(lambda a, b: (torch.fmax(a, b), torch.fmin(a, b), torch.fmax(b, a), torch.fmin(b, a)))
+    expected = (torch.fmax(x, y), torch.fmin(x, y), torch.fmax(y, x), torch.fmin(y, x))
+    for _ in range(2):
+        for found, wanted in zip(compiled(x, y), expected, strict=True):
+            assert torch.equal(found, wanted) and torch.equal(found.signbit(), wanted.signbit())

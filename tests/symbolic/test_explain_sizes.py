@@ -123,3 +123,8 @@ def test_readable_says_the_same() -> None:
             for m in range(-4, 5):
                 names = {"n": n, "B": n, "S": m}
                 assert eval(text, names.copy()) == eval(readable(text), names.copy()), (text, n, m)
+
+
+def test_the_calls_of_an_entry_are_all_those_it_answered() -> None:
+    report = called(either_sign, *((torch.ones(3), n) for n in (2, 2, 3, 4, 5)))
+    assert [row["calls"] for row in report.to_dict()["graphs"]] == [2, 3]

@@ -66,8 +66,10 @@ def _of_compiled(compiled: Compiled) -> Report:
     splits = dispatcher_of(compiled).splits
     rows = [*reversed(stats.rows), *piece_rows(splits)]  # oldest first: the order in which they were compiled
     units = [(i, row.entry) for i, row in enumerate(rows) if isinstance(row.entry, Unit)]
+    # The call that was recorded got its answer from that run, and is one of the entry's.
     graphs = [
-        {**_graph_row(i, unit, rows[i].hits), "why": rows[i].cause or "the first call of its kind"} for i, unit in units
+        {**_graph_row(i, unit, rows[i].hits + 1), "why": rows[i].cause or "the first call of its kind"}
+        for i, unit in units
     ]
     breaks: list[Row] = [{"entry": i, "why": row.reason} for i, row in enumerate(rows) if row.entry is None]
     breaks += break_rows(splits)

@@ -299,6 +299,9 @@ def _extreme(name: str) -> Rule:
             return p.op(both, out, p.operand(a, idx, out), p.operand(b, idx, out))
         m = math_dtype(out)
         own = name.removeprefix("f") if out in INTEGERS else name
+        if name in ("fmax", "fmin") and out is DType.BF16:
+            # Of equals, zeros of two signs, torch takes the second for this dtype alone.
+            a, b = b, a
         return p.cast(p.op(own, m, _in_math(p, a, idx, out), _in_math(p, b, idx, out)), out)
 
     return rule
