@@ -82,7 +82,7 @@ def _as_region(session: Any, key: object, arguments: Any, run: Callable[[], Any]
     records, outcome = None, Outcome(is_raised=True)
     try:
         traced = arm(session, body, (None,), get, set_, snapshot, (None,))
-        records, outcome = session.trace(traced, ("value",), ("join", key))
+        records, outcome = _traced(session, traced, key)
     except CannotMerge:
         _never(session, key)
     except Exhausted:
@@ -106,6 +106,20 @@ def _as_region(session: Any, key: object, arguments: Any, run: Callable[[], Any]
 def _never(session: Any, key: object) -> None:
     session.unjoined.add(key)
     session.learnt = True
+
+
+def _traced(session: Any, run: Callable[[], Outcome], key: object) -> tuple[list[Any], Outcome]:
+    """The call's region; run again, and no more than it, where calls inside turn out to be ones to join."""
+    while True:
+        try:
+            found: tuple[list[Any], Outcome] = session.trace(run, ("value",), ("join", key))
+        except Again as again:
+            if not again.join or again.join <= session.joined:
+                raise
+            session.joined |= again.join
+            session.learnt = True
+        else:
+            return found
 
 
 def _inline(session: Any, records: list[Any]) -> None:

@@ -131,12 +131,13 @@ def script_graph(
         ) from None  # fmt: skip
     refusals: list[CaptureError] = []
     budget = Budget(_STEPS, thread_time() + _SECONDS)
+    joined: set[object] = set()
     with _everything_kept():
         for fixed in _FIXED:
             if refusals and not _has_defaults(function, fixed):
                 continue
             try:
-                return _with_what_is_asked_for(fn, examples, Learned(budget, fixed=fixed))
+                return _with_what_is_asked_for(fn, examples, Learned(budget, joined=joined, fixed=fixed))
             except CaptureError as error:
                 if error.code != "S0109":
                     raise refusals[0] if refusals else error from None
@@ -163,7 +164,7 @@ def _with_what_is_asked_for(
         asked = next((n for n in _asked_for(found) if n not in learned.present and n not in refused), None)
         if not found.raises or asked is None:
             break
-        more = Learned(learned.budget, fixed=learned.fixed, present=(*learned.present, asked))
+        more = Learned(learned.budget, joined=learned.joined, fixed=learned.fixed, present=(*learned.present, asked))
         try:
             further = _scripted(fn, examples, more)
         except CaptureError as error:
@@ -287,6 +288,8 @@ class _Run:
         session.base_frame = sys._getframe()
         try:
             args, kwargs = self.parameters.make(session)
+            if session.optional is None:
+                session.optional = len(session.regions[-1].taken)
             # What it sets of context variables is set in a context of its own.
             result = copy_context().run(calls.call, session, runtime, 0, self.fn, args, kwargs)
             return Outcome(_as_returned(session, result), snapshot.changes())

@@ -22,8 +22,8 @@ from smelt.capture.spans import Site
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.reading import ITEM_TYPES
 from smelt.capture.staging.recording import strides_of, tainted
-from smelt.capture.staging.session import Session
-from smelt.capture.staging.stops import Stop
+from smelt.capture.staging.session import Outcome, Region, Session
+from smelt.capture.staging.stops import Exhausted, Stop
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
 from smelt.diag import Span
 from smelt.ir import (
@@ -126,6 +126,7 @@ class ScriptSession(Session):
     recorder: ScriptRecorder
     # Nothing is known of the parameters, so the ways multiply.
     most_explored = 2048
+    most_regions = 3 * most_explored
     stages_growth = True
 
     def __init__(self, roots: Any, scope: Any) -> None:
@@ -156,6 +157,8 @@ class ScriptSession(Session):
         self.recorder.marks.numbers = self.numbers
         # The calls that run; those whose ways meet where they end, and those whose ways do not.
         self.calls: list[Any] = []
+        # How many questions the optional parameters were, on the first way.
+        self.optional: int | None = None
         self.joined: set[object] = set()
         self.unjoined: set[object] = set()
 
@@ -184,6 +187,13 @@ class ScriptSession(Session):
 
     def widened(self, before: Type, after: Type) -> Type | None:
         return widened(before, after)
+
+    def _combine(self, region: Region, number: int, part: Any) -> tuple[list[Any], Outcome]:
+        is_first = number == 0 and not self.regions
+        if is_first and self.optional and self.paths * 2**self.optional > self.most_explored:
+            why = f"optional parameters are {self.optional} questions, and one way is {self.paths} regions"
+            raise Exhausted("the program has too many paths", why)
+        return super()._combine(region, number, part)
 
     def fork(self, slot: Slot, site: Site | None = None) -> bool:
         if self.known(slot) is None:

@@ -83,9 +83,12 @@ class Region:
 
 
 class Session(Reading):
-    """The staged run of one thread. most_explored: regions that may be run in all."""
+    """The staged run of one thread.
 
-    most_explored = MOST_PATHS * 4
+    most_explored: regions that may be run where ways multiply; most_regions: in all.
+    """
+
+    most_explored = most_regions = MOST_PATHS * 4
 
     # --- what Python insists on --------------------------------------------------------------------------------------
 
@@ -161,7 +164,7 @@ class Session(Reading):
     ) -> Region:
         """site: where the way that is explored parts from others; the program stands elsewhere by now."""
         self.paths += 1
-        if self.paths > self.most_explored:
+        if self.paths > self.most_regions:
             raise Exhausted(
                 "the program has too many paths", f"more than {MOST_PATHS} continuations", site or self.site()
             )
