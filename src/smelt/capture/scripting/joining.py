@@ -36,14 +36,11 @@ def want_joined(session: Any) -> None:
 
     Raises: Again where that is new.
     """
-    level, keys = len(session.regions), []
-    for call in reversed(session.calls[1:]):
-        if call.level < level or call.is_joined:
-            break
-        if call.key not in session.unjoined:
-            keys.append(call.key)
-    if keys:
-        raise Again(join=frozenset(keys))
+    inner = [c for c in session.calls[1:] if c.level == len(session.regions)]
+    last = next((i for i, c in enumerate(reversed(inner)) if c.is_joined), len(inner))
+    if any(c.key not in session.unjoined for c in inner[len(inner) - last :]):
+        # Those around them will ask the like: they learn it at once.
+        raise Again(join=frozenset(c.key for c in session.calls[1:] if c.key not in session.unjoined))
 
 
 def joined(session: Any, fn: FunctionType, arguments: Any, run: Callable[[], Any]) -> Any:
@@ -118,6 +115,8 @@ def _traced(session: Any, run: Callable[[], Outcome], key: object) -> tuple[list
                 raise
             session.joined |= again.join
             session.learnt = True
+            if session.stopped is again:
+                session.stopped = None
         else:
             return found
 
