@@ -159,6 +159,19 @@ def unseen() -> Iterator[None]:
         _thread.is_live = was_live
 
 
+@contextlib.contextmanager
+def below_transforms() -> Iterator[None]:
+    """See the plain operators below torch.func's transforms, as for any operator, while torch's own Python code runs
+    that takes an operator apart.
+    """
+    record = _thread.record
+    if record is None or not _thread.at_entry or not is_live() or _thread.suspend is None:
+        yield
+        return
+    with _thread.suspend(), _Intercepting(record):
+        yield
+
+
 # --- at the dispatcher's entry ---------------------------------------------------------------------------------------
 
 

@@ -155,6 +155,14 @@ def higher_order_operator() -> type | None:
     return found
 
 
+def is_custom_function_call(operator: Any) -> bool:
+    """Whether this is how a transform of torch.func applies an autograd function: it only runs its forward, whose
+    operators are seen one by one.
+    """
+    module = sys.modules.get("torch._functorch.autograd_function")
+    return operator is not None and operator is getattr(module, "custom_function_call", None)
+
+
 class _Eager(threading.local):
     """Whether this thread's compiled functions run as plain Python."""
 

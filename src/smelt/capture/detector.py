@@ -17,8 +17,14 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from smelt._torch.dispatch import is_live, suspended
-from smelt._torch.record_patches import Patches, eager_stance, has_override, higher_order_operator
+from smelt._torch.dispatch import below_transforms, is_live, suspended
+from smelt._torch.record_patches import (
+    Patches,
+    eager_stance,
+    has_override,
+    higher_order_operator,
+    is_custom_function_call,
+)
 from smelt.capture.keeping import keeper
 from smelt.capture.recorder import Recorder
 from smelt.capture.spans import is_smelts, is_users
@@ -170,6 +176,9 @@ def _opaque(what: str) -> Callable[[Any], Any]:
             recorder = _active()
             if recorder is None:
                 return original(*args, **kwargs)
+            if is_custom_function_call(args[0] if args else None):
+                with below_transforms():
+                    return original(*args, **kwargs)
             recorder.fail(
                 f"{what} was used in the program",
                 "it calls Python functions from inside torch's own tracers, where they cannot be recorded",

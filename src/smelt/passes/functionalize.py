@@ -27,6 +27,7 @@ from smelt.passes.base import Pass, PassContext, emitter
 from smelt.passes.fresh_outs import fill_fresh_outs
 from smelt.passes.functional_plan import Plan, Step, parent_of, plan_of, step_of
 from smelt.passes.identities import settle
+from smelt.passes.made_views import view_made_tensors
 from smelt.passes.mutations import Mutation
 from smelt.passes.view_inverses import fitted
 from smelt.rewrite import Rewriter, add_carried, add_result
@@ -35,6 +36,7 @@ from smelt.rewrite import Rewriter, add_carried, add_result
 def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
     settle(rewriter)
+    view_made_tensors(rewriter)
     fill_fresh_outs(rewriter, emitter(rewriter))
     plan = plan_of(graph, context.entangled)
     if plan.mutations:
