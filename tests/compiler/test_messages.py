@@ -118,6 +118,17 @@ def test_a_report_fits_a_page() -> None:
     assert "nodes captured" in text and "how they run" in text
 
 
+def test_what_runs_in_python_is_told_once_for_all_sizes() -> None:
+    compiled = smelt.compile(lambda x, y: torch.linalg.eigvalsh(x @ x.mT) + torch.linalg.qr(x)[1].diagonal() * y)
+    for size in (3, 4, 5):
+        compiled(x=torch.eye(size), y=torch.ones(1))
+    report = smelt.explain(compiled)
+    assert [row["reason"] for row in report.fallbacks if "qr" in row["reason"]] == [
+        "aten.linalg_qr.default runs in Python"
+    ]
+    assert report.graphs[0]["called with"] == "x and y by keyword"
+
+
 def test_a_trace_says_what_is_given_by_keyword() -> None:
     def difference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x - y

@@ -145,6 +145,8 @@ class Signature:
     def spelling(self) -> str:
         """How a call is spelled: how many arguments stand by place, and which are given by keyword."""
         count = len(self.args.items)
+        if not count and self.kwargs.keys:
+            return self._by_keyword.removeprefix(", ")
         by_place = f"{count} argument{'s' * (count != 1)} by place"
         return by_place + self._by_keyword
 

@@ -254,10 +254,10 @@ def _without_entry(rows: Sequence[Row]) -> list[Row]:
 
 
 def _python_nodes(parts: Sequence[Part]) -> list[Row]:
-    return [
-        {"reason": f"{node.op} runs in Python ({node.target})", "where": node.where, "times": None}
-        for part in parts if part.unit.lowered is not None for node in part.unit.lowered.report.python_nodes
-    ]  # fmt: skip
+    """What of the plans runs in Python, each line once: entries for other sizes mostly have the same."""
+    nodes = [n for part in parts if part.unit.lowered is not None for n in part.unit.lowered.report.python_nodes]
+    told = {(f"{n.op} runs in Python" + (f" ({n.target})" if n.target != n.op else ""), n.where) for n in nodes}
+    return [{"reason": reason, "where": where, "times": None} for reason, where in sorted(told)]
 
 
 def _timings(units: Sequence[tuple[int, Unit]], parts: Sequence[Part]) -> list[Row]:
