@@ -233,6 +233,11 @@ def scattered(x: Tensor, m: Tensor) -> Tensor:
     return out
 
 
+def by_lists(x: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+    kept, n = x[m], int(m.sum())
+    return kept[:, [0, 2]].mean(-1), kept[: n - 1, [1, -1]] + 1, x[:n, [[3, 0], [1, 1]]]
+
+
 def written(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     kept = x[m] * 2
     kept[..., 0] = -5.0
@@ -244,7 +249,8 @@ def written(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 PARTLY = [
-    places, of_numbers, cuts, shaped, divided, growing, across, from_the_end, flat, broadcast, scattered, written
+    places, of_numbers, cuts, shaped, divided, growing, across, from_the_end, flat, broadcast, scattered, written,
+    by_lists,
 ]  # fmt: skip
 
 

@@ -252,6 +252,11 @@ def _needs_care(session: Any, tensor: Any, key: Any) -> bool:
     return False
 
 
+def _is_of_ints(item: Any) -> bool:
+    """Whether this is an int, or a list of them however deep."""
+    return all(map(_is_of_ints, item)) if type(item) is list else type(item) is int
+
+
 def _is_index(item: torch.Tensor) -> bool:
     return item.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -283,6 +288,9 @@ def _basic(session: Any, tensor: Any, key: Any) -> tuple[Any, Any]:
         elif isinstance(item, torch.Tensor) and not (item.dim() == 0 and _is_index(item)):
             rest.append(item)
             dim += item.dim() if _is_mask(item) else 1
+        elif type(item) is list and _is_of_ints(item):
+            rest.append(torch.tensor(item, dtype=torch.int64))  # which is what torch makes of it
+            dim += 1
         elif isinstance(item, bool) or not (isinstance(item, (int, torch.Tensor)) or is_staged(item)):
             session.cannot(f"a tensor is indexed with a {type(item).__qualname__} beside what depends on data")
         else:
