@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.bench.decode import cache_name
 
 transformers = pytest.importorskip("transformers")
 
@@ -105,10 +106,10 @@ def test_the_cache_is_the_same_object_with_eagers_contents(make: Callable[[], An
             tokens = torch.arange(4, 4 + start).unsqueeze(0)
             for _ in range(6):
                 expected, found = (
-                    model(tokens, past_key_values=cache, use_cache=True)
+                    model(tokens, **{cache_name(eager): cache}, use_cache=True)
                     for model, cache in zip((eager, compiled), caches, strict=True)
                 )
-                assert found.past_key_values is caches[1]
+                assert found[cache_name(eager)] is caches[1]
                 assert torch.allclose(expected.logits, found.logits, atol=1e-5)
                 assert all(a is b for a, b in zip(caches[1].layers, held[1], strict=True))
                 for (k, v, is_filled), (k2, v2, is_filled2) in zip(*map(layers, caches), strict=True):
@@ -128,7 +129,7 @@ def test_a_cache_that_grows_layer_by_layer() -> None:
         caches = [transformers.DynamicCache() for _ in range(5)]
         for cache in caches:
             assert torch.allclose(
-                compiled(tokens, past_key_values=cache).logits, eager(tokens, use_cache=False).logits, atol=1e-5
+                compiled(tokens, **{cache_name(eager): cache}).logits, eager(tokens, use_cache=False).logits, atol=1e-5
             )
         assert len({id(layer) for cache in caches for layer in cache.layers}) == len(caches)
         assert {type(layer) for cache in caches for layer in cache.layers} == {type(caches[0].layers[0])}
@@ -141,12 +142,12 @@ def test_a_call_that_fails_leaves_what_eager_leaves() -> None:
         for _ in range(3):
             caches = [transformers.DynamicCache(config=eager.config) for _ in range(2)]
             for model, cache in zip((eager, compiled), caches, strict=True):
-                model(torch.arange(4, 9).unsqueeze(0), past_key_values=cache)
+                model(torch.arange(4, 9).unsqueeze(0), **{cache_name(eager): cache})
                 with pytest.raises(IndexError):
-                    model(torch.tensor([[5000]]), past_key_values=cache)
+                    model(torch.tensor([[5000]]), **{cache_name(eager): cache})
             assert caches[0].get_seq_length() == caches[1].get_seq_length() == 5
             expected, found = (
-                model(torch.tensor([[7]]), past_key_values=cache).logits
+                model(torch.tensor([[7]]), **{cache_name(eager): cache}).logits
                 for model, cache in zip((eager, compiled), caches, strict=True)
             )
             assert torch.allclose(expected, found, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import smelt
 from smelt.codegen.llvm import executor
 from smelt.diag import InternalError, SmeltError, SmeltWarning
+from smelt.runtime.cache import CodeCache
 from tests.forked import smelt_forks
 from tests.promises.models import RULE, assert_agrees, block, entry_of, how_nodes_run, images
 
@@ -192,9 +194,18 @@ def _fail(text: str) -> bytes:
     raise InternalError("emitted code is not valid LLVM text")
 
 
+def _executor_is(build: Callable[[str], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor's object code is made by `build`, through the cache as ever."""
+
+    def made(name: str, text: str, cache: CodeCache) -> bytes:
+        return cache.get_or_build(hashlib.sha256(name.encode()).hexdigest(), lambda: build(text))
+
+    monkeypatch.setattr(executor, "cached_object", made)
+
+
 @pytest.mark.parametrize("failure", [_fail, lambda text: 1 // 0, lambda text: b"not an object"])
 def test_an_executor_that_cannot_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Any) -> None:
-    monkeypatch.setattr(executor, "_build", failure)
+    _executor_is(failure, monkeypatch)
     options = {**RULE, "cache_dir": str(tmp_path / "cache")}
     for sample in (block, images):
         made = sample()
@@ -217,7 +228,7 @@ def test_an_executor_that_cannot_be_built(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_executor_that_cannot_be_built_is_said_once_and_refused_in_strict_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "_build", _fail)
+    _executor_is(_fail, monkeypatch)
     options = {**RULE, "cache_dir": str(tmp_path / "cache")}
     made = block()
     compiled = smelt.compile(made.model, options=options)

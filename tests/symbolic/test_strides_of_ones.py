@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import smelt
+from smelt.bench.decode import cache_name
 
 VOCABULARY, WIDTH = 19, 8
 LENGTHS = (5, 6, 9, 11, 9, -9, 7, 1)
@@ -67,13 +68,14 @@ def test_decoding_with_a_model_of_transformers() -> None:
     module = transformers.GPT2LMHeadModel(config).eval()
     compiled = smelt.compile(module)
     one, two = transformers.DynamicCache(), transformers.DynamicCache()
+    name = cache_name(module)
     with torch.no_grad():
         ids = torch.randint(0, VOCABULARY, (1, 7))
-        compiled(ids, past_key_values=one)
-        module(ids, past_key_values=two)
+        compiled(ids, **{name: one})
+        module(ids, **{name: two})
         for _ in range(30):
-            found = compiled(ids[:, -1:], past_key_values=one).logits
-            wanted = module(ids[:, -1:], past_key_values=two).logits
+            found = compiled(ids[:, -1:], **{name: one}).logits
+            wanted = module(ids[:, -1:], **{name: two}).logits
             pairs = [(found, wanted), *((a.keys, b.keys) for a, b in zip(one.layers, two.layers, strict=True))]
             for a, b in pairs:
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

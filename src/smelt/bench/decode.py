@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 import torch
@@ -10,6 +11,11 @@ from torch import Tensor, nn
 
 CACHED = 128
 """Tokens in the cache before the step."""
+
+
+def cache_name(model: nn.Module) -> str:
+    """What a `transformers` model calls its cache, as an argument and in its output: `cache` since 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 class Decoder(nn.Module):
@@ -23,12 +29,13 @@ class Decoder(nn.Module):
         super().__init__()
         self.model = model
         self.caches = importlib.import_module("transformers.cache_utils")
+        self.cache = cache_name(model)
 
     def forward(self, token: Tensor, position: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         layers = [self._layer(k, v) for k, v in zip(past[::2], past[1::2], strict=True)]
-        cache = self.caches.Cache(layers=layers)
-        out = self.model(input_ids=token, position_ids=position, past_key_values=cache, use_cache=True)
-        grown = (t for layer in out.past_key_values.layers for t in (layer.keys, layer.values))
+        cache = {self.cache: self.caches.Cache(layers=layers)}
+        out = self.model(input_ids=token, position_ids=position, use_cache=True, **cache)
+        grown = (t for layer in out[self.cache].layers for t in (layer.keys, layer.values))
         return (out.logits, *grown)
 
     def _layer(self, keys: Tensor, values: Tensor) -> Any:

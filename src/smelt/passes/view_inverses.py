@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from smelt.ir import Node, TensorType, TupleType, Value
+from smelt.ir.dims import is_static
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.record import tensor_type
 from smelt.passes.base import call_of
@@ -41,8 +42,11 @@ def element_inverse(node: Node, elements: TupleType, index: int, base: TensorTyp
         return lambda b, whole, new, _: b.call("aten.select_scatter.default", whole, new, dim, index)
     if node.op not in _SPLITS or any(p.rank != base.rank for p in parts):
         return None
-    start = sum(p.sizes[dim] for p in parts[:index])
-    end = start + parts[index].sizes[dim]
+    lengths = tuple(p.shape[dim] for p in parts[: index + 1] if p.shape is not None)
+    if not is_static(lengths):
+        return None
+    start = sum(lengths[:-1])
+    end = start + lengths[index]
     return lambda b, whole, new, _: b.call("aten.slice_scatter.default", whole, new, dim, start, end)
 
 
