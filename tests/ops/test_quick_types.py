@@ -101,3 +101,33 @@ def test_sizes_that_follow_data_are_unknown(op: str) -> None:
     (found,) = infer(f"aten.{op}.default", (value, value) if op == "masked_select" else (value,), {})
     for type_ in found.elements if isinstance(found, TupleType) else (found,):
         assert isinstance(type_, TensorType) and not type_.is_static
+
+
+_OF_ONES: dict[str, tuple[Any, ...]] = {
+    "aten.add.Tensor": (1.0,), "aten.mul.Tensor": (2.5,), "aten.gt.Scalar": (0,), "aten.clamp.default": (0, 1),
+    "aten.sin.default": (), "aten.gelu.default": (), "aten.pow.Tensor_Scalar": (2,), "aten.zeros_like.default": (),
+    "aten.where.ScalarOther": (), "aten.masked_fill.Scalar": (), "aten.clone.default": (), "aten.leaky_relu.default": (),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", _OF_ONES)
+@pytest.mark.parametrize("are_loaded", [False, True])
+def test_strides_of_single_elements_are_the_cpus(op: str, are_loaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a dimension has one element its stride is nobody's to read, and kernels without data choose another."""
+    monkeypatch.setattr(meta, "meta_kernels_are_loaded", lambda: are_loaded)
+    meta._meta_outcome.cache_clear()
+    function = getattr(torch.ops.aten, op.split(".")[1])
+    for sizes, strides in (((4, 1), (1, 4)), ((1, 4), (1, 1)), ((3, 1), (1, 3)), ((2, 1, 4), (16, 1, 2))):
+        tensor = torch.empty_strided(sizes, strides).zero_()
+        value = Builder.new("f", {"x": TensorType.of(F32, sizes, strides)}).graph.inputs[0]
+        if op == "aten.where.ScalarOther" or op == "aten.masked_fill.Scalar":
+            mask = Builder.new("f", {"m": TensorType.of(BOOL, sizes)}).graph.inputs[0]
+            chosen = tensor.new_zeros(sizes, dtype=torch.bool)
+            (got, given) = ((mask, value, 0.0), (chosen, tensor, 0.0))
+            if op == "aten.masked_fill.Scalar":
+                got, given = (value, mask, 0.0), (tensor, chosen, 0.0)
+        else:
+            got, given = (value, *_OF_ONES[op]), (tensor, *_OF_ONES[op])
+        (found,) = infer(op, got)
+        assert isinstance(found, TensorType) and found.steps == function(*given).stride(), (sizes, strides)
+    meta._meta_outcome.cache_clear()

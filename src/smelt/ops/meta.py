@@ -57,6 +57,13 @@ _SHRINKING = frozenset(
 )  # fmt: skip
 # Those whose results grow at most by the numbers that they are given.
 _GROWING = frozenset(f"aten.{name}.default" for name in ("adaptive_avg_pool2d", "pad", "constant_pad_nd"))
+# Those that torch does not call pointwise, with results as large as their operands.
+_FILLING = frozenset(
+    f"aten.{name}" for name in (
+        "zeros_like.default", "ones_like.default", "full_like.default", "empty_like.default", "clone.default",
+        "where.Scalar", "where.ScalarSelf", "where.ScalarOther",
+    )
+)  # fmt: skip
 
 
 # Products of a first and a second matrix, whose result may be larger than both.
@@ -187,17 +194,26 @@ _FILLS: tuple[Fill, ...] = (
 
 @lru_cache(maxsize=8192)
 def _meta_outcome(op: str, key: Any) -> Outcome | str:
-    if not meta_kernels_are_loaded() and _is_quick(op, key):
+    if (not meta_kernels_are_loaded() or _is_open_by_ones(key)) and _is_quick(op, key):
         found = _run(op, key, None)
         if isinstance(found, Outcome):
             return found
     return _run(op, key, "meta")
 
 
+def _is_open_by_ones(key: Any) -> bool:
+    """Whether a dimension of one element has a stride of its own: meta kernels choose by it otherwise than the CPU's.
+
+    `x + 1` of f32[4, 1]{1, 4} is {1, 4} on the CPU, and {1, 1} on the device meta.
+    """
+    types = [t for o in _operands(key) for t in _tensor_types(o.type)]
+    return any(t.strides is not None and t.shape is not None and 1 in t.shape for t in types)
+
+
 def _is_quick(op: str, key: Any) -> bool:
     """Whether a run on zeros does nothing but compute, and little of that: then it tells the same as a meta kernel."""
     tags, schema = tags_of(op), schema_of(op)
-    is_bounded = op in _SHRINKING or op in _GROWING or ("pointwise" in tags and "nondeterministic_seeded" not in tags)
+    is_bounded = op in _SHRINKING or op in _GROWING or op in _FILLING or ("pointwise" in tags and "nondeterministic_seeded" not in tags)
     places = _PRODUCTS.get(op.removeprefix("aten.").removesuffix(".default"))
     if (places is None and not is_bounded) or schema is None or schema.is_mutable:
         return False
