@@ -49,7 +49,7 @@ _EQUAL = (24, 36, 2, 1)
 _PRIMES = (29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
 _RANKS = (1, 2, 3, 4, 0)
 # Ways in which a tensor of unknown strides may lie.
-_LAYOUTS = 6
+_LAYOUTS = 7
 # Numbers between the places of one operand and the next.
 _PLACES = 256
 _MOST_BASES = 3
@@ -335,6 +335,8 @@ def _steps(type_: TensorType, shape: tuple[int, ...], trial: _Trial, place: int)
             order = [0, *range(2, rank), 1]
         case 4 if rank > 1:
             order[-2:] = rank - 1, rank - 2
+        case 6 if rank > 2:
+            order[-3:-1] = rank - 2, rank - 3  # heads, as attention has them
         case 5:
             return tuple(0 if d == UNKNOWN_DIM else trial.dim(d, place) for d in strides or (UNKNOWN_DIM,) * rank)
     dense = contiguous_strides([shape[d] * (2 if trial.variant % _LAYOUTS == 1 else 1) for d in order])
