@@ -106,7 +106,8 @@ def test_sizes_that_follow_data_are_unknown(op: str) -> None:
 _OF_ONES: dict[str, tuple[Any, ...]] = {
     "aten.add.Tensor": (1.0,), "aten.mul.Tensor": (2.5,), "aten.gt.Scalar": (0,), "aten.clamp.default": (0, 1),
     "aten.sin.default": (), "aten.gelu.default": (), "aten.pow.Tensor_Scalar": (2,), "aten.zeros_like.default": (),
-    "aten.where.ScalarOther": (), "aten.masked_fill.Scalar": (), "aten.clone.default": (), "aten.leaky_relu.default": (),
+    "aten.where.ScalarOther": (), "aten.masked_fill.Scalar": (), "aten.clone.default": (),
+    "aten.leaky_relu.default": (),
 }  # fmt: skip
 
 

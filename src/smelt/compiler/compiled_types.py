@@ -200,6 +200,10 @@ class ObservedProgram:
         return self.result
 
 
+# Calls that an entry may fail in, at first and of all later ones: one in so many.
+_FEW_FAILURES, _RARE = 4, 8
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Row:
     """A line of the table: guards, and the entry to run when they hold; entry None: the original runs, for `reason`.
@@ -209,7 +213,8 @@ class Row:
     is_last: it fits whatever others fit, too, and stands behind them. cause: why no earlier row served the call.
     fitted: when it fitted last, by the clock of its paths; those in front may do so unseen. seen: the call that it was
     made for, and what is free. split: runs in the place of the original where there is no entry. worth: while it is
-    to be found out whether the entry is faster than the original.
+    to be found out whether the entry is faster than the original. failures: calls in which the entry raised, and the
+    original did not.
     """
 
     guards: GuardSet
@@ -226,6 +231,7 @@ class Row:
     seen: Earlier | None = None
     split: SplitProgram | None = None
     worth: Worth | None = None
+    failures: int = 0
     _hits: int = 0
     _used: int = 0
 
@@ -258,6 +264,13 @@ class Row:
         self._hits -= 1
         if self.paths is not None:
             self.paths.misses += 1
+
+    def bears_failure(self) -> bool:
+        """Count a call in which the entry raised and the original did not, as where the program handles what operators
+        raise; whether the entry stays: a few such calls, or a small part of all, cost less than having none.
+        """
+        self.failures += 1
+        return self.failures <= _FEW_FAILURES or self.failures * _RARE <= self.hits
 
     def forget_native(self) -> None:
         """Make the native row anew at the next chance: what it was made of has changed."""

@@ -64,6 +64,7 @@ _FILLING = frozenset(
         "where.Scalar", "where.ScalarSelf", "where.ScalarOther",
     )
 )  # fmt: skip
+_BOUNDED = _SHRINKING | _GROWING | _FILLING
 
 
 # Products of a first and a second matrix, whose result may be larger than both.
@@ -213,7 +214,12 @@ def _is_open_by_ones(key: Any) -> bool:
 def _is_quick(op: str, key: Any) -> bool:
     """Whether a run on zeros does nothing but compute, and little of that: then it tells the same as a meta kernel."""
     tags, schema = tags_of(op), schema_of(op)
-    is_bounded = op in _SHRINKING or op in _GROWING or op in _FILLING or ("pointwise" in tags and "nondeterministic_seeded" not in tags)
+    is_bounded = (
+        op in _SHRINKING
+        or op in _GROWING
+        or op in _FILLING
+        or ("pointwise" in tags and "nondeterministic_seeded" not in tags)
+    )
     places = _PRODUCTS.get(op.removeprefix("aten.").removesuffix(".default"))
     if (places is None and not is_bounded) or schema is None or schema.is_mutable:
         return False

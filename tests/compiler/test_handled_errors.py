@@ -1,0 +1,75 @@
+"""Errors of operators that the program handles itself: that call is its own, the entry stays while they are rare."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+import smelt
+from smelt.compiler.compiled_types import _FEW_FAILURES, _RARE
+from smelt.diag import CaptureError, SmeltWarning
+
+
+def picked(x: Tensor, i: Tensor) -> Tensor:
+    try:
+        return x[i] * 2
+    except IndexError:
+        return x[0] - 1
+
+
+def factor(x: Tensor, i: Tensor) -> Tensor:
+    try:
+        made = torch.linalg.cholesky(x * i)
+    except RuntimeError:
+        made = torch.zeros_like(x)
+    return made + 1
+
+
+_CALLS = {
+    picked: (torch.arange(4.0), torch.tensor([2]), torch.tensor([9])),
+    factor: (torch.eye(3) * 2, torch.tensor(3.0), torch.tensor(-1.0)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("program", _CALLS)
+def test_the_entry_stays_where_they_are_rare(program) -> None:
+    x, fine, bad = _CALLS[program]
+    compiled = smelt.compile(program)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in range(6 * 2 * _RARE):
+            i = bad if n % (2 * _RARE) == _RARE else fine
+            assert torch.equal(compiled(x, i), program(x, i))
+    stats = compiled.stats()
+    assert stats.builds == 1 and stats.rows[0].entry is not None
+    assert sum(stats.fallbacks.values()) == 6
+
+
+@pytest.mark.parametrize("program", _CALLS)
+def test_it_is_given_up_where_they_are_not(program) -> None:
+    x, fine, bad = _CALLS[program]
+    compiled = smelt.compile(program)
+    compiled(x, fine)
+    with pytest.warns(SmeltWarning, match="runs as it is from now on") as told:
+        for _ in range(3 * _FEW_FAILURES):
+            assert torch.equal(compiled(x, bad), program(x, bad))
+    assert len(told) == 1
+    assert compiled.stats().rows[0].entry is None
+    assert torch.equal(compiled(x, fine), program(x, fine))
+
+
+def test_strict_mode_refuses_them() -> None:
+    x, fine, bad = _CALLS[picked]
+    compiled = smelt.compile(picked, options={"strict": True})
+    compiled(x, fine)
+    with pytest.raises(CaptureError, match="itself did not"):
+        compiled(x, bad)
