@@ -29,7 +29,7 @@ def check_overlap(info: OpInfo, overload: Any, args: Sequence[Any], kwargs: dict
         return
     every = list(_tensors([*args, *kwargs.values()]))
     written = list(_tensors([args[i] if i is not None and i < len(args) else kwargs.get(n) for n, i in places]))
-    if len(every) < 2 or not any(_overlap(w, t, overload) for w in written for t in every if t is not w):
+    if len(every) < 2 or not any(_overlap(w, t, overload) for w in written for t in _others(every, w)):
         return
     with unseen(), torch.no_grad():
         alike = _Alike(every)
@@ -48,6 +48,12 @@ def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
+
+
+def _others(every: Sequence[torch.Tensor], written: torch.Tensor) -> Iterator[torch.Tensor]:
+    """All operands but the written one itself, which may be given once more (`y.index_put_((i,), y)`)."""
+    itself = next(i for i, t in enumerate(every) if t is written)
+    yield from (t for i, t in enumerate(every) if i != itself)
 
 
 def _lies(tensor: torch.Tensor) -> tuple[int, list[int], list[int]]:
