@@ -44,11 +44,13 @@ def _no_grad():
 def test_the_entry_stays_where_they_are_rare(program) -> None:
     x, fine, bad = _CALLS[program]
     compiled = smelt.compile(program)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         for n in range(6 * 2 * _RARE):
             i = bad if n % (2 * _RARE) == _RARE else fine
             assert torch.equal(compiled(x, i), program(x, i))
+    # What failed in a library may be a defect, and is told once; an error that the program itself handles is not.
+    assert len(told) == (program is factor)
     stats = compiled.stats()
     assert stats.builds == 1 and stats.rows[0].entry is not None
     assert sum(stats.fallbacks.values()) == 6
@@ -59,10 +61,11 @@ def test_it_is_given_up_where_they_are_not(program) -> None:
     x, fine, bad = _CALLS[program]
     compiled = smelt.compile(program)
     compiled(x, fine)
-    with pytest.warns(SmeltWarning, match="runs as it is from now on") as told:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         for _ in range(3 * _FEW_FAILURES):
             assert torch.equal(compiled(x, bad), program(x, bad))
-    assert len(told) == 1
+    assert len([w for w in told if w.category is SmeltWarning and "from now on" in str(w.message)]) == 1
     assert compiled.stats().rows[0].entry is None
     assert torch.equal(compiled(x, fine), program(x, fine))
 

@@ -107,22 +107,35 @@ def test_what_is_put_aside_comes_back_and_other_threads_see_nothing(profiler: Pr
     assert found == [None]
 
 
-def test_an_error_of_the_hook_is_the_programs_and_ends_the_profile(profiler: Profiler) -> None:
+def test_an_error_of_the_hook_is_the_programs_and_keeps_what_was_to_be_called_from_it(profiler: Profiler) -> None:
+    ran: list[str] = []
+
     def program() -> None:
-        pass
+        ran.append("program")
+
+    def cleanup() -> None:
+        ran.append("cleanup")
 
     def hook(frame: FrameType, event: str, arg: Any) -> bool:
-        raise ZeroDivisionError("of the hook")
+        if frame.f_code in (program.__code__, cleanup.__code__):
+            raise ZeroDivisionError(frame.f_code.co_name)
+        return False
 
-    with pytest.raises(ZeroDivisionError, match="of the hook"):
-        _run(profiler.start, hook, program)
-    assert sys.getprofile() is None
-    program()
+    def both() -> None:
+        try:
+            program()
+        finally:
+            cleanup()
 
-
-def _run(start: Any, hook: Any, program: Any) -> None:
-    start(hook)
-    program()
+    try:
+        profiler.start(hook)
+        with pytest.raises(ZeroDivisionError, match="cleanup"):
+            both()
+    finally:
+        sys.setprofile(None)
+    assert ran == []
+    both()
+    assert ran == ["program", "cleanup"]
 
 
 def test_a_full_table_shows_the_rest_each_time(profiler: Profiler) -> None:

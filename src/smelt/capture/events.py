@@ -52,6 +52,8 @@ class _Native:
 
 watched = _Thread()
 native = _Native()
+RECORDING = threading.Lock()
+"""Held by whoever profiles: what the native profiler knows is the process's."""
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def profiled(hook: Hook) -> Iterator[None]:
     """Install a profile hook for this thread; whatever profiler was there is put back after.
 
     hook: told of calls and of calls of builtins; True: it need not be told of that code object or builtin again.
-    One block at a time, in all threads.
+    One block at a time, in all threads: the caller holds `RECORDING`.
     """
     before: Any = sys.getprofile()
     watched.hook = hook

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -26,7 +25,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from smelt._torch.state import torch_state
-from smelt.capture.events import profiled
+from smelt.capture.events import RECORDING, profiled
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import (
     DRAWS,
@@ -44,11 +43,11 @@ from smelt.capture.reads_effects import (
 from smelt.capture.reads_facts import Read
 from smelt.capture.reads_outer import State
 from smelt.capture.reads_roots import Roots, Site
+from smelt.capture.staging.outside import refuse_outside
 from smelt.capture.state import Place
 from smelt.diag import InternalError, Span
 from smelt.ops.python_draws import draw_name, python_states
 
-_RECORDING = threading.Lock()
 _PYTHONS = "random"
 _WORD_NBYTES = 4  # of the Mersenne twister
 
@@ -203,6 +202,7 @@ class _Recorder:
         return False
 
     def _on_effect(self, what: str, name: str, frame: FrameType | None, generator: str = "") -> None:
+        refuse_outside(what, name, frame)
         place = None if is_by_recorder(frame) or self._is_aside(frame) else user_site(frame, what)
         if place is not None and (what, place) not in self.effects:
             self.effects[what, place] = Effect(what, name, Site(*place).span, generator)
@@ -226,7 +226,7 @@ def record_reads(
     The log is filled when the block ends normally; when it raises, the log stays empty and the error passes through.
     Raises: RecorderBusy if another recording is under way in this process.
     """
-    if not _RECORDING.acquire(blocking=False):
+    if not RECORDING.acquire(blocking=False):
         raise RecorderBusy(
             "another run is being recorded",
             why="recording watches classes of the whole process",
@@ -234,7 +234,7 @@ def record_reads(
         )
     log = ReadLog()
     with ExitStack() as stack:
-        stack.callback(_RECORDING.release)
+        stack.callback(RECORDING.release)
         found = Roots(state)
         stack.callback(found.patches.undo)
         recorder = _Recorder(found, _caller(sys._getframe()))

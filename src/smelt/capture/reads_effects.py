@@ -6,6 +6,7 @@ type it is bound to, never by the name alone.
 
 from __future__ import annotations
 
+import io
 import os
 import sysconfig
 from collections import OrderedDict
@@ -32,6 +33,13 @@ LOOKS = "looks at files"
 PRINTS = "prints"
 LOCKS = "takes a lock"
 DEBUGS = "stops in the debugger"
+_OPENS, _USES_FILE, _CHANGES_FILES, _RUNS = "opens a file", "uses a file", "changes files", "runs a command"
+_CONNECTS, _ASKS, _SLEEPS, _STARTS = "uses the network", "reads from the terminal", "sleeps", "starts a thread"
+_FORKS, _SETS = "forks the process", "changes the environment"
+OUTSIDE = frozenset((
+    _OPENS, _USES_FILE, _CHANGES_FILES, _RUNS, _CONNECTS, _ASKS, _SLEEPS, _STARTS, _FORKS, _SETS,
+))  # fmt: skip
+"""What is done outside of this process, or cannot be taken back in it."""
 
 
 @lru_cache(maxsize=_CLASSIFY_LIMIT)
@@ -54,32 +62,40 @@ _FUNCTIONS: dict[tuple[str, str], str] = {
         "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "localtime",
         "gmtime", "strftime", "ctime", "thread_time",
     )},
-    ("time", "sleep"): "sleeps",
+    ("time", "sleep"): _SLEEPS,
     ("builtins", "print"): PRINTS,
-    ("builtins", "input"): "reads from the terminal",
+    ("builtins", "input"): _ASKS,
     ("builtins", "breakpoint"): DEBUGS,
     ("builtins", "globals"): "reads globals by computed name",
     ("builtins", "eval"): "evaluates text",
     ("builtins", "exec"): "executes text",
-    ("_io", "open"): "opens a file",
-    ("io", "open"): "opens a file",
+    ("_io", "open"): _OPENS,
+    ("io", "open"): _OPENS,
+    ("_sqlite3", "connect"): _OPENS,
+    ("sqlite3", "connect"): _OPENS,
     ("posix", "urandom"): DRAWS,
     ("nt", "urandom"): DRAWS,
-    ("posix", "open"): "opens a file",
+    ("posix", "open"): _OPENS,
+    **{("posix", name): _USES_FILE for name in ("write", "pwrite", "writev", "sendfile", "read", "pread")},
     **{(module, name): LOOKS for module in ("posix", "nt") for name in (
         "stat", "lstat", "listdir", "scandir", "access", "getcwd", "readlink",
     )},
-    **{(module, name): "changes files" for module in ("posix", "nt") for name in (
-        "remove", "unlink", "rename", "replace", "mkdir", "rmdir", "chdir", "truncate",
+    **{(module, name): _CHANGES_FILES for module in ("posix", "nt") for name in (
+        "remove", "unlink", "rename", "replace", "mkdir", "rmdir", "chdir", "truncate", "ftruncate", "link", "symlink",
+        "chmod", "chown", "utime", "mkfifo",
     )},
     **{("gc", name): "asks the garbage collector" for name in (
         "get_objects", "get_referrers", "get_referents", "get_count", "get_stats",
     )},
-    ("posix", "system"): "runs a command",
-    ("posix", "putenv"): "changes the environment",
-    ("posix", "fork"): "forks the process",
-    ("_thread", "start_new_thread"): "starts a thread",
-    ("_thread", "start_joinable_thread"): "starts a thread",
+    **{("posix", name): _RUNS for name in (
+        "system", "posix_spawn", "posix_spawnp", "execv", "execve", "kill", "killpg",
+    )},
+    ("_posixsubprocess", "fork_exec"): _RUNS,
+    ("posix", "putenv"): _SETS,
+    ("posix", "unsetenv"): _SETS,
+    ("posix", "fork"): _FORKS,
+    ("_thread", "start_new_thread"): _STARTS,
+    ("_thread", "start_joinable_thread"): _STARTS,
 }  # fmt: skip
 # ... and bound builtins by the module of the type they are bound to: (prefix, names or None for all).
 _OWNERS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
@@ -102,8 +118,10 @@ _OWNERS: tuple[tuple[str, frozenset[str] | None, str], ...] = (
                 "tell",
             }
         ),
-        "uses a file",
+        _USES_FILE,
     ),
+    ("sqlite3", frozenset({"execute", "executemany", "executescript", "commit", "rollback"}), _USES_FILE),
+    ("_socket", frozenset({"connect", "connect_ex", "bind", "send", "sendall", "sendto", "sendmsg"}), _CONNECTS),
     (
         "torch._C",
         frozenset({"manual_seed", "seed", "initial_seed", "get_state", "set_state", "set_offset", "clone_state"}),
@@ -136,6 +154,8 @@ def builtin_effect(function: Any) -> str | None:
     if owner is None or isinstance(owner, ModuleType):
         return _FUNCTIONS.get((str(getattr(function, "__module__", "")), name))
     kind = owner if isinstance(owner, type) else type(owner)
+    if kind in (io.StringIO, io.BytesIO):
+        return "uses a buffer" if name in SUSPECT_NAMES else None
     if (kind.__name__, name) in _CLOCK_METHODS and kind.__module__ == "datetime":
         return "reads the clock"
     if kind.__module__ == "torch._C" and kind is not torch.Generator:
@@ -158,8 +178,9 @@ _PYTHON: tuple[tuple[str, frozenset[str] | None, str], ...] = (
         frozenset({"__getitem__", "__setitem__", "__delitem__", "__iter__"}),
         ENVIRONMENT,
     ),
-    (_STDLIB_DIR + "subprocess.py", frozenset({"__init__", "run"}), "runs a command"),
-    (_STDLIB_DIR + "socket.py", None, "uses the network"),
+    (_STDLIB_DIR + "subprocess.py", frozenset({"__init__", "run"}), _RUNS),
+    (_STDLIB_DIR + "socket.py", None, _CONNECTS),
+    (_TORCH_DIR + "serialization.py", frozenset({"save", "load"}), _USES_FILE),
     (os.path.join(_STDLIB_DIR, "logging", "__init__.py"), frozenset({"_log"}), LOGGING),
     (_TORCH_DIR + "random.py", None, "uses the random generator's state"),
 )
@@ -197,6 +218,26 @@ def user_site(frame: FrameType | None, what: str = "") -> tuple[CodeType, int] |
         if kind == "torch" and what in _ONLY_FROM_USER:
             return None
         if kind == "stdlib" and what == LOOKS and not frame.f_code.co_filename.startswith(_FILE_HELPERS):
+            return None
+        frame = frame.f_back
+    return None
+
+
+# What these do to files and streams is not the program's: lines of sources for a warning, a log.
+_OWN_ACCOUNT = tuple(_STDLIB_DIR + name for name in (
+    "linecache.py", "warnings.py", "traceback.py", os.path.join("logging", ""), "inspect.py",
+))  # fmt: skip
+
+
+def acting_site(frame: FrameType | None) -> tuple[CodeType, int] | None:
+    """Where in the user's own code something is done outside, as (code, offset of the instruction); None where the
+    interpreter does it on its own account: imports, sources, logs.
+    """
+    while frame is not None:
+        kind = file_kind(frame.f_code.co_filename)
+        if kind == "user":
+            return frame.f_code, frame.f_lasti
+        if kind == "import" or (kind == "stdlib" and frame.f_code.co_filename.startswith(_OWN_ACCOUNT)):
             return None
         frame = frame.f_back
     return None

@@ -16,6 +16,7 @@ import sys
 import threading
 import types
 import weakref
+from _ctypes import CFuncPtr
 from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable
 from enum import Enum
@@ -56,7 +57,7 @@ _HIDDEN = (
     threading.local, threading.Semaphore, threading.Event, threading.Condition, threading.Barrier, threading.Thread,
     queue.Queue, queue.SimpleQueue, array.array, bytearray, memoryview, mmap.mmap,
     *weakref.ProxyTypes, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
-    ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array,
+    ctypes._SimpleCData, ctypes.Structure, ctypes.Union, ctypes.Array, ctypes.CDLL, CFuncPtr,
 )  # fmt: skip
 _HIDDEN_MODULES = (
     "multiprocessing.queues",

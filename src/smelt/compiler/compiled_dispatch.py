@@ -251,14 +251,16 @@ class Dispatcher:
             result = self._original.run(reason, args, kwargs)
         if error.code == "S0404" and row.entry is not None and row.entry.forms:
             return result  # another number fits
-        if not row.bears_failure():
+        if row.bears_failure():
+            self._original.warn(reason, f"a call of {self.name} ran as it is: {reason}")
+        else:
             self._give_up(row, reason)
         return result
 
     def _give_up(self, row: Row, reason: str) -> None:
         row.entry, row.reason = None, reason
         self._table.withdraw(row)
-        self._original.warn(reason, f"{self.name} runs as it is from now on: {reason}")
+        self._original.warn(f"for good: {reason}", f"{self.name} runs as it is from now on: {reason}")
 
     def _record_paths(self, row: Row, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer of a call in which the graph of all ways failed: recorded, as a path of those that replace it."""

@@ -19,6 +19,7 @@ from smelt.capture.dynamic.spec import Spec
 from smelt.capture.reads import Effect, ReadLog, record_reads
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.staging.draws import Draw
+from smelt.capture.staging.outside import nothing_outside
 from smelt.capture.staging.stage import stage
 from smelt.capture.state import Place, without_state
 from smelt.compiler.compiled_types import ObservedProgram
@@ -115,7 +116,7 @@ def staged_capture(
     """The capture of all ways, with the answer of the native run; its `error` says why there is none."""
     run = partial(_without_state, target) if state else target
     again = partial(_staged, run, args, kwargs, target, native.name, native, state=state)
-    with muted():
+    with muted(), nothing_outside():
         staged = _widened(again, dynamic, args, kwargs) if is_wide and dynamic is not None else again(dynamic)
     return replace(staged, result=native.result, written=native.written)
 

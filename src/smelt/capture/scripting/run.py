@@ -53,12 +53,13 @@ from smelt.capture.staging.branches import check_genuine, record_raise
 from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.growing import Grows
 from smelt.capture.staging.heap import Change, Snapshot
+from smelt.capture.staging.outside import nothing_outside
 from smelt.capture.staging.patches import answering
 from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.stage import _check_effect, _check_leaves, _check_result, _everything_kept, _stand_in
-from smelt.capture.staging.stops import EFFECT, NO_FORM, Again, CannotMerge, CannotStage
+from smelt.capture.staging.stops import EFFECT, NO_FORM, OUTSIDE_OF_PYTHON, Again, CannotMerge, CannotStage
 from smelt.capture.tree import Flattener
 from smelt.diag import CaptureError, InternalError, Span
 from smelt.ir import Type
@@ -110,6 +111,7 @@ _FIXES = {
     "it is a coroutine": "script a plain function, and await around it",
     "it is an asynchronous generator": "script a plain function, and await around it",
     EFFECT: "return it, or use smelt.compile, after whose calls it is there as in eager",
+    OUTSIDE_OF_PYTHON: "do it outside of the function, or use smelt.compile, which has that line run in Python",
     NO_FORM: "write it with torch's operators, or use smelt.compile, which runs in Python what has no other form",
 }
 """What to do, by why something is refused."""
@@ -266,6 +268,7 @@ class _Run:
                 stack.enter_context(installed(runtime))
                 self.parameters.declare(session)
                 stack.enter_context(recording(recorder.record, "entry"))
+                stack.enter_context(nothing_outside())
                 records, outcome = session.trace(lambda: self._program(runtime, snapshot))
             recorder.records = records
             if session.stopped is not None:

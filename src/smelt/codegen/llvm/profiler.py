@@ -2,7 +2,7 @@
 
 Invariant: it asks the Python hook of each code object and each builtin until that answers True, and never again of that
 one in the same recording; it changes nothing but the table of those, and leaves an exception only where the Python hook
-raised one, after which the thread is not profiled any more, as CPython has it.
+raised one: what was to be called is not called then, and later calls are looked at as before.
 
     call, c_call:  find the code object, or the builtin's method definition, in the table
                    there: done; not there: ask Python, and enter it if the answer is True
@@ -130,7 +130,6 @@ enter:
 done:
   ret i32 0
 raised:
-  call void @PyEval_SetProfile(ptr null, ptr null)
   ret i32 -1
 }}
 
