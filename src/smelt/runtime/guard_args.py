@@ -173,7 +173,11 @@ class ArgumentTests:
             self._each("value", place, selector, f"{{v}} is {value!r}", value)
         elif cls is int or cls is str:
             self._each(
-                "value", place, self._variable(selector), f"type({{v}}) is {cls.__name__} and {{v}} == {value!r}", value
+                "value",
+                place,
+                self._variable(selector),
+                f"type({{v}}) is {cls.__name__} and {{v}} == {_printed(value)}",
+                value,
             )
         elif cls is float:
             self._float(value, place, self._variable(selector))
@@ -223,7 +227,7 @@ class ArgumentTests:
 
     def _container(self, value: Any, place: str, selector: str) -> None:
         if id(value) in self._containers:
-            self._each("alias", place, selector, f"{{v}} is {self._containers[id(value)]}", "the same object")
+            self._each("alias", place, selector, f"{{v}} is {_escaped(self._containers[id(value)])}", "the same object")
             return
         self._containers[id(value)] = place
         variable = self._variable(selector)
@@ -234,7 +238,7 @@ class ArgumentTests:
         if isinstance(value, dict):
             keys = list(dict.keys(value))
             plain = all(type(key) is str for key in keys)
-            code = f"list({{v}}) == {keys!r}" if plain else f"same(list({{v}}), {self._bind(keys, 'V')})"
+            code = f"list({{v}}) == {_printed(keys)}" if plain else f"same(list({{v}}), {self._bind(keys, 'V')})"
             self._each("keys", place, variable, code, keys)
             if isinstance(value, defaultdict):
                 seen = value.default_factory
@@ -251,7 +255,7 @@ class ArgumentTests:
     def _object(self, value: Any, place: str, selector: str) -> None:
         """An object whose attributes, and items, are compared one by one."""
         if id(value) in self._containers:
-            self._each("alias", place, selector, f"{{v}} is {self._containers[id(value)]}", "the same object")
+            self._each("alias", place, selector, f"{{v}} is {_escaped(self._containers[id(value)])}", "the same object")
             return
         self._containers[id(value)] = place
         self.opened.add(place)
@@ -269,7 +273,7 @@ class ArgumentTests:
         names = list(held)
         own = getattr(value, "__dict__", None)
         listed = "list({v}.__dict__)" if own is not None and len(own) == len(names) else "list(attributes_of({v}))"
-        self._each("attributes", place, variable, f"{listed} == {names!r}", names)
+        self._each("attributes", place, variable, f"{listed} == {_printed(names)}", names)
         for name, inner in held.items():
             self._walk(inner, f"{place}.{name}", f"{variable}.{name}")
 
@@ -406,6 +410,16 @@ class ArgumentTests:
                     for v, e in zip((place, variable), self._extent(place, variable, value), strict=True)
                 )
                 self._test("aliasing", place, shown, touched or "memory of its own", inline)
+
+
+def _printed(value: Any) -> str:
+    """A value as code in a template."""
+    return _escaped(repr(value))
+
+
+def _escaped(text: str) -> str:
+    """A text that stands in a template as it is."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _never(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
