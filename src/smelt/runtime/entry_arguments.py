@@ -126,8 +126,8 @@ class Arguments:
             self.words.emit(Guard.SEQUENCE, at, self.words.keep(cls), len(value), int(is_list), first)
         else:
             raise Unsupported
-        for i, (step, inner) in enumerate(members(value)):
-            self._walk(inner, f"{place}{step}", first + i)
+        for i, (label, _, inner) in enumerate(members(value)):
+            self._walk(inner, place + label, first + i)
 
     def _tensor(self, value: torch.Tensor, at: int, form: Form | None) -> None:
         for before, tensor in self._tensors:
