@@ -189,6 +189,36 @@ def test_equal_objects_below_keys_of_one_class() -> None:
     assert "args[1][Key#2].shape[0]" in compiled.stats().to_dict()["entries"][0]["free"]
 
 
+@dataclasses.dataclass
+class Output(OrderedDict[str, Any]):
+    """As libraries return: what a field holds is an item, too."""
+
+    keys_: Any
+    values_: Any = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if (held := getattr(self, field.name)) is not None:
+                self[field.name] = held
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [{0: x}]], ids=["alone", "nested"])
+def test_a_dataclass_that_is_a_dict(wrap: Callable[[Any], Any]) -> None:
+    def f(x: Any, data: Any) -> Any:
+        out = data if isinstance(data, Output) else data[0][0]
+        return (x @ out.keys_.T).softmax(-1) @ out["keys_"]
+
+    compiled = smelt.compile(f)
+    with torch.no_grad():
+        for rows in range(2, 12):
+            x, t = torch.randn(1, 16), torch.randn(rows, 16)
+            torch.testing.assert_close(compiled(x, wrap(Output(t))), f(x, wrap(Output(t))))
+        assert compiled.stats().builds <= 2
+        apart = Output(torch.randn(5, 16))
+        apart["keys_"] = torch.randn(5, 16)
+        torch.testing.assert_close(compiled(x, wrap(apart)), f(x, wrap(apart)))
+
+
 def test_numbers_below_keys() -> None:
     def f(x: Any, data: Any) -> Any:
         return x * data[3] + data[Side.LEFT][None]

@@ -94,10 +94,10 @@ class Arguments:
             raise Unsupported
         elif cls in _IMMUTABLE:
             emit(Guard.IS, at, keep(value))
-        elif isinstance(value, (list, tuple, dict)):
-            self._container(value, place, at)
         elif hasattr(cls, "__dataclass_fields__") and not isinstance(value, type):
             raise Unsupported
+        elif isinstance(value, (list, tuple, dict)):
+            self._container(value, place, at)
         else:
             emit(Guard.IS, at, keep(value))
 

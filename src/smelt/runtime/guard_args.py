@@ -470,14 +470,18 @@ def _has_members(value: Any) -> bool:
 
 def members(value: Any) -> list[tuple[str, tuple[Any] | None, Any]]:
     """The members of a structured argument, each with its label, which is also the code that selects it, or does so
-    with the key in a 1-tuple.
+    with the key in a 1-tuple. A dataclass that is a dict, as outputs of libraries are, has items and fields: what both
+    hold is named by the item, which stands first in a structure, too.
     """
-    if dataclasses.is_dataclass(value):
-        return [(f".{f.name}", None, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    found: list[tuple[str, tuple[Any] | None, Any]] = []
     if isinstance(value, dict):
         labelled = zip(key_labels(dict.keys(value)), dict.items(value), strict=True)
-        return [(label, None if type(key) is str else (key,), inner) for label, (key, inner) in labelled]
-    return [(f"[{i}]", None, inner) for i, inner in enumerate(value)]
+        found = [(label, None if type(key) is str else (key,), inner) for label, (key, inner) in labelled]
+    elif isinstance(value, (list, tuple)) or type(value) is deque:
+        found = [(f"[{i}]", None, inner) for i, inner in enumerate(value)]
+    if dataclasses.is_dataclass(value):
+        found += [(f".{f.name}", None, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    return found
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
