@@ -194,12 +194,14 @@ CALLS: dict[str, tuple[Any, Any]] = {
     "inf": (float("inf"), float("-inf")),
     "complex": (1j, complex(-0.0, 1.0)),
     "text": ("a", "b"),
+    "text in braces": ("{a}", "{b}"),
     "none": (None, 0),
     "dtype": (torch.float32, torch.float64),
     "tuple for list": ((1, 2), [1, 2]),
     "length": ([1, 2], [1, 2, 3]),
     "nested": ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 2.0}]}),
     "key": ({"a": 1}, {"b": 1}),
+    "key in braces": ({"{v}": [1]}, {"{a": [1]}),
     "key type": ({1: 1}, {True: 1}),
     "order of keys": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     "namedtuple": (Pair(1, 2), (1, 2)),
@@ -226,6 +228,17 @@ def test_arguments_are_told_apart(name: str) -> None:
         assert got[1:] == (repr(value), type(value))
     assert len(builder.entries) == 2
     assert builder.runs == 2
+
+
+def test_a_list_met_again_below_a_key_in_braces_is_the_same_one() -> None:
+    def f(x: torch.Tensor, data: dict[str, list[int]]) -> Any:
+        return x + 1, data["{a}"] is data["{v}"]
+
+    builder = Builder()
+    c, x, one = builder.compile(f), torch.ones(2), [1]
+    for data in ({"{a}": one, "{v}": one}, {"{a}": [1], "{v}": [1]}):
+        assert c(x, data)[1] is f(x, data)[1]
+    assert len(builder.entries) == 2
 
 
 def test_aliasing_of_arguments_is_guarded() -> None:

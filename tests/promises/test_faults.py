@@ -480,6 +480,18 @@ def test_wrong_options_list_what_is_allowed(options: dict[str, Any], listed: lis
         assert all(word in str(caught.value) for word in listed)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dynamic", "yes"), ("dynamic", 1), ("fullgraph", None), ("fullgraph", "no"), ("background", torch.ones(2))],
+)
+def test_flags_take_what_they_are_documented_to_take(name: str, value: Any) -> None:
+    given: Any = {name: value}
+    for use in (lambda: smelt.compile(branching, **given), lambda: smelt.compile(**given)):
+        with pytest.raises(SmeltError, match=rf"{name} cannot be .*\s.*True.* or False") as caught:
+            use()
+        assert caught.value.code == "S0301"
+
+
 def test_unknown_passes_are_named() -> None:
     with pytest.raises(SmeltError, match="cse") as caught:
         smelt.trace(nn.Linear(2, 2), torch.ones(1, 2), options={"skip": ["cce"]})

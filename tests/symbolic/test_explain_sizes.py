@@ -128,3 +128,16 @@ def test_readable_says_the_same() -> None:
 def test_the_calls_of_an_entry_are_all_those_it_answered() -> None:
     report = called(either_sign, *((torch.ones(3), n) for n in (2, 2, 3, 4, 5)))
     assert [row["calls"] for row in report.to_dict()["graphs"]] == [2, 3]
+
+
+def test_what_changed_at_each_call_is_one_row() -> None:
+    def f(x: Any, cache: Any) -> Any:
+        return x + cache[0][0].sum() + cache[0][1].sum()
+
+    calls = [(torch.ones(2), {0: (torch.ones(n, 3), torch.ones(n))}) for n in range(2, 8)]
+    report = called(f, *calls, (torch.ones(3), {0: calls[-1][1][0]}), dynamic=False)
+    rows = {row["guard"]: row["times"] for row in report.recompiles}
+    assert rows == {
+        "shape of args[1][0][0] took 6 values, (2, 3) first and (7, 3) last": 15,
+        "shape of args[0] was (2,), now (3,)": 6,
+    }

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.labels import key_labels
 from smelt.capture.places_source import Put, Source, Step
 from smelt.capture.reads_arguments import ArgumentHeap, Held, is_same, is_transparent, slots_of
 from smelt.capture.reads_values import instance_dict, is_plain_builtin, kind_of
@@ -61,8 +62,10 @@ class Puts:
     def trees(self) -> Iterator[tuple[str, Tree]]:
         """The structure of all that is put, with a name for each part."""
         for put in self.puts:
-            for i, tree in enumerate(put.items):
-                yield f"{put.place}[{i}]" if put.kind in ("list", "deque") else f"{put.place}.{put.keys[i]}", tree
+            is_sequence = put.kind in ("list", "deque", "append")
+            labels = [f"[{i}]" for i in range(len(put.items))] if is_sequence else _labels(put.kind, put.keys)
+            for label, tree in zip(labels, put.items, strict=True):
+                yield put.place + label, tree
 
 
 class After(Flattener):
@@ -191,8 +194,15 @@ class After(Flattener):
         held = set(kept)
         stored = [key for key in order if key not in held or not is_same(before[key], after[key])]
         if stored or deleted:
-            trees = tuple(self.flatten(after[key], f"{place}.{key}") for key in stored)
+            trees = tuple(
+                self.flatten(after[key], place + label)
+                for key, label in zip(stored, _labels(kind, stored), strict=True)
+            )
             yield Put(place, kind, trees, tuple(stored), tuple(deleted))
+
+
+def _labels(kind: str, keys: Sequence[Any]) -> list[str]:
+    return key_labels(keys) if kind in ("dict", "entry") else [f".{name}" for name in keys]
 
 
 def _way_to(place: Place) -> tuple[Step, ...]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smelt._torch.exact import MISSING, same
+from smelt._torch.labels import key_labels
 from smelt._torch.pytree import registered
 from smelt.capture.reads_values import has_own_lookup, instance_dict, kind_of, overrides_instance, raw_lookup
 from smelt.capture.state import STATE
@@ -324,8 +325,8 @@ def slots_of(cls: type) -> list[tuple[str, Any]]:
 def _parts(value: Any, contents: Contents) -> Iterator[tuple[str, tuple[str, Any], Any]]:
     """What an object holds, with the suffix of its place and the step there, in the order of a signature's leaves."""
     if isinstance(contents.items, dict):
-        for key, item in contents.items.items():
-            yield f"[{key!r}]", ("item", key), item
+        for text, (key, item) in zip(key_labels(contents.items), contents.items.items(), strict=True):
+            yield text, ("item", key), item
     else:
         named = getattr(type(value), "_fields", ()) if isinstance(value, tuple) else ()
         for i, item in enumerate(contents.items or ()):

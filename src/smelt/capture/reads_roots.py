@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smelt._torch.exact import MISSING, contents
+from smelt._torch.labels import key_labels
 from smelt._torch.lru import LRU_CACHE, cached_tensors
 from smelt.capture.events import watched
 from smelt.capture.reads_arguments import ArgumentHeap
@@ -648,5 +649,5 @@ def _argument_parts(value: Any) -> list[tuple[str, Any]]:
     if dataclasses.is_dataclass(value):
         return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value)]
     if isinstance(value, dict):
-        return [(f"[{key!r}]", inner) for key, inner in dict.items(value)]
+        return list(zip(key_labels(dict.keys(value)), dict.values(value), strict=True))
     return [(f"[{i}]", inner) for i, inner in enumerate(value)]

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from smelt._torch.labels import key_labels
 from smelt._torch.pytree import registered
 
 
@@ -169,8 +170,7 @@ def _attribute_names(value: Any) -> tuple[str, ...]:
 def parts(value: Any) -> Iterator[tuple[str, Any]]:
     """The parts of a value that can come apart, each with the suffix of its path (`[0]`, `['k']`, `.name`)."""
     if isinstance(value, dict):
-        for key, item in value.items():
-            yield f"[{key!r}]", item
+        yield from zip(key_labels(value), value.values(), strict=True)
     elif isinstance(value, (list, tuple)) or type(value) is deque:
         named = getattr(type(value), "_fields", ())
         for i, item in enumerate(value):
@@ -292,7 +292,7 @@ def mapped(tree: Tree, path: str, change: Callable[[str, ConstantLeaf], Tree]) -
         case ConstantLeaf():
             return change(path, tree)
         case Container():
-            labels = [f"[{k!r}]" for k in tree.keys] or [f"[{i}]" for i in range(len(tree.items))]
+            labels = key_labels(tree.keys) or [f"[{i}]" for i in range(len(tree.items))]
             items = tuple(mapped(t, path + label, change) for label, t in zip(labels, tree.items, strict=True))
             more = zip(tree.names, tree.attributes, strict=True)
             return replace(tree, items=items, attributes=tuple(mapped(t, f"{path}.{n}", change) for n, t in more))
@@ -429,7 +429,7 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, TensorLeaf | Numbe
         case TensorLeaf() | NumberLeaf() | ConstantLeaf():
             yield path, tree
         case Container():
-            labels = [f"[{k!r}]" for k in tree.keys] or [f"[{i}]" for i in range(len(tree.items))]
+            labels = key_labels(tree.keys) or [f"[{i}]" for i in range(len(tree.items))]
             for label, item in zip(labels, tree.items, strict=True):
                 yield from leaves(item, path + label)
             for name, item in zip(tree.names, tree.attributes, strict=True):

@@ -218,6 +218,9 @@ def make_compile(
         """
         chosen = Options.make(options)
         check(chosen)
+        _check_flag("fullgraph", fullgraph, (True, False))
+        _check_flag("dynamic", dynamic, (None, True, False))
+        _check_flag("background", background, (True, False))
         settings = Settings(builder, chosen, fullgraph, dynamic, background, dynamic_shapes, split)
         if f is None:
             return functools.partial(_compile_checked, settings=settings)
@@ -225,6 +228,17 @@ def make_compile(
 
     compile.__qualname__ = "compile"  # as Python names it where it is called wrongly
     return compile
+
+
+def _check_flag(name: str, value: Any, allowed: Sequence[bool | None]) -> None:
+    # By identity: 1 equals True, and a tensor or an array answers with another one.
+    if not any(value is one for one in allowed):
+        raise SmeltError(
+            f"{name} cannot be {value!r}",
+            why=f"it takes {', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}",
+            fix="correct the value",
+            code="S0301",
+        )
 
 
 def _compile_checked(f: Any, settings: Settings) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.labels import key_labels
 from smelt.compiler.dims import Entry, bad_shapes, read_entry
 
 
@@ -204,7 +205,8 @@ def _members(value: Any, place: str) -> dict[Any, tuple[str, Any]] | None:
     if isinstance(value, _Gathered):
         return dict(value.items)
     if isinstance(value, dict):
-        return {key: (f"{place}[{key!r}]", part) for key, part in value.items()}
+        labels = key_labels(value)
+        return {key: (place + label, part) for label, (key, part) in zip(labels, value.items(), strict=True)}
     if isinstance(value, list | tuple):
         names = getattr(type(value), "_fields", ())
         return {i: (f"{place}.{names[i]}" if i < len(names) else f"{place}[{i}]", p) for i, p in enumerate(value)}

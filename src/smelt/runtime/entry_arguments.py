@@ -94,10 +94,10 @@ class Arguments:
             raise Unsupported
         elif cls in _IMMUTABLE:
             emit(Guard.IS, at, keep(value))
-        elif isinstance(value, (list, tuple, dict)):
-            self._container(value, place, at)
         elif hasattr(cls, "__dataclass_fields__") and not isinstance(value, type):
             raise Unsupported
+        elif isinstance(value, (list, tuple, dict)):
+            self._container(value, place, at)
         else:
             emit(Guard.IS, at, keep(value))
 
@@ -126,8 +126,8 @@ class Arguments:
             self.words.emit(Guard.SEQUENCE, at, self.words.keep(cls), len(value), int(is_list), first)
         else:
             raise Unsupported
-        for i, (step, inner) in enumerate(members(value)):
-            self._walk(inner, f"{place}{step}", first + i)
+        for i, (label, _, inner) in enumerate(members(value)):
+            self._walk(inner, place + label, first + i)
 
     def _tensor(self, value: torch.Tensor, at: int, form: Form | None) -> None:
         for before, tensor in self._tensors:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from smelt._torch.exact import same
+from smelt._torch.labels import key_labels
 from smelt._torch.storage import nbytes_spanned
 from smelt.diag import InternalError, Span
 from smelt.runtime.guard_sizes import (
@@ -39,15 +40,17 @@ BY_VALUE = (complex, bytes, torch.device, torch.Size, slice, range, set, frozens
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArgumentTest:
-    """One guard: `code` is true if it holds; `place` selects the argument; `seen` is what was there.
+    """One guard: `code` is true if it holds; `place` names the argument; `seen` is what was there.
 
-    shown: what of a guard on sizes is printed, in the names of forms; span: the user's line that asked.
+    where: the code that selects what the place names. shown: what of a guard on sizes is printed, in the names of
+    forms; span: the user's line that asked.
     """
 
     kind: str
     place: str
     code: str
     seen: Any
+    where: str
     shown: str = ""
     span: Span | None = None
 
@@ -75,12 +78,15 @@ class ArgumentTests:
             **FUNCTIONS,
         }
         self.free, self.checks = dict(free or {}), tuple(checks)
-        # Where each free name is found, as code over the arguments and as a variable of the check.
+        # Where each free name is found: the place, as code over the arguments, and as a variable of the check.
+        self.names: dict[str, str] = {}
         self.places: dict[str, str] = {}
         self._variables: dict[str, str] = {}
         self._binding = binding_places(self.free)
         self._expressions: list[tuple[str, str, str]] = []
         self._met: set[str] = set()
+        # The code for places that are none by themselves: there is a key on the way that only a bound name gives.
+        self._codes: dict[str, str] = {}
         self._opened = opened
         self.opened: set[str] = set()
         # Outside inference mode its tensors may not be written, which is known too late where that is tried.
@@ -134,8 +140,9 @@ class ArgumentTests:
         inline: str | None = None,
         shown: str = "",
         span: Span | None = None,
+        where: str | None = None,
     ) -> None:
-        self.tests.append(ArgumentTest(kind, place, code, seen, shown, span))
+        self.tests.append(ArgumentTest(kind, place, code, seen, where or self._code(place), shown, span))
         self._pending.append(inline or code)
 
     def _flush(self) -> None:
@@ -156,7 +163,17 @@ class ArgumentTests:
         return f"a{self._count}"
 
     def _each(self, kind: str, place: str, variable: str, template: str, seen: Any) -> None:
-        self._test(kind, place, template.format(v=place), seen, template.format(v=variable))
+        self._test(kind, place, template.format(v=self._code(place)), seen, template.format(v=variable))
+
+    def _code(self, place: str) -> str:
+        return self._codes.get(place, place)
+
+    def _part(self, place: str, text: str, label: str = "") -> str:
+        """The place of what `text` selects there; label: what names it, where that is not the text."""
+        part, code = place + (label or text), self._code(place) + text
+        if part != code:
+            self._codes[part] = code
+        return part
 
     def _walk(self, value: Any, place: str, selector: str) -> None:
         cls = type(value)
@@ -173,7 +190,11 @@ class ArgumentTests:
             self._each("value", place, selector, f"{{v}} is {value!r}", value)
         elif cls is int or cls is str:
             self._each(
-                "value", place, self._variable(selector), f"type({{v}}) is {cls.__name__} and {{v}} == {value!r}", value
+                "value",
+                place,
+                self._variable(selector),
+                f"type({{v}}) is {cls.__name__} and {{v}} == {_printed(value)}",
+                value,
             )
         elif cls is float:
             self._float(value, place, self._variable(selector))
@@ -205,7 +226,7 @@ class ArgumentTests:
         """Let a name stand for what is found here, if it is here that it is bound."""
         if self._binding.get(name) != at:
             return False
-        self.places[name], self._variables[name] = place, variable
+        self.names[name], self.places[name], self._variables[name] = place, self._code(place), variable
         return True
 
     def _float(self, value: float, place: str, variable: str) -> None:
@@ -223,7 +244,13 @@ class ArgumentTests:
 
     def _container(self, value: Any, place: str, selector: str) -> None:
         if id(value) in self._containers:
-            self._each("alias", place, selector, f"{{v}} is {self._containers[id(value)]}", "the same object")
+            self._each(
+                "alias",
+                place,
+                selector,
+                f"{{v}} is {_escaped(self._code(self._containers[id(value)]))}",
+                "the same object",
+            )
             return
         self._containers[id(value)] = place
         variable = self._variable(selector)
@@ -234,7 +261,7 @@ class ArgumentTests:
         if isinstance(value, dict):
             keys = list(dict.keys(value))
             plain = all(type(key) is str for key in keys)
-            code = f"list({{v}}) == {keys!r}" if plain else f"same(list({{v}}), {self._bind(keys, 'V')})"
+            code = f"list({{v}}) == {_printed(keys)}" if plain else f"same(list({{v}}), {self._bind(keys, 'V')})"
             self._each("keys", place, variable, code, keys)
             if isinstance(value, defaultdict):
                 seen = value.default_factory
@@ -243,15 +270,21 @@ class ArgumentTests:
             self._each("length", place, variable, f"len({{v}}) == {len(value)}", len(value))
             if cls is deque:
                 self._each("most", place, variable, f"{{v}}.maxlen == {value.maxlen}", value.maxlen)
-        for step, inner in members(value):
-            # a step such as [3] or .name; keys that are not plain text are bound
-            text = step if isinstance(step, str) else f"[{self._bind(step[0], 'K')}]"
-            self._walk(inner, place + text, variable + text)
+        for label, key, inner in members(value):
+            # a label such as [3] or .name; keys that are not plain text are bound
+            text = label if key is None else f"[{self._bind(key[0], 'K')}]"
+            self._walk(inner, self._part(place, text, label), variable + text)
 
     def _object(self, value: Any, place: str, selector: str) -> None:
         """An object whose attributes, and items, are compared one by one."""
         if id(value) in self._containers:
-            self._each("alias", place, selector, f"{{v}} is {self._containers[id(value)]}", "the same object")
+            self._each(
+                "alias",
+                place,
+                selector,
+                f"{{v}} is {_escaped(self._code(self._containers[id(value)]))}",
+                "the same object",
+            )
             return
         self._containers[id(value)] = place
         self.opened.add(place)
@@ -262,23 +295,22 @@ class ArgumentTests:
         if isinstance(value, dict):
             keys = list(dict.keys(value))
             self._each("keys", place, variable, f"same(list({{v}}), {self._bind(keys, 'V')})", keys)
-            for key, inner in dict.items(value):
-                text = f"[{key!r}]" if type(key) is str else f"[{self._bind(key, 'K')}]"
-                self._walk(inner, place + text, variable + text)
+            for label, (key, inner) in zip(key_labels(keys), dict.items(value), strict=True):
+                text = label if type(key) is str else f"[{self._bind(key, 'K')}]"
+                self._walk(inner, self._part(place, text, label), variable + text)
         held = attributes_of(value)
         names = list(held)
         own = getattr(value, "__dict__", None)
         listed = "list({v}.__dict__)" if own is not None and len(own) == len(names) else "list(attributes_of({v}))"
-        self._each("attributes", place, variable, f"{listed} == {names!r}", names)
+        self._each("attributes", place, variable, f"{listed} == {_printed(names)}", names)
         for name, inner in held.items():
-            self._walk(inner, f"{place}.{name}", f"{variable}.{name}")
+            self._walk(inner, self._part(place, f".{name}"), f"{variable}.{name}")
 
     def _tensor(self, value: torch.Tensor, place: str, variable: str) -> None:
         for place_before, variable_before, before in self._tensors:
             if before is value:
-                self._test(
-                    "alias", place, f"{place} is {place_before}", "the same tensor", f"{variable} is {variable_before}"
-                )
+                code = f"{self._code(place)} is {self._code(place_before)}"
+                self._test("alias", place, code, "the same tensor", f"{variable} is {variable_before}")
                 return
         each = self._each
         each("type", place, variable, f"type({{v}}) is {self._bind(type(value), 'T')}", type(value))
@@ -315,18 +347,18 @@ class ArgumentTests:
         rank = value.dim()
         if len(form.sizes) != rank or (form.strides is not None and len(form.strides) != rank):
             raise InternalError(f"the form of {place} has not the {rank} dimensions of the tensor")
-        self._each("rank", f"{place}.dim()", f"{variable}.dim()", f"{{v}} == {rank}", rank)
+        self._each("rank", self._part(place, ".dim()"), f"{variable}.dim()", f"{{v}} == {rank}", rank)
         if form.strides is None:
             self._each("stride", place, variable, "{v}.stride() == row_major({v}.shape)", value.stride())
         shape = self._variable(f"{variable}.shape")
         for dim, size in enumerate(form.sizes):
-            where, at = f"{place}.shape[{dim}]", f"{shape}[{dim}]"
+            where, at = self._part(place, f".shape[{dim}]"), f"{shape}[{dim}]"
             if isinstance(size, int):
                 self._each("size", where, at, f"{{v}} == {size}", size)
             elif not self._bind_name(size, (place, dim), where, at):
                 self._expressions.append((where, at, size))
         for dim, stride in enumerate(form.strides or ()):
-            where, at = f"{place}.stride({dim})", f"{variable}.stride({dim})"
+            where, at = self._part(place, f".stride({dim})"), f"{variable}.stride({dim})"
             if stride is None:
                 continue
             if isinstance(stride, int):
@@ -339,7 +371,8 @@ class ArgumentTests:
         self._flush()
         for where, at, text in self._expressions:
             tree = parsed(text)
-            codes = [f"{w} == ({rewritten(tree, p)})" for w, p in ((where, self.places), (at, self._variables))]
+            pairs = (self._code(where), self.places), (at, self._variables)
+            codes = [f"{w} == ({rewritten(tree, p)})" for w, p in pairs]
             self._test("check", codes[0], codes[0], True, codes[1], f"{where} == {text}")
         for check in self.checks:
             tree = parsed(check.text)
@@ -350,25 +383,31 @@ class ArgumentTests:
     def _extent(self, place: str, variable: str, value: torch.Tensor) -> tuple[str, str]:
         """The bytes that a tensor spans, as code over the arguments and over variables."""
         if place in self.free:
-            return f"nbytes_spanned({place})", f"nbytes_spanned({variable})"
+            return f"nbytes_spanned({self._code(place)})", f"nbytes_spanned({variable})"
         return (str(nbytes_spanned(value)),) * 2
 
     def _identities(self) -> None:
         """That arguments which were tensors of their own are: Python may ask whether one is another."""
+        distinct = "len({{{ids}}}) == {count}"
         if len(self._tensors) > 1:
-            places, variables = zip(*[(place, variable) for place, variable, _ in self._tensors], strict=True)
-            shown, inline = (f"len({{{', '.join(map('id({})'.format, n))}}}) == {len(n)}" for n in (places, variables))
-            self._test("alias", ", ".join(places), shown, "different tensors", inline)
+            self._ids([(place, variable) for place, variable, _ in self._tensors], distinct, "different tensors")
         if self.is_apart and len(self._apart) > 1:
-            places, variables = zip(*self._apart, strict=True)
-            shown, inline = (f"len({{{', '.join(map('id({})'.format, n))}}}) == {len(n)}" for n in (places, variables))
-            self._test("alias", ", ".join(places), shown, "different objects", inline)
+            self._ids(self._apart, distinct, "different objects")
         if self._others and self._apart:
             # The tuple keeps them, so that their ids name nothing else.
             self.scope["others"], name = self._others, self._bind(frozenset(map(id, self._others)), "V")
-            places, variables = zip(*self._apart, strict=True)
-            shown, inline = (f"{name}.isdisjoint(({', '.join(map('id({})'.format, n))},))" for n in (places, variables))
-            self._test("alias", ", ".join(places), shown, "no objects that the program reads by itself", inline)
+            template = name + ".isdisjoint(({ids},))"
+            self._ids(self._apart, template, "no objects that the program reads by itself")
+
+    def _ids(self, found: Sequence[tuple[str, str]], template: str, seen: str) -> None:
+        """A test of the ids of what stands at places and in variables."""
+        places, variables = zip(*found, strict=True)
+        listed = ", ".join(map(self._code, places))
+        code, inline = (
+            template.format(ids=", ".join(map("id({})".format, n)), count=len(n))
+            for n in (list(map(self._code, places)), variables)
+        )
+        self._test("alias", ", ".join(places), code, seen, inline, where=listed)
 
     def _aliasing(self, rooted: Sequence[torch.Tensor], writes: bool) -> None:
         """Which tensor arguments share memory with each other, and with tensors the program reads by itself.
@@ -385,14 +424,15 @@ class ArgumentTests:
             meet = f"== {self._bind(seen, 'M')}" if seen else "== ()"
             codes = [
                 ", ".join(f"{tensor}.data_ptr()" for tensor in tensors)
-                for tensors in zip(*[(p, v) for p, v, _ in self._tensors], strict=True)
+                for tensors in zip(*[(self._code(p), v) for p, v, _ in self._tensors], strict=True)
             ]
             template = "extents_meet(({pointers}), {extents}) {meet}"
             pairs = zip(codes, names, strict=True)
             shown, inline = (template.format(pointers=c, extents=e, meet=meet) for c, e in pairs)
-            places = ", ".join(p for p, _, _ in self._tensors)
+            places = [p for p, _, _ in self._tensors]
             if seen or writes:
-                self._test("aliasing", places, shown, seen or "no shared memory", inline)
+                where = ", ".join(map(self._code, places))
+                self._test("aliasing", ", ".join(places), shown, seen or "no shared memory", inline, where=where)
         spans = Spans(rooted)
         if spans.starts and self._tensors:
             name = self._bind(spans, "R")
@@ -403,9 +443,19 @@ class ArgumentTests:
                     continue
                 shown, inline = (
                     f"{name}.touched({v}.data_ptr(), {e}) == {touched}"
-                    for v, e in zip((place, variable), self._extent(place, variable, value), strict=True)
+                    for v, e in zip((self._code(place), variable), self._extent(place, variable, value), strict=True)
                 )
                 self._test("aliasing", place, shown, touched or "memory of its own", inline)
+
+
+def _printed(value: Any) -> str:
+    """A value as code in a template."""
+    return _escaped(repr(value))
+
+
+def _escaped(text: str) -> str:
+    """A text that stands in a template as it is."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _never(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -418,13 +468,20 @@ def _has_members(value: Any) -> bool:
     return dataclasses.is_dataclass(type(value)) and not isinstance(value, type)
 
 
-def members(value: Any) -> list[tuple[str | tuple[Any], Any]]:
-    """The members of a structured argument, each with the code that selects it (or a 1-tuple of its key)."""
-    if dataclasses.is_dataclass(value):
-        return [(f".{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+def members(value: Any) -> list[tuple[str, tuple[Any] | None, Any]]:
+    """The members of a structured argument, each with its label, which is also the code that selects it, or does so
+    with the key in a 1-tuple. A dataclass that is a dict, as outputs of libraries are, has items and fields: what both
+    hold is named by the item, which stands first in a structure, too.
+    """
+    found: list[tuple[str, tuple[Any] | None, Any]] = []
     if isinstance(value, dict):
-        return [(f"[{k!r}]" if type(k) is str else (k,), v) for k, v in dict.items(value)]
-    return [(f"[{i}]", inner) for i, inner in enumerate(value)]
+        labelled = zip(key_labels(dict.keys(value)), dict.items(value), strict=True)
+        found = [(label, None if type(key) is str else (key,), inner) for label, (key, inner) in labelled]
+    elif isinstance(value, (list, tuple)) or type(value) is deque:
+        found = [(f"[{i}]", None, inner) for i, inner in enumerate(value)]
+    if dataclasses.is_dataclass(value):
+        found += [(f".{f.name}", None, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    return found
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

@@ -229,14 +229,14 @@ class GuardSet:
 
     def _shown_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         found = self.free_values(args, kwargs)
-        places = {name: self._named(place) for name, place in self._arguments.places.items()}
+        places = {name: self._named(place) for name, place in self._arguments.names.items()}
         return ", ".join(f"{name} = {value} ({places[name]})" for name, value in found.items())
 
     def _now(self, index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         tests = self._arguments.tests
         if index < len(tests):
             try:
-                value = eval(tests[index].place, dict(self._arguments.scope), {"args": args, "kwargs": kwargs})
+                value = eval(tests[index].where, dict(self._arguments.scope), {"args": args, "kwargs": kwargs})
                 return _aspect(tests[index].kind, value)
             except (LookupError, AttributeError, TypeError):
                 return _MISSING_ARGUMENT
