@@ -14,7 +14,7 @@ import torch
 
 from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.recorder import slot_type
-from smelt.capture.staging import calls, ordering
+from smelt.capture.staging import calls, choices, ordering
 from smelt.capture.staging.branches import branch, condition
 from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.loops import Loop, run_loop
@@ -397,13 +397,28 @@ class StagingRuntime(PlainRuntime):
         _use(session, o, k)
         if isinstance(o, StagedSequence):
             return o.item(k)
-        if is_staged(k) and type(o) in (list, tuple, dict):
-            return session.getitem(session.container(o), k)
-        if isinstance(k, torch.Tensor) and type(o) in (list, tuple) and session.recorder.slot_of(k).family.tainted:
-            return session.getitem(session.container(o), session.item(k))
+        if not isinstance(o, torch.Tensor) and (is_staged(k) or self._is_data_of_tensor(k)):
+            if choices.is_list_of_code(o):
+                return choices.at_number(session, self, o, self._whole(k), self._raised)
+            if is_staged(k) and choices.is_table_of_code(o):
+                return choices.at_key(session, o, k, self._raised)
+            if type(o) in (list, tuple):
+                return session.getitem(session.container(o), session.item(k) if isinstance(k, torch.Tensor) else k)
+            if is_staged(k) and type(o) is dict:
+                return session.getitem(session.container(o), k)
         if isinstance(k, slice) and type(o) in (list, tuple) and any(map(is_staged, (k.start, k.stop, k.step))):
             return session.getitem(session.container(o), k)
         return o[k]
+
+    def _is_data_of_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and bool(self.session.recorder.slot_of(value).family.tainted)
+
+    def _whole(self, value: Any) -> Any:
+        """A number by which a list may be asked, staged. Raises: CannotStage for one that is none."""
+        number = self.session.item(value) if isinstance(value, torch.Tensor) else value
+        if slot_of(number).type not in (INT, BOOL):
+            self.session.cannot(f"a list of modules or functions is asked by a staged {slot_of(number).type}")
+        return number
 
     def setitem(self, at: int, o: Any, k: Any, v: Any) -> None:
         _use(self.session, o, k, v)
@@ -454,7 +469,7 @@ class StagingRuntime(PlainRuntime):
 
     def _is_data(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):
-            return bool(self.session.recorder.slot_of(value).family.tainted)
+            return self._is_data_of_tensor(value)
         if type(value) in (list, tuple):
             return any(map(self._is_data, value))
         return is_staged(value) or (type(value) is dict and any(map(self._is_data, value.values())))
