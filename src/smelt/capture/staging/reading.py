@@ -48,11 +48,17 @@ class Reading(Recording):
         if known is not None:
             return known
         native = self._hint("item")
-        examples = self.examples.of(ITEM_TYPES[kind], native)
+        examples = self._examples_of(slot, native)
         is_native = native is not None and type(native) is type(examples[0])
         found = ScalarSlot(ITEM_TYPES[kind], examples, is_native)
         self.append("aten.item.default", [slot], {}, [found])
         return wrap(found)
+
+    def _examples_of(self, slot: Slot, native: Any) -> tuple[Any, ...]:
+        type_ = slot_type(slot)
+        if type_.shape == () and type_.dtype.kind != "complex":
+            return self.recorder.elements.of(slot, self.examples, native)
+        return self.examples.of(ITEM_TYPES[type_.dtype.kind], native)
 
     @property
     def is_on_all_paths(self) -> bool:

@@ -31,6 +31,7 @@ from smelt.capture.roots import Roots
 from smelt.capture.scopes import Scope
 from smelt.capture.staging.cuts import CUTTING, Cut, cut_of
 from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
+from smelt.capture.staging.elements import Elements
 from smelt.capture.staging.known_layouts import KnownLayouts
 from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.sizes import rule_of
@@ -61,6 +62,7 @@ class ShadowRecorder(Recorder):
         self.known_states: dict[int, StateSlot] = {}
         self.spread: dict[int, tuple[ScalarSlot, torch.Tensor]] = {}
         self.entwined: dict[int, tuple[Family, object]] = {}
+        self.elements = Elements()
         self.depth = 0
 
     # --- scopes: what is recorded inside a region is known there only ------------------------------------------------
@@ -155,6 +157,8 @@ class ShadowRecorder(Recorder):
         slots = self._define_worlds(results, family, info)
         if self.session.size_trace is not None:
             self.known.note(overload, info, args, kwargs, operands, slots, results[0])
+        if not writes and isinstance(results[0], torch.Tensor) and results[0].dim() == 0:
+            self.elements.note(overload, info, noted, named, slots[0])
         if info.is_kept:
             self.records.append((info, noted, named, slots, self._find_site(2), self.scope.path, self._modes_now()))
         self._check()
