@@ -35,6 +35,7 @@ _PY = {
     ">=": "ge",
 }  # fmt: skip
 _CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool}
+_SEQUENCES = (list, tuple, torch.Size)
 _UNARY = {"-": "neg", "+": "pos", "~": "invert"}
 
 
@@ -351,7 +352,19 @@ class StagingRuntime(PlainRuntime):
             found = self.session.binary(f"py.{_PY[op]}", left, right)
             if found is not NotImplemented:
                 return found
+        if op in ("==", "!=") and _are_alike(left, right) and (self._is_data(left) or self._is_data(right)):
+            found = self._equal_items(left, right)
+            return found if op == "==" else self.not_(0, found)
         return _PLAIN.compare(0, left, (op, lambda: right))
+
+    def _equal_items(self, left: Any, right: Any) -> Any:
+        """Whether two sequences of one length are equal, as one question instead of one for each of Python's."""
+
+        def equal(a: Any, b: Any) -> Any:
+            return True if a is b else self.truth(0, self._compare("==", a, b))
+
+        pairs = [pair for pair in zip(left, right, strict=True) if any(map(self._is_data, pair)) or pair[0] != pair[1]]
+        return self.and_(0, *(lambda a=a, b=b: equal(a, b) for a, b in pairs))
 
     def _identical(self, left: Any, right: Any) -> Any:
         if left is right:
@@ -465,12 +478,14 @@ class StagingRuntime(PlainRuntime):
         _use(self.session, v, spec)
         if not (self._is_data(v) or is_staged(spec)):
             return _PLAIN.format_value(at, v, conversion, spec)
+        if type(v) is torch.Size and not is_staged(spec) and not spec:
+            return self.session.emit("py.join", "torch.Size(", self.session.emit("py.str", list(v)), ")")
         return self.session.emit("py.format", v, spec, *(() if conversion is None else (conversion,)))
 
     def _is_data(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):
             return self._is_data_of_tensor(value)
-        if type(value) in (list, tuple):
+        if type(value) in _SEQUENCES:
             return any(map(self._is_data, value))
         return is_staged(value) or (type(value) is dict and any(map(self._is_data, value.values())))
 
@@ -522,6 +537,13 @@ def _use(session: Session, *values: Any) -> None:
             session.unmerge(value.why)
         if isinstance(value, Pending):
             session.cannot("a function returns a value on some paths only")
+
+
+def _are_alike(left: Any, right: Any) -> bool:
+    """Whether Python compares two values item by item."""
+    if type(left) not in _SEQUENCES or type(right) not in _SEQUENCES or len(left) != len(right):
+        return False
+    return isinstance(left, list) == isinstance(right, list)
 
 
 def _staged(session: Session, value: Any) -> Any:
