@@ -83,6 +83,8 @@ class Recording:
         self.rolled: set[object] = set()
         self.refused: list[BaseException] = []
         self.raised: list[BaseException] = []
+        # Why, and of which two, a value of a branch is.
+        self.sides_of: dict[Slot, tuple[object, Any, Any]] = {}
         self.convertible = convertible
         self.keep: list[Any] = []
         self.heap_roots: list[Any] = []
