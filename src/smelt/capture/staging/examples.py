@@ -42,12 +42,16 @@ class Examples:
 
     def index(self) -> tuple[int, ...]:
         """The index of a loop: small ones, for it lies inside of something."""
-        number = self._next() % 7
+        number = self.turn(7)
         return (1, 0, 0, 2 + number, 11 - number)
 
     def sides(self) -> tuple[int, ...]:
         """In which worlds the second of two values stands for what a branch leaves: 0 for the first, 1 for it."""
-        return _SIDES[self._next() % len(_SIDES)]
+        return _SIDES[self.turn(len(_SIDES))]
+
+    def turn(self, count: int) -> int:
+        """One of so many ways to have examples, another one than the last time."""
+        return self._next() % count
 
     def of(self, type_: Type, first: Any = None) -> tuple[Any, ...]:
         """Examples of any type; None where it has none. first: in the program's world, where it is of the type."""

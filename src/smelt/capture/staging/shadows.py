@@ -35,6 +35,7 @@ from smelt.capture.staging.elements import Elements
 from smelt.capture.staging.known_layouts import KnownLayouts
 from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.sizes import rule_of
+from smelt.capture.staging.splits import split_of
 from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
 from smelt.capture.staging.watch import unwatched
@@ -258,6 +259,7 @@ class ShadowRecorder(Recorder):
         if info.sized_by is not None and not varied and len(info.sized_by(args, kwargs)) > 0:
             return [self._sized_by_known(overload, info, args, kwargs)]
         cut = self._cut(info.name, args, kwargs) if varied else None
+        split = split_of(info.name, args, kwargs, self.session.examples) if varied else None
         results, reason = [], ""
         backs: list[dict[int, Any]] = []
         for world in range(WORLDS if varied else 1):
@@ -272,6 +274,9 @@ class ShadowRecorder(Recorder):
                 self._check_overlap(info, overload, own_args, own_kwargs, varied)
                 if cut is not None:
                     results.append(cut.shadow(self.shadows, self.session.size_trace, overload, own_args, world))
+                    continue
+                if split is not None:
+                    results.append(split.shadows(self.shadows, self.session.size_trace, own_args[0], world))
                     continue
                 found = self._by_rule(info, own_args, own_kwargs)
                 if found is not None:
@@ -300,6 +305,8 @@ class ShadowRecorder(Recorder):
         if cut is not None:
             operands_in = [DEAD if r is DEAD else self.in_world(args[0], world) for world, r in enumerate(results)]
             results = cut.told_apart(self.shadows, self.session.size_trace, overload, results, operands_in)
+        if split is not None and not split.told_apart(results):
+            self.session.cannot("a tensor is split into more parts than it has items, by sizes that depend on data")
         # The program sees the operand itself; what stands for it in other worlds keeps the sizes of these.
         results[0] = _give_back(results[seen], backs[seen])
         if varied and sum(r is not DEAD for r in results[1:]) == 0:
