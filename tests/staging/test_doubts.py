@@ -59,3 +59,13 @@ def test_what_is_too_large_to_try_is_taken_as_recorded(monkeypatch: pytest.Monke
         program = smelt.trace(experts, (X, W, ENDS))
     with pytest.raises(smelt.CaptureError):
         program(-X, W, ENDS)
+
+
+def test_sizes_that_never_fit_leave_no_doubt_however_large() -> None:
+    def as_long_as_the_table(table: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return torch.ones(n.item(), 16) * 2 + table[:n]
+
+    table = torch.rand(9, 16)
+    program = smelt.trace(as_long_as_the_table, (table, torch.tensor(4)))
+    for n in map(torch.tensor, (4, 0, 9, 1)):
+        torch.testing.assert_close(program(table, n), as_long_as_the_table(table, n))

@@ -16,7 +16,7 @@ from smelt.ops.lowering import GraphEmitter
 from smelt.ops.typing import infer
 from smelt.passes.mutations import Mutation, holds, mutation_of
 from smelt.passes.placed_views import can_place_again, is_placed
-from smelt.passes.view_inverses import Inverse, element_inverse, inverse_of
+from smelt.passes.view_inverses import SPLITS, Inverse, element_inverse, inverse_of
 
 _PARTS = ("aten.slice.Tensor", "aten.select.int", "aten.transpose.int", "aten.t.default", "aten.permute.default")
 
@@ -196,6 +196,9 @@ def _lies_in_rows(type_: TensorType) -> bool:
 def _is_part(value: Value) -> bool:
     """Whether a tensor of unknown sizes has its elements where its base has some of its own, each once."""
     node = value.node
+    if node is not None and node.op == "unpack":
+        listed = parent_of(value)
+        return listed is not None and listed.node is not None and listed.node.op in SPLITS
     return node is not None and node.op in _PARTS and isinstance(value.type, TensorType)
 
 

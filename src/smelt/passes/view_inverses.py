@@ -7,9 +7,9 @@ Invariant: the result has the base's type, strides included, so that the same vi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from smelt.ir import Node, TensorType, TupleType, Value
+from smelt.ir import Arg, Node, TensorType, TupleType, Value
 from smelt.ir.dims import is_static
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.record import tensor_type
@@ -40,20 +40,41 @@ def element_inverse(node: Node, elements: TupleType, index: int, base: TensorTyp
     parts = [t for t in elements.elements if isinstance(t, TensorType)]
     if node.op == "aten.unbind.int":
         return lambda b, whole, new, _: b.call("aten.select_scatter.default", whole, new, dim, index)
-    if node.op not in _SPLITS or any(p.rank != base.rank for p in parts):
+    if node.op not in SPLITS or any(p.rank != base.rank for p in parts):
         return None
     lengths = tuple(p.shape[dim] for p in parts[: index + 1] if p.shape is not None)
     if not is_static(lengths):
-        return None
+        return _part(call, dim, index)
     start = sum(lengths[:-1])
     end = start + lengths[index]
     return lambda b, whole, new, _: b.call("aten.slice_scatter.default", whole, new, dim, start, end)
 
 
-_SPLITS = (
+SPLITS = (
     "aten.split.Tensor", "aten.split.sizes", "aten.split_with_sizes.default", "aten.chunk.default",
     "aten.tensor_split.sections", "aten.tensor_split.indices", "aten.unsafe_split.Tensor", "aten.unsafe_chunk.default",
 )  # fmt: skip
+
+
+def _part(call: Mapping[str, Arg], dim: int, index: int) -> Inverse | None:
+    """How to write through one part of a split whose sizes only a run knows."""
+    sizes = call.get("split_sizes", call.get("split_size"))
+    if not isinstance(sizes, tuple) or not all(isinstance(size, (int, Value)) for size in sizes):
+        return None
+
+    def inverse(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+        start: Arg = 0
+        for size in sizes[:index]:
+            start = _sum(b, start, size)
+        return b.call("aten.slice_scatter.default", whole, new, dim, start, _sum(b, start, sizes[index]))
+
+    return inverse
+
+
+def _sum(b: GraphEmitter, first: Arg, second: Arg) -> Arg:
+    if isinstance(first, int) and isinstance(second, int):
+        return first + second
+    return second if first == 0 else b.call("py.add", first, second)
 
 
 def _same(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:

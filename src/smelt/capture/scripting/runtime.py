@@ -16,6 +16,7 @@ import torch
 from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.scripting import calls, tensors
 from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread
+from smelt.capture.staging import choices
 from smelt.capture.staging.branches import branch, is_raised_by_user
 from smelt.capture.staging.control import StagingRuntime, _use
 from smelt.capture.staging.growing import container_type, extends, must_be_staged
@@ -298,9 +299,10 @@ class ScriptRuntime(StagingRuntime):
             if isinstance(o, torch.nn.ModuleList | torch.nn.Sequential) and (
                 is_staged(k) or _is_open_number(session, k)
             ):
-                return self._module_at(at, o, k)
-            if isinstance(o, (dict, torch.nn.ModuleDict)) and is_staged(k) and _holds_code(o):
-                return self._choice(o, k)
+                number = session.item(k) if isinstance(k, torch.Tensor) else k
+                return choices.at_number(session, self, o, number, self._raised)
+            if isinstance(o, (dict, torch.nn.ModuleDict)) and is_staged(k) and choices.holds_code(o):
+                return choices.at_key(session, o, k, self._raised)
             if isinstance(o, torch.Size) and is_staged(k):
                 return session.getitem(session.container(list(o)), k)
             if isinstance(k, torch.Tensor) and type(o) in (list, tuple, dict):
@@ -319,28 +321,6 @@ class ScriptRuntime(StagingRuntime):
         except Exception as error:
             self._programs(error)
             raise
-
-    def _module_at(self, at: int, modules: Any, k: Any) -> Any:
-        """A module by a number that a run knows: whatever is done with it is done for each."""
-        session = self.session
-        number = session.item(k) if isinstance(k, torch.Tensor) else k
-        for i, module in enumerate(modules):
-            matches = self.or_(
-                at,
-                lambda i=i: session.emit("py.eq", number, i),
-                lambda i=i: session.emit("py.eq", number, i - len(modules)),
-            )
-            if session.fork(slot_of(matches)):
-                return module
-        raise self._raised(IndexError(f"index is out of range for {len(modules)} modules"))
-
-    def _choice(self, table: Any, k: Any) -> Any:
-        """A function or module by a key that a run knows: whatever is done with it is done for each."""
-        session = self.session
-        for key in table:
-            if session.fork(slot_of(session.emit("py.eq", k, key))):
-                return table[key]
-        raise self._raised(KeyError(k))
 
     def setitem(self, at: int, o: Any, k: Any, v: Any) -> None:
         session = self.session
@@ -570,12 +550,6 @@ class _Unpacked:
 def _listed(value: Any) -> Any:
     """A tuple as a list, as sizes stand in the graph."""
     return list(value) if isinstance(value, tuple) else value
-
-
-def _holds_code(table: Any) -> bool:
-    """Whether a dictionary of plain keys holds functions, classes or modules, which have no form in a graph."""
-    known = all(type(key) in (str, int, bool) for key in table)
-    return known and any(callable(value) and not isinstance(value, torch.Tensor) for value in table.values())
 
 
 def _is_open_number(session: ScriptSession, value: Any) -> bool:

@@ -81,6 +81,10 @@ def branch(
     """An `if` statement. Both arms end with what their variables and the containers they changed hold."""
     site = session.site()
     known = session.known(slot)
+    if known is None and session.is_on_all_paths and ("effect", key, True) in session.whole:
+        known = session.expect(slot, False)
+    elif known is None and session.is_on_all_paths and ("effect", key, False) in session.whole:
+        known = session.expect(slot, True)
     while known is None and key not in session.forked:
         try:
             outcome = _merged(session, key, slot, (then, orelse), names, get, set_, site)

@@ -14,7 +14,7 @@ import torch
 
 from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.recorder import slot_type
-from smelt.capture.staging import calls, ordering
+from smelt.capture.staging import calls, choices, ordering
 from smelt.capture.staging.branches import branch, condition
 from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.loops import Loop, run_loop
@@ -35,6 +35,7 @@ _PY = {
     ">=": "ge",
 }  # fmt: skip
 _CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool}
+_SEQUENCES = (list, tuple, torch.Size)
 _UNARY = {"-": "neg", "+": "pos", "~": "invert"}
 
 
@@ -351,7 +352,19 @@ class StagingRuntime(PlainRuntime):
             found = self.session.binary(f"py.{_PY[op]}", left, right)
             if found is not NotImplemented:
                 return found
+        if op in ("==", "!=") and _are_alike(left, right) and (self._is_data(left) or self._is_data(right)):
+            found = self._equal_items(left, right)
+            return found if op == "==" else self.not_(0, found)
         return _PLAIN.compare(0, left, (op, lambda: right))
+
+    def _equal_items(self, left: Any, right: Any) -> Any:
+        """Whether two sequences of one length are equal, as one question instead of one for each of Python's."""
+
+        def equal(a: Any, b: Any) -> Any:
+            return True if a is b else self.truth(0, self._compare("==", a, b))
+
+        pairs = [pair for pair in zip(left, right, strict=True) if any(map(self._is_data, pair)) or pair[0] != pair[1]]
+        return self.and_(0, *(lambda a=a, b=b: equal(a, b) for a, b in pairs))
 
     def _identical(self, left: Any, right: Any) -> Any:
         if left is right:
@@ -397,13 +410,28 @@ class StagingRuntime(PlainRuntime):
         _use(session, o, k)
         if isinstance(o, StagedSequence):
             return o.item(k)
-        if is_staged(k) and type(o) in (list, tuple, dict):
-            return session.getitem(session.container(o), k)
-        if isinstance(k, torch.Tensor) and type(o) in (list, tuple) and session.recorder.slot_of(k).family.tainted:
-            return session.getitem(session.container(o), session.item(k))
+        if not isinstance(o, torch.Tensor) and (is_staged(k) or self._is_data_of_tensor(k)):
+            if choices.is_list_of_code(o):
+                return choices.at_number(session, self, o, self._whole(k), self._raised)
+            if is_staged(k) and choices.is_table_of_code(o):
+                return choices.at_key(session, o, k, self._raised)
+            if type(o) in (list, tuple):
+                return session.getitem(session.container(o), session.item(k) if isinstance(k, torch.Tensor) else k)
+            if is_staged(k) and type(o) is dict:
+                return session.getitem(session.container(o), k)
         if isinstance(k, slice) and type(o) in (list, tuple) and any(map(is_staged, (k.start, k.stop, k.step))):
             return session.getitem(session.container(o), k)
         return o[k]
+
+    def _is_data_of_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and bool(self.session.recorder.slot_of(value).family.tainted)
+
+    def _whole(self, value: Any) -> Any:
+        """A number by which a list may be asked, staged. Raises: CannotStage for one that is none."""
+        number = self.session.item(value) if isinstance(value, torch.Tensor) else value
+        if slot_of(number).type not in (INT, BOOL):
+            self.session.cannot(f"a list of modules or functions is asked by a staged {slot_of(number).type}")
+        return number
 
     def setitem(self, at: int, o: Any, k: Any, v: Any) -> None:
         _use(self.session, o, k, v)
@@ -450,12 +478,14 @@ class StagingRuntime(PlainRuntime):
         _use(self.session, v, spec)
         if not (self._is_data(v) or is_staged(spec)):
             return _PLAIN.format_value(at, v, conversion, spec)
+        if type(v) is torch.Size and not is_staged(spec) and not spec:
+            return self.session.emit("py.join", "torch.Size(", self.session.emit("py.str", list(v)), ")")
         return self.session.emit("py.format", v, spec, *(() if conversion is None else (conversion,)))
 
     def _is_data(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):
-            return bool(self.session.recorder.slot_of(value).family.tainted)
-        if type(value) in (list, tuple):
+            return self._is_data_of_tensor(value)
+        if type(value) in _SEQUENCES:
             return any(map(self._is_data, value))
         return is_staged(value) or (type(value) is dict and any(map(self._is_data, value.values())))
 
@@ -507,6 +537,13 @@ def _use(session: Session, *values: Any) -> None:
             session.unmerge(value.why)
         if isinstance(value, Pending):
             session.cannot("a function returns a value on some paths only")
+
+
+def _are_alike(left: Any, right: Any) -> bool:
+    """Whether Python compares two values item by item."""
+    if type(left) not in _SEQUENCES or type(right) not in _SEQUENCES or len(left) != len(right):
+        return False
+    return isinstance(left, list) == isinstance(right, list)
 
 
 def _staged(session: Session, value: Any) -> Any:

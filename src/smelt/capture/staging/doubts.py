@@ -26,6 +26,7 @@ from smelt.ir import TensorType, TupleType, Type, Value
 from smelt.ops.catalogue import record_of
 from smelt.ops.convert import dtype_from_torch, dtype_to_torch, dummy_of, from_torch
 from smelt.ops.meta import MOST_TRIED
+from smelt.ops.registry import tags_of
 from smelt.ops.typing import infer
 
 _SECOND_HAND = ("torch._meta_registrations", "torch._refs", "torch._decomp", "torch._prims", "torch._subclasses")
@@ -64,7 +65,8 @@ def given_all_the_same(
         try:
             types = infer(name, arguments, named)
         except InternalError:
-            if any(isinstance(v.type, TensorType) and v.type.numel > MOST_TRIED for v in values.values()):
+            tensors = [v.type for v in values.values() if isinstance(v.type, TensorType)]
+            if any(t.numel > MOST_TRIED for t in tensors) and not _never_fit(name, tensors):
                 raise Doubt("its operands are too large to try") from None
             return None
         if any(_is_symbolic(a) for a in (*args, *kwargs.values())):
@@ -72,6 +74,17 @@ def given_all_the_same(
     grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
     made = [_shadow(shadows, type_, grad) for type_ in types]
     return made[0] if len(made) == 1 else tuple(made)
+
+
+def _never_fit(name: str, types: Sequence[TensorType]) -> bool:
+    """Whether an operator goes by elements, and its operands have sizes that are not broadcast to one another."""
+    if "pointwise" not in tags_of(name):
+        return False
+    try:
+        torch.broadcast_shapes(*[t.sizes for t in types])
+    except RuntimeError:
+        return True
+    return False
 
 
 def in_eagers_words(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> Exception:

@@ -10,7 +10,7 @@ import torch
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.symbols import is_staged, slot_of
-from smelt.ir import ListType, Type, type_of_arg
+from smelt.ir import Type, type_of_arg
 
 
 class Unread:
@@ -78,17 +78,3 @@ def leaf_type(session: Session, leaf: Any) -> Type | None:
     if isinstance(leaf, Unread):
         return leaf.type
     return type_of_arg(leaf) if isinstance(leaf, (bool, int, float, complex, str)) else None
-
-
-def examples_of(type_: Type, leaf: Any) -> tuple[Any, ...]:
-    """Examples of a type for each world."""
-    plain: dict[str, tuple[Any, ...]] = {
-        "int": (2, 0, 1, 7, 1_000_003), "float": (1.5, 0.0, 1.0, 7.5, 1000003.5),
-        "bool": (True, False, True, False, True),
-        "str": ("a", "", "b", "abc", "abcd"), "complex": (1j, 0j, 1 + 0j, 2j, 3j),
-    }  # fmt: skip
-    if isinstance(type_, ListType):
-        inner = examples_of(type_.element, None)
-        return ([inner[0]] * 3, [], [inner[2]], [inner[3]] * 7, [inner[4]] * 11)
-    found = plain.get(str(type_), (None,) * 5)
-    return (leaf, *found[1:]) if type(leaf) is type(found[0]) else found

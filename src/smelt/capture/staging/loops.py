@@ -24,7 +24,6 @@ from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.heap import Change, Snapshot
 from smelt.capture.staging.leaves import (
     Unread,
-    examples_of,
     is_carried,
     leaf_type,
     same,
@@ -132,7 +131,7 @@ class Loop:
         index: tuple[Slot, ...] = ()
         arguments: tuple[Any, ...] = ()
         if self.bounds is not None:
-            value, slot = session.value_of(type_of_arg(0), (1, 0, 0, 2, 5))
+            value, slot = session.value_of(type_of_arg(0), session.examples.index())
             if isinstance(slot, ScalarSlot):
                 slot.within = _within(*self.bounds)
             index, arguments = (slot,), (value,)
@@ -226,7 +225,7 @@ class Loop:
                 if leaf.requires_grad:
                     value.requires_grad_()
             return value, slot
-        return session.value_of(type_, examples_of(type_, leaf))
+        return session.value_of(type_, session.examples.of(type_, leaf))
 
     # --- what is carried ---------------------------------------------------------------------------------------------
 

@@ -326,7 +326,8 @@ class Merger:
             self._fail(f"a {first} meets a {second}")
         if first != second and not isinstance(type_, ListType):
             self._fail(f"a {first} meets a {second}")
-        worlds = tuple((_world(left, w), _world(right, w))[w % 2] for w in range(5))
+        sides = self.session.examples.sides()
+        worlds = tuple(_world((left, right)[side], w) for w, side in enumerate(sides))
         found = ScalarSlot(type_, worlds)
         self._yield(left, right, found)
         return wrap(found)

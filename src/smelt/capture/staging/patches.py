@@ -18,8 +18,8 @@ from smelt._torch.record_patches import Patches
 from smelt.capture.dynamic.values import is_sized, own
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging import current
-from smelt.capture.staging.symbols import is_staged
-from smelt.ir import UnknownDim
+from smelt.capture.staging.symbols import is_staged, slot_of
+from smelt.ir import INT, UnknownDim
 
 _patches = Patches()
 
@@ -181,6 +181,8 @@ def _iter(original: Any) -> Any:
 def _getitem(original: Any) -> Any:
     def getitem(self: Any, key: Any) -> Any:
         session = _session()
+        if session is not None:
+            key = _with_tensors(session, key)
         if session is None or not _needs_care(session, self, key):
             with _indexing(session, key):
                 return original(self, key)
@@ -193,6 +195,8 @@ def _getitem(original: Any) -> Any:
 def _setitem(original: Any) -> Any:
     def setitem(self: Any, key: Any, value: Any) -> None:
         session = _session()
+        if session is not None:
+            key = _with_tensors(session, key)
         if session is None or not (_needs_care(session, self, key) or is_staged(value) or is_sized(value)):
             indices = key if isinstance(key, tuple) else (key,)
             if session is not None and _is_one_by_chance(session, value) and all(map(torch.is_tensor, indices)):
@@ -234,6 +238,44 @@ def _indexing(session: Any, key: Any) -> Iterator[None]:
         yield
     finally:
         session.recorder.is_indexing = before
+
+
+def _with_tensors(session: Any, key: Any) -> Any:
+    """A key in which a list or tuple of numbers that depend on data is a tensor, which is what torch makes of it."""
+    if type(key) is tuple:
+        return tuple(_with_tensor(session, item) for item in key)
+    # A list that holds tensors or lists is a tuple to torch.
+    is_plain = type(key) is list and not any(isinstance(item, (torch.Tensor, list, tuple)) for item in key)
+    return _with_tensor(session, key) if is_plain else key
+
+
+def _with_tensor(session: Any, item: Any) -> Any:
+    if type(item) not in (list, tuple) or not item or not _is_of_numbers(item) or not _holds_data(session, item):
+        return item
+    return torch.stack([_as_tensor(session, part) for part in item])
+
+
+def _as_tensor(session: Any, item: Any) -> torch.Tensor:
+    if type(item) in (list, tuple):
+        return torch.stack([_as_tensor(session, part) for part in item])
+    if isinstance(item, torch.Tensor):
+        return item if item.dtype == torch.int64 else item.to(torch.int64)
+    return torch.scalar_tensor(item, dtype=torch.int64)
+
+
+def _is_of_numbers(item: Any) -> bool:
+    """Whether this is a whole number (one in a tensor, or staged), or a list or tuple of some however deep."""
+    if type(item) in (list, tuple):
+        return bool(item) and all(map(_is_of_numbers, item))
+    if isinstance(item, torch.Tensor):
+        return item.dim() == 0 and _is_index(item) and item.dtype != torch.uint8
+    return type(item) is int or (is_staged(item) and slot_of(item).type == INT)
+
+
+def _holds_data(session: Any, item: Any) -> bool:
+    if type(item) in (list, tuple):
+        return any(_holds_data(session, part) for part in item)
+    return is_staged(item) or (isinstance(item, torch.Tensor) and _tainted(session, item))
 
 
 def _needs_care(session: Any, tensor: Any, key: Any) -> bool:

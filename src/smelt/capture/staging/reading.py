@@ -27,12 +27,6 @@ from smelt.ir import (
 )
 
 ITEM_TYPES: dict[str, Type] = {"bool": BOOL, "int": INT, "uint": INT, "float": FLOAT, "complex": COMPLEX}
-_EXAMPLES: dict[str, tuple[Any, ...]] = {
-    "bool": (True, False, True, False, True),
-    "int": (2, 0, 1, 7, 1_000_003),
-    "float": (1.5, 0.0, 1.0, 7.5, 1000003.5),
-    "complex": (1.5 + 1j, 0j, 1 + 0j, 7.5 - 2j, 1000003j),
-}
 # What a function calls that, converted, leaves a size free where Python's own wants its value.
 _ASKING = frozenset((
     "range", "len", "int", "float", "math", "sqrt", "ceil", "floor", "log", "log2", "enumerate", "zip", "exp",
@@ -50,17 +44,21 @@ class Reading(Recording):
         kind = type_.dtype.kind
         if type_.is_static and type_.numel != 1:
             self.cannot(f"the value of a tensor {type_} was asked for", "it has not exactly one element")
-        examples = _EXAMPLES["int" if kind == "uint" else kind]
         known = self.known_value(tensor)
         if known is not None:
             return known
         native = self._hint("item")
+        examples = self._examples_of(slot, native)
         is_native = native is not None and type(native) is type(examples[0])
-        if is_native:
-            examples = (native, *examples[1:])
         found = ScalarSlot(ITEM_TYPES[kind], examples, is_native)
         self.append("aten.item.default", [slot], {}, [found])
         return wrap(found)
+
+    def _examples_of(self, slot: Slot, native: Any) -> tuple[Any, ...]:
+        type_ = slot_type(slot)
+        if type_.shape == () and type_.dtype.kind != "complex":
+            return self.recorder.elements.of(slot, self.examples, native)
+        return self.examples.of(ITEM_TYPES[type_.dtype.kind], native)
 
     @property
     def is_on_all_paths(self) -> bool:
@@ -91,8 +89,8 @@ class Reading(Recording):
 
     def scalar_call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], kind: type) -> ScalarSlot:
         """Record an operator of torch's that gives a number."""
-        type_, examples = {bool: (BOOL, _EXAMPLES["bool"]), int: (INT, _EXAMPLES["int"])}[kind]
-        found = ScalarSlot(type_, examples)
+        type_ = {bool: BOOL, int: INT}[kind]
+        found = ScalarSlot(type_, self.examples.of(type_))
         operands = [self.encode(a) for a in args]
         self.append(name, operands, {k: self.encode(v) for k, v in kwargs.items()}, [found])
         return found
@@ -131,7 +129,7 @@ class Reading(Recording):
         """A number that depends on data, in each world."""
         native = self._hint(what)
         first = native[0] if isinstance(native, (list, tuple)) and native and isinstance(native[0], int) else 5
-        return (first, 0, 1, 7, next(self._primes))
+        return self.examples.ints(first)
 
     def _hint(self, what: str) -> Any:
         site = self.site()

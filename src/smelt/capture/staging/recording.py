@@ -6,7 +6,6 @@ Invariant: what has no form in a graph ends the run; nothing is recorded in its 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of
 from smelt.capture.recorder import Family, Slot, slot_type
 from smelt.capture.spans import Site
 from smelt.capture.staging.cuts import affine_of
+from smelt.capture.staging.examples import Examples
 from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.records import plain_info
 from smelt.capture.staging.settled import Settled
@@ -83,6 +83,8 @@ class Recording:
         self.rolled: set[object] = set()
         self.refused: list[BaseException] = []
         self.raised: list[BaseException] = []
+        # Why, and of which two, a value of a branch is.
+        self.sides_of: dict[Slot, tuple[object, Any, Any]] = {}
         self.convertible = convertible
         self.keep: list[Any] = []
         self.heap_roots: list[Any] = []
@@ -90,8 +92,8 @@ class Recording:
         self._settled: Settled | None = None
         self.base_frame: Any = None
         self._hints = _native_values(native)
+        # How often a value was asked for, by the place; kept for each way.
         self._asked: dict[tuple[str, int, str], int] = {}
-        self._primes = itertools.count(1_000_003, 18)
         self.merge: Any = None
         self.is_catchable: Callable[[], bool] = lambda: True
         self.snapshots: list[Snapshot] = []
@@ -100,6 +102,11 @@ class Recording:
         self.watch: Watch | None = None
         self.budget: Budget | None = None
         self.picked: dict[int, tuple[Any, Any, object]] = {}  # containers of which there may be copies, by id
+
+    @property
+    def examples(self) -> Examples:
+        """Examples of values that depend on data."""
+        return Examples(self._asked)
 
     def will_fork(self, key: object) -> None:
         """A branch that could not be merged is explored both ways from now on."""
@@ -269,8 +276,9 @@ class Recording:
         sizes_like = None if like is None or like.dim() != len(type_.shape or ()) else tuple(like.shape)
         strides_like = None if sizes_like is None else like.stride()  # type: ignore[union-attr]
         is_varied = any(isinstance(d, UnknownDim) for d in (*type_.shape, *(type_.strides or ())))  # type: ignore[misc]
+        numbers = self.examples.ints(5) if is_varied else (5,)
         for world in range(WORLDS if is_varied else 1):
-            number = (5, 0, 1, 7, next(self._primes))[world]
+            number = numbers[world]
             sizes = [
                 d
                 if isinstance(d, int)

@@ -28,7 +28,7 @@ from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.records import Listed, RegionRecords, Structured
 from smelt.capture.staging.settled import Settled
 from smelt.capture.staging.stops import Again, CannotStage, Exhausted
-from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, slot_of
+from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
 from smelt.capture.staging.unify import unify
 from smelt.capture.staging.watch import unwatched
 from smelt.ir import (
@@ -131,6 +131,35 @@ class Session(Reading):
         inner = self.negations.get(slot)
         answer = None if inner is None else self.known(inner)
         return None if answer is None else not answer
+
+    def expect(self, slot: Slot, answer: bool) -> bool:
+        """Have a question one answer: the graph then holds for this one only. Where every run comes by."""
+        read = slot
+        if not isinstance(slot, ScalarSlot):
+            read = ScalarSlot(BOOL, (answer,) * WORLDS)
+            self.append("aten.item.default", [slot], {}, [read])
+        self.append("expect", [read, answer], {}, [])
+        self.regions[-1].known[slot] = answer
+        return answer
+
+    def arm_of(self, change: Change) -> object:
+        """An arm of a branch without which a place would keep what it held; None where there is none."""
+        if not (isinstance(change.new, torch.Tensor) or is_staged(change.new)):
+            return None
+        known = (bool, int, float, complex, str, type(None))
+        if not (isinstance(change.old, torch.Tensor) or is_staged(change.old) or type(change.old) in known):
+            return None
+        old = self.encode(change.old)
+        waiting = [self.encode(change.new)]
+        while waiting:
+            value = waiting.pop()
+            why, *sides = self.sides_of.get(value, (None,)) if isinstance(value, Slot) else (None,)
+            for side, other in zip(sides, (False, True), strict=False):
+                is_old = self.resolved(side) is self.resolved(old) if isinstance(side, Slot) else _is_literal(side, old)
+                if is_old and isinstance(why, tuple) and why[0] == "fork":
+                    return ("effect", why[1], other)
+            waiting.extend(sides)
+        return None
 
     def specialize(self, slot: ScalarSlot) -> Any:
         """The value that the native run had: the graph then holds for this value only. Raises: CannotStage."""
@@ -244,6 +273,8 @@ class Session(Reading):
                 yields[:] = [slot_type(r) for r in merger.results]
             yields[:] = [self.placeholder(y, records, site) for y in yields]
         self.note_merged((merger.left, merger.right), merger.results)
+        for left, right, result in zip(merger.left, merger.right, merger.results, strict=True):
+            self.sides_of[result] = (why, left, right)
         self.structured(
             "if",
             [slot],
@@ -386,3 +417,7 @@ class Session(Reading):
         while slot in self.aliases:
             slot = self.aliases[slot]
         return slot
+
+
+def _is_literal(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and not isinstance(other, Slot) and repr(value) == repr(other)

@@ -31,9 +31,11 @@ from smelt.capture.roots import Roots
 from smelt.capture.scopes import Scope
 from smelt.capture.staging.cuts import CUTTING, Cut, cut_of
 from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
+from smelt.capture.staging.elements import Elements
 from smelt.capture.staging.known_layouts import KnownLayouts
 from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.sizes import rule_of
+from smelt.capture.staging.splits import split_of
 from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
 from smelt.capture.staging.watch import unwatched
@@ -61,6 +63,7 @@ class ShadowRecorder(Recorder):
         self.known_states: dict[int, StateSlot] = {}
         self.spread: dict[int, tuple[ScalarSlot, torch.Tensor]] = {}
         self.entwined: dict[int, tuple[Family, object]] = {}
+        self.elements = Elements()
         self.depth = 0
 
     # --- scopes: what is recorded inside a region is known there only ------------------------------------------------
@@ -155,6 +158,8 @@ class ShadowRecorder(Recorder):
         slots = self._define_worlds(results, family, info)
         if self.session.size_trace is not None:
             self.known.note(overload, info, args, kwargs, operands, slots, results[0])
+        if not writes and isinstance(results[0], torch.Tensor) and results[0].dim() == 0:
+            self.elements.note(overload, info, noted, named, slots[0])
         if info.is_kept:
             self.records.append((info, noted, named, slots, self._find_site(2), self.scope.path, self._modes_now()))
         self._check()
@@ -254,6 +259,7 @@ class ShadowRecorder(Recorder):
         if info.sized_by is not None and not varied and len(info.sized_by(args, kwargs)) > 0:
             return [self._sized_by_known(overload, info, args, kwargs)]
         cut = self._cut(info.name, args, kwargs) if varied else None
+        split = split_of(info.name, args, kwargs, self.session.examples) if varied else None
         results, reason = [], ""
         backs: list[dict[int, Any]] = []
         for world in range(WORLDS if varied else 1):
@@ -268,6 +274,9 @@ class ShadowRecorder(Recorder):
                 self._check_overlap(info, overload, own_args, own_kwargs, varied)
                 if cut is not None:
                     results.append(cut.shadow(self.shadows, self.session.size_trace, overload, own_args, world))
+                    continue
+                if split is not None:
+                    results.append(split.shadows(self.shadows, self.session.size_trace, own_args[0], world))
                     continue
                 found = self._by_rule(info, own_args, own_kwargs)
                 if found is not None:
@@ -296,6 +305,8 @@ class ShadowRecorder(Recorder):
         if cut is not None:
             operands_in = [DEAD if r is DEAD else self.in_world(args[0], world) for world, r in enumerate(results)]
             results = cut.told_apart(self.shadows, self.session.size_trace, overload, results, operands_in)
+        if split is not None and not split.told_apart(results):
+            self.session.cannot("a tensor is split into more parts than it has items, by sizes that depend on data")
         # The program sees the operand itself; what stands for it in other worlds keeps the sizes of these.
         results[0] = _give_back(results[seen], backs[seen])
         if varied and sum(r is not DEAD for r in results[1:]) == 0:

@@ -275,6 +275,10 @@ class _Run:
         heap = self.heap if puts_some or self.state else None
         for change in outcome.writes.values():
             if heap is None or not heap.takes(change.container, change.key):
+                arm = session.arm_of(change) if _depends(change.new) else None
+                if arm is not None and arm not in session.whole:
+                    # The native run changed nothing there: the graph holds for what goes the other way, too.
+                    raise Again(whole=arm)
                 _check_effect(change)
         stand_ins: dict[int, Slot] = {}
         given = arguments if symbols is None else symbols

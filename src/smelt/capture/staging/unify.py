@@ -62,7 +62,7 @@ class _Unify:
 
     def define(self, ours: Any, theirs: Any) -> None:
         if isinstance(ours, Slot):
-            if ours is not theirs:
+            if self.first(ours) is not self.first(theirs):
                 self.aliases[theirs] = ours
         elif isinstance(ours, (list, tuple)):
             if len(ours) != len(theirs):
@@ -70,14 +70,18 @@ class _Unify:
             for a, b in zip(ours, theirs, strict=True):
                 self.define(a, b)
 
+    def first(self, slot: Slot) -> Slot:
+        """What the first run of all has in the place of a slot: what is noted leads to earlier runs only."""
+        while slot in self.aliases:
+            slot = self.aliases[slot]
+        return slot
+
     def value(self, ours: Any, theirs: Any) -> None:
         if isinstance(ours, Slot):
-            other = theirs
-            while isinstance(other, Slot) and other in self.aliases and other is not ours:
-                other = self.aliases[other]
-            if ours is other or not isinstance(theirs, Slot):
-                if ours is not other:
-                    raise _DifferentError
+            if not isinstance(theirs, Slot):
+                raise _DifferentError
+            # What stands in an arm may have come of a later run than what it reads, on both sides.
+            if self.first(ours) is self.first(theirs):
                 return
             if isinstance(ours, StateSlot) and isinstance(theirs, StateSlot) and ours.entry is theirs.entry:
                 self.aliases[theirs] = ours
