@@ -293,3 +293,20 @@ def test_nothing_goes_through_python(program: Callable[..., Any]) -> None:
     (row,) = compiled.stats().rows
     assert row.entry is not None
     assert not [i for i in row.entry.lowered.plan.instructions if isinstance(i, PyCall)]
+
+
+def refused(x: Tensor, m: Tensor) -> Tensor:
+    if x[m].max() >= 5:
+        _ = x + 1
+    return x * 2
+
+
+def test_sizes_that_an_operator_refuses_are_refused_each_time() -> None:
+    compiled = smelt.compile(refused)
+    x, some, none = rows(), masks()[0], masks()[1]
+    for m in (some, none, none, some, none, none):
+        if m is none:
+            with pytest.raises(RuntimeError, match="max"):
+                compiled(x, m)
+        else:
+            same(compiled(x, m), refused(x, m))

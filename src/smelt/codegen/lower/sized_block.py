@@ -2,15 +2,16 @@
 
     block(values) -> the values that later nodes use
 
-The first call with given sizes runs operator by operator; the second one compiles the run for these sizes, and later
-calls with them run natively. Invariant: both give what the nodes give one by one, and nothing that is given shares
-memory with what a later instruction of the plan around writes over.
+The first call with given sizes that raises nothing runs operator by operator; the second one compiles the run for
+these sizes, and later calls with them run natively. Invariant: both give what the nodes give one by one, and nothing
+that is given shares memory with what a later instruction of the plan around writes over.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,9 +75,7 @@ class SizedBlock:
     def _next(self, key: Hashable, found: Sequence[Any]) -> Run:
         """What to run for sizes that nothing is compiled for yet."""
         if key not in self._seen:
-            if len(self._seen) < SEEN:
-                self._seen.add(key)
-            return self._one_by_one
+            return partial(self._first, key)
         if len(self._compiled) >= COMPILED or not all(map(_is_plain, found)) or not self._lock.acquire(blocking=False):
             return self._one_by_one
         try:
@@ -84,6 +83,13 @@ class SizedBlock:
             return self._compiled[key]
         finally:
             self._lock.release()
+
+    def _first(self, key: Hashable, found: Sequence[Any]) -> Sequence[Any]:
+        """Run for sizes that are new. Those that an operator refuses stay new, for compiled code asks no sizes."""
+        given = self._one_by_one(found)
+        if len(self._seen) < SEEN:
+            self._seen.add(key)
+        return given
 
     def _compile(self, found: Sequence[Any]) -> Run:
         try:
