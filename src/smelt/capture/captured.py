@@ -32,6 +32,7 @@ from smelt.capture.noting import call_notes
 from smelt.capture.places import After, NotPut, Puts
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.recorder import Conversion, Recorder, Slot
+from smelt.capture.results import Result
 from smelt.capture.roots import Roots, StateTensor, reachable
 from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
@@ -259,7 +260,9 @@ def _take_apart(
                     )
 
     recorder.check_lent()
-    flattener, puts, not_put = Flattener(check, same=arguments.containers), None, ""
+    was_there = None if heap is None else heap.was_there
+    flattener: Flattener = (found := Result(check, arguments.containers, was_there))
+    puts, not_put = None, ""
     if heap is not None and (heap.is_live or heap.outer):
         after = After(heap, check, arguments.containers)
         try:
@@ -268,7 +271,7 @@ def _take_apart(
         except NotPut as stop:
             not_put = str(stop)
     if puts is None:
-        tree = flattener.flatten(result, "result")
+        tree = found.result(result)
     slots = [recorder.slot_of(tensor) for tensor in flattener.tensors]
     for slot in slots:
         if slot.kind == "unknown":

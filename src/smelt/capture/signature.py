@@ -16,6 +16,7 @@ from smelt.capture.tree import (
     ConstantLeaf,
     Container,
     Flattener,
+    Made,
     SameObject,
     Tree,
     UnfitError,
@@ -169,6 +170,8 @@ def _shared(tree: Tree) -> Iterator[str]:
     elif isinstance(tree, Container):
         for child in (*tree.items, *tree.attributes):
             yield from _shared(child)
+    elif isinstance(tree, Made) and tree.tree is not None:
+        yield from _shared(tree.tree)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,8 @@ class Made:
 class Container:
     """A value with parts.
 
-    kind: "sequence" (cls is tuple, list or a subclass, or deque), "mapping" (dict or a subclass), "object" (attributes
-        only) or "registered" (torch's pytree knows the class).
+    kind: "sequence" (cls is tuple, list or a subclass, or deque; in a result, set), "mapping" (dict or a subclass),
+        "object" (attributes only) or "registered" (torch's pytree knows the class).
     keys: the keys of a mapping; names: attributes beside the items; context: of a registered class, the default
         factory of a defaultdict, or the greatest length of a deque.
     """
@@ -93,6 +93,7 @@ _INERT = (
     torch.layout, torch.memory_format, torch.Size, torch.Generator, type, types.ModuleType,
 )  # fmt: skip
 _SEARCH_LIMIT = 4096
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 
 
 def is_inert(value: Any) -> bool:
@@ -218,16 +219,22 @@ class Flattener:
             return SameObject(self.same[id(value)])
         self._open.add(id(value))
         before = self._seen
+        tree: Container | ConstantLeaf
         try:
             tree = self._container(value, path)
         finally:
             self._open.discard(id(value))
-        if self._seen == before and tree.kind != "sequence" and tree.cls not in (dict, OrderedDict, defaultdict):
+        is_plain = tree.kind == "sequence" or tree.cls in (dict, OrderedDict, defaultdict)
+        if self._seen == before and not is_plain and self.is_closed(value):
             # An object without tensors is its own business: compared as a whole, returned as itself.
             self.closed[id(value)] = value, tree
-            return ConstantLeaf(value)
+            tree = ConstantLeaf(value)
         self.containers[id(value)] = path
         return tree
+
+    def is_closed(self, value: Any) -> bool:
+        """Whether an object without tensors stays whole."""
+        return True
 
     def _slot(self, tensor: torch.Tensor, path: str) -> int:
         self._seen += 1
@@ -407,6 +414,8 @@ def _shell(tree: Container, items: list[Any]) -> Any:
         return cls(items) if hasattr(cls, "n_sequence_fields") else tuple.__new__(cls, items)
     if cls is deque:
         return deque(items, tree.context)
+    if cls is set:
+        return set(items)
     if issubclass(cls, list):
         new_list = list.__new__(cls)
         list.extend(new_list, items)
@@ -420,7 +429,9 @@ def _shell(tree: Container, items: list[Any]) -> Any:
         for key, item in zip(tree.keys, items, strict=True):
             put(new_dict, key, item)
         return new_dict
-    return object.__new__(cls)
+    # A namespace's memory is laid out by a class of C's, whose own making is the only one that is safe.
+    base: Any = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    return base.__new__(cls)
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, TensorLeaf | NumberLeaf | ConstantLeaf]]:

@@ -1,0 +1,93 @@
+"""Objects that a program returns: what it made is its caller's, one object wherever it stands; what was there stays."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+
+
+class _Mode(enum.Enum):
+    SUM = 1
+
+
+@dataclass
+class _Config:
+    scale: float = 1.0
+    layers: list[int] = field(default_factory=lambda: [1, 2])
+    mode: _Mode = _Mode.SUM
+
+
+_KEPT = _Config(4.0)
+
+
+def _made(x: torch.Tensor) -> Any:
+    config = _Config(3.0)
+    return x + 1, config, [config], {1, 2}, types.SimpleNamespace(n=3), types.SimpleNamespace(t=x * 2)
+
+
+def _on_a_way(x: torch.Tensor) -> Any:
+    if x.sum() > 0:
+        return x + 1, _Config(2.0)
+    return x - 1, _Config(5.0)
+
+
+def _ways(fn: Callable[..., Any], example: Any) -> dict[str, Callable[..., Any]]:
+    return {"compile": smelt.compile(fn), "trace": smelt.trace(fn, example), "script": smelt.script(fn)}
+
+
+@pytest.mark.parametrize("way", ["compile", "trace", "script"])
+def test_what_a_program_made_is_another_object_at_each_call(way: str) -> None:
+    run = _ways(_made, (torch.ones(3),))[way]
+    with torch.no_grad():
+        for _ in range(3):
+            _, config, (again,), numbers, space, held = run(torch.ones(3))
+            assert config == _Config(3.0) and config is again and config.mode is _Mode.SUM
+            assert numbers == {1, 2} and space.n == 3 and held.t.tolist() == [2.0, 2.0, 2.0]
+            config.layers.append(9)
+            config.scale = 7.0
+            numbers.add(3)
+            space.n = 4
+
+
+@pytest.mark.parametrize("way", ["compile", "script"])
+def test_an_object_of_a_branch_is_the_callers(way: str) -> None:
+    run = _ways(_on_a_way, (torch.ones(3),))[way]
+    with torch.no_grad():
+        for sign in (1, -1, 1, -1):
+            config = run(torch.full((3,), float(sign)))[1]
+            assert config == _Config(2.0 if sign > 0 else 5.0)
+            config.layers.clear()
+
+
+def test_an_object_holds_the_very_containers_of_the_arguments() -> None:
+    def program(x: torch.Tensor, config: _Config) -> Any:
+        return x * len(config.layers), replace(config, scale=2.0), config, _KEPT
+
+    run = smelt.compile(program)
+    with torch.no_grad():
+        for _ in range(4):
+            config = _Config()  # another one at each call
+            _, other, same, kept = run(torch.ones(3), config)
+            assert other.layers is config.layers and same is config and kept is _KEPT
+            config.layers.append(3)
+
+
+def test_a_container_with_two_places_is_one() -> None:
+    def program(x: torch.Tensor) -> Any:
+        items, names = [x + 1, x * 2], {"k": 1}
+        return items, {"a": items}, names, [names]
+
+    run = smelt.compile(program)
+    with torch.no_grad():
+        for _ in range(3):
+            items, held, names, (again,) = run(torch.ones(3))
+            assert held["a"] is items and names is again and names == {"k": 1}
+            names["z"] = 2
