@@ -91,3 +91,48 @@ def test_a_container_with_two_places_is_one() -> None:
             items, held, names, (again,) = run(torch.ones(3))
             assert held["a"] is items and names is again and names == {"k": 1}
             names["z"] = 2
+
+
+class _Holder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names, self.table, self.kept = ["a", "b"], {"k": [1]}, [torch.zeros(3)]
+        self.space = types.SimpleNamespace(t=torch.ones(3), n=1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * len(self.names) * self.space.n, self.names, self.table, self.kept, {"s": self.space}
+
+
+@pytest.mark.parametrize("way", ["compile", "trace", "script"])
+def test_what_was_there_is_returned_itself(way: str) -> None:
+    model = _Holder()
+    run = _ways(model, (torch.ones(3),))[way]
+    with torch.no_grad():
+        for _ in range(3):
+            _, names, table, kept, held = run(torch.ones(3))
+            assert names is model.names and table is model.table and kept is model.kept and held["s"] is model.space
+            table["k"].append(2)
+
+
+class _Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = types.SimpleNamespace(mean=torch.zeros(3), calls=0)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.state.calls += 1
+        self.state.mean = self.state.mean * 0.5 + x * 0.5
+        return self.state
+
+
+def test_state_that_is_returned_is_itself() -> None:
+    model, twin = _Counting(), _Counting()
+    run = smelt.compile(model)
+    with torch.no_grad():
+        for i in range(6):
+            x = torch.full((3,), float(i))
+            found, wanted = run(x), twin(x)
+            assert found is model.state and found.calls == wanted.calls
+            torch.testing.assert_close(found.mean, wanted.mean)
+            found.calls += 10
+            wanted.calls += 10

@@ -38,7 +38,7 @@ from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.state import STATE, Place, argument
-from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_lazy
+from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_lazy, tensors_at
 from smelt.capture.written import Record, Written
 from smelt.diag import CaptureError, SmeltError, Span
 from smelt.ir import Graph
@@ -109,6 +109,11 @@ class Captured:
     def constants(self) -> Mapping[str, Any]:
         """The arguments that are no tensors, by path; part of what the graph holds for."""
         return {} if self.signature is None else self.signature.constants
+
+    @property
+    def result_tensors(self) -> list[torch.Tensor]:
+        """The distinct tensors of the run's answer, in the order of the graph's outputs."""
+        return [] if self.signature is None else tensors_at(self.signature.result, self.result)
 
 
 def capture(

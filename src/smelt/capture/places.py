@@ -97,7 +97,7 @@ class After(Flattener):
         if (kind_of(type(value)) == "atom" and not isinstance(value, BaseException)) or is_plain_builtin(value):
             return ConstantLeaf(value)
         if self.heap.was_there(value):
-            return super().flatten(value, path) if self.is_result else self._constant(value, path)
+            return ConstantLeaf(value) if self.is_result else self._constant(value, path)
         if type(value) is tuple or hasattr(value, "_fields"):
             return self._container(value, path)
         if id(value) in self._numbers:

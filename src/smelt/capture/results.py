@@ -1,6 +1,7 @@
 """What a run returns, taken apart: what the run made is made anew at each call, and is one object wherever it stands.
 
-Invariant: an object without tensors that was there before the run is that very object in every result.
+Invariant: what was there before the run, outside its arguments, is that very object in every result: which object stood
+where the run found it is guarded.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Result(Flattener):
     def flatten(self, value: Any, path: str) -> Tree:
         """The structure of a value, with a number for each container that may have a second place."""
         value = self.convert(value)
+        if self._was_there is not None and id(value) not in self.same and has_parts(value) and self._was_there(value):
+            return ConstantLeaf(value)
         if type(value) is set and self._is_made(value):
             self.check(value, path)
             tree: Tree = Container("sequence", set, tuple(map(ConstantLeaf, value)))
@@ -60,7 +63,7 @@ class Result(Flattener):
         return Made(number, tree)
 
     def is_closed(self, value: Any) -> bool:
-        """Whether an object without tensors is returned as itself: one that was there, or that nothing can make."""
+        """Whether an object without tensors is returned as itself, for nothing can make another."""
         return not self._is_made(value)
 
     def _is_made(self, value: Any) -> bool:

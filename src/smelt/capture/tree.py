@@ -434,6 +434,22 @@ def _shell(tree: Container, items: list[Any]) -> Any:
     return base.__new__(cls)
 
 
+def tensors_at(tree: Tree, value: Any) -> list[Any]:
+    """What stands in a value at the places of the structure's tensors, in the order of their numbers."""
+    found: dict[int, Any] = {}
+    stack: list[tuple[Tree, Any]] = [(tree, value)]
+    while stack:
+        match stack.pop():
+            case TensorLeaf(index), tensor:
+                found[index] = tensor
+            case Made(_, inner), held if inner is not None:
+                stack.append((inner, held))
+            case Container() as container, held:
+                children = (*container.items, *container.attributes)
+                stack.extend((child, part) for child, (_, part) in zip(children, parts(held), strict=False))
+    return [found[index] for index in sorted(found)]
+
+
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, TensorLeaf | NumberLeaf | ConstantLeaf]]:
     """All leaves with their paths, in order."""
     match tree:
