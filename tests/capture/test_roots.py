@@ -46,3 +46,11 @@ def test_a_keyword_that_is_given_anew() -> None:
     program.keywords["weight"] = torch.randn(3, 3)
     x = torch.randn(3, 3)
     torch.testing.assert_close(traced(x), program(x))
+
+
+def test_a_parameter_that_is_gone() -> None:
+    model = torch.nn.Linear(3, 3)
+    traced = smelt.trace(model, (torch.randn(2, 3),))
+    model.bias = None
+    with torch.no_grad(), pytest.raises(smelt.CaptureError, match=r"S0107.*bias holds no tensor"):
+        traced(torch.randn(2, 3))
