@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -82,15 +83,19 @@ def test_an_object_holds_the_very_containers_of_the_arguments() -> None:
 
 def test_a_container_with_two_places_is_one() -> None:
     def program(x: torch.Tensor) -> Any:
-        items, names = [x + 1, x * 2], {"k": 1}
-        return items, {"a": items}, names, [names]
+        items, names, count = [x + 1, x * 2], {"k": 1}, Counter({"a": 1})
+        tags = {"t"}
+        return items, {"a": items}, names, [names], count, (tags, [count, tags])
 
     run = smelt.compile(program)
     with torch.no_grad():
         for _ in range(3):
-            items, held, names, (again,) = run(torch.ones(3))
+            items, held, names, (again,), count, (tags, (same, others)) = run(torch.ones(3))
             assert held["a"] is items and names is again and names == {"k": 1}
+            assert count is same and count == {"a": 1} and type(count) is Counter and tags is others and tags == {"t"}
             names["z"] = 2
+            count["a"] += 1
+            tags.add("u")
 
 
 class _Holder(torch.nn.Module):

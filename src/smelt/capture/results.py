@@ -46,16 +46,16 @@ class Result(Flattener):
         value = self.convert(value)
         if self._was_there is not None and id(value) not in self.same and has_parts(value) and self._was_there(value):
             return ConstantLeaf(value)
+        if id(value) in self._numbers and id(value) not in self._open:
+            self._met_again.add(self._numbers[id(value)])
+            return Made(self._numbers[id(value)], None)
         if type(value) is set and self._is_made(value):
             self.check(value, path)
             tree: Tree = Container("sequence", set, tuple(map(ConstantLeaf, value)))
-        elif isinstance(value, (torch.Tensor, tuple)) or not has_parts(value):
-            return super().flatten(value, path)
-        elif id(value) in self._numbers and id(value) not in self._open:
-            self._met_again.add(self._numbers[id(value)])
-            return Made(self._numbers[id(value)], None)
         else:
             tree = super().flatten(value, path)
+            if isinstance(value, tuple):
+                return tree
         if not isinstance(tree, Container):
             return tree
         number = self._numbers[id(value)] = len(self._numbers)
@@ -71,7 +71,7 @@ class Result(Flattener):
             return False
         # An object is the attributes that were found in it, whatever its class makes of others.
         is_object = kind_of(type(value)) == "instance" and not isinstance(value, torch.nn.Module)
-        return type(value) is set or (is_object and not is_called_only(value))
+        return isinstance(value, dict) or type(value) is set or (is_object and not is_called_only(value))
 
 
 def _settled(tree: Tree, met_again: Collection[int]) -> Tree:
