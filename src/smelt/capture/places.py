@@ -192,7 +192,7 @@ class After(Flattener):
         stored = [key for key in order if key not in held or not is_same(before[key], after[key])]
         if stored or deleted:
             trees = tuple(self.flatten(after[key], f"{place}.{key}") for key in stored)
-            yield Put(place, kind, trees, tuple(stored), tuple(deleted))
+            yield Put(place, kind, trees, tuple(map(self.key, stored)), tuple(map(self.key, deleted)))
 
 
 def _way_to(place: Place) -> tuple[Step, ...]:

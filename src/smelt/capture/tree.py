@@ -191,7 +191,7 @@ class Flattener:
     same: containers (by id) that are to be kept as the object at a place of the arguments.
     closed: by id, objects without tensors, which are compared as a whole, and what they would be taken apart.
     convert: a value as it is to be taken apart (a stand-in tensor for a number of the graph's).
-    stays: whether a value is not taken apart, but is that very object.
+    stays: whether a value is not taken apart, but is that very object. key: a key of a mapping as it is to be kept.
     """
 
     check: Callable[[Any, str], None] = lambda value, path: None
@@ -202,6 +202,7 @@ class Flattener:
     closed: dict[int, tuple[Any, Container]] = field(default_factory=dict)
     convert: Callable[[Any], Any] = lambda value: value
     stays: Callable[[Any], bool] = lambda value: False
+    key: Callable[[Any], Any] = lambda key: key
     _index: dict[int, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _seen: int = 0
@@ -255,7 +256,7 @@ class Flattener:
                 "mapping" if isinstance(value, dict) else "sequence",
                 cls,
                 trees[:count],
-                tuple(value) if isinstance(value, dict) else (),
+                tuple(map(self.key, value)) if isinstance(value, dict) else (),
                 tuple(suffix[1:] for suffix, _ in children[count:]),
                 trees[count:],
                 _context_of(value),

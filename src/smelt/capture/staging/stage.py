@@ -286,9 +286,11 @@ class _Run:
             flattener = found = Result(
                 check, given.containers, self._was_there, lambda value: _stand_in(value, stand_ins, session)
             )
+            found.key = _as_key
             tree = found.result(outcome.value)
         else:
             flattener = After(heap, check, given.containers, lambda value: _stand_in(value, stand_ins, session))
+            flattener.key = _as_key
             tree, puts = self._left(heap, outcome, flattener)
         slots = [stand_ins.get(id(t)) or recorder.slot_of(t) for t in flattener.tensors]
         for slot in slots:
@@ -402,6 +404,11 @@ def _stand_in(value: Any, found: dict[int, Slot], session: Session) -> Any:
     if isinstance(value, Poison):
         session.unmerge(value.why)
     return value
+
+
+def _as_key(key: Any) -> Any:
+    """A key of a dictionary as it is there after a call: it was looked up, so the graph holds for a size that it is."""
+    return tuple(map(_as_key, key)) if type(key) is tuple else plain(key) if is_sized(key) else key
 
 
 def _check_leaves(tree: Tree, name: str = "result") -> None:
