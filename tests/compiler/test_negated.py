@@ -64,3 +64,40 @@ def test_a_copy_with_the_same_strides() -> None:
         copy = strided_copy(lazy)
         assert copy.stride() == lazy.stride() and not copy.is_neg() and not copy.is_conj()
         torch.testing.assert_close(copy, lazy.resolve_conj().resolve_neg(), check_stride=False)
+
+
+def resolved(x: Tensor) -> tuple[Tensor, ...]:
+    z = torch.fft.rfft(x).conj()
+    return z, z.resolve_conj(), z.conj().resolve_conj(), torch.complex(x, x).mH.resolve_conj()
+
+
+def copied(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.fft.rfft(x).conj().clone(), torch.fft.rfft(x + 1).mH * 1
+
+
+def resolved_then_written(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.fft.rfft(x)
+    z = y.conj().resolve_conj()
+    z += 2
+    return y, z
+
+
+def resolved_part(x: Tensor) -> tuple[Tensor, ...]:
+    y = negative(x).resolve_neg()
+    y += 2
+    return y, y * 2
+
+
+@pytest.mark.parametrize("program", [resolved, copied, resolved_then_written, resolved_part])
+@pytest.mark.parametrize("way", [lambda f, x: smelt.compile(f), lambda f, x: smelt.trace(f, (x,))])
+def test_what_is_resolved_has_memory_of_its_own(
+    program: Callable[[Tensor], tuple[Tensor, ...]], way: Callable[..., Callable[[Tensor], tuple[Tensor, ...]]]
+) -> None:
+    x = torch.randn(4, 4)
+    run = way(program, x)
+    for _ in range(3):
+        got, wanted = run(x), program(x)
+        torch.testing.assert_close(got, wanted, check_stride=True)
+        assert [t.is_conj() for t in got] == [t.is_conj() for t in wanted]
+        own, eagers = ([t.untyped_storage()._cdata for t in of] for of in (got, wanted))
+        assert list(map(own.index, own)) == list(map(eagers.index, eagers))

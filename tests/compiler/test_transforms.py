@@ -72,7 +72,17 @@ def no_grad() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("program", [products, functions, masks])
+def jacobians(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of a batch, with numbers that torch keeps as tensors for them."""
+
+    def inner(row: Tensor) -> Tensor:
+        return (row * 2 @ w).sin() / 3
+
+    rows = torch.func.vjp(inner, x[0])[1]
+    return torch.func.jacrev(inner)(x[0]), torch.vmap(torch.func.jacrev(inner))(x), *torch.vmap(rows)(torch.eye(5))
+
+
+@pytest.mark.parametrize("program", [products, functions, masks, jacobians])
 def test_one_graph_of_plain_operators(program: Callable[..., Any]) -> None:
     compiled, w = smelt.compile(program), torch.linspace(-1, 1, 20).reshape(4, 5)
     inputs = [torch.linspace(-1, 2, 12).reshape(3, 4) * sign for sign in (1, -1, 3)]

@@ -406,3 +406,15 @@ def test_packed_weights_are_named():
         assert caught.value.what == "aten.quantized_lstm.input was called with a ScriptObject"
         assert "packed weights of a quantized module" in caught.value.why
         assert caught.value.fix.startswith("capture the model as it was before")
+
+
+def test_a_recursion_without_end_in_the_source_is_no_defect():
+    def tree(t):
+        if isinstance(t, int):
+            return torch.ones(2) * t
+        left, right = tree(t[0]), tree(t[1])
+        return left.tanh() + right
+
+    with pytest.raises(CaptureError, match="deep") as caught:
+        smelt.script(tree)
+    assert caught.value.code == "S0109" and caught.value.where.file == HERE

@@ -627,3 +627,22 @@ def test_sizes_change_too(options: dict[str, Any]) -> None:
         return (torch.randn(3 + number % 3, 6, generator=torch.Generator().manual_seed(number)),)
 
     assert is_one_graph(compare(twin(Counter), arguments=arguments, **options))
+
+
+def test_a_key_that_is_a_size_is_a_plain_number() -> None:
+    tables: dict[int, torch.Tensor] = {}
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        size = x.shape[-1]
+        if size not in tables:
+            tables[size] = torch.arange(size).float()
+        return x + tables[size]
+
+    run = smelt.compile(program)
+    with torch.no_grad():
+        for _ in range(3):
+            tables.clear()
+            for size in (3, 3, 4, 3, 5, 4):
+                x = torch.zeros(2, size)
+                assert torch.equal(run(x), x + torch.arange(size))
+            assert list(tables) == [3, 4, 5] and all(type(key) is int for key in tables)

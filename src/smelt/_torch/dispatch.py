@@ -159,6 +159,11 @@ def unseen() -> Iterator[None]:
         _thread.is_live = was_live
 
 
+def is_transformed() -> bool:
+    """Whether one of torch.func's transforms is running here."""
+    return _functorch_stack is not None and _functorch_stack() is not None
+
+
 @contextlib.contextmanager
 def below_transforms() -> Iterator[None]:
     """See the plain operators below torch.func's transforms, as for any operator, while torch's own Python code runs
@@ -239,7 +244,7 @@ def _entry_handler(overload: Any) -> Any:
         # Off for the run, or Python decompositions would replace kernels; half the price of _DisablePythonDispatcher.
         _set_included(_PYTHON_DISPATCHER, False)
         try:
-            if _functorch_stack is not None and _functorch_stack() is not None:
+            if is_transformed():
                 # Its wrapped tensors mean nothing outside the transform: see the plain operators below it instead.
                 with _Intercepting(record):
                     return overload(*args, **kwargs)

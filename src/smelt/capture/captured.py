@@ -32,12 +32,13 @@ from smelt.capture.noting import call_notes
 from smelt.capture.places import After, NotPut, Puts
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.recorder import Conversion, Recorder, Slot
+from smelt.capture.results import Result
 from smelt.capture.roots import Roots, StateTensor, reachable
 from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.state import STATE, Place, argument
-from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_lazy
+from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_lazy, tensors_at
 from smelt.capture.written import Record, Written
 from smelt.diag import CaptureError, SmeltError, Span
 from smelt.ir import Graph
@@ -108,6 +109,11 @@ class Captured:
     def constants(self) -> Mapping[str, Any]:
         """The arguments that are no tensors, by path; part of what the graph holds for."""
         return {} if self.signature is None else self.signature.constants
+
+    @property
+    def result_tensors(self) -> list[torch.Tensor]:
+        """The distinct tensors of the run's answer, in the order of the graph's outputs."""
+        return [] if self.signature is None else tensors_at(self.signature.result, self.result)
 
 
 def capture(
@@ -259,7 +265,9 @@ def _take_apart(
                     )
 
     recorder.check_lent()
-    flattener, puts, not_put = Flattener(check, same=arguments.containers), None, ""
+    was_there = None if heap is None else heap.was_there
+    flattener: Flattener = (found := Result(check, arguments.containers, was_there))
+    puts, not_put = None, ""
     if heap is not None and (heap.is_live or heap.outer):
         after = After(heap, check, arguments.containers)
         try:
@@ -268,7 +276,7 @@ def _take_apart(
         except NotPut as stop:
             not_put = str(stop)
     if puts is None:
-        tree = flattener.flatten(result, "result")
+        tree = found.result(result)
     slots = [recorder.slot_of(tensor) for tensor in flattener.tensors]
     for slot in slots:
         if slot.kind == "unknown":

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from smelt._torch.dispatch import below_transforms, is_live, suspended
+from smelt._torch.dispatch import below_transforms, is_live, is_transformed, suspended
 from smelt._torch.record_patches import (
     Patches,
     eager_stance,
@@ -216,6 +216,18 @@ def _own_backward(original: Any) -> Any:
     return classmethod(noted)
 
 
+def _gradients(original: Any) -> Any:
+    """For `torch.autograd.grad`, which calls operators from C++: a number beside a transform's tensor is there a tensor
+    that torch cannot hand to Python, so what stands below the transform is seen.
+    """
+
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        with below_transforms() if _active() is not None and is_transformed() else contextlib.nullcontext():
+            return original(*args, **kwargs)
+
+    return grad
+
+
 class _NestedTensors(TorchFunctionMode):
     """Sees tensors inside lists that become one tensor: their elements are read where no operator tells of it."""
 
@@ -272,6 +284,7 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
         stack.enter_context(_patches.replaced(tensor, "as_subclass", _aliasing(0)))
         stack.enter_context(_patches.replaced(tensor, "_make_subclass", _aliasing(1)))
         stack.enter_context(_patches.replaced(torch.autograd.Function, "apply", _own_backward))
+        stack.enter_context(_patches.replaced(torch.autograd, "grad", _gradients))
         stack.enter_context(_patches.replaced(torch, "compile", _compiling))
         operator = higher_order_operator()
         if operator is not None:

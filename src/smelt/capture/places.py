@@ -99,8 +99,8 @@ class After(Flattener):
             return SameObject(place)
         if (kind_of(type(value)) == "atom" and not isinstance(value, BaseException)) or is_plain_builtin(value):
             return ConstantLeaf(value)
-        if id(value) in self.heap.known or id(value) in self.heap.by_id:
-            return super().flatten(value, path) if self.is_result else self._constant(value, path)
+        if self.heap.was_there(value):
+            return ConstantLeaf(value) if self.is_result else self._constant(value, path)
         if type(value) is tuple or hasattr(value, "_fields"):
             return self._container(value, path)
         if id(value) in self._numbers:
@@ -129,7 +129,7 @@ class After(Flattener):
 
     def _constant(self, value: Any, path: str) -> Tree:
         """An object that was there before, and is known by identity."""
-        if id(value) not in self.heap.known and id(value) not in self.heap.by_id:
+        if not self.heap.was_there(value):
             raise NotPut(f"a {type(value).__qualname__} that the run made")
         if is_lazy(value):
             raise NotPut(f"a {type(value).__qualname__}")
@@ -198,7 +198,7 @@ class After(Flattener):
                 self.flatten(after[key], place + label)
                 for key, label in zip(stored, _labels(kind, stored), strict=True)
             )
-            yield Put(place, kind, trees, tuple(stored), tuple(deleted))
+            yield Put(place, kind, trees, tuple(map(self.key, stored)), tuple(map(self.key, deleted)))
 
 
 def _labels(kind: str, keys: Sequence[Any]) -> list[str]:

@@ -79,9 +79,9 @@ class Mutation:
 class ReadLog:
     """The findings of one recorded run; empty until the `record_reads` block ends.
 
-    heap: the objects of the arguments, where some are known by structure alone; put_back: what the run changed in them
-    and a call can change again: none of `mutations` then. state: the places of all `mutations`, where they could be
-    state of the program.
+    heap: the objects of the arguments, of which some may be known by structure alone; put_back: what the run changed in
+    them and a call can change again: none of `mutations` then. state: the places of all `mutations`, where they could
+    be state of the program.
     """
 
     reads: list[Read] = field(default_factory=list)
@@ -290,8 +290,7 @@ def _caller(frame: FrameType | None) -> FrameType | None:
 
 def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
     facts, changes, put_back = found.finish()
-    if found.heap is not None and (found.heap.opened or found.heap.outer):
-        log.heap = found.heap
+    log.heap = found.heap
     log.reads.extend(facts)
     log.state = found.new_state
     log.callers.update(recorder.callers)

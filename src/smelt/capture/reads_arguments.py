@@ -120,6 +120,10 @@ class ArgumentHeap:
         found = (reached.value for place, reached in self.known.items() if reached is not None and not self.owns(place))
         return [value for value in found if type(value) in kinds]
 
+    def was_there(self, value: Any) -> bool:
+        """Whether an object is one of the arguments', or one that the run reached from elsewhere."""
+        return id(value) in self.known or id(value) in self.by_id
+
     def takes(self, container: Any, key: Any) -> bool:
         """Whether a place is one of those that are put back: of an open object, or an outer attribute."""
         if id(container) in self.opened or any(o.place.is_at(container, key) for o in self.outer):

@@ -65,6 +65,19 @@ class StateTensor:
         return found
 
 
+class _Member:
+    """The place of a tensor among what has no names: the items of a set, the keys of a dictionary."""
+
+    __slots__ = ("_members", "_tensor")
+
+    def __init__(self, members: Any, tensor: torch.Tensor) -> None:
+        self._members, self._tensor = members, tensor
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        return self._tensor if any(item is self._tensor for item in contents(self._members)) else None
+
+
 class _Cached:
     """The place of a tensor in a `functools.lru_cache`."""
 
@@ -149,11 +162,14 @@ class _Walk:
         elif isinstance(value, types.FunctionType):
             self._function(value, path)
         elif isinstance(value, types.MethodType):
-            self.add(value.__self__, path, None, None)
+            self.add(value.__self__, path, value, "__self__")
             self.add(value.__func__, path, None, None)
         elif isinstance(value, functools.partial):
-            for i, item in enumerate((value.func, *value.args, *value.keywords.values())):
-                self.add(item, _join(path, f"partial{i}"), None, None)
+            self.add(value.func, _join(path, "partial0"), value, "func")
+            places: list[tuple[Any, Any]] = [(value.args, i) for i in range(len(value.args))]
+            places.extend((value.keywords, name) for name in value.keywords)
+            for i, (owner, key) in enumerate(places, 1):
+                self.add(owner[key], _join(path, f"partial{i}"), owner, key)
         elif isinstance(value, (staticmethod, classmethod)):
             self.add(value.__func__, path, None, None)
         elif isinstance(value, property):
@@ -194,10 +210,11 @@ class _Walk:
         if isinstance(value, dict):
             for key, item in held.items():
                 self.add(item, f"{path}[{key!r}]" if isinstance(key, (str, int)) else f"{path}[...]", value, key)
-                self.add(key, f"{path}.keys", None, None)
+                self.add(key, f"{path}.keys", _Member(value, key), "tensor")
         else:
+            is_set = isinstance(value, (set, frozenset))
             for i, item in enumerate(held):
-                self.add(item, f"{path}[{i}]", value, i)
+                self.add(item, f"{path}[{i}]", *((_Member(value, item), "tensor") if is_set else (value, i)))
         if type(value) not in (dict, list, tuple, set, frozenset, deque):
             self._object(value, path)
 

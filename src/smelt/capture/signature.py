@@ -16,6 +16,7 @@ from smelt.capture.tree import (
     ConstantLeaf,
     Container,
     Flattener,
+    Made,
     SameObject,
     Tree,
     UnfitError,
@@ -169,6 +170,8 @@ def _shared(tree: Tree) -> Iterator[str]:
     elif isinstance(tree, Container):
         for child in (*tree.items, *tree.attributes):
             yield from _shared(child)
+    elif isinstance(tree, Made) and tree.tree is not None:
+        yield from _shared(tree.tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +212,8 @@ def flatten_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Argumen
     )
 
 
-def tensors_of(value: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[torch.Tensor]:
-    """The distinct tensors of a nested value in the order of a signature's leaves.
-
-    args, kwargs: of the call whose result the value is: containers of theirs that the result holds are left out, as in
-    the signature of that call.
-    """
-    given = Flattener()
-    given.flatten(tuple(args), "args")
-    given.flatten(dict(kwargs or {}), "kwargs")
-    flattener = Flattener(same=given.containers)
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The distinct tensors of a nested value in the order of a signature's leaves."""
+    flattener = Flattener()
     flattener.flatten(value, "")
     return flattener.tensors

@@ -65,8 +65,8 @@ class Made:
 class Container:
     """A value with parts.
 
-    kind: "sequence" (cls is tuple, list or a subclass, or deque), "mapping" (dict or a subclass), "object" (attributes
-        only) or "registered" (torch's pytree knows the class).
+    kind: "sequence" (cls is tuple, list or a subclass, or deque; in a result, set), "mapping" (dict or a subclass),
+        "object" (attributes only) or "registered" (torch's pytree knows the class).
     keys: the keys of a mapping; names: attributes beside the items; context: of a registered class, the default
         factory of a defaultdict, or the greatest length of a deque.
     """
@@ -94,6 +94,7 @@ _INERT = (
     torch.layout, torch.memory_format, torch.Size, torch.Generator, type, types.ModuleType,
 )  # fmt: skip
 _SEARCH_LIMIT = 4096
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 
 
 def is_inert(value: Any) -> bool:
@@ -190,7 +191,7 @@ class Flattener:
     same: containers (by id) that are to be kept as the object at a place of the arguments.
     closed: by id, objects without tensors, which are compared as a whole, and what they would be taken apart.
     convert: a value as it is to be taken apart (a stand-in tensor for a number of the graph's).
-    stays: whether a value is not taken apart, but is that very object.
+    stays: whether a value is not taken apart, but is that very object. key: a key of a mapping as it is to be kept.
     """
 
     check: Callable[[Any, str], None] = lambda value, path: None
@@ -201,6 +202,7 @@ class Flattener:
     closed: dict[int, tuple[Any, Container]] = field(default_factory=dict)
     convert: Callable[[Any], Any] = lambda value: value
     stays: Callable[[Any], bool] = lambda value: False
+    key: Callable[[Any], Any] = lambda key: key
     _index: dict[int, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _seen: int = 0
@@ -218,16 +220,22 @@ class Flattener:
             return SameObject(self.same[id(value)])
         self._open.add(id(value))
         before = self._seen
+        tree: Container | ConstantLeaf
         try:
             tree = self._container(value, path)
         finally:
             self._open.discard(id(value))
-        if self._seen == before and tree.kind != "sequence" and tree.cls not in (dict, OrderedDict, defaultdict):
+        is_plain = tree.kind == "sequence" or tree.cls in (dict, OrderedDict, defaultdict)
+        if self._seen == before and not is_plain and self.is_closed(value):
             # An object without tensors is its own business: compared as a whole, returned as itself.
             self.closed[id(value)] = value, tree
-            return ConstantLeaf(value)
+            tree = ConstantLeaf(value)
         self.containers[id(value)] = path
         return tree
+
+    def is_closed(self, value: Any) -> bool:
+        """Whether an object without tensors stays whole."""
+        return True
 
     def _slot(self, tensor: torch.Tensor, path: str) -> int:
         self._seen += 1
@@ -248,7 +256,7 @@ class Flattener:
                 "mapping" if isinstance(value, dict) else "sequence",
                 cls,
                 trees[:count],
-                tuple(value) if isinstance(value, dict) else (),
+                tuple(map(self.key, value)) if isinstance(value, dict) else (),
                 tuple(suffix[1:] for suffix, _ in children[count:]),
                 trees[count:],
                 _context_of(value),
@@ -407,6 +415,8 @@ def _shell(tree: Container, items: list[Any]) -> Any:
         return cls(items) if hasattr(cls, "n_sequence_fields") else tuple.__new__(cls, items)
     if cls is deque:
         return deque(items, tree.context)
+    if cls is set:
+        return set(items)
     if issubclass(cls, list):
         new_list = list.__new__(cls)
         list.extend(new_list, items)
@@ -420,7 +430,25 @@ def _shell(tree: Container, items: list[Any]) -> Any:
         for key, item in zip(tree.keys, items, strict=True):
             put(new_dict, key, item)
         return new_dict
-    return object.__new__(cls)
+    # A namespace's memory is laid out by a class of C's, whose own making is the only one that is safe.
+    base: Any = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    return base.__new__(cls)
+
+
+def tensors_at(tree: Tree, value: Any) -> list[Any]:
+    """What stands in a value at the places of the structure's tensors, in the order of their numbers."""
+    found: dict[int, Any] = {}
+    stack: list[tuple[Tree, Any]] = [(tree, value)]
+    while stack:
+        match stack.pop():
+            case TensorLeaf(index), tensor:
+                found[index] = tensor
+            case Made(_, inner), held if inner is not None:
+                stack.append((inner, held))
+            case Container() as container, held:
+                children = (*container.items, *container.attributes)
+                stack.extend((child, part) for child, (_, part) in zip(children, parts(held), strict=False))
+    return [found[index] for index in sorted(found)]
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, TensorLeaf | NumberLeaf | ConstantLeaf]]:

@@ -180,7 +180,7 @@ class ObservedProgram:
 
     @property
     def heap(self) -> ArgumentHeap | None:
-        """The objects of the arguments, after the run, where some are known by structure alone."""
+        """The objects of the arguments, after the run, of which some may be known by structure alone."""
         return None if self.log is None else self.log.heap
 
     def as_before(self) -> AbstractContextManager[None]:

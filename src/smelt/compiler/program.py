@@ -327,7 +327,15 @@ class Program(torch.nn.Module):
 
     def _state_is_as_captured(self, unit: Unit) -> bool:
         for kind, path, type_ in unit.places:
-            tensor = unit.lookup(kind, path)
+            try:
+                tensor = unit.lookup(kind, path)
+            except (LookupError, AttributeError):
+                raise CaptureError(
+                    f"{path} holds no tensor any more",
+                    why="the captured program reads one there",
+                    fix="capture it again, or use smelt.compile, which does so by itself",
+                    code="S0107",
+                ) from None
             if type_of(tensor) != type_ or tensor is not unit.captured.state.lookup(kind, path):
                 return False
         return _ties_hold(unit, self._source)

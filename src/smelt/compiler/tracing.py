@@ -14,6 +14,7 @@ from smelt.capture import Captured, capture, conversion_error, tensors_of
 from smelt.capture.reads import ReadLog, RecorderBusy, record_reads
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import LOGGING
+from smelt.capture.tree import tensors_at
 from smelt.compiler.agreement import disagreement
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled import Compiled
@@ -91,7 +92,7 @@ def trace(
                 observed.log.keep_mutations()
         for where, what in captured.flags.items():
             _warn_at(f"the program traced from {captured.name} holds for one way: {what}", where, stacklevel=3)
-        results = tensors_of(captured.result, given, named)
+        results = captured.result_tensors
         asks = bool(captured.conversions) or observed.acts
         program = None
         with observed.as_before():
@@ -136,7 +137,7 @@ def _staged(
     try:
         program = Program(target, captured, options)
         if before is not None:
-            _check(program.unit, tensors_of(native.result, args, kwargs), copies_of(before), rng)
+            _check(program.unit, native.result_tensors, copies_of(before), rng)
     except Exception:  # whatever is wrong with it, the recorded way stands
         return None
     return program
@@ -159,7 +160,7 @@ def _with_free_sizes(
         tensors = iter(copies_of(before))
         inputs = captured.signature.flatten(args, kwargs)
         copies = [next(tensors) if isinstance(value, torch.Tensor) else value for value in inputs]
-        _check(program.unit, tensors_of(native.result, args, kwargs), copies, rng)
+        _check(program.unit, native.result_tensors, copies, rng)
     return program
 
 
@@ -191,7 +192,7 @@ class _Observed:
 
     @property
     def heap(self) -> ArgumentHeap | None:
-        """The objects of the arguments, after the run, where some are known by structure alone."""
+        """The objects of the arguments, after the run, of which some may be known by structure alone."""
         return None if self.log is None else self.log.heap
 
     def as_before(self) -> AbstractContextManager[None]:
@@ -279,7 +280,7 @@ def _check_on(unit: Unit, f: Callable[..., Any], args: tuple[Any, ...]) -> None:
     with _rng_kept(), torch.no_grad():
         rng = Generators()
         try:
-            expected = copies_of(tensors_of(f(*args), args))
+            expected = copies_of(tensors_at(unit.signature.result, f(*args)))
             restore()
             rng.restore()
             outputs = evaluate(unit.graph, copies_of(inputs), unit.captured.state.lookup, silent=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from smelt.ir import STATE_OPS, Arg, Node, TensorType, TupleType, Type, Value, may_hold_tensor, values_in
 from smelt.ops.catalogue import record_of
+from smelt.ops.lazy_bits import is_copied
 from smelt.ops.meta import CannotRun, meta_outcome, operand_values
 from smelt.ops.python_ops import python_op
 from smelt.ops.raises import may_raise
@@ -251,7 +252,7 @@ def _aliases(node: Node) -> tuple[tuple[Value, ...], ...]:
     if found is None:
         holders = tuple(v for v in operand_values(node.args, node.kwargs) if may_hold_tensor(v.type))
         return tuple(holders if may_hold_tensor(r.type) else () for r in node.results)
-    if _is_always_fresh(found) or scalar_read(node.op) is not None:
+    if _is_always_fresh(found) or scalar_read(node.op) is not None or is_copied(node, alias_of):
         return tuple(() for _ in node.results)
     return _operator_aliases(node, read(found))
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from smelt.analysis import Aliases, is_external
 from smelt.ir import Arg, Graph, Node, TensorType, Value, values_in
+from smelt.ops.effects import alias_of
+from smelt.ops.lazy_bits import bits
 from smelt.passes.base import Pass, PassContext, erase_dead
 from smelt.passes.placed_views import can_place_again, is_placed
 
@@ -33,7 +35,8 @@ def _source(node: Node) -> Value | None:
     source = rule(node) if rule is not None else None
     if source is None or source.type != node.result.type or "autocast" in node.mode:
         return None
-    return source
+    # A copy has neither of torch's bits, which a caller sees.
+    return None if any(bits(source, alias_of)) else source
 
 
 def _value(arg: Arg) -> Value | None:

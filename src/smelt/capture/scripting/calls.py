@@ -23,7 +23,7 @@ from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.scripting import checks, tensors
 from smelt.capture.scripting.casts import cast, is_legacy
 from smelt.capture.scripting.joining import joined
-from smelt.capture.scripting.session import PlainShape, ScriptSession, ShapeObject, Spread, TensorsObject
+from smelt.capture.scripting.session import DEEP, PlainShape, ScriptSession, ShapeObject, Spread, TensorsObject
 from smelt.capture.scripting.types import TENSOR
 from smelt.capture.staging import calls as staged
 from smelt.capture.staging.handlers import is_caught
@@ -186,7 +186,7 @@ def _function(session: ScriptSession, fn: FunctionType, args: tuple[Any, ...], k
         if session.depth > session.most_depth:
             session.cannot(
                 f"{fn.__qualname__} calls itself more than {session.most_depth} deep",
-                "what ends the recursion depends on data, and a graph has no calls",
+                DEEP,
             )
         run = session.functions.of(fn)
         return joined(session, fn, (args, kwargs), lambda: run(*args, **kwargs))

@@ -168,8 +168,7 @@ class ScriptRecorder(ShadowRecorder):
         except Exception as error:
             if not any(error is known for known in (*session.refused, *session.raised)):
                 # torch makes "unsupported operand" of a TypeError.
-                session.internal = error
-                session.cannot(f"scripting failed: {type(error).__name__}: {error}", "this is a defect of Smelt")
+                session.broken(error)
             raise
 
     def _record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -38,6 +38,7 @@ from smelt.capture.history import FIX, WHY, begun_inside
 from smelt.capture.inferred import WHY as WHY_KINDS
 from smelt.capture.inferred import MixedKinds, kinds_on_all_ways
 from smelt.capture.recorder import Slot
+from smelt.capture.results import Result
 from smelt.capture.roots import reachable
 from smelt.capture.scopes import Scope
 from smelt.capture.scripting import calls
@@ -60,7 +61,6 @@ from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.stage import _check_effect, _check_leaves, _check_result, _everything_kept, _stand_in
 from smelt.capture.staging.stops import EFFECT, NO_FORM, OUTSIDE_OF_PYTHON, Again, CannotMerge, CannotStage
-from smelt.capture.tree import Flattener
 from smelt.diag import CaptureError, InternalError, Span
 from smelt.ir import Type
 
@@ -273,7 +273,7 @@ class _Run:
             recorder.records = records
             if session.stopped is not None:
                 raise session.stopped
-            return self._scripted(outcome)
+            return self._scripted(outcome, snapshot)
         except CannotStage as stop:
             raise self._failure(stop) from session.internal
         except Grows as grows:
@@ -327,7 +327,7 @@ class _Run:
             code="S0110",
         )
 
-    def _scripted(self, outcome: Outcome) -> Scripted:
+    def _scripted(self, outcome: Outcome, snapshot: Snapshot) -> Scripted:
         session, recorder = self.session, self.session.recorder
         arguments = flatten_arguments(*self.parameters.stand_ins())
         raises, span = "", None
@@ -340,10 +340,9 @@ class _Run:
         for change in outcome.writes.values():
             self._check_effect(change)
         stand_ins: dict[int, Slot] = {}
-        flattener = Flattener(
-            _check_result(recorder, self.roots), convert=lambda value: _stand_in(value, stand_ins, session)
-        )
-        tree = flattener.flatten(result, "result")
+        check = _check_result(recorder, self.roots)
+        flattener = Result(check, {}, snapshot.reached, lambda value: _stand_in(value, stand_ins, session))
+        tree = flattener.result(result)
         _check_leaves(tree)
         slots = [stand_ins.get(id(t)) or recorder.slot_of(t) for t in flattener.tensors]
         for slot in slots:

@@ -439,8 +439,7 @@ class ScriptRuntime(StagingRuntime):
             trace = trace.tb_next
         filename = "" if trace is None else trace.tb_frame.f_code.co_filename
         if filename.startswith(_SMELT) and filename != in_python.__file__ and not _is_pythons(trace):
-            session.internal = error
-            session.cannot(f"scripting failed: {type(error).__name__}: {error}", "this is a defect of Smelt")
+            session.broken(error)
         if not is_raised_by_user(error):
             # What stands for a tensor has a class of its own, and Python names it.
             error.args = tuple(a.replace(*_STAND_IN) if isinstance(a, str) else a for a in error.args)

@@ -67,6 +67,7 @@ _FAILURES = (IndexError, KeyError, ZeroDivisionError, ValueError, OverflowError,
 _HOLDING = {"py.append": 1, "py.setitem": 1, "py.insert": 1, "py.list": 0, "py.tuple": 0, "py.dict": 0}
 _TAKING = frozenset(("py.getitem", "py.min", "py.max", "py.pop"))
 _GIVING = frozenset(("dict.get",))
+DEEP = "what ends the recursion depends on data, and a graph has no calls"
 _LITERALS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -224,6 +225,14 @@ class ScriptSession(Session):
             self.append("py.bool", [condition], {}, [found])
             test = wrap(found)
         return test if answers[0] else self.emit("py.not_", test)
+
+    def broken(self, error: Exception) -> Any:
+        """End the run for an error of Smelt's own steps. Raises: CannotStage."""
+        if isinstance(error, RecursionError):
+            # Python has no room left for them: the program's calls took it.
+            self.cannot("calls lie too deep inside each other", DEEP)
+        self.internal = error
+        self.cannot(f"scripting failed: {type(error).__name__}: {error}", "this is a defect of Smelt")
 
     # --- values ------------------------------------------------------------------------------------------------------
 

@@ -86,6 +86,7 @@ class Snapshot:
             for cache in (*walk.caches, *(() if settled is None else settled.caches))
             if (table := table_of(cache)) is not None
         ]
+        self._walk = walk
         self.parents = walk.parents
         self._keepers = walk.keepers
         self.iterators = walk.iterators
@@ -93,6 +94,10 @@ class Snapshot:
     def holds(self, value: Any) -> bool:
         """Whether a container was reachable."""
         return id(value) in self._own or (self._settled is not None and id(value) in self._settled.copies)
+
+    def reached(self, value: Any) -> bool:
+        """Whether an object was reachable, a container or not."""
+        return id(value) in self._walk.seen
 
     def _changed(self) -> Iterator[tuple[Any, Any]]:
         """The containers that may hold something else now, and what they held."""

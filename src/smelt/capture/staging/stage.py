@@ -40,6 +40,7 @@ from smelt.capture.places import After, NotPut, Puts
 from smelt.capture.reads_arguments import ArgumentHeap, contents_of, put_contents, slots_of
 from smelt.capture.reads_outer import Outer, appended
 from smelt.capture.recorder import Slot
+from smelt.capture.results import Result
 from smelt.capture.roots import Roots, reachable
 from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
@@ -286,12 +287,14 @@ class _Run:
         flattener: Flattener
         puts = None
         if heap is None:
-            flattener = Flattener(
-                check, same=given.containers, convert=lambda value: _stand_in(value, stand_ins, session)
+            flattener = found = Result(
+                check, given.containers, self._was_there, lambda value: _stand_in(value, stand_ins, session)
             )
-            tree = flattener.flatten(outcome.value, "result")
+            found.key = _as_key
+            tree = found.result(outcome.value)
         else:
             flattener = After(heap, check, given.containers, lambda value: _stand_in(value, stand_ins, session))
+            flattener.key = _as_key
             tree, puts = self._left(heap, outcome, flattener)
         slots = [stand_ins.get(id(t)) or recorder.slot_of(t) for t in flattener.tensors]
         for slot in slots:
@@ -324,6 +327,9 @@ class _Run:
             self.roots, {}, shared, _returned(flattener.tensors, given.tensors, state),
             facts, self.native.opened, outer=self.native.outer, kinds=kinds, own_backward=self.native.own_backward,
         )  # fmt: skip
+
+    def _was_there(self, value: Any) -> bool:
+        return self.snapshot.reached(value) or id(value) in self.native.known
 
     def _heap(self) -> ArgumentHeap | None:
         """What this run is to leave changed, before it does."""
@@ -402,6 +408,11 @@ def _stand_in(value: Any, found: dict[int, Slot], session: Session) -> Any:
     if isinstance(value, Poison):
         session.unmerge(value.why)
     return value
+
+
+def _as_key(key: Any) -> Any:
+    """A key of a dictionary as it is there after a call: it was looked up, so the graph holds for a size that it is."""
+    return tuple(map(_as_key, key)) if type(key) is tuple else plain(key) if is_sized(key) else key
 
 
 def _check_leaves(tree: Tree, name: str = "result") -> None:

@@ -54,7 +54,7 @@ from smelt.codegen.lower.unknown import padded
 from smelt.codegen.lower.unknown.adding import lower_index_add
 from smelt.codegen.lower.unknown.cutting import lower_cut
 from smelt.codegen.lower.unknown.places import lower_places
-from smelt.codegen.lower.views import lower_unpack, lower_view
+from smelt.codegen.lower.views import lower_resolved, lower_unpack, lower_view
 from smelt.codegen.lower.writes import lower_write, mutations
 from smelt.diag import InternalError, Options, SmeltError
 from smelt.ir import STATE_OPS, Graph, Node, TensorType, TupleType, print_node
@@ -76,6 +76,8 @@ _RULES: dict[str, Callable[[Context, Node], bool]] = {
     "aten.constant_pad_nd.default": lower_pad,
     "aten.nonzero_static.default": lower_places,
     "aten.index_add.default": lower_index_add,
+    "aten.resolve_conj.default": lower_resolved,
+    "aten.resolve_neg.default": lower_resolved,
 }
 
 _Main = Product | OwnProduct | OwnMatmul | Convolution | OwnConvolution | OwnAttention

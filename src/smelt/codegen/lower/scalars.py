@@ -72,7 +72,7 @@ def number_slot(ctx: Context, number: Arg, beside: TensorType) -> int | None:
         own = torch.int64
         if not -(2**63) <= number < 2**63:
             return None
-        if not wanted.is_floating_point and wanted != torch.bool:
+        if not (wanted.is_floating_point or wanted.is_complex or wanted == torch.bool):
             limits = torch.iinfo(wanted)
             if not limits.min <= number <= limits.max:
                 return None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.generic import dispatch
 from smelt.codegen.lower.geometry import view_geometry
 from smelt.codegen.lower.sharing import view_source
 from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, Value
-from smelt.runtime.plan import Copy
+from smelt.ops.lazy_bits import is_copied
+from smelt.runtime.plan import Copy, Dispatch, Use
 
 # Their results' memory may hold the negated elements (torch's negative bit), which only torch's own operators heed.
 _NEGATED = ("aten.imag.default", "aten._neg_view.default")
@@ -31,6 +34,18 @@ def lower_view(ctx: Context, node: Node, source: Value) -> None:
         ctx.bind(node.result, places[0])
     else:
         ctx.lists[node.result] = places
+
+
+def lower_resolved(ctx: Context, node: Node) -> bool:
+    """A `resolve_conj` or `resolve_neg` that copies: the elements as they read, whether its operand's memory holds them
+    or, here, a copy of that stands for it."""
+    if not is_copied(node, view_source):
+        return False
+    (source,) = node.operands()
+    handle = ctx.builder.handle(ctx.place(source))
+    ctx.note(node, "dispatcher", "aten.clone.default")
+    ctx.builder.emit(Dispatch(torch.ops.aten.clone.default, (Use(handle),), (ctx.result(node.result),)))
+    return True
 
 
 def lower_unpack(ctx: Context, node: Node) -> None:

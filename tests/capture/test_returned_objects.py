@@ -1,0 +1,143 @@
+"""Objects that a program returns: what it made is its caller's, one object wherever it stands; what was there stays."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+
+
+class _Mode(enum.Enum):
+    SUM = 1
+
+
+@dataclass
+class _Config:
+    scale: float = 1.0
+    layers: list[int] = field(default_factory=lambda: [1, 2])
+    mode: _Mode = _Mode.SUM
+
+
+_KEPT = _Config(4.0)
+
+
+def _made(x: torch.Tensor) -> Any:
+    config = _Config(3.0)
+    return x + 1, config, [config], {1, 2}, types.SimpleNamespace(n=3), types.SimpleNamespace(t=x * 2)
+
+
+def _on_a_way(x: torch.Tensor) -> Any:
+    if x.sum() > 0:
+        return x + 1, _Config(2.0)
+    return x - 1, _Config(5.0)
+
+
+def _ways(fn: Callable[..., Any], example: Any) -> dict[str, Callable[..., Any]]:
+    return {"compile": smelt.compile(fn), "trace": smelt.trace(fn, example), "script": smelt.script(fn)}
+
+
+@pytest.mark.parametrize("way", ["compile", "trace", "script"])
+def test_what_a_program_made_is_another_object_at_each_call(way: str) -> None:
+    run = _ways(_made, (torch.ones(3),))[way]
+    with torch.no_grad():
+        for _ in range(3):
+            _, config, (again,), numbers, space, held = run(torch.ones(3))
+            assert config == _Config(3.0) and config is again and config.mode is _Mode.SUM
+            assert numbers == {1, 2} and space.n == 3 and held.t.tolist() == [2.0, 2.0, 2.0]
+            config.layers.append(9)
+            config.scale = 7.0
+            numbers.add(3)
+            space.n = 4
+
+
+@pytest.mark.parametrize("way", ["compile", "script"])
+def test_an_object_of_a_branch_is_the_callers(way: str) -> None:
+    run = _ways(_on_a_way, (torch.ones(3),))[way]
+    with torch.no_grad():
+        for sign in (1, -1, 1, -1):
+            config = run(torch.full((3,), float(sign)))[1]
+            assert config == _Config(2.0 if sign > 0 else 5.0)
+            config.layers.clear()
+
+
+def test_an_object_holds_the_very_containers_of_the_arguments() -> None:
+    def program(x: torch.Tensor, config: _Config) -> Any:
+        return x * len(config.layers), replace(config, scale=2.0), config, _KEPT
+
+    run = smelt.compile(program)
+    with torch.no_grad():
+        for _ in range(4):
+            config = _Config()  # another one at each call
+            _, other, same, kept = run(torch.ones(3), config)
+            assert other.layers is config.layers and same is config and kept is _KEPT
+            config.layers.append(3)
+
+
+def test_a_container_with_two_places_is_one() -> None:
+    def program(x: torch.Tensor) -> Any:
+        items, names, count = [x + 1, x * 2], {"k": 1}, Counter({"a": 1})
+        tags = {"t"}
+        return items, {"a": items}, names, [names], count, (tags, [count, tags])
+
+    run = smelt.compile(program)
+    with torch.no_grad():
+        for _ in range(3):
+            items, held, names, (again,), count, (tags, (same, others)) = run(torch.ones(3))
+            assert held["a"] is items and names is again and names == {"k": 1}
+            assert count is same and count == {"a": 1} and type(count) is Counter and tags is others and tags == {"t"}
+            names["z"] = 2
+            count["a"] += 1
+            tags.add("u")
+
+
+class _Holder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names, self.table, self.kept = ["a", "b"], {"k": [1]}, [torch.zeros(3)]
+        self.space = types.SimpleNamespace(t=torch.ones(3), n=1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * len(self.names) * self.space.n, self.names, self.table, self.kept, {"s": self.space}
+
+
+@pytest.mark.parametrize("way", ["compile", "trace", "script"])
+def test_what_was_there_is_returned_itself(way: str) -> None:
+    model = _Holder()
+    run = _ways(model, (torch.ones(3),))[way]
+    with torch.no_grad():
+        for _ in range(3):
+            _, names, table, kept, held = run(torch.ones(3))
+            assert names is model.names and table is model.table and kept is model.kept and held["s"] is model.space
+            table["k"].append(2)
+
+
+class _Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = types.SimpleNamespace(mean=torch.zeros(3), calls=0)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.state.calls += 1
+        self.state.mean = self.state.mean * 0.5 + x * 0.5
+        return self.state
+
+
+def test_state_that_is_returned_is_itself() -> None:
+    model, twin = _Counting(), _Counting()
+    run = smelt.compile(model)
+    with torch.no_grad():
+        for i in range(6):
+            x = torch.full((3,), float(i))
+            found, wanted = run(x), twin(x)
+            assert found is model.state and found.calls == wanted.calls
+            torch.testing.assert_close(found.mean, wanted.mean)
+            found.calls += 10
+            wanted.calls += 10
