@@ -9,7 +9,6 @@ import math
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -170,15 +169,15 @@ class Arguments:
 
     def _apart(self) -> None:
         """That no two tensors are one object."""
-        if len(self._tensors) > MAX_APART:
-            raise Unsupported
-        for (at, _), (other, _) in combinations(self._tensors, 2):
-            self.words.emit(Guard.OTHER, at, other)
+        self._others([at for at, _ in self._tensors])
         if self.guards.is_apart:
-            if len(self._apart_too) > MAX_APART or self.guards.knows_others:
+            if self.guards.knows_others:
                 raise Unsupported
-            for at, other in combinations(self._apart_too, 2):
-                self.words.emit(Guard.OTHER, at, other)
+            self._others(self._apart_too)
+
+    def _others(self, registers: list[int]) -> None:
+        if len(registers) > 1:
+            self.words.emit(Guard.OTHER, len(registers), *registers)
 
     def _aliasing(self) -> None:
         if not self.guards.knows_aliases:

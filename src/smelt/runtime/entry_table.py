@@ -14,7 +14,8 @@ then the named ones in order, then what was taken out of containers. Addresses a
     MAPPING     reg, type, length, first, keys...   a dict with these keys in this order; likewise its values
     TENSOR      reg, type, mask, keys, dtype, ndim, requires_grad (-1: any), sizes..., strides...
     IS          reg, object                         the same object
-    SAME        reg, reg                            the same object in both; OTHER: another one
+    SAME        reg, reg                            the same object in both
+    OTHER       n, regs...                          n objects, none of which is another of them
     INT         reg, value                          FLOAT   reg, mask, bits (mask 0: any NaN)       TEXT   reg, object
     FORM        reg, type, mask, keys, dtype, ndim, requires_grad, first, strides, sizes... (-1: any)
                 a tensor whose sizes go to the registers from `first`, its strides to those from `strides`, unless that

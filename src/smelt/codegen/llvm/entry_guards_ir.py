@@ -17,6 +17,7 @@ from smelt.runtime.entry_table import (
     LENGTH_AT,
     LIST_ITEMS_AT,
     MAX_APART,
+    MAX_REGISTERS,
     STAMP_AT,
     TUPLE_ITEMS_AT,
     TYPE_AT,
@@ -84,7 +85,12 @@ def _same(g: GuardsText) -> None:
 
 
 def _other(g: GuardsText) -> None:
-    g.need_not(g.equal(g.register(g.operand(0)), g.register(g.operand(1)), "ptr"))
+    registers = g.operands_from(1)
+    with g.loop(0, g.operand(0)) as loop:
+        found = g.register(g.element(registers, loop.index))
+        with g.loop(0, loop.index) as before:
+            g.need_not(g.equal(found, g.element("%ranges", before.index, "ptr"), "ptr"))
+        g.store("ptr", found, g.gep("i64", "%ranges", loop.index))
 
 
 def _int(g: GuardsText) -> None:
@@ -362,7 +368,7 @@ def guards_function() -> tuple[str, dict[str, None]]:
     g = GuardsText(GUARDS_SYMBOL, "ptr %guards, ptr %args, ptr %kwargs, ptr %regs", attributes="nounwind")
     for name, kind in (("position", "i64"), ("key", "ptr"), ("value", "ptr"), ("overflow", "i32")):
         g.allocas.append(f"  %{name} = alloca {kind}, align 8")
-    g.allocas.append(f"  %ranges = alloca i64, i64 {2 * MAX_APART}, align 8")
+    g.allocas.append(f"  %ranges = alloca i64, i64 {max(2 * MAX_APART, MAX_REGISTERS)}, align 8")
     g.go("walk")
     g.label("walk")
     g.do("%rec = phi ptr [%guards, %entry], [%following, %next]")
