@@ -170,8 +170,8 @@ class Nests:
         piece_of = 0
         if are_pieces(parts):
             piece_of = len(ctx.kernels) + 1
-            why = f"in {len(parts)} launches, one for each part that is joined, as one nest would load all for each element"
-            self.decisions += (Decision(_names(group.nodes), True, why),)
+            said = f"in {len(parts)} launches, one for each part joined, as one nest would load all for each element"
+            self.decisions += (Decision(_names(group.nodes), True, said),)
         for stage, kernel in emitted:
             buffers = [self._slot(stage, n, slots, spare) for n in range(len(stage.nest.buffers))]
             launch(
