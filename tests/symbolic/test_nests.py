@@ -62,6 +62,22 @@ def turned(s: Sheet, z: Sizes) -> Sequence[Value]:
     return [s.add("mul.Scalar", y, 3.0, to=(z["S"], z["B"]))]
 
 
+def joined(s: Sheet, z: Sizes) -> Sequence[Value]:
+    """Parts of one free size each and of a known one, along rows and across them."""
+    b, n = z["B"], z["S"]
+    parts = [s.input(b, n), s.input(b, 3), s.input(b, n + 1), s.input(b, 64), s.input(b, n)]
+    rows = s.add("cat.default", tuple(parts), 1, to=(b, 3 * n + 68))
+    lines = tuple(s.add("relu.default", s.input(b, n), to=(b, n)) for _ in range(4))
+    return [s.add("neg.default", rows, to=(b, 3 * n + 68)), s.add("cat.default", lines, 0, to=(4 * b, n)),
+            s.add("stack.default", lines, 1, to=(b, 4, n))]  # fmt: skip
+
+
+def test_joins_of_every_length() -> None:
+    made = check(joined, at((40, 64))[0], ROWS)
+    assert made.trace.guards == []
+    check(joined, at((2, 3))[0], [*ROWS, *at((40, 64))])
+
+
 @pytest.mark.parametrize(
     ("make", "hint"),
     [*((make, (4, 64)) for make in (relu, softmax, norm, rows, columns, scan)), (softmax, (3, 5)), (rows, (3, 5))],

@@ -331,7 +331,8 @@ class Launch:
     order. It does the same in torch, writes included, or raises eager's error.
 
     item_ns: estimated time of one item, for the grain of threads; 0: one range. scratch_nbytes: memory that the running
-    thread lends, 64-byte aligned. label: what it computes, for profiles.
+    thread lends, 64-byte aligned. label: what it computes, for profiles. piece_of: launches of one number (not 0) write
+    apart from one another, though into the same buffers, and read nothing that another of them writes.
     """
 
     kernel: KernelCode
@@ -343,6 +344,7 @@ class Launch:
     item_ns: float = 0.0
     scratch_nbytes: int = 0
     label: str = ""
+    piece_of: int = 0
 
 
 @dataclass(frozen=True, slots=True)

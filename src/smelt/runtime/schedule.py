@@ -2,7 +2,7 @@
 
 Invariant: an instruction moves only where nobody can tell: new tensors and views are made before a group of launches
 that stands ahead of them in the plan, releases wait until its end. Launches are in one group only if none writes what
-another reads or writes.
+another reads or writes, or the plan says that they write apart from one another.
 
     before:  launch a; empty 7; launch b; release 3; call f
     after:   empty 7; group(a, b); release 3; call f            (if a and b are independent)
@@ -152,10 +152,17 @@ class _Conflicts:
         """Whether the launch conflicts with one of a group."""
         reads, writes = self._memory(index)
         for other in group:
+            if self._are_pieces(index, other):
+                continue
             other_reads, other_writes = self._memory(other)
             if self._meet(writes, other_reads | other_writes) or self._meet(other_writes, reads):
                 return True
         return False
+
+    def _are_pieces(self, index: int, other: int) -> bool:
+        """Whether two launches are pieces of one computation, which write apart."""
+        one, two = self._plan.instructions[index], self._plan.instructions[other]
+        return isinstance(one, Launch) and isinstance(two, Launch) and 0 != one.piece_of == two.piece_of
 
     def _memory(self, index: int) -> tuple[set[int], set[int]]:
         launch = self._plan.instructions[index]

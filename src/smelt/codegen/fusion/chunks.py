@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from smelt.codegen.fusion.joins import pieces
 from smelt.codegen.fusion.tidy import mapped, mapped_index, mapped_statement, tidy
 from smelt.codegen.kernels.nest import (
     Buffer,
@@ -58,17 +59,22 @@ class Stage:
 
 
 def stages(nest: Nest) -> tuple[Stage, ...]:
-    """The nests to run one after another."""
-    alone = Stage(nest, tuple(range(len(nest.buffers))))
+    """The nests to run: one after another, or side by side where they are the pieces of one (`joins`)."""
+    numbers = tuple(range(len(nest.buffers)))
+    alone = Stage(nest, numbers)
     if not _can_be_split(nest):
-        return (alone,)
+        joined = pieces(nest)
+        if len(joined) == 1:
+            return (alone,)
+        # One that refuses its data leaves all to torch, which raises as it would and needs all buffers.
+        return tuple(Stage(one, numbers) if _may_refuse(one) else _only_used(one, numbers, ()) for one in joined)
     chunk = _chunk_of_row(nest.inner[0]) if len(nest.inner) == 1 else _chunk(nest.inner)
     size = nest.inner[0]
     if is_symbolic(size) or is_symbolic(chunk):
         # Whole chunks, then what is left, 1 to all of a chunk: no element needs to ask whether it is within.
         whole = (size - 1) // chunk
         begin = whole * chunk
-        pieces = [
+        parts = [
             _Chunked(nest, chunk, whole + 1, 0, whole),
             _Chunked(nest, size - begin, whole + 1, whole, 1, begin),
         ]
@@ -76,19 +82,35 @@ def stages(nest: Nest) -> tuple[Stage, ...]:
         count = ceil_div(size, chunk)
         if count < 2:
             return (alone,)
-        pieces = [_Chunked(nest, chunk, count, 0, count)]
-    return _staged(nest, pieces)
+        parts = [_Chunked(nest, chunk, count, 0, count)]
+    return _staged(nest, parts)
 
 
-def _staged(nest: Nest, pieces: Sequence[_Chunked]) -> tuple[Stage, ...]:
+def _may_refuse(nest: Nest) -> bool:
+    """Whether there are data for which a nest's kernel fails: a position out of range, a division by zero."""
+    for part in (e for s in nest.body for x in expressions(s) for e in walk(x)):
+        match part:
+            case Load(index=Index(gathers=gathers)) if gathers:
+                return True
+            case Op(op="idiv" | "floordiv" | "rem" | "fmod"):
+                return True
+    return False
+
+
+def are_pieces(found: Sequence[Stage]) -> bool:
+    """Whether stages run side by side: all but those that pass partial results on."""
+    return len(found) > 1 and not any(stage.partials for stage in found)
+
+
+def _staged(nest: Nest, parts: Sequence[_Chunked]) -> tuple[Stage, ...]:
     reduces = [s for s in nest.body if isinstance(s, Reduce)]
-    count, nbuffers = pieces[0].count, len(nest.buffers)
+    count, nbuffers = parts[0].count, len(nest.buffers)
     partials = tuple((prod(nest.outer) * count, r.dtype) for r in reduces)
     more = tuple(Buffer(f"partial{k}", r.dtype) for k, r in enumerate(reduces))
     buffers = (*nest.buffers, *more)
     nests = [
         Nest(buffers, (*nest.outer, one.turns), (one.chunk, *nest.inner[1:]), tuple(one.statements(nbuffers)))
-        for one in pieces
+        for one in parts
     ]
     nests.append(Nest(buffers, nest.outer, (count,), tuple(_combined(nest, count, nbuffers))))
     numbers = (*range(nbuffers), *(-1 - k for k in range(len(reduces))))

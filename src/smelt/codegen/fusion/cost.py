@@ -1,6 +1,7 @@
 """What a nest costs, in bytes: memory moved at least once, and operations in the bytes that could move meanwhile.
 
-An addition takes about as long as moving one byte from the caches; a launch as long as `LAUNCH_NBYTES`.
+An addition takes about as long as moving one byte from the caches; a launch as long as `LAUNCH_NBYTES`. A part of
+a join is read where it is chosen only; where the join runs as pieces (`joins`) it is computed there only.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from smelt.codegen.fusion.joins import is_worth_cutting, ranges
 from smelt.codegen.kernels.nest import (
     Index,
     Load,
@@ -59,16 +61,23 @@ def cost(nest: Nest) -> NestCost:
     operations = 0
     names = inner_names(nest)
     outer, whole = prod(nest.outer), prod(sizes)
-    for statement in nest.body:
+    found = ranges(nest)
+    pieces = found if found is not None and is_worth_cutting(found) else None
+    for number, statement in enumerate(nest.body):
         points = whole if _is_inner(statement, len(nest.outer), names) else outer
         if isinstance(statement, Store):
             touched[statement.buffer, statement.index] = _reach(statement.index, sizes)
         for expr in expressions(statement):
             for part in walk(expr):
                 if isinstance(part, Load):
-                    touched[part.buffer, part.index] = _reach(part.index, sizes)
-                elif isinstance(part, Op):
+                    turns = sizes if found is None else found.sizes_of(part)
+                    touched[part.buffer, part.index] = _reach(part.index, turns)
+                elif isinstance(part, Op) and pieces is None:
                     operations += points * _HEAVY.get(part.op, 1)
+            if pieces is not None:
+                per_turn = points // nest.sizes[pieces.loop]
+                for op, bits in pieces.operations(expr, pieces.needed[number]):
+                    operations += per_turn * pieces.length(bits) * _HEAVY.get(op.op, 1)
         operations += points if isinstance(statement, (Reduce, Scan)) else 0
     nbytes = sum(count * nest.buffers[buffer].dtype.itemsize for (buffer, _), count in touched.items())
     return NestCost(nbytes, operations)

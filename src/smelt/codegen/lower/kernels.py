@@ -47,6 +47,7 @@ def launch(
     item_ns: float = 0.0,
     scratch_nbytes: int = 0,
     label: str = "",
+    piece_of: int = 0,
     about: About | None = None,
 ) -> None:
     """Append a launch of a kernel whose code is made when the lowering ends; see `plan.Launch` for the arguments.
@@ -71,6 +72,7 @@ def launch(
             item_ns,
             scratch_nbytes,
             label,
+            piece_of,
         )
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from smelt.codegen.fusion.build import Built, build, eager_memory
-from smelt.codegen.fusion.chunks import Stage, stages
+from smelt.codegen.fusion.chunks import Stage, are_pieces, stages
 from smelt.codegen.fusion.cost import cost
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.fusion.groups import Group, is_fusible
@@ -167,6 +167,12 @@ class Nests:
         slots = [places[key].slot for key in built.keys]
         replay = self._replay(group, built, new, layouts)
         spare: dict[int, int] = {}
+        piece_of = 0
+        if are_pieces(parts):
+            piece_of = len(ctx.kernels) + 1
+            pieces = f"in {len(parts)} launches, one for each part of a join: one would load all for each element"
+            nbytes = cost(built.nest).nbytes
+            self.decisions += (Decision(_names(group.nodes), True, pieces, nbytes, nbytes),)
         for stage, kernel in emitted:
             buffers = [self._slot(stage, n, slots, spare) for n in range(len(stage.nest.buffers))]
             launch(
@@ -175,10 +181,11 @@ class Nests:
                 buffers,
                 kernel.words,
                 items=kernel.items,
-                eager=replay if all(s is stage for s, _ in emitted) else Evaluated(stage.nest),
+                eager=replay if stage.buffers == tuple(range(len(slots))) else Evaluated(stage.nest),
                 writes=stage.nest.writes,
                 item_ns=kernel.item_ns,
                 scratch_nbytes=kernel.scratch_nbytes,
+                piece_of=piece_of,
                 label=" ".join(dict.fromkeys(n.op.split(".")[1] for n in group.nodes)),
                 about=About(str(stage.nest), group.nodes, cost(stage.nest).nbytes, cost(stage.nest).operations),
             )
