@@ -170,8 +170,9 @@ class Nests:
         piece_of = 0
         if are_pieces(parts):
             piece_of = len(ctx.kernels) + 1
-            said = f"in {len(parts)} launches, one for each part joined, as one nest would load all for each element"
-            self.decisions += (Decision(_names(group.nodes), True, said),)
+            pieces = f"in {len(parts)} launches, one for each part of a join: one would load all for each element"
+            nbytes = cost(built.nest).nbytes
+            self.decisions += (Decision(_names(group.nodes), True, pieces, nbytes, nbytes),)
         for stage, kernel in emitted:
             buffers = [self._slot(stage, n, slots, spare) for n in range(len(stage.nest.buffers))]
             launch(
