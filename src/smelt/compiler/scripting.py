@@ -13,6 +13,7 @@ from typing import Any
 from smelt.capture import capture, is_capturing
 from smelt.capture.scripting import Scripted, script_graph
 from smelt.capture.sharing import entangled
+from smelt.capture.staging.outside import nothing_outside
 from smelt.capture.staging.stage import stage
 from smelt.compiler.build import build
 from smelt.compiler.compiled import Compiled, make_compile
@@ -20,6 +21,7 @@ from smelt.compiler.interrupts import SignalsWait
 from smelt.compiler.pipeline import check_options
 from smelt.compiler.program import Program
 from smelt.compiler.unit import Unit
+from smelt.compiler.watching import watch_natively
 from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning
 from smelt.ir import Graph, Value
 
@@ -48,6 +50,7 @@ def script(
             code="S0106",
         )  # fmt: skip
     examples = _examples(example_inputs)
+    watch_natively(chosen)
     with SignalsWait():
         scripted = script_graph(target, examples)
     if scripted.raises:
@@ -123,7 +126,8 @@ class ScriptedProgram(Program):
         if captured.error is not None:
             raise captured.error
         if captured.conversions:
-            staged = stage(self._source, args, kwargs, native=captured)
+            with nothing_outside():
+                staged = stage(self._source, args, kwargs, native=captured)
             captured = captured if staged.error is not None else staged
         return Unit.of(captured, self._options).optimize()
 
