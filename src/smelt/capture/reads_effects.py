@@ -229,18 +229,19 @@ _OWN_ACCOUNT = tuple(_STDLIB_DIR + name for name in (
 ))  # fmt: skip
 
 
-def acting_site(frame: FrameType | None) -> tuple[CodeType, int] | None:
+def acting_site(frame: FrameType | None, boundary: FrameType | None) -> tuple[CodeType, int] | None:
     """Where in the user's own code something is done outside, as (code, offset of the instruction); None where the
-    interpreter does it on its own account: imports, sources, logs.
+    interpreter does it on its own account: imports, sources, logs. boundary: the frame in which the program runs.
     """
-    while frame is not None:
+    found: tuple[CodeType, int] | None = None
+    while frame is not None and frame is not boundary:
         kind = file_kind(frame.f_code.co_filename)
-        if kind == "user":
-            return frame.f_code, frame.f_lasti
         if kind == "import" or (kind == "stdlib" and frame.f_code.co_filename.startswith(_OWN_ACCOUNT)):
             return None
+        if kind == "user" and found is None:
+            found = frame.f_code, frame.f_lasti
         frame = frame.f_back
-    return None
+    return found
 
 
 # Functions of torch that only hand on to the user's: a call goes through them as through the user's own.

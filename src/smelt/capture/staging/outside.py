@@ -34,8 +34,9 @@ def refuse_outside(what: str | None, name: str, frame: FrameType | None) -> None
 
     Raises: CannotStage.
     """
-    if what in OUTSIDE and current.found() is not None and not (frame is not None and _only_reads(name, frame)):
-        place = acting_site(frame)
+    session = current.found()
+    if what in OUTSIDE and session is not None and not (frame is not None and _only_reads(name, frame)):
+        place = acting_site(frame, session.base_frame)
         if place is not None:
             raise CannotStage(f"it {what} ({name})", OUTSIDE_OF_PYTHON, Site(*place))
 
