@@ -103,9 +103,10 @@ KEYS: dict[str, Any] = {
 def follow(f: Callable[..., Any], given: Callable[[], tuple[Any, ...]], calls: int = CALLS) -> Any:
     """A compiled object that was called as often as the original, with answers and caches alike."""
     compiled, ours, theirs = smelt.compile(f), given(), given()
+    numbers = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for _ in range(calls):
-            x = torch.randn(1, 16)
+            x = torch.randn(1, 16, generator=numbers)
             torch.testing.assert_close(compiled(x, *ours), f(x, *theirs))
     assert compiled.stats().fallbacks == {}
     return compiled
@@ -118,7 +119,7 @@ def attend(x: Any, cache: Any) -> Any:
         if layer in cache:
             k, v = (torch.cat([old, new]) for old, new in zip(cache[layer], (k, v), strict=True))
         cache[layer] = k, v
-        x = x + (x @ k.T).softmax(-1) @ v
+        x = x + (x @ k.T / 64).softmax(-1) @ v  # scores near 1: a softmax of large ones makes their roundings large
     return x
 
 

@@ -57,16 +57,16 @@ RECORDING = threading.Lock()
 
 
 @contextmanager
-def profiled(hook: Hook) -> Iterator[None]:
+def profiled(hook: Hook, *, natively: bool = True) -> Iterator[None]:
     """Install a profile hook for this thread; whatever profiler was there is put back after.
 
     hook: told of calls and of calls of builtins; True: it need not be told of that code object or builtin again.
-    One block at a time, in all threads: the caller holds `RECORDING`.
+    natively: by native code, where there is some; one block at a time, in all threads: the caller holds `RECORDING`.
     """
     before: Any = sys.getprofile()
     watched.hook = hook
     try:
-        if native.profiler is not None:
+        if natively and native.profiler is not None:
             watched.resume = native.profiler.start(hook)
         else:
             watched.resume = partial(sys.setprofile, hook)

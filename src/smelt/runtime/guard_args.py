@@ -242,17 +242,18 @@ class ArgumentTests:
             )
         self._each("value", place, variable, code, value)
 
+    def _is_met_again(self, value: Any, place: str, selector: str) -> bool:
+        """Whether a container or object stands at an earlier place, too: then it is to be that one."""
+        known = self._containers.get(id(value))
+        if known is None:
+            self._containers[id(value)] = place
+            return False
+        self._each("alias", place, selector, f"{{v}} is {_escaped(self._code(known))}", "the same object")
+        return True
+
     def _container(self, value: Any, place: str, selector: str) -> None:
-        if id(value) in self._containers:
-            self._each(
-                "alias",
-                place,
-                selector,
-                f"{{v}} is {_escaped(self._code(self._containers[id(value)]))}",
-                "the same object",
-            )
+        if self._is_met_again(value, place, selector):
             return
-        self._containers[id(value)] = place
         variable = self._variable(selector)
         cls = type(value)
         if not isinstance(value, tuple):
@@ -277,16 +278,8 @@ class ArgumentTests:
 
     def _object(self, value: Any, place: str, selector: str) -> None:
         """An object whose attributes, and items, are compared one by one."""
-        if id(value) in self._containers:
-            self._each(
-                "alias",
-                place,
-                selector,
-                f"{{v}} is {_escaped(self._code(self._containers[id(value)]))}",
-                "the same object",
-            )
+        if self._is_met_again(value, place, selector):
             return
-        self._containers[id(value)] = place
         self.opened.add(place)
         variable = self._variable(selector)
         self._apart.append((place, variable))

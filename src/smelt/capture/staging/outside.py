@@ -12,9 +12,7 @@ Invariant: nothing that `reads_effects` knows to act outside has begun when the 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -66,18 +64,11 @@ def nothing_outside() -> Iterator[None]:
     """The block does nothing outside of Python in this thread, where no recording of reads looks at it already."""
     if watched.hook is not None:
         yield
-    elif RECORDING.acquire(blocking=False):
-        try:
-            with profiled(_hook):
-                yield
-        finally:
-            RECORDING.release()
-    else:
-        before = sys.getprofile()
-        watched.hook, watched.resume = _hook, partial(sys.setprofile, _hook)
-        watched.resume()
-        try:
+        return
+    is_alone = RECORDING.acquire(blocking=False)
+    try:
+        with profiled(_hook, natively=is_alone):
             yield
-        finally:
-            watched.hook = watched.resume = None
-            sys.setprofile(before)
+    finally:
+        if is_alone:
+            RECORDING.release()
