@@ -1,9 +1,12 @@
 """Products of few rows with a matrix whose rows lie along K: dot products at the speed of memory, nothing packed.
 
     for item in (batch, block of columns):
-      for column (a row of the matrix, so that memory is read as it lies):
-        sums[m][column] = sum over k of left[m][k] * right[column][k]      # a few registers of partial sums for each m
+      for up to 8 columns (rows of the matrix) of the block:
+        sums[m][column] = sum over k of left[m][k] * right[column][k]      # a few registers of partial sums for each
       out[:, block] = epilogue(sums)
+
+The columns at once of a matrix that comes from memory lie a share of the block apart: each share is a stream, and
+streams read in step hide the page walks and the latency that bind one.
 
 Invariant: as for `gemm`; a chain of a lane has k / lanes terms, which rounds less than any blocked sum.
 """
@@ -16,11 +19,11 @@ from functools import lru_cache
 
 from smelt.codegen.contract.driver import Driver, Part
 from smelt.codegen.contract.epilogue import Epilogue
-from smelt.codegen.contract.integers import minimum
+from smelt.codegen.contract.integers import ceil_div, minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.tile import multiply_add
 from smelt.codegen.contract.tiling import Tiling
-from smelt.codegen.contract.vectors import lane_mask, load_some, masked_load, prefetch, shuffled
+from smelt.codegen.contract.vectors import AHEAD_NBYTES, lane_mask, load_some, masked_load, prefetch, shuffled
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.llvm.text import Carried, FunctionText
@@ -88,14 +91,18 @@ class DotsDriver(Driver):
                 for i in range(self.height)]  # fmt: skip
         step = self.nbytes(word["right_step"])
         last = fn.let(f"sub nsw i64 {columns}, 1", "i")
-        ahead = fn.mul(step, self.lines)
+        turns = ceil_div(fn, columns, str(self.lines))
         self.far = fn.let(f"icmp ne i64 {word['direct']}, 0", "b")
-        with fn.loop(0, columns, self.lines) as c:
+        # A line for each turn, each turn a line of every stream; near ones as they lie.
+        self.apart = fn.let(f"select i1 {self.far}, i64 {turns}, i64 1", "i")
+        each = fn.let(f"select i1 {self.far}, i64 1, i64 {self.lines}", "i")
+        with fn.loop(0, turns) as turn:
+            first = fn.mul(turn.index, each)
             # Lines beyond the last are the last again; their sums lie behind what is stored.
-            at = [minimum(fn, fn.add(c.index, i), last) if i else c.index for i in range(self.lines)]
+            at = [minimum(fn, fn.add(first, fn.mul(self.apart, i)), last) for i in range(self.lines)]
             lines = [fn.gep("i8", right, fn.mul(i, step)) for i in at]
-            for i, totals in enumerate(self._dots(rows, lines, ahead)):
-                to = fn.gep("i8", "%scratch", fn.mul(fn.add(c.index, i * self.tiling.panel), self.tiling.sum_nbytes))
+            for i, totals in enumerate(self._dots(rows, lines)):
+                to = fn.gep("i8", "%scratch", fn.mul(fn.add(first, i * self.tiling.panel), self.tiling.sum_nbytes))
                 self._store(self._folded(totals), to)
         self.finish_block(outer, inner, "0", column, word["m"], columns)
 
@@ -107,7 +114,7 @@ class DotsDriver(Driver):
         inside = fn.let(f"icmp slt i64 {number}, {count}", "b")
         return fn.let(f"select i1 {inside}, i64 {number}, i64 {fn.let(f'sub nsw i64 {count}, 1', 'i')}", "i")
 
-    def _dots(self, rows: list[str], lines: list[str], ahead: str) -> list[list[str]]:
+    def _dots(self, rows: list[str], lines: list[str]) -> list[list[str]]:
         """For each row and each line of the right matrix a register of partial sums."""
         fn, tiling, k = self.fn, self.tiling, self.word["k"]
         step = tiling.lanes * tiling.group
@@ -119,7 +126,7 @@ class DotsDriver(Driver):
             at = fn.mul(loop.index, tiling.element_nbytes)
             for chain in range(self.chains):
                 there = fn.add(at, chain * step * tiling.element_nbytes)
-                self._prefetch(lines, there, ahead)
+                self._prefetch(lines, there)
                 self._multiply(rows, lines, there, None, loop.carried[chain :: self.chains])
         firsts = []
         for i in range(len(places)):
@@ -143,13 +150,13 @@ class DotsDriver(Driver):
             row, line = divmod(n, len(lines))
             carried.next = multiply_add(self.fn, self.tiling, left[row], right[line], carried.now)
 
-    def _prefetch(self, lines: list[str], at: str, ahead: str) -> None:
-        """Ask for the same place of the next lines, if they are far: the hardware's own prefetching stops at pages."""
+    def _prefetch(self, lines: list[str], at: str) -> None:
+        """Ask for what comes next in the stream of each line, if it is far: the hardware's own stops at pages."""
         fn, tiling = self.fn, self.tiling
         with fn.when(self.far):
             for line in lines:
                 for offset in range(0, tiling.lanes * tiling.group * tiling.element_nbytes, _LINE_NBYTES):
-                    prefetch(fn, fn.gep("i8", fn.gep("i8", line, fn.add(at, offset)), ahead))
+                    prefetch(fn, fn.gep("i8", line, fn.add(at, AHEAD_NBYTES + offset)))
 
     def _load(self, line: str, offset: str, mask: str | None) -> str:
         fn, tiling = self.fn, self.tiling
@@ -168,8 +175,13 @@ class DotsDriver(Driver):
         if self.lines == 1:
             fn.store(tiling.sum_type, fn.let(f"extractelement {tiling.vector} {total}, i64 0"), at)
             return
-        some = f"<{self.lines} x {tiling.sum_type}>"
-        fn.store(some, shuffled(fn, tiling.vector, total, total, range(self.lines)), at, tiling.sum_nbytes)
+        with fn.when(self.far):
+            for i in range(self.lines):
+                to = fn.gep("i8", at, fn.mul(self.apart, i * tiling.sum_nbytes))
+                fn.store(tiling.sum_type, fn.let(f"extractelement {tiling.vector} {total}, i64 {i}"), to)
+        with fn.when(fn.let(f"xor i1 {self.far}, true", "b")):
+            some = f"<{self.lines} x {tiling.sum_type}>"
+            fn.store(some, shuffled(fn, tiling.vector, total, total, range(self.lines)), at, tiling.sum_nbytes)
 
     def _folded(self, totals: list[str]) -> str:
         """A register whose first lanes are the sums of the lanes of each of `totals`.

@@ -2,21 +2,22 @@
 
     for item in (batch, block of columns, part of K):
       for block of the part:                                   # tiling.BLOCK terms
-        part = 0
-        for 8 lines of the matrix:
-          part[m][block] += sum over the 8 of left[m][k] * right[k][block]      # a chain of its own from zero
-        sums[m][block] += part[m][block]
-      out[part][:, block] = epilogue(sums)
+        block_sum = 0
+        for 8 lines of the matrix, an eighth of the part apart:
+          block_sum[m][columns] += sum over the 8 of left[m][k] * right[k][columns]      # two chains from zero
+        sums[m][columns] += block_sum[m][columns]
+      out[part][:, columns] = epilogue(sums)
 
-Sums stay in the first-level cache, so a block may be as wide as it takes to read memory in long pieces. A matrix that
-comes from memory is cut along K where its lines can be whole: each core then reads one piece of memory from end to end,
-and `parts.Joined` adds what the parts gave.
+The lines of an eighth are a stream of its own: eight streams read in step hide the page walks and the latency that bind
+one. Sums stay in the first-level cache, so a block may be as wide as it takes to read memory in long pieces. A matrix
+that comes from memory is cut along K where its lines can be whole, and `parts.Joined` adds what the parts gave.
 Invariant: as for `gemm`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -26,7 +27,7 @@ from smelt.codegen.contract.integers import minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.tile import multiply_add
 from smelt.codegen.contract.tiling import BLOCK, Tiling
-from smelt.codegen.contract.vectors import lane_mask, load_some, prefetch, splat
+from smelt.codegen.contract.vectors import AHEAD_NBYTES, lane_mask, load_some, prefetch, splat
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 
@@ -92,25 +93,28 @@ class _LinesDriver(Driver):
         right = fn.gep("i8", self.start("right", outer, inner), self.nbytes(column))
         self.columns = columns
         self.part = fn.gep("i8", "%scratch", self.height * self.row_nbytes)
-        self._place_prefetches()
+        self._place_prefetch()
         self._fill("%scratch")
         first = fn.mul(part, word["block_terms"])
         last = minimum(fn, fn.add(first, word["block_terms"]), word["k"])
-        with fn.loop(first, last, BLOCK) as terms:
-            self._block(terms.index, last, left, right)
+        step = fn.let(f"sdiv i64 {fn.let(f'sub nsw i64 {last}, {first}', 'i')}, {_LINES}", "i")
+        with fn.loop(0, step, BLOCK // _LINES) as turns:
+            end = minimum(fn, fn.add(turns.index, BLOCK // _LINES), step)
+            with self._block(), fn.loop(turns.index, end) as turn:
+                k = fn.add(first, turn.index)
+                self._lines([fn.add(k, fn.mul(step, i)) for i in range(_LINES)], left, right)
+        middle = fn.add(first, fn.mul(step, _LINES))
+        with fn.when(fn.let(f"icmp slt i64 {middle}, {last}", "b")), self._block(), fn.loop(middle, last) as rest:
+            self._lines([rest.index], left, right)
         self.finish_block(outer, inner, fn.mul(part, word["m"]), column, word["m"], columns)
 
-    def _place_prefetches(self) -> None:
-        """What is asked for beside each register: the next lines where they lie, or, where all of them are one piece of
-        memory, that piece from its begin to its end. In one stream the hardware's own prefetching helps.
+    def _place_prefetch(self) -> None:
+        """How far behind a register lies what is asked for beside it, in the same stream: a little where the lines of a
+        stream are one piece of memory, else the stream's next line.
         """
-        fn, tiling = self.fn, self.tiling
-        step = self.nbytes(self.word["right_step"])
+        fn = self.fn
         whole = fn.let(f"icmp ne i64 {self.word['direct']}, 0", "b")
-        element, register = tiling.element_nbytes, tiling.lanes * tiling.element_nbytes
-        self.ahead = fn.mul(step, _LINES)
-        self.ahead_line = fn.let(f"select i1 {whole}, i64 {register}, i64 {step}", "i")
-        self.ahead_column = fn.let(f"select i1 {whole}, i64 {_LINES * element}, i64 {element}", "i")
+        self.ahead = fn.let(f"select i1 {whole}, i64 {AHEAD_NBYTES}, i64 {self.nbytes(self.word['right_step'])}", "i")
 
     def _fill(self, at: str) -> None:
         """Zeros for all sums that begin at an address."""
@@ -122,15 +126,12 @@ class _LinesDriver(Driver):
     def _sums(self, base: str, row: int, column: str) -> str:
         return self.fn.gep("i8", base, self.fn.add(self.fn.mul(column, self.tiling.sum_nbytes), row * self.row_nbytes))
 
-    def _block(self, k: str, last: str, left: str, right: str) -> None:
+    @contextmanager
+    def _block(self) -> Iterator[None]:
+        """Add what is summed inside to the sums."""
         fn, tiling = self.fn, self.tiling
-        end = minimum(fn, fn.add(k, BLOCK), last)
-        whole = fn.let(f"and i64 {fn.let(f'sub nsw i64 {end}, {k}', 'i')}, {-_LINES}", "i")
-        middle = fn.add(k, whole)
         self._fill(self.part)
-        for first, last, count in ((k, middle, _LINES), (middle, end, 1)):
-            with fn.loop(first, last, count) as line:
-                self._lines(line.index, count, left, right)
+        yield
         with fn.loop(0, self.columns, tiling.lanes) as c:
             for i in range(self.height):
                 to = self._sums("%scratch", i, c.index)
@@ -138,39 +139,34 @@ class _LinesDriver(Driver):
                 part = fn.load(tiling.vector, self._sums(self.part, i, c.index), tiling.sum_nbytes)
                 fn.store(tiling.vector, fn.let(f"fadd {tiling.vector} {before}, {part}"), to, tiling.sum_nbytes)
 
-    def _lines(self, k: str, count: int, left: str, right: str) -> None:
-        """Add `count` lines, each times an element of each row of the left matrix."""
+    def _lines(self, terms: Sequence[str], left: str, right: str) -> None:
+        """Add a line for each term, times an element of each row of the left matrix."""
         fn, tiling, word = self.fn, self.tiling, self.word
         factors: list[list[str]] = []
         step = self.nbytes(word["right_step"])
-        lines = [fn.gep("i8", right, fn.mul(fn.add(k, i), step)) for i in range(count)]
+        lines = [fn.gep("i8", right, fn.mul(k, step)) for k in terms]
         for i in range(self.height):
             row = fn.gep("i8", left, self.nbytes(fn.mul(word["left_row"], i)))
-            at = [fn.gep("i8", row, self.nbytes(fn.mul(fn.add(k, j), word["left_k"]))) for j in range(count)]
+            at = [fn.gep("i8", row, self.nbytes(fn.mul(k, word["left_k"]))) for k in terms]
             loaded = [fn.load(tiling.sum_type, a, tiling.element_nbytes) for a in at]
             factors.append([splat(fn, tiling.sum_type, tiling.lanes, a) for a in loaded])
         lanes = fn.let(f"udiv i64 {self.columns}, {tiling.lanes}", "i")
         whole = fn.mul(lanes, tiling.lanes)
-        ahead = [fn.gep("i8", lines[0], fn.add(self.ahead, fn.mul(self.ahead_line, i))) for i in range(count)]
         with fn.loop(0, whole, tiling.lanes) as c:
-            self._column(c.index, lines, factors, None, ahead if count > 1 else ())
+            self._column(c.index, lines, factors, None)
         rest = fn.let(f"sub nsw i64 {self.columns}, {whole}", "i")
         with fn.when(fn.let(f"icmp ne i64 {rest}, 0", "b")):
-            self._column(whole, lines, factors, lane_mask(fn, tiling.lanes, rest), ())
+            self._column(whole, lines, factors, lane_mask(fn, tiling.lanes, rest))
 
-    def _column(
-        self, column: str, lines: list[str], factors: list[list[str]], mask: str | None, ahead: Sequence[str]
-    ) -> None:
-        """One register of columns of some lines; `ahead`: where what is asked for in advance begins, if it is."""
+    def _column(self, column: str, lines: list[str], factors: list[list[str]], mask: str | None) -> None:
+        """One register of columns of some lines."""
         fn, tiling = self.fn, self.tiling
         offset = self.nbytes(column)
-        there = fn.mul(column, self.ahead_column)
-        for at in ahead:
-            # Lines lie further apart than the hardware's own prefetching looks.
-            prefetch(fn, fn.gep("i8", at, there))
-        right = [
-            load_some(fn, tiling.vector, fn.gep("i8", line, offset), mask, tiling.element_nbytes) for line in lines
-        ]
+        places = [fn.gep("i8", line, offset) for line in lines]
+        if mask is None and len(lines) > 1:
+            for place in places:
+                prefetch(fn, fn.gep("i8", place, self.ahead))
+        right = [load_some(fn, tiling.vector, place, mask, tiling.element_nbytes) for place in places]
         for i, row in enumerate(factors):
             to = self._sums(self.part, i, column)
             total = fn.load(tiling.vector, to, tiling.sum_nbytes)

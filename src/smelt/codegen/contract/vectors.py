@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from smelt.codegen.llvm.text import FunctionText
 from smelt.ir import DType
 
+AHEAD_NBYTES = 1024
+"""How far ahead of its use a stream of memory is asked for, where several are read in step."""
+
 
 def splat(fn: FunctionText, type_: str, lanes: int, value: str) -> str:
     """A vector with `value` in all lanes."""
