@@ -16,6 +16,7 @@ import weakref
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -227,6 +228,17 @@ OTHER_VALUES: list[Any] = [
 ]  # fmt: skip
 
 
+class Side(Enum):
+    LEFT = 1
+    RIGHT = 2
+
+
+KEYS: list[Any] = [
+    0, 1, True, None, 2**40, 2**70, 0.5, float("nan"), "a", "".join(["a", "b"]), b"x", 1j, len, torch.float32,
+    Side.LEFT, Side.RIGHT, (), (1,), (1, "a"), (Side.LEFT, (1, 2.0)), Pair(1, 2), frozenset({1}), tensor_values,
+]  # fmt: skip
+
+
 def _row_for(args: tuple[Any, ...], kwargs: dict[str, Any], writes: bool = True) -> tuple[Any, Any]:
     """The guards of a program called so, and the same natively (None where there is no such thing)."""
     code = entry_code()
@@ -248,7 +260,8 @@ def value_from(rng: random.Random, tensors: list[Any], depth: int = 0) -> Any:
     if kind < 0.8 or depth > 1:
         return rng.choice(OTHER_VALUES)
     inner = [value_from(rng, tensors, depth + 1) for _ in range(rng.randrange(4))]
-    return rng.choice([tuple(inner), inner, dict(zip("abcd", inner, strict=False))])
+    keys = rng.choice(["abcd", rng.sample(KEYS, 4)])
+    return rng.choice([tuple(inner), inner, dict(zip(keys, inner, strict=False))])
 
 
 def mutated(rng: random.Random, values: list[Any], tensors: list[Any]) -> list[Any]:
@@ -266,6 +279,23 @@ def mutated(rng: random.Random, values: list[Any], tensors: list[Any]) -> list[A
     if rng.random() < 0.1:
         made = made[:-1]
     return made
+
+
+@pytest.mark.parametrize(
+    ("seen", "others"),
+    [
+        ({1: 1, 2: 2}, [{2: 2, 1: 1}, {1: 2, 2: 1}, {1.0: 1, 2: 2}, {True: 1, 2: 2}, {1: 1}, {1: 1, 2: 2, 3: 3}]),
+        ({Side.LEFT: 1, "a": 2}, [{Side.RIGHT: 1, "a": 2}, {"a": 1, Side.LEFT: 2}, {Side.LEFT: 1, "b": 2}]),
+        ({(0, "k"): 1, (1, "k"): 2}, [{(0, "k"): 1, (2, "k"): 2}, {(0, "k"): 1, (1, "v"): 2}, {(0, "k"): 1, (1,): 2}]),
+        ({None: 0, 0.5: 1}, [{None: 0, 0.25: 1}, {False: 0, 0.5: 1}, {0.5: 0, None: 1}]),
+    ],
+)
+def test_dicts_with_keys_of_any_kind(seen: dict[Any, int], others: list[dict[Any, int]]) -> None:
+    _, row = _row_for((seen,), {})
+    again = {(*key,) if type(key) is tuple else key: value for key, value in seen.items()}
+    assert entry_code().holds(row.guards, (again,), {})
+    for other in others:
+        assert not entry_code().holds(row.guards, (other,), {})
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -82,14 +82,9 @@ class Arguments:
             self._number(form, value, place, at)
         elif place in self.guards.opened:
             raise Unsupported
-        elif cls is int and -LIMIT <= value < LIMIT:
-            emit(Guard.INT, at, value)
-        elif cls is float:
-            bits = struct.unpack("<q", struct.pack("<d", value))[0]
-            emit(Guard.FLOAT, at, 0 if math.isnan(value) else 1, bits)
-        elif cls is str:
-            emit(Guard.TEXT, at, keep(value))
-        elif cls in (int, set, deque):
+        elif cls in (int, float, str):
+            self._plain(value, at)
+        elif cls in (set, deque):
             raise Unsupported
         elif cls in _IMMUTABLE:
             emit(Guard.IS, at, keep(value))
@@ -99,6 +94,18 @@ class Arguments:
             self._container(value, place, at)
         else:
             emit(Guard.IS, at, keep(value))
+
+    def _plain(self, value: int | float | str, at: int) -> None:
+        """A number or text by its value."""
+        if type(value) is int:
+            if not -LIMIT <= value < LIMIT:
+                raise Unsupported
+            self.words.emit(Guard.INT, at, value)
+        elif type(value) is float:
+            bits = struct.unpack("<q", struct.pack("<d", value))[0]
+            self.words.emit(Guard.FLOAT, at, 0 if math.isnan(value) else 1, bits)
+        else:
+            self.words.emit(Guard.TEXT, at, self.words.keep(value))
 
     def _number(self, form: NumberForm, value: Any, place: str, at: int) -> None:
         kind = _KINDS[type(value)]
@@ -116,8 +123,14 @@ class Arguments:
         if not isinstance(value, tuple):
             self._apart_too.append(at)
         cls = type(value)
-        first = self._take(len(value))
-        if cls is dict and all(type(key) is str for key in value):
+        has_keys = cls is dict and not all(type(key) is str for key in value)
+        first = self._take(2 * len(value) if has_keys else len(value))
+        if has_keys:
+            self.words.emit(Guard.ENTRIES, at, self.words.keep(cls), len(value), first)
+            for i, key in enumerate(value):
+                self._key(key, first + i)
+            first += len(value)
+        elif cls is dict:
             keys = [self.words.keep(key) for key in value]
             self.words.emit(Guard.MAPPING, at, self.words.keep(cls), len(value), first, *keys)
         elif _reads_as(cls, tuple) or _reads_as(cls, list):
@@ -127,6 +140,18 @@ class Arguments:
             raise Unsupported
         for i, (label, _, inner) in enumerate(members(value)):
             self._walk(inner, place + label, first + i)
+
+    def _key(self, key: Any, at: int) -> None:
+        """A key by its value where that is seen natively, else as the object that it is."""
+        if type(key) in (int, float, str):
+            self._plain(key, at)
+        elif type(key) is tuple:
+            first = self._take(len(key))
+            self.words.emit(Guard.SEQUENCE, at, self.words.keep(tuple), len(key), 0, first)
+            for i, part in enumerate(key):
+                self._key(part, first + i)
+        else:
+            self.words.emit(Guard.IS, at, self.words.keep(key))
 
     def _tensor(self, value: torch.Tensor, at: int, form: Form | None) -> None:
         for before, tensor in self._tensors:

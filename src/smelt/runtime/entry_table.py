@@ -12,6 +12,7 @@ then the named ones in order, then what was taken out of containers. Addresses a
     ARGS        nargs, nnamed, names...             the call's form; fills the first registers
     SEQUENCE    reg, type, length, is_list, first   a list or tuple; its members go to the registers from `first`
     MAPPING     reg, type, length, first, keys...   a dict with these keys in this order; likewise its values
+    ENTRIES     reg, type, length, first            a dict; its keys, then its values go to the registers from `first`
     TENSOR      reg, type, mask, keys, dtype, ndim, requires_grad (-1: any), sizes..., strides...
     IS          reg, object                         the same object
     SAME        reg, reg                            the same object in both
@@ -92,6 +93,7 @@ class Guard(IntEnum):
     COMPARE = 30
     COMPARE_FLOAT = 31
     OTHER = 32
+    ENTRIES = 33
 
 
 class Compute(IntEnum):

@@ -68,6 +68,18 @@ def _mapping(g: GuardsText) -> None:
     g.members(source, length, g.operands_from(4), g.operand(3))
 
 
+def _entries(g: GuardsText) -> None:
+    source, length, first = g.register(g.operand(0)), g.operand(2), g.operand(3)
+    g.need(g.equal(g.field(source, TYPE_AT), g.operand(1)))
+    g.need(g.equal(g.field(source, LENGTH_AT), length))
+    g.store("i64", "0", "%position")
+    with g.loop(0, length) as loop:
+        g.need_not(g.equal(g.python("PyDict_Next", source, "%position", "%key", "%value"), 0, "i32"))
+        to = g.gep("i64", "%regs", g.add(first, loop.index))
+        g.store("ptr", g.load("ptr", "%key"), to)
+        g.store("ptr", g.load("ptr", "%value"), g.gep("i64", to, length))
+
+
 def _tensor(g: GuardsText) -> None:
     ndim, sizes, strides = plain_tensor(g)
     with g.loop(0, ndim) as loop:
@@ -336,6 +348,7 @@ _OPERATIONS: dict[Guard, Callable[[GuardsText], None]] = {
     Guard.ARGS: _args,
     Guard.SEQUENCE: _sequence,
     Guard.MAPPING: _mapping,
+    Guard.ENTRIES: _entries,
     Guard.TENSOR: _tensor,
     Guard.IS: _is,
     Guard.SAME: _same,
