@@ -401,14 +401,19 @@ def rebuild(tree: Tree, tensors: Sequence[Any], same: dict[str, Any] | None = No
         if node is None:
             raise TypeError(f"{tree.cls.__qualname__} is no longer registered with torch's pytree")
         return node.unflatten(items, tree.context)
+    return assembled(tree, items, [rebuild(attribute, tensors, same) for attribute in tree.attributes])
+
+
+def assembled(tree: Container, items: Sequence[Any], attributes: Sequence[Any]) -> Any:
+    """A value of the structure's class, of any kind but "registered", with these parts."""
     value = _shell(tree, items)
-    for name, attribute in zip(tree.names, tree.attributes, strict=True):
+    for name, attribute in zip(tree.names, attributes, strict=True):
         # Past a frozen dataclass's own __setattr__.
-        object.__setattr__(value, name, rebuild(attribute, tensors, same))
+        object.__setattr__(value, name, attribute)
     return value
 
 
-def _shell(tree: Container, items: list[Any]) -> Any:
+def _shell(tree: Container, items: Sequence[Any]) -> Any:
     cls = tree.cls
     if issubclass(cls, tuple):
         # torch.return_types are tuples of C's making, which only their own constructor makes.

@@ -12,15 +12,29 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from smelt._torch.inference_kind import of_kind
 from smelt.capture import Signature
-from smelt.capture.tree import Container, TensorLeaf
+from smelt.capture.tree import ConstantLeaf, Container, TensorLeaf, Tree, assembled
 from smelt.codegen.lower import Lowered
+from smelt.codegen.lower.result import (
+    Fresh,
+    Number,
+    OfKind,
+    OutputRecipe,
+    Plain,
+    Same,
+    StateName,
+    ViewOf,
+    view_of,
+)
 from smelt.diag import CaptureError
 from smelt.runtime.entry_table import Kind
 
 Extract = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[torch.Tensor]]
 Deliver = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[Any], Mapping[str, Any]], Any]
 
+# Deeper results are made part by part: Python's parser has a limit.
+_MAX_DEPTH = 40
 # Places made of positions, plain keys and plain attributes can be read back by Python as they are printed.
 _PLAIN_PLACE = re.compile(r"(args|kwargs)(\[\d+\]|\['[^'\\]*'\]|\.[A-Za-z_][A-Za-z_0-9]*)+\Z")
 
@@ -89,18 +103,96 @@ def result_kind(signature: Signature, lowered: Lowered) -> Kind:
 
 def deliverer(signature: Signature, lowered: Lowered, lookup: Callable[[str, str], torch.Tensor]) -> Deliver:
     """What makes the program's result of a plan's results."""
-    if lowered.is_direct and signature.puts is None:
-        match signature.result:
-            case TensorLeaf(index=index):
-                return lambda results, inputs, args, kwargs: results[index]
-            case Container(kind="sequence", cls=cls, items=items, names=()) if cls is tuple or cls is list:
-                order = [item.index for item in items if isinstance(item, TensorLeaf)]
-                if len(order) == len(items):
-                    return lambda results, inputs, args, kwargs: cls([results[i] for i in order])
+    if signature.puts is None:
+        try:
+            return _Result(lowered.outputs, lookup).function(signature.result)
+        except _NoCode:
+            pass
 
     def rebuild(
-        results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+        results: Sequence[Any], inputs: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         return signature.rebuild(lowered.rebuild(results, inputs, lookup), args, kwargs)
 
     return rebuild
+
+
+class _NoCode(Exception):
+    """A result that is no expression over a plan's results and a call's inputs."""
+
+
+class _Result:
+    """A program's result as one expression, with the objects that it names; containers are new, constants the same."""
+
+    def __init__(self, outputs: Sequence[OutputRecipe], lookup: Callable[[str, str], torch.Tensor]) -> None:
+        self.outputs = outputs
+        self._made_here: set[int] = set()
+        self.scope: dict[str, Any] = {
+            "assembled": assembled,
+            "lookup": lookup,
+            "of_kind": of_kind,
+            "view_of": view_of,
+            "new_tuple": tuple.__new__,
+        }
+
+    def function(self, tree: Tree) -> Deliver:
+        """Raises: _NoCode."""
+        text = f"lambda results, inputs, args, kwargs: {self._made(tree, 0)}"
+        made: Deliver = eval(compile(text, "<smelt result>", "eval"), self.scope)
+        return made
+
+    def _made(self, tree: Tree, depth: int) -> str:
+        match tree:
+            case TensorLeaf(index):
+                recipe = self.outputs[index]
+                if isinstance(recipe, (ViewOf, OfKind)) and index in self._made_here:
+                    raise _NoCode  # it is made once, and stands in several places
+                self._made_here.add(index)
+                return self._output(recipe)
+            case ConstantLeaf(value):
+                return repr(value) if value is None or type(value) is bool else self._named(value)
+            case Container() if tree.kind != "registered" and depth < _MAX_DEPTH:
+                items, attributes = (
+                    [self._made(part, depth + 1) for part in parts] for parts in (tree.items, tree.attributes)
+                )
+                return self._container(tree, items, attributes)
+        raise _NoCode
+
+    def _container(self, tree: Container, items: list[str], attributes: list[str]) -> str:
+        cls, listed = tree.cls, "".join(f"{item}, " for item in items)
+        if attributes or not issubclass(cls, (tuple, list, dict)):
+            return f"assembled({self._named(tree)}, ({listed}), ({''.join(f'{each}, ' for each in attributes)}))"
+        if cls is tuple:
+            return f"({listed})"
+        if cls is list:
+            return f"[{listed}]"
+        if cls is dict:
+            pairs = zip(tree.keys, items, strict=True)
+            return f"{{{', '.join(f'{self._named(key)}: {item}' for key, item in pairs)}}}"
+        if hasattr(cls, "n_sequence_fields"):
+            return f"{self._named(cls)}(({listed}))"
+        if issubclass(cls, tuple):
+            return f"new_tuple({self._named(cls)}, ({listed}))"
+        return f"assembled({self._named(tree)}, ({listed}), ())"
+
+    def _output(self, recipe: OutputRecipe) -> str:
+        match recipe:
+            case Fresh(index=index) | Number(index=index):
+                return f"results[{index}]"
+            case OfKind(recipe=Fresh(index=index), inference=inference):
+                return f"of_kind(results[{index}], {inference})"
+            case Same(source=source):
+                return self._source(source)
+            case ViewOf():
+                return f"view_of({self._source(recipe.source)}, {self._named(recipe)})"
+            case Plain(value=value):
+                return self._named(value)
+        raise _NoCode
+
+    def _source(self, source: int | StateName) -> str:
+        return f"inputs[{source}]" if isinstance(source, int) else f"lookup({source.kind!r}, {source.path!r})"
+
+    def _named(self, value: Any) -> str:
+        name = f"o{len(self.scope)}"
+        self.scope[name] = value
+        return name

@@ -55,8 +55,11 @@ def check_plan(plan: Plan) -> None:
     alive = known.alive | known.given
     roots = {i.dst: i.src for i in plan.instructions if isinstance(i, View)}
     for slot in plan.outputs:
-        if slot not in alive or plan.kinds.get(slot, "object") != "object":
+        is_number = plan.kinds.get(slot, "object") != "object"
+        if slot not in alive and not (is_number and slot in plan.inputs):
             raise _bad(f"output slot {slot} is not an owned result")
+        if is_number:
+            continue
         root = slot
         while root in roots:
             root = roots[root]

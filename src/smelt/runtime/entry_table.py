@@ -195,6 +195,7 @@ class Kind(IntEnum):
 
 # Python's functions by name, with their types; all but the two that release and take the GIL are called with it held.
 EXTERNALS: dict[str, str] = {
+    "PyBool_FromLong": "ptr (i64)",
     "PyContextVar_Get": "i32 (ptr, ptr, ptr)",
     "PyDict_GetItemWithError": "ptr (ptr, ptr)",
     "PyDict_Next": "i32 (ptr, ptr, ptr, ptr)",
@@ -203,6 +204,7 @@ EXTERNALS: dict[str, str] = {
     "PyEval_RestoreThread": "void (ptr)",
     "PyEval_SaveThread": "ptr ()",
     "PyFloat_AsDouble": "double (ptr)",
+    "PyFloat_FromDouble": "ptr (double)",
     "PyList_New": "ptr (i64)",
     "PyLong_AsLongLongAndOverflow": "i64 (ptr, ptr)",
     "PyLong_FromLongLong": "ptr (i64)",

@@ -45,7 +45,7 @@ from smelt.runtime.plan import (
     Word,
 )
 from smelt.runtime.signals import fetched_error
-from smelt.runtime.steps import check_kind, number_bits
+from smelt.runtime.steps import check_kind, number_bits, number_of
 from smelt.runtime.table import BYTES_OFFSET, NUMBER_CODES, TYPE_OFFSET, Cell, Field, Op, Status
 
 _MAX_IDLE_FRAMES = 8
@@ -84,6 +84,7 @@ class NativeRunner:
         order = list(dict.fromkeys(plan.outputs))
         self._output_slots = order
         self._output_cells = [encoded.cell_of[slot] for slot in order]
+        self._output_kinds = tuple(plan.kinds.get(slot) for slot in order)
         self._output_order = None if len(order) == len(plan.outputs) else [order.index(s) for s in plan.outputs]
         is_done_natively = encoded.grad_is_native or plan.keep_grad_mode
         self._call: Callable[[int, int], int] = entry.run if is_done_natively else _WithoutGrad(entry)
@@ -165,13 +166,13 @@ class NativeRunner:
             raise self._failure(frame, status)
         take = bridge.take
         outputs: list[Any] = []
-        for slot, cell in zip(self._output_slots, self._output_cells, strict=True):
-            if slot in self.plan.kinds:
-                outputs.append(objects[slot])
-                continue
-            handle = view[cell]
-            view[cell] = 0
-            outputs.append(take(handle))
+        for slot, cell, made in zip(self._output_slots, self._output_cells, self._output_kinds, strict=True):
+            if made is None:
+                handle = view[cell]
+                view[cell] = 0
+                outputs.append(take(handle))
+            else:
+                outputs.append(objects[slot] if made == "object" else number_of(made, view[cell]))
         view[Cell.RUNS] += 1
         if self._looks_for_escapes and frame.memory is not None:
             check_escapes(self.plan, outputs, frame.memory)
@@ -196,8 +197,8 @@ class NativeRunner:
     def _abandon(self, frame: Frame) -> None:
         """Let a frame of a failed run go with whatever results were not handed out (an interrupt can fall anywhere)."""
         frame.objects = {}
-        for slot, cell in zip(self._output_slots, self._output_cells, strict=True):
-            handle = 0 if slot in self.plan.kinds else frame.view[cell]
+        for cell, kind in zip(self._output_cells, self._output_kinds, strict=True):
+            handle = frame.view[cell] if kind is None else 0
             frame.view[cell] = 0
             if handle:
                 self._bridge.delete(handle)
@@ -267,14 +268,13 @@ class NativeRunner:
             raise failure
 
         cells = (ctypes.c_int64 * max(len(self._output_cells), 1))(*self._output_cells)
-        codes = [0 if kind is None else NUMBER_CODES[kind] for kind in self._input_kinds]
-        kinds = (ctypes.c_int64 * max(len(codes), 1))(*codes)
+        kinds, made = _codes(self._input_kinds), _codes(self._output_kinds)
         fields |= {Field.SLOW: id(slow), Field.FAIL: id(fail), Field.OUTPUT_CELLS: ctypes.addressof(cells)}
-        fields[Field.KINDS] = ctypes.addressof(kinds)
+        fields |= {Field.KINDS: ctypes.addressof(kinds), Field.OUTPUT_KINDS: ctypes.addressof(made)}
         for field, value in fields.items():
             context[field] = value
         owner = _Context(address.to_bytes(8, "little"))
-        owner.keeps = (self, context, cells, kinds, slow, fail)
+        owner.keeps = (self, context, cells, kinds, made, slow, fail)
         sized = self.encoded.sized
         is_short = _is_short(self.plan) if sized is None else sized.is_short
         owner.enter = EntryContext(address, _address(self._entry.run), fail, is_short, self._input_kinds)
@@ -289,6 +289,7 @@ class NativeRunner:
         wrap = shim.address(handles.WRAP)
         needs_tensors = bool(encoded.counts.python) and encoded.counts.python > _calls_on_numbers(self.plan)
         is_plain = not needs_tensors and self._output_order is None and not self._looks_for_escapes
+        is_plain = is_plain and "object" not in self._output_kinds
         if not is_plain or isinstance(self._call, _WithoutGrad) or bridge.lend_offset is None or wrap is None:
             return None
         if not _layout_is_known() or ctypes.sizeof(ctypes.c_void_p) != 8:
@@ -321,7 +322,14 @@ _PYTHON = {
     Field.DECREF: "Py_DecRef",
     Field.AS_INT: "PyLong_AsLongLongAndOverflow",
     Field.AS_FLOAT: "PyFloat_AsDouble",
+    Field.FROM_FLOAT: "PyFloat_FromDouble",
+    Field.FROM_BOOL: "PyBool_FromLong",
 }
+
+
+def _codes(kinds: Sequence[Kind | None]) -> ctypes.Array[ctypes.c_int64]:
+    """What inputs or outputs are, as native code reads it."""
+    return (ctypes.c_int64 * max(len(kinds), 1))(*[0 if kind is None else NUMBER_CODES[kind] for kind in kinds])
 
 
 @dataclass(frozen=True, slots=True)

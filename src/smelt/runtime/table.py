@@ -284,7 +284,7 @@ class Field(IntEnum):
         PyObject* smelt_enter(PyObject* self, PyObject* const* args, Py_ssize_t nargs)     (METH_FASTCALL)
         void smelt_give(i64* context, i64* frame)                                (GIL held: adds an idle frame)
 
-    KINDS: for each argument what it is, as `NUMBER_CODES` says (0: a tensor).
+    KINDS, OUTPUT_KINDS: for each argument and output what it is, as `NUMBER_CODES` says (0: a tensor).
 
     `self` is a bytes object that holds the context's address. Idle frames are linked through `Cell.NEXT` and touched
     only with the GIL held. `SLOW` (called with the same arguments) and `FAIL` (called with frame and status) are
@@ -317,10 +317,13 @@ class Field(IntEnum):
     TRUE = 23
     AS_INT = 24
     AS_FLOAT = 25
+    OUTPUT_KINDS = 26
+    FROM_FLOAT = 27
+    FROM_BOOL = 28
 
 
 NUMBER_CODES = {"int": 1, "float": 2, "bool": 3}
-"""What a number among a plan's inputs is to native code."""
+"""What a number among a plan's inputs or outputs is to native code."""
 
 ENTER_SYMBOL = "smelt_enter"
 GIVE_SYMBOL = "smelt_give"

@@ -31,7 +31,7 @@ from smelt.runtime.entry_table import (
     Kind,
     Row,
 )
-from smelt.runtime.table import BYTES_OFFSET, Cell, Field
+from smelt.runtime.table import BYTES_OFFSET, NUMBER_CODES, Cell, Field
 
 
 class _Call(EntryText):
@@ -183,14 +183,30 @@ def _run(c: _Call) -> None:
     c.need(c.equal("%status", 0, "i32"), "fail")
 
 
-def _wrap_one(c: _Call, cell: str) -> str:
-    """A Python tensor of the handle in a cell, which is deleted; null if Python has no memory."""
-    at = c.gep("i64", "%frame", cell)
-    handle = c.load("i64", at)
+def _wrap_one(c: _Call, number: str) -> str:
+    """A Python tensor of an output's handle, which is deleted, or its number; null if Python has no memory."""
+    at = c.gep("i64", "%frame", c.element(c.context(Field.OUTPUT_CELLS, "ptr"), number))
+    word = c.load("i64", at)
     c.store("i64", "0", at)
-    made = c.let(f"call ptr {c.context(Field.WRAP, 'ptr')}(i64 {handle})")
-    c.let(f"call i32 {c.element('%frame', int(Cell.DELETE), 'ptr')}(i64 {handle})")
-    return made
+    kind = c.element(c.context(Field.OUTPUT_KINDS, "ptr"), number)
+    tensor, wrapped = c.fresh("tensor"), c.fresh("wrapped")
+    ways = {name: c.fresh(name) for name in NUMBER_CODES}
+    cases = " ".join(f"i64 {NUMBER_CODES[name]}, label %{label}" for name, label in ways.items())
+    c.do(f"switch i64 {kind}, label %{tensor} [{cases}]")
+    made: dict[str, str] = {}
+    for name, label in ways.items():
+        c.label(label)
+        if name == "float":
+            made[label] = c.python("PyFloat_FromDouble", c.let(f"bitcast i64 {word} to double"))
+        else:
+            made[label] = c.python("PyLong_FromLongLong" if name == "int" else "PyBool_FromLong", word)
+        c.go(wrapped)
+    c.label(tensor)
+    made[tensor] = c.let(f"call ptr {c.context(Field.WRAP, 'ptr')}(i64 {word})")
+    c.let(f"call i32 {c.element('%frame', int(Cell.DELETE), 'ptr')}(i64 {word})")
+    c.go(wrapped)
+    c.label(wrapped)
+    return c.let(f"phi ptr {', '.join(f'[{value}, %{label}]' for label, value in made.items())}")
 
 
 def _give(c: _Call) -> None:
@@ -202,7 +218,7 @@ def _give(c: _Call) -> None:
 
 def _single(c: _Call) -> str:
     """The only output, which is the result."""
-    made = _wrap_one(c, c.load("i64", c.context(Field.OUTPUT_CELLS, "ptr")))
+    made = _wrap_one(c, "0")
     _give(c)
     c.go("end.single")
     c.label("end.single")
@@ -212,7 +228,7 @@ def _single(c: _Call) -> str:
 
 def _several(c: _Call) -> str:
     """All outputs as a tuple or list (`%made`), which is the result or what it is made of: the latter is the answer."""
-    count, cells = c.context(Field.NOUTS), c.context(Field.OUTPUT_CELLS, "ptr")
+    count = c.context(Field.NOUTS)
     c.branch(c.equal("%kind", int(Kind.TUPLE)), "tuple", "list")
     c.label("tuple")
     as_tuple = c.python("PyTuple_New", count)
@@ -223,7 +239,7 @@ def _several(c: _Call) -> str:
     c.label("fill")
     c.do(f"%made = phi ptr [{as_tuple}, %tuple], [{as_list}, %list]")
     with c.loop(0, count, carried=(("i1", "true"),)) as loop:
-        item = _wrap_one(c, c.element(cells, loop.index))
+        item = _wrap_one(c, loop.index)
         fine = c.let(f"icmp ne ptr {item}, null")
         loop.carried[0].next = c.let(f"and i1 {loop.carried[0].now}, {fine}")
         put, drop, after = c.fresh("put"), c.fresh("drop"), c.fresh("after")

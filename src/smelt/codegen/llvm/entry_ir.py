@@ -199,6 +199,10 @@ def _outputs() -> str:
 outputs:
 {_field("nouts", Field.NOUTS)}
 {_field("cells", Field.OUTPUT_CELLS, "ptr")}
+{_field("out.kinds", Field.OUTPUT_KINDS, "ptr")}
+{_field("from.int", Field.LONG, "ptr")}
+{_field("from.float", Field.FROM_FLOAT, "ptr")}
+{_field("from.bool", Field.FROM_BOOL, "ptr")}
 {_field("wrap", Field.WRAP, "ptr")}
 {_field("list.new", Field.LIST_NEW, "ptr")}
 {_field("list.set", Field.LIST_SET, "ptr")}
@@ -218,17 +222,37 @@ take:
   %handle.at = getelementptr i64, ptr %frame, i64 %cell
   %handle = load i64, ptr %handle.at
   store i64 0, ptr %handle.at
+  %out.kind.at = getelementptr i64, ptr %out.kinds, i64 %k
+  %out.kind = load i64, ptr %out.kind.at
   %no.list = icmp eq ptr %list, null
   br i1 %no.list, label %take.drop, label %take.wrap
 take.wrap:
-  %result = call ptr %wrap(i64 %handle)
+  switch i64 %out.kind, label %wrap.tensor [{_cases("wrap")}]
+wrap.int:
+  %m.int = call ptr %from.int(i64 %handle)
+  br label %wrapped.one
+wrap.float:
+  %m.double = bitcast i64 %handle to double
+  %m.float = call ptr %from.float(double %m.double)
+  br label %wrapped.one
+wrap.bool:
+  %m.bool = call ptr %from.bool(i64 %handle)
+  br label %wrapped.one
+wrap.tensor:
+  %m.tensor = call ptr %wrap(i64 %handle)
+  br label %wrapped.one
+wrapped.one:
+  %result = phi ptr [%m.int, %wrap.int], [%m.float, %wrap.float], [%m.bool, %wrap.bool], [%m.tensor, %wrap.tensor]
   %wrapped = icmp ne ptr %result, null
   br i1 %wrapped, label %take.set, label %take.drop
 take.set:
   %set = call i32 %list.set(ptr %list, i64 %k, ptr %result)
   br label %take.drop
 take.drop:
-  %one = phi i1 [false, %take], [false, %take.wrap], [true, %take.set]
+  %one = phi i1 [false, %take], [false, %wrapped.one], [true, %take.set]
+  %is.handle = icmp eq i64 %out.kind, 0
+  br i1 %is.handle, label %take.delete, label %take.next
+take.delete:
   %dropped = call i32 %delete(i64 %handle)
   br label %take.next
 take.next:

@@ -14,7 +14,7 @@ from smelt.codegen.lower.result import Either, Fresh, Number, OutputRecipe, Plai
 from smelt.codegen.lower.sharing import returns_itself, view_source
 from smelt.ir import STATE_OPS, TensorType, Value, values_in
 from smelt.ops.convert import to_torch
-from smelt.runtime.plan import Blit, Copy
+from smelt.runtime.plan import Copy
 
 
 def lower_outputs(ctx: Context, chosen: Mapping[int, Choice]) -> tuple[tuple[int, ...], tuple[OutputRecipe, ...]]:
@@ -62,17 +62,16 @@ def _either(ctx: Context, fresh: Fresh, choice: Choice, slots: list[int]) -> Eit
 
 
 def _mixed(ctx: Context, value: Value, slots: list[int]) -> OutputRecipe:
-    """A number leaves the plan in a 0-d tensor, an object as it is."""
+    """A number or an object, which leave the plan as they are."""
     if value in ctx.lists:
         collect(ctx, value)
     source = ctx.number(value)
     if source.kind == "object":
         slots.append(source.slot)
         return Fresh(len(slots) - 1)
-    storage = ctx.builder.empty(source.base, source.dtype)
-    ctx.builder.emit(Blit(storage.slot, source.slot, source.dtype.itemsize))
-    slots.append(storage.slot)
-    return Number(len(slots) - 1)
+    if source.slot not in slots:
+        slots.append(source.slot)
+    return Number(slots.index(source.slot))
 
 
 def _recipe(ctx: Context, value: Value) -> OutputRecipe | None:

@@ -46,6 +46,11 @@ class ViewOf:
     offset: int
 
 
+def view_of(base: torch.Tensor, view: ViewOf) -> torch.Tensor:
+    """The view of its source, which stays what autograd knows it as."""
+    return base.as_strided(view.sizes, view.strides, base.storage_offset() + view.offset)
+
+
 @dataclass(frozen=True, slots=True)
 class Plain:
     """A Python value of the graph itself."""
@@ -55,7 +60,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """The Python number in result number `index` of the plan."""
+    """Result number `index` of the plan, a Python number."""
 
     index: int
 
@@ -117,9 +122,10 @@ class Lowered:
     @property
     def is_direct(self) -> bool:
         """Whether the plan's results are the outputs as they stand."""
-        return self.outputs == tuple(Fresh(i) for i in range(len(self.plan.outputs)))
+        recipes = [Fresh(i) if slot not in self.plan.kinds else Number(i) for i, slot in enumerate(self.plan.outputs)]
+        return self.outputs == tuple(recipes)
 
-    def rebuild(self, results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], lookup: Lookup) -> list[Any]:
+    def rebuild(self, results: Sequence[Any], inputs: Sequence[torch.Tensor], lookup: Lookup) -> list[Any]:
         """The graph's outputs from the plan's results, the call's inputs and the state."""
 
         def source_of(source: int | StateName) -> torch.Tensor:
@@ -129,19 +135,17 @@ class Lowered:
         for wanted in self.outputs:
             recipe = wanted.recipe if isinstance(wanted, OfKind) else wanted
             if isinstance(recipe, Either):
-                recipe = recipe.options[results[recipe.which].item()]
+                recipe = recipe.options[results[recipe.which]]
             match recipe:
                 case Fresh(index=index):
                     made = results[index]
                     outputs.append(of_kind(made, wanted.inference) if isinstance(wanted, OfKind) else made)
                 case Number(index=index):
-                    outputs.append(results[index].item())
+                    outputs.append(results[index])
                 case Same(source=source):
                     outputs.append(source_of(source))
                 case ViewOf():
-                    base = source_of(recipe.source)
-                    start = base.storage_offset() + recipe.offset
-                    outputs.append(base.as_strided(recipe.sizes, recipe.strides, start))
+                    outputs.append(view_of(source_of(recipe.source), recipe))
                 case Plain(value=value):
                     outputs.append(value)
         return outputs
