@@ -80,10 +80,13 @@ def test_after_a_fork() -> None:
     wanted = run.run(given)
     child = os.fork()
     if child == 0:
-        # Nothing of the parent's test run may go on here.
-        found = run.run(given)
-        torch.set_num_threads(1)
-        os._exit(0 if all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)) else 1)
+        status = 1
+        try:
+            torch.testing.assert_close(run.run(given), wanted, rtol=0, atol=0)
+            status = 0
+        finally:
+            # Nothing of the parent's test run may go on here.
+            os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
 
 
