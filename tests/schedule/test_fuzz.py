@@ -329,7 +329,8 @@ def _fuzz(seeds, steps=_STEPS):
         return sum(len(_tried(seed, steps)) for seed in seeds)
 
 
-@pytest.mark.parametrize("seed", range(5))
+# 122: a block that stands twice, whose attempts at a step must not touch what the first call keeps for its gradient.
+@pytest.mark.parametrize("seed", [*range(5), 122])
 def test_random_steps_keep_what_a_model_does(seed):
     assert _fuzz(range(seed, seed + 1)) >= 0
 

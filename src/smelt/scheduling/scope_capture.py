@@ -148,7 +148,8 @@ def _kept() -> Iterator[Callable[[Captured], None]]:
             for entry in captured.state.entries.values():
                 before = captured.written.get(id(entry.tensor))
                 if before is not None:
-                    entry.tensor.copy_(before)
+                    # No new version: who has kept it for a gradient finds what it was.
+                    entry.tensor.data.copy_(before)
 
     yield restore
 
