@@ -22,10 +22,12 @@ from smelt.capture.staging.control import StagingRuntime, _use
 from smelt.capture.staging.growing import container_type, extends, must_be_staged
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedSequence
-from smelt.ir import ANY, COMPLEX, INT, STR, DictType, DType, ListType, OptionalType, TupleType
+from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, STR, DictType, DType, ListType, OptionalType, TupleType
 from smelt.ops import in_python
 
 _PLAIN = PlainRuntime()
+# Classes of which equal values may be one object or two.
+_OF_CLASS = {bool: BOOL, int: INT, float: FLOAT, complex: COMPLEX, str: STR}
 _SMELT = f"{Path(__file__).resolve().parents[2]}/"
 _OPERATORS = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
@@ -255,14 +257,23 @@ class ScriptRuntime(StagingRuntime):
         if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
             found = session.same_tensor(left, right)
             return found if op == "is" else self.not_(0, found)
-        if is_staged(left) and is_staged(right):
-            same = slot_of(left) is slot_of(right)
-            return same if op == "is" else not same
         for one, two in ((left, right), (right, left)):
-            if is_staged(one) and isinstance(two, (torch.dtype, bool)):
-                found = session.emit("py.eq", one, two)
-                return found if op == "is" else session.emit("py.not_", found)
+            if is_staged(one):
+                found = self._is_staged(one, two)
+                return found if op == "is" else self.not_(0, found)
         return (left is right) if op == "is" else (left is not right)
+
+    def _is_staged(self, value: Any, other: Any) -> Any:
+        """Whether a value that a run knows is the very object. Raises: CannotStage where equal ones may be two."""
+        kind, theirs = _kind_of(value), _kind_of(other)
+        if is_staged(other) and slot_of(value) is slot_of(other):
+            return True
+        if isinstance(other, (torch.dtype, torch.layout)) or kind == theirs == BOOL:
+            return self.session.emit("py.eq", value, other)
+        plain = [k for k in (kind, theirs) if k == ANY or k in _OF_CLASS.values()]
+        if len(plain) == 2 and (kind == theirs or ANY in plain):
+            self.session.cannot(f"the identity of a value {kind} is asked for", "annotate it, or compare with ==")
+        return False
 
     def contains(self, at: int, item: Any, c: Any) -> Any:
         try:
@@ -327,7 +338,7 @@ class ScriptRuntime(StagingRuntime):
         _use(session, o, k, v)
         try:
             if isinstance(o, torch.Tensor):
-                if tensors.needs_care(session, o, k) or is_staged(v):
+                if tensors.needs_care(session, o, k) or is_staged(v) or tensors.has_open_sizes(session, v):
                     tensors.set_index(session, o, k, v)
                 else:
                     o[k] = v
@@ -544,6 +555,14 @@ class _Unpacked:
                 session.emit("py.join", text, session.emit("py.str", length), closing) if closing else text
             ),
         )
+
+
+def _kind_of(value: Any) -> Any:
+    """The type of a value that a run knows, None or not; of a plain number or text; None for all else."""
+    if not is_staged(value):
+        return _OF_CLASS.get(type(value))
+    kind = slot_of(value).type
+    return kind.element if isinstance(kind, OptionalType) else kind
 
 
 def _listed(value: Any) -> Any:
