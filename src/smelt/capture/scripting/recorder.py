@@ -314,9 +314,9 @@ class ScriptRecorder(ShadowRecorder):
         named: dict[str, Any], operands: Sequence[Slot],
     ) -> tuple[Sequence[Type], Any]:  # fmt: skip
         if info.sized_by is None and all(_is_static(slot) for slot in operands):
-            made = self._on_shadows(overload, info, args, kwargs)
-            if made is not None:
-                return [_type_of(m) for m in made], made
+            found = self._on_shadows(overload, info, args, kwargs)
+            if found is not None:
+                return found
         values: dict[Slot, Value] = {}
         if not _is_safe(info, noted) and is_caught(self.session):
             if info.is_random or info.written(args, kwargs):
@@ -324,11 +324,21 @@ class ScriptRecorder(ShadowRecorder):
                     f"{info.name} stands where an exception is caught, and may raise one",
                     "types do not tell whether it does: annotate the parameters",
                 )
-            self.session.attempt(info.name, noted, named)
+            self.session.attempt(info.name, noted, {**named, **self._in_brackets(info, noted)})
         arguments = [self._argument(info, a, values) for a in noted]
         keywords = {k: self._argument(info, v, values) for k, v in named.items()}
         with unseen():
             return infer_open(info.name, arguments, keywords), None
+
+    def _in_brackets(self, info: OpInfo, noted: Sequence[Any]) -> dict[str, int]:
+        """Whether an operator is the `select` of an index in brackets, and how many numbers stand before it there."""
+        site = self._find_site(2)
+        if info.name != "aten.select.int" or site is None or not site.is_subscript:
+            return {}
+        taken, maker = 0, self.makers.get(noted[0])
+        while maker is not None and maker[0] is info and maker[4] == site:
+            taken, maker = taken + 1, self.makers.get(maker[1][0])
+        return {"taken": taken}
 
     def _argument(self, info: OpInfo, arg: Any, values: dict[Slot, Value]) -> Any:
         """An argument as the graph's. Raises: what stops the session, where no graph holds it."""
@@ -339,7 +349,7 @@ class ScriptRecorder(ShadowRecorder):
             return self.session.cannot(*no_argument(info.name, arg, unfit)[:2])
 
     def _on_shadows(self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The results on shadows, None where these cannot tell. Raises: what eager would, for these types."""
+        """Types and results on shadows, None where these cannot tell. Raises: what eager would, for these types."""
         back: dict[int, Any] = {}
         own = [self.in_world(a, 0, back) for a in args]
         named = {k: self.in_world(v, 0, back) for k, v in kwargs.items()}
@@ -360,9 +370,11 @@ class ScriptRecorder(ShadowRecorder):
                 self._refuse(
                     refused if info.is_random else in_eagers_words(overload, own, named, refused), info, args, kwargs
                 )
-        result = _give_back(result, back)
-        results = [result] if info.result_count == 1 else list(result or ())
-        return results if all(_is_fresh(r) for r in results) else None
+        results = _each(result, info)
+        if not all(map(_is_fresh, results)):
+            return None
+        # Before they are given back: an `out=` may have got its size just now, which what it stands for has not.
+        return [_type_of(r) for r in results], _each(_give_back(result, back), info)
 
     def _refuse(self, error: Exception, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.session.refuse(error, info, args, kwargs)
@@ -409,6 +421,10 @@ def _is_empty(slot: Slot) -> bool:
 
 def _is_empty_type(type_: Type | None) -> bool:
     return isinstance(type_, TensorType) and type_.is_static and 0 in type_.sizes
+
+
+def _each(result: Any, info: OpInfo) -> list[Any]:
+    return [result] if info.result_count == 1 else list(result or ())
 
 
 def _is_fresh(result: Any) -> bool:
