@@ -132,7 +132,7 @@ ATTEMPT_KEYWORDS = frozenset((
     "include_self", "is_causal", "keepdim", "layout", "memory_format", "non_blocking", "pin_memory", "reduce",
     "rounding_mode", "scale", "sparse_grad", "value",
 ))  # fmt: skip
-"""Of the keywords that torch's operators have, those that `py.attempt` hands on."""
+"""Of the keywords that torch's operators have, those that `py.attempt` and `py.raised` hand on."""
 
 
 def _attempt(name: str, *args: Any, taken: int | None = None, **kwargs: Any) -> list[str]:
@@ -149,6 +149,11 @@ def _attempt(name: str, *args: Any, taken: int | None = None, **kwargs: Any) -> 
             return ["builtins.IndexError", words_of_brackets(args[0], args[1], args[2], taken)]
         return [f"{type(error).__module__}.{type(error).__qualname__}", str(error.args[0]) if error.args else ""]
     return []
+
+
+def _raised(name: str, *args: Any, **kwargs: Any) -> str:
+    """What an operator raises on these operands, its class and its text, as one; empty where it does not."""
+    return ": ".join(_attempt(name, *args, **kwargs))
 
 
 def _assert(condition: Any, *message: Any) -> None:
@@ -235,6 +240,7 @@ PYTHON_OPS: tuple[PyOp, ...] = (
         keywords=frozenset(("cause", "cause_args", "fields")),
     ),
     PyOp("py.assert", _assert, types.nothing, _ALWAYS, 1, 2, results=0),
+    PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
     PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS | {"taken"}),
 )  # fmt: skip
 _BY_NAME: Mapping[str, PyOp] = MappingProxyType({op.name: op for op in PYTHON_OPS})

@@ -23,6 +23,7 @@ from smelt.capture.scripting.types import infer_open
 from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.overlaps import check_overlap
+from smelt.capture.staging.raising import OF_ALL_ELEMENTS
 from smelt.capture.staging.shadows import _IN_PLACE_METADATA, ShadowRecorder, _give_back
 from smelt.capture.staging.stops import CannotMerge
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
@@ -58,11 +59,6 @@ _MARK_DTYPES = tuple(
         "bits16", "int1", "int2", "int3", "int4", "int5", "int6", "int7", "quint4x2", "quint2x4", "qint32", "qint8",
         "quint8",
     ) if (d := getattr(torch, n, None)) is not None
-)  # fmt: skip
-
-_OF_ALL_ELEMENTS = (
-    "aten.dropout.default", "aten.sum.default", "aten.mean.default", "aten.any.default", "aten.all.default",
-    "aten.clone.default", "aten.detach.default", "aten.alias.default",
 )  # fmt: skip
 
 
@@ -404,7 +400,7 @@ def _is_safe(info: OpInfo, noted: Sequence[Any]) -> bool:
     """Whether an operator takes every tensor: one operand, each element for itself, or all together."""
     tensors = [a for a in noted if isinstance(a, Slot) and not isinstance(a, ScalarSlot)]
     others = [a for a in noted if isinstance(a, (ScalarSlot, list, tuple))]
-    takes_all = "pointwise" in tags_of(info.name) or info.name in _OF_ALL_ELEMENTS
+    takes_all = "pointwise" in tags_of(info.name) or info.name in OF_ALL_ELEMENTS
     return len(tensors) == 1 and takes_all and not others
 
 

@@ -32,8 +32,10 @@ from smelt.capture.scopes import Scope
 from smelt.capture.staging.cuts import CUTTING, Cut, cut_of
 from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
 from smelt.capture.staging.elements import Elements
+from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.known_layouts import KnownLayouts
 from smelt.capture.staging.overlaps import check_overlap
+from smelt.capture.staging.raising import may_raise
 from smelt.capture.staging.sizes import rule_of
 from smelt.capture.staging.splits import split_of
 from smelt.capture.staging.stops import CannotStage
@@ -146,6 +148,12 @@ class ShadowRecorder(Recorder):
             if tensor is not None and not is_plain_tensor_type(type(tensor)) and not self._is_ours(tensor):
                 self.session.cannot(f"a {type(tensor).__qualname__} was used")
         self._check()
+        if (
+            not self.session.reruns
+            and may_raise(overload, info, args, operands, self.is_varied)
+            and is_caught(self.session)
+        ):
+            self.session.handled(info.name)
         if not info.returns_tensors:
             return self._scalar(overload, info, args, kwargs, noted, operands)
         if info.short in _IN_PLACE_METADATA and self.depth:
