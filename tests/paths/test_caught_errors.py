@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import pytest
@@ -59,6 +60,13 @@ def _row(x: Tensor, i: Tensor) -> Tensor:
     return x[i]
 
 
+def suppressed(x: Tensor, i: Tensor) -> Tensor:
+    y = x * 2
+    with contextlib.suppress(IndexError):
+        y = x[i]
+    return y + 1
+
+
 def by_a_size(x: Tensor, i: Tensor) -> Tensor:
     try:
         return (x > i).nonzero()[0]
@@ -66,7 +74,7 @@ def by_a_size(x: Tensor, i: Tensor) -> Tensor:
         return x[0]
 
 
-PROGRAMS = [indexed, beside_a_branch, in_words, written, in_another, by_a_size]
+PROGRAMS = [indexed, beside_a_branch, in_words, written, in_another, suppressed, by_a_size]
 NUMBERS = ([1, 7, 1, 2, 7, 9], [7, 1, 7, 1, 30, 2])
 
 
@@ -111,3 +119,17 @@ def test_what_nobody_catches_is_no_reading() -> None:
     compiled = smelt.compile(indexed)
     compiled(X, torch.tensor([1]))
     assert "py.raised" not in str(compiled.stats().rows[0].entry.graph)
+
+
+def test_random_numbers_of_no_data_are_no_reading() -> None:
+    def program(x: Tensor) -> Tensor:
+        try:
+            return x + torch.randint_like(torch.zeros(4), 0, 5)
+        except RuntimeError:
+            return x
+
+    traced = smelt.trace(program, (X,))
+    torch.manual_seed(3)
+    expected = program(X)
+    torch.manual_seed(3)
+    assert torch.equal(traced(X), expected)

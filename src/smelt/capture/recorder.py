@@ -257,8 +257,10 @@ class Recorder:
         if not info.returns_tensors:
             self._python_result(info, operands, noted, named, tainted, result)
             return
-        if tainted and info.raises and not self.reruns and is_caught(self):
-            self._expect_error(info, next(s for s in operands if s.family.tainted), noted, named, "")
+        if info.raises and not self.reruns and is_caught(self):
+            deciding = next((slot for slot in operands if slot.family.tainted), None)
+            if deciding is not None:
+                self._expect_error(info, deciding, noted, named, "")
         deciding = None
         if info.sized_by is not None and tainted:
             deciding = self._deciding(info.sized_by(args, kwargs))
