@@ -87,6 +87,13 @@ class Marks:
             self.slots[key] = slot
         return self._known[id(slot)]
 
+    def may_hold(self, data: torch.Tensor) -> bool:
+        """Whether Python's data that became a tensor were a mark, as far as a tensor's elements tell."""
+        if not self._keep or data.dtype in (torch.bool, torch.uint8) or data.is_complex() or not data.numel():
+            return False
+        sizes = data.double().abs()
+        return bool(((sizes >= _FIRST) & (sizes < 8 * _FIRST)).any())
+
     def _new(self, slot: ScalarSlot) -> Any:
         number = len(self._keep)
         if slot.type == INT:
@@ -154,6 +161,13 @@ class ScriptRecorder(ShadowRecorder):
             operands.append(self.listed[id(arg[0])])
             return operands[-1]
         return super()._encode(arg, operands)
+
+    def _lift(self, tensor: torch.Tensor, slot: Slot) -> None:
+        super()._lift(tensor, slot)
+        if slot in self.constants and self.marks.may_hold(self.constants[slot]):
+            self.session.cannot(
+                "torch makes a tensor of a number that only a run knows", "it asks Python for the number"
+            )
 
     # --- operators ---------------------------------------------------------------------------------------------------
 

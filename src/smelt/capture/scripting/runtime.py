@@ -15,6 +15,7 @@ import torch
 
 from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.scripting import calls, tensors
+from smelt.capture.scripting.marking import mark
 from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread
 from smelt.capture.staging import choices
 from smelt.capture.staging.branches import branch, is_raised_by_user
@@ -145,7 +146,7 @@ class ScriptRuntime(StagingRuntime):
     def _numbers_for_tensors(self, value: Any, other: Any) -> Any:
         """A staged number beside a tensor, as torch's parsers take it."""
         if is_staged(value) and isinstance(other, torch.Tensor):
-            return calls.mark(self.session, value)
+            return mark(self.session, value)
         return value
 
     def _lists(self, a: Any, b: Any) -> tuple[Any, Any]:
@@ -285,9 +286,7 @@ class ScriptRuntime(StagingRuntime):
                 if isinstance(item, str):
                     self.session.assume(c, DictType(STR, calls.tensors_any()))
                 if tensors.is_symbolic(self.session, c):
-                    return self.session.item(
-                        (_PLAIN.compare(0, c, ("==", lambda: calls.mark(self.session, item)))).any()
-                    )
+                    return self.session.item((_PLAIN.compare(0, c, ("==", lambda: mark(self.session, item)))).any())
             if is_staged(item) and isinstance(c, (set, frozenset)):
                 c = list(c)
             return super().contains(at, item, c)
