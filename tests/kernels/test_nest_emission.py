@@ -477,3 +477,12 @@ def test_rows_too_long_for_scratch_are_computed_again(isa: Isa) -> None:
     check(softmax(2, 200_003), isa, [_drawn([2, 200_003])], torch.zeros(2, 200_003))
     assert emit_nest(softmax(2, 200_003), isa).scratch_nbytes == 0
     assert emit_nest(softmax(2, 2003), isa).scratch_nbytes > 0
+
+
+@ISAS
+def test_a_chain_longer_than_pythons_stack(isa: Isa) -> None:
+    body: list[Let | Store] = [Let("v0", load(0, 1))]
+    for k in range(1500):
+        body.append(Let(f"v{k + 1}", op("max", op("neg", Ref(f"v{k}", F32)), const(-0.5))))
+    made = nest([F32, F32], (37,), (), [*body, Store(1, at(1), Ref("v1500", F32))])
+    check(made, isa, [_drawn([37])], torch.zeros(37))

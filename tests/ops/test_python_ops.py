@@ -46,7 +46,7 @@ scalars = st.one_of(
 )
 BY_NAME = {op.name: op for op in PYTHON_OPS}
 # An operand of these is a container, or the name of something.
-_OF_OTHERS = ("call", "draw", "setitem", "delitem", "insert", "append", "pow", "getattr", "attempt")
+_OF_OTHERS = ("call", "draw", "setitem", "delitem", "insert", "append", "pow", "getattr", "attempt", "raised")
 OF_SCALARS = [op for op in PYTHON_OPS if op.results == 1 and op.name.removeprefix("py.") not in _OF_OTHERS]
 
 
@@ -331,6 +331,8 @@ def test_an_attempt_tells_what_is_raised(op: Any, args: list[Any]) -> None:
     graph, node = one_node("py.attempt", [op.name, *args])
     (told,) = evaluate(graph, [op.name, *args])
     assert not effects(node).may_throw
+    (as_one,) = evaluate(one_node("py.raised", [op.name, *args])[0], [op.name, *args])
+    assert as_one == ": ".join(told)
     try:
         op.run(*args)
     except Exception as error:

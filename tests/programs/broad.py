@@ -225,7 +225,7 @@ class Broad(Wide):
     def _shared(self, names: list[str], parts: list[str]) -> list[str]:
         """Vectors and 0-d tensors in the memory of the first argument, a matrix."""
         self.note("arguments share memory")
-        views = {"y": self.rng.choice(["[1]", ".view(-1)[2:6]", "[0]"]), "s": self.rng.choice(["[0, 1]", "[2, 3]"])}
+        views = {"y": self.rng.choice(["[1]", ".flatten()[2:6]", "[0]"]), "s": self.rng.choice(["[0, 1]", "[2, 3]"])}
         return [
             f"(X := {parts[0]})",
             *(f"X{views[n]}" if n in views else p for n, p in zip(names[1:], parts[1:], strict=True)),

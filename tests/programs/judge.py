@@ -22,7 +22,7 @@ import torch
 import smelt
 from smelt.capture import capture
 from smelt.capture.staging.stage import stage
-from smelt.diag import CaptureError, InternalError
+from smelt.diag import CaptureError, InternalError, Miss
 from smelt.ops.evaluate import evaluate
 from tests.programs.scripted import scripted
 from tests.programs.subject import Seen, Subject, call, compare, load, parts, said
@@ -255,6 +255,10 @@ def _staged(path: Path, verdict: Verdict) -> str:
         if want.effects != first.effects or _plain(subject, number) != _plain(subject, 0):
             break  # Python's values among the arguments are guarded, not part of the graph
         got = call(run, subject, number)
+        if got.outcome.error is Miss:
+            # Where code that is not converted needs a number, a graph holds for that number only, and says so. It may
+            # have written before: only the functional graph, which is the one that runs, writes at its end.
+            break
         text = compare(want, got, effects=False, aliases=False)
         if text:
             return f"input {number}: {text}"

@@ -313,3 +313,32 @@ def packed(x, lengths):
 
 
 PACKED = Packed().eval()
+
+
+# --- identity, of what equal values may be two of
+
+
+@case((X, 1), (X, True), (X, 0))
+def is_the_very_true(x, n: int | bool):
+    return x + 1 if n is True else x - 1
+
+
+@case((X, True, 1), (X, False, 0))
+def no_number_is_a_bool(x, a: bool, n: int):
+    return x + (a is n), x + (a is not n), x + (n is False)
+
+
+@case((X, True, True), (X, True, False))
+def bools_are_one(x, a: bool, b: bool):
+    return x + 1 if a is b else x - 1
+
+
+# --- sizes that only a run knows, beside known ones
+
+
+@case((torch.tensor(1.5), X[0]), (X[1:2, 0], X[0]), (X[:, 0], X[0]))
+def written_into_the_known(x, row):
+    known = torch.zeros(2, 3)
+    known[0] = x
+    known[:, 1:] = row[:2]
+    return known

@@ -7,7 +7,7 @@ the same memory is seen through another of them: `conflicts` finds the roots for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from smelt.analysis.aliases import Aliases, is_external
@@ -31,6 +31,18 @@ class RegionAliases:
     def as_aliases(self) -> Aliases:
         """The roots alone."""
         return Aliases({v: frozenset((r,)) for v, r in self.local.items()}, frozenset(), frozenset())
+
+    def reach(self, roots: Iterable[Value], goes_on: Callable[[Value], bool] = lambda _: True) -> set[Value]:
+        """Roots and all that feeds them, as far as it goes on."""
+        found = set(roots)
+        pending = list(found)
+        while pending:
+            value = pending.pop()
+            if goes_on(value):
+                new = {source for source, _ in self.sources.get(value, ())} - found
+                found |= new
+                pending.extend(new)
+        return found
 
     def component(self, roots: Iterable[Value]) -> set[Value]:
         """The roots that are joined with any of some by junctions."""
@@ -159,7 +171,7 @@ class _Judge:
                 for source, loop in self.found.sources.get(one[0], ()):
                     loops = one[1] | {loop} if loop is not None else one[1]
                     # What is made outside a loop is the same in all of its iterations.
-                    pending.append((source, frozenset(n for n in loops if _is_inside(source, n))))
+                    pending.append((source, frozenset(n for n in loops if is_inside(source, n))))
             known = self._instances[root] = frozenset(seen)
         return known
 
@@ -228,7 +240,7 @@ def _regions(region: Region) -> Iterator[Region]:
             yield from _regions(inner)
 
 
-def _is_inside(value: Value, loop: Node) -> bool:
+def is_inside(value: Value, loop: Node) -> bool:
     """Whether a value is bound inside a loop: made there, or a parameter of its regions."""
     region = value.owner if isinstance(value.owner, Region) else value.owner.parent
     while region is not None:

@@ -104,6 +104,8 @@ class GraphBuilder:
                 emit.equality(args[0], args[1], wanted)
             case "allclose":
                 emit.all_of(emit.call("aten.isclose.default", *args, **named), wanted)
+            case "error":
+                emit.error(str(args[0]), args[1:], named, wanted)
             case "sizes":
                 emit.sizes(args[0], wanted)
             case "elements":

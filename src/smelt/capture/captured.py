@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType
@@ -77,6 +78,7 @@ class Captured:
         changed: put by `signature.puts`, too.
     own_backward: the name of a `torch.autograd.Function` that the program applies; "" where there is none.
     kinds: which outputs are inference tensors, or are none, otherwise than the caller's mode makes them.
+    reruns: the graph may raise where the program catches that.
     drawers: functions that draw numbers of Python's or NumPy's global generator.
     flags: by source line, what the program read of its tensors that another call may find otherwise.
     """
@@ -103,6 +105,7 @@ class Captured:
     kinds: Mapping[int, bool] = field(default_factory=dict)
     own_backward: str = ""
     flags: Mapping[Span | None, str] = field(default_factory=dict)
+    reruns: bool = False
     drawers: Sequence[CodeType] = ()
 
     @property
@@ -126,6 +129,7 @@ def capture(
     target: Callable[..., Any] | None = None,
     keep_written: bool = False,
     specialize: bool = False,
+    reruns: bool = False,
     dynamic: Spec | None = None,
     changed: Callable[[], ArgumentHeap | None] = lambda: None,
     state: Sequence[Place] = (),
@@ -135,6 +139,7 @@ def capture(
     target: the program that `fn` stands for, where `fn` wraps it; names and state are the target's.
     specialize: let Python read what depends on data; where it can be compared, the graph expects it (`expect`) where
         it was read, and holds for runs in which nothing else is found there.
+    reruns: whoever calls the graph runs the program natively where it raises, for that may be caught.
     dynamic: the sizes and numbers of the arguments that are symbols: the graph is then the one of a staged run (see
         `staging.stage`), with `sizes`. Where there is none, the graph is the ordinary one, `sizes` is None, and
         `warnings` says why.
@@ -161,7 +166,8 @@ def capture(
     except CaptureError as error:
         return Captured(title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {}))
     roots = reachable(program, {path: v for path, v in arguments.constants() if callable(v)})
-    recorder = Recorder(roots, Scope(roots.modules, call_notes()), at_entry=chosen == "entry", specialize=specialize)
+    scope = Scope(roots.modules, call_notes())
+    recorder = Recorder(roots, scope, at_entry=chosen == "entry", specialize=specialize, reruns=reruns)
     for tensor in arguments.tensors:
         recorder.add_input(tensor)
     written = Written(roots)
@@ -191,7 +197,7 @@ def capture(
         title, result, graph, signature, used, recorder.error,
         tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
         _returned(tensors, arguments.tensors, used), None,
-        kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, flags=recorder.flags,
+        kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, flags=recorder.flags, reruns=reruns,
         **_of_heap(heap, not_put),
     )  # fmt: skip
     return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic, state)
@@ -222,7 +228,11 @@ def _run(
         stack.enter_context(tracking(recorder.scope, roots.module_list))
         stack.enter_context(detecting(recorder, level))
         stack.enter_context(recording(record, level))
-        return fn(*args, **kwargs)
+        recorder.base_frame = sys._getframe()
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            recorder.base_frame = None
 
 
 def _of_heap(heap: ArgumentHeap | None, not_put: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 
 from smelt._torch.schemas import Schema, read_schema, tag_names
 from smelt.ops.catalogue import record_of
+from smelt.ops.raises import may_raise_by_data
 from smelt.ops.record import nothing_written
 from smelt.ops.registry import arguments_of, by_overload
 
@@ -52,6 +53,7 @@ class OpInfo:
     shares: position of the operand that the first result may be a view of, -1 for none.
     sized_by: for operators whose result sizes follow from data: the positions of the operands that decide them, given
         the arguments; None where sizes are static.
+    raises: data may make it raise.
     """
 
     name: str
@@ -66,6 +68,7 @@ class OpInfo:
     shares: int
     may_share: bool
     sized_by: Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]] | None
+    raises: bool = False
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Written, ...]:
         """The arguments that a call writes."""
@@ -100,6 +103,7 @@ def op_info(overload: Any) -> OpInfo:
         shared[0] if shared and any(r.alias for r in schema.returns) else -1,
         "maybe_aliasing_or_mutating" in tags or short in UNDECLARED_ALIAS,
         _sized_by(schema, short, tags),
+        may_raise_by_data(overload),
     )
 
 

@@ -26,9 +26,12 @@ from smelt.capture.opinfo import OpInfo, expectation, op_info
 from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
 from smelt.capture.spans import Site, SiteFinder
+from smelt.capture.staging.handlers import is_caught
 from smelt.diag import CaptureError, InternalError, SmeltError, Span
 from smelt.ir import TensorType
 from smelt.ops.convert import dtype_from_torch, strided_copy, type_of
+from smelt.ops.python_ops import ATTEMPT_KEYWORDS
+from smelt.ops.registry import overload as found_overload
 
 
 class Family:
@@ -119,7 +122,8 @@ _TENSOR, _LIST, _OTHER = 1, 2, 0
 _EXPECTED = {
     "is_nonzero": "bool", "item": "item", "_local_scalar_dense": "item", "equal": "equal", "allclose": "allclose",
 }  # fmt: skip
-_EXPECT = {kind: expectation(kind) for kind in ("bool", "item", "equal", "allclose", "sizes", "elements")}
+_READINGS = ("bool", "item", "equal", "allclose", "sizes", "elements", "error")
+_EXPECT = {kind: expectation(kind) for kind in _READINGS}
 # What reads elements past the dispatcher and can be compared; some give Python the very memory.
 _ELEMENT_READS = frozenset(("tolist", "numpy", "__array__", "__repr__", "tensor", "as_tensor", "new_tensor"))
 _LENDING = frozenset(("numpy", "__array__"))
@@ -137,6 +141,8 @@ class Recorder:
     """Records one run. `record` is what the dispatcher's hook calls; the rest is read afterwards.
 
     specialize: what Python read of data is recorded as an expectation, where it can be compared, and is no error.
+    reruns: a call whose graph raises is run again natively, so that operators may raise where the program catches; else
+        the graph expects what they raise there.
     flags: by source line, what the program read of its tensors that no operator tells and no input's type does.
     own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's.
     """
@@ -145,6 +151,7 @@ class Recorder:
     scope: Scope
     at_entry: bool = True
     specialize: bool = False
+    reruns: bool = False
     records: list[tuple[Any, ...]] = field(default_factory=list)
     inputs: list[Slot] = field(default_factory=list)
     states: list[StateSlot] = field(default_factory=list)
@@ -161,6 +168,7 @@ class Recorder:
         default_factory=lambda: {torch.Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST}
     )
     _find_site: SiteFinder = field(default_factory=SiteFinder)
+    base_frame: Any = None  # where the program is called from, while it runs
 
     def add_input(self, tensor: torch.Tensor) -> None:
         """Make a tensor the graph's next input."""
@@ -172,19 +180,57 @@ class Recorder:
 
     def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and note it. Raises: whatever the operator raises, and nothing else."""
-        result = overload(*args, **kwargs)
+        try:
+            result = overload(*args, **kwargs)
+        except Exception as error:
+            # For types and numbers it would raise in each run of the graph.
+            if op_info(overload).raises:
+                self._quietly(self._note_error, overload, args, kwargs, error)
+            raise
+        self._quietly(self._note, overload, args, kwargs, result)
+        return result
+
+    def _quietly(
+        self, note: Callable[..., None], overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Note what a call did, unseen by what watches the program."""
         resume = watched.resume
         if resume is not None:
             setprofile(None)
         try:
-            self._note(op_info(overload), args, kwargs, result)
+            note(op_info(overload), args, kwargs, result)
         except Exception as broken:
             # The program must go on as if nobody watched.
             self._broken(broken, overload, (*args, *kwargs.values(), result))
         finally:
             if resume is not None:
                 resume()
-        return result
+
+    def _note_error(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], raised: Exception) -> None:
+        """Data made an operator raise: where the program catches that, it has read them."""
+        operands: list[Slot] = []
+        noted = [self._encode(arg, operands) for arg in args]
+        named = {k: self._encode(v, operands) for k, v in kwargs.items()}
+        slot = next((slot for slot in operands if slot.family.tainted), None)
+        if slot is None:
+            return
+        text = f"{type(raised).__module__}.{type(raised).__qualname__}: {raised.args[0] if raised.args else ''}"
+        if not self._expect_error(info, slot, noted, named, text):
+            self.converted(slot, f"error of {info.short}")
+
+    def _expect_error(self, info: OpInfo, slot: Slot, noted: list[Any], named: dict[str, Any], text: str) -> bool:
+        """Record what an operator raises here, or that it does not; whether it could be."""
+        name = info.name
+        if info.written(noted, named):
+            base, _, variant = info.name.removeprefix("aten.").partition(".")
+            name = f"aten.{base.removesuffix('_')}.{variant}"
+            if not base.endswith("_") or found_overload(name) is None:
+                return False
+        if not self.specialize or info.is_random or not ATTEMPT_KEYWORDS.issuperset(named):
+            return False
+        self._expect("error", [name, *noted], named, text)
+        self._note_conversion("S0101", slot, f"error of {info.short}", text)
+        return True
 
     def _note(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         operands: list[Slot] = []
@@ -211,6 +257,10 @@ class Recorder:
         if not info.returns_tensors:
             self._python_result(info, operands, noted, named, tainted, result)
             return
+        if info.raises and not self.reruns and is_caught(self):
+            deciding = next((slot for slot in operands if slot.family.tainted), None)
+            if deciding is not None:
+                self._expect_error(info, deciding, noted, named, "")
         deciding = None
         if info.sized_by is not None and tainted:
             deciding = self._deciding(info.sized_by(args, kwargs))

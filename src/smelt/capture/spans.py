@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 import sysconfig
 from pathlib import Path
@@ -38,6 +39,16 @@ class Site(NamedTuple):
             if start <= self.instruction < end and number is not None:
                 line = number
         return Span(self.code.co_filename, line, self.code.co_qualname)
+
+    @property
+    def is_subscript(self) -> bool:
+        """Whether `x[...]` stands there, rather than a call."""
+        places = tuple(self.code.co_positions())
+        _, line, _, column = places[self.instruction // 2] if self.instruction >= 0 else (None,) * 4
+        if line is None or column is None:
+            return False
+        text = linecache.getline(self.code.co_filename, line).encode()
+        return text[column - 1 : column] == b"]"
 
 
 def is_users(filename: str) -> bool:

@@ -129,6 +129,8 @@ def reading(what: str) -> str:
     """What was read, as words."""
     if what in ("is_nonzero", "item", "_local_scalar_dense"):
         return "the truth value of a tensor" if what == "is_nonzero" else "the value of a tensor"
+    if what.startswith("error of "):
+        return f"the {what}"
     return f"the size of the result of {what}" if "." in what else f"the result of {what}"
 
 

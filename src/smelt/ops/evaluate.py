@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from smelt.diag import InternalError, Miss, SmeltError
 from smelt.ir import Graph, Node, Region, TensorType, Value, print_node, values_in
 from smelt.ops.convert import bind, strided_copy, tensor_of_literal
+from smelt.ops.index_words import words_of_brackets
 from smelt.ops.modes import entered
 from smelt.ops.python_ops import python_op
 from smelt.ops.registry import overload
@@ -222,20 +224,22 @@ _STRUCTURAL: dict[str, Callable[[_Run, Node], Sequence[Any]]] = {
 }
 
 
+_SELECT_CALL = re.compile(r"\bselect\(")
+
+
 def _as_brackets_say(node: Node, args: Sequence[Any]) -> str:
     """What `x[9]` says that is out of bounds, which is not what its `select` says; empty for all else."""
     line = node.span.text if node.span is not None else ""
     is_select = node.op == "aten.select.int" and len(args) == 3 and isinstance(args[0], torch.Tensor)
-    if not is_select or "[" not in line or "select(" in line:
+    if not is_select or "[" not in line or _SELECT_CALL.search(line):
         return ""
-    x, dim, index = args
-    place, source = dim, node.args[0]
+    taken, source = 0, node.args[0]
     # `x[0, 9]` counts the dimensions of x, `x[0][9]` those of the row.
     while "][" not in line and isinstance(source, Value) and source.node is not None:
         if source.node.op != node.op or source.node.span != node.span:
             break
-        place, source = place + 1, source.node.args[0]
-    return f"index {index} is out of bounds for dimension {place} with size {x.shape[dim]}"
+        taken, source = taken + 1, source.node.args[0]
+    return words_of_brackets(args[0], args[1], args[2], taken)
 
 
 def _home(value: Value) -> Region | None:

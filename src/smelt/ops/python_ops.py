@@ -18,6 +18,7 @@ from smelt.diag import SmeltError
 from smelt.ir import Arg, Type
 from smelt.ops import python_throws as throws
 from smelt.ops import python_types as types
+from smelt.ops.index_words import words_of_brackets
 from smelt.ops.python_calls import call, exception_of, rebuilt
 from smelt.ops.python_draws import KEYWORDS, draw
 from smelt.ops.registry import overload
@@ -131,18 +132,28 @@ ATTEMPT_KEYWORDS = frozenset((
     "include_self", "is_causal", "keepdim", "layout", "memory_format", "non_blocking", "pin_memory", "reduce",
     "rounding_mode", "scale", "sparse_grad", "value",
 ))  # fmt: skip
-"""Of the keywords that torch's operators have, those that `py.attempt` hands on."""
+"""Of the keywords that torch's operators have, those that `py.attempt` and `py.raised` hand on."""
 
 
-def _attempt(name: str, *args: Any, **kwargs: Any) -> list[str]:
-    """What an operator raises on these operands, its class and its text; nothing where it does not."""
+def _attempt(name: str, *args: Any, taken: int | None = None, **kwargs: Any) -> list[str]:
+    """What an operator raises on these operands, its class and its text; nothing where it does not.
+
+    taken: it is the `select` of an index in brackets, and so many numbers stand before it there.
+    """
     python = python_op(name)
     run: Any = overload(name) if python is None else python.run
     try:
         run(*args, **kwargs)
     except Exception as error:
+        if taken is not None and isinstance(error, IndexError):
+            return ["builtins.IndexError", words_of_brackets(args[0], args[1], args[2], taken)]
         return [f"{type(error).__module__}.{type(error).__qualname__}", str(error.args[0]) if error.args else ""]
     return []
+
+
+def _raised(name: str, *args: Any, **kwargs: Any) -> str:
+    """What an operator raises on these operands, its class and its text, as one; empty where it does not."""
+    return ": ".join(_attempt(name, *args, **kwargs))
 
 
 def _assert(condition: Any, *message: Any) -> None:
@@ -229,7 +240,8 @@ PYTHON_OPS: tuple[PyOp, ...] = (
         keywords=frozenset(("cause", "cause_args", "fields")),
     ),
     PyOp("py.assert", _assert, types.nothing, _ALWAYS, 1, 2, results=0),
-    PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
+    PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
+    PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS | {"taken"}),
 )  # fmt: skip
 _BY_NAME: Mapping[str, PyOp] = MappingProxyType({op.name: op for op in PYTHON_OPS})
 

@@ -56,13 +56,19 @@ def raises_by_data(node: Node, found: Any) -> bool:
 def may_raise_by_data(found: Any) -> bool:
     """Whether data may make an overload raise: as its record says; without one, unless it is pointwise or a view."""
     schema = read(found)
-    is_division = schema.name.split(".")[1] in _DIVISIONS and schema.name not in _TRUE_DIVISIONS
-    if schema.name in _BY_A_TENSOR or is_division:
+    if schema.name in _BY_A_TENSOR or is_division(found):
         return True
     record = record_of(schema.name)
     if record is not None:
         return record.may_throw
     return "pointwise" not in tags_of(schema.name) and not any(a.alias and not a.is_write for a in schema.arguments)
+
+
+@by_overload
+def is_division(found: Any) -> bool:
+    """Whether an overload may divide integers, which raises for zero."""
+    name = read(found).name
+    return name.split(".")[1] in _DIVISIONS and name not in _TRUE_DIVISIONS
 
 
 # Views at a place that is an element of a tensor.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from smelt.diag import InternalError, SmeltError
 from smelt.runtime.plan import Call, CheckLayout, Dispatch, Expect, Instruction, Launch, Plan, PyCall, Scalar
 from smelt.runtime.steps import LayoutMismatch
+
+_OUT_OF_RANGE = re.compile(r"index -?\d+ is out of bounds for dimension -?\d+ with size \d+$")
 
 
 def describe(instruction: Instruction) -> str:
@@ -46,8 +49,11 @@ def step_failed(plan: Plan, index: int, error: BaseException) -> BaseException:
     return failure
 
 
-def call_failed(plan: Plan, index: int, message: str) -> SmeltError:
+def call_failed(plan: Plan, index: int, message: str) -> Exception:
     """A library call that reported failure."""
+    if _OUT_OF_RANGE.match(message):
+        # Data's fault, not the library's: the program's own error, which it may handle.
+        return IndexError(message)
     return SmeltError(
         f"{describe(plan.instructions[index])} failed",
         why=message,

@@ -23,13 +23,15 @@ from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.scripting import checks, tensors
 from smelt.capture.scripting.casts import cast, is_legacy
 from smelt.capture.scripting.joining import joined
+from smelt.capture.scripting.making import made
+from smelt.capture.scripting.marking import mark
 from smelt.capture.scripting.session import DEEP, PlainShape, ScriptSession, ShapeObject, Spread, TensorsObject
 from smelt.capture.scripting.types import TENSOR
 from smelt.capture.staging import calls as staged
 from smelt.capture.staging.handlers import is_caught
-from smelt.capture.staging.symbols import StagedBool, StagedObject, is_staged, slot_of
+from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
-from smelt.ir import ANY, BOOL, FLOAT, INT, STR, DictType, DType, ListType, OptionalType, TensorType, TupleType
+from smelt.ir import ANY, INT, STR, DictType, DType, ListType, TensorType, TupleType
 from smelt.ops import in_python
 
 _TORCH = f"{Path(torch.__file__).parent.resolve()}/"
@@ -286,11 +288,9 @@ def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, .
     found = cast(session, runtime, name, tensor, rest, kwargs)
     if found is not NotImplemented:
         return found
-    if fn in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args and staged._holds_staged(args[0]):
-        return _tensor_of(session, args[0], *args[1:], **kwargs)
-    is_constant = bool(args) and isinstance(args[0], (bool, int, float, complex, list, tuple))
-    if fn in (torch.tensor, torch.as_tensor) and is_constant and is_staged(kwargs.get("dtype")):
-        return _constant_of(fn, args[0], **_marked(session, kwargs))
+    found = made(session, functools.partial(_in_python, session, in_python.mapped), fn, args, kwargs)
+    if found is not NotImplemented:
+        return found
     session.recorder.is_named = isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
     try:
         return given(session, _with_marks(session, fn, args, kwargs))
@@ -369,88 +369,6 @@ def _instead(known: dict[int, Any], value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_instead(known, item) for item in value)
     return known.get(id(value), value)
-
-
-def _tensor_of(
-    session: ScriptSession, data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
-) -> Any:
-    if isinstance(data, (list, tuple)):
-        parts = [_tensor_of(session, item, dtype, device) for item in data]
-        kinds = {session.type_of(p).dtype for p in parts}
-        if len(kinds) > 1:
-            session.cannot("a tensor is made of numbers of several kinds", "its element type follows from all of them")
-        return torch.stack(parts)
-    if isinstance(data, torch.Tensor):
-        return data.to(mark(session, dtype)) if dtype is not None else data
-    if is_staged(data) and isinstance(slot_of(data).type, ListType):
-        return _tensor_of_list(session, data, dtype, device)
-    kinds_of = {"int": torch.int64, "float": torch.get_default_dtype(), "bool": torch.bool}
-    kind = str(slot_of(data).type) if is_staged(data) else type(data).__name__
-    if (dtype is None and kind not in kinds_of) or requires_grad:
-        session.cannot(f"a tensor is made of a value {kind}", "its element type is known to a run only")
-    if isinstance(data, StagedBool):
-        data = session.emit("py.int", data)
-    value = mark(session, data)
-    return torch.scalar_tensor(value, dtype=mark(session, dtype) or kinds_of[kind], device=mark(session, device))
-
-
-def _marked(session: ScriptSession, kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: mark(session, value) for name, value in kwargs.items()}
-
-
-def _constant_of(fn: Any, data: Any, dtype: Any, device: Any = None, **rest: Any) -> Any:
-    """`torch.tensor(data, dtype=...)` of an element type that only a run knows: of the widest one, cast there."""
-    made = fn(data, **rest)
-    if made.is_floating_point() or made.is_complex():
-        made = fn(data, dtype=torch.float64 if made.is_floating_point() else torch.complex128, **rest)
-    return made.to(dtype=dtype) if device is None else made.to(device=device, dtype=dtype)
-
-
-def _tensor_of_list(session: ScriptSession, data: Any, dtype: Any, device: Any) -> Any:
-    """`torch.tensor(numbers)` of as many as a run knows."""
-
-    def one(number: Any) -> Any:
-        return _tensor_of(session, number, dtype, device)
-
-    kinds = {INT: torch.int64, FLOAT: torch.get_default_dtype(), BOOL: torch.bool}
-    element = slot_of(data).type.element
-    if element not in kinds:
-        session.cannot(
-            f"a tensor is made of a {slot_of(data).type}", "its element type or its rank is known to a run only"
-        )
-    if not session.fork(slot_of(session.emit("py.gt", session.emit("py.len", data), 0))):
-        # Of no numbers, it is a tensor of floats.
-        return torch.zeros(0, dtype=mark(session, dtype), device=mark(session, device))
-    return torch.stack(mark(session, _in_python(session, in_python.mapped, one, data)))
-
-
-def mark(session: ScriptSession, value: Any) -> Any:
-    """What torch's argument parsers take for a value."""
-    if isinstance(value, StagedBool):
-        return bool(value)
-    if is_staged(value):
-        slot = slot_of(value)
-        found = session.recorder.marks.of(slot)
-        if found is not None:
-            return found
-        return _object_mark(session, value, slot)
-    if type(value) in (list, tuple, torch.Size):
-        items = [mark(session, item) for item in value]
-        return items if type(value) is list else tuple(items)
-    if isinstance(value, slice):
-        return slice(*(mark(session, b) for b in (value.start, value.stop, value.step)))
-    return value
-
-
-def _object_mark(session: ScriptSession, value: Any, slot: Any) -> Any:
-    type_ = slot.type
-    if isinstance(type_, ListType) and (isinstance(type_.element, TensorType) or type_.element == ANY):
-        return session.tensors_mark(slot)
-    if type_ == ANY or isinstance(type_, OptionalType):
-        return session.as_tensor(value)
-    if type_ == STR:
-        return session.specialize(slot)
-    return session.cannot(f"torch is given a {type_} that only a run knows")
 
 
 def tensors_any() -> TensorType:

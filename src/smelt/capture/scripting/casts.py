@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from smelt.capture.scripting.making import holds_staged
 from smelt.capture.scripting.session import ScriptSession
 from smelt.ir import DType
 
@@ -28,10 +29,11 @@ def cast(
                 return torch.ops.aten.to.other(tensor, *(rest or (other,)), **_without(kwargs, "other"))
         case "type" if _is_open(session, tensor) and not rest and kwargs.get("dtype") is None:
             return session.emit("py.call", "Tensor.type", tensor)
-        case "new_tensor" if _is_open(session, tensor):
+        case "new_tensor" if _is_open(session, tensor) or holds_staged((*rest, kwargs.get("data"))):
             dtype = kwargs.get("dtype")
-            given = {**kwargs, "dtype": session.attribute(tensor, "dtype") if dtype is None else dtype}
-            return runtime.call(0, torch.tensor, rest, given)
+            if dtype is None:
+                dtype = session.attribute(tensor, "dtype") if _is_open(session, tensor) else tensor.dtype
+            return runtime.call(0, torch.tensor, rest, {**kwargs, "dtype": dtype})
         case "tensor" | "as_tensor" | "asarray" if _is_open(session, tensor) and not rest:
             return _made(session, runtime, name, tensor, **kwargs)
     return NotImplemented

@@ -23,6 +23,7 @@ from smelt.capture.scripting.types import infer_open
 from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.overlaps import check_overlap
+from smelt.capture.staging.raising import OF_ALL_ELEMENTS
 from smelt.capture.staging.shadows import _IN_PLACE_METADATA, ShadowRecorder, _give_back
 from smelt.capture.staging.stops import CannotMerge
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
@@ -60,11 +61,6 @@ _MARK_DTYPES = tuple(
     ) if (d := getattr(torch, n, None)) is not None
 )  # fmt: skip
 
-_OF_ALL_ELEMENTS = (
-    "aten.dropout.default", "aten.sum.default", "aten.mean.default", "aten.any.default", "aten.all.default",
-    "aten.clone.default", "aten.detach.default", "aten.alias.default",
-)  # fmt: skip
-
 
 class Marks:
     """What stands for staged values in calls of torch's."""
@@ -90,6 +86,13 @@ class Marks:
             self._keep.append(slot)
             self.slots[key] = slot
         return self._known[id(slot)]
+
+    def may_hold(self, data: torch.Tensor) -> bool:
+        """Whether Python's data that became a tensor were a mark, as far as a tensor's elements tell."""
+        if not self._keep or data.dtype in (torch.bool, torch.uint8) or data.is_complex() or not data.numel():
+            return False
+        sizes = data.double().abs()
+        return bool(((sizes >= _FIRST) & (sizes < 8 * _FIRST)).any())
 
     def _new(self, slot: ScalarSlot) -> Any:
         number = len(self._keep)
@@ -158,6 +161,13 @@ class ScriptRecorder(ShadowRecorder):
             operands.append(self.listed[id(arg[0])])
             return operands[-1]
         return super()._encode(arg, operands)
+
+    def _lift(self, tensor: torch.Tensor, slot: Slot) -> None:
+        super()._lift(tensor, slot)
+        if slot in self.constants and self.marks.may_hold(self.constants[slot]):
+            self.session.cannot(
+                "torch makes a tensor of a number that only a run knows", "it asks Python for the number"
+            )
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
@@ -314,9 +324,9 @@ class ScriptRecorder(ShadowRecorder):
         named: dict[str, Any], operands: Sequence[Slot],
     ) -> tuple[Sequence[Type], Any]:  # fmt: skip
         if info.sized_by is None and all(_is_static(slot) for slot in operands):
-            made = self._on_shadows(overload, info, args, kwargs)
-            if made is not None:
-                return [_type_of(m) for m in made], made
+            found = self._on_shadows(overload, info, args, kwargs)
+            if found is not None:
+                return found
         values: dict[Slot, Value] = {}
         if not _is_safe(info, noted) and is_caught(self.session):
             if info.is_random or info.written(args, kwargs):
@@ -324,11 +334,21 @@ class ScriptRecorder(ShadowRecorder):
                     f"{info.name} stands where an exception is caught, and may raise one",
                     "types do not tell whether it does: annotate the parameters",
                 )
-            self.session.attempt(info.name, noted, named)
+            self.session.attempt(info.name, noted, {**named, **self._in_brackets(info, noted)})
         arguments = [self._argument(info, a, values) for a in noted]
         keywords = {k: self._argument(info, v, values) for k, v in named.items()}
         with unseen():
             return infer_open(info.name, arguments, keywords), None
+
+    def _in_brackets(self, info: OpInfo, noted: Sequence[Any]) -> dict[str, int]:
+        """Whether an operator is the `select` of an index in brackets, and how many numbers stand before it there."""
+        site = self._find_site(2)
+        if info.name != "aten.select.int" or site is None or not site.is_subscript:
+            return {}
+        taken, maker = 0, self.makers.get(noted[0])
+        while maker is not None and maker[0] is info and maker[4] == site:
+            taken, maker = taken + 1, self.makers.get(maker[1][0])
+        return {"taken": taken}
 
     def _argument(self, info: OpInfo, arg: Any, values: dict[Slot, Value]) -> Any:
         """An argument as the graph's. Raises: what stops the session, where no graph holds it."""
@@ -339,7 +359,7 @@ class ScriptRecorder(ShadowRecorder):
             return self.session.cannot(*no_argument(info.name, arg, unfit)[:2])
 
     def _on_shadows(self, overload: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The results on shadows, None where these cannot tell. Raises: what eager would, for these types."""
+        """Types and results on shadows, None where these cannot tell. Raises: what eager would, for these types."""
         back: dict[int, Any] = {}
         own = [self.in_world(a, 0, back) for a in args]
         named = {k: self.in_world(v, 0, back) for k, v in kwargs.items()}
@@ -360,9 +380,11 @@ class ScriptRecorder(ShadowRecorder):
                 self._refuse(
                     refused if info.is_random else in_eagers_words(overload, own, named, refused), info, args, kwargs
                 )
-        result = _give_back(result, back)
-        results = [result] if info.result_count == 1 else list(result or ())
-        return results if all(_is_fresh(r) for r in results) else None
+        results = _each(result, info)
+        if not all(map(_is_fresh, results)):
+            return None
+        # Before they are given back: an `out=` may have got its size just now, which what it stands for has not.
+        return [_type_of(r) for r in results], _each(_give_back(result, back), info)
 
     def _refuse(self, error: Exception, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.session.refuse(error, info, args, kwargs)
@@ -392,7 +414,7 @@ def _is_safe(info: OpInfo, noted: Sequence[Any]) -> bool:
     """Whether an operator takes every tensor: one operand, each element for itself, or all together."""
     tensors = [a for a in noted if isinstance(a, Slot) and not isinstance(a, ScalarSlot)]
     others = [a for a in noted if isinstance(a, (ScalarSlot, list, tuple))]
-    takes_all = "pointwise" in tags_of(info.name) or info.name in _OF_ALL_ELEMENTS
+    takes_all = "pointwise" in tags_of(info.name) or info.name in OF_ALL_ELEMENTS
     return len(tensors) == 1 and takes_all and not others
 
 
@@ -409,6 +431,10 @@ def _is_empty(slot: Slot) -> bool:
 
 def _is_empty_type(type_: Type | None) -> bool:
     return isinstance(type_, TensorType) and type_.is_static and 0 in type_.sizes
+
+
+def _each(result: Any, info: OpInfo) -> list[Any]:
+    return [result] if info.result_count == 1 else list(result or ())
 
 
 def _is_fresh(result: Any) -> bool:

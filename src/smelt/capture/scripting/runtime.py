@@ -15,6 +15,7 @@ import torch
 
 from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.scripting import calls, tensors
+from smelt.capture.scripting.marking import mark
 from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread
 from smelt.capture.staging import choices
 from smelt.capture.staging.branches import branch, is_raised_by_user
@@ -22,10 +23,12 @@ from smelt.capture.staging.control import StagingRuntime, _use
 from smelt.capture.staging.growing import container_type, extends, must_be_staged
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedSequence
-from smelt.ir import ANY, COMPLEX, INT, STR, DictType, DType, ListType, OptionalType, TupleType
+from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, STR, DictType, DType, ListType, OptionalType, TupleType
 from smelt.ops import in_python
 
 _PLAIN = PlainRuntime()
+# Classes of which equal values may be one object or two.
+_OF_CLASS = {bool: BOOL, int: INT, float: FLOAT, complex: COMPLEX, str: STR}
 _SMELT = f"{Path(__file__).resolve().parents[2]}/"
 _OPERATORS = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
@@ -143,7 +146,7 @@ class ScriptRuntime(StagingRuntime):
     def _numbers_for_tensors(self, value: Any, other: Any) -> Any:
         """A staged number beside a tensor, as torch's parsers take it."""
         if is_staged(value) and isinstance(other, torch.Tensor):
-            return calls.mark(self.session, value)
+            return mark(self.session, value)
         return value
 
     def _lists(self, a: Any, b: Any) -> tuple[Any, Any]:
@@ -255,14 +258,23 @@ class ScriptRuntime(StagingRuntime):
         if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
             found = session.same_tensor(left, right)
             return found if op == "is" else self.not_(0, found)
-        if is_staged(left) and is_staged(right):
-            same = slot_of(left) is slot_of(right)
-            return same if op == "is" else not same
         for one, two in ((left, right), (right, left)):
-            if is_staged(one) and isinstance(two, (torch.dtype, bool)):
-                found = session.emit("py.eq", one, two)
-                return found if op == "is" else session.emit("py.not_", found)
+            if is_staged(one):
+                found = self._is_staged(one, two)
+                return found if op == "is" else self.not_(0, found)
         return (left is right) if op == "is" else (left is not right)
+
+    def _is_staged(self, value: Any, other: Any) -> Any:
+        """Whether a value that a run knows is the very object. Raises: CannotStage where equal ones may be two."""
+        kind, theirs = _kind_of(value), _kind_of(other)
+        if is_staged(other) and slot_of(value) is slot_of(other):
+            return True
+        if isinstance(other, (torch.dtype, torch.layout)) or kind == theirs == BOOL:
+            return self.session.emit("py.eq", value, other)
+        plain = [k for k in (kind, theirs) if k == ANY or k in _OF_CLASS.values()]
+        if len(plain) == 2 and (kind == theirs or ANY in plain):
+            self.session.cannot(f"the identity of a value {kind} is asked for", "annotate it, or compare with ==")
+        return False
 
     def contains(self, at: int, item: Any, c: Any) -> Any:
         try:
@@ -274,9 +286,7 @@ class ScriptRuntime(StagingRuntime):
                 if isinstance(item, str):
                     self.session.assume(c, DictType(STR, calls.tensors_any()))
                 if tensors.is_symbolic(self.session, c):
-                    return self.session.item(
-                        (_PLAIN.compare(0, c, ("==", lambda: calls.mark(self.session, item)))).any()
-                    )
+                    return self.session.item((_PLAIN.compare(0, c, ("==", lambda: mark(self.session, item)))).any())
             if is_staged(item) and isinstance(c, (set, frozenset)):
                 c = list(c)
             return super().contains(at, item, c)
@@ -327,7 +337,7 @@ class ScriptRuntime(StagingRuntime):
         _use(session, o, k, v)
         try:
             if isinstance(o, torch.Tensor):
-                if tensors.needs_care(session, o, k) or is_staged(v):
+                if tensors.needs_care(session, o, k) or is_staged(v) or tensors.has_open_sizes(session, v):
                     tensors.set_index(session, o, k, v)
                 else:
                     o[k] = v
@@ -544,6 +554,14 @@ class _Unpacked:
                 session.emit("py.join", text, session.emit("py.str", length), closing) if closing else text
             ),
         )
+
+
+def _kind_of(value: Any) -> Any:
+    """The type of a value that a run knows, None or not; of a plain number or text; None for all else."""
+    if not is_staged(value):
+        return _OF_CLASS.get(type(value))
+    kind = slot_of(value).type
+    return kind.element if isinstance(kind, OptionalType) else kind
 
 
 def _listed(value: Any) -> Any:

@@ -331,7 +331,7 @@ class ScriptSession(Session):
 
         Raises: what the operator would, on the path where it does.
         """
-        if not ATTEMPT_KEYWORDS.issuperset(named):
+        if not ATTEMPT_KEYWORDS.issuperset(named.keys() - {"taken"}):
             self.cannot(f"{op} stands where an exception is caught, and may raise one", "only a run tells")
         found = ScalarSlot(ListType(STR), _DEAD)
         self.append("py.attempt", [op, *operands], named, [found])

@@ -147,7 +147,7 @@ class TensorMethod:
 
 def needs_care(session: ScriptSession, tensor: Any, key: Any) -> bool:
     """Whether C would look at the stand-in's sizes, or need numbers that only a run knows."""
-    if session.is_open(tensor) or (is_symbolic(session, tensor) and not session.type_of(tensor).is_static):
+    if has_open_sizes(session, tensor):
         return True
     keys = key if isinstance(key, tuple) else (key,)
     return any(
@@ -156,6 +156,13 @@ def needs_care(session: ScriptSession, tensor: Any, key: Any) -> bool:
         or (isinstance(item, torch.Tensor) and is_symbolic(session, item))
         for item in keys
     )
+
+
+def has_open_sizes(session: ScriptSession, value: Any) -> bool:
+    """Whether only a run knows the sizes of a value, which is a tensor."""
+    if session.is_open(value):
+        return True
+    return isinstance(value, torch.Tensor) and is_symbolic(session, value) and not session.type_of(value).is_static
 
 
 def _is_run_time(session: ScriptSession, value: Any) -> bool:

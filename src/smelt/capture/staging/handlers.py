@@ -35,7 +35,7 @@ def is_catchable(session: Any, is_strict: bool = True) -> bool:
 
 
 def is_caught(session: Any) -> bool:
-    """Whether a function of the program's catches exceptions where it stands; a `with` does not."""
+    """Whether a function of the program's catches exceptions where it stands; a `with` only where it speaks of that."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame is not session.base_frame:
         if is_users(frame.f_code.co_filename) and _ends(frame.f_code, frame.f_lasti):
@@ -49,7 +49,7 @@ def _handles(code: CodeType, instruction: int, is_strict: bool) -> bool:
     if entries is None:
         return True
     is_own = not _is_librarys(code)
-    with_too = (is_strict and is_own) or not _SUPPRESSING.isdisjoint(code.co_names)
+    with_too = (is_strict and is_own) or _speaks_of_it(code)
     around = [e for e in entries if e.start <= instruction < e.end]
     return any(with_too if e.lasti else is_own or _catches(code, e.target) for e in around)
 
@@ -58,8 +58,15 @@ def _ends(code: CodeType, instruction: int) -> bool:
     entries = _entries(code)
     if entries is None:
         return True
-    around = [e for e in entries if e.start <= instruction < e.end and not e.lasti]
-    return any(not _is_librarys(code) or _catches(code, e.target) for e in around)
+    with_too = _speaks_of_it(code)
+    around = [e for e in entries if e.start <= instruction < e.end]
+    return any(with_too if e.lasti else not _is_librarys(code) or _catches(code, e.target) for e in around)
+
+
+@lru_cache(maxsize=1024)
+def _speaks_of_it(code: CodeType) -> bool:
+    """Whether a function names what suppresses exceptions; converted code has names of attributes as constants."""
+    return not _SUPPRESSING.isdisjoint((*code.co_names, *(c for c in code.co_consts if isinstance(c, str))))
 
 
 def _entries(code: CodeType) -> list[Any] | None:

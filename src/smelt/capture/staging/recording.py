@@ -71,6 +71,7 @@ class Recording:
         self.size_trace: CaptureTrace | None = None
         self.size_slots: dict[Any, SizeSlot] = {}
         self.streams = (sys.stdout, sys.stderr)
+        self.reruns = native is not None and native.reruns
         self.regions: list[Any] = []
         self.aliases: dict[Slot, Slot] = {}
         self.paths = 0
@@ -155,6 +156,10 @@ class Recording:
     def check_change(self, container: Any) -> None:
         """A staged container is going to be changed. Raises: CannotStage where others would have to see that."""
 
+    def handled(self, op: str) -> Any:
+        """An operator may raise where the program catches. Raises: CannotStage."""
+        self.cannot(f"{op} may raise", "the program handles exceptions there, which a graph does not")
+
     def note_held(self, items: Sequence[Any]) -> None:
         """Values are put into a staged container."""
 
@@ -233,7 +238,7 @@ class Recording:
         found = python_op(op)
         assert found is not None
         if op not in _STATEMENTS and found.throws(typed) and self.is_catchable():
-            self.cannot(f"{op} may raise", "the program handles exceptions there, which a graph does not")
+            self.handled(op)
         results: list[Any] = []
         slots: list[Slot] = []
         with put_back_after() if found.rng else contextlib.nullcontext():

@@ -19,6 +19,7 @@ import torch
 
 from smelt._torch.dispatch import unseen
 from smelt._torch.record_patches import is_plain_tensor_type
+from smelt._torch.schemas import read_schema
 from smelt._torch.shadow import Shadows, pythons_kernels, wants_numbers
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.dims import dim_of, row_major
@@ -32,8 +33,10 @@ from smelt.capture.scopes import Scope
 from smelt.capture.staging.cuts import CUTTING, Cut, cut_of
 from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
 from smelt.capture.staging.elements import Elements
+from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.known_layouts import KnownLayouts
 from smelt.capture.staging.overlaps import check_overlap
+from smelt.capture.staging.raising import may_raise
 from smelt.capture.staging.sizes import rule_of
 from smelt.capture.staging.splits import split_of
 from smelt.capture.staging.stops import CannotStage
@@ -146,6 +149,12 @@ class ShadowRecorder(Recorder):
             if tensor is not None and not is_plain_tensor_type(type(tensor)) and not self._is_ours(tensor):
                 self.session.cannot(f"a {type(tensor).__qualname__} was used")
         self._check()
+        if (
+            not self.session.reruns
+            and may_raise(overload, info, args, operands, self.is_varied)
+            and is_caught(self.session)
+        ):
+            self.session.handled(info.name)
         if not info.returns_tensors:
             return self._scalar(overload, info, args, kwargs, noted, operands)
         if info.short in _IN_PLACE_METADATA and self.depth:
@@ -171,6 +180,15 @@ class ShadowRecorder(Recorder):
     def _check(self) -> None:
         if self.error is not None:
             raise CannotStage("", "", None)
+
+    def _check_sized(self, overload: Any, result: Any, back: dict[int, Any]) -> None:
+        """Raises: CannotStage where a result has given the empty tensor that it was written into its own size."""
+        if not any(argument.is_out for argument in read_schema(overload).arguments):
+            return
+        for shadow in result if isinstance(result, (list, tuple)) else (result,):
+            given = back.get(id(shadow))
+            if given is not None and not self.is_varied(self.slot_of(given)) and shadow.shape != given.shape:
+                self.session.cannot("a result is written into an empty tensor, and gives it a size")
 
     def _check_entwined(self, noted: list[Any], named: dict[str, Any], name: str, position: int | None) -> None:
         target = named.get(name)
@@ -307,6 +325,8 @@ class ShadowRecorder(Recorder):
             results = cut.told_apart(self.shadows, self.session.size_trace, overload, results, operands_in)
         if split is not None and not split.told_apart(results):
             self.session.cannot("a tensor is split into more parts than it has items, by sizes that depend on data")
+        if info.writes:
+            self._check_sized(overload, results[seen], backs[seen])
         # The program sees the operand itself; what stands for it in other worlds keeps the sizes of these.
         results[0] = _give_back(results[seen], backs[seen])
         if varied and sum(r is not DEAD for r in results[1:]) == 0:

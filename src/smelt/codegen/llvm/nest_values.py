@@ -17,6 +17,10 @@ from smelt.ir.sizes import is_symbolic
 _POWERS = frozenset({2.0, 3.0})
 
 
+# Operations within operations that are made by recursion, which keeps the order of a nest's text.
+_DEEP = 60
+
+
 class Values:
     """Emits values at the open loops of a frame."""
 
@@ -27,6 +31,7 @@ class Values:
         self._kept = {v.number for v in frame.graph.kept}
         self.tiled: dict[int, str] = {}
         self.tile_start = "0"
+        self._depth = 0
 
     def is_vector(self, value: Value) -> bool:
         """Whether a value differs from lane to lane of the vectors at hand."""
@@ -44,7 +49,30 @@ class Values:
         known = self.frame.recall(self._key(value))
         if known is not None:
             return known
-        return self.frame.remember(self._key(value), self._made(value))
+        if self._depth == _DEEP:
+            self._make_operands(value)
+        self._depth += 1
+        try:
+            return self.frame.remember(self._key(value), self._made(value))
+        finally:
+            self._depth -= 1
+
+    def _make_operands(self, value: Value) -> None:
+        """Make all that a value is computed of, the first first, so that no chain is too long for Python's stack."""
+        waiting = [value]
+        while waiting:
+            missing = self._missing_operand(waiting[-1])
+            if missing is not None:
+                waiting.append(missing)
+            elif (last := waiting.pop()) is not value:
+                self.frame.remember(self._key(last), self._made(last))
+
+    def _missing_operand(self, value: Value) -> Value | None:
+        """An operation that a value is computed of and that is not at hand."""
+        if not isinstance(value.source, Op) or value.number in self.kept_ready:
+            return None
+        made = (a for a in value.args if isinstance(a.source, Op) and self.frame.recall(self._key(a)) is None)
+        return next(made, None)
 
     def wide(self, value: Value, lanes: int) -> str:
         """A value in so many lanes: 1, or as many as the vectors at hand have."""
@@ -231,15 +259,22 @@ class Values:
         self.frame.copy = before
 
     def _ready(self, value: Value, known: dict[int, bool]) -> bool:
-        found = known.get(value.number)
-        if found is None:
-            if isinstance(value.source, Reduce | Scan):
-                found = self.frame.recall(self._key(value)) is not None
+        """Whether all that a value is computed of is at hand, or does not change in loops still to be opened."""
+        waiting = [value]
+        while waiting:
+            last = waiting[-1]
+            if isinstance(last.source, Reduce | Scan):
+                known[last.number] = self.frame.recall(self._key(last)) is not None
+            elif last.loops & ~self.frame.open_bits:
+                known[last.number] = False
             else:
-                inside = not value.loops & ~self.frame.open_bits
-                found = inside and all(self._ready(a, known) for a in value.args)
-            known[value.number] = found
-        return found
+                unknown = next((a for a in last.args if a.number not in known), None)
+                if unknown is not None:
+                    waiting.append(unknown)
+                    continue
+                known[last.number] = all(known[a.number] for a in last.args)
+            waiting.pop()
+        return known[value.number]
 
 
 # A vector in scratch is aligned as its elements are: rows of several loops need not be whole vectors long.

@@ -20,6 +20,7 @@ from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.kernels.nest import Nest
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place, PlanBuilder, Storage
+from smelt.codegen.lower.elements import Elements, maker
 from smelt.codegen.lower.fills import Fills
 from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
 from smelt.codegen.lower.geometry import row_major as row_major
@@ -105,6 +106,11 @@ class Context:
         self.writes_to_come = sum(node.op == "write" for node in graph.body)
         self.has_writes = self.writes_to_come > 0
         self._escaping = {self.root(s) for arg in graph.outputs for v in values_in(arg) for s in sources_of(v)}
+        elements = Elements.of(graph)
+        torn = elements.torn(self.statics.is_static)
+        if torn is not None:
+            raise cannot_lower(maker(torn), "it may stand in a result twice, as one tensor, on some ways only")
+        self._escaping |= {self.root(v) for v in elements.roots}
 
     # --- what is known about values
 
