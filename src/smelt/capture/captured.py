@@ -22,6 +22,7 @@ import torch
 
 from smelt._torch.dispatch import Level, is_recording, levels, recording
 from smelt._torch.record_modes import Modes, modes
+from smelt._torch.state import autocast, default_dtype
 from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
@@ -79,6 +80,7 @@ class Captured:
     kinds: which outputs are inference tensors, or are none, otherwise than the caller's mode makes them.
     drawers: functions that draw numbers of Python's or NumPy's global generator.
     flags: by source line, what the program read of its tensors that another call may find otherwise.
+    autocast, default_dtype: what the run found set.
     """
 
     name: str
@@ -104,6 +106,8 @@ class Captured:
     own_backward: str = ""
     flags: Mapping[Span | None, str] = field(default_factory=dict)
     drawers: Sequence[CodeType] = ()
+    autocast: tuple[tuple[str, torch.dtype], ...] = field(default_factory=autocast)
+    default_dtype: torch.dtype = field(default_factory=default_dtype)
 
     @property
     def constants(self) -> Mapping[str, Any]:

@@ -156,6 +156,12 @@ class Signature:
         return f", {' and '.join(map(str, self.kwargs.keys))} by keyword" if self.kwargs.keys else ""
 
     @property
+    def same(self) -> tuple[int, ...]:
+        """Of each tensor and free number among the arguments, in order, which input it is."""
+        trees = (leaf for tree in (self.args, self.kwargs) for _, leaf in leaves(tree))
+        return tuple(leaf.index for leaf in trees if not isinstance(leaf, ConstantLeaf))
+
+    @property
     def constants(self) -> dict[str, Any]:
         """The arguments that are no tensors, by path: ints, strings, None, configuration objects."""
         found: dict[str, Any] = {}
