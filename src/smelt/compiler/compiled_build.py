@@ -33,6 +33,7 @@ from smelt.compiler.sight import Look, Sight
 from smelt.compiler.watching import watch_natively
 from smelt.compiler.worth import Worth
 from smelt.diag import CaptureError, InternalError, SmeltError
+from smelt.runtime.guard_args import Outside
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guards import GuardSet
 
@@ -402,8 +403,8 @@ def _guards(log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any], **more:
     if log.heap is None:
         return GuardSet(log.reads, args, kwargs, **more)
     with log.as_before():
-        apart = log.heap.others if log.heap.is_live or log.heap.outer else None
-        return GuardSet(log.reads, args, kwargs, opened=log.heap.opened, apart=apart, **more)
+        outside = Outside(tuple(log.heap.others), log.heap.outside)
+        return GuardSet(log.reads, args, kwargs, opened=log.heap.opened, outside=outside, **more)
 
 
 def _watcher(get_builds: Callable[[], Builds | None], get_row: Callable[[], Row | None]) -> Callable[[], bool]:
