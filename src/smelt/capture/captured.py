@@ -164,7 +164,8 @@ def capture(
         arguments = flatten_arguments(args, given)
     except CaptureError as error:
         return Captured(title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {}))
-    roots = reachable(program, {path: v for path, v in arguments.constants() if callable(v)})
+    opaque = {path: v for path, v in arguments.constants() if callable(v)}
+    roots = reachable(program, opaque)
     recorder = Recorder(roots, Scope(roots.modules, call_notes()), at_entry=chosen == "entry", specialize=specialize)
     for tensor in arguments.tensors:
         recorder.add_input(tensor)
@@ -175,6 +176,7 @@ def capture(
         record = kept.around(record)
     result = _run(fn, args, given, recorder, record, roots, chosen)
     heap = changed()
+    not_kept = recorder.keep(heap.filled, reachable(program, opaque)) if heap is not None and heap.filled else ""
     tree, outputs, tensors, puts, not_put = _take_apart(result, arguments, recorder, heap)
     inside, made_at = begun_inside(tensors, recorder, caller)
     if inside:
@@ -196,7 +198,7 @@ def capture(
         tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
         _returned(tensors, arguments.tensors, used), None,
         kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, flags=recorder.flags,
-        **_of_heap(heap, not_put),
+        **_of_heap(heap, not_put or not_kept),
     )  # fmt: skip
     return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic, state)
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from smelt._torch.state import torch_state
 from smelt.capture.events import RECORDING, profiled
+from smelt.capture.fills import KEEPS_PROPERTY
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import (
     DRAWS,
@@ -178,6 +179,10 @@ class _Recorder:
             self._on_effect(what, arg.__name__, frame, _PYTHONS if draw_name(arg) is not None else "")
 
     def _on_code(self, code: CodeType, frame: FrameType) -> None:
+        if code is KEEPS_PROPERTY:
+            place = user_site(frame)
+            self.roots.fills.enter_property(frame, None if place is None else Site(*place))
+            return
         kind = file_kind(code.co_filename)
         if kind == "user":
             # Constructors that dataclasses and named tuples generate have no file of their own.

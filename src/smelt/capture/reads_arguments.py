@@ -74,8 +74,8 @@ class ArgumentHeap:
     only: the places that are to be open, where that is known from another run of the same call. outer: places outside
     the arguments that the run changed. known: by id, what the run reached from outside; outside: ids of arguments
     that it reached from there, too. A call with state has its objects open whether or not this run changes them:
-    another way through the program may. replaced: places where another object has stood in another call: there what an
-    object is counts, not which one.
+    another way through the program may. filled: tensors that the run put in caches. replaced: places where another
+    object has stood in another call: there what an object is counts, not which one.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class ArgumentHeap:
         self.opened: frozenset[int] = frozenset()
         self.known: Mapping[int, Any] = {}
         self.outside: frozenset[int] = frozenset()
+        self.filled: list[torch.Tensor] = []
         self.outer: list[Outer] = []
         self.roots = (args, kwargs)
         self._only, self._replaced = only, replaced
