@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,18 @@ _MEMORY = {
 }  # fmt: skip
 
 
-def explain(compiled: Any) -> Report:
+def explain(compiled: Any, *, everything: bool = False) -> Report:
     """The report on what `smelt.compile` or `smelt.trace` returned: graphs and why each was made, which sizes and
     numbers are free, guards with the source line they came from and what Python read of data on each recorded way, why
     calls compiled anew, passes with times, how each node runs, fallbacks with reasons, compile time by stage, memory.
 
+    everything: print each row; else each kind of guard, kernel and pass is one with its count.
     Raises: SmeltError (S0106) for anything else.
     """
     if isinstance(compiled, Program):
-        return _of_program(compiled)
+        return replace(_of_program(compiled), everything=everything)
     if isinstance(compiled, Compiled):
-        return _of_compiled(compiled)
+        return replace(_of_compiled(compiled), everything=everything)
     raise SmeltError(
         f"there is nothing to explain about a {type(compiled).__name__}",
         why="explain takes what smelt.compile or smelt.trace returned",
@@ -65,16 +67,18 @@ def _of_program(program: Program) -> Report:
 def _of_compiled(compiled: Compiled) -> Report:
     stats = compiled.stats()
     splits = dispatcher_of(compiled).splits
-    rows = [*reversed(stats.rows), *piece_rows(splits)]  # oldest first: the order in which they were compiled
-    units = [(i, row.entry) for i, row in enumerate(rows) if isinstance(row.entry, Unit)]
+    # In the order in which they were compiled, with the numbers that `stats` shows; then the pieces.
+    rows = {row.number: row for row in stats.entries}
+    rows.update(enumerate(piece_rows(splits), start=1 + max(rows, default=-1)))
+    units = [(i, row.entry) for i, row in rows.items() if isinstance(row.entry, Unit)]
     # The call that was recorded got its answer from that run, and is one of the entry's.
     graphs = [
         {**_graph_row(i, unit, rows[i].hits + 1), "why": rows[i].cause or "the first call of its kind"}
         for i, unit in units
     ]
-    breaks: list[Row] = [{"entry": i, "why": row.reason} for i, row in enumerate(rows) if row.entry is None]
+    breaks: list[Row] = [{"entry": i, "why": row.reason} for i, row in rows.items() if row.entry is None]
     breaks += break_rows(splits)
-    told = {row.reason: i for i, row in reversed(list(enumerate(rows))) if row.entry is None}
+    told = {row.reason: i for i, row in reversed(rows.items()) if row.entry is None}
     fallbacks = [
         {"reason": f"entry {told[reason]} is not compiled: see Breaks" if reason in told else reason, "times": times}
         for reason, times in stats.fallbacks.items()
@@ -85,7 +89,7 @@ def _of_compiled(compiled: Compiled) -> Report:
         graphs=graphs,
         guards=[
             found
-            for i, row in enumerate(rows)
+            for i, row in rows.items()
             for found in (*(_guard(i, guard) for guard in row.guards.listed), *_outcomes(i, row.entry))
         ],
         breaks=breaks,
@@ -173,10 +177,20 @@ def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     if shown.lowered is not None:
         counts = sorted(shown.lowered.report.counts.items(), key=lambda item: -item[1])
         row["nodes by how they run"] = ", ".join(f"{how} {count}" for how, count in counts)
-    row["native"] = shown.executable is not None and shown.executable.is_native
+    row["runs"] = _runs(shown)
     row["captured"] = str(unit.graph)
     row["optimized"] = None if unit.optimized is None else str(unit.optimized)
     return row
+
+
+def _runs(unit: Unit) -> str:
+    """Whether a call is native code, and how much of it calls Python all the same."""
+    if unit.executable is None:
+        return "nowhere yet: it is still being made"
+    if not unit.executable.is_native:
+        return "in Python, for native code cannot be made here"
+    count = unit.lowered.report.counts.get("python", 0) if unit.lowered is not None else 0
+    return f"natively, but for {count} node{'s' * (count != 1)} in Python" if count else "natively"
 
 
 def _plans(unit: SizedUnit) -> str:

@@ -177,7 +177,8 @@ class GuardSet:
     @cached_property
     def guards(self) -> tuple[Guard, ...]:
         """Every guard, in the order of their indices: arguments, torch's settings, what the program read, constants."""
-        made = [Guard(t.kind, self._named(t.shown or t.place), t.seen, t.span) for t in self._arguments.tests]
+        tests = self._arguments.tests
+        made = [Guard(t.kind, self._named(t.shown or t.place), self._seen(t.seen), t.span) for t in tests]
         made += [Guard("state", shown, seen) for shown, _, seen in self._state]
         made += [Guard("hooks", "torch.nn's global module hooks", [len(t) for t in self.hook_contents])]
         made += [Guard("requires_grad", "the tensors that the program reads", any(self.grads))]
@@ -189,6 +190,12 @@ class GuardSet:
             for i, t in enumerate(self.constants.tensors)
         ]
         return tuple(made)
+
+    def _seen(self, value: Any) -> Any:
+        """What a guard has seen; the names of keywords that are no program's as people know them."""
+        if type(value) is tuple and all(type(name) is str for name in value):
+            return tuple(self._named(f"kwargs[{name!r}]") if name.startswith("<") else name for name in value)
+        return value
 
     @property
     def listed(self) -> tuple[Guard, ...]:
