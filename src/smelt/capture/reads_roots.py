@@ -639,7 +639,8 @@ class Roots:
         kept = [*changes_of(self), *of_tensors] if self.opened or self.outer else changes
         kept.extend(broken_state(self))
         if kept:
-            self.new_state = state_places(self, kept)
+            self.new_state, without = state_places(self, kept)
+            kept.sort(key=lambda change: change.name != without)  # what no state holds is the reason that is told
         names = {change.name for change in kept}
         put_back = [change for change in changes if change.name not in names]
         put_back.extend(self._filled(self.heap))
