@@ -8,17 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from smelt._torch.compiled_by_torch import given_to_torch
 from smelt._torch.storage import nbytes_spanned
 from smelt.capture.state import Place, in_names
 from smelt.compiler import Compiled, Program, SizedUnit, Unit
 from smelt.compiler.compiled import dispatcher_of
+from smelt.compiler.doors.dynamo import graphs_of
 from smelt.compiler.paths import reading
 from smelt.compiler.size_texts import readable
 from smelt.compiler.splitting_report import break_rows, piece_rows
 from smelt.diag import SmeltError
 from smelt.inspect.kernels import kernel_rows
 from smelt.inspect.parts import Part, parts_of
-from smelt.inspect.report import Report
+from smelt.inspect.report import KEYS, Report
 from smelt.inspect.shown import Row
 from smelt.inspect.symbols import symbol_rows
 from smelt.ir import DType, TensorType
@@ -35,6 +37,8 @@ def explain(compiled: Any, *, everything: bool = False) -> Report:
     numbers are free, guards with the source line they came from and what Python read of data on each recorded way, why
     calls compiled anew, passes with times, how each node runs, fallbacks with reasons, compile time by stage, memory.
 
+    Of what torch.compile made with backend="smelt", all graphs that Dynamo cut the program into.
+
     everything: print each row; else each kind of guard, kernel and pass is one with its count.
     Raises: SmeltError (S0106) for anything else.
     """
@@ -42,12 +46,30 @@ def explain(compiled: Any, *, everything: bool = False) -> Report:
         return replace(_of_program(compiled), everything=everything)
     if isinstance(compiled, Compiled):
         return replace(_of_compiled(compiled), everything=everything)
+    graphs = graphs_of(compiled)
+    if graphs:
+        return replace(_of_graphs(compiled, graphs), everything=everything)
     raise SmeltError(
         f"there is nothing to explain about a {type(compiled).__name__}",
-        why="explain takes what smelt.compile or smelt.trace returned",
-        fix="compile or trace the program first; of a schedule, see print(s), s.reports and s.diff()",
+        why='explain takes what smelt.compile or smelt.trace returned, and what torch.compile(backend="smelt") did, '
+        "after a call",
+        fix="compile or trace the program, or call it, first; of a schedule, see print(s), s.reports and s.diff()",
         code="S0106",
     )
+
+
+def _of_graphs(compiled: Any, graphs: Sequence[Compiled]) -> Report:
+    """One report on all graphs that Dynamo cut a program into, their entries numbered through."""
+    reports: list[Report] = []
+    for graph in graphs:
+        reports.append(_of_compiled(graph, 1 + max((row["entry"] for row in _numbered(reports)), default=-1)))
+    name = getattr(given_to_torch(compiled), "__qualname__", type(given_to_torch(compiled)).__qualname__)
+    rows = {key: [row for report in reports for row in getattr(report, key)] for key in KEYS}
+    return replace(Report(name), **rows)  # type: ignore[arg-type]
+
+
+def _numbered(reports: Sequence[Report]) -> list[Row]:
+    return [row for report in reports for row in (*report.graphs, *report.breaks) if "entry" in row]
 
 
 def _of_program(program: Program) -> Report:
@@ -64,12 +86,12 @@ def _of_program(program: Program) -> Report:
     )
 
 
-def _of_compiled(compiled: Compiled) -> Report:
+def _of_compiled(compiled: Compiled, first: int = 0) -> Report:
     stats = compiled.stats()
     splits = dispatcher_of(compiled).splits
     # In the order in which they were compiled, with the numbers that `stats` shows; then the pieces.
-    rows = {row.number: row for row in stats.entries}
-    rows.update(enumerate(piece_rows(splits), start=1 + max(rows, default=-1)))
+    rows = {first + row.number: row for row in stats.entries}
+    rows.update(enumerate(piece_rows(splits), start=1 + max(rows, default=first - 1)))
     units = [(i, row.entry) for i, row in rows.items() if isinstance(row.entry, Unit)]
     # The call that was recorded got its answer from that run, and is one of the entry's.
     graphs = [
