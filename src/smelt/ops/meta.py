@@ -195,7 +195,7 @@ _FILLS: tuple[Fill, ...] = (
 
 
 @lru_cache(maxsize=8192)
-def _meta_outcome(op: str, key: Any, around: tuple[tuple[str, torch.dtype], ...]) -> Outcome | str:
+def _meta_outcome(op: str, key: Any, around: tuple[tuple[str, torch.dtype], ...] = ()) -> Outcome | str:
     """around: autocast of the thread, by which the same call may return other types."""
     if (not meta_kernels_are_loaded() or _is_open_by_ones(key)) and _is_quick(op, key):
         found = _run(op, key, None)
