@@ -23,6 +23,8 @@ from smelt._torch.storage import nbytes_spanned
 from smelt.capture.dynamic.dims import sized_type
 from smelt.capture.events import watched
 from smelt.capture.fills import is_filling
+from smelt.capture.nested import NAMES as NESTED
+from smelt.capture.nested import NestedTensors
 from smelt.capture.opinfo import OpInfo, expectation, op_info
 from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
@@ -168,6 +170,7 @@ class Recorder:
         default_factory=lambda: {torch.Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST}
     )
     _find_site: SiteFinder = field(default_factory=SiteFinder)
+    _nested: NestedTensors = field(default_factory=NestedTensors)
 
     def add_input(self, tensor: torch.Tensor) -> None:
         """Make a tensor the graph's next input."""
@@ -194,6 +197,8 @@ class Recorder:
         return result
 
     def _note(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if info.short in NESTED and self._nested.note(self, info.short, args, result):
+            return
         operands: list[Slot] = []
         noted = []
         slots, kinds = self._slots, self._kinds
@@ -523,6 +528,24 @@ class Recorder:
         """Record that Python read this value here; the tensor may be written later."""
         info, named = _EXPECT[kind], {**kwargs, "value": value}
         self.records.append((info, args, named, (), self._find_site(2), self.scope.path, self._modes_now()))
+
+    def reads_truth(self, tensor: torch.Tensor, value: bool, what: str) -> None:
+        """Note that Python read whether a tensor of one element is true, in a way of its own."""
+        slot = self.slot_of(tensor)
+        if not slot.family.tainted:
+            return
+        if self.specialize:
+            self._expect("bool", [slot], {}, value)
+            self._note_conversion("S0101", slot, what, value)
+        else:
+            self.converted(slot, what)
+
+    def stands_for(self, tensor: torch.Tensor, made: torch.Tensor) -> None:
+        """Let a tensor be what the graph makes as another one, the last that was recorded."""
+        last = self.records[-1]
+        family = self.slot_of(made).family
+        self._slots[id(tensor)] = slot = Slot(tensor, family, "result")
+        self.records[-1] = (*last[:3], (slot,), *last[4:])
 
     def _deciding(self, tensors: Sequence[Any]) -> Slot | None:
         """The first tensor whose data decide the size of a result."""
