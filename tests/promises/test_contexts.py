@@ -300,7 +300,8 @@ def test_explain_tells_of_misses_and_fallbacks(monkeypatch: pytest.MonkeyPatch) 
     compiled(x), compiled(x)
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 4.0)
     assert torch.equal(compiled(x), torch.relu(x) * 4)
-    compiled(x.to(torch.complex64).real.to_sparse())
+    with pytest.warns(SmeltWarning, match="sparse"):
+        compiled(x.to(torch.complex64).real.to_sparse())
     data = smelt.explain(compiled).to_dict()
     (miss,) = data["recompiles"]
     assert "FACTOR" in miss["guard"] and "3.0" in miss["guard"] and "4.0" in miss["guard"]
