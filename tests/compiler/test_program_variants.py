@@ -68,7 +68,7 @@ def test_writes_to_arguments_that_are_one_tensor() -> None:
 
 
 def by_autocast(x: torch.Tensor) -> torch.Tensor:
-    found = nn.functional.linear(x, x)
+    found = nn.functional.linear(x, x) + x @ x
     return found * 2 if torch.is_autocast_enabled("cpu") else found
 
 
