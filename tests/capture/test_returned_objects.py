@@ -7,7 +7,7 @@ import types
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -141,3 +141,69 @@ def test_state_that_is_returned_is_itself() -> None:
             torch.testing.assert_close(found.mean, wanted.mean)
             found.calls += 10
             wanted.calls += 10
+
+
+class _Pair(NamedTuple):
+    a: torch.Tensor
+    b: Any
+
+
+class _Keeps(torch.nn.Module):
+    """Keeps what it returns, or a part of it."""
+
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.make, self.last = make, None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.last = self.make(x)
+        return self.last
+
+
+KEPT: dict[str, Callable[[torch.Tensor], Any]] = {
+    "tuple": lambda x: (x + 1, x + 2),
+    "list": lambda x: [x + 1, x + 2],
+    "named tuple": lambda x: _Pair(x + 1, (x + 2,)),
+    "nested": lambda x: {"t": (pair := (x + 1, [x + 2])), "again": [pair]},
+}
+
+
+@pytest.mark.parametrize("make", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("way", ["compile", "trace"])
+def test_what_is_kept_and_returned_is_one_object(make: Callable[[torch.Tensor], Any], way: str) -> None:
+    module = _Keeps(make)
+    run = smelt.compile(module) if way == "compile" else smelt.trace(module, (torch.ones(3),))
+    before = None
+    with torch.no_grad():
+        for _ in range(4):
+            found = run(torch.ones(3))
+            assert found is module.last and found is not before
+            assert str(found) == str(make(torch.ones(3)))
+            before = found
+    if isinstance(before, dict):
+        assert before["t"] is before["again"][0]
+
+
+def test_a_tuple_with_several_places_is_one_object() -> None:
+    def f(x: torch.Tensor, d: dict[str, Any]) -> Any:
+        pair, other = (x + 1, x + 2), (x + 1,)
+        d["kept"] = pair
+        return [pair, pair], {"one": pair, "other": other}, (other, (x + 2,))
+
+    for run in (smelt.compile(f), smelt.trace(f, (torch.ones(3), {}))):
+        for _ in range(3):
+            d: dict[str, Any] = {}
+            (a, b), named, (other, last) = run(torch.ones(3), d)
+            assert a is b is named["one"] is d["kept"] and named["other"] is other and last is not other
+
+
+def test_tuples_that_a_way_through_data_makes() -> None:
+    def f(x: torch.Tensor) -> Any:
+        pair = (x + 1, x * 2) if x.sum() > 0 else (x - 1, x)
+        return pair, [pair]
+
+    compiled = smelt.compile(f)
+    for sign in (1, 1, -1, 1, -1):
+        x = sign * torch.ones(3)
+        pair, (again,) = compiled(x)
+        assert pair is again and str(pair) == str(f(x)[0])

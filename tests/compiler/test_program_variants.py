@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import random
 import warnings
 
@@ -31,6 +33,103 @@ def test_what_python_asked_of_a_tensor_is_not_baked(f) -> None:  # type: ignore[
             assert found.dtype == expected.dtype and found.stride() == expected.stride()
             assert torch.equal(found, expected)
     assert len(program.units) == 5
+
+
+def by_identity(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    first = x * 2 if x is y else x + y * 0.5
+    return first * 3 if any(z is other for other in (x, y)) else first - z
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_which_arguments_are_one_tensor_is_not_baked(free: bool) -> None:
+    x, y, z = (torch.randn(4) for _ in range(3))
+    shapes = {name: {0: "B"} for name in "xyz"} if free else None
+    program = smelt.trace(by_identity, (x, y, z), dynamic_shapes=shapes)
+    for called in (program, copy.deepcopy(program)):
+        for args in ((x, x, z), (x, y, z), (x, y, y), (x, y, x), (x, x, x), (z, x, y), (y, x, y)):
+            for _ in range(2):
+                torch.testing.assert_close(called(*args), by_identity(*args))
+        assert len(called.units) == 5
+    program = smelt.trace(by_identity, (x, y, x))
+    with pytest.raises(smelt.SmeltError, match="another tensor than one it was identical with"):
+        program(x, y, z)
+
+
+def test_writes_to_arguments_that_are_one_tensor() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.add_(1)
+        return x * y
+
+    program = smelt.trace(f, (torch.ones(3), torch.ones(3)))
+    ours, eagers = torch.ones(3), torch.ones(3)
+    for _ in range(3):
+        assert torch.equal(program(ours, ours), f(eagers, eagers)) and torch.equal(ours, eagers)
+    assert len(program.units) == 2
+
+
+def by_autocast(x: torch.Tensor) -> torch.Tensor:
+    found = nn.functional.linear(x, x) + x @ x
+    return found * 2 if torch.is_autocast_enabled("cpu") else found
+
+
+def by_default_dtype(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + torch.ones(2) if torch.get_default_dtype() is torch.float64 else x + torch.ones(2)
+
+
+@contextlib.contextmanager
+def doubles():  # type: ignore[no-untyped-def]
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("f", "mode"), [(by_autocast, lambda: torch.autocast("cpu", torch.bfloat16)), (by_default_dtype, doubles)]
+)
+@pytest.mark.parametrize("made_inside", [False, True])
+def test_autocast_and_default_dtype_are_not_baked(f, mode, made_inside: bool) -> None:  # type: ignore[no-untyped-def]
+    x = torch.arange(4.0).view(2, 2)
+    with mode() if made_inside else contextlib.nullcontext():
+        program = smelt.trace(f, (x,))
+    for called in (program, copy.deepcopy(program)):
+        for _ in range(2):
+            for around in (mode, contextlib.nullcontext):
+                with around():
+                    found, expected = called(x), f(x)
+                assert found.dtype == expected.dtype and torch.equal(found, expected)
+        assert len(called.units) == 2
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["is_grad_enabled", "is_inference_mode_enabled", "are_deterministic_algorithms_enabled", "get_num_threads",
+     "get_float32_matmul_precision"],
+)  # fmt: skip
+def test_settings_of_torch_that_a_program_asks_for_are_told_at_its_line(asked: str) -> None:
+    ask = getattr(torch, asked)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if ask():
+            return x * 2
+        return x * 3
+
+    with pytest.warns(smelt.SmeltWarning, match=rf"holds for one way: torch.{asked}\(\) was {ask()}") as told:
+        smelt.trace(f, (torch.ones(2),))
+    assert [w.lineno for w in told] == [f.__code__.co_firstlineno + 1] and told[0].filename == __file__
+
+
+def test_settings_that_torch_asks_for_are_not_told() -> None:
+    @torch.no_grad()
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return nn.functional.multi_head_attention_forward(x, x, x, 4, 2, *projections)[0]
+
+    projections = (torch.ones(12, 4), torch.ones(12), None, None, False, 0.0, torch.ones(4, 4), torch.ones(4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        smelt.trace(f, (torch.ones(2, 3, 4),))
 
 
 def test_captures_are_bounded() -> None:

@@ -14,7 +14,7 @@ def test_counts_are_short_as_text():
     first, *entries = str(stats).splitlines()
     assert first == "3 calls, 2 builds, 0 evictions"
     assert [line.partition(",")[0] for line in entries if line.startswith("entry")] == [
-        f"entry {i}: {row.hits} calls" for i, row in enumerate(stats.rows)
+        f"entry {i}: {row.hits} calls" for i, row in enumerate(reversed(stats.rows))
     ]
     assert any("shape" in line for line in entries if line.startswith("missed 1 times"))
     assert repr(stats) == f"<Stats: {first}, {len(stats.rows)} entries>" and len(str(stats)) < 1000

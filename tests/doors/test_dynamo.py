@@ -164,6 +164,51 @@ def test_control_flow_of_torch(run: Run) -> None:
     """)
 
 
+def test_what_dynamo_made_is_explained(run: Run) -> None:
+    run("""
+        import smelt
+        inner = torch.nn.Linear(4, 4)
+        def broken(x):
+            y = inner(x).relu()
+            torch._dynamo.graph_break()
+            return y * 2 + 1
+        class Holder:
+            def method(self, x):
+                return x.sin() + 1
+        holder = Holder()
+        class Placed(torch.nn.Linear):
+            def forward(self, x):
+                return super().forward(x).relu()
+        module, placed = torch.nn.Sequential(inner, torch.nn.ReLU()), Placed(4, 2)
+        placed.compile(backend="smelt")
+        made = {2: (torch.compile(broken, backend="smelt"), "broken")}
+        made[1] = (torch.compile(module, backend="smelt"), "Sequential")
+        others = [(torch.compile(holder.method, backend="smelt"), "Holder"), (placed, "Placed")]
+        try:
+            smelt.explain(made[2][0])
+        except smelt.SmeltError as error:
+            assert error.code == "S0106" and "or call it" in error.fix
+        else:
+            raise SystemExit("nothing was called yet")
+        with torch.no_grad():
+            for compiled, name in (*made.values(), *others):
+                compiled(torch.ones(2, 4)), compiled(torch.ones(2, 4))
+                report = smelt.explain(compiled)
+                count = next((n for n, pair in made.items() if pair[0] is compiled), 1)
+                assert report.name == name and [row["entry"] for row in report.graphs] == list(range(count))
+                assert all(row["runs"] == "natively" for row in report.graphs)
+                assert {row["entry"] for row in report.guards} == set(range(count)) and str(report)
+        aside = torch.compile(lambda x: x + 1, backend="eager")
+        aside(torch.ones(2))
+        try:
+            smelt.explain(aside)
+        except smelt.SmeltError:
+            pass
+        else:
+            raise SystemExit("another backend's graphs were explained")
+    """)
+
+
 def test_options_reach_smelt(run: Run) -> None:
     run("""
         import smelt

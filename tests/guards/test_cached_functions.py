@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.capture import tensors_of
 
 BASE = 1.0
 
@@ -115,3 +116,97 @@ def test_a_cached_tensor_is_read_as_it_is_now() -> None:
         table.fill_(value)
         torch.testing.assert_close(compiled(x), x * value)
     assert compiled.stats().fallbacks == {}
+
+
+@functools.lru_cache(maxsize=4)
+def written(n: int) -> torch.Tensor:
+    table = torch.empty(n)
+    table[::2] = 1.0
+    table[1::2].fill_(2.0)
+    return table
+
+
+@functools.cache
+def several(n: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    table = torch.arange(float(n))
+    return {"pair": (table, table * 2)}
+
+
+@functools.cache
+def drawn(n: int) -> torch.Tensor:
+    return torch.rand(n)
+
+
+@functools.cache
+def accumulated(n: int) -> torch.Tensor:
+    return torch.zeros(n)
+
+
+def _drawn(x: torch.Tensor) -> Any:
+    return x + drawn(3) + torch.rand(3), drawn(3)
+
+
+def _accumulated(x: torch.Tensor) -> Any:
+    table = accumulated(3)
+    table.add_(x)
+    return table * 2, table
+
+
+class Tables(torch.nn.Module):
+    @functools.cached_property
+    def table(self) -> torch.Tensor:
+        return torch.arange(3.0)
+
+    @functools.cached_property
+    def written(self) -> list[torch.Tensor]:
+        table = torch.zeros(3)
+        table += 1
+        return [table, table[1:], torch.tensor([1.0, 2.0, 3.0])]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + self.table + self.written[0], self.table, self.written
+
+
+FILLED: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]], int]] = {
+    "cached property": (model := Tables(), lambda: [model.table, *model.written], 1),
+    "bounded": (_returns, lambda: [bounded(3)], 1),
+    "written": (lambda x: (x + written(3), written(3)), lambda: [written(3)], 1),
+    "several": (lambda x: (x + several(3)["pair"][1], several(3)), lambda: list(several(3)["pair"]), 1),
+    "drawn": (_drawn, lambda: [drawn(3)], 2),
+    "accumulated": (_accumulated, lambda: [accumulated(3)], 2),
+}
+
+
+@pytest.mark.parametrize(("f", "kept", "builds"), FILLED.values(), ids=FILLED)
+def test_what_the_recorded_call_put_in_a_cache_is_followed(
+    f: Callable[..., Any], kept: Callable[[], list[torch.Tensor]], builds: int
+) -> None:
+    compiled = smelt.compile(f, options={"measure": False})
+    x = torch.ones(3)
+    for call in range(5):
+        before = [t.clone() for t in kept()] if call else []
+        state = torch.get_rng_state()
+        found = compiled(x)
+        drawn_by_us = torch.get_rng_state()
+        ids = [id(t) for t in kept()]
+        assert [id(t) for t in tensors_of(found[1:])] == ids
+        if call:
+            for tensor, value in zip(kept(), before, strict=True):
+                tensor.copy_(value)
+            torch.set_rng_state(state)
+            expected = [t.clone() for t in tensors_of(f(x))]
+            for ours, eagers in zip(tensors_of(found), expected, strict=True):
+                assert torch.equal(ours, eagers)
+            assert torch.equal(drawn_by_us, torch.get_rng_state())
+        if call in (0, 2):
+            kept()[0].mul_(3).add_(1)
+    assert compiled.stats().builds == builds
+
+
+def test_a_trace_follows_what_its_run_put_in_a_cache() -> None:
+    model = Tables()
+    program = smelt.trace(model, torch.ones(3))
+    for _ in range(3):
+        found = program(torch.ones(3))
+        assert found[1] is model.table and torch.equal(found[0], model(torch.ones(3))[0])
+        model.table.add_(1)

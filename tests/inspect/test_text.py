@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -55,6 +56,45 @@ def test_usual_guards_are_counted_and_can_be_seen(report: Report) -> None:
     assert text.count("\n") < 130 < whole.count("\n")
 
 
+def test_a_small_network_is_explained_on_a_page() -> None:
+    def block(before: int, after: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2))
+
+    model = nn.Sequential(block(3, 8), block(8, 16), block(16, 8), nn.Flatten(), nn.Linear(128, 10)).eval()
+    compiled = smelt.compile(model, options={"measure": False})
+    with torch.no_grad():
+        compiled(torch.randn(2, 3, 32, 32))
+    report = smelt.explain(compiled)
+    text, whole = str(report), report.to_text(everything=True)
+    assert text.count("\n") < 90 and whole.count("\n") > 300
+    assert str(smelt.explain(compiled, everything=True)) == whole
+    (pools,) = [line.split() for line in text.splitlines() if "max_pool2d" in line]
+    assert pools[:3] == ["0", "max_pool2d", "3"]
+    (items,) = [line for line in text.splitlines() if " item " in line]
+    assert "Sequential[0][0]" in items
+    assert any("changed by" in line for line in text.splitlines())
+
+
+def test_entries_have_one_number_everywhere(report: Report) -> None:
+    compiled = smelt.compile(lambda x, n: x + len("a" * n), options={"measure": False}, dynamic=False)
+    for n in (1, 2, 3, 1, 2):
+        compiled(torch.ones(2), n)
+    stats = compiled.stats()
+    hits = {entry["entry"]: entry["hits"] for entry in stats.to_dict()["entries"]}
+    assert list(hits) == [0, 1, 2] and list(hits.values()) == [1, 1, 0]
+    lines = [line for line in str(stats).splitlines() if line.startswith("entry")]
+    assert [line.split(" calls")[0] for line in lines] == ["entry 0: 1", "entry 1: 1", "entry 2: 0"]
+    # The recorded call is one of the entry's there.
+    assert {row["entry"]: row["calls"] - 1 for row in smelt.explain(compiled).graphs} == hits
+
+
+def test_what_runs_in_python_is_told_beside_what_is_native() -> None:
+    compiled = smelt.compile(lambda x: x * random.random(), options={"measure": False})
+    compiled(torch.ones(2)), compiled(torch.ones(2))
+    (row,) = smelt.explain(compiled).graphs
+    assert "python 1" in row["nodes by how they run"] and row["runs"] == "natively, but for 1 node in Python"
+
+
 def test_guards_of_many_entries_are_one_row(report: Report) -> None:
     rows = [line for line in str(report).splitlines() if " dtype " in line]
     assert len(rows) == 1 and rows[0].split()[:2] == ["0,", "1"]
@@ -63,11 +103,11 @@ def test_guards_of_many_entries_are_one_row(report: Report) -> None:
 def test_headings_are_whole_words_with_many_entries() -> None:
     rows = [
         {"entry": i, "name": "f", "calls": 1, "inputs": "f32[2]", "nodes captured": 4, "nodes optimized": 3,
-         "nodes by how they run": "kernel 1", "native": True, "why": "shape of args[0] was (2,), now (3,)"}
+         "nodes by how they run": "kernel 1", "runs": "natively", "why": "shape of args[0] was (2,), now (3,)"}
         for i in range(8)
     ]  # fmt: skip
     text = str(Report("f", graphs=rows))
-    for heading in ("entry", "nodes captured", "nodes optimized", "native", "why"):
+    for heading in ("entry", "nodes captured", "nodes optimized", "runs", "why"):
         assert any(line.strip().startswith(heading) for line in text.splitlines()), heading
     assert sum(line.startswith(" entry") for line in text.splitlines()) == 2
 

@@ -364,6 +364,33 @@ def test_the_way_out_is_one_for_the_reason(program, offset, fix):
     assert caught.value.code == "S0109" and caught.value.where.line == line_of(program, offset)
 
 
+def sizes_in_a_set(x):
+    return x * len({size * 2 for size in x.shape})
+
+
+def values_as_keys(x, n: int):
+    return x + {n: 1.0, n + 1: 2.0}[n]
+
+
+@pytest.mark.parametrize(("program", "what"), [(sizes_in_a_set, "a value int"), (values_as_keys, "n")])
+def test_members_of_sets_that_only_a_run_knows_are_named(program, what):
+    with pytest.raises(CaptureError) as caught:
+        smelt.script(program)
+    assert caught.value.what == f"{what} is put in a set, or is a key of a dict"
+    assert caught.value.where.line == line_of(program, 1)
+    assert "only a run tells" in caught.value.why and "keep them in a list" in caught.value.fix
+
+
+def test_sets_of_what_the_source_tells_are_scripted():
+    def f(x: smelt.f32[2, 3], names=("a", "b", "a")):
+        sizes, kinds = {size * 2 for size in x.shape}, {name for name in names if name != "c"}
+        return x * len(sizes) + len(kinds) + sum({n % 2 for n in range(5)}), "a" in kinds
+
+    x = torch.ones(2, 3)
+    assert str(smelt.script(f)(x)) == str(f(x))
+    assert str(smelt.script(sizes_in_a_set, example_inputs=x)(x)) == str(sizes_in_a_set(x))
+
+
 def _per_row(x):
     return torch.func.vmap(lambda row: row.sum() * 2)(x)
 

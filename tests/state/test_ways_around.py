@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from smelt.compiler.compiled import dispatcher_of
 from tests.state.twins import Base, compare
 
 
@@ -22,6 +23,27 @@ class RequiresGrad(Base):
 
     def between(self, number: int) -> None:
         self.p.requires_grad_(number % 2 == 0)
+
+
+class Marks(Base):
+    def init(self) -> None:
+        self.hits, self.seen = 0, set[int]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.hits += 1
+        self.seen.add(self.hits)
+        return self.f(x) * len(self.seen)
+
+
+def test_the_reason_is_what_can_be_no_state() -> None:
+    def make() -> tuple[Any, Callable[[], Any]]:
+        made = Marks()
+        return made, lambda: (made.hits, sorted(made.seen))
+
+    compiled = compare(make)
+    assert dispatcher_of(compiled).splits is not None and not dispatcher_of(compiled).has_state
+    reasons = [reason for reason in compiled.stats().fallbacks if "changes" in reason]
+    assert reasons and all("changes Marks.seen at" in reason for reason in reasons)
 
 
 class Flips(Base):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import smelt
+from smelt.capture.state import STATE
 from smelt.compiler.compiled import dispatcher_of
 
 
@@ -95,8 +96,8 @@ def compare(
 ) -> Any:
     """Call both; make: the program, and what tells its state. between: what a user does to it after a call."""
     (eager, state), (other, other_state) = make(), make()
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(record=True) as told, torch.no_grad():
+        warnings.simplefilter("always")
         compiled = smelt.compile(other, **options)
         for number in range(calls):
             expected, found = (outcome(call, arguments(number), number) for call in (eager, compiled))
@@ -104,6 +105,10 @@ def compare(
             same(plain(other_state()), plain(state()), f"call {number}: state")
             between(eager, number)
             between(other, number)
+    texts = [str(w.message) for w in told]
+    texts += [str(compiled.stats()), smelt.explain(compiled).to_text(everything=True)]
+    shown = [line for text in texts for line in text.splitlines() if STATE in line]
+    assert not shown, f"no program has this name: {shown}"
     return compiled
 
 

@@ -14,6 +14,7 @@ import torch
 from torch._subclasses import FakeTensor
 
 LRU_CACHE: type = functools._lru_cache_wrapper
+_DEEPEST = 4
 
 
 def cached_tensors(cache: Any) -> tuple[Any, ...]:
@@ -45,8 +46,8 @@ def table_of(cache: Any) -> dict[Any, Any] | None:
     return None
 
 
-def _has_tensor(value: Any) -> bool:
+def _has_tensor(value: Any, depth: int = 0) -> bool:
     if isinstance(value, torch.Tensor):
         return not isinstance(value, FakeTensor)
     items = value.values() if type(value) is dict else value if type(value) in (tuple, list) else ()
-    return any(isinstance(item, torch.Tensor) and not isinstance(item, FakeTensor) for item in items)
+    return depth < _DEEPEST and any(_has_tensor(item, depth + 1) for item in items)

@@ -44,6 +44,7 @@ class GraphBuilder:
         self.states: dict[tuple[str, str], Value] = {}
         self.modes: dict[Modes, str] = {}
         self.spans: dict[Site, Span] = {}
+        self.position = 0  # of the record that becomes a node
 
     def build(self, input_names: Sequence[str], outputs: Sequence[Slot]) -> Graph:
         """The whole graph. Raises: CaptureError (S0104) for an argument that no graph can hold."""
@@ -51,9 +52,11 @@ class GraphBuilder:
         for slot, name in zip(self.recorder.inputs, input_names, strict=True):
             self.values[slot] = self.builder.add_param(graph.body, name, slot_type(slot))
         escaping = {slot.family for slot in outputs if slot.family.is_constant}
-        for record in map(Record._make, self.recorder.records):
+        for position, record in enumerate(map(Record._make, self.recorder.records)):
+            self.position = position
             if not self._is_construction(record):
                 self._node(record, escaping)
+        self.position = len(self.recorder.records)
         self.builder.span, self.builder.scope, self.builder.mode = None, "", ""
         return self.builder.finish([self._value(slot) for slot in outputs])
 
@@ -172,6 +175,9 @@ class GraphBuilder:
             raise CaptureError(what, record.site.span if record.site else None, why, fix, "S0104") from None
 
     def _value(self, slot: Slot) -> Value:
+        last, state = self.recorder.kept.get(slot, (0, None))
+        if state is not None and self.position > last:
+            return self._state(state)
         value = self.values.get(slot)
         if value is None and isinstance(slot, StateSlot):
             value = self.values[slot] = self._state(slot)

@@ -23,6 +23,7 @@ import torch
 
 from smelt._torch.dispatch import Level, is_recording, levels, recording
 from smelt._torch.record_modes import Modes, modes
+from smelt._torch.state import autocast, default_dtype
 from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
@@ -81,6 +82,7 @@ class Captured:
     reruns: the graph may raise where the program catches that.
     drawers: functions that draw numbers of Python's or NumPy's global generator.
     flags: by source line, what the program read of its tensors that another call may find otherwise.
+    autocast, default_dtype: what the run found set.
     """
 
     name: str
@@ -107,6 +109,8 @@ class Captured:
     flags: Mapping[Span | None, str] = field(default_factory=dict)
     reruns: bool = False
     drawers: Sequence[CodeType] = ()
+    autocast: tuple[tuple[str, torch.dtype], ...] = field(default_factory=autocast)
+    default_dtype: torch.dtype = field(default_factory=default_dtype)
 
     @property
     def constants(self) -> Mapping[str, Any]:
@@ -165,7 +169,8 @@ def capture(
         arguments = flatten_arguments(args, given)
     except CaptureError as error:
         return Captured(title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {}))
-    roots = reachable(program, {path: v for path, v in arguments.constants() if callable(v)})
+    opaque = {path: v for path, v in arguments.constants() if callable(v)}
+    roots = reachable(program, opaque)
     scope = Scope(roots.modules, call_notes())
     recorder = Recorder(roots, scope, at_entry=chosen == "entry", specialize=specialize, reruns=reruns)
     for tensor in arguments.tensors:
@@ -177,6 +182,7 @@ def capture(
         record = kept.around(record)
     result = _run(fn, args, given, recorder, record, roots, chosen)
     heap = changed()
+    not_kept = recorder.keep(heap.filled, reachable(program, opaque)) if heap is not None and heap.filled else ""
     tree, outputs, tensors, puts, not_put = _take_apart(result, arguments, recorder, heap)
     inside, made_at = begun_inside(tensors, recorder, caller)
     if inside:
@@ -198,7 +204,7 @@ def capture(
         tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
         _returned(tensors, arguments.tensors, used), None,
         kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, flags=recorder.flags, reruns=reruns,
-        **_of_heap(heap, not_put),
+        **_of_heap(heap, not_put or not_kept),
     )  # fmt: skip
     return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic, state)
 

@@ -101,13 +101,11 @@ class After(Flattener):
             return ConstantLeaf(value)
         if self.heap.was_there(value):
             return ConstantLeaf(value) if self.is_result else self._constant(value, path)
-        if type(value) is tuple or hasattr(value, "_fields"):
-            return self._container(value, path)
         if id(value) in self._numbers:
             if id(value) in self._under_way:
                 raise NotPut(f"a {type(value).__qualname__} that contains itself")
             return Made(self._numbers[id(value)], None)
-        is_plain = isinstance(value, (list, dict)) or type(value) is deque
+        is_plain = isinstance(value, (list, dict)) or type(value) in (tuple, deque) or hasattr(value, "_fields")
         is_plain = is_plain or (is_transparent(value) and kind_of(type(value)) == "instance")
         if not is_plain or isinstance(value, torch.nn.Module) or is_called_only(value):
             return super().flatten(value, path) if self.is_result else self._constant(value, path)

@@ -26,6 +26,7 @@ from typing import Any
 
 from smelt._torch.state import torch_state
 from smelt.capture.events import RECORDING, profiled
+from smelt.capture.fills import KEEPS_PROPERTY
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import (
     DRAWS,
@@ -33,6 +34,7 @@ from smelt.capture.reads_effects import (
     PRINTS,
     SUSPECT_NAMES,
     Callers,
+    asked_setting,
     builtin_effect,
     code_effect,
     file_kind,
@@ -81,7 +83,7 @@ class ReadLog:
 
     heap: the objects of the arguments, of which some may be known by structure alone; put_back: what the run changed in
     them and a call can change again: none of `mutations` then. state: the places of all `mutations`, where they could
-    be state of the program.
+    be state of the program. asked: by line, what the program itself asked of torch's settings.
     """
 
     reads: list[Read] = field(default_factory=list)
@@ -92,6 +94,7 @@ class ReadLog:
     heap: ArgumentHeap | None = None
     put_back: list[Mutation] = field(default_factory=list)
     state: State | None = None
+    asked: dict[Span | None, str] = field(default_factory=dict)
 
     @property
     def is_replayable(self) -> bool:
@@ -141,6 +144,7 @@ class _Recorder:
         self.effects: dict[tuple[str, Any], Effect] = {}
         self.drawers: dict[CodeType, None] = {}
         self.callers: Callers = {}
+        self.asked: dict[Span | None, str] = {}
         self.collector = {getattr(callback, "__code__", None) for callback in gc.callbacks} - {None}
 
     def profile(self, frame: FrameType, event: str, arg: Any) -> bool:
@@ -163,6 +167,11 @@ class _Recorder:
         if type(arg.__self__) is ContextVar:
             self.roots.enter_context_variable(arg.__self__, frame)
             return
+        setting = asked_setting(arg, frame)
+        if setting is not None:
+            text, user = setting
+            self.asked.setdefault(Site(user.f_code, user.f_lasti).span, text)
+            return
         what = builtin_effect(arg)
         if what == PRINTS and (sys.stdout, sys.stderr) != self.streams:
             what = "replaces the standard streams and prints"
@@ -170,6 +179,10 @@ class _Recorder:
             self._on_effect(what, arg.__name__, frame, _PYTHONS if draw_name(arg) is not None else "")
 
     def _on_code(self, code: CodeType, frame: FrameType) -> None:
+        if code is KEEPS_PROPERTY:
+            place = user_site(frame)
+            self.roots.fills.enter_property(frame, None if place is None else Site(*place))
+            return
         kind = file_kind(code.co_filename)
         if kind == "user":
             # Constructors that dataclasses and named tuples generate have no file of their own.
@@ -294,6 +307,7 @@ def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
     log.reads.extend(facts)
     log.state = found.new_state
     log.callers.update(recorder.callers)
+    log.asked.update(recorder.asked)
     log.drawers.extend({**recorder.drawers, **{site.code: None for _, site in found.numpys_draws}})
     log.effects.extend(recorder.effects.values())
     log.effects.extend(Effect(what, name, site.span if site else None) for what, name, site in found.refusals)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_SPACES = frozenset((".__dict__", "._modules", "._parameters", "._buffers"))  # of modules, which no call is given
 _MOST = 20_000  # objects, beyond which none is followed
 
 
@@ -71,9 +72,10 @@ class ArgumentHeap:
     empty where all that is known so are lists, tuples, dicts and dataclasses, and nothing changed.
 
     only: the places that are to be open, where that is known from another run of the same call. outer: places outside
-    the arguments that the run changed. known: by id, what the run reached from outside. A call with state has its
-    objects open whether or not this run changes them: another way through the program may. replaced: places where
-    another object has stood in another call: there what an object is counts, not which one.
+    the arguments that the run changed. known: by id, what the run reached from outside; outside: ids of arguments
+    that it reached from there, too. A call with state has its objects open whether or not this run changes them:
+    another way through the program may. filled: tensors that the run put in caches. replaced: places where another
+    object has stood in another call: there what an object is counts, not which one.
     """
 
     def __init__(
@@ -88,6 +90,8 @@ class ArgumentHeap:
         self._spaces: set[int] = set()
         self.opened: frozenset[int] = frozenset()
         self.known: Mapping[int, Any] = {}
+        self.outside: frozenset[int] = frozenset()
+        self.filled: list[torch.Tensor] = []
         self.outer: list[Outer] = []
         self.roots = (args, kwargs)
         self._only, self._replaced = only, replaced
@@ -115,9 +119,15 @@ class ArgumentHeap:
 
     @property
     def others(self) -> list[Any]:
-        """Objects that the run reached from elsewhere, and that one of the open ones could be at another call."""
-        kinds = {type(held.value) for held in self.held if held.is_open and not isinstance(held.value, tuple)}
-        found = (reached.value for place, reached in self.known.items() if reached is not None and not self.owns(place))
+        """Objects that the run reached from elsewhere, and that an argument known by its parts could be at another
+        call."""
+        known = (h.value for h in self.held if h.holder >= 0 and (h.is_open or _is_structure(h.value)))
+        kinds = {type(value) for value in known if not isinstance(value, tuple)}
+        found = (
+            reached.value
+            for place, reached in self.known.items()
+            if reached is not None and not self.owns(place) and reached.label not in _SPACES
+        )
         return [value for value in found if type(value) in kinds]
 
     def was_there(self, value: Any) -> bool:
@@ -180,6 +190,7 @@ class ArgumentHeap:
         outside: ids of objects that the run reached from elsewhere, too. Where one of the open ones is among them, or
         has two places in the arguments, none is open.
         """
+        self.outside = frozenset(outside)
         for held in self.held:
             held.after = contents_of(held.value)
         if self._only is None:

@@ -163,17 +163,16 @@ class State:
     is_settled: bool
 
 
-def state_places(roots: Roots, changes: list[Change]) -> State | None:
-    """The places of all these changes, None where some have none."""
+def state_places(roots: Roots, changes: list[Change]) -> tuple[State | None, str]:
+    """The places of all these changes; None where some have none, and the name of such a one."""
     finder = _Finder(roots)
     try:
         finder.find()
     except _NoPlace:
-        return None
-    known = {place.name for place in finder.places.values()}
-    if not all(change.name in known or change.name in finder.names for change in changes):
-        return None
-    return State(tuple(finder.places.values()), finder.is_settled)
+        return None, finder.at
+    known = {place.name for place in finder.places.values()} | finder.names
+    without = next((change.name for change in changes if change.name not in known), "")
+    return (None, without) if without else (State(tuple(finder.places.values()), finder.is_settled), "")
 
 
 class _NoPlace(Exception):
@@ -185,6 +184,7 @@ class _Finder:
         self.roots = roots
         self.places: dict[tuple[int, Any], Place] = {}
         self.names: set[str] = set()  # of what is changed inside of these places
+        self.at = ""  # the name of what is looked at
         self.is_settled = True
         self._facts: list[Read] = []
 
@@ -196,10 +196,12 @@ class _Finder:
             if id(owner) not in roots.opened and (id(owner), name) not in known:
                 after = peek(owner, name)
                 if not same(before, after):
+                    self.at = f"{roots.name(id(owner))}.{name}"
                     self._attribute(owner, name, before, after, site)
         for store in roots.stores.values():
             after = store.space.get(store.key, MISSING)
             if not same(store.before, after) and store.spot not in roots.state:
+                self.at = store.name
                 self.names.add(store.name)
                 if store.cls is not None:
                     self._of_class(store.cls, store.key, store.before, store.site)
@@ -212,15 +214,18 @@ class _Finder:
             if fact.kind in ("class", "static"):
                 self._class_fact(fact)
             if fact.kind == "cell" and not same(fact.value, cell_contents(fact.owner)):
-                place = Place("cell", fact.owner, None, fact.name, None, fact.site, fact.key)
+                self.at = fact.name
+                place = Place("cell", fact.owner, None, self.at, None, fact.site, fact.key)
                 self._add(place, fact.value, cell_contents(fact.owner))
         for container, copy, _ in roots.copies.values():
             if id(container) not in roots.opened and not same_contents(container, copy):
-                self.names.add(roots.name(id(container)))
+                self.at = roots.name(id(container))
+                self.names.add(self.at)
                 self._container(container)
 
     def _classes_of_modules(self) -> None:
         for cls, name, before, site in changed_classes(self.roots):
+            self.at = f"{cls.__qualname__}.{name}"
             self._of_class(cls, name, before, site)
             self.names.add(f"{cls.__qualname__}.{name}")
 
@@ -231,10 +236,12 @@ class _Finder:
             changed = [key for key in {**fact.value, **now} if key not in (fact.key or ())]
             changed = [key for key in changed if not same(fact.value.get(key, MISSING), now.get(key, MISSING))]
             for key in changed:
+                self.at = fact.name
                 self._of_class(fact.owner, key, fact.value.get(key, MISSING), fact.site)
         else:
             if same(fact.value, raw_lookup(fact.owner, fact.key)):
                 return
+            self.at = fact.name
             holder = next((base for base in fact.owner.__mro__ if fact.key in base.__dict__), fact.owner)
             self._of_class(holder, fact.key, fact.value, fact.site)
         self.names.add(fact.name)

@@ -14,7 +14,7 @@ import random
 import re
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
@@ -27,6 +27,7 @@ from smelt._torch.exact import MISSING, contents
 from smelt._torch.labels import key_labels
 from smelt._torch.lru import LRU_CACHE, cached_tensors
 from smelt.capture.events import watched
+from smelt.capture.fills import Fills
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import DRAWS, ENVIRONMENT, LOCKS, file_kind, user_site
 from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of, state_path
@@ -116,6 +117,7 @@ class Roots:
         self._generators: list[tuple[random.Random, Any, Site | None]] = []  # as they were
         self.numpys_draws: list[tuple[str, Site]] = []  # where code names a draw of NumPy's global generator
         self.arguments: set[int] = set()  # structured arguments
+        self.fills = Fills()
         self.heap: ArgumentHeap | None = None
         self.outer: set[tuple[int, str]] = set()  # attributes that the run only wrote: owner and name
         self.opened: frozenset[int] = frozenset()  # of the arguments' objects, those known by structure
@@ -231,8 +233,10 @@ class Roots:
         self.reach(method.__self__, id(method), ".__self__", site)
 
     def _reach_partial(self, value: Any, site: Site | None) -> None:
-        if isinstance(value, LRU_CACHE) and (held := cached_tensors(value)):
-            self._fact("cached", value, None, held, site)
+        if isinstance(value, LRU_CACHE):
+            self.fills.meet(value, site)
+            if held := cached_tensors(value):
+                self._fact("cached", value, None, held, site)
         for name in ("func", "args", "keywords", "__func__", "__wrapped__", "fget", "fset"):
             inner = getattr(value, name, None)
             if inner is not None:
@@ -635,9 +639,24 @@ class Roots:
         kept = [*changes_of(self), *of_tensors] if self.opened or self.outer else changes
         kept.extend(broken_state(self))
         if kept:
-            self.new_state = state_places(self, kept)
+            self.new_state, without = state_places(self, kept)
+            kept.sort(key=lambda change: change.name != without)  # what no state holds is the reason that is told
         names = {change.name for change in kept}
-        return facts_of(self), kept, [change for change in changes if change.name not in names]
+        put_back = [change for change in changes if change.name not in names]
+        put_back.extend(self._filled(self.heap))
+        return facts_of(self), kept, put_back
+
+    def _filled(self, heap: ArgumentHeap) -> Iterator[Change]:
+        """What the run put in caches, as changes where it cannot be state of the graph."""
+        for fill in self.fills.found(self.rooted):
+            heap.filled.extend(fill.tensors)
+            if fill.key is None:
+                held = cached_tensors(fill.owner)
+                self.facts["cached", id(fill.owner), None] = Read(
+                    "cached", fill.owner, None, held, fill.site, None, fill.owner, self.name
+                )
+            name = self.name(fill.holder) + (f".{fill.key}" if fill.key else "")
+            yield Change(name, MISSING, fill.tensors, fill.site)
 
 
 def _text(text: str) -> str:

@@ -22,6 +22,9 @@ from smelt._torch.state import default_dtype, is_any_autocast, is_grad_enabled, 
 from smelt._torch.storage import nbytes_spanned
 from smelt.capture.dynamic.dims import sized_type
 from smelt.capture.events import watched
+from smelt.capture.fills import is_filling
+from smelt.capture.nested import NAMES as NESTED
+from smelt.capture.nested import NestedTensors
 from smelt.capture.opinfo import OpInfo, expectation, op_info
 from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
@@ -35,16 +38,19 @@ from smelt.ops.registry import overload as found_overload
 
 
 class Family:
-    """Tensors that may share memory: whether any depends on data, and whether any was written.
+    """Tensors that may share memory: whether any depends on data, and whether any was written (later: by other than
+    what makes a tensor for a cache to keep), and by which record last.
 
     blank: made by `empty` and not written since; is_constant: its data were given as Python values.
     """
 
-    __slots__ = ("blank", "is_constant", "is_foreign", "tainted", "written")
+    __slots__ = ("blank", "is_constant", "is_foreign", "last_write", "tainted", "written", "written_later")
 
     def __init__(self, tainted: bool) -> None:
         self.tainted = tainted
         self.written = False
+        self.written_later = False
+        self.last_write = -1
         self.blank = False
         self.is_constant = False
         self.is_foreign = False
@@ -144,6 +150,7 @@ class Recorder:
     reruns: a call whose graph raises is run again natively, so that operators may raise where the program catches; else
         the graph expects what they raise there.
     flags: by source line, what the program read of its tensors that no operator tells and no input's type does.
+    kept: for what the run made and a cache keeps, the last record that made it, and what a later call finds there.
     own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's.
     """
 
@@ -160,6 +167,8 @@ class Recorder:
     error: SmeltError | None = None
     flags: dict[Span | None, str] = field(default_factory=dict)
     own_backward: str = ""
+    drew_for_cache: bool = False
+    kept: dict[Slot, tuple[int, StateSlot]] = field(default_factory=dict)
     lent: list[tuple[torch.Tensor, torch.Tensor, str, Site | None]] = field(default_factory=list)
     _dtype: torch.dtype = field(default_factory=default_dtype)
     _modes: dict[tuple[bool, bool], Modes] = field(default_factory=dict)
@@ -169,6 +178,7 @@ class Recorder:
     )
     _find_site: SiteFinder = field(default_factory=SiteFinder)
     base_frame: Any = None  # where the program is called from, while it runs
+    _nested: NestedTensors = field(default_factory=NestedTensors)
 
     def add_input(self, tensor: torch.Tensor) -> None:
         """Make a tensor the graph's next input."""
@@ -233,6 +243,8 @@ class Recorder:
         return True
 
     def _note(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if info.short in NESTED and self._nested.note(self, info.short, args, result):
+            return
         operands: list[Slot] = []
         noted = []
         slots, kinds = self._slots, self._kinds
@@ -247,6 +259,8 @@ class Recorder:
                 noted.append(self._encode(arg, operands))
         named = {k: self._encode(v, operands) for k, v in kwargs.items()} if kwargs else kwargs
         tainted = info.is_random
+        if tainted and is_filling(self.roots.fillers):
+            self.drew_for_cache = True
         for slot in operands:
             if slot.family.is_foreign and self.lent:
                 self.check_lent()
@@ -376,6 +390,8 @@ class Recorder:
         for slot in target if isinstance(target, list) else (target,):
             if isinstance(slot, Slot) and info.short not in ("detach_", "requires_grad_"):
                 slot.family.written = True
+                slot.family.last_write = len(self.records)
+                slot.family.written_later |= not is_filling(self.roots.fillers)
                 slot.family.blank = False
                 slot.family.tainted = slot.family.tainted or tainted
                 if slot.family.is_foreign:
@@ -418,6 +434,22 @@ class Recorder:
         """The slot of a tensor, a new one of kind `unknown` where its origin was not seen."""
         slot = self._slots.get(id(tensor))
         return slot if slot is not None and slot.ref() is tensor else self._adopt(tensor)
+
+    def keep(self, tensors: Sequence[torch.Tensor], roots: Roots) -> str:
+        """Have tensors that the run made for a cache be state from their last making on; why that cannot be.
+
+        roots: all that can be reached after the run.
+        """
+        for tensor in tensors:
+            slot, entry = self._slots.get(id(tensor)), roots.entries.get(id(tensor))
+            if slot is None or slot.ref() is not tensor or isinstance(slot, StateSlot) or slot.kind == "input":
+                continue
+            if entry is None or slot.kind == "unknown" or slot.family.written_later or self.drew_for_cache:
+                return "a tensor in a cache that is made in a way of its own"
+            state = StateSlot(tensor, entry)
+            self.kept[slot] = slot.family.last_write, state
+            self.states.append(state)
+        return ""
 
     def wraps_memory(self, tensor: torch.Tensor) -> None:
         """Note that a tensor shares memory with a Python object, so that a write to it is an error."""
@@ -546,6 +578,24 @@ class Recorder:
         """Record that Python read this value here; the tensor may be written later."""
         info, named = _EXPECT[kind], {**kwargs, "value": value}
         self.records.append((info, args, named, (), self._find_site(2), self.scope.path, self._modes_now()))
+
+    def reads_truth(self, tensor: torch.Tensor, value: bool, what: str) -> None:
+        """Note that Python read whether a tensor of one element is true, in a way of its own."""
+        slot = self.slot_of(tensor)
+        if not slot.family.tainted:
+            return
+        if self.specialize:
+            self._expect("bool", [slot], {}, value)
+            self._note_conversion("S0101", slot, what, value)
+        else:
+            self.converted(slot, what)
+
+    def stands_for(self, tensor: torch.Tensor, made: torch.Tensor) -> None:
+        """Let a tensor be what the graph makes as another one, the last that was recorded."""
+        last = self.records[-1]
+        family = self.slot_of(made).family
+        self._slots[id(tensor)] = slot = Slot(tensor, family, "result")
+        self.records[-1] = (*last[:3], (slot,), *last[4:])
 
     def _deciding(self, tensors: Sequence[Any]) -> Slot | None:
         """The first tensor whose data decide the size of a result."""

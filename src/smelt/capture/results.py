@@ -54,8 +54,6 @@ class Result(Flattener):
             tree: Tree = Container("sequence", set, tuple(map(ConstantLeaf, value)))
         else:
             tree = super().flatten(value, path)
-            if isinstance(value, tuple):
-                return tree
         if not isinstance(tree, Container):
             return tree
         number = self._numbers[id(value)] = len(self._numbers)

@@ -12,6 +12,7 @@ import torch
 from smelt._torch.record_patches import is_plain_tensor_type
 from smelt.capture.places import Puts
 from smelt.capture.reads_arguments import ArgumentHeap
+from smelt.capture.state import STATE
 from smelt.capture.tree import (
     ConstantLeaf,
     Container,
@@ -146,14 +147,21 @@ class Signature:
     def spelling(self) -> str:
         """How a call is spelled: how many arguments stand by place, and which are given by keyword."""
         count = len(self.args.items)
-        if not count and self.kwargs.keys:
+        if not count and self._by_keyword:
             return self._by_keyword.removeprefix(", ")
         by_place = f"{count} argument{'s' * (count != 1)} by place"
         return by_place + self._by_keyword
 
     @property
     def _by_keyword(self) -> str:
-        return f", {' and '.join(map(str, self.kwargs.keys))} by keyword" if self.kwargs.keys else ""
+        names = [str(key) for key in self.kwargs.keys if key != STATE]
+        return f", {' and '.join(names)} by keyword" if names else ""
+
+    @property
+    def same(self) -> tuple[int, ...]:
+        """Of each tensor and free number among the arguments, in order, which input it is."""
+        trees = (leaf for tree in (self.args, self.kwargs) for _, leaf in leaves(tree))
+        return tuple(leaf.index for leaf in trees if not isinstance(leaf, ConstantLeaf))
 
     @property
     def constants(self) -> dict[str, Any]:

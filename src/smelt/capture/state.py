@@ -152,7 +152,7 @@ def in_names(text: str, places: Sequence[Place]) -> str:
     """A text about the arguments with the names of places."""
     for number in range(len(places) - 1, -1, -1):
         text = text.replace(argument(number), places[number].name)
-    return text
+    return text.replace(f"kwargs[{STATE!r}]", "its state")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.reads_effects import file_kind
 from smelt.capture.state import Place, in_names
 from smelt.compiler.collector import full_collections_later
-from smelt.compiler.compiled_inputs import first_unsupported, grad_witness
+from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witness
 from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_state import StateCalls
 from smelt.compiler.compiled_table import STORM_LIMIT, Table
@@ -33,6 +33,7 @@ from smelt.compiler.sight import Look, Sight
 from smelt.compiler.watching import watch_natively
 from smelt.compiler.worth import Worth
 from smelt.diag import CaptureError, InternalError, SmeltError
+from smelt.runtime.guard_args import Outside
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guards import GuardSet
 
@@ -73,13 +74,12 @@ class Builds:
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         """The answer of a call that no row serves; missed: rows whose guards held, but not what they expect."""
-        with SignalsWait():
-            return self._miss(args, kwargs, missed)
-
-    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         reason = first_unsupported(args, kwargs)
         if reason is not None:
-            return self._original.run(reason, args, kwargs)
+            result = self._original.run(reason, args, kwargs)
+            if reason != ON_META:  # where nobody waits for an answer
+                self._original.warn(reason, f"{self._name} {_HOW[False]}: {reason}")
+            return result
         witness = grad_witness(self._target, args, kwargs) if is_grad_enabled() else None
         if witness is not None:
             self._table.witness = witness[0] if witness[1] else None
@@ -88,6 +88,12 @@ class Builds:
         if not missed and self.splits is not None and self._is_split_for_all:
             self._original.count("it is in pieces for all further kinds of calls")
             return self.splits.run(*args, **kwargs)
+        if not _by_data(missed) and self._guarded >= STORM_LIMIT and self.state is None:
+            return self._original.run("too many different calls were compiled already", args, kwargs)
+        with SignalsWait():
+            return self._miss(args, kwargs, missed)
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         if self.state is not None and not _by_data(missed) and self._is_state_lost:
             self._give_up_state()
             return self._original.run("its state differs at each call", args, kwargs)
@@ -402,8 +408,8 @@ def _guards(log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any], **more:
     if log.heap is None:
         return GuardSet(log.reads, args, kwargs, **more)
     with log.as_before():
-        apart = log.heap.others if log.heap.is_live or log.heap.outer else None
-        return GuardSet(log.reads, args, kwargs, opened=log.heap.opened, apart=apart, **more)
+        outside = Outside(tuple(log.heap.others), log.heap.outside)
+        return GuardSet(log.reads, args, kwargs, opened=log.heap.opened, outside=outside, **more)
 
 
 def _watcher(get_builds: Callable[[], Builds | None], get_row: Callable[[], Row | None]) -> Callable[[], bool]:

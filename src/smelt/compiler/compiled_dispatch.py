@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from smelt._torch.state import foreign_context, is_grad_enabled
 from smelt.capture import is_capturing
-from smelt.capture.state import STATE, Place, without_state
+from smelt.capture.state import STATE, Place, in_names, without_state
 from smelt.compiler.compiled_build import Builds, building
 from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_state import SLOT, StateCalls, StateGone
@@ -313,7 +313,7 @@ class Dispatcher:
             dict(now.misses),
             dict(now.fallbacks),
             self._table.rows,
-            {shown(spot): why for spot, why in self._builds.sight.refused.items()},
+            {in_names(shown(spot), self.state_places): why for spot, why in self._builds.sight.refused.items()},
         )
 
 

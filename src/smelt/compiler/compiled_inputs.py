@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+ON_META = "an argument is on the meta device"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -38,7 +39,7 @@ def unsupported(tensor: torch.Tensor) -> str | None:
     if tensor.is_quantized:
         return "an argument is quantized"
     if tensor.device.type == "meta":
-        return "an argument is on the meta device"
+        return ON_META
     if tensor.dtype.is_complex:
         return "an argument is complex"
     if tensor.is_neg():

@@ -7,6 +7,7 @@ Python can serve, so that the same one answers.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -23,6 +24,11 @@ ENTRY_LIMIT = 8  # entries kept; the least recently used one goes
 STORM_LIMIT = 16  # entries built, after which a value that changes at each call is left to the original
 
 
+def _place_of(text: str) -> str:
+    """What a sentence on a guard that failed is about, whatever the values."""
+    return re.split(r" was | does not hold", text, maxsplit=1)[0]
+
+
 class Table:
     """The rows of a dispatcher, the most recently used first.
 
@@ -37,6 +43,8 @@ class Table:
         self.counters = Counters()
         self.witness: torch.Tensor | None = None
         self.replaced: set[str] = set()
+        self._made = 0
+        self._causes: dict[str, tuple[int, str]] = {}  # by place: how often it kept the last row from serving, how last
         self._owner, self._slow = weakref.ref(owner), slow
         self._original, self._stats = original, stats
         self._settings = original.settings
@@ -58,6 +66,7 @@ class Table:
     def add(self, row: Row) -> None:
         """Put a row in front of the others, and let go of what is too much."""
         row.hit(self.counters.tick(), times=0)
+        row.number, self._made = self._made, self._made + 1
         used: dict[Any, int] = {}
         for other in (row, *self.rows):
             used[other.paths or other] = max(used.get(other.paths or other, 0), other.used)
@@ -103,6 +112,9 @@ class Table:
                     self.replaced.add(place)
                 self.count_miss(text)
                 first = first or text
+        if first:
+            place = _place_of(first)
+            self._causes[place] = self._causes.get(place, (0, ""))[0] + 1, first
         return first
 
     def count_miss(self, text: str) -> None:
@@ -110,11 +122,8 @@ class Table:
         self._stats.misses[text] = self._stats.misses.get(text, 0) + 1
 
     def _storming(self) -> str:
-        """The guard that failed most often, by its place rather than by its values."""
-        places: dict[str, list[str]] = {}
-        for text in self._stats.misses:
-            places.setdefault(text.split(" was ")[0], []).append(text)
-        return max(places.values(), key=len)[-1] if places else ""
+        """What kept the row that was used last from serving: of the place where that is so most often, the latest."""
+        return max(reversed(self._causes.values()), key=lambda cause: cause[0], default=(0, ""))[1]
 
     def make_native(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let native code serve calls like this one, which has just passed the row's guards."""

@@ -214,7 +214,7 @@ class Row:
     fitted: when it fitted last, by the clock of its paths; those in front may do so unseen. seen: the call that it was
     made for, and what is free. split: runs in the place of the original where there is no entry. worth: while it is
     to be found out whether the entry is faster than the original. failures: calls in which the entry raised, and the
-    original did not.
+    original did not. number: how many were made before it.
     """
 
     guards: GuardSet
@@ -232,6 +232,7 @@ class Row:
     split: SplitProgram | None = None
     worth: Worth | None = None
     failures: int = 0
+    number: int = -1
     _hits: int = 0
     _used: int = 0
 
@@ -281,8 +282,8 @@ class Row:
 class Stats:
     """Counts since the object was made. misses: text of the guard that failed -> times; fallbacks: reason -> times.
 
-    refused: sizes and numbers that were to be free and could not, by place -> why. rows: the entries; printed are
-    their number, and the calls that each served.
+    refused: sizes and numbers that were to be free and could not, by place -> why. rows: the entries, those that were
+    used last in front; printed are their numbers, and the calls that each served.
     """
 
     calls: int = 0
@@ -293,11 +294,16 @@ class Stats:
     rows: tuple[Row, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def entries(self) -> list[Row]:
+        """The rows in the order in which they were made, which is that of their numbers."""
+        return sorted(self.rows, key=lambda row: row.number)
+
     def __str__(self) -> str:
         lines = [f"{self.calls} calls, {self.builds} builds, {self.evictions} evictions"]
-        for i, row in enumerate(self.rows):
+        for row in self.entries:
             runs = f"the original ({row.reason})" if row.entry is None else "compiled"
-            lines.append(f"entry {i}: {row.hits} calls, runs {runs}, made in {row.build_s:.3f} s")
+            lines.append(f"entry {row.number}: {row.hits} calls, runs {runs}, made in {row.build_s:.3f} s")
         for what, times in (("missed", self.misses), ("fell back", self.fallbacks)):
             lines += [f"{what} {count} times: {why}" for why, count in times.items()]
         return "\n".join([*lines, *(f"not free: {place}: {why}" for place, why in self.refused.items())])
@@ -316,6 +322,7 @@ class Stats:
             "refused": dict(self.refused),
             "entries": [
                 {
+                    "entry": row.number,
                     "hits": row.hits,
                     "build_s": row.build_s,
                     "runs": "original" if row.entry is None else "compiled",
@@ -323,6 +330,6 @@ class Stats:
                     "free": sorted(map(shown, row.seen.free)) if row.seen is not None else [],
                     "guards": [str(guard) for guard in row.guards.listed],
                 }
-                for row in self.rows
+                for row in self.entries
             ],
         }

@@ -22,6 +22,7 @@ from smelt.passes.decompose import decompose
 from smelt.passes.early_expects import early_expects
 from smelt.passes.elide_copies import elide_copies
 from smelt.passes.expand_layers import expand_layers
+from smelt.passes.explicit_casts import explicit_casts
 from smelt.passes.fold import fold
 from smelt.passes.fold_batch_norm import fold_batch_norm
 from smelt.passes.functionalize import functionalize
@@ -45,6 +46,8 @@ FUNCTIONAL: tuple[Pass, ...] = (
 )
 
 OPTIMIZED: tuple[Pass, ...] = (
+    # First, for under autocast nothing else is matched.
+    explicit_casts,
     # Before dead code, for of a layer seldom all results are used.
     expand_layers,
     dce,

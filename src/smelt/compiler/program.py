@@ -10,11 +10,12 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.fx import GraphModule
 
+from smelt._torch.state import autocast, default_dtype
 from smelt.capture import Captured, capture, is_capturing
 from smelt.capture.sharing import entangled
 from smelt.codegen.python import python_source
@@ -38,8 +39,18 @@ from smelt.passes.manager import Culprit
 from smelt.runtime.guard_constants import Constants
 
 CAPTURE_LIMIT = 8
-Key: TypeAlias = tuple[tuple[bool, ...], tuple[Type, ...], tuple[str, ...]]
-"""The `training` flags and the types of the inputs that a capture holds for, and what must hold of free sizes."""
+
+
+class Setting(NamedTuple):
+    """What a capture was made under: `training` flags, devices of autocast with their dtypes, torch's default dtype."""
+
+    training: tuple[bool, ...]
+    autocast: tuple[tuple[str, torch.dtype], ...]
+    dtype: torch.dtype
+
+
+Key: TypeAlias = tuple[Setting, tuple[int, ...], tuple[Type, ...], tuple[str, ...]]
+"""What a capture holds for: its setting, which arguments are one tensor, the inputs' types, and the checks of sizes."""
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
@@ -51,8 +62,9 @@ class Program(torch.nn.Module):
 
     A call runs natively, or operation by operation where gradients are needed, with the same answer. The program holds
     for the captured sizes and Python arguments, where these were not left free (`dynamic_shapes`), and raises for
-    others. For other dtypes or strides, other `training` flags, or parameters that were moved or replaced, it is
-    captured anew from its source (at most `CAPTURE_LIMIT` captures are kept).
+    others. For other dtypes or strides, arguments that were different tensors and are one, other `training` flags,
+    autocast or default dtype, or parameters that were moved or replaced, it is captured anew from its source (at most
+    `CAPTURE_LIMIT` captures are kept).
     """
 
     def __init__(
@@ -129,22 +141,21 @@ class Program(torch.nn.Module):
             return self._inlined(args, kwargs)
         unit = self._known_unit(args, kwargs)
         if unit is None:
-            inputs = self._flatten(args, kwargs)
-            unit = self._unit_of(inputs)
+            unit, inputs = self._found(args, kwargs)
             if unit is None or not self._state_is_as_captured(unit):
                 return self._capture(args, kwargs).captured.result
             if self._needs_grad(unit, inputs) or self.native_failure is not None or _overlap(unit, inputs):
                 return self._by_op(unit, inputs, args, kwargs)
-            self._known = KnownCall.of(unit, self._training_flags(), args, kwargs)
+            self._known = KnownCall.of(unit, self._setting(), args, kwargs)
         before = pieces_written()
         try:
             self._freshen(unit)
             return unit.run(args, kwargs)
         except LeftAlone:
-            return self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
+            return self._by_op(unit, unit.signature.flatten(args, kwargs), args, kwargs)
         except Miss:
             # Either the call takes another way, which raises, or only rounding decides.
-            return self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
+            return self._by_op(unit, unit.signature.flatten(args, kwargs), args, kwargs)
         except SmeltError as error:
             if self._options.strict:
                 raise
@@ -154,10 +165,10 @@ class Program(torch.nn.Module):
                 raise
             # The program's own error, after whatever the program does before it.
             with muted_again(pieces_since(before)):
-                return self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
+                return self._by_op(unit, unit.signature.flatten(args, kwargs), args, kwargs)
         # Where it is the data's fault (an index out of range), this raises as eager does, and the next call is native.
         with muted_again(pieces_since(before)):
-            result = self._by_op(unit, self._flatten(args, kwargs), args, kwargs)
+            result = self._by_op(unit, unit.signature.flatten(args, kwargs), args, kwargs)
         self.native_failure = failure
         _warn(f"{unit.captured.name} runs operation by operation: {failure}")
         return result
@@ -167,7 +178,7 @@ class Program(torch.nn.Module):
         known = self._known
         if known is None or self.native_failure is not None:
             return None
-        if not known.fits(self._training_flags(), args, kwargs) or not self._state_is_as_captured(known.unit):
+        if not known.fits(self._setting(), args, kwargs) or not self._state_is_as_captured(known.unit):
             return None
         return None if self._needs_grad(known.unit, ()) else known.unit
 
@@ -180,20 +191,22 @@ class Program(torch.nn.Module):
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """What was captured, one for each setting of `training` flags and types of inputs that was called."""
+        """What was captured, one for each setting and types of inputs that was called."""
         return tuple(self._units.values())
 
     @property
     def unit(self) -> Unit:
-        """What was captured first for the present `training` flags (the first of all where there is none yet)."""
-        flags = self._training_flags()
-        return next((unit for key, unit in self._units.items() if key[0] == flags), self.units[0])
+        """What was captured first for the present setting (the first of all where there is none yet)."""
+        setting = self._setting()
+        return next((unit for key, unit in self._units.items() if key[0] == setting), self.units[0])
 
     def _add(self, captured: Captured) -> Unit:
         unit = unit_of(captured, self._options, captured.state.current)
         unit.on_constants(_holder(weakref.ref(self), id(unit)))
         self._known = None
-        key = (self._training_flags(), tuple(value.type for value in unit.graph.inputs), tuple(map(str, unit.checks)))
+        setting = Setting(self._training_flags(), captured.autocast, captured.default_dtype)
+        types = tuple(value.type for value in unit.graph.inputs)
+        key = setting, unit.signature.same, types, tuple(map(str, unit.checks))
         if key not in self._units and len(self._units) >= CAPTURE_LIMIT:
             self._held.pop(id(self._units.pop(next(iter(self._units)))), None)
         self._units[key] = unit
@@ -236,13 +249,20 @@ class Program(torch.nn.Module):
                     )
         return None
 
-    def _unit_of(self, inputs: Sequence[Any]) -> Unit | None:
-        """The capture that holds for these inputs, if there is one."""
-        flags = self._training_flags()
+    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Unit | None, list[Any]]:
+        """The capture that holds for a call, if there is one, and the call's inputs. Raises: as `_flatten`."""
+        inputs, setting = self._flatten(args, kwargs), self._setting()
+        same = self.unit.signature.same
+        first: dict[int, int] = {}
+        which = [first.setdefault(id(x), i) if isinstance(x, torch.Tensor) else i for i, x in enumerate(inputs)]
+        if len(distinct := sorted(set(which))) < len(inputs):
+            # Python may ask whether one is another.
+            same = tuple(distinct.index(which[i]) for i in same)
+            inputs = [inputs[i] for i in distinct]
         if not self._free:
-            return self._units.get((flags, tuple(type_of(tensor) for tensor in inputs), ()))
-        units = (unit for key, unit in self._units.items() if key[0] == flags and isinstance(unit, SizedUnit))
-        return next((unit for unit in units if unit.takes(inputs)), None)
+            return self._units.get((setting, same, tuple(type_of(tensor) for tensor in inputs), ())), inputs
+        units = (u for key, u in self._units.items() if key[:2] == (setting, same) and isinstance(u, SizedUnit))
+        return next((unit for unit in units if unit.takes(inputs)), None), inputs
 
     def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The inputs of a call. Raises: CaptureError (S0107) for another structure or other sizes."""
@@ -263,16 +283,14 @@ class Program(torch.nn.Module):
 
     def _unit_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Unit, list[Any]]:
         """The capture for these arguments, made now (which runs the program once) where there is none yet."""
-        inputs = self._flatten(args, kwargs)
-        unit = self._unit_of(inputs)
+        unit, inputs = self._found(args, kwargs)
         if unit is None or not self._state_is_as_captured(unit):
             unit = self._capture(args, kwargs)
         return unit, inputs
 
     def _inlined(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Inside another capture: operation by operation, so that the outer program records what this one does."""
-        inputs = self._flatten(args, kwargs)
-        unit = self._unit_of(inputs)
+        unit, inputs = self._found(args, kwargs)
         if unit is None or not self._state_is_as_captured(unit):
             return self._source(*args, **kwargs)
         return self._by_op(unit, inputs, args, kwargs)
@@ -308,6 +326,9 @@ class Program(torch.nn.Module):
         extra = {name: value for name, value in self.__dict__.items() if name not in own}
         saved = save(self._source, {flags: unit.captured for flags, unit in self._units.items()})
         return (_restore, (self._source, self._options, saved, extra, self._free))
+
+    def _setting(self) -> Setting:
+        return Setting(self._training_flags(), autocast(), default_dtype())
 
     def _training_flags(self) -> tuple[bool, ...]:
         if not isinstance(self._source, torch.nn.Module):

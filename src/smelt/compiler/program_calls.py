@@ -21,24 +21,24 @@ _PLAIN = (*TENSORS, type(None), bool, int, float, str)
 
 @dataclass(frozen=True, slots=True)
 class KnownCall:
-    """A call that ran natively: its unit, `training` flags and grad mode, and a function that knows its like."""
+    """A call that ran natively: its unit, what it was made under, grad mode, and a function that knows its like."""
 
     unit: Unit
-    flags: tuple[bool, ...]
+    setting: tuple[Any, ...]
     with_grad: bool
     holds: Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
 
     @staticmethod
-    def of(unit: Unit, flags: tuple[bool, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> KnownCall | None:
+    def of(unit: Unit, setting: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> KnownCall | None:
         """None where calls must be examined each time: structured arguments, memory shared with what is written."""
         if unit.writes or not _is_plain((*args, *kwargs.values())):
             return None
         tests = ArgumentTests(args, kwargs, writes=False)
-        return KnownCall(unit, flags, torch.is_grad_enabled(), tests.compiled())
+        return KnownCall(unit, setting, torch.is_grad_enabled(), tests.compiled())
 
-    def fits(self, flags: tuple[bool, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    def fits(self, setting: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether this call is like the remembered one."""
-        return self.with_grad == torch.is_grad_enabled() and flags == self.flags and self.holds(args, kwargs)
+        return self.with_grad == torch.is_grad_enabled() and setting == self.setting and self.holds(args, kwargs)
 
 
 def _is_plain(values: Sequence[Any]) -> bool:

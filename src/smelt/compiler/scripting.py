@@ -93,7 +93,7 @@ class ScriptedProgram(Program):
             # Types that are too open for a pass: the graph as the program calls it.
             unit = Unit(captured, self._options, captured.state.current, captured.graph)
         self._known = None
-        self._units[self._training_flags(), (), ()] = unit
+        self._units[self._setting(), (), (), ()] = unit
         return unit
 
     def inputs_for(self, *args: Any, **kwargs: Any) -> list[Any]:

@@ -12,7 +12,7 @@ def piece_rows(program: SplitProgram | None) -> list[Row]:
     """The compiled entries of all pieces, in the order of the functions that they are of."""
     if not isinstance(program, Splits):
         return []
-    return [row for piece in program.running() for row in reversed(piece.stats().rows) if row.entry is not None]
+    return [row for piece in program.running() for row in piece.stats().entries if row.entry is not None]
 
 
 def break_rows(program: SplitProgram | None) -> list[dict[str, Any]]:

@@ -90,7 +90,8 @@ def trace(
             captured = replace(captured, drawers=observed.log.drawers)
             if captured.not_put:
                 observed.log.keep_mutations()
-        for where, what in captured.flags.items():
+        asked = observed.log.asked if observed.log is not None else {}
+        for where, what in (*captured.flags.items(), *asked.items()):
             _warn_at(f"the program traced from {captured.name} holds for one way: {what}", where, stacklevel=3)
         results = captured.result_tensors
         asks = bool(captured.conversions) or observed.acts

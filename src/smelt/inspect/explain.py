@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from smelt._torch.compiled_by_torch import given_to_torch
 from smelt._torch.storage import nbytes_spanned
 from smelt.capture.state import Place, in_names
 from smelt.compiler import Compiled, Program, SizedUnit, Unit
 from smelt.compiler.compiled import dispatcher_of
+from smelt.compiler.doors.dynamo import graphs_of
 from smelt.compiler.paths import reading
 from smelt.compiler.size_texts import readable
 from smelt.compiler.splitting_report import break_rows, piece_rows
 from smelt.diag import SmeltError
 from smelt.inspect.kernels import kernel_rows
 from smelt.inspect.parts import Part, parts_of
-from smelt.inspect.report import Report
+from smelt.inspect.report import KEYS, Report
 from smelt.inspect.shown import Row
 from smelt.inspect.symbols import symbol_rows
 from smelt.ir import DType, TensorType
@@ -29,23 +32,44 @@ _MEMORY = {
 }  # fmt: skip
 
 
-def explain(compiled: Any) -> Report:
+def explain(compiled: Any, *, everything: bool = False) -> Report:
     """The report on what `smelt.compile` or `smelt.trace` returned: graphs and why each was made, which sizes and
     numbers are free, guards with the source line they came from and what Python read of data on each recorded way, why
     calls compiled anew, passes with times, how each node runs, fallbacks with reasons, compile time by stage, memory.
 
+    Of what torch.compile made with backend="smelt", all graphs that Dynamo cut the program into.
+
+    everything: print each row; else each kind of guard, kernel and pass is one with its count.
     Raises: SmeltError (S0106) for anything else.
     """
     if isinstance(compiled, Program):
-        return _of_program(compiled)
+        return replace(_of_program(compiled), everything=everything)
     if isinstance(compiled, Compiled):
-        return _of_compiled(compiled)
+        return replace(_of_compiled(compiled), everything=everything)
+    graphs = graphs_of(compiled)
+    if graphs:
+        return replace(_of_graphs(compiled, graphs), everything=everything)
     raise SmeltError(
         f"there is nothing to explain about a {type(compiled).__name__}",
-        why="explain takes what smelt.compile or smelt.trace returned",
-        fix="compile or trace the program first; of a schedule, see print(s), s.reports and s.diff()",
+        why='explain takes what smelt.compile or smelt.trace returned, and what torch.compile(backend="smelt") did, '
+        "after a call",
+        fix="compile or trace the program, or call it, first; of a schedule, see print(s), s.reports and s.diff()",
         code="S0106",
     )
+
+
+def _of_graphs(compiled: Any, graphs: Sequence[Compiled]) -> Report:
+    """One report on all graphs that Dynamo cut a program into, their entries numbered through."""
+    reports: list[Report] = []
+    for graph in graphs:
+        reports.append(_of_compiled(graph, 1 + max((row["entry"] for row in _numbered(reports)), default=-1)))
+    name = getattr(given_to_torch(compiled), "__qualname__", type(given_to_torch(compiled)).__qualname__)
+    rows = {key: [row for report in reports for row in getattr(report, key)] for key in KEYS}
+    return replace(Report(name), **rows)  # type: ignore[arg-type]
+
+
+def _numbered(reports: Sequence[Report]) -> list[Row]:
+    return [row for report in reports for row in (*report.graphs, *report.breaks) if "entry" in row]
 
 
 def _of_program(program: Program) -> Report:
@@ -62,19 +86,21 @@ def _of_program(program: Program) -> Report:
     )
 
 
-def _of_compiled(compiled: Compiled) -> Report:
+def _of_compiled(compiled: Compiled, first: int = 0) -> Report:
     stats = compiled.stats()
     splits = dispatcher_of(compiled).splits
-    rows = [*reversed(stats.rows), *piece_rows(splits)]  # oldest first: the order in which they were compiled
-    units = [(i, row.entry) for i, row in enumerate(rows) if isinstance(row.entry, Unit)]
+    # In the order in which they were compiled, with the numbers that `stats` shows; then the pieces.
+    rows = {first + row.number: row for row in stats.entries}
+    rows.update(enumerate(piece_rows(splits), start=1 + max(rows, default=first - 1)))
+    units = [(i, row.entry) for i, row in rows.items() if isinstance(row.entry, Unit)]
     # The call that was recorded got its answer from that run, and is one of the entry's.
     graphs = [
         {**_graph_row(i, unit, rows[i].hits + 1), "why": rows[i].cause or "the first call of its kind"}
         for i, unit in units
     ]
-    breaks: list[Row] = [{"entry": i, "why": row.reason} for i, row in enumerate(rows) if row.entry is None]
+    breaks: list[Row] = [{"entry": i, "why": row.reason} for i, row in rows.items() if row.entry is None]
     breaks += break_rows(splits)
-    told = {row.reason: i for i, row in reversed(list(enumerate(rows))) if row.entry is None}
+    told = {row.reason: i for i, row in reversed(rows.items()) if row.entry is None}
     fallbacks = [
         {"reason": f"entry {told[reason]} is not compiled: see Breaks" if reason in told else reason, "times": times}
         for reason, times in stats.fallbacks.items()
@@ -85,7 +111,7 @@ def _of_compiled(compiled: Compiled) -> Report:
         graphs=graphs,
         guards=[
             found
-            for i, row in enumerate(rows)
+            for i, row in rows.items()
             for found in (*(_guard(i, guard) for guard in row.guards.listed), *_outcomes(i, row.entry))
         ],
         breaks=breaks,
@@ -173,10 +199,20 @@ def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     if shown.lowered is not None:
         counts = sorted(shown.lowered.report.counts.items(), key=lambda item: -item[1])
         row["nodes by how they run"] = ", ".join(f"{how} {count}" for how, count in counts)
-    row["native"] = shown.executable is not None and shown.executable.is_native
+    row["runs"] = _runs(shown)
     row["captured"] = str(unit.graph)
     row["optimized"] = None if unit.optimized is None else str(unit.optimized)
     return row
+
+
+def _runs(unit: Unit) -> str:
+    """Whether a call is native code, and how much of it calls Python all the same."""
+    if unit.executable is None:
+        return "nowhere yet: it is still being made"
+    if not unit.executable.is_native:
+        return "in Python, for native code cannot be made here"
+    count = unit.lowered.report.counts.get("python", 0) if unit.lowered is not None else 0
+    return f"natively, but for {count} node{'s' * (count != 1)} in Python" if count else "natively"
 
 
 def _plans(unit: SizedUnit) -> str:

@@ -44,6 +44,7 @@ class Report:
     fallbacks: what ran in eager or in Python, how often, why.  timings: compile time by stage, in milliseconds.
     memory: bytes of the plan's own memory, packed weights, originals.
     precision: error of each output, where the program computes in another precision than written (`dtype`).
+    everything: print each row, and count none.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Report:
     timings: Sequence[Row] = field(default=())
     memory: Sequence[Row] = field(default=())
     precision: Sequence[Row] = field(default=())
+    everything: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """All of the report as plain data that `json.dumps` takes; the keys are `KEYS` and `name`."""
@@ -68,9 +70,10 @@ class Report:
         return self.to_text()
 
     def to_text(self, *, everything: bool = False) -> str:
-        """The report for a terminal. What holds of every program (types, modes, modules; nodes in own kernels; passes
-        that changed nothing) is counted only, unless `everything` is asked for.
+        """The report for a terminal: what became of the program, and of what it is made each kind with its count, sums
+        of bytes and times. everything: each guard, node, pass and stage, as in a report made so.
         """
+        everything = everything or self.everything
         sections = [(key, _TITLES[key], getattr(self, key), _empty(self, key)) for key in KEYS]
         return text_of(self.name, sections, everything=everything)
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +25,13 @@ class Shown:
 _OF_ARGUMENTS = ("shape", "dtype", "size", "value")
 _TELLING = (*_OF_ARGUMENTS, "check", "read of data")
 """Guards that a person asks for: what of the arguments, of sizes and of data an entry holds for."""
+_OF_A_LINE = 3  # guards on what one line read, beyond which they are counted
 _LOOKUPS = ("static", "absent", "module", "constant", "structure", "type", "layout", "device", "state", "hooks")
 _OF_MODULES = re.compile(r"\._(parameters|buffers|modules|\w*hooks\w*|non_persistent_buffers_set)(\[.*\])?$")
 _DEFINITIONS = ("<function ", "<class ", "<built-in ", "<module ", "<slot wrapper ", "<missing>", "<bound method ")
 
 
-def _guards(rows: Sequence[Row]) -> Shown:
+def guards(rows: Sequence[Row]) -> Shown:
     """Guards that tell of this program; equal ones of several entries in one row."""
     held = {(row["entry"], row["guard"]) for row in rows if row["kind"] == "content"}
     checks = _joined_checks([row for row in rows if row["kind"] == "check"])
@@ -40,16 +40,32 @@ def _guards(rows: Sequence[Row]) -> Shown:
     entries: dict[tuple[str, ...], list[int]] = {}
     for row in (*checks, *telling):
         entries.setdefault((row["kind"], row["guard"], row["value"], row["where"]), []).append(row["entry"])
-    guards: dict[tuple[str, ...], list[str]] = {}
+    alike: dict[tuple[str, ...], list[str]] = {}
     for (kind, guard, value, where), found in entries.items():
-        guards.setdefault((_spans(found), kind, value, where), []).append(guard)
+        alike.setdefault((spans(found), kind, value, where), []).append(guard)
     shown: list[Row] = []
-    for (entry, kind, value, where), names in guards.items():
+    for (entry, kind, value, where), names in alike.items():
         each = [runs_of_names(", ".join(names))] if kind in _OF_ARGUMENTS else names
         shown += [{"entry": entry, "kind": kind, "guard": g, "value": value, "where": where} for g in each]
     hidden = sum(row["kind"] != "check" for row in rows) - len(telling)
     usual = "of the usual kind (types, modes, modules and what they are made of, functions, weights)"
-    return Shown(shown, f"{hidden:,} guards {usual}" if hidden else "")
+    return Shown(_of_one_line(shown), f"{hidden:,} guards {usual}" if hidden else "")
+
+
+def _of_one_line(rows: Sequence[Row]) -> list[Row]:
+    """Guards on many things that one line read, as one row."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for number, row in enumerate(rows):
+        key = (str(number),) if row["kind"] in _TELLING else (row["entry"], row["kind"], row["where"])
+        found.setdefault(key, []).append(row)
+    shown: list[Row] = []
+    for alike in found.values():
+        first = alike[0]
+        if len(alike) <= _OF_A_LINE:
+            shown += alike
+        else:
+            shown.append({**first, "guard": f"{first['guard']} and {len(alike) - 1} more", "value": ""})
+    return shown
 
 
 def _is_telling(row: Row) -> bool:
@@ -60,7 +76,7 @@ def _is_telling(row: Row) -> bool:
     return not row["value"].startswith(_DEFINITIONS)
 
 
-def _spans(numbers: Iterable[int]) -> str:
+def spans(numbers: Iterable[int]) -> str:
     """Numbers in order, runs of them as `0-3`."""
     found = sorted(set(numbers))
     runs = [list(run) for _, run in itertools.groupby(enumerate(found), key=lambda pair: pair[1] - pair[0])]
@@ -134,69 +150,19 @@ def _step(before: str, after: str) -> int | None:
     return changed[0][0] if len(changed) == 1 and changed[0][1] == 1 else None
 
 
-def _symbols(rows: Sequence[Row]) -> Shown:
+def symbols(rows: Sequence[Row]) -> Shown:
     shown = [row for row in rows if not str(row.get("note", "")).startswith("is ")]
     hidden = len(rows) - len(shown)
     return Shown(shown, f"{hidden} that are equal to one of these" if hidden else "")
 
 
-_ORDINARY = ("kernel", "fused", "state", "view", "static", "number", "block")
-
-
-def _kernels(rows: Sequence[Row]) -> Shown:
-    """Own kernels and choices; of the nodes those that others run, of the groups those that stayed apart."""
-    shown: list[Row] = []
-    fused, nodes = 0, Counter[str]()
-    for row in _last_sizes(rows):
-        if "kernel" in row:
-            shown.append({key: value for key, value in row.items() if key != "nodes"})
-        elif "choice" in row:
-            shown.append(row)
-        elif "group" in row:
-            fused += bool(row["fused"])
-            if not row["fused"]:
-                shown.append({key: value for key, value in row.items() if key not in ("fused", "bytes as one")})
-        elif row["how"] in _ORDINARY:
-            nodes[row["how"]] += 1
-        else:
-            shown.append(row)
-    kinds = ("kernel", "choice", "group", "node")
-    shown.sort(key=lambda row: next(i for i, kind in enumerate(kinds) if kind in row))
-    plans = len({(row["entry"], row.get("sizes")) for row in rows}) - len({row["entry"] for row in rows})
-    found = [f"{fused} group{'s' * (fused != 1)} fused"] if fused else []
-    found += (
-        [f"nodes by how they run: {', '.join(f'{how} {count}' for how, count in nodes.most_common())}"] if nodes else []
-    )
-    found += [f"{plans} plans for other sizes"] if plans else []
-    return Shown(shown, ", ".join(found))
-
-
-def _last_sizes(rows: Sequence[Row]) -> list[Row]:
+def last_sizes(rows: Sequence[Row]) -> list[Row]:
     """Of an entry with plans for several sizes the rows of one of them: the others differ in numbers only."""
     last = {row["entry"]: row["sizes"] for row in rows if row.get("sizes")}
     return [row for row in rows if row.get("sizes") in (None, last.get(row["entry"]))]
 
 
-def _passes(rows: Sequence[Row]) -> Shown:
-    shown = [row for row in _last_sizes(rows) if row["changed"]]
-    shown = [{key: value for key, value in row.items() if key != "changed"} for row in shown]
-    hidden = len(rows) - len(shown)
-    return Shown(shown, f"{hidden} runs of passes that changed nothing, or for other sizes" if hidden else "")
-
-
-def _timings(rows: Sequence[Row]) -> Shown:
-    shown = [row for row in _last_sizes(rows) if not row["stage"].startswith("lower: ")]
-    hidden = len(rows) - len(shown)
-    return Shown(shown, f"{hidden} parts of these, or for other sizes" if hidden else "")
-
-
-def _memory(rows: Sequence[Row]) -> Shown:
-    shown = [row for row in _last_sizes(rows) if row["bytes"] or row.get("note")]
-    hidden = len(rows) - len(shown)
-    return Shown(shown, f"{hidden} that are nothing, or for other sizes" if hidden else "")
-
-
-def _merged(rows: Sequence[Row]) -> Shown:
+def merged(rows: Sequence[Row]) -> Shown:
     """What several entries have in common, once."""
     found: dict[tuple[Any, ...], tuple[Row, list[int]]] = {}
     for number, row in enumerate(rows):
@@ -204,10 +170,18 @@ def _merged(rows: Sequence[Row]) -> Shown:
         is_numbered = "entry" in row
         key = (is_numbered, *((key, str(value)) for key, value in rest.items()))
         found.setdefault(key if is_numbered else (number,), (rest, []))[1].extend([row["entry"]] if is_numbered else [])
-    return Shown([{"entry": _spans(entries), **row} if entries else row for row, entries in found.values()])
+    return Shown([{"entry": spans(entries), **row} if entries else row for row, entries in found.values()])
 
 
-CHOSEN: Mapping[str, Callable[[Sequence[Row]], Shown]] = {
-    "guards": _guards, "kernels": _kernels, "passes": _passes, "timings": _timings, "memory": _memory,
-    "symbols": _symbols, "breaks": _merged, "fallbacks": _merged,
-}  # fmt: skip
+def plural(count: int, noun: str, rest: str = "") -> str:
+    """A count with its noun, in the plural where there are several, and what follows; nothing for none."""
+    return f"{count:,} {noun}{'s' * (count != 1)}{rest}" if count else ""
+
+
+def size(nbytes: float) -> str:
+    """A number of bytes with its unit: 768 B, 1.5 KB, 27.0 MB (of 1024 each)."""
+    for unit in ("B", "KB", "MB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.2f} GB"

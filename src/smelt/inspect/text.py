@@ -15,7 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from smelt.inspect.shown import CHOSEN, Row, Shown
+from smelt.inspect.brief import CHOSEN
+from smelt.inspect.shown import Row, Shown, size
 
 # A graph's text is long: in the summary it stands as its size, in HTML it unfolds.
 LONG = ("captured", "optimized", "code")
@@ -87,15 +88,6 @@ def cell(key: str, value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def size(nbytes: float) -> str:
-    """A number of bytes with its unit: 768 B, 1.5 KB, 27.0 MB (of 1024 each)."""
-    for unit in ("B", "KB", "MB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:,.2f} GB"
 
 
 def _numbers(found: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Runs of an operator on data-free tensors: what it would return, and which operands its results share memory with.
 
 Invariant: nothing here computes with data or changes any tensor; the last resort of `dummy_run` runs on zeros of its
-own. Results are kept by operator, operand types and literals.
+own. Results are kept by operator, operand types, literals and autocast.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from smelt._torch.fake import fake_tensors, meta_kernels_are_loaded
 from smelt._torch.light_fake import unmarked
+from smelt._torch.state import autocast
 from smelt._torch.storage import same_storage
 from smelt.ir import (
     BOOL,
@@ -130,7 +131,7 @@ def meta_outcome(
     if open_call(args, kwargs, type_of_value):
         return symbolic_outcome(op, args, kwargs, type_of_value, _static_outcome)
     key, values = call_key(args, kwargs, type_of_value)
-    found = _meta_outcome(op, key)
+    found = _meta_outcome(op, key, autocast())
     if isinstance(found, str):
         raise CannotRun(found)
     return found, values
@@ -141,7 +142,7 @@ def _static_outcome(
 ) -> Found:
     """As `meta_outcome`, in the form that `shapes` takes, for a call whose sizes are integers."""
     key, values = call_key(args, kwargs, type_of_value)
-    found = _meta_outcome(op, key)
+    found = _meta_outcome(op, key, autocast())
     if isinstance(found, str):
         raise CannotRun(found)
     return found.types, tuple(frozenset(values[n] for n in shared) for shared in found.shares)
@@ -194,7 +195,8 @@ _FILLS: tuple[Fill, ...] = (
 
 
 @lru_cache(maxsize=8192)
-def _meta_outcome(op: str, key: Any) -> Outcome | str:
+def _meta_outcome(op: str, key: Any, around: tuple[tuple[str, torch.dtype], ...] = ()) -> Outcome | str:
+    """around: autocast of the thread, by which the same call may return other types."""
     if (not meta_kernels_are_loaded() or _is_open_by_ones(key)) and _is_quick(op, key):
         found = _run(op, key, None)
         if isinstance(found, Outcome):

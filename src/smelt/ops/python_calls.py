@@ -89,13 +89,14 @@ FUNCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
         "operator.index": operator.index,
         "torch.Size": torch.Size,
         "torch.int": _as_int,
+        **{f"torch.{n}": getattr(torch, n) for n in ("BoolTensor", "LongTensor", "DoubleTensor")},
         "Tensor.tolist": torch.Tensor.tolist,
         "Tensor.type": torch.Tensor.type,
     }
 )
 """By the names that `py.call` takes: math.*, cmath.*, builtins.*, methods as `str.upper`, `dict.items`, limits of
 numbers as `dtype.min`, and a few of our own: `list.sorted_by(values, keys, reverse)`, `torch.int` for what torch
-takes as an int.
+takes as an int, and `torch.LongTensor(numbers)` and its kin for tensors of lists.
 """
 
 

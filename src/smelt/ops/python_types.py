@@ -16,8 +16,10 @@ from smelt.ir import (
     INT,
     NONE,
     STR,
+    UNKNOWN_DIM,
     Arg,
     DictType,
+    DType,
     ListType,
     OptionalType,
     ScalarType,
@@ -344,6 +346,7 @@ _FLOATS_OF_MATH = frozenset(
         "tanh", "ulp",
     )
 )  # fmt: skip
+_OF_LISTS = {"torch.BoolTensor": DType.BOOL, "torch.LongTensor": DType.I64, "torch.DoubleTensor": DType.F64}
 _CALLED: dict[str, Type] = {
     **dict.fromkeys(_FLOATS_OF_MATH, FLOAT),
     **dict.fromkeys(("math.comb", "math.factorial", "math.gcd", "math.isqrt", "math.lcm", "math.perm"), INT),
@@ -386,6 +389,8 @@ def called(args: Args) -> Types:
             return (ListType(element(first)),)
         case "list.sorted_by" if isinstance(first, ListType):
             return (first,)
+        case "torch.BoolTensor" | "torch.LongTensor" | "torch.DoubleTensor" if isinstance(first, ListType):
+            return (TensorType(_OF_LISTS[name], (UNKNOWN_DIM,)),)
         case "Tensor.tolist" if isinstance(first, TensorType) and first.rank == 1:
             inside = {"int": INT, "uint": INT, "float": FLOAT, "bool": BOOL}.get(first.dtype.kind, ANY)
             return (ListType(inside),)

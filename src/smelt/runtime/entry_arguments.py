@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class Arguments:
         self._tensors: list[tuple[int, torch.Tensor]] = []
         self._containers: dict[int, int] = {}
         self._apart_too: list[int] = []
+        self._rooted = {id(tensor) for tensor in guards.tensors}
         self._tells_inference = guards.writes and not torch.is_inference_mode_enabled()
         self.numbers: dict[str, tuple[Kind, int]] = {}
         self.sizes = SizeWords(words.emit, self._take)
@@ -120,7 +121,9 @@ class Arguments:
             self.words.emit(Guard.SAME, at, self._containers[id(value)])
             return
         self._containers[id(value)] = at
-        if not isinstance(value, tuple):
+        if id(value) in self.guards.outside.met:
+            self.words.emit(Guard.IS, at, self.words.keep(value))
+        elif value or not isinstance(value, tuple):
             self._apart_too.append(at)
         cls = type(value)
         has_keys = cls is dict and not all(type(key) is str for key in value)
@@ -160,6 +163,8 @@ class Arguments:
                 return
         if not is_plain(value):
             raise Unsupported
+        if id(value) in self._rooted:
+            self.words.emit(Guard.IS, at, self.words.keep(value))
         self._tensors.append((at, value))
         layout = self.words.layout
         sizes, strides = layout.shape(value)
@@ -193,16 +198,20 @@ class Arguments:
             self._spans[head[0]] = self.sizes.spanned(range(first, first + rank), last, value.element_size())
 
     def _apart(self) -> None:
-        """That no two tensors are one object."""
+        """That no two tensors are one object, nor two containers, and that none is one that the program reads."""
         self._others([at for at, _ in self._tensors])
-        if self.guards.is_apart:
-            if self.guards.knows_others:
-                raise Unsupported
-            self._others(self._apart_too)
+        self._others(self._apart_too)
+        self._none_of([at for at, tensor in self._tensors if id(tensor) not in self._rooted], self.guards.tensors)
+        self._none_of(self._apart_too, self.guards.outside.others)
 
     def _others(self, registers: list[int]) -> None:
         if len(registers) > 1:
             self.words.emit(Guard.OTHER, len(registers), *registers)
+
+    def _none_of(self, registers: list[int], objects: Sequence[Any]) -> None:
+        if registers and objects:
+            table = self.words.array([self.words.keep(one) for one in objects])
+            self.words.emit(Guard.NONE_OF, len(objects), table, len(registers), *registers)
 
     def _aliasing(self) -> None:
         if not self.guards.knows_aliases:

@@ -17,6 +17,7 @@ then the named ones in order, then what was taken out of containers. Addresses a
     IS          reg, object                         the same object
     SAME        reg, reg                            the same object in both
     OTHER       n, regs...                          n objects, none of which is another of them
+    NONE_OF     m, objects, n, regs...              n objects, none of which is one of m others
     INT         reg, value                          FLOAT   reg, mask, bits (mask 0: any NaN)       TEXT   reg, object
     FORM        reg, type, mask, keys, dtype, ndim, requires_grad, first, strides, sizes... (-1: any)
                 a tensor whose sizes go to the registers from `first`, its strides to those from `strides`, unless that
@@ -94,6 +95,7 @@ class Guard(IntEnum):
     COMPARE_FLOAT = 31
     OTHER = 32
     ENTRIES = 33
+    NONE_OF = 34
 
 
 class Compute(IntEnum):

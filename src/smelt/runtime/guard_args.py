@@ -55,6 +55,19 @@ class ArgumentTest:
     span: Span | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outside:
+    """Lists, dicts and objects that the program reads by itself. others: those that an argument could be at another
+    call; met: ids of those that arguments are.
+    """
+
+    others: tuple[Any, ...] = ()
+    met: frozenset[int] = frozenset()
+
+
+NOTHING_OUTSIDE = Outside()
+
+
 class ArgumentTests:
     """The tests of one call's arguments, and the names that their code uses (`scope`)."""
 
@@ -67,7 +80,7 @@ class ArgumentTests:
         free: Mapping[str, Form] | None = None,
         checks: Sequence[SizeCheck] = (),
         opened: Collection[int] = (),
-        apart: Sequence[Any] | None = None,
+        outside: Outside = NOTHING_OUTSIDE,
     ) -> None:
         self.scope: dict[str, Any] = {
             "same": same,
@@ -91,8 +104,9 @@ class ArgumentTests:
         self.opened: set[str] = set()
         # Outside inference mode its tensors may not be written, which is known too late where that is tried.
         self._tells_inference = writes and not torch.is_inference_mode_enabled()
-        self.is_apart, self._others = apart is not None, tuple(apart or ())
-        self._apart: list[tuple[str, str]] = []
+        self._outside = outside
+        self._rooted = {id(tensor): tensor for tensor in rooted}
+        self._apart: list[tuple[str, str, Any]] = []
         self.tests: list[ArgumentTest] = []
         self.lines: list[str] = []
         self._tensors: list[tuple[str, str, torch.Tensor]] = []
@@ -114,11 +128,6 @@ class ArgumentTests:
         self._identities()
         self._aliasing(rooted, writes)
         self._flush()
-
-    @property
-    def knows_others(self) -> bool:
-        """Whether containers of the arguments must be none that the program reads by itself."""
-        return bool(self._others and self._apart)
 
     def compiled(self) -> Callable[[tuple[Any, ...], Mapping[str, Any]], bool]:
         """A function that tells whether all tests hold for a call; it keeps none of the tested arguments alive."""
@@ -200,6 +209,11 @@ class ArgumentTests:
             self._float(value, place, self._variable(selector))
         elif cls in BY_VALUE:
             # A set may change in place, so a copy is what later ones are compared with.
+            if cls is set:
+                if self._is_met_again(value, place, selector):
+                    return
+                selector = self._variable(selector)
+                self._apart.append((place, selector, value))
             seen = set(value) if cls is set else value
             self._each("value", place, selector, f"same({{v}}, {self._bind(seen, 'V')})", seen)
         elif id(value) in self._opened and not isinstance(value, (list, tuple)) and cls not in (dict, deque):
@@ -256,8 +270,10 @@ class ArgumentTests:
             return
         variable = self._variable(selector)
         cls = type(value)
-        if not isinstance(value, tuple):
-            self._apart.append((place, variable))
+        if id(value) in self._outside.met:
+            self._each("identity", place, variable, f"{{v}} is {self._bind(value, 'O')}", value)
+        elif value or not isinstance(value, tuple):  # there is one empty tuple
+            self._apart.append((place, variable, value))
         self._each("type", place, variable, f"type({{v}}) is {self._bind(cls, 'T')}", cls)
         if isinstance(value, dict):
             keys = list(dict.keys(value))
@@ -282,7 +298,7 @@ class ArgumentTests:
             return
         self.opened.add(place)
         variable = self._variable(selector)
-        self._apart.append((place, variable))
+        self._apart.append((place, variable, value))
         self._each("type", place, variable, f"type({{v}}) is {self._bind(type(value), 'T')}", type(value))
         self.scope["attributes_of"] = attributes_of
         if isinstance(value, dict):
@@ -311,6 +327,8 @@ class ArgumentTests:
             # It has no shape to be asked for, and nothing is compiled for it.
             each("nested", place, variable, "{v}.is_nested", True)
             return
+        if id(value) in self._rooted:
+            each("identity", place, variable, f"{{v}} is {self._bind(value, 'O')}", value)
         self._tensors.append((place, variable, value))
         each("dtype", place, variable, f"{{v}}.dtype is {self._bind(value.dtype, 'D')}", value.dtype)
         layout = self._bind(value.layout, "L")
@@ -380,21 +398,27 @@ class ArgumentTests:
         return (str(nbytes_spanned(value)),) * 2
 
     def _identities(self) -> None:
-        """That arguments which were tensors of their own are: Python may ask whether one is another."""
+        """That arguments which were objects of their own are: Python may ask whether one is another, and whether it is
+        one that the program reads by itself.
+        """
         distinct = "len({{{ids}}}) == {count}"
         if len(self._tensors) > 1:
-            self._ids([(place, variable) for place, variable, _ in self._tensors], distinct, "different tensors")
-        if self.is_apart and len(self._apart) > 1:
+            self._ids(self._tensors, distinct, "different tensors")
+        if len(self._apart) > 1:
             self._ids(self._apart, distinct, "different objects")
-        if self._others and self._apart:
-            # The tuple keeps them, so that their ids name nothing else.
-            self.scope["others"], name = self._others, self._bind(frozenset(map(id, self._others)), "V")
-            template = name + ".isdisjoint(({ids},))"
-            self._ids(self._apart, template, "no objects that the program reads by itself")
+        for found, others, what in (
+            (self._tensors, tuple(self._rooted.values()), "tensors"), (self._apart, self._outside.others, "objects"),
+        ):  # fmt: skip
+            own = [one for one in found if id(one[2]) not in self._rooted]
+            if others and own:
+                # The tuple keeps them, so that their ids name nothing else.
+                self._bind(others, "K")
+                template = self._bind(frozenset(map(id, others)), "V") + ".isdisjoint(({ids},))"
+                self._ids(own, template, f"no {what} that the program reads by itself")
 
-    def _ids(self, found: Sequence[tuple[str, str]], template: str, seen: str) -> None:
+    def _ids(self, found: Sequence[tuple[str, str, Any]], template: str, seen: str) -> None:
         """A test of the ids of what stands at places and in variables."""
-        places, variables = zip(*found, strict=True)
+        places, variables, _ = zip(*found, strict=True)
         listed = ", ".join(map(self._code, places))
         code, inline = (
             template.format(ids=", ".join(map("id({})".format, n)), count=len(n))

@@ -25,7 +25,7 @@ import torch
 from smelt._torch import state as torch_state
 from smelt._torch.exact import MISSING, same
 from smelt.diag import Span
-from smelt.runtime.guard_args import ArgumentTests
+from smelt.runtime.guard_args import NOTHING_OUTSIDE, ArgumentTests, Outside
 from smelt.runtime.guard_constants import Constants
 from smelt.runtime.guard_facts import Facts, FactTest
 from smelt.runtime.guard_layouts import Layouts
@@ -92,8 +92,8 @@ class GuardSet:
     among them required gradients (empty where that did not matter); layouts: of these and of `state`; hooks: torch's
     tables of hooks for all modules, hook_contents: what was in them. free: forms of the arguments whose sizes, or whose
     values, are not compared, by place; checks: what these must fulfil (`guard_sizes`). opened: ids of objects of the
-    arguments that are compared part by part; apart: where the program changes some of them, or lists or dicts, objects
-    that none of these may be, because it reads them by itself. named: code over the arguments as people know it.
+    arguments that are compared part by part; outside: what it reads by itself that an argument is, or could be.
+    named: code over the arguments as people know it.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class GuardSet:
         free: Mapping[str, Form] | None = None,
         checks: Sequence[SizeCheck] = (),
         opened: Collection[int] = (),
-        apart: Sequence[Any] | None = None,
+        outside: Outside = NOTHING_OUTSIDE,
         named: Callable[[str], str] = str,
     ) -> None:
-        self.writes, self._named = writes, named
+        self.writes, self.outside, self._named = writes, outside, named
         self.facts = Facts(reads)
-        self._arguments = ArgumentTests(args, kwargs, self.facts.tensors, writes, free, checks, opened, apart)
+        self._arguments = ArgumentTests(args, kwargs, self.facts.tensors, writes, free, checks, opened, outside)
         self._state = tuple((shown, read, read()) for shown, _, read in _STATE)
         self.grads = [t.requires_grad for t in self.facts.tensors] if torch_state.is_grad_enabled() else []
         self.layouts = Layouts(list({id(t): t for t in (*self.facts.tensors, *state)}.values()), writes)
@@ -150,16 +150,6 @@ class GuardSet:
         """The places of objects that are compared part by part."""
         return self._arguments.opened
 
-    @property
-    def is_apart(self) -> bool:
-        """Whether it matters which containers of the arguments are one object."""
-        return self._arguments.is_apart
-
-    @property
-    def knows_others(self) -> bool:
-        """Whether they must be none that the program reads by itself."""
-        return self._arguments.knows_others
-
     def free_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The value of each free name in a call that has the arguments' structure."""
         return self._free_values(args, kwargs)
@@ -187,7 +177,8 @@ class GuardSet:
     @cached_property
     def guards(self) -> tuple[Guard, ...]:
         """Every guard, in the order of their indices: arguments, torch's settings, what the program read, constants."""
-        made = [Guard(t.kind, self._named(t.shown or t.place), t.seen, t.span) for t in self._arguments.tests]
+        tests = self._arguments.tests
+        made = [Guard(t.kind, self._named(t.shown or t.place), self._seen(t.seen), t.span) for t in tests]
         made += [Guard("state", shown, seen) for shown, _, seen in self._state]
         made += [Guard("hooks", "torch.nn's global module hooks", [len(t) for t in self.hook_contents])]
         made += [Guard("requires_grad", "the tensors that the program reads", any(self.grads))]
@@ -199,6 +190,12 @@ class GuardSet:
             for i, t in enumerate(self.constants.tensors)
         ]
         return tuple(made)
+
+    def _seen(self, value: Any) -> Any:
+        """What a guard has seen; the names of keywords that are no program's as people know them."""
+        if type(value) is tuple and all(type(name) is str for name in value):
+            return tuple(self._named(f"kwargs[{name!r}]") if name.startswith("<") else name for name in value)
+        return value
 
     @property
     def listed(self) -> tuple[Guard, ...]:

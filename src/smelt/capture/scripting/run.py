@@ -60,7 +60,7 @@ from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.stage import _check_effect, _check_leaves, _check_result, _everything_kept, _stand_in
-from smelt.capture.staging.stops import EFFECT, NO_FORM, OUTSIDE_OF_PYTHON, Again, CannotMerge, CannotStage
+from smelt.capture.staging.stops import EFFECT, MEMBERS, NO_FORM, OUTSIDE_OF_PYTHON, Again, CannotMerge, CannotStage
 from smelt.diag import CaptureError, InternalError, Span
 from smelt.ir import Type
 
@@ -112,6 +112,8 @@ _FIXES = {
     "it is an asynchronous generator": "script a plain function, and await around it",
     EFFECT: "return it, or use smelt.compile, after whose calls it is there as in eager",
     OUTSIDE_OF_PYTHON: "do it outside of the function, or use smelt.compile, which has that line run in Python",
+    MEMBERS: "keep them in a list, or in a tensor with torch.unique; give sizes as numbers (smelt.f32[2, 3]), or use "
+    "smelt.compile",
     NO_FORM: "write it with torch's operators, or use smelt.compile, which runs in Python what has no other form",
 }
 """What to do, by why something is refused."""

@@ -23,7 +23,7 @@ from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.reading import ITEM_TYPES
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.session import Outcome, Region, Session
-from smelt.capture.staging.stops import Exhausted, Stop
+from smelt.capture.staging.stops import MEMBERS, Exhausted, Stop
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
 from smelt.diag import Span
 from smelt.ir import (
@@ -498,6 +498,13 @@ class ScriptSession(Session):
         return super().getitem(container, key)
 
     # --- what Python insists on --------------------------------------------------------------------------------------
+
+    def hashed(self, slot: ScalarSlot) -> Any:
+        """A parameter's default, as an item of a set or a key. Raises: CannotStage for any other value."""
+        if slot not in self.defaults or len(self.regions) > 1:
+            what = self.params[slot][0] if slot in self.params else f"a value {slot.type}"
+            self.cannot(f"{what} is put in a set, or is a key of a dict", MEMBERS)
+        return self.specialize(slot)
 
     def specialize(self, slot: ScalarSlot) -> Any:
         """A parameter's default: the graph then holds for it only. Raises: CannotStage for any other value."""

@@ -113,6 +113,9 @@ def _tensor(session: Any, data: Any, dtype: Any = None, device: Any = None, requ
         return torch.stack(parts)
     if isinstance(data, torch.Tensor):
         return data.to(dtype) if dtype is not None else data
+    if isinstance(data, StagedObject) and isinstance(slot_of(data).type, ListType) and not requires_grad:
+        made = _tensor_of_numbers(session, data, dtype)
+        return made if device is None else made.to(device)
     if isinstance(data, StagedObject):
         session.cannot(f"a tensor is made of a staged {slot_of(data).type}")
     plain: dict[type, Any] = {bool: BOOL, int: INT, float: FLOAT}
@@ -121,6 +124,29 @@ def _tensor(session: Any, data: Any, dtype: Any = None, device: Any = None, requ
     if requires_grad or found is None:
         session.cannot("a tensor is made of a staged value")
     return torch.scalar_tensor(data, dtype=dtype or found, device=device)
+
+
+_OF_NUMBERS: dict[Any, tuple[str, torch.dtype]] = {
+    BOOL: ("torch.BoolTensor", torch.bool), INT: ("torch.LongTensor", torch.int64),
+    FLOAT: ("torch.DoubleTensor", torch.float64),
+}  # fmt: skip
+
+
+def _tensor_of_numbers(session: Any, data: StagedObject, dtype: Any) -> torch.Tensor:
+    """`torch.tensor(numbers)` of a list that data made long. Of no numbers it is of the default element type: where
+    that is another one, the graph raises for none, and the original runs. Raises: CannotStage.
+    """
+    element = slot_of(data).type.element
+    if element not in _OF_NUMBERS:
+        session.cannot(f"a tensor is made of a staged {slot_of(data).type}")
+    name, wide = _OF_NUMBERS[element]
+    if dtype is None:
+        dtype = torch.get_default_dtype() if wide is torch.float64 else wide
+        if dtype is wide:
+            has_some = session.emit("py.gt", session.emit("py.len", data), 0)
+            session.statement("py.assert", has_some, "a tensor of an empty list is one of floats, which no graph has")
+    made: torch.Tensor = session.emit("py.call", name, data)
+    return made if dtype is wide else made.to(dtype)
 
 
 # --- builtins --------------------------------------------------------------------------------------------------------

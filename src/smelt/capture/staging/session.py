@@ -172,6 +172,10 @@ class Session(Reading):
         self.append("expect", [slot, value], {}, [])
         return value
 
+    def hashed(self, slot: ScalarSlot) -> Any:
+        """The value of an item of a set, or of a key of a dict. Raises: CannotStage."""
+        return self.specialize(slot)
+
     # --- regions -----------------------------------------------------------------------------------------------------
 
     def trace(

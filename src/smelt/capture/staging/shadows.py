@@ -26,6 +26,8 @@ from smelt.capture.dynamic.dims import dim_of, row_major
 from smelt.capture.dynamic.known import KnownValues
 from smelt.capture.dynamic.rules import by_rule, has_rule
 from smelt.capture.dynamic.values import for_torch, is_sized, number_of
+from smelt.capture.nested import NAMES as NESTED
+from smelt.capture.nested import PaddedInstead
 from smelt.capture.opinfo import METADATA, OpInfo, op_info
 from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, StateSlot, slot_type
 from smelt.capture.roots import Roots
@@ -68,6 +70,7 @@ class ShadowRecorder(Recorder):
         self.entwined: dict[int, tuple[Family, object]] = {}
         self.elements = Elements()
         self.depth = 0
+        self._padded = PaddedInstead()
 
     # --- scopes: what is recorded inside a region is known there only ------------------------------------------------
 
@@ -123,6 +126,10 @@ class ShadowRecorder(Recorder):
     def record(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = op_info(overload)
         self.session.spend()
+        if info.short in NESTED and self._is_tainted(args[:2]):
+            found = self._padded.call(self, self.session.decide, info.short, args)
+            if found is not NotImplemented:
+                return found
         if self.is_indexing and _takes_all(info.name, args):
             return args[0]
         operands: list[Slot] = []
@@ -220,6 +227,9 @@ class ShadowRecorder(Recorder):
             self.session.cannot(
                 f"a tensor becomes a {cls.__qualname__}", "a subclass may give operators another meaning"
             )
+
+    def _is_tainted(self, args: Sequence[Any]) -> bool:
+        return any(self.slot_of(arg).family.tainted for arg in args if isinstance(arg, torch.Tensor))
 
     def in_world(self, arg: Any, world: int, back: dict[int, Any] | None = None) -> Any:
         """What stands for an argument in a world. Raises: _DeadWorldError."""

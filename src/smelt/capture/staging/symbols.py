@@ -156,7 +156,7 @@ class _Staged:
         return current.session().emit("py.round", self, *(() if digits is None else (digits,)))
 
     def __hash__(self) -> int:
-        return hash(current.session().specialize(slot_of(self)))
+        return hash(current.session().hashed(slot_of(self)))
 
     def __repr__(self) -> str:
         return f"<staged {slot_of(self).type}>"

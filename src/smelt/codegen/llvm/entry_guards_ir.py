@@ -105,6 +105,14 @@ def _other(g: GuardsText) -> None:
         g.store("ptr", found, g.gep("i64", "%ranges", loop.index))
 
 
+def _none_of(g: GuardsText) -> None:
+    registers = g.operands_from(3)
+    with g.loop(0, g.operand(2)) as loop:
+        found = g.register(g.element(registers, loop.index))
+        with g.loop(0, g.operand(0)) as other:
+            g.need_not(g.equal(found, g.element(g.operand(1, "ptr"), other.index, "ptr"), "ptr"))
+
+
 def _int(g: GuardsText) -> None:
     found = g.register(g.operand(0))
     g.need(g.equal(g.field(found, TYPE_AT), g.block_word(Block.INT_TYPE)))
@@ -353,6 +361,7 @@ _OPERATIONS: dict[Guard, Callable[[GuardsText], None]] = {
     Guard.IS: _is,
     Guard.SAME: _same,
     Guard.OTHER: _other,
+    Guard.NONE_OF: _none_of,
     Guard.INT: _int,
     Guard.FLOAT: _float,
     Guard.TEXT: _text,

@@ -6,13 +6,16 @@ beside Dynamo's own guards. Where Dynamo leaves sizes open, Smelt does so from t
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from smelt._torch.compiled_by_torch import being_compiled, given_to_torch
 from smelt.compiler.doors.fx_in import with_control_flow
 from smelt.diag import Options
 
@@ -27,7 +30,23 @@ def backend(
     chosen = Options.make(options)
     are_parameters = [isinstance(value, torch.nn.Parameter) for value in example_inputs]
     is_open = any(isinstance(value, torch.SymInt) for value in example_inputs)
-    return _Served(gm, are_parameters, chosen, True if is_open else None)
+    served = _Served(gm, are_parameters, chosen, True if is_open else None)
+    owner = being_compiled()
+    if owner is not None:
+        with contextlib.suppress(TypeError):  # it cannot be referred to weakly
+            _graphs.append((weakref.ref(owner), weakref.ref(served)))
+    return served
+
+
+_graphs: list[tuple[weakref.ref[Any], weakref.ref[_Served]]] = []
+
+
+def graphs_of(compiled: Any) -> list[Any]:
+    """What `smelt.compile` made of the graphs of an object that torch.compile returned, or compiled in place."""
+    _graphs[:] = [pair for pair in _graphs if pair[0]() is not None and pair[1]() is not None]
+    owner = given_to_torch(compiled)
+    served = [graph for of, ref in _graphs if of() is owner and (graph := ref()) is not None]
+    return [program for graph in served for program in graph.programs]
 
 
 class _Served:
@@ -55,6 +74,11 @@ class _Served:
         if not all(map(operator.is_, given, self._held)):
             return self._unbound(args)
         return self._bound(*[args[i] for i in self._others])
+
+    @property
+    def programs(self) -> list[Any]:
+        """The compiled objects that serve its calls."""
+        return [program for program in (self._bound, self._general) if program is not None]
 
     def _unbound(self, args: tuple[Any, ...]) -> Any:
         if self._general is None:

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smelt.codegen.lower.unknown.facts import lower_bound
-from smelt.codegen.lower.unknown.values import Buffer, Count, Held, Padded, Parts, Refused, type_of
+from smelt.codegen.lower.unknown.values import (
+    Buffer,
+    Count,
+    Held,
+    Padded,
+    Parts,
+    Refused,
+    as_row,
+    row_of,
+    type_of,
+)
 from smelt.diag import SmeltError
 from smelt.ir import INT, Arg, ListType, Node, Region, TensorType, Type, Value
 
@@ -110,20 +120,20 @@ class Carried:
     def _list(self, held: Parts, arg: Value, old: Type, most: int | None) -> _Place:
         rewriting, start = self.rewriting, arg.node
         assert start is not None and isinstance(old, ListType)
-        element = old.element
+        element = as_row(old.element)
         appended = sum(n.op == "py.append" for n in self.node.regions[-1].walk())
         if most is None or not isinstance(element, TensorType) or not element.is_static or element.strides is not None:
             raise rewriting.refusal(start)
         rows = len(held.held) + most * appended
         if not 0 < rows * element.nbytes <= _MOST_ROWS_NBYTES or any(
-            not isinstance(h, Value) or h.type != element for h in held.held
+            not isinstance(h, Value) or h.type != old.element for h in held.held
         ):
             raise rewriting.refusal(start)
         type_ = TensorType.of(element.dtype, (rows, *element.sizes))
         emit = rewriting.emit
         try:
             if held.held:
-                first = emit("aten.stack.default", tuple(h for h in held.held if isinstance(h, Value)), 0)
+                first = emit("aten.stack.default", tuple(row_of(emit, h, element) for h in held.held), 0)
                 pads = (0, 0) * len(element.sizes) + (0, rows - len(held.held))
                 buffer = emit("aten.constant_pad_nd.default", first, pads, 0)
             else:

@@ -20,6 +20,7 @@ from smelt.codegen.lower.unknown.values import (
     Refused,
     literal,
     padded_or_value,
+    row_of,
     same_count,
     size_of,
     type_of,
@@ -143,11 +144,10 @@ def _unpack(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
 
 
 def _append(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
-    held, added = (r.get(arg) for arg in node.args)
-    if not isinstance(held, Buffer) or not isinstance(added, Value) or type_of(added).sizes != held.element.sizes:
+    held, item = (r.get(arg) for arg in node.args)
+    if not isinstance(held, Buffer):
         raise Refused("it is no list of ours")
-    if type_of(added).dtype is not held.element.dtype:
-        raise Refused("a tensor of another type")
+    added = row_of(r.emit, item, held.element)
     emit, sizes = r.emit, type_of(held.rows).sizes
     row = emit("aten.arange.default", sizes[0])
     if len(sizes) > 1:
@@ -164,6 +164,14 @@ def _stack(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
             raise Refused("of a list that may be empty")
         return [Padded(held.rows, (held.count, *([None] * len(held.element.sizes))))]
     return _joined(r, node, call)
+
+
+def _called(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    held = r.get(node.args[1]) if len(node.args) > 1 else None
+    made = node.result.type
+    if not isinstance(held, Buffer) or not isinstance(made, TensorType) or held.element.dtype is not made.dtype:
+        raise Refused("a call of Python's")
+    return [Padded(held.rows, (held.count,))]
 
 
 def _concatenated(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
@@ -241,6 +249,7 @@ RULES: dict[str, Rule] = {
     "aten.dim.default": _rank,
     "unpack": _unpack,
     "py.append": _append,
+    "py.call": _called,
     "aten.stack.default": _stack,
     "aten.cat.default": _concatenated,
     "aten.zeros.default": _made_of_counts,

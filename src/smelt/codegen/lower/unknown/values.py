@@ -42,7 +42,10 @@ class Padded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """A list of tensors of one type as rows of one tensor, with the number of rows. start: the node that began it."""
+    """A list of tensors of one type, or of numbers, as rows of one tensor, with the number of rows.
+
+    start: the node that began it.
+    """
 
     rows: Value
     count: Count
@@ -186,6 +189,29 @@ _KNOWN: dict[str, Callable[[int, int], int]] = {
     "min": size_min,
     "max": size_max,
 }
+
+
+_NUMBERS: dict[Type, DType] = {INT: DType.I64, FLOAT: DType.F64, BOOL: DType.BOOL}
+
+
+def as_row(element: Type) -> Type:
+    """What stands in a buffer for an item of a list: a number is a tensor of its own."""
+    return TensorType.of(_NUMBERS[element], ()) if element in _NUMBERS else element
+
+
+def row_of(emit: Emitter, item: Held, row: TensorType) -> Value:
+    """An item as it stands in a buffer. Raises: Refused for one of another type."""
+    if isinstance(item, (Padded, Buffer, Parts)):
+        raise Refused("a tensor of unknown size, or a sequence")
+    if isinstance(item, Value) and isinstance(item.type, TensorType):
+        if type_of(item).sizes != row.sizes or type_of(item).dtype is not row.dtype:
+            raise Refused("an item of another type")
+        return item
+    if isinstance(item, Value) and item.node is not None and item.node.op == "aten.item.default":
+        (source,) = (v for v in item.node.args if isinstance(v, Value))
+        if source.type == row:
+            return source
+    return emit("aten.scalar_tensor.default", item, dtype=row.dtype)
 
 
 # Of one tensor and a number, which may be a size.

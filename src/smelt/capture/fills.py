@@ -1,0 +1,87 @@
+"""Tensors that a run makes and a cache keeps (`functools.lru_cache`, `functools.cached_property`).
+
+A later call finds them where they are kept, and whoever holds them may write to them: so they are state of the graph
+from the first use on, and what made them is no part of it.
+
+Invariant: only what the run itself put in a cache is a fill; that it is still there is guarded.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from smelt._torch.lru import cached_tensors
+
+if TYPE_CHECKING:
+    from smelt.capture.reads_roots import Site
+
+KEEPS_PROPERTY: CodeType | None = getattr(functools.cached_property.__get__, "__code__", None)
+_MISSING = object()
+_DEEPEST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """owner, key: an object's attributes and a name there; or a cache, and None. tensors: what the run put there."""
+
+    owner: Any
+    key: str | None
+    holder: int
+    tensors: tuple[torch.Tensor, ...]
+    site: Site | None
+
+
+@dataclass(slots=True)
+class Fills:
+    """The caches that a run came to, and what they held then."""
+
+    _caches: dict[int, tuple[Any, frozenset[int], Site | None]] = field(default_factory=dict)
+    _properties: dict[tuple[int, str], tuple[Any, str, Site | None]] = field(default_factory=dict)
+
+    def meet(self, cache: Any, site: Site | None) -> None:
+        """Note a `functools.lru_cache` before the run calls it."""
+        self._caches.setdefault(id(cache), (cache, frozenset(map(id, cached_tensors(cache))), site))
+
+    def enter_property(self, frame: FrameType, site: Site | None) -> Any:
+        """A cached property is about to be computed; the object that will hold it."""
+        owner, name = frame.f_locals.get("instance"), getattr(frame.f_locals.get("self"), "attrname", None)
+        if owner is not None and name is not None:
+            self._properties.setdefault((id(owner), name), (owner, name, site))
+        return owner
+
+    def found(self, rooted: Collection[int]) -> Iterator[Fill]:
+        """What the run put in caches of objects that outlive it (`rooted`)."""
+        for cache, before, site in self._caches.values():
+            results = [value for value in cached_tensors(cache) if id(value) not in before]
+            if results:
+                yield Fill(cache, None, id(cache), tuple(_tensors_in(results)), site)
+        for owner, name, site in self._properties.values():
+            value = getattr(owner, "__dict__", {}).get(name, _MISSING)
+            tensors = tuple(_tensors_in(value))
+            if id(owner) in rooted and tensors:
+                yield Fill(owner.__dict__, name, id(owner), tensors, site)
+
+
+def is_filling(codes: Collection[CodeType | None]) -> bool:
+    """Whether the thread runs what a cache will keep; codes: of functions whose results are kept."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is KEEPS_PROPERTY or frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)) and depth < _DEEPEST:
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item, depth + 1)

@@ -1,0 +1,147 @@
+"""Autocast as casts.   %1: bf16 = linear %x %w ["autocast(bf16)"]   ==>   %2 = to %x bf16; ...; %1 = linear %2 %3
+
+Invariant: an operator is cast as the recorded run did, which its result's type tells: to the lower type, to f32, or to
+the widest of what it joins; where not exactly one of these gives that type, it stays under autocast.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from smelt._torch.autocast import is_cast, is_composite
+from smelt._torch.state import is_any_autocast
+from smelt.diag import SmeltError
+from smelt.ir import Arg, DType, Graph, Node, TensorType, Value, map_values
+from smelt.ir.dtypes import BY_LABEL
+from smelt.ops.typing import infer
+from smelt.passes.base import Pass, PassContext, emitter
+from smelt.rewrite import Rewriter
+
+_AUTOCAST = re.compile(r"\s*autocast\((bf16|f16)\)\s*;?")
+_LOW = (DType.BF16, DType.F16)
+# What torch makes of operators that autocast leaves alone.
+_UNTOUCHED = frozenset(
+    f"aten.{name}" for name in (
+        "reshape.default", "view_as.default", "flatten.using_ints", "contiguous.default", "to.dtype", "to.device",
+        "to.other", "type_as.default", "dropout.default", "dropout_.default", "chunk.default", "split.sizes",
+        "tensor_split.sections", "tensor_split.indices", "layer_norm.default", "group_norm.default",
+        "instance_norm.default", "batch_norm.default", "rms_norm.default", "softmax.int", "log_softmax.int",
+        "broadcast_to.default", "expand_as.default", "max_pool1d.default", "max_pool2d.default",
+        "adaptive_avg_pool1d.default", "adaptive_avg_pool2d.default", "movedim.int", "swapaxes.default",
+        "narrow.default", "square.default", "numpy_T.default", "mT.default", "swapdims.default", "clip.default",
+        "unflatten.int", "relu6.default", "selu.default", "concat.default", "hstack.default", "vstack.default",
+    )
+)  # fmt: skip
+_JOINING = ("aten.cat.default", "aten.stack.default")
+
+
+def _run(graph: Graph, context: PassContext) -> bool:
+    if is_any_autocast():
+        return False  # that of the caller, to which what is written here is relative
+    if any(node.regions and _AUTOCAST.search(node.mode) for node in graph.walk()):
+        return False  # it is on for all that stands in them
+    rewriter = context.rewriter(graph)
+    for node in list(graph.walk()):
+        found = _AUTOCAST.search(node.mode)
+        if found is None or node.mode.count("autocast") > 1 or node.regions:
+            continue
+        rest = (node.mode[: found.start()] + node.mode[found.end() :]).strip()
+        fitting = [cast for cast in _ways(node, BY_LABEL[found[1]]) if _fits(node, cast)]
+        if len(fitting) == 1:
+            _rewrite(rewriter, node, fitting[0], rest)
+    return rewriter.edits > 0
+
+
+Cast = Callable[[Value], DType | None]
+
+
+def _as_it_is(value: Value) -> DType | None:
+    return None
+
+
+def _ways(node: Node, low: DType) -> Iterator[Cast]:
+    """To what element type each operand may have been cast: the possible ways."""
+    if node.op.startswith("py.") or node.op in ("unpack", "const"):
+        yield _as_it_is
+        return
+    if not node.op.startswith("aten."):
+        return
+    cast = is_cast(node.op)
+    if cast is False:
+        if is_composite(node.op) is False or node.op in _UNTOUCHED:
+            yield _as_it_is
+    elif cast and node.op in _JOINING:
+        widest = _widest([t.dtype for v in node.operands() if (t := _floating(v)) is not None])
+        yield lambda value: widest
+    elif cast:
+        yield lambda value: low
+        yield lambda value: DType.F32
+
+
+def _floating(value: Value) -> TensorType | None:
+    """The type of what autocast may cast: it leaves doubles and integers alone."""
+    type_ = value.type
+    if not isinstance(type_, TensorType) or type_.device != "cpu":
+        return None
+    return type_ if type_.dtype in (DType.F32, *_LOW) else None
+
+
+def _widest(dtypes: Sequence[DType]) -> DType | None:
+    return None if len(set(dtypes)) < 2 else DType.F32
+
+
+def _wanted(value: Value, cast: Cast) -> DType | None:
+    """The other element type that an operand is cast to, if any."""
+    type_, to = _floating(value), cast(value)
+    return to if type_ is not None and to is not None and type_.dtype is not to else None
+
+
+def _fits(node: Node, cast: Cast) -> bool:
+    """Whether the operator on cast operands gives the types that the node has."""
+    if not node.op.startswith("aten."):
+        return True
+    supposed: dict[Value, Value] = {}
+
+    def suppose(value: Value) -> Arg:
+        to, type_ = _wanted(value, cast), value.type
+        if to is None or not isinstance(type_, TensorType):
+            return value
+        if value not in supposed:
+            supposed[value] = Value(value.name, TensorType(to, type_.shape, type_.strides, type_.device), value.owner)
+        return supposed[value]
+
+    args = [map_values(arg, suppose) for arg in node.args]
+    kwargs = {name: map_values(arg, suppose) for name, arg in node.kwargs.items()}
+    try:
+        return list(infer(node.op, args, kwargs)) == [result.type for result in node.results]
+    except (SmeltError, TypeError, ValueError, RuntimeError):
+        return False
+
+
+def _rewrite(rewriter: Rewriter, node: Node, cast: Cast, mode: str) -> None:
+    """Put the operator on cast operands in a node's place."""
+    builder = rewriter.builder
+    with builder.at(node):
+        builder.mode = mode
+        emit = emitter(rewriter)
+        made: dict[Value, Value] = {}
+
+        def given(value: Value) -> Arg:
+            to = _wanted(value, cast)
+            if to is None:
+                return value
+            if value not in made:
+                made[value] = emit.call("aten.to.dtype", value, to)
+            return made[value]
+
+        args = tuple(map_values(arg, given) for arg in node.args)
+        kwargs = {name: map_values(arg, given) for name, arg in node.kwargs.items()}
+        new = builder.add(node.op, args, [result.type for result in node.results], kwargs)
+        rewriter.adopt(new)
+    rewriter.replace_node(node, tuple(new.results))
+
+
+explicit_casts = Pass(
+    "explicit-casts", '%1: bf16 = linear %x %w ["autocast(bf16)"]   ==>   %2 = to %x bf16; ...; %1 = linear %2 %3', _run
+)
