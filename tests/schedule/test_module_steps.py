@@ -859,12 +859,16 @@ def test_traced_and_compiled_builds_give_the_same(path, step, arguments, capsys)
     s = smelt.schedule(Net().eval(), _ids())
     getattr(s[path], step)(*arguments)
     with torch.no_grad():
-        expected = s.build()(_ids())["logits"]
+        expected, most = s.build()(_ids())["logits"], 1e-3
+        if step == "precision":
+            # What is fused is rounded less often than eager's: both are judged by what they approximate.
+            exact = Net().eval()(_ids())["logits"]
+            expected, most = exact, _relative(exact, expected) * 1.01
         compiled = smelt.compile(s.build())
         for _ in range(2):
-            assert _relative(expected, compiled(_ids())["logits"]) < 1e-3
+            assert _relative(expected, compiled(_ids())["logits"]) < most
         traced = smelt.trace(s.build(), _ids(), check=False)
-        assert _relative(expected, traced(_ids())["logits"]) < 1e-3
+        assert _relative(expected, traced(_ids())["logits"]) < most
 
 
 def test_a_compiled_build_with_random_numbers_of_its_own_is_compiled_around_them():

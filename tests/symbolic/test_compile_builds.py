@@ -37,7 +37,7 @@ def builds(compiled: Any) -> int:
 
 def free(compiled: Any) -> list[list[str]]:
     """What is free in each entry, oldest first."""
-    return [entry["free"] for entry in reversed(compiled.stats().to_dict()["entries"])]
+    return [entry["free"] for entry in compiled.stats().to_dict()["entries"]]
 
 
 def test_static_symbolic_reuse_new_entry() -> None:
