@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -171,7 +172,9 @@ PARTS: dict[str, Callable[[], list[torch.Tensor]]] = {
 @pytest.mark.parametrize("join", [torch.cat, torch.stack], ids=["cat", "stack"])
 @pytest.mark.parametrize("name", PARTS)
 def test_equal_to_eager(name: str, join: Callable[..., torch.Tensor], dim: int) -> None:
-    check(lambda x: join(x, dim), PARTS[name]())
+    is_told = pytest.warns(smelt.SmeltWarning, match="an argument is complex") if name == "complex" else nullcontext()
+    with is_told:
+        check(lambda x: join(x, dim), PARTS[name]())
 
 
 def test_parts_without_elements() -> None:

@@ -14,11 +14,14 @@ _NEGATED = {"gt": "le", "le": "gt", "lt": "ge", "ge": "lt", "eq": "ne", "ne": "e
 
 
 class Facts:
-    """least: a count is at least this. below: a count is at most another one less so much, or 0."""
+    """least: a count is at least this. below: a count is at most another one less so much, or 0. totals: what
+    counts add up to, and the most that this can be.
+    """
 
     def __init__(self) -> None:
         self.least: dict[Value, int] = {}
         self.below: dict[Value, tuple[Value, int]] = {}
+        self.totals: dict[tuple[Count, ...], tuple[Count, int]] = {}
 
     def at_least(self, count: Count) -> int:
         """The least that a count can be."""

@@ -314,6 +314,10 @@ class Rewriting:
             if isinstance(count, Value):
                 self.bounds[count] = min(size, self.bounds.get(count, size))
 
+    def expect(self, truth: Arg) -> None:
+        """The rest holds only where this is true."""
+        self.emit.added.append(self.builder.add("expect", (truth, True), []))
+
     def refusal(self, what: Hashable) -> Exact:
         """The error that says what must not be padded."""
         return Exact(what)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from smelt.codegen.lower.unknown.rows import ROWS
-from smelt.codegen.lower.unknown.selecting import SELECTING
+from smelt.codegen.lower.unknown.selecting import SELECTING, counts_of
+from smelt.codegen.lower.unknown.splitting import join_along, split
 from smelt.codegen.lower.unknown.values import (
     Buffer,
     Count,
@@ -192,6 +193,9 @@ def _joined(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     if not isinstance(items, tuple) or type(dim) is not int:
         raise Refused("a list")
     held = [r.held[v] for v in items if isinstance(v, Value)]
+    along = _counted_join(node, dim, held)
+    if along is not None:
+        return join_along(r, [h for h in held if isinstance(h, (Padded, Value))], along)
     padded = [h for h in held if isinstance(h, Padded)]
     if len(padded) < len(items) or not padded:
         raise Refused("tensors of known sizes among others")
@@ -207,6 +211,18 @@ def _joined(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
             raise Refused("sizes that may differ")
     made = r.emit(node.op, *_wholes(r, node.args), **_wholes_of(r, node.kwargs))
     return [Padded(made, (*first[:at], None, *first[at:]) if is_new else first)]
+
+
+def _counted_join(node: Node, dim: int, held: Sequence[Held]) -> int | None:
+    """The dimension along which tensors are joined, where that is counted in some of them; None elsewhere."""
+    if node.op != "aten.cat.default" or not all(isinstance(h, (Padded, Value)) for h in held):
+        return None
+    counts = [counts_of(h) for h in held if isinstance(h, (Padded, Value))]
+    ranks = {len(c) for c in counts}
+    if len(ranks) != 1 or not -max(ranks) <= dim < max(ranks):
+        return None
+    along = dim % max(ranks)
+    return along if any(c[along] is not None for c in counts) else None
 
 
 def _made_of_counts(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
@@ -248,6 +264,7 @@ RULES: dict[str, Rule] = {
     "aten.numel.default": _numel,
     "aten.dim.default": _rank,
     "unpack": _unpack,
+    "aten.split_with_sizes.default": split,
     "py.append": _append,
     "py.call": _called,
     "aten.stack.default": _stack,

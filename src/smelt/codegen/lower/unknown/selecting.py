@@ -330,6 +330,7 @@ SOURCES = frozenset(
     (
         "aten.nonzero.default", "aten.argwhere.default", "aten.nonzero_numpy.default", "aten.where.default",
         "aten.masked_select.default", "aten.index.Tensor", "aten.slice.Tensor",
+        "aten.split_with_sizes.default",
     )
 )  # fmt: skip
 """Operators whose results may be as long as data say."""
