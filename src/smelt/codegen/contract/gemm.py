@@ -96,6 +96,11 @@ class GemmDriver(Driver):
     def _item(self, item: str) -> None:
         fn, tiling, word = self.fn, self.tiling, self.word
         rest, panel = self.split(item, word["n"], str(tiling.panel))
+        if self.lies == "packed":
+            last = fn.let(f"sub nsw i64 {ceil_div(fn, word['n'], str(tiling.panel))}, 1", "i")
+            is_forward = fn.let(f"icmp ne i64 {word['direct']}, 0", "b")
+            mirrored = fn.let(f"sub nsw i64 {last}, {panel}", "i")
+            panel = fn.let(f"select i1 {is_forward}, i64 {panel}, i64 {mirrored}", "i")
         batch, number = self.split(rest, word["m"], word["block_rows"])
         outer, inner = self.div_rem(batch, word["inner"])
         row = fn.mul(number, word["block_rows"])

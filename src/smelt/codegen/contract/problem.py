@@ -15,7 +15,8 @@ class Problem:
     `right_step`: from one k (where columns have unit stride: from one column) to the next. `block_rows`: rows of an
     item (in `dots`, `lines`: columns). `block_terms`: terms of one chain (in `lines`: of an item). `direct`: full
     panels of rows are read where they lie, not copied first (in `dots`: the matrix is large, and asked for ahead of its
-    use; in `lines`: an item's lines lie one behind the other).
+    use; in `lines`: an item's lines lie one behind the other; of packed panels: they are walked from the first to the
+    last, not back).
     """
 
     m: int

@@ -76,6 +76,8 @@ class Context:
         self.builder = PlanBuilder(profile=options.profile)
         self.lists: dict[Value, list[Place]] = {}
         self.packed: dict[tuple[Any, ...], Storage] = {}
+        # Which way the packed weight in a slot was walked last: the next product of few rows begins with what is near.
+        self.walked_forward: dict[int, bool] = {}
         self.packed_nbytes = 0
         self.compiler: Compile = not_compiled  # for what is compiled for the sizes that come
         self.spent_ms: dict[str, float] = {}

@@ -12,7 +12,7 @@ the operators one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -121,6 +121,9 @@ def lower_own_product(ctx: Context, own: OwnProduct) -> None:
     elif read.coding is not None:
         plan = plan_coded(isa, problem, read.coding, fused.bound)
     else:
+        if read.lies == "packed" and is_few(product.rows):
+            forward = ctx.walked_forward[read.slots[0]] = not ctx.walked_forward.get(read.slots[0], False)
+            problem = replace(problem, direct=int(forward))
         plan = plan_product(isa, dtype, read.lies, problem, 1, fused.bound)
     out = ctx.buffer(own.result, (product.rows, product.n))
     form = read.coding or (Packing(tiling, product.n, product.k) if read.lies == "packed" else None)
