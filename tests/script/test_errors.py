@@ -445,3 +445,43 @@ def test_a_recursion_without_end_in_the_source_is_no_defect():
     with pytest.raises(CaptureError, match="deep") as caught:
         smelt.script(tree)
     assert caught.value.code == "S0109" and caught.value.where.file == HERE
+
+
+def of_one_kind(x, *, ratio: float | int = 0.5):
+    found = torch.full([4, 3], ratio)
+    return torch.max(found, 0, out=(torch.empty(3), torch.empty(3).long()))[0] + x
+
+
+def test_what_one_kind_of_argument_refuses_ends_runs_of_that_kind_only():
+    scripted = smelt.script(of_one_kind)
+    x = torch.ones(3)
+    assert torch.equal(scripted(x, ratio=1.5), of_one_kind(x, ratio=1.5))
+    with pytest.raises(RuntimeError, match="dtype long int"):
+        scripted(x, ratio=2)
+
+
+def unbound(x, y):
+    def inner(p):
+        if 5 < 2:
+            return p
+        y *= 2  # noqa: F823, F841
+        return p
+
+    return inner(x)
+
+
+def test_a_variable_without_a_value_behind_a_branch_is_the_programs_own_error():
+    with pytest.warns(smelt.SmeltWarning, match="every run of unbound ends here: UnboundLocalError"):
+        smelt.script(unbound)
+
+
+def ordered(x, n: int | bool = 2, *, flip=False):
+    return x.sort(descending=flip).values * n
+
+
+def test_a_kept_default_is_of_its_own_type():
+    scripted = smelt.script(ordered)
+    x = torch.tensor([2.0, 1.0, 3.0])
+    assert torch.equal(scripted(x, 2, flip=False), ordered(x))
+    with pytest.raises(TypeError, match="descending=int"):
+        scripted(x, 2, flip=0)

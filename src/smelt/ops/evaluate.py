@@ -146,6 +146,8 @@ class _Run:
             )
         args = [bind(arg, self.values) for arg in node.args]
         kwargs = {name: bind(arg, self.values) for name, arg in node.kwargs.items()}
+        if node.op.endswith(".Tensor") and any(type(arg) in _NUMBERS for arg in args[:2]):
+            found, args = _of_number(node.op, found, args)
         try:
             if node.mode:
                 with entered(node.mode, self.as_written):
@@ -208,6 +210,20 @@ class _Run:
         while bool(self.region(test, carried)[0]):
             carried = self.region(body, carried)
         return carried
+
+
+_NUMBERS = (bool, int, float, complex)
+_REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
+
+
+def _of_number(op: str, found: Any, args: list[Any]) -> tuple[Any, list[Any]]:
+    """The overload that torch chooses where a value of unknown kind, recorded as a tensor, turns out to be a number."""
+    name = op.split(".")[1]
+    if isinstance(args[0], torch.Tensor):
+        return overload(f"aten.{name}.Scalar") or found, args
+    if name in _REFLECTED and len(args) == 2 and isinstance(args[1], torch.Tensor):
+        return overload(f"aten.{_REFLECTED[name]}.Scalar") or found, args[::-1]
+    return found, args
 
 
 _STRUCTURAL: dict[str, Callable[[_Run, Node], Sequence[Any]]] = {

@@ -492,7 +492,13 @@ def _hasattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         kind = slot_of(value).type
         plain = {ListType: list, DictType: dict, TupleType: tuple}.get(type(kind), str if kind == STR else object)
         return hasattr(torch.Size if isinstance(value, ShapeObject) else plain, name)
+    if isinstance(value, torch.Tensor) and name not in _OF_SOME and hasattr(torch.Tensor, name):
+        return True  # to read it would leave its sizes in the graph, of a tensor that may have another rank
     return hasattr(value, name)
+
+
+# Attributes that some tensors refuse.
+_OF_SOME = ("imag", "H", "mH", "mT")
 
 
 def _range(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, slot_of, wra
 from smelt.diag import CaptureError, Span
 from smelt.ir import BOOL, COMPLEX, FLOAT, INT, STR, DictType, ListType, OptionalType, TensorType, Type, join_all
 from smelt.ops.convert import type_of
+from smelt.ops.evaluate import same_number
 
 _DEFAULTS: dict[type, Type] = {bool: BOOL, int: INT, float: FLOAT, complex: COMPLEX, str: STR}
 _MOST_OPTIONALS = 3
@@ -244,7 +245,7 @@ def _collect(parameter: Any, value: Any, found: list[Any]) -> None:
                 _collect(part, value, found)
             else:
                 found += map(absent, _types_of(part))
-    elif value is not parameter.value and value != parameter.value:
+    elif value is not parameter.value and not same_number(value, parameter.value):
         raise _unfit(f"the graph is of {parameter.value!r}, not of {value!r}")
 
 

@@ -240,6 +240,7 @@ class _Run:
         self.fn, self.learned = fn, learned
         self.error: Exception | None = None
         self.came_up: Span | None = None
+        self.gets_through = False
         self.caller = modes()
         self.roots = reachable(fn)
         self.session = ScriptSession(self.roots, Scope(self.roots.modules))
@@ -297,6 +298,7 @@ class _Run:
                 session.optional = len(session.regions[-1].taken)
             # What it sets of context variables is set in a context of its own.
             result = copy_context().run(calls.call, session, runtime, 0, self.fn, args, kwargs)
+            self.gets_through = True
             return Outcome(_as_returned(session, result), snapshot.changes())
         except Exception as error:
             try:
@@ -315,7 +317,8 @@ class _Run:
 
     def _check_types(self, error: Exception) -> None:
         """Raises: CaptureError where every run ends with this error, for the types alone."""
-        if len(self.session.regions) > 1 or any(self.session.regions[-1].taken):
+        # The way on which every argument is given, and of its last type, is explored last.
+        if self.gets_through or len(self.session.regions) > 1 or any(self.session.regions[-1].taken):
             return
         found = next((r for r in self.session.refusals if r.error is error), None)
         if found is None:

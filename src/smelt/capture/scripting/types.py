@@ -7,6 +7,7 @@ literals.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -67,7 +68,7 @@ def _infer(op: str, key: Any) -> tuple[Type, ...]:
         except (InternalError, TypeError):
             return _declared(op, None)
     found = list(_answers(op, args, kwargs, types))
-    return _declared(op, _shared(found, op in _OF_MATRICES, _LIST in types.values()))
+    return _declared(op, _shared(found, op in _OF_MATRICES, types))
 
 
 def is_known(type_: Type) -> bool:
@@ -118,11 +119,13 @@ def _answers(
         if chosen is None:
             return
         try:
-            outcome, _ = meta_outcome(
-                op,
-                [map_values(a, chosen.__getitem__) for a in args],
-                {k: map_values(a, chosen.__getitem__) for k, a in kwargs.items()},
-            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what no run may be
+                outcome, _ = meta_outcome(
+                    op,
+                    [map_values(a, chosen.__getitem__) for a in args],
+                    {k: map_values(a, chosen.__getitem__) for k, a in kwargs.items()},
+                )
         except (CannotRun, TypeError):
             continue
         found.append((trial, outcome.types))
@@ -192,21 +195,37 @@ def _tells_nothing(found: Sequence[tuple[Type, ...]]) -> bool:
 
 
 def _shared(
-    found: Sequence[tuple[_Trial, tuple[Type, ...]]], knows_ranks: bool, has_list: bool
+    found: Sequence[tuple[_Trial, tuple[Type, ...]]], knows_ranks: bool, types: Mapping[Value, Type]
 ) -> tuple[Type, ...] | None:
     if not found:
         return None
+    has_list = _LIST in types.values()
     several = knows_ranks or len({trial.ranks for trial, _ in found}) >= _FEW_RANKS or not found[0][0].ranks
     # A rank may be that of the list of sizes: it is known where lists of several lengths gave the same.
     several = several and (not has_list or len({trial.length for trial, _ in found}) > 1)
-    return tuple(_common(column, several) for column in zip(*(types for _, types in found), strict=False))
+    given = _given_dtype(found, types)
+    return tuple(_common(column, several, given) for column in zip(*(got for _, got in found), strict=False))
 
 
-def _common(types: Sequence[Type], knows_rank: bool) -> Type:
+def _given_dtype(found: Sequence[tuple[_Trial, tuple[Type, ...]]], types: Mapping[Value, Type]) -> DType | None:
+    """The only element type that was taken, where a result that has it may have it from any operand.
+
+    `x[i]` of nothing known takes i64 for both, and is of the type of `x`.
+    """
+    taken = {trial.dtype for trial, _ in found}
+    dtypes = [t.dtype for t in map(_tensor_of, types.values()) if t is not None]
+    count = dtypes.count(DType.UNKNOWN)
+    if len(taken) > 1 or not count:
+        return None
+    only = taken.pop()
+    return None if count == 1 and only in dtypes else only
+
+
+def _common(types: Sequence[Type], knows_rank: bool, given: DType | None = None) -> Type:
     if all(isinstance(t, TensorType) for t in types):
         tensors = [t for t in types if isinstance(t, TensorType)]
         dtypes, ranks = {t.dtype for t in tensors}, {t.rank for t in tensors}
-        dtype = dtypes.pop() if len(dtypes) == 1 else DType.UNKNOWN
+        dtype = dtypes.pop() if len(dtypes) == 1 and given not in dtypes else DType.UNKNOWN
         if not knows_rank or len(ranks) > 1:
             return TensorType(dtype, None)
         rank = ranks.pop() or 0
@@ -214,7 +233,7 @@ def _common(types: Sequence[Type], knows_rank: bool) -> Type:
     if all(isinstance(t, TupleType) for t in types):
         lists = [t for t in types if isinstance(t, TupleType)]
         inner = [e for t in lists for e in t.elements]
-        element = _common(inner, False) if inner else TENSOR
+        element = _common(inner, False, given) if inner else TENSOR
         return ListType(element if isinstance(element, TensorType) else TENSOR)
     return types[0] if all(t == types[0] for t in types) else ANY
 
