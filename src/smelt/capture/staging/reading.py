@@ -22,6 +22,7 @@ from smelt.ir import (
     COMPLEX,
     FLOAT,
     INT,
+    TensorType,
     Type,
     UnknownDim,
 )
@@ -105,7 +106,7 @@ class Reading(Recording):
         type_ = slot_type(slot)
         worlds = self.recorder.varied.get(slot)
         dim = dim + tensor.dim() if dim < 0 else dim
-        known = type_.shape[dim] if what == "size" else (type_.strides[dim] if type_.strides else None)
+        known = type_.shape[dim] if what == "size" else _step(type_, dim)
         if worlds is None or not isinstance(known, UnknownDim):
             return own((tensor.shape if what == "size" else tensor.stride())[dim])
         shown = (t if t is DEAD else (tuple(t.shape) if what == "size" else t.stride())[dim] for t in worlds)
@@ -156,3 +157,10 @@ class Reading(Recording):
         site = self.site()
         if site is not None and not _ASKING.isdisjoint(site.code.co_names) and self.convertible(site.code):
             raise Again(convert=site.code)
+
+
+def _step(type_: TensorType, dim: int) -> Any:
+    """A stride as the type tells it; of rows one behind the other it is unknown where a size behind it is."""
+    if type_.strides is not None:
+        return type_.strides[dim]
+    return next((size for size in (type_.shape or ())[dim + 1 :] if isinstance(size, UnknownDim)), None)

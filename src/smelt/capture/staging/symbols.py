@@ -159,7 +159,9 @@ class _Staged:
         return hash(current.session().hashed(slot_of(self)))
 
     def __repr__(self) -> str:
-        return f"<staged {slot_of(self).type}>"
+        session = current.found()
+        # Code of C's asks, which is not converted: a dict, an exception, a format of a list.
+        return f"<staged {slot_of(self).type}>" if session is None else repr(session.specialize(slot_of(self)))
 
     def __str__(self) -> str:
         return str(current.session().specialize(slot_of(self)))

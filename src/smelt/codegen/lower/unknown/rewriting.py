@@ -261,7 +261,8 @@ class Rewriting:
         current, shape = held.tensor, list(held.type.sizes)
         counted = [dim for dim, count in enumerate(held.counts) if count is not None]
         is_first = len(counted) == 1 and all(size == 1 for size in shape[: counted[0]])
-        is_as_it_lies = type_.strides is not None or (is_first and held.type.strides is None)
+        # The stride of a dimension of one element is seen, too: that of the exact tensor is of its own sizes.
+        is_as_it_lies = type_.strides is not None or (counted == [0] and held.type.strides is None)
         steps = held.type.strides if is_first else held.type.steps
         for dim in counted:
             shape[dim] = UNKNOWN_DIM  # type: ignore[call-overload]

@@ -1,0 +1,88 @@
+"""What Python sees of sizes and numbers that follow data: strides, texts that code of C's makes, strides of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+
+Tensor = torch.Tensor
+VECTORS = ([1.0, 1.0, -1.0, -1.0], [1.0, 1.0, 1.0, -1.0], [1.0, 1.0, 1.0, 1.0], [1.0, -1.0, -1.0, -1.0])
+
+
+def of_a_cut(x: Tensor) -> object:
+    z = x.view(2, 2)[:, : (x > 0).sum().item() // 2].contiguous()
+    return z.stride(0), z.stride(), torch.as_strided(z, (2,), (z.stride(0),))
+
+
+def of_a_mask(x: Tensor) -> object:
+    y = x[x > 0][None]
+    return x * y.stride(0), (y + 1).stride(), torch.stack([y, y]).stride()
+
+
+@pytest.mark.parametrize("f", [of_a_cut, of_a_mask])
+def test_strides_of_tensors_whose_size_follows_data(f: Callable[[Tensor], Any]) -> None:
+    compiled = smelt.compile(f)
+    for data in (*VECTORS, *VECTORS):
+        x = torch.tensor(data)
+        torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0)
+
+
+RESULTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a new dimension": lambda x: x[x > 0][None] + 1,
+    "a stack of one": lambda x: torch.stack([x[x > 0]]),
+    "two before": lambda x: x[x > 0].view(1, 1, -1) * 1,
+    "behind and before": lambda x: (x[x > 0] * 2)[None, :, None],
+    "a copy": lambda x: x[x > 0][None].clone(),
+    "columns": lambda x: x[None][:, x > 0],
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_strides_of_results_with_dimensions_of_one_element(name: str) -> None:
+    f = RESULTS[name]
+    compiled = smelt.compile(f)
+    for data in (*VECTORS, *VECTORS):
+        x = torch.tensor(data)
+        found, wanted = compiled(x), f(x)
+        assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+
+
+def formatted(x: Tensor) -> object:
+    n = (x > 0).sum().item()
+    if n > 2:
+        n = n + 1
+    return str({"n": n}), "%r" % ([n],), "{}".format([n]), str(ValueError(n, 1)), repr(slice(n))  # noqa: UP031, UP032
+
+
+def caught(x: Tensor) -> object:
+    try:
+        return {1: 5}[(x > 0).sum().item()]
+    except KeyError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("f", [formatted, caught])
+def test_texts_hold_numbers_of_the_run(f: Callable[[Tensor], Any]) -> None:
+    compiled = smelt.compile(f)
+    for data in (*VECTORS, *VECTORS):
+        x = torch.tensor(data)
+        assert compiled(x) == f(x)
+
+
+def test_printed_containers_hold_numbers_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    def f(x: Tensor) -> Tensor:
+        n = (x > 0).sum().item()
+        print({"n": n}, (n, 1), [n])
+        return x + n
+
+    compiled = smelt.compile(f)
+    for data in (*VECTORS, *VECTORS):
+        capsys.readouterr()
+        wanted = f(torch.tensor(data)), capsys.readouterr().out
+        found = compiled(torch.tensor(data)), capsys.readouterr().out
+        assert torch.equal(found[0], wanted[0]) and found[1] == wanted[1]
