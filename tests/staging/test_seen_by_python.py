@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import smelt
 
 Tensor = torch.Tensor
+Pair = namedtuple("Pair", ["left", "right"])
 VECTORS = ([1.0, 1.0, -1.0, -1.0], [1.0, 1.0, 1.0, -1.0], [1.0, 1.0, 1.0, 1.0], [1.0, -1.0, -1.0, -1.0])
 
 
@@ -59,6 +61,12 @@ def formatted(x: Tensor) -> object:
     return str({"n": n}), "%r" % ([n],), "{}".format([n]), str(ValueError(n, 1)), repr(slice(n))  # noqa: UP031, UP032
 
 
+def shapes(x: Tensor) -> object:
+    y = x[x > 0]
+    size, pair = y.shape, Pair(y.shape[0], 1)
+    return str(size), repr(size), f"{size}", str(pair), str([size, 2]), repr((y.size(0), [1])), str([y.shape[0]])
+
+
 def caught(x: Tensor) -> object:
     try:
         return {1: 5}[(x > 0).sum().item()]
@@ -66,7 +74,7 @@ def caught(x: Tensor) -> object:
         return str(error)
 
 
-@pytest.mark.parametrize("f", [formatted, caught])
+@pytest.mark.parametrize("f", [formatted, shapes, caught])
 def test_texts_hold_numbers_of_the_run(f: Callable[[Tensor], Any]) -> None:
     compiled = smelt.compile(f)
     for data in (*VECTORS, *VECTORS):

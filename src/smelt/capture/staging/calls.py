@@ -191,13 +191,28 @@ def _conversion(kind: type) -> Callable[..., Any]:
 
 
 def _str(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if args and _holds_data(session, args[0]):
-        return session.emit("py.str", args[0])
-    return str(*args, **kwargs)
+    if len(args) != 1 or kwargs or not _holds_data(session, args[0]):
+        return str(*args, **kwargs)
+    return _text(session, args[0], str, lambda: session.emit("py.str", args[0]))
 
 
 def _repr(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return session.emit("py.call", "builtins.repr", args[0]) if _holds_data(session, args[0]) else repr(*args)
+    if not _holds_data(session, args[0]):
+        return repr(*args)
+    return _text(session, args[0], repr, lambda: session.emit("py.call", "builtins.repr", args[0]))
+
+
+def _text(session: Any, value: Any, plain: Callable[[Any], str], emit: Callable[[], Any]) -> Any:
+    """A text of data; the graph's sequences have no class of their own, so that of others is asked of their members."""
+    if type(value) is torch.Size:
+        return session.emit("py.join", "torch.Size(", session.emit("py.str", list(value)), ")")
+    return emit() if _is_of_plain_sequences(value) else plain(value)
+
+
+def _is_of_plain_sequences(value: Any) -> bool:
+    return not isinstance(value, (list, tuple)) or (
+        type(value) in (list, tuple) and all(map(_is_of_plain_sequences, value))
+    )
 
 
 def _range(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
