@@ -401,7 +401,8 @@ WRITES: tuple[tuple[str, str], ...] = (
     ("{n}.scatter_(0, {k} % 4, {f})", "write by index"),
     ("{n}.index_fill_(0, {k}[:2] % 4, {f})", "write by index"),
     ("{n}.index_copy_(0, torch.tensor([2, 0]), {v}[1:3])", "write by index"),
-    ("{n}.masked_scatter_({b}, {v})", "write by mask"),
+    # Of a source that is what is written to, torch gives whatever its loop has written so far (decision 0004).
+    ("{n}.masked_scatter_({b}, ({v}).clone())", "write by mask"),
     ("{n}.masked_fill_({b}, {s})", "write by mask"),
     ("{n}.index_add_(0, {k} % 4, {v})", "write by index"),
     ("torch.add({v}, {v}, out={n})", "out="),
