@@ -19,6 +19,7 @@ from smelt.codegen.lower.unknown.values import (
     Padded,
     Parts,
     Refused,
+    counted_alike,
     literal,
     padded_or_value,
     row_of,
@@ -203,10 +204,7 @@ def _joined(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     is_new = node.op == "aten.stack.default"
     at = dim % (len(first) + is_new)
     for one in padded:
-        same = all(
-            a is b or (a is not None and b is not None and same_count(a, b))
-            for a, b in zip(one.counts, first, strict=True)
-        )
+        same = all(counted_alike(a, b) for a, b in zip(one.counts, first, strict=True))
         if not same or (not is_new and one.counts[at] is not None):
             raise Refused("sizes that may differ")
     made = r.emit(node.op, *_wholes(r, node.args), **_wholes_of(r, node.kwargs))

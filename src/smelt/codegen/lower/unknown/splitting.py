@@ -18,11 +18,12 @@ from smelt.codegen.lower.unknown.values import (
     Padded,
     Parts,
     Refused,
+    counted_alike,
     padded_or_value,
-    same_count,
     size_of,
     type_of,
 )
+from smelt.codegen.lower.unknown.views import dim_of
 from smelt.ir import INT, Arg, Node, Value
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ def split(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     """Each part as long as the whole, its rows gathered from where it begins."""
     tensor, given, dim = tensor_of(r, call["self"]), call["split_sizes"], call.get("dim", 0)
     sizes = sizes_of(tensor)
-    if not isinstance(given, tuple) or type(dim) is not int or not -len(sizes) <= dim < len(sizes):
+    if not isinstance(given, tuple):
         raise Refused("a list")
-    dim %= len(sizes)
+    dim = dim_of(dim, len(sizes))
     most, total = sizes[dim], size_of(tensor, dim)
     counts = [_count(r.get(size)) for size in given]
     if most < 1 or not any(isinstance(count, Value) for count in counts):
@@ -70,41 +71,30 @@ def join_along(r: Rewriting, held: Sequence[Padded | Value], dim: int) -> Sequen
         dims = enumerate(zip(sizes_of(one), sizes_of(first), counts_of(one), counts_of(first), strict=True))
         if type_of(whole_of(one)).dtype is not type_of(whole_of(first)).dtype:
             raise Refused("tensors of several types")
-        for at, (size, other, count, known) in dims:
-            same = count is known or (count is not None and known is not None and same_count(count, known))
-            if at != dim and (size != other or not same):
-                raise Refused("sizes that may differ")
+        if any(at != dim and (a != b or not counted_alike(c, d)) for at, (a, b, c, d) in dims):
+            raise Refused("sizes that may differ")
     counts = [size_of(one, dim) for one in held]
-    emit, total = r.emit, _added(r, counts)
-    known_total = r.facts.totals.get(tuple(counts))
-    most = sum(sizes_of(one)[dim] for one in held)
-    if known_total is not None:
-        total, most = known_total
+    emit, known = r.emit, r.facts.totals.get(tuple(counts))
+    most = sum(sizes_of(one)[dim] for one in held) if known is None else known[1]
     if any(sizes_of(one)[dim] < 1 for one in held):
         raise Refused("there is nothing")
     behind = [1] * (len(sizes_of(first)) - dim - 1)
     made: Value | None = None
-    at_count: Count = 0
+    begin: Count = 0
     for one, count in zip(held, counts, strict=True):
-        index = emit("aten.clamp.default", _moved(r, most, "sub", at_count), 0, sizes_of(one)[dim] - 1)
+        index = emit("aten.clamp.default", _moved(r, most, "sub", begin), 0, sizes_of(one)[dim] - 1)
         part = emit("aten.index_select.default", whole_of(one), dim, index)
         if made is None:
             made = part
         else:
-            here = emit("aten.ge.Scalar", emit("aten.arange.default", most), at_count)
+            here = emit("aten.ge.Scalar", emit("aten.arange.default", most), begin)
             made = emit("aten.where.self", emit("aten.view.default", here, (most, *behind)), part, made)
-        at_count = emit.number("add", at_count, count)
+        begin = emit.number("add", begin, count)
     assert made is not None
+    total = begin if known is None else known[0]
     found = list(counts_of(first))
     found[dim] = total if isinstance(total, Value) else None
     return [padded_or_value(made, found)]
-
-
-def _added(r: Rewriting, counts: Sequence[Count]) -> Count:
-    total: Count = 0
-    for count in counts:
-        total = r.emit.number("add", total, count)
-    return total
 
 
 def _count(given: Held) -> Count:

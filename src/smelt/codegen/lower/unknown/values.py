@@ -92,6 +92,11 @@ def same_count(a: Count, b: Count) -> bool:
     return a is b or (not isinstance(a, Value) and not isinstance(b, Value) and a == b)
 
 
+def counted_alike(a: Count | None, b: Count | None) -> bool:
+    """Whether surely as much counts of two dimensions of one size."""
+    return a is b or (a is not None and b is not None and same_count(a, b))
+
+
 def padded_or_value(tensor: Value, counts: Sequence[Count | None], below: Count | None = None) -> Padded | Value:
     """A tensor with its counts, as a plain value where all of it counts."""
     if below is None and all(count is None for count in counts):

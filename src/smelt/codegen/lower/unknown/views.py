@@ -11,6 +11,7 @@ from smelt.codegen.lower.unknown.values import (
     Held,
     Padded,
     Refused,
+    counted_alike,
     padded_or_value,
     same_count,
     size_of,
@@ -28,7 +29,8 @@ Rule: TypeAlias = "Callable[[Rewriting, Node, Call], Sequence[Held]]"
 _END = 2**63 - 1
 
 
-def _dim(given: Arg, rank: int) -> int:
+def dim_of(given: Arg, rank: int) -> int:
+    """A dimension as a number from 0 on. Raises: Refused."""
     if type(given) is not int or not -rank <= given < rank:
         raise Refused("a dimension that is not there")
     return given % rank
@@ -37,7 +39,7 @@ def _dim(given: Arg, rank: int) -> int:
 def _select(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor, index = tensor_of(r, call["self"]), r.get(call["index"])
     rank = len(sizes_of(tensor))
-    dim = _dim(call["dim"], rank)
+    dim = dim_of(call["dim"], rank)
     counts = list(counts_of(tensor))
     count = counts.pop(dim)
     if count is not None and (type(index) is not int or not 0 <= index < r.facts.at_least(count)):
@@ -49,7 +51,7 @@ def _select(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
 def _slice(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor = tensor_of(r, call["self"])
     sizes, counts = sizes_of(tensor), list(counts_of(tensor))
-    dim = _dim(call.get("dim", 0), len(sizes))
+    dim = dim_of(call.get("dim", 0), len(sizes))
     start, end = r.get(call.get("start")), r.get(call.get("end"))
     start = 0 if start is None else start
     if call.get("step", 1) != 1 or not _is_place(start):
@@ -124,7 +126,7 @@ def _slice_scatter(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     """The rows of a cut put where they were cut from, by a choice for each row."""
     tensor, source = tensor_of(r, call["self"]), tensor_of(r, call["src"])
     sizes, counts = sizes_of(tensor), counts_of(tensor)
-    dim = _dim(call.get("dim", 0), len(sizes))
+    dim = dim_of(call.get("dim", 0), len(sizes))
     start, end = r.get(call.get("start")), r.get(call.get("end"))
     start = 0 if start is None else start
     if call.get("step", 1) != 1 or not _is_place(start) or not (end is None or _is_place(end)):
@@ -136,7 +138,7 @@ def _slice_scatter(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     if most < 1 or rows < 1 or type_of(whole_of(source)).dtype is not type_of(whole_of(tensor)).dtype:
         raise Refused("another tensor")
     for at, (size, count) in enumerate(zip(sizes_of(source), counts_of(source), strict=True)):
-        if at != dim and (size != sizes[at] or not (count is counts[at] or _same(count, counts[at]))):
+        if at != dim and (size != sizes[at] or not counted_alike(count, counts[at])):
             raise Refused("rows of another size")
     whole = counts[dim]
     first, left = between(r, start, end, most if whole is None else whole)
@@ -159,10 +161,6 @@ def _slice_scatter(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [padded_or_value(made, counts)]
 
 
-def _same(a: Count | None, b: Count | None) -> bool:
-    return a is not None and b is not None and same_count(a, b)
-
-
 def _counted_end(r: Rewriting, end: Count, size: Count) -> Count:
     """Where a cut ends that may be told from the end: never less than 0."""
     if not isinstance(end, Value):
@@ -176,7 +174,7 @@ def _counted_end(r: Rewriting, end: Count, size: Count) -> Count:
 def _unsqueeze(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor = tensor_of(r, call["self"])
     counts = list(counts_of(tensor))
-    dim = _dim(call["dim"], len(counts) + 1)
+    dim = dim_of(call["dim"], len(counts) + 1)
     counts.insert(dim, None)
     return [padded_or_value(r.emit("aten.unsqueeze.default", whole_of(tensor), dim), counts)]
 
@@ -184,7 +182,7 @@ def _unsqueeze(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
 def _squeeze(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor = tensor_of(r, call["self"])
     counts = list(counts_of(tensor))
-    dim = _dim(call["dim"], len(counts))
+    dim = dim_of(call["dim"], len(counts))
     if counts[dim] is not None or sizes_of(tensor)[dim] != 1:
         raise Refused("a size that may be 1")
     counts.pop(dim)
@@ -200,11 +198,11 @@ def _permute(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
         dims = call["dims"]
         if not isinstance(dims, tuple):
             raise Refused("dimensions that are no numbers")
-        order = [_dim(d, rank) for d in dims]
+        order = [dim_of(d, rank) for d in dims]
     elif node.op == "aten.t.default":
         order.reverse()
     else:
-        a, b = _dim(call["dim0"], rank), _dim(call["dim1"], rank)
+        a, b = dim_of(call["dim0"], rank), dim_of(call["dim1"], rank)
         order[a], order[b] = order[b], order[a]
     made = r.emit("aten.permute.default", whole_of(tensor), tuple(order))
     return [padded_or_value(made, [counts[d] for d in order])]
@@ -251,7 +249,7 @@ def _view(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
 def _flatten(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor = tensor_of(r, call["self"])
     counts = counts_of(tensor)
-    first, last = _dim(call.get("start_dim", 0), len(counts)), _dim(call.get("end_dim", -1), len(counts))
+    first, last = dim_of(call.get("start_dim", 0), len(counts)), dim_of(call.get("end_dim", -1), len(counts))
     if any(c is not None for c in counts[first : last + 1]):
         raise Refused("a size in the middle")
     made = r.emit("aten.flatten.using_ints", whole_of(tensor), first, last)
