@@ -37,7 +37,7 @@ from smelt.codegen.contract.integers import minimum
 from smelt.codegen.contract.module import module_text
 from smelt.codegen.contract.tile import multiply_add
 from smelt.codegen.contract.tiling import Tiling
-from smelt.codegen.contract.vectors import splat
+from smelt.codegen.contract.vectors import prefetch, splat
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.objects import KernelSource
 
@@ -45,6 +45,9 @@ HEIGHTS = (1, 2, 4)
 """Row counts with a kernel of their own; a kernel serves fewer rows, too."""
 
 _CHAIN = 32
+_LINE_NBYTES = 64
+_AHEAD_NBYTES = 4096
+"""How far ahead rows are asked for: decoding leaves a core too few instructions in flight to find the next page in time."""
 _WORDS = f"<{LANES} x i32>"
 _REGISTERS = COLUMNS // LANES
 
@@ -141,6 +144,8 @@ class _CodedDriver(Driver):
 
     def _decoded(self, at: str) -> list[str]:
         fn = self.fn
+        for line in range(0, CODED_NBYTES, _LINE_NBYTES):
+            prefetch(fn, fn.gep("i8", at, _AHEAD_NBYTES + line))
         codes: list[str] = []
         for i in range(_REGISTERS // 2):
             both = self._wide(8, fn.gep("i8", at, CODES_AT + i * LANES))
