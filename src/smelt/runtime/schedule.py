@@ -18,12 +18,11 @@ from smelt.runtime.launches import Launches
 from smelt.runtime.plan import Empty, Launch, Plan, Release, View, outs_of, uses_of
 from smelt.runtime.table import MAX_CHUNKS
 
-CHUNK_NS = 1_000.0
-"""The least work worth handing to a thread: claiming it costs a tenth of a microsecond, and two cores meet in two
-tenths."""
-THREAD_NS = 10_000.0
-"""The least work of a region for each of its threads: it costs one to two microseconds to enter, and more to wake threads
-that sleep."""
+CHUNK_NS = 10_000.0
+"""The least work worth handing to a thread: a hundred times what claiming it costs."""
+REGION_NS = 20_000.0
+"""The least work that may be shared for which a region is entered: it costs one to two microseconds, and more to wake
+threads that sleep."""
 SERIAL_NS = 300_000.0
 """Work of one thread, amid a region, for which the others are sent away instead of waiting."""
 CHUNKS_A_THREAD = 4
@@ -252,5 +251,6 @@ def _region(plan: Plan, run: list[Item], limit: int) -> list[Item]:
 
 def team_size(groups: Sequence[tuple[float, int]], limit: int) -> int:
     """Threads for a region, given the work and the chunks of its groups that are shared; 1 where it is too little."""
-    worth = int(sum(work for work, _ in groups) / THREAD_NS)
-    return max(1, min(limit, worth, max((chunks for _, chunks in groups), default=1)))
+    if not groups or sum(work for work, _ in groups) < REGION_NS:
+        return 1
+    return min(limit, max(chunks for _, chunks in groups))

@@ -47,7 +47,8 @@ HEIGHTS = (1, 2, 4)
 _CHAIN = 32
 _LINE_NBYTES = 64
 _AHEAD_NBYTES = 4096
-"""How far ahead rows are asked for: decoding leaves a core too few instructions in flight to find the next page in time."""
+"""How far ahead rows are asked for: while it decodes, a core has too few instructions in flight to find the next page
+in time."""
 _WORDS = f"<{LANES} x i32>"
 _REGISTERS = COLUMNS // LANES
 
