@@ -39,7 +39,7 @@ _LINE_NBYTES = 64
 @dataclass(frozen=True, slots=True)
 class Dots:
     """A kernel for up to `height` rows. Its buffers and words are those of `gemm.Gemm`, with "columns" for the right
-    matrix; `block_rows` is the number of columns of an item, at most `tiling.panel`; `direct`: whether the
+    matrix; `block_rows` is the number of columns of an item, at most `tiling.panel`; `reading`: whether the
     matrix is asked for ahead of its use.
     """
 
@@ -92,7 +92,7 @@ class DotsDriver(Driver):
         step = self.nbytes(word["right_step"])
         last = fn.let(f"sub nsw i64 {columns}, 1", "i")
         turns = ceil_div(fn, columns, str(self.lines))
-        self.far = fn.let(f"icmp ne i64 {word['direct']}, 0", "b")
+        self.far = fn.let(f"icmp ne i64 {word['reading']}, 0", "b")
         # A line for each turn, each turn a line of every stream; near ones as they lie.
         self.apart = fn.let(f"select i1 {self.far}, i64 {turns}, i64 1", "i")
         each = fn.let(f"select i1 {self.far}, i64 1, i64 {self.lines}", "i")

@@ -98,7 +98,7 @@ class GemmDriver(Driver):
         rest, panel = self.split(item, word["n"], str(tiling.panel))
         if self.lies == "packed":
             last = fn.let(f"sub nsw i64 {ceil_div(fn, word['n'], str(tiling.panel))}, 1", "i")
-            is_forward = fn.let(f"icmp ne i64 {word['direct']}, 0", "b")
+            is_forward = fn.let(f"icmp ne i64 {word['reading']}, 0", "b")
             mirrored = fn.let(f"sub nsw i64 {last}, {panel}", "i")
             panel = fn.let(f"select i1 {is_forward}, i64 {panel}, i64 {mirrored}", "i")
         batch, number = self.split(rest, word["m"], word["block_rows"])
@@ -160,7 +160,7 @@ class GemmDriver(Driver):
             fn.do(pack_call(at, step, count, columns, block))
             return block, nbytes
         full = fn.let(f"icmp eq i64 {columns}, {tiling.panel}", "b")
-        wanted = fn.let(f"icmp ne i64 {word['direct']}, 0", "b")
+        wanted = fn.let(f"icmp ne i64 {word['reading']}, 0", "b")
         direct = fn.let(f"and i1 {full}, {wanted}", "b")
         with fn.when(fn.let(f"xor i1 {direct}, true", "b")):
             fn.do(pack_call(at, step, count, columns, block))

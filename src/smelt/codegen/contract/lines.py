@@ -44,7 +44,7 @@ _LINES = 8
 class Lines:
     """A kernel for `height` rows. Its buffers and words are those of `gemm.Gemm`, with "rows" for the right matrix;
     `block_rows` is the number of columns of an item, at most `MAX_COLUMNS`, `block_terms` that of the terms of a part,
-    and `direct` says whether the lines of an item lie one behind the other. The rows of a part are stored behind those
+    and `reading` says whether the lines of an item lie one behind the other. The rows of a part are stored behind those
     of the part before.
     """
 
@@ -113,7 +113,7 @@ class _LinesDriver(Driver):
         stream are one piece of memory, else the stream's next line.
         """
         fn = self.fn
-        whole = fn.let(f"icmp ne i64 {self.word['direct']}, 0", "b")
+        whole = fn.let(f"icmp ne i64 {self.word['reading']}, 0", "b")
         self.ahead = fn.let(f"select i1 {whole}, i64 {AHEAD_NBYTES}, i64 {self.nbytes(self.word['right_step'])}", "i")
 
     def _fill(self, at: str) -> None:

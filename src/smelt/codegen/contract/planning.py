@@ -154,7 +154,7 @@ class _Chosen:
     right_panel: int
     right_step: int
     block_rows: int
-    direct: int
+    reading: int
     block_terms: int
 
     def as_fields(self) -> dict[str, int]:
@@ -178,7 +178,7 @@ def _words_of_both(
 
 def _dots(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
     far, items, item_ns = _dots_cut(tiling, problem.m, problem.n, problem.k, batch)
-    words = (*replace(problem, block_rows=_dot_columns(tiling), direct=far).words(), *bound.words)
+    words = (*replace(problem, block_rows=_dot_columns(tiling), reading=far).words(), *bound.words)
     if is_symbolic(problem.m):
         every = AnyRows(tiling, bound.epilogue, HEIGHTS, many=False)
         return ProductPlan(any_rows_source(every, isa), words, items, item_ns, every.scratch_nbytes, "dots")
@@ -227,7 +227,7 @@ def plan_coded(isa: Isa, problem: Problem, coding: Coding, bound: Bound) -> Prod
 def _lines(isa: Isa, tiling: Tiling, problem: Problem, batch: int, bound: Bound) -> ProductPlan:
     lines = Lines(tiling, problem.m, bound.epilogue)
     columns, terms, items, item_ns = _lines_cut(tiling, problem.n, problem.k, batch)
-    words = (*replace(problem, block_rows=columns, block_terms=terms, direct=0).words(), *bound.words)
+    words = (*replace(problem, block_rows=columns, block_terms=terms, reading=0).words(), *bound.words)
     return ProductPlan(lines_source(lines, isa), words, items, item_ns, lines.scratch_nbytes, "lines")
 
 
@@ -276,7 +276,7 @@ def plan_parts(isa: Isa, dtype: DType, right: Right, problem: Problem, bound: Bo
     if count == 1:
         return None
     cut = replace(
-        problem, out_row=n, block_rows=columns, block_terms=terms, direct=int(columns == n == problem.right_step)
+        problem, out_row=n, block_rows=columns, block_terms=terms, reading=int(columns == n == problem.right_step)
     )
     lines = Lines(tiling, m, plain(dtype).epilogue)
     items = count * _ceil(n, columns)

@@ -13,10 +13,9 @@ class Problem:
 
     Batches are numbered by two loops, the inner one of `inner` turns. `right_panel`: from one panel to the next;
     `right_step`: from one k (where columns have unit stride: from one column) to the next. `block_rows`: rows of an
-    item (in `dots`, `lines`: columns). `block_terms`: terms of one chain (in `lines`: of an item). `direct`: full
-    panels of rows are read where they lie, not copied first (in `dots`: the matrix is large, and asked for ahead of its
-    use; in `lines`: an item's lines lie one behind the other; of packed panels: they are walked from the first to the
-    last, not back).
+    item (in `dots`, `lines`: columns). `block_terms`: terms of one chain (in `lines`: of an item). `reading`: how the
+    right matrix is read, 0 or 1: for `gemm`, 1 if full panels of rows are read where they lie, not copied first, and if
+    packed panels are walked from the first to the last, not back; `dots` and `lines` say what it is for them.
     """
 
     m: int
@@ -35,7 +34,7 @@ class Problem:
     right_inner: int = 0
     out_outer: int = 0
     out_inner: int = 0
-    direct: int = 1
+    reading: int = 1
     block_terms: int = BLOCK
 
     def words(self) -> tuple[int, ...]:

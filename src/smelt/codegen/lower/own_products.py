@@ -123,7 +123,7 @@ def lower_own_product(ctx: Context, own: OwnProduct) -> None:
     else:
         if read.lies == "packed" and is_few(product.rows):
             forward = ctx.walked_forward[read.slots[0]] = not ctx.walked_forward.get(read.slots[0], False)
-            problem = replace(problem, direct=int(forward))
+            problem = replace(problem, reading=int(forward))
         plan = plan_product(isa, dtype, read.lies, problem, 1, fused.bound)
     out = ctx.buffer(own.result, (product.rows, product.n))
     form = read.coding or (Packing(tiling, product.n, product.k) if read.lies == "packed" else None)
