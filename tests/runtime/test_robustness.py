@@ -30,7 +30,7 @@ from smelt.runtime.plan import (
     Use,
     View,
 )
-from smelt.runtime.table import FUNCTION_CELLS, GRAD_CELLS
+from smelt.runtime.table import AUTOCAST_CELLS, FUNCTION_CELLS, GRAD_CELLS
 
 aten = torch.ops.aten
 
@@ -339,7 +339,7 @@ def test_the_gil_is_released(machine_code: bytes) -> None:
 SYMBOLS = sorted(
     {
         *handles.NAMES,
-        *(name for _, name in (*FUNCTION_CELLS, *GRAD_CELLS)),
+        *(name for _, name in (*FUNCTION_CELLS, *GRAD_CELLS, *AUTOCAST_CELLS)),
         stable.CALL, stable.NEW_HANDLE, stable.NEW_CELL, stable.NEW_LIST, stable.PUSH,
         *stable.DELETERS.values(),
         mkldnn.LINEAR, "aoti_torch_cpu_mm_out", "aoti_torch_cpu_cat", "aoti_torch_cpu_index_Tensor", "aoti_torch_copy_",

@@ -18,3 +18,8 @@ class Modes(NamedTuple):
 def modes() -> Modes:
     """The calling thread's modes, about 0.3 us."""
     return Modes(is_grad_enabled(), is_inference(), autocast() if is_any_autocast() else ())
+
+
+def caller_modes() -> Modes:
+    """The modes that a graph takes for granted: those of the calling thread but for autocast, which is written out."""
+    return Modes(is_grad_enabled(), is_inference(), ())

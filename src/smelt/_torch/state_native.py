@@ -26,6 +26,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt._torch import shim, state
+from smelt._torch.autocast import no_autocast
 
 KEYS = "_ZN3c104impl26raw_local_dispatch_key_setE"
 AUTOGRAD = "_ZN3c1013AutogradState13get_tls_stateEv"
@@ -36,9 +37,11 @@ DETERMINISTIC = "_ZNK2at7Context23deterministicAlgorithmsEv"
 PRECISION = "_ZNK2at7Context22float32MatmulPrecisionEv"
 SET_PRECISION = "_ZN2at7Context25setFloat32MatmulPrecisionERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 TRACING = "_ZN5torch3jit6tracer15getTracingStateEv"  # gives a reference to a shared pointer
-NAMES = (KEYS, AUTOGRAD, DEFAULT_DTYPE, FUNCTION_MODES, CONTEXT, DETERMINISTIC, PRECISION, TRACING)
+AUTOCAST_DTYPE = "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE"
+NAMES = (KEYS, AUTOCAST_DTYPE, AUTOGRAD, DEFAULT_DTYPE, FUNCTION_MODES, CONTEXT, DETERMINISTIC, PRECISION, TRACING)
 
 _METH_NOARGS = 4
+_CPU = 0  # c10::DeviceType
 _PRECISIONS = ("highest", "high", "medium")  # at::Float32MatmulPrecision
 _LOAD, _COMPARE = rb"\x8b\x83(....)", rb"\x83\xbb(....)\x02"  # mov eax, [rbx + n]; cmp dword [rbx + n], 2
 _STATE_WORDS = 5  # of the thread's autograd state, at most
@@ -95,11 +98,12 @@ Check: TypeAlias = Value | Pointed | Memory | NoArgs | Asked
 def checks() -> tuple[Check, ...] | None:
     """What must hold for the calling thread's state to be what it is now, contexts that others set up included.
 
-    None where autocast is on: its dtypes are compared in Python.
+    None where it cannot be told: in such contexts, or under autocast of other devices than the CPU.
     """
-    if state.is_any_autocast() or state.foreign_context() is not None:
+    casts = None if state.foreign_context() is not None else _autocast_checks()
+    if casts is None:
         return None
-    made: list[Check] = [*_mode_checks(), *_grad_checks()]
+    made: list[Check] = [*_mode_checks(), *casts, *_grad_checks()]
     made.append(_default_dtype())
     made.append(_deterministic())
     made.append(_precision())
@@ -154,6 +158,19 @@ def _mode_checks() -> list[Check]:
     else:
         made.append(Asked(lambda: not state.is_jit_tracing()))
     return made
+
+
+def _autocast_checks() -> list[Check] | None:
+    """What the thread's keys do not say of autocast: the CPU's dtype, where it is on."""
+    on = state.autocast()
+    if not on:
+        return []
+    function, code = shim.address(AUTOCAST_DTYPE), shim.dtype_code(on[0][1])
+    if _thread_keys() is None or [device for device, _ in on] != ["cpu"] or function is None or code is None:
+        return None
+    if ctypes.PYFUNCTYPE(ctypes.c_uint8, ctypes.c_int64)(function)(_CPU) != code:
+        return None
+    return [Value(function, _CPU, 0xFF, code)]
 
 
 def _grad_checks() -> list[Check]:
@@ -302,7 +319,8 @@ def _find_thread_keys() -> tuple[int, int] | None:
     argument = ctypes.addressof(_index)
     if _caller(function)(argument) != here:
         return None
-    return (function, argument) if _keys_follow(function, argument) else None
+    with no_autocast():  # it is one of what must change the keys
+        return (function, argument) if _keys_follow(function, argument) else None
 
 
 def _keys_follow(function: int, argument: int) -> bool:

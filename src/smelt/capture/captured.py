@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import Level, is_recording, levels, recording
-from smelt._torch.record_modes import Modes, modes
+from smelt._torch.record_modes import Modes, caller_modes
 from smelt._torch.state import autocast, default_dtype
 from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
@@ -162,7 +162,7 @@ def capture(
         )
     given = dict(kwargs or {})
     chosen = level or levels()[0]
-    caller = modes() if chosen == "entry" else modes()._replace(autocast=())
+    caller = caller_modes()
     program = fn if target is None else target
     title = name or _name_of(program)
     try:

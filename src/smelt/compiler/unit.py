@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 
+from smelt._torch.autocast import no_autocast
 from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Spot
 from smelt.codegen.llvm.executor import executor_object
@@ -99,9 +100,10 @@ class Unit:
             raise InternalError(f"the capture of {captured.name} has neither a graph nor an error")
         start = perf_counter()
         symbols = symbols_in(captured)
-        graph, records = functional_graph(captured.graph, options, captured.entangled, symbols)
-        captured = with_conditions(captured, symbols)
-        check_path(graph)
+        with no_autocast():
+            graph, records = functional_graph(captured.graph, options, captured.entangled, symbols)
+            captured = with_conditions(captured, symbols)
+            check_path(graph)
         unit = cls(captured, options, lookup or captured.state.lookup, graph, list(records))
         unit.stages_ms["functionalize"] = _since(start)
         return unit
@@ -164,7 +166,8 @@ class Unit:
         """The graph that runs, after all passes."""
         if self.optimized is None:
             start = perf_counter()
-            self.optimized, records = optimized_graph(self.graph, self.options, self.lookup, self.symbols)
+            with no_autocast():
+                self.optimized, records = optimized_graph(self.graph, self.options, self.lookup, self.symbols)
             self.passes.extend(records)
             self.stages_ms["passes"] = _since(start)
         return self.optimized
@@ -181,7 +184,7 @@ class Unit:
 
         Raises: SmeltError where the graph cannot be lowered (S0303) or a pass fails.
         """
-        with self._lock:
+        with self._lock, no_autocast():
             if self._executable is not None:
                 return
             self.lowered = _with_very_tensors(self._kept_or_lowered(), self.captured)
@@ -226,7 +229,8 @@ class Unit:
         self.prepare()
         assert self.lowered is not None
         start = perf_counter()
-        self.lowered.fills.finish()
+        with no_autocast():
+            self.lowered.fills.finish()
         self.stages_ms["pack"] = _since(start)
 
     def pause(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.autocast import no_autocast
 from smelt.diag import InternalError, Miss, SmeltError
 from smelt.ir import Graph, Node, Region, TensorType, Value, print_node, values_in
 from smelt.ops.convert import bind, strided_copy, tensor_of_literal
@@ -57,7 +58,8 @@ def evaluate(
             why=f"its inputs are {', '.join(map(repr, graph.inputs))}",
             code="S0107",
         )
-    return list(_Run(graph, lookup, observe, silent, as_written).region(graph.body, inputs))
+    with no_autocast():
+        return list(_Run(graph, lookup, observe, silent, as_written).region(graph.body, inputs))
 
 
 def same_number(a: Any, b: Any) -> bool:

@@ -17,6 +17,7 @@ from smelt.diag import InternalError
 from smelt.ir.dtypes import BY_LABEL
 from smelt.ops.convert import dtype_to_torch
 
+_PLAIN = {"no_grad": "no_grad", "enable_grad": "enable_grad", "inference": "inference_mode"}
 _PART = re.compile(r"\s*([a-z_]+)(?:\(([^)]*)\))?\s*;?")
 
 
@@ -25,34 +26,48 @@ def contexts(mode: str, as_written: bool = False) -> list[Any]:
 
     as_written: inference mode makes inference tensors, as where the program itself runs.
     """
-    found: list[Any] = []
-    at = 0
-    text = mode.strip()
+    return [_context(word, inner, mode, as_written) for word, inner in _words(mode)]
+
+
+def context_texts(mode: str) -> list[str]:
+    """The same as Python, of names of torch. Raises: InternalError for a word that is not known."""
+    return [_text(*_setting(word, inner, mode)) for word, inner in _words(mode)]
+
+
+def _words(mode: str) -> Iterator[tuple[str, str | None]]:
+    at, text = 0, mode.strip()
     while at < len(text):
         part = _PART.match(text, at)
         if part is None or part.end() == at:
             raise InternalError(f"mode {mode!r} is not known", why="a node's mode is a list of known words")
-        found.append(_context(part.group(1), part.group(2), mode, as_written))
+        yield part.group(1), part.group(2)
         at = part.end()
-    return found
 
 
-def _context(word: str, inner: str | None, mode: str, as_written: bool) -> Any:
-    if word == "inference" and as_written:
-        return torch.inference_mode()
-    if word in ("no_grad", "inference"):
-        # Values are the same in inference mode; its tensors would not mix with those made outside.
-        return torch.no_grad()
-    if word == "enable_grad":
-        return torch.enable_grad()
+def _setting(word: str, inner: str | None, mode: str) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    """The name of a context manager of torch, and what it is called with."""
+    if word in _PLAIN and inner is None:
+        return _PLAIN[word], (), {}
     if word == "autocast" and inner is not None:
         words = [w.strip() for w in inner.split(",") if w.strip()]
         device = next((w for w in words if w != "off" and w not in BY_LABEL), "cpu")
         if "off" in words:
-            return torch.autocast(device, enabled=False)
+            return word, (device,), {"enabled": False}
         dtype = next((BY_LABEL[w] for w in words if w in BY_LABEL), None)
-        return torch.autocast(device, dtype=None if dtype is None else dtype_to_torch(dtype))
+        return word, (device,), {} if dtype is None else {"dtype": dtype_to_torch(dtype)}
     raise InternalError(f"mode {mode!r} is not known", why=f"there is no mode {word!r}")
+
+
+def _text(name: str, args: tuple[str, ...], kwargs: dict[str, Any]) -> str:
+    return f"torch.{name}({', '.join([*map(repr, args), *(f'{k}={v}' for k, v in kwargs.items())])})"
+
+
+def _context(word: str, inner: str | None, mode: str, as_written: bool) -> Any:
+    name, args, kwargs = _setting(word, inner, mode)
+    if name == "inference_mode" and not as_written:
+        # Values are the same in inference mode; its tensors would not mix with those made outside.
+        name = "no_grad"
+    return getattr(torch, name)(*args, **kwargs)
 
 
 @contextmanager

@@ -6,8 +6,6 @@ convolutions and the like stay whole, for backends have better ways. Second name
 
 from __future__ import annotations
 
-from smelt._torch.autocast import is_cast
-from smelt._torch.state import is_any_autocast
 from smelt.ir import NONE, Arg, Graph, Node, TensorType, TupleType, Value
 from smelt.ops.catalogue import record_of
 from smelt.ops.lowering import lower
@@ -34,8 +32,8 @@ def lower_node(rewriter: Rewriter, node: Node, *, exact: bool = True) -> list[No
     record = record_of(node.op)
     if record is None or record.lower is None or (exact and not record.exact):
         return []
-    if node.parent is None or "autocast" in node.mode or (is_any_autocast() and is_cast(node.op) is not False):
-        # Under autocast, here or of the caller, an operator's result type depends on its name.
+    if node.parent is None or "autocast" in node.mode:
+        # Under autocast an operator's result type depends on its name.
         return []
     if not all(_is_static(v) for v in (*node.operands(), *node.results)):
         return []

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from smelt._torch.autocast import is_cast, is_composite
-from smelt._torch.state import is_any_autocast
 from smelt.diag import SmeltError
 from smelt.ir import Arg, DType, Graph, Node, TensorType, Value, map_values
 from smelt.ir.dtypes import BY_LABEL
@@ -37,8 +36,6 @@ _JOINING = ("aten.cat.default", "aten.stack.default")
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
-    if is_any_autocast():
-        return False  # that of the caller, to which what is written here is relative
     if any(node.regions and _AUTOCAST.search(node.mode) for node in graph.walk()):
         return False  # it is on for all that stands in them
     rewriter = context.rewriter(graph)

@@ -44,6 +44,7 @@ from smelt.runtime.schedule import Enter, Group, Leave, Single, schedule
 from smelt.runtime.steps import compared_strides, python_step
 from smelt.runtime.table import (
     ANY_STRIDE,
+    AUTOCAST_CELLS,
     FUNCTION_CELLS,
     GRAD_CELLS,
     HEADER_WORDS,
@@ -312,10 +313,11 @@ class _Encoder(BlockRecords):
         frame = self.frame
         for cell, symbol in FUNCTION_CELLS:
             frame.cells[cell] = shim.address(symbol) or 0
-        grad = [(cell, shim.address(symbol) or 0) for cell, symbol in GRAD_CELLS]
-        grad_is_native = all(where for _, where in grad)
-        if grad_is_native and not self.plan.keep_grad_mode:
-            for cell, where in grad:
+        wanted = AUTOCAST_CELLS if self.plan.keep_grad_mode else GRAD_CELLS + AUTOCAST_CELLS
+        modes = {cell: shim.address(symbol) or 0 for cell, symbol in wanted}
+        modes_are_native = all(modes.values())
+        if modes_are_native:
+            for cell, where in modes.items():
                 frame.cells[cell] = where
         escape_is_native = shim.has(_GET_DATA)
         if self.plan.arena and escape_is_native:
@@ -347,7 +349,7 @@ class _Encoder(BlockRecords):
             step_is_launch=tuple(self.step_is_launch),
             arena_cells=self.arena_cells,
             counts=self.counts,
-            grad_is_native=grad_is_native,
+            modes_are_native=modes_are_native,
             escape_is_native=escape_is_native,
             keep=tuple(frame.keep),
             arena_addresses=tuple(self.arena_addresses),

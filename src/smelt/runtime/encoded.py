@@ -69,13 +69,14 @@ class CannotShare(Exception):
 class Encoded:
     """The result: `code` words, the frame's initial `cells`, and what ties both to the plan.
 
-    `addresses` are (cell, cell whose address in the frame it holds). `cell_of` gives a slot's cell, inputs first and in
-    order. `starts[i]` is the word where record i begins, `owners[i]` its instruction. `keep` holds what addresses in
-    the template point to. `grad_is_native`, `escape_is_native`: whether the executor itself switches gradients off,
-    and looks for outputs that share the arena's memory. `arena_addresses` are (cell, bytes from the arena's start).
-    `elided` views have no handle. `scratch_nbytes` is what each of at most `team_limit` threads must lend to
-    kernels. `profile` collects the times of a plan that asks for them. `step_owners` are the instructions of the steps.
-    `later` is what waits for the words of a plan for many sizes, `sized` how frames are made of one that is filled.
+    `addresses` are (cell, cell whose address in the frame it holds). `cell_of` gives a slot's cell, inputs first and
+    in order. `starts[i]` is the word where record i begins, `owners[i]` its instruction. `keep` holds what addresses
+    in the template point to. `modes_are_native`, `escape_is_native`: whether the executor itself switches gradients
+    and autocast off, and looks for outputs that share the arena's memory. `arena_addresses` are (cell, bytes from the
+    arena's start). `elided` views have no handle. `scratch_nbytes` is what each of at most `team_limit` threads must
+    lend to kernels. `profile` collects the times of a plan that asks for them. `step_owners` are the instructions of
+    the steps. `later` is what waits for the words of a plan for many sizes, `sized` how frames are made of one that
+    is filled.
     """
 
     code: Any
@@ -88,7 +89,7 @@ class Encoded:
     step_is_launch: tuple[bool, ...]
     arena_cells: tuple[int, int]
     counts: Counts
-    grad_is_native: bool
+    modes_are_native: bool
     escape_is_native: bool
     keep: tuple[Any, ...]
     arena_addresses: tuple[tuple[int, int], ...] = ()

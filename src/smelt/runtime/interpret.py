@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.autocast import no_autocast
 from smelt.runtime.control import blocks_of
 from smelt.runtime.failures import escaped, step_failed
 from smelt.runtime.plan import CONTROL, Branch, Counts, End, Exit, Launch, Otherwise, Plan, PyCall, Release
@@ -40,7 +41,7 @@ class Interpreter:
         slots.update(zip(plan.inputs, inputs, strict=True))
         slots.update((planned.slot, tensor) for planned, tensor in zip(plan.arena, arena, strict=True))
         off: AbstractContextManager[object] = nullcontext() if plan.keep_grad_mode else torch.no_grad()
-        with off:
+        with off, no_autocast():
             index, count = 0, len(self._steps)
             while index < count:
                 step = self._steps[index]

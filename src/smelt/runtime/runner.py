@@ -12,6 +12,7 @@ import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from smelt._torch import handles, shim
+from smelt._torch.autocast import no_autocast
 from smelt.diag import InternalError, Miss
 from smelt.runtime.encode import encode
 from smelt.runtime.encoded import Encoded
@@ -52,14 +54,14 @@ _MAX_IDLE_FRAMES = 8
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64)
 
 
-class _WithoutGrad:
-    """The native entry, for a library that cannot switch gradients off natively."""
+class _WithoutModes:
+    """The native entry, for a library that cannot switch gradients and autocast off natively."""
 
-    def __init__(self, entry: NativeEntry) -> None:
-        self._entry = entry
+    def __init__(self, entry: NativeEntry, keep_grad_mode: bool) -> None:
+        self._entry, self._keep_grad_mode = entry, keep_grad_mode
 
     def __call__(self, code: int, frame: int) -> int:
-        with torch.no_grad():
+        with nullcontext() if self._keep_grad_mode else torch.no_grad(), no_autocast():
             return self._entry.run(code, frame)
 
 
@@ -86,8 +88,8 @@ class NativeRunner:
         self._output_cells = [encoded.cell_of[slot] for slot in order]
         self._output_kinds = tuple(plan.kinds.get(slot) for slot in order)
         self._output_order = None if len(order) == len(plan.outputs) else [order.index(s) for s in plan.outputs]
-        is_done_natively = encoded.grad_is_native or plan.keep_grad_mode
-        self._call: Callable[[int, int], int] = entry.run if is_done_natively else _WithoutGrad(entry)
+        without = _WithoutModes(entry, plan.keep_grad_mode)
+        self._call: Callable[[int, int], int] = entry.run if encoded.modes_are_native else without
         self._looks_for_escapes = bool(plan.arena) and not encoded.escape_is_native and not bridge.copies
         self._idle: deque[Frame] = deque()
         self._entered: dict[int, Frame] = {}
@@ -290,7 +292,7 @@ class NativeRunner:
         needs_tensors = bool(encoded.counts.python) and encoded.counts.python > _calls_on_numbers(self.plan)
         is_plain = not needs_tensors and self._output_order is None and not self._looks_for_escapes
         is_plain = is_plain and "object" not in self._output_kinds
-        if not is_plain or isinstance(self._call, _WithoutGrad) or bridge.lend_offset is None or wrap is None:
+        if not is_plain or isinstance(self._call, _WithoutModes) or bridge.lend_offset is None or wrap is None:
             return None
         if not _layout_is_known() or ctypes.sizeof(ctypes.c_void_p) != 8:
             return None

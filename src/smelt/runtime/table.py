@@ -217,6 +217,8 @@ class Cell(IntEnum):
     POLL_CLOCK = 50
     MEMCPY = 51
     STEPPED = 52
+    AUTOCAST_GET = 53
+    AUTOCAST_SET = 54
     FIRST = 56
 
 
@@ -275,6 +277,11 @@ SIGNAL_CELLS: tuple[tuple[Cell, str], ...] = (
 GRAD_CELLS: tuple[tuple[Cell, str], ...] = (
     (Cell.GRAD_GET, "aoti_torch_grad_mode_is_enabled"),
     (Cell.GRAD_SET, "aoti_torch_grad_mode_set_enabled"),
+)
+# at::autocast::is_autocast_enabled(DeviceType) and set_autocast_enabled(DeviceType, bool).
+AUTOCAST_CELLS: tuple[tuple[Cell, str], ...] = (
+    (Cell.AUTOCAST_GET, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"),
+    (Cell.AUTOCAST_SET, "_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb"),
 )
 
 

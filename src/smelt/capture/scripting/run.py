@@ -28,7 +28,7 @@ import torch
 
 from smelt._torch import shadow
 from smelt._torch.dispatch import recording
-from smelt._torch.record_modes import modes
+from smelt._torch.record_modes import caller_modes
 from smelt.capture.build import GraphBuilder
 from smelt.capture.captured import Captured, State, _name_of, _returned
 from smelt.capture.convert import CannotConvert, convert
@@ -241,7 +241,7 @@ class _Run:
         self.error: Exception | None = None
         self.came_up: Span | None = None
         self.gets_through = False
-        self.caller = modes()
+        self.caller = caller_modes()
         self.roots = reachable(fn)
         self.session = ScriptSession(self.roots, Scope(self.roots.modules))
         session = self.session

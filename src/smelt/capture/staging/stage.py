@@ -24,7 +24,7 @@ from smelt._torch import shadow
 from smelt._torch.dispatch import recording
 from smelt._torch.exact import MISSING
 from smelt._torch.light_fake import unmarked
-from smelt._torch.record_modes import modes
+from smelt._torch.record_modes import caller_modes
 from smelt.capture.captured import Captured, State, _input_names, _name_of, _returned
 from smelt.capture.convert.runtime import installed
 from smelt.capture.detector import detecting
@@ -113,7 +113,7 @@ class _Run:
         self.fn, self.args, self.kwargs = fn, args, kwargs
         self.program, self.title, self.native = program, title, native
         self.roots = Roots({}, {})
-        self.caller = modes()
+        self.caller = caller_modes()
         self.snapshot: Snapshot
 
     def failed(self, error: SmeltError) -> Captured:

@@ -185,23 +185,30 @@ def _data(body: Body) -> None:
     body.do("br label %data_loop")
 
 
-def _grad_mode(body: Body, on: bool) -> None:
-    """Before the run: switch gradients off if they are on. After it: switch them on if they were."""
-    if not on:
-        has = body.let(f"icmp ne i64 {body.cell(Cell.GRAD_SET)}, 0")
-        body.do(f"br i1 {has}, label %grad_ask, label %start")
-        body.label("grad_ask")
-        answer = body.let(f"call i8 {body.function(Cell.GRAD_GET)}()")
-        body.do(f"%was_on = trunc i8 {answer} to i1")
-        body.do("br i1 %was_on, label %grad_off, label %start")
-        body.label("grad_off")
-        body.do(f"call void {body.function(Cell.GRAD_SET)}(i64 0)")
-        body.do("br label %start")
-        return
-    body.do("br i1 %restore, label %grad_on, label %done")
-    body.label("grad_on")
-    body.do(f"call void {body.function(Cell.GRAD_SET)}(i64 1)")
-    body.do("br label %done")
+def _switch_off(body: Body, mode: str, get: Cell, set_: Cell, which: str, then: str) -> None:
+    """Before the run: switch a mode of the thread off if it is on; `%{mode}.was` says so in `then`."""
+    has = body.let(f"icmp ne i64 {body.cell(set_)}, 0")
+    body.do(f"br i1 {has}, label %{mode}_ask, label %{mode}_none")
+    body.label(f"{mode}_none")
+    body.do(f"br label %{then}")
+    body.label(f"{mode}_ask")
+    answer = body.let(f"call i8 {body.function(get)}({which})")
+    body.do(f"%{mode}.on = trunc i8 {answer} to i1")
+    body.do(f"br i1 %{mode}.on, label %{mode}_off, label %{then}")
+    body.label(f"{mode}_off")
+    body.do(f"call void {body.function(set_)}({', '.join(filter(None, (which, 'i64 0')))})")
+    body.do(f"br label %{then}")
+    body.label(then)
+    body.do(f"%{mode}.was = phi i1 [false, %{mode}_none], [false, %{mode}_ask], [true, %{mode}_off]")
+
+
+def _switch_on(body: Body, mode: str, set_: Cell, which: str, then: str) -> None:
+    """After the run: switch a mode on if it was."""
+    body.do(f"br i1 %{mode}.was, label %{mode}_again, label %{then}")
+    body.label(f"{mode}_again")
+    body.do(f"call void {body.function(set_)}({', '.join(filter(None, (which, 'i64 1')))})")
+    body.do(f"br label %{then}")
+    body.label(then)
 
 
 _EMITTERS = (
@@ -214,6 +221,7 @@ _EMITTERS = (
     (Op.REGION, emit_region),
     *CONTROL_EMITTERS,
 )
+_CPU = "i64 0"  # c10::DeviceType
 # A jump table would be data next to the code, reached through a relocation.
 _ATTRIBUTES = 'attributes #0 = { "no-jump-tables"="true" }\n'
 
@@ -231,9 +239,8 @@ def executor_text(machine: str, *, profile: bool = False) -> str:
 def _run_text() -> str:
     body = Body()
     body.label("entry")
-    _grad_mode(body, on=False)
-    body.label("start")
-    body.do("%restore = phi i1 [false, %entry], [false, %grad_ask], [true, %grad_off]")
+    _switch_off(body, "grad", Cell.GRAD_GET, Cell.GRAD_SET, "", "graded")
+    _switch_off(body, "cast", Cell.AUTOCAST_GET, Cell.AUTOCAST_SET, _CPU, "start")
     body.do(f"%first = sext i32 {body.let('load i32, ptr %code')} to i64")
     body.do(f"%status = call i32 @{_WALK}(ptr %code, ptr %frame, i64 %first)")
     fine = body.let("icmp eq i32 %status, 0")
@@ -245,8 +252,8 @@ def _run_text() -> str:
     count = body.word(4, "%code")
     _release_list(body, "tidy", body.word(3, "%code"), count, "finish")
     body.label("finish")
-    _grad_mode(body, on=True)
-    body.label("done")
+    _switch_on(body, "cast", Cell.AUTOCAST_SET, _CPU, "uncast")
+    _switch_on(body, "grad", Cell.GRAD_SET, "", "done")
     body.do("ret i32 %status")
     return body.function_text(f"define dso_local i32 @{ENTRY_SYMBOL}(ptr %code, ptr %frame) #0")
 

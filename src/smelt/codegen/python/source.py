@@ -21,9 +21,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from smelt.codegen.python.expressions import helpers, modules, python_expression
 from smelt.ir import Arg, Device, DType, Graph, Layout, MemoryFormat, Node, Region, TensorType, Value, values_in
+from smelt.ops.modes import context_texts
 
 _DTYPES = {
     DType.BOOL: "bool", DType.U8: "uint8", DType.U16: "uint16", DType.U32: "uint32", DType.U64: "uint64",
@@ -95,8 +97,7 @@ class _Writer:
             if child is not None:
                 self.write_call(run, child, into)
                 continue
-            for node in run:
-                self.write_node(node, into, 1)
+            self.write_nodes(run, into, 1)
 
     def write_call(self, run: list[Node], scope: str, into: _Function) -> None:
         inside = {r for n in run for r in n.results}
@@ -115,6 +116,15 @@ class _Writer:
         into.lines.append(f"    {target}{function.name}(state{given})")
 
     # --- nodes
+
+    def write_nodes(self, nodes: Sequence[Node], into: _Function, depth: int) -> None:
+        """Nodes in order, those that follow one another under the same modes in one `with`."""
+        for mode, run in groupby(nodes, key=lambda node: node.mode):
+            contexts = ", ".join(context_texts(mode))
+            if contexts:
+                into.lines.append(f"{'    ' * depth}with {contexts}:")
+            for node in run:
+                self.write_node(node, into, depth + bool(contexts))
 
     def write_node(self, node: Node, into: _Function, depth: int) -> None:
         pad = "    " * depth
@@ -185,8 +195,7 @@ class _Writer:
     # --- control flow
 
     def write_region(self, region: Region, into: _Function, depth: int) -> None:
-        for node in region:
-            self.write_node(node, into, depth)
+        self.write_nodes(list(region), into, depth)
 
     def assign(self, targets: Iterable[Value], args: Iterable[Arg], into: _Function, depth: int) -> None:
         left = ", ".join(self.names[t] for t in targets)
@@ -243,8 +252,7 @@ def _memory_format(literal: MemoryFormat) -> str:
 def _comment(node: Node) -> str:
     types = ", ".join(str(r.type) for r in node.results)
     where = f"{os.path.basename(node.span.file)}:{node.span.line}" if node.span is not None else ""
-    mode = f"[{node.mode}]" if node.mode else ""
-    text = "  ".join(part for part in (types, where, mode) if part)
+    text = "  ".join(part for part in (types, where) if part)
     return f"  # {text}" if text else ""
 
 
