@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+import smelt
 from smelt.codegen.lower import Fresh, Same, ViewOf
 from smelt.codegen.lower.result import StateName
 from tests.codegen.harness import call, check, executables, lowered
@@ -195,3 +197,19 @@ graph f(%x: f32[4]) -> f32[4] {
   return %0
 }"""
     assert lowered(text).plan.origins == ("%0 = aten.exp.default at model.py:7 in forward",)
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_a_shuffle_that_moves_nothing_is_a_copy(is_staged: bool) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.channel_shuffle(x[:, :2], 2).mul_(3)
+        return (y * 2 if is_staged and x.sum() > 0 else y), x[0]
+
+    compiled = smelt.compile(program)
+    for number in range(4):
+        x = torch.full((2, 4, 3, 3), 1.0 - number % 2)
+        found, shown = compiled(x)
+        assert torch.equal(found, program(x)[0]) and found.stride() == program(x)[0].stride()
+        assert torch.equal(shown, x[0]) and torch.equal(x, torch.full_like(x, 1.0 - number % 2))
+    traced = smelt.trace(torch.channel_shuffle, (x, 4))
+    assert traced(x, 4).data_ptr() != x.data_ptr()

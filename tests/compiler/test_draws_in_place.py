@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import smelt
 
@@ -21,6 +22,11 @@ NATIVE: dict[str, Any] = {
     "in_order": lambda x: x.clone().normal_() + torch.rand_like(x) * torch.empty_like(x).uniform_(),
     "unused": lambda x: _unused(x) + torch.rand_like(x),
     "argument": lambda x: x.normal_() * 2,
+    "dropout_": lambda x: F.dropout(x * 2, 0.3, True, inplace=True) + x,
+    "dropout_ of an argument": lambda x: F.dropout(x, 0.3, True, inplace=True).sin(),
+    "dropout_ that draws nothing": lambda x: F.dropout(x * 2, 0.0, True, inplace=True) + x,
+    "feature_dropout_": lambda x: F.dropout1d(x * 2, 0.3, True, inplace=True) + x,
+    "alpha_dropout_": lambda x: F.alpha_dropout(x * 2, 0.3, True, inplace=True) + x,
 }
 
 

@@ -147,3 +147,34 @@ def test_a_number_of_the_arguments_comes_back(is_native: bool) -> None:
             wanted, found = f(x, n), compiled(x, n)
             assert torch.equal(found[0], wanted[0])
             assert all(same(a, b) for a, b in zip(found[1:], wanted[1:], strict=True))
+
+
+VIEWS_OF_STATE: dict[str, Callable[[torch.nn.Linear, Tensor], Tensor]] = {
+    "detached": lambda m, x: m.weight.detach(),
+    "data": lambda m, x: m.weight.data,
+    "part of what is detached": lambda m, x: m.weight.detach()[0],
+    "part of what is split and detached": lambda m, x: m.weight.detach().unbind(1)[1],
+    "detached part": lambda m, x: m.weight.T[1].detach(),
+    "detached and written": lambda m, x: m.weight.detach().add_(1),
+    "part of an argument": lambda m, x: x.detach()[1:],
+    "view": lambda m, x: m.weight.view(-1),
+    "part": lambda m, x: m.weight[0],
+    "itself": lambda m, x: m.weight,
+}
+
+
+@pytest.mark.parametrize("name", VIEWS_OF_STATE)
+@torch.no_grad()
+def test_a_result_requires_gradients_where_eagers_does(name: str) -> None:
+    model, x = torch.nn.Linear(3, 4), torch.ones(5, requires_grad=True)
+
+    def program(x: Tensor) -> Any:
+        return VIEWS_OF_STATE[name](model, x), x + 1
+
+    for f in (smelt.compile(program), smelt.trace(program, (x,))):
+        for _ in range(3):
+            found = f(x)[0]
+            requires, shown = found.requires_grad, found.detach().clone()
+            assert found.untyped_storage().data_ptr() in (t.data_ptr() for t in (model.weight, x))
+            assert torch.allclose(shown, VIEWS_OF_STATE[name](model, x) - int("written" in name))
+            assert requires == VIEWS_OF_STATE[name](model, x).requires_grad

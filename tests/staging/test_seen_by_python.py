@@ -1,7 +1,8 @@
-"""What Python sees of sizes and numbers that follow data: strides, texts that code of C's makes, strides of results."""
+"""What Python sees of sizes and numbers that follow data: strides, texts, strides of results; and its warnings."""
 
 from __future__ import annotations
 
+import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -96,3 +97,19 @@ def test_printed_containers_hold_numbers_of_the_run(capsys: pytest.CaptureFixtur
         wanted = f(torch.tensor(data)), capsys.readouterr().out
         found = compiled(torch.tensor(data)), capsys.readouterr().out
         assert torch.equal(found[0], wanted[0]) and found[1] == wanted[1]
+
+
+def test_warnings_are_those_of_the_ways_that_are_taken() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        total = x.sum()
+        if total == 0:
+            warnings.warn("divided by zero", stacklevel=2)
+        warnings.warn(f"{x.shape[0]} rows", RuntimeWarning, stacklevel=2)
+        return x / total
+
+    for make in (smelt.compile, lambda f: smelt.trace(f, (torch.ones(3),))):
+        with warnings.catch_warnings(record=True) as told, torch.no_grad():
+            warnings.simplefilter("always")
+            f = make(program)
+            assert torch.equal(f(torch.ones(3)), program(torch.ones(3)))
+        assert {str(w.message) for w in told} == {"3 rows"} and len(told) == 2

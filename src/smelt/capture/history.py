@@ -37,9 +37,16 @@ def begun_inside(tensors: Sequence[torch.Tensor], recorder: Recorder, caller: Mo
     from_outside = caller.grad and (
         any(t.requires_grad for t in inputs.values()) or any(s.entry.tensor.requires_grad for s in recorder.states)
     )
-    for tensor in odd:
+
+    def is_outside(tensor: torch.Tensor) -> bool:
         entry = recorder.roots.entries.get(id(tensor))
-        if id(tensor) in inputs or (entry is not None and entry.tensor is tensor):
+        return id(tensor) in inputs or (entry is not None and entry.tensor is tensor)
+
+    for tensor in odd:
+        if is_outside(tensor):
+            continue
+        if not isinstance(tensor, _KINDS) and tensor.is_leaf and tensor._base is not None and is_outside(tensor._base):
+            # A view that is made without gradients requires them where its base does.
             continue
         if isinstance(tensor, _KINDS):
             return f"a {type(tensor).__qualname__} that the program made is among its results", _site_of(

@@ -185,6 +185,9 @@ def data_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tup
     return Outcome(types, shares), values
 
 
+# Where nothing is moved they give a view of their operand without data, and a copy on the CPU.
+COPYING = frozenset(f"aten.{name}.default" for name in ("channel_shuffle", "native_channel_shuffle"))
+
 # Ways to fill tensors with data of which operators make results of different sizes.
 _FILLS: tuple[Fill, ...] = (
     torch.zeros_like,
@@ -273,6 +276,8 @@ def _run(op: str, key: Any, device: str | None, fill: Fill | None = None) -> Out
             unmarked() if device == "meta" else _random_state_kept() if device is None else nullcontext(),
         ):
             result = found(*args, **kwargs)
+            if op in COPYING and device is not None:
+                result = result.clone()
         results = [] if not schema.returns else [result] if len(schema.returns) == 1 else list(result)
         types = tuple(_type(r, home) for r in results)
         return Outcome(types, tuple(_shares(r, tensors) for r in results))

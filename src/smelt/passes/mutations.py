@@ -88,11 +88,13 @@ def _twin(op: str, schema: Schema) -> str | None:
 
 
 def _is_twin(name: str, schema: Schema, returns: int) -> bool:
-    """Whether a functional overload takes the same arguments and gives so many results."""
+    """Whether a functional overload takes the same arguments, the first by any name, and gives so many results."""
     other = schema_of(name)
     if other is None or other.is_mutable or len(other.returns) != returns:
         return False
-    return [(a.name, a.type) for a in other.arguments] == [(a.name, a.type) for a in schema.arguments]
+    if [(a.name, a.type) for a in other.arguments[1:]] != [(a.name, a.type) for a in schema.arguments[1:]]:
+        return False
+    return [a.type for a in other.arguments[:1]] == [a.type for a in schema.arguments[:1]]
 
 
 _DRAWS = {"aten.normal_.default": "aten.normal_functional.default"}  # of which the twin has another name
@@ -112,8 +114,9 @@ def _drawn(node: Node, schema: Schema) -> Mutation | None:
     if name is None or other is None or not _is_twin(name, schema, 1):
         return None
     call = arguments_of(schema, node.args, node.kwargs)
-    needed = {a.name for a in other.arguments if not a.has_default} | _by_name(schema, node).keys()
-    args, kwargs = _arrange(other, {k: v for k, v in call.items() if k in needed})
+    given = {a.name for a in other.arguments if not a.has_default} | _by_name(schema, node).keys()
+    needed = {k: v for k, v in call.items() if k in given} | {other.arguments[0].name: target}
+    args, kwargs = _arrange(other, needed)
     return Mutation(name, args, kwargs, ((target, 0),), (target,))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from smelt.diag import SmeltError
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value
 from smelt.ops.catalogue.views import view_strides
-from smelt.ops.effects import alias_of
+from smelt.ops.effects import alias_of, aliases
 from smelt.ops.typing import infer
 from smelt.passes.base import Pass, PassContext, call_of, can_erase
 from smelt.rewrite import Match, Rewriter, Rule, anything, apply_rules, literal, op
@@ -41,6 +41,9 @@ def _drop(rewriter: Rewriter, match: Match) -> Arg | None:
     if node.op in _VIEWS and _is_returned(node.result):
         # A view that is returned is a tensor object of its own.
         return None
+    if node.op == "aten.detach.default" and _is_seen(node.result):
+        # Of what a parameter's view shows, autograd is to know nothing.
+        return None
     return operand
 
 
@@ -52,6 +55,15 @@ def _is_returned(value: Value) -> bool:
             (user.op not in _VIEWS and alias_of(user) is value and user.result.type == value.type)
             and _is_returned(user.result)
         )
+        for user in value.users
+    )
+
+
+def _is_seen(value: Value) -> bool:
+    """Whether a view of the value, or it itself, may be among the graph's outputs."""
+    return any(
+        isinstance(user, Region)
+        or (value in (shared for results in aliases(user) for shared in results) and any(map(_is_seen, user.results)))
         for user in value.users
     )
 

@@ -43,6 +43,7 @@ from smelt.ir import (
     Value,
 )
 from smelt.ops.convert import from_torch, type_of
+from smelt.ops.meta import COPYING
 from smelt.ops.registry import tags_of
 
 _SCALARS: dict[str, Type] = {
@@ -367,6 +368,8 @@ class ScriptRecorder(ShadowRecorder):
             check_overlap(info, overload, own, named)
             with self.shadows.running():
                 result = overload(*own, **named)
+                if info.name in COPYING:
+                    result = result.clone()
         except (NotImplementedError, Doubt):
             return None
         except (RuntimeError, IndexError, TypeError, ValueError) as refused:

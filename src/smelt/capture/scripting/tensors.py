@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -344,16 +343,6 @@ def _asked(name: str) -> Callable[[Any], Any]:
     return make
 
 
-def _warn(original: Any) -> Any:
-    def warn(*args: Any, **kwargs: Any) -> None:
-        # What a path warns of that no run has taken yet is nothing to tell.
-        if session_now() is None:
-            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1 if len(args) < 3 else 1
-            original(*args[:2], **kwargs)
-
-    return warn
-
-
 @contextlib.contextmanager
 def answering_open() -> Iterator[None]:
     """Open tensors answer code that is not converted, too, in what the staged run leaves to torch."""
@@ -362,5 +351,4 @@ def answering_open() -> Iterator[None]:
             stack.enter_context(_patches.replaced(torch.Tensor, name, _property(name)))
         for name in ("dim", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "element_size"):
             stack.enter_context(_patches.replaced(torch.Tensor, name, _asked(name)))
-        stack.enter_context(_patches.replaced(warnings, "warn", _warn))
         yield

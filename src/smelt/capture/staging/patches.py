@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -373,6 +374,16 @@ def _print(original: Any) -> Any:
     return show
 
 
+def _warn(original: Any) -> Any:
+    def warn(*args: Any, **kwargs: Any) -> None:
+        # The program's own run has told; what a way warns of that no run has taken yet is nothing to tell.
+        if current.found() is None:
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1 if len(args) < 3 else args[2] + 1
+            original(*args[:2], **kwargs)
+
+    return warn
+
+
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
     """Tensors answer for the session of this thread in the block."""
@@ -388,6 +399,7 @@ def answering() -> Iterator[None]:
         for name, make in made.items():
             stack.enter_context(_patches.replaced(tensor, name, make))
         stack.enter_context(_patches.replaced(builtins, "print", _print))
+        stack.enter_context(_patches.replaced(warnings, "warn", _warn))
         for name in ("backward", "grad"):
             stack.enter_context(_patches.replaced(torch.autograd, name, _backward))
         yield

@@ -46,6 +46,7 @@ from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, s
 from smelt.capture.staging.watch import unwatched
 from smelt.ir import UNKNOWN_DIM, TensorType, UnknownDim, contiguous_strides
 from smelt.ops.convert import dtype_from_torch, dummy_of
+from smelt.ops.meta import COPYING
 
 _IN_PLACE_METADATA = frozenset((
     "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "resize_as_",
@@ -313,6 +314,8 @@ class ShadowRecorder(Recorder):
                 with self.shadows.running():
                     if rule is None or numbers is None:
                         result = self._run_symbolic(overload, own_args, own_kwargs)
+                        if info.name in COPYING:
+                            result = result.clone()
                     else:
                         result = rule(overload, own_args, own_kwargs, numbers[world], self._make)
             except _DeadWorldError:

@@ -11,7 +11,7 @@ from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.plain import is_plain_type
 from smelt.codegen.lower.python_nodes import collect
 from smelt.codegen.lower.result import Either, Fresh, Number, OutputRecipe, Plain, Same, ViewOf
-from smelt.codegen.lower.sharing import returns_itself, view_source
+from smelt.codegen.lower.sharing import returns_itself, sources_of, view_source
 from smelt.ir import STATE_OPS, TensorType, Value, values_in
 from smelt.ops.convert import to_torch
 from smelt.runtime.plan import Copy
@@ -84,7 +84,9 @@ def _recipe(ctx: Context, value: Value) -> OutputRecipe | None:
     if _very_tensor(value) is ctx.root(value):
         return Same(source)
     at = place.geometry
-    return ViewOf(source, at.sizes, at.strides, at.offset)
+    nodes = [v.node for v in sources_of(value)]
+    is_detached = any(node is not None and node.op == "aten.detach.default" for node in nodes)
+    return ViewOf(source, at.sizes, at.strides, at.offset, is_detached)
 
 
 def _very_tensor(value: Value) -> Value:

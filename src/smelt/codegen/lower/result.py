@@ -38,17 +38,22 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class ViewOf:
-    """A view of a tensor that came in; `offset` counts elements from that tensor's own start."""
+    """A view of a tensor that came in; `offset` counts elements from that tensor's own start.
+
+    is_detached: whether autograd is to know nothing of where it came from (`detach()`, `.data`).
+    """
 
     source: int | StateName
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
+    is_detached: bool = False
 
 
 def view_of(base: torch.Tensor, view: ViewOf) -> torch.Tensor:
-    """The view of its source, which stays what autograd knows it as."""
-    return base.as_strided(view.sizes, view.strides, base.storage_offset() + view.offset)
+    """The view of its source, which stays what autograd knows it as, unless it is detached."""
+    made = base.as_strided(view.sizes, view.strides, base.storage_offset() + view.offset)
+    return made.detach() if view.is_detached else made
 
 
 @dataclass(frozen=True, slots=True)
