@@ -127,7 +127,8 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "numel": lambda s, t: s.numel(t), "nelement": lambda s, t: s.numel(t), "item": lambda s, t: s.item(t),
     "is_floating_point": _is(("float",), "aten.is_floating_point.default"),
     "is_complex": _is(("complex",), "aten.is_complex.default"),
-    "is_contiguous": _is_contiguous, "contiguous": _contiguous, "tolist": _tolist, "element_size": lambda s, t: s.attribute(t, "itemsize"),
+    "is_contiguous": _is_contiguous, "contiguous": _contiguous, "tolist": _tolist,
+    "element_size": lambda s, t: s.attribute(t, "itemsize"),
 }  # fmt: skip
 
 
