@@ -107,3 +107,21 @@ def test_state_of_a_module(door: str) -> None:
         got, want = outcome(mine, x), outcome(eager, x)
         assert str(got[0]) == str(want[0])
         assert model.n.item() == eager.n.item() == number
+
+
+def replaces_an_item(items: list[torch.Tensor], x: torch.Tensor) -> None:
+    items[0] = x * 2
+    assert x.max() < 1
+
+
+@pytest.mark.parametrize("door", ["compile", "trace"])
+def test_what_a_list_holds(door: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        start = [GOOD.clone()], GOOD
+        mine = smelt.trace(replaces_an_item, start) if door == "trace" else smelt.compile(replaces_an_item)
+    for x in (GOOD, BAD, GOOD, BAD):
+        items = [torch.zeros(3)]
+        got = outcome(lambda y, items=items: mine(items, y), x)
+        assert isinstance(got[0], tuple) == (x is BAD)
+        assert torch.equal(items[0], x * 2)
