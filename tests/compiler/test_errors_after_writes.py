@@ -40,6 +40,12 @@ def embedding_out_of_range(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor
     return found.sum(0) + state
 
 
+def writes_what_does_not_fit(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    state.add_(1)
+    state[x > 0] = torch.zeros(0)
+    return state + x
+
+
 class Counting(torch.nn.Module):
     n: torch.Tensor
 
@@ -52,8 +58,8 @@ class Counting(torch.nn.Module):
         return torch.arange(3.0)[x.long() + 1] + self.n
 
 
-GOOD, BAD = torch.tensor([-1.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, 7.0])
-PROGRAMS = (raises_itself, asserts, index_out_of_range, embedding_out_of_range)
+GOOD, BAD = torch.tensor([-1.0, 0.0, 0.0]), torch.tensor([1.0, 2.0, 7.0])
+PROGRAMS = (raises_itself, asserts, index_out_of_range, embedding_out_of_range, writes_what_does_not_fit)
 
 
 def outcome(f: Callable[..., Any], *args: torch.Tensor) -> tuple[Any, ...]:
@@ -88,6 +94,8 @@ def test_what_comes_before_the_error_has_happened(program: Callable[..., Any], d
             assert got[0] == want[0]
         else:
             torch.testing.assert_close(got[0], want[0])
+    if door == "compile":
+        assert not mine.stats().fallbacks  # a program's own error is none
 
 
 @pytest.mark.parametrize("door", ["compile", "trace"])
@@ -99,3 +107,21 @@ def test_state_of_a_module(door: str) -> None:
         got, want = outcome(mine, x), outcome(eager, x)
         assert str(got[0]) == str(want[0])
         assert model.n.item() == eager.n.item() == number
+
+
+def replaces_an_item(items: list[torch.Tensor], x: torch.Tensor) -> None:
+    items[0] = x * 2
+    assert x.max() < 1
+
+
+@pytest.mark.parametrize("door", ["compile", "trace"])
+def test_what_a_list_holds(door: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        start = [GOOD.clone()], GOOD
+        mine = smelt.trace(replaces_an_item, start) if door == "trace" else smelt.compile(replaces_an_item)
+    for x in (GOOD, BAD, GOOD, BAD):
+        items = [torch.zeros(3)]
+        got = outcome(lambda y, items=items: mine(items, y), x)
+        assert isinstance(got[0], tuple) == (x is BAD)
+        assert torch.equal(items[0], x * 2)

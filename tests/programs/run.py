@@ -23,6 +23,8 @@ from tests.programs.sized import sized
 from tests.programs.wide import wide
 
 _CHUNK = 200
+# Scripting may take 20 s of a processor before it refuses, with and without types; others may use the processor, too.
+_HANGS_S = 300
 _WAYS = ("compile", "trace", "staged", "script")
 KINDS: dict[str, Callable[[int, int], Generated]] = {"generate": generate, "wide": wide, "broad": broad}
 
@@ -117,7 +119,7 @@ def _collect(options: Any) -> list[dict[str, Any]]:
             for item in list(running):
                 process, log, first, count = item
                 lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-                hangs = log.exists() and time.time() - log.stat().st_mtime > 90
+                hangs = log.exists() and time.time() - log.stat().st_mtime > _HANGS_S
                 if process.poll() is None and not hangs:
                     continue
                 if hangs:

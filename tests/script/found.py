@@ -342,3 +342,30 @@ def written_into_the_known(x, row):
     known[0] = x
     known[:, 1:] = row[:2]
     return known
+
+
+# --- how results lie
+
+
+@case((torch.tensor([1, 2, 0, 1]),))
+def compared_as_they_stand(k):
+    known, columns = torch.ones([3, 4]).T, k[:, None].repeat(1, 3)
+    return (known < columns).stride(), (known == columns).stride(), (columns != known).stride()
+
+
+@case((X[0],), (X[:1],), (X[:2],))
+def made_contiguous(x):
+    y = x.expand(2, 4).contiguous()
+    return y.add_(1), y.is_contiguous(), x
+
+
+# --- numbers that a loop carries
+
+
+@case((X, 0.5), (X, 3.0))
+def filled_by_a_number_of_any_kind(x, f: float):
+    made = []
+    for row in x:
+        made.append(torch.full([2], f))
+        f = f * 2 if row.sum() > 1 else 3
+    return torch.stack(made)

@@ -246,9 +246,12 @@ class Dispatcher:
         reason = f"the compiled program failed: {error.what}"
         if row.entry is not None and row.entry.is_staged and not self.settings.fullgraph:
             return self._record_paths(row, reason, args, kwargs)
-        # Where it is the data's fault (an index out of range), the original raises here, and the entry stays.
+        if self._original.is_whole:
+            self._original.refuse(reason)
+        # Where it is the data's fault (an index out of range), the original raises here: no fallback, the entry stays.
         with muted_again(printed):
-            result = self._original.run(reason, args, kwargs)
+            result = self.target(*args, **without_state(kwargs))
+        self._original.count(reason)
         if error.code == "S0404" and row.entry is not None and row.entry.forms:
             return result  # another number fits
         if row.bears_failure():

@@ -165,10 +165,10 @@ class Program(torch.nn.Module):
                 raise
             # The program's own error, after whatever the program does before it.
             with muted_again(pieces_since(before)):
-                return self._by_op(unit, unit.signature.flatten(args, kwargs), args, kwargs)
+                return self._up_to_its_error(unit, args, kwargs)
         # Where it is the data's fault (an index out of range), this raises as eager does, and the next call is native.
         with muted_again(pieces_since(before)):
-            result = self._by_op(unit, unit.signature.flatten(args, kwargs), args, kwargs)
+            result = self._up_to_its_error(unit, args, kwargs)
         self.native_failure = failure
         _warn(f"{unit.captured.name} runs operation by operation: {failure}")
         return result
@@ -345,6 +345,14 @@ class Program(torch.nn.Module):
             return self._source(*args, **kwargs)
         outputs = evaluate(unit.captured.graph, inputs, unit.lookup, as_written=True)
         return unit.signature.rebuild(outputs, args, kwargs)
+
+    def _up_to_its_error(self, unit: Unit, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        inputs = unit.signature.flatten(args, kwargs)
+        if unit.signature.puts is None:
+            return self._by_op(unit, inputs, args, kwargs)
+        # What it leaves in Python's objects is no operator of the graph: only the program has left it by then.
+        unit.check_outcomes(inputs)
+        return self._source(*args, **kwargs)
 
     def _state_is_as_captured(self, unit: Unit) -> bool:
         for kind, path, type_ in unit.places:

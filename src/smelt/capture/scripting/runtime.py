@@ -19,7 +19,7 @@ from smelt.capture.scripting.marking import mark
 from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread
 from smelt.capture.staging import choices
 from smelt.capture.staging.branches import branch, is_raised_by_user
-from smelt.capture.staging.control import StagingRuntime, _use
+from smelt.capture.staging.control import StagingRuntime, _use, compared
 from smelt.capture.staging.growing import container_type, extends, must_be_staged
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedSequence
@@ -245,7 +245,7 @@ class ScriptRuntime(StagingRuntime):
 
     def _with_tensor(self, op: str, left: Any, right: Any) -> Any:
         left, right = self._numbers_for_tensors(left, right), self._numbers_for_tensors(right, left)
-        return _PLAIN.compare(0, left, (op, lambda: right))
+        return compared(op, left, right)
 
     def _is(self, op: str, left: Any, right: Any) -> Any:
         session = self.session

@@ -100,6 +100,14 @@ def _is_contiguous(session: ScriptSession, tensor: torch.Tensor, memory_format: 
     return wrap(session.read("aten.is_contiguous.default", tensor, BOOL))
 
 
+def _contiguous(session: ScriptSession, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    # torch's method gives a tensor back that lies so, as the stand-in may do, without calling the operator.
+    type_ = session.type_of(tensor)
+    if type_.is_static or (type_.shape is not None and type_.strides is None):
+        return NotImplemented
+    return torch.ops.aten.contiguous.default(tensor, *args, **kwargs)
+
+
 def _tolist(session: ScriptSession, tensor: torch.Tensor) -> Any:
     type_ = session.type_of(tensor)
     if type_.rank == 0:
@@ -118,7 +126,8 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "numel": lambda s, t: s.numel(t), "nelement": lambda s, t: s.numel(t), "item": lambda s, t: s.item(t),
     "is_floating_point": _is(("float",), "aten.is_floating_point.default"),
     "is_complex": _is(("complex",), "aten.is_complex.default"),
-    "is_contiguous": _is_contiguous, "tolist": _tolist, "element_size": lambda s, t: s.attribute(t, "itemsize"),
+    "is_contiguous": _is_contiguous, "contiguous": _contiguous, "tolist": _tolist,
+    "element_size": lambda s, t: s.attribute(t, "itemsize"),
 }  # fmt: skip
 
 
@@ -349,6 +358,14 @@ def answering_open() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in ("ndim", "dtype", "device", "layout", "requires_grad", "is_cuda", "is_leaf", "grad", "grad_fn"):
             stack.enter_context(_patches.replaced(torch.Tensor, name, _property(name)))
-        for name in ("dim", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "element_size"):
+        for name in (
+            "dim",
+            "ndimension",
+            "is_floating_point",
+            "is_complex",
+            "is_contiguous",
+            "contiguous",
+            "element_size",
+        ):
             stack.enter_context(_patches.replaced(torch.Tensor, name, _asked(name)))
         yield

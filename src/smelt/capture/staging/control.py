@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.shadow import is_shadow
 from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging import calls, choices, ordering
@@ -355,7 +356,7 @@ class StagingRuntime(PlainRuntime):
         if op in ("==", "!=") and _are_alike(left, right) and (self._is_data(left) or self._is_data(right)):
             found = self._equal_items(left, right)
             return found if op == "==" else self.not_(0, found)
-        return _PLAIN.compare(0, left, (op, lambda: right))
+        return compared(op, left, right)
 
     def _equal_items(self, left: Any, right: Any) -> Any:
         """Whether two sequences of one length are equal, as one question instead of one for each of Python's."""
@@ -571,3 +572,12 @@ def _plain_bool(session: Session, value: Any) -> Any:
 
 
 __all__ = ["StagedRange", "StagingRuntime"]
+
+
+def compared(op: str, left: Any, right: Any) -> Any:
+    """`left op right` by Python, which asks the operand of a subclass first: a shadow is of one, its tensor is not."""
+    if type(left) is torch.Tensor and is_shadow(right) and op in _PY:
+        found = getattr(torch.Tensor, f"__{_PY[op]}__")(left, right)
+        if found is not NotImplemented:
+            return found
+    return _PLAIN.compare(0, left, (op, lambda: right))

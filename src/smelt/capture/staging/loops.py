@@ -46,7 +46,8 @@ _PEELED = 3
 class Place:
     """A variable (by number) or a place of a container; what is in it before the loop, and the types of its leaves.
 
-    types: by position of the leaf; leaves without one stay what they were.
+    types: by position of the leaf; leaves without one stay what they were. numbers: leaves that are numbers at every
+    turn, of a kind that only a run knows.
     """
 
     key: Any
@@ -54,6 +55,7 @@ class Place:
     init: Any
     change: Change | None = None
     types: dict[int, Type] = field(default_factory=dict)
+    numbers: set[int] = field(default_factory=set)
 
 
 class Loop:
@@ -212,6 +214,8 @@ class Loop:
                 made.append(leaf)
                 continue
             value, slot = self._fresh(place.types[i], leaf)
+            if i in place.numbers:
+                self.session.note_merged([[self.session.encode(leaf)]], [slot])
             params.append(slot)
             made.append(value)
         return build(made)
@@ -339,6 +343,7 @@ class Loop:
                     if same(given[i], last):
                         continue
                     place.types[i] = self._type_of(place, first, last)
+                    self._note_number(place, i, first, last)
                     stable = False
                     continue
                 found = leaf_type(session, last)
@@ -346,9 +351,17 @@ class Loop:
                     self.unstable(f"{place.name or 'a place'} becomes a {type(last).__name__}")
                 if not fits(found, place.types[i]):  # type: ignore[arg-type]
                     place.types[i] = self._widen(place, place.types[i], found)
+                    self._note_number(place, i, first, last)
+                    stable = False
+                elif i in place.numbers and not session.is_number(session.encode(last)):
+                    place.numbers.discard(i)
                     stable = False
                 yields.append(session.encode(last))
         return yields if stable else None
+
+    def _note_number(self, place: Place, leaf: int, first: Any, last: Any) -> None:
+        if place.types[leaf] == ANY and all(self.session.is_number(self.session.encode(v)) for v in (first, last)):
+            place.numbers.add(leaf)
 
     def _type_of(self, place: Place, first: Any, last: Any) -> Type:
         before, after = leaf_type(self.session, first), leaf_type(self.session, last)

@@ -145,6 +145,10 @@ class Recording:
         """The type of what a loop carries that is of two, where this run allows more than the staged one."""
         return None
 
+    def is_number(self, operand: Any) -> bool:
+        """Whether an operand of any kind is a number for sure, where this run allows any kind."""
+        return False
+
     def taken_apart(self, container: Any) -> Any:
         """Code that is not converted iterates over a staged container. Raises: CannotStage."""
         return self.cannot("a staged container was taken apart by code that is not converted")
