@@ -33,7 +33,9 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     )  # fmt: skip
     recorded_ms = (perf_counter() - start) * 1000
     # The result is the caller's, and not to be kept.
-    captured = replace(captured, result=None, drawers=() if fn.log is None else fn.log.drawers)
+    captured = replace(captured, result=None)
+    if fn.log is not None:
+        captured = replace(captured, drawers=fn.log.drawers, class_askers=fn.log.class_askers)
     if captured.not_put and fn.log is not None:
         fn.log.keep_mutations()
     with fn.as_before():
