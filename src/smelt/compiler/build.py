@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from smelt.capture import Captured, capture
+from smelt.capture.staging.stops import TOO_LONG, TOO_MANY
 from smelt.compiler.compiled_types import ObservedProgram
 from smelt.compiler.originals import move_originals
 from smelt.compiler.repeated import acts_repeatably
@@ -58,7 +59,7 @@ def _unit(
     if captured.error is None and is_whole and not fn.next_path:
         for spec, is_wide in fn.freedom.specs if fn.freedom else ():
             unit, why_fixed = staged_unit(fn, captured, args, kwargs, options, spec, is_wide=is_wide, odd=odd)
-            if unit is not None:
+            if unit is not None or why_fixed in (TOO_LONG, TOO_MANY):
                 break
         if unit is None and asks:
             unit, why_paths = staged_unit(fn, captured, args, kwargs, options)

@@ -26,7 +26,7 @@ from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.records import plain_info
 from smelt.capture.staging.settled import Settled
 from smelt.capture.staging.shadows import ShadowRecorder
-from smelt.capture.staging.stops import NO_FORM, Again, CannotStage, Exhausted
+from smelt.capture.staging.stops import NO_FORM, TOO_LONG, Again, CannotStage, Exhausted
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.watch import Watch, unwatched
 from smelt.ir import (
@@ -129,7 +129,7 @@ class Recording:
         """One step of the run is done, at a place. Raises: CannotStage where there have been too many."""
         if self.budget is not None and not self.budget.spend():
             why = "the program has too many ways, or too long ones"
-            raise Exhausted("staging took too long", why, site or self.site())
+            raise Exhausted(TOO_LONG, why, site or self.site())
 
     def unmerge(self, why: object) -> None:
         """Start again without merging at a place, because what was merged is not one value. Raises: Again."""
