@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import ctypes
 import os
 import subprocess
@@ -211,3 +212,14 @@ def test_a_later_process_has_it_without_a_compiler(tmp_path: Path) -> None:
         for _ in range(2)
     ]
     assert answers == [["True", "True"], ["True", "False"]]
+
+
+def test_a_profile_of_pythons_own_goes_on() -> None:
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        made = load_profiler(emit_object(profiler_text()))
+        sorted([2, 1])
+    finally:
+        profile.disable()
+    assert made is not None and any("sorted" in str(entry.code) for entry in profile.getstats())

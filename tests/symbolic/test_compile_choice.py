@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import math
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
 import smelt
+from smelt.compiler import staged
 from smelt.compiler.dims import Dim
 from smelt.compiler.dynamic_shapes import wishes
 from smelt.compiler.second_sight import Earlier, freedom
@@ -139,3 +141,29 @@ def test_a_list_that_grows_in_an_argument_keeps_no_size_fixed() -> None:
         row.get("fixed") == "args[1]['steps']" and "another number of items" in str(row["why"])
         for row in smelt.explain(compiled).symbols
     )
+
+
+def many_ways(x: Any) -> Any:
+    ways = []
+    for i in range(9):
+        if x.sum() > i:
+            ways.append(i)
+    return x + len(ways)
+
+
+def test_a_program_of_too_many_ways_is_staged_with_symbols_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Any] = []
+    stage = staged._staged
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        tried.append(args[-1])
+        return stage(*args, **kwargs)
+
+    monkeypatch.setattr(staged, "_staged", noted)
+    compiled = smelt.compile(many_ways)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", smelt.SmeltWarning)
+        for rows in (3, 5):
+            x = torch.ones(rows) * 0.5
+            assert torch.equal(compiled(x), many_ways(x))
+    assert len([spec for spec in tried if spec is not None]) == 1

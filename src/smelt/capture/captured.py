@@ -80,7 +80,8 @@ class Captured:
     own_backward: the name of a `torch.autograd.Function` that the program applies; "" where there is none.
     kinds: which outputs are inference tensors, or are none, otherwise than the caller's mode makes them.
     reruns: the graph may raise where the program catches that.
-    drawers: functions that draw numbers of Python's or NumPy's global generator.
+    drawers: functions that draw numbers of Python's or NumPy's global generator. class_askers: those of the run that
+        may ask what class a thing is of; None where nobody looked.
     flags: by source line, what the program read of its tensors that another call may find otherwise.
     autocast, default_dtype: what the run found set.
     """
@@ -109,6 +110,7 @@ class Captured:
     flags: Mapping[Span | None, str] = field(default_factory=dict)
     reruns: bool = False
     drawers: Sequence[CodeType] = ()
+    class_askers: Sequence[CodeType] | None = None
     autocast: tuple[tuple[str, torch.dtype], ...] = field(default_factory=autocast)
     default_dtype: torch.dtype = field(default_factory=default_dtype)
 

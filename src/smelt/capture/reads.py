@@ -45,6 +45,7 @@ from smelt.capture.reads_effects import (
 from smelt.capture.reads_facts import Read
 from smelt.capture.reads_outer import State
 from smelt.capture.reads_roots import Roots, Site
+from smelt.capture.staging.classes import asks_classes
 from smelt.capture.staging.outside import refuse_outside
 from smelt.capture.state import Place
 from smelt.diag import InternalError, Span
@@ -90,6 +91,7 @@ class ReadLog:
     effects: list[Effect] = field(default_factory=list)
     mutations: list[Mutation] = field(default_factory=list)
     drawers: list[CodeType] = field(default_factory=list)  # functions that drew from a global generator
+    class_askers: list[CodeType] = field(default_factory=list)  # those that may have asked what class a thing is of
     callers: Callers = field(default_factory=dict)  # who called each function of the user's first
     heap: ArgumentHeap | None = None
     put_back: list[Mutation] = field(default_factory=list)
@@ -143,6 +145,7 @@ class _Recorder:
         self.codes: dict[int, CodeType] = {}
         self.effects: dict[tuple[str, Any], Effect] = {}
         self.drawers: dict[CodeType, None] = {}
+        self.class_askers: list[CodeType] = []
         self.callers: Callers = {}
         self.asked: dict[Span | None, str] = {}
         self.collector = {getattr(callback, "__code__", None) for callback in gc.callbacks} - {None}
@@ -190,6 +193,8 @@ class _Recorder:
             generated_for_us = code.co_filename == "<string>" and not is_reached and is_by_recorder(frame.f_back)
             if not generated_for_us and not self._is_aside(frame):
                 self.codes[id(code)] = code
+                if asks_classes(frame):
+                    self.class_askers.append(code)
                 note_callers(frame, self.boundary, self.callers)
                 self.roots.enter_code(code, frame)
             return
@@ -307,6 +312,7 @@ def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
     log.reads.extend(facts)
     log.state = found.new_state
     log.callers.update(recorder.callers)
+    log.class_askers.extend(recorder.class_askers)
     log.asked.update(recorder.asked)
     log.drawers.extend({**recorder.drawers, **{site.code: None for _, site in found.numpys_draws}})
     log.effects.extend(recorder.effects.values())

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from smelt.capture import Captured, capture
+from smelt.capture.staging.stops import TOO_LONG, TOO_MANY
 from smelt.compiler.compiled_types import ObservedProgram
 from smelt.compiler.originals import move_originals
 from smelt.compiler.repeated import acts_repeatably
@@ -33,7 +34,9 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     )  # fmt: skip
     recorded_ms = (perf_counter() - start) * 1000
     # The result is the caller's, and not to be kept.
-    captured = replace(captured, result=None, drawers=() if fn.log is None else fn.log.drawers)
+    captured = replace(captured, result=None)
+    if fn.log is not None:
+        captured = replace(captured, drawers=fn.log.drawers, class_askers=fn.log.class_askers)
     if captured.not_put and fn.log is not None:
         fn.log.keep_mutations()
     with fn.as_before():
@@ -56,7 +59,7 @@ def _unit(
     if captured.error is None and is_whole and not fn.next_path:
         for spec, is_wide in fn.freedom.specs if fn.freedom else ():
             unit, why_fixed = staged_unit(fn, captured, args, kwargs, options, spec, is_wide=is_wide, odd=odd)
-            if unit is not None:
+            if unit is not None or why_fixed in (TOO_LONG, TOO_MANY):
                 break
         if unit is None and asks:
             unit, why_paths = staged_unit(fn, captured, args, kwargs, options)

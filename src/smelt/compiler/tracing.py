@@ -87,7 +87,7 @@ def trace(
         if captured.error is not None:
             raise captured.error
         if observed.log is not None:
-            captured = replace(captured, drawers=observed.log.drawers)
+            captured = replace(captured, drawers=observed.log.drawers, class_askers=observed.log.class_askers)
             if captured.not_put:
                 observed.log.keep_mutations()
         asked = observed.log.asked if observed.log is not None else {}

@@ -119,7 +119,7 @@ def _works(profiler: Profiler) -> bool:
         seen.append((event, frame.f_code if event == "call" else arg))
         return not (event == "call" and frame.f_code is again.__code__)
 
-    before = sys.getprofile()
+    before: Any = sys.getprofile()
     try:
         resume = profiler.start(hook)
         for program in (once, again, once, again):
@@ -131,7 +131,10 @@ def _works(profiler: Profiler) -> bool:
         again()
     finally:
         sys.setprofile(None)
-        sys.setprofile(before)
+        if callable(before):
+            sys.setprofile(before)
+        elif hasattr(before, "enable"):  # cProfile installs itself below Python
+            before.enable()
     wanted = [("call", once.__code__), ("c_call", len), ("call", again.__code__), ("call", again.__code__)]
     wanted += [("c_call", sys.getprofile), ("c_call", sys.setprofile), ("call", again.__code__)]
     return is_shown and seen == wanted

@@ -1,6 +1,6 @@
 """Whether a run with symbols did what the native run did: the same operators on the same values, in the same order.
 
-A size that is no plain int can be told from one (`type(n) is int`, `n is other`), and the program may then go another
+A size that is no plain int can be told from one (`n is other`), and the program may then go another
 way without any question that leaves a guard. Where neither run has control flow of its own the graphs must agree.
 """
 

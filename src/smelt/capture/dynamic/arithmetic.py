@@ -70,30 +70,32 @@ class NoExpressionError(Exception):
 
 
 def _floordiv(trace: CaptureTrace, a: Number, b: Number) -> Number:
-    _not_zero(b)
+    _not_zero(operator.floordiv, a, b)
     return NotImplemented if is_float(a) or is_float(b) else a // b
 
 
 def _mod(trace: CaptureTrace, a: Number, b: Number) -> Number:
-    _not_zero(b)
+    _not_zero(operator.mod, a, b)
     return NotImplemented if is_float(a) or is_float(b) else a % b
 
 
 def _truediv(trace: CaptureTrace, a: Number, b: Number) -> Number:
-    _not_zero(b)
+    _not_zero(operator.truediv, a, b)
     return a / b
 
 
-def _not_zero(number: Number) -> None:
-    if number == 0:
-        raise ZeroDivisionError("division by zero")
+def _not_zero(op: Callable[[Any, Any], Any], a: Number, b: Number) -> None:
+    """Raises: ZeroDivisionError, as Python says it of these."""
+    if b == 0:
+        op(at_hand(a), at_hand(b))
 
 
 def _pow(trace: CaptureTrace, a: Number, b: Number) -> Number:
     if not is_float(a) and not is_float(b):
         if b >= 0:
             return a**b if type(b) is int and b <= _LARGEST_POWER else NotImplemented
-        _not_zero(a)
+        if a == 0:
+            _ = 0 ** at_hand(b)
         return NotImplemented
     if a > 0:
         return a**b if is_symbolic(a) else NotImplemented

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
+
 from smelt._torch.shadow import SymFloat, SymInt
 from smelt.capture.dynamic.arithmetic import NoExpressionError, call, compute, is_symbolic
 from smelt.capture.dynamic.nodes import SizeNode, node_of
@@ -69,7 +71,10 @@ def computed(op: str, *values: Any, literals: tuple[Any, ...] = ()) -> Any:
 def called(name: str, *values: Any) -> Any:
     """A function of `math`, or a method of a number, on sizes."""
     trace = next(node.trace for v in values if (node := node_of(v)) is not None)
-    return sized(trace, call(trace, name, *[number_of(v) for v in values]))
+    try:
+        return sized(trace, call(trace, name, *[number_of(v) for v in values]))
+    except NoExpressionError:
+        return call(trace, name, *[plain(v) for v in values])
 
 
 def plain(value: Any) -> Any:
@@ -136,6 +141,19 @@ class _Sized:
     def __round__(self, digits: Any = None) -> Any:
         return computed("py.round", self, *(() if digits is None else (digits,)))
 
+    def __getattr__(self, name: str) -> Any:
+        """What numbers have beside: it is of the number at hand."""
+        if hasattr(self.__class__, name):
+            return getattr(_fixed(self), name)
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+        return _mixed("py.pow", self, other) if modulus is None else pow(_fixed(self), other, modulus)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        # NumPy would make an object of it.
+        return numpy.asarray(_fixed(self), *args)
+
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
 
@@ -188,7 +206,8 @@ class _Sized:
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    setattr(_Sized, f"__{_name}__", _forward(f"py.{_name}"))
+    if _name != "pow":
+        setattr(_Sized, f"__{_name}__", _forward(f"py.{_name}"))
     setattr(_Sized, f"__r{_name}__", _reverse(f"py.{_name}"))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(_Sized, f"__{_name}__", _forward(f"py.{_name}"))
@@ -208,6 +227,12 @@ def _class(kind: type) -> Any:
     return property(lambda self: kind)
 
 
+def int_is_integer(number: Any) -> Any:
+    """The method of an int, which torch's numbers have and Python's from 3.12 on. Raises: AttributeError."""
+    _ = (0).is_integer  # type: ignore[attr-defined]
+    return lambda: True
+
+
 class SizedInt(_Sized, SymInt):
     """An int that the graph's inputs tell."""
 
@@ -216,8 +241,9 @@ class SizedInt(_Sized, SymInt):
     def __index__(self) -> Any:
         return _fixed(self)
 
-    def is_integer(self) -> bool:
-        return True
+    @property
+    def is_integer(self) -> Any:
+        return int_is_integer(self)
 
     def bit_length(self) -> Any:
         return called("int.bit_length", self)
@@ -249,12 +275,17 @@ class SizedFloat(_Sized, SymFloat):
         return float(plain(self)).hex()
 
 
+# As Python's errors name them.
+SizedInt.__name__ = SizedInt.__qualname__ = "int"
+SizedFloat.__name__ = SizedFloat.__qualname__ = "float"
+
 __all__ = [
     "SizedFloat",
     "SizedInt",
     "called",
     "computed",
     "for_torch",
+    "int_is_integer",
     "is_sized",
     "is_symbolic",
     "number_of",

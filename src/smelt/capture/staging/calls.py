@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 import operator
 import sys
 from collections.abc import Callable, Sequence
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -15,16 +17,16 @@ from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import called, computed, is_sized, number_of
 from smelt.capture.staging import ordering
 from smelt.capture.staging.branches import condition
+from smelt.capture.staging.classes import CLASSES, all_plain, class_of, looks_inside
 from smelt.capture.staging.draws import drawn
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import Count, StagedRange, StagedSequence, Zipped, sequence_of
 from smelt.capture.staging.watch import check_c
-from smelt.ir import BOOL, COMPLEX, FLOAT, INT, STR, DictType, ListType, TensorType, TupleType
+from smelt.ir import BOOL, FLOAT, INT, DictType, ListType, TensorType, TupleType
 from smelt.ops.python_draws import draw_name
 
 # What can be gone over without a change to it that others would see, or that Python itself would go over just so.
 _KNOWN: tuple[type, ...] = (list, tuple, range, zip, enumerate, type({}.keys()), type({}.values()), type({}.items()))
-_CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool, COMPLEX: complex, STR: str}
 
 
 def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -59,7 +61,12 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         return ordering.sort(session, runtime, fn.__self__, **kwargs)
     if session.picked:
         ordering.check_call(session, fn)
+    if looks_inside(fn):
+        args, kwargs = all_plain(args), all_plain(kwargs)
     check_c(session, fn, args, kwargs)
+    if any(arg is type for arg in args) and not isinstance(fn, (FunctionType, MethodType)):
+        asked = functools.partial(class_of, session)
+        args = tuple(asked if arg is type else arg for arg in args)
     args = tuple(_for_torch(session, a, fn) for a in args)
     return fn(*args, **{k: _for_torch(session, v, fn) for k, v in kwargs.items()})
 
@@ -183,7 +190,7 @@ def _conversion(kind: type) -> Callable[..., Any]:
         if kind is bool:
             return runtime.truth(0, args[0])
         values = [_number(session, a) for a in args]
-        if len(values) == 1 and is_staged(values[0]) and _CLASSES.get(slot_of(values[0]).type) is kind:
+        if len(values) == 1 and is_staged(values[0]) and CLASSES.get(slot_of(values[0]).type) is kind:
             return values[0]
         return session.emit(f"py.{kind.__name__}", *values)
 
@@ -226,6 +233,8 @@ def _range(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _extreme(fn: Any, op: str) -> Callable[..., Any]:
     def extreme(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) == 1 and isinstance(args[0], StagedRange):
+            args = (_HANDLERS[list](session, runtime, args, {}),)
         if len(args) == 1 and isinstance(args[0], StagedObject) and not kwargs:
             return session.emit(f"py.{fn.__name__}", args[0])
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
@@ -270,7 +279,7 @@ def _isinstance(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[
     value, classes = args
     if not is_staged(value):
         return isinstance(value, classes)
-    kind = _CLASSES.get(slot_of(value).type)
+    kind = CLASSES.get(slot_of(value).type)
     kinds = {ListType: list, TupleType: tuple, DictType: dict}
     kind = kind or kinds.get(type(slot_of(value).type))
     if kind is None:
@@ -281,12 +290,7 @@ def _isinstance(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[
 def _type(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or kwargs:
         return type(*args, **kwargs)
-    (value,) = args
-    if isinstance(value, torch.Tensor) and session.recorder.slot_of(value).kind != "unknown":
-        return torch.Tensor if type(value).__name__ == "FakeTensor" else type(value)
-    if is_sized(value):
-        return type(at_hand(number_of(value)))
-    return _CLASSES.get(slot_of(value).type, type(value)) if is_staged(value) else type(value)
+    return class_of(session, args[0])
 
 
 def _listing(kind: type) -> Callable[..., Any]:

@@ -409,8 +409,8 @@ class StagingRuntime(PlainRuntime):
     def getitem(self, at: int, o: Any, k: Any) -> Any:
         session = self.session
         _use(session, o, k)
-        if isinstance(o, StagedSequence):
-            return o.item(k)
+        if isinstance(o, StagedRange):
+            return o[k]
         if not isinstance(o, torch.Tensor) and (is_staged(k) or self._is_data_of_tensor(k)):
             if choices.is_list_of_code(o):
                 return choices.at_number(session, self, o, self._whole(k), self._raised)

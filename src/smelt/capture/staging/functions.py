@@ -70,6 +70,11 @@ class Functions:
             self.refused.setdefault(code, "no function with this code was found")
         return found
 
+    def has(self, code: CodeType) -> bool:
+        """Whether what runs a code object is converted; a generator is not, with the function around it."""
+        around = [made.code for function, made in self.converted.values() if _runs(function, code)]
+        return bool(around) and not any(code in _all_codes(made) for made in around)
+
     def _functions_near(self, code: CodeType) -> list[FunctionType]:
         """Functions that run a code object or make one that does, as far as names and the program lead to them."""
         known = {id(function): function for function in named_functions([code])}

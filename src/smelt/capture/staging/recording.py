@@ -26,7 +26,7 @@ from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.records import plain_info
 from smelt.capture.staging.settled import Settled
 from smelt.capture.staging.shadows import ShadowRecorder
-from smelt.capture.staging.stops import NO_FORM, Again, CannotStage, Exhausted
+from smelt.capture.staging.stops import NO_FORM, TOO_LONG, Again, CannotStage, Exhausted
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.watch import Watch, unwatched
 from smelt.ir import (
@@ -42,6 +42,7 @@ from smelt.ops.python_ops import infer_python, python_op
 
 _NUMBERS = (bool, int, float, complex)
 _STATEMENTS = ("py.raise", "py.assert", "py.print")
+_MOST_BITS, _MOST_FACTORS = 1 << 16, 1 << 10
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ class Recording:
         """One step of the run is done, at a place. Raises: CannotStage where there have been too many."""
         if self.budget is not None and not self.budget.spend():
             why = "the program has too many ways, or too long ones"
-            raise Exhausted("staging took too long", why, site or self.site())
+            raise Exhausted(TOO_LONG, why, site or self.site())
 
     def unmerge(self, why: object) -> None:
         """Start again without merging at a place, because what was merged is not one value. Raises: Again."""
@@ -246,12 +247,12 @@ class Recording:
         results: list[Any] = []
         slots: list[Slot] = []
         with put_back_after() if found.rng else contextlib.nullcontext():
-            worlds = [_in_world(found.run, operands, named, w) for w in range(WORLDS)] if len(types) == 1 else []
+            worlds = [_in_world(op, found.run, operands, named, w) for w in range(WORLDS)] if len(types) == 1 else []
         is_native = not found.rng and all(getattr(o, "is_native", True) for o in operands if isinstance(o, ScalarSlot))
         for i, type_ in enumerate(types):
             examples = tuple(worlds) if worlds else (DEAD,) * WORLDS
             if len(types) > 1:
-                pairs = [_in_world(found.run, operands, named, w) for w in range(WORLDS)]
+                pairs = [_in_world(op, found.run, operands, named, w) for w in range(WORLDS)]
                 examples = tuple(p if p is DEAD else p[i] for p in pairs)
             value, slot = self.value_of(type_, examples, is_native)
             results.append(value)
@@ -345,7 +346,7 @@ def _typed(operand: Any) -> Any:
     return Value("", slot_type(operand), None) if isinstance(operand, Slot) else operand  # type: ignore[arg-type]
 
 
-def _in_world(run: Any, operands: Sequence[Any], named: Mapping[str, Any], world: int) -> Any:
+def _in_world(op: str, run: Any, operands: Sequence[Any], named: Mapping[str, Any], world: int) -> Any:
     values = []
     for operand in operands:
         value = operand.worlds[world] if isinstance(operand, ScalarSlot) else operand
@@ -354,11 +355,29 @@ def _in_world(run: Any, operands: Sequence[Any], named: Mapping[str, Any], world
         if value is DEAD:
             return DEAD
         values.append(value)
+    if _is_endless(op, values):
+        return DEAD
     try:
         return run(*values, **named)
     except Exception:
         # Examples need not fit together.
         return DEAD
+
+
+def _is_endless(op: str, values: Sequence[Any]) -> bool:
+    """Whether an example would take long: the examples of a number are up to millions."""
+    match op, *values:
+        case "py.pow", int(a), int(b):
+            return abs(a).bit_length() * b > _MOST_BITS
+        case "py.lshift", int(), int(by):
+            return by > _MOST_BITS
+        case "py.mul", int(count), str() | bytes() | list() | tuple() as items:
+            return count * len(items) > _MOST_BITS
+        case "py.mul", str() | bytes() | list() | tuple() as items, int(count):
+            return count * len(items) > _MOST_BITS
+        case "py.call", "math.factorial" | "math.perm" | "math.comb", int(n), *_:
+            return n > _MOST_FACTORS
+    return False
 
 
 def _native_values(native: Any) -> dict[tuple[str, int, str], list[Any]]:

@@ -27,7 +27,7 @@ from smelt.capture.staging.reading import Reading
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.records import Listed, RegionRecords, Structured
 from smelt.capture.staging.settled import Settled
-from smelt.capture.staging.stops import Again, CannotStage, Exhausted
+from smelt.capture.staging.stops import TOO_MANY, Again, CannotStage, Exhausted
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
 from smelt.capture.staging.unify import unify
 from smelt.capture.staging.watch import unwatched
@@ -113,7 +113,7 @@ class Session(Reading):
             return known
         number = len(region.taken)
         if number >= MOST_PATHS:
-            self.cannot("the program has too many paths", f"more than {MOST_PATHS} continuations")
+            self.cannot(TOO_MANY, f"more than {MOST_PATHS} continuations")
         answer = region.prefix[number] if number < len(region.prefix) else True
         region.segments.append((self.recorder.records, slot, site or self.site()))
         region.taken.append(answer)
@@ -198,9 +198,7 @@ class Session(Reading):
         """site: where the way that is explored parts from others; the program stands elsewhere by now."""
         self.paths += 1
         if self.paths > self.most_regions:
-            raise Exhausted(
-                "the program has too many paths", f"more than {MOST_PATHS} continuations", site or self.site()
-            )
+            raise Exhausted(TOO_MANY, f"more than {MOST_PATHS} continuations", site or self.site())
         self.spend(site)
         region = Region(prefix, known=dict(known), asked=dict(self._asked))
         saved = self.recorder.enter()
@@ -257,7 +255,7 @@ class Session(Reading):
             return
         if found * 2 ** (more * log2(found) / max(levels, 1)) > self.most_explored:
             why = f"{found} ways came of {levels} questions, and {more} questions more have to be answered either way"
-            raise Exhausted("the program has too many paths", why, site or self.site())
+            raise Exhausted(TOO_MANY, why, site or self.site())
 
     def branch(
         self,

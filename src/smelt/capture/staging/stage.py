@@ -60,6 +60,7 @@ from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import EFFECT, Again, CannotStage, Stop
 from smelt.capture.staging.symbols import is_staged, slot_of
+from smelt.capture.staging.views import StagedRange
 from smelt.capture.staging.watch import Watch
 from smelt.capture.state import Place, holding
 from smelt.capture.tree import ConstantLeaf, Flattener, Tree, hidden_tensors, is_lazy, leaves
@@ -127,9 +128,13 @@ class _Run:
         self.roots = reachable(self.program, {path: v for path, v in arguments.constants() if callable(v)})
         functions = Functions(self.roots.functions)
         asking = (found.site.code for found in self.native.conversions if found.site is not None)
-        for code in dict.fromkeys((*asking, *self.native.drawers)):
-            if functions.can(code):
+        class_askers = self.native.class_askers or ()
+        for code in dict.fromkeys((*asking, *self.native.drawers, *class_askers)):
+            if functions.can(code) and not functions.has(code):
                 functions.want(code)
+        # On other ways than the recorded run's there may be more.
+        is_known = self.native.class_askers is not None and not self.native.conversions
+        self.is_watched = not is_known or not all(map(functions.has, class_askers))
         forked: set[object] = set()
         peeled: dict[object, int] = {}
         whole: set[object] = set()
@@ -216,7 +221,7 @@ class _Run:
                 stack.enter_context(shadow.unrecognized(lambda tensor: True))
                 stack.enter_context(installed(StagingRuntime(session)))
                 stack.enter_context(recording(recorder.record, "entry"))
-                stack.enter_context(watch.ready())
+                stack.enter_context(watch.ready(self.is_watched))
                 before_draws = python_states()
                 records, outcome = session.trace(lambda: self._program(session))
                 if python_states() != before_draws:
@@ -401,6 +406,8 @@ def _stand_in(value: Any, found: dict[int, Slot], session: Session) -> Any:
         return stand_in
     if isinstance(value, torch.Size):
         return torch.Size(map(plain, value))
+    if isinstance(value, StagedRange):
+        return value.whole()
     if slot is not None:
         return slot
     if isinstance(value, Pending):

@@ -14,6 +14,9 @@ NO_FORM = "it has no form in a graph"
 OUTSIDE_OF_PYTHON = "a run on tensors without data must not do what cannot be taken back"
 """Reasons for which there is a way of their own out."""
 
+TOO_LONG, TOO_MANY = "staging took too long", "the program has too many paths"
+"""What ended a run that another one of the program would come to as well."""
+
 
 class Stop(BaseException):
     """The run cannot go on as it stands."""

@@ -12,7 +12,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy
+
 from smelt._torch.shadow import SymBool, SymFloat, SymInt
+from smelt.capture.dynamic.values import int_is_integer
 from smelt.capture.recorder import Family, Slot
 from smelt.capture.staging import current
 from smelt.ir import BOOL, FLOAT, INT, Type
@@ -155,6 +158,15 @@ class _Staged:
     def __round__(self, digits: Any = None) -> Any:
         return current.session().emit("py.round", self, *(() if digits is None else (digits,)))
 
+    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+        session = current.session()
+        if modulus is None:
+            return session.binary("py.pow", self, other)
+        return pow(session.specialize(slot_of(self)), other, modulus)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return numpy.asarray(current.session().specialize(slot_of(self)), *args)
+
     def __hash__(self) -> int:
         return hash(current.session().hashed(slot_of(self)))
 
@@ -171,7 +183,8 @@ class _Staged:
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift"):
-    setattr(_Staged, f"__{_name}__", _forward(f"py.{_name}"))
+    if _name != "pow":
+        setattr(_Staged, f"__{_name}__", _forward(f"py.{_name}"))
     setattr(_Staged, f"__r{_name}__", _reverse(f"py.{_name}"))
 for _name, _op in (("and", "py.and_"), ("or", "py.or_"), ("xor", "py.xor")):
     setattr(_Staged, f"__{_name}__", _forward(_op))
@@ -214,8 +227,9 @@ class StagedInt(_Staged, SymInt):
     __int__ = _specialized(int)
     __float__ = _specialized(float)
 
-    def is_integer(self) -> bool:
-        return True
+    @property
+    def is_integer(self) -> Any:
+        return int_is_integer(self)
 
 
 class StagedFloat(_Staged, SymFloat):
@@ -238,6 +252,12 @@ class StagedBool(_Staged, SymBool):
     __int__ = _specialized(int)
     __index__ = _specialized(int)
     __float__ = _specialized(float)
+
+
+# As Python's errors name them.
+StagedInt.__name__ = StagedInt.__qualname__ = "int"
+StagedFloat.__name__ = StagedFloat.__qualname__ = "float"
+StagedBool.__name__ = StagedBool.__qualname__ = "bool"
 
 
 class StagedObject(_Staged):

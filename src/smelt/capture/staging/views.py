@@ -64,6 +64,60 @@ class StagedRange(StagedSequence):
         self.start, self.stop, self.step = map(plain, self.bounds())
         return len(range(self.start, self.stop, self.step))
 
+    # What Python may ask of any range.
+
+    __class__ = property(lambda self: range)
+
+    def whole(self) -> range:
+        """The range itself, whose bounds are fixed. Raises: CannotStage where they depend on data."""
+        if self.known_length() is None:
+            self.session.cannot("a range whose bounds depend on data is used as a whole")
+        return range(self.start, self.stop, self.step)
+
+    def __getitem__(self, key: Any) -> Any:
+        if any(map(is_staged, (*self.bounds(), key))):
+            if isinstance(key, slice):
+                return self.whole()[key]
+            numbers = self.session.emit("py.call", "builtins.range", *self.bounds())
+            return self.session.getitem(self.session.emit("py.call", "builtins.list", numbers), key)
+        if isinstance(key, slice) or type(self.step) is not int or self.step < 1:
+            return self.whole()[key]
+        length = (self.stop - self.start + self.step - 1) // self.step
+        place = key + length if key < 0 else key
+        if not 0 <= place < length:
+            raise IndexError("range object index out of range")
+        return self.start + place * self.step
+
+    def __bool__(self) -> bool:
+        return bool(self.length() > 0)
+
+    def __len__(self) -> int:
+        return len(self.whole())
+
+    def __iter__(self) -> Any:
+        return iter(self.whole())
+
+    def __reversed__(self) -> Any:
+        return reversed(self.whole())
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self.whole()
+
+    def __eq__(self, other: Any) -> Any:
+        return self.whole() == (other.whole() if isinstance(other, StagedRange) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.whole())
+
+    def __repr__(self) -> str:
+        return repr(self.whole())
+
+    def index(self, item: Any) -> int:
+        return self.whole().index(item)
+
+    def count(self, item: Any) -> int:
+        return self.whole().count(item)
+
 
 class KnownRange(StagedSequence):
     """A `range` that does not depend on data, gone over by one loop of the graph."""

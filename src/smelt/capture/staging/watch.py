@@ -5,7 +5,11 @@ where it cannot be, the run ends. Frames tell it, so that no way into such code 
 operators, callbacks of C functions, defaults. Functions of C get staged numbers only where they are known to ask them
 nothing but what a staged number answers.
 
-Invariant: where a run ends with a graph, no code but the listed has held a staged number without being converted.
+Sizes that are symbols, and tensors without data, go everywhere; but a function that asks for the class of things is
+converted from the start, and one that cannot be ends the run when it holds any of these.
+
+Invariant: where a run ends with a graph, no code but the listed has held a staged number without being converted, and
+none has been told the class of a stand-in.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import torch
 
 from smelt.capture.events import watched
 from smelt.capture.spans import is_smelts, is_users
+from smelt.capture.staging.classes import asks_classes, is_stand_in
 from smelt.capture.staging.stops import Again, CannotStage
 from smelt.capture.staging.symbols import is_staged
 from smelt.capture.staging.views import StagedSequence
@@ -49,26 +54,30 @@ _PLAIN = (str, bytes, int, float, complex, type(None), torch.Tensor, type, types
 _C_TYPES = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
 
 
-def holds_staged(value: Any, depth: int = _DEPTH) -> bool:
-    """Whether a value is a staged one, or one that holds one a few steps away."""
-    if is_staged(value) or isinstance(value, StagedSequence):
+def _is_staged(value: Any) -> bool:
+    return is_staged(value) or isinstance(value, StagedSequence)
+
+
+def holds_staged(value: Any, depth: int = _DEPTH, is_one: Callable[[Any], bool] = _is_staged) -> bool:
+    """Whether a value is a staged one, or one that holds one a few steps away. is_one: what is looked for instead."""
+    if is_one(value):
         return True
     kind = type(value)
     if kind in _PLAIN or depth <= 0 or isinstance(value, (torch.Tensor, type)):
         return False
     if isinstance(value, (tuple, list)):
-        return any(holds_staged(item, depth - 1) for item in value[:_MOST_ITEMS])
+        return any(holds_staged(item, depth - 1, is_one) for item in value[:_MOST_ITEMS])
     if isinstance(value, functools.partial):
-        return holds_staged((value.func, value.args, value.keywords), depth)
+        return holds_staged((value.func, value.args, value.keywords), depth, is_one)
     if kind is types.MethodType:
-        return holds_staged(value.__self__, depth - 1)
+        return holds_staged(value.__self__, depth - 1, is_one)
     if kind is types.CellType:
-        return _is_filled(value) and holds_staged(value.cell_contents, depth)
+        return _is_filled(value) and holds_staged(value.cell_contents, depth, is_one)
     if isinstance(value, dict):
-        return any(holds_staged(item, depth - 1) for item in list(dict.values(value))[:_MOST_ITEMS])
+        return any(holds_staged(item, depth - 1, is_one) for item in list(dict.values(value))[:_MOST_ITEMS])
     if is_smelts(_file_of(kind)):
         return False
-    return any(holds_staged(item, depth - 2) for item in _attributes(value))
+    return any(holds_staged(item, depth - 2, is_one) for item in _attributes(value))
 
 
 def _is_filled(cell: types.CellType) -> bool:
@@ -104,7 +113,7 @@ def _slots(cls: Any) -> tuple[str, ...]:
 
 
 class Watch:
-    """Looks at the frames of one staged run, from the first staged number on.
+    """Looks at the frames of one staged run: once at each code, and at all from the first staged number on.
 
     convertible: whether a code object can still be converted. converted: the code objects that are.
     """
@@ -113,12 +122,19 @@ class Watch:
         self.session, self.convertible, self.converted = session, convertible, converted
         self.is_on = False
         self._kinds: dict[types.CodeType, int] = {}
+        # By identity, since the hash of a code object goes through all of it; held, so that it stays.
+        self._met: dict[int, types.CodeType] = {}
+        self._asking: set[int] = set()
 
     @contextmanager
-    def ready(self) -> Iterator[None]:
-        """The block may call `start`; who else traced the thread goes on afterwards."""
+    def ready(self, looks_for_classes: bool) -> Iterator[None]:
+        """The block may call `start`; who else traced the thread goes on afterwards. looks_for_classes: functions that
+        ask for classes may come up that are not converted.
+        """
         before = sys.gettrace()
         try:
+            if looks_for_classes:
+                sys.settrace(self._meet)  # under which all of Python is slower
             yield
         finally:
             self.is_on = False
@@ -134,9 +150,34 @@ class Watch:
             frame = frame.f_back
         sys.settrace(self._enter)
 
+    def _meet(self, frame: Any, event: str, arg: Any) -> Any:
+        """A function that asks for classes is converted, or watched at each line. Raises: Again, CannotStage."""
+        code = frame.f_code
+        if id(code) not in self._met:
+            self._met[id(code)] = code
+            if is_users(code.co_filename) and self._kind(frame) == _FOREIGN and asks_classes(frame):
+                if self.convertible(code):
+                    raise Again(convert=code)
+                self._asking.add(id(code))
+        return self._step(frame, event, arg) if id(code) in self._asking else None
+
+    def _step(self, frame: Any, event: str, arg: Any) -> Any:
+        held = list(frame.f_locals.values())
+        if any(holds_staged(value, is_one=is_stand_in) for value in held):
+            raise CannotStage(
+                f"{frame.f_code.co_qualname} asks what class things are of",
+                "it is not converted, and would see what stands for sizes and tensors",
+                self.session.site(),
+            )
+        return self._step
+
     def _enter(self, frame: Any, event: str, arg: Any) -> Any:
         if self._kind(frame) == _FOREIGN and any(map(holds_staged, list(frame.f_locals.values()))):
             self._refuse(frame)
+        if id(frame.f_code) not in self._met or self._asking:
+            found = self._meet(frame, event, arg)
+            if found is not None:
+                return found
         if self._kind(frame.f_back) != _FOREIGN:
             return None
         frame.f_trace_lines = False
@@ -240,7 +281,7 @@ def unwatched(function: Any) -> Any:
     @functools.wraps(function)
     def quiet(*args: Any, **kwargs: Any) -> Any:
         trace, profile = sys.gettrace(), sys.getprofile()
-        if trace is not None and getattr(trace, "__func__", None) is not Watch._enter:
+        if trace is not None and getattr(trace, "__func__", None) not in (Watch._enter, Watch._meet):
             trace = None
         if not isinstance(profile, (types.FunctionType, types.MethodType)):
             profile = None
