@@ -17,7 +17,7 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -233,6 +233,19 @@ class Side(Enum):
     RIGHT = 2
 
 
+@dataclasses.dataclass
+class Held:
+    first: Any
+    second: Any = 0
+    count: ClassVar[int] = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Narrow:
+    first: Any
+    second: Any
+
+
 KEYS: list[Any] = [
     0, 1, True, None, 2**40, 2**70, 0.5, float("nan"), "a", "".join(["a", "b"]), b"x", 1j, len, torch.float32,
     Side.LEFT, Side.RIGHT, (), (1,), (1, "a"), (Side.LEFT, (1, 2.0)), Pair(1, 2), frozenset({1}), tensor_values,
@@ -261,12 +274,13 @@ def value_from(rng: random.Random, tensors: list[Any], depth: int = 0) -> Any:
         return rng.choice(OTHER_VALUES)
     inner = [value_from(rng, tensors, depth + 1) for _ in range(rng.randrange(4))]
     keys = rng.choice(["abcd", rng.sample(KEYS, 4)])
-    return rng.choice([tuple(inner), inner, dict(zip(keys, inner, strict=False))])
+    fields = [*inner, None, None][:2]
+    return rng.choice([tuple(inner), inner, dict(zip(keys, inner, strict=False)), Held(*fields), Narrow(*fields)])
 
 
 def mutated(rng: random.Random, values: list[Any], tensors: list[Any]) -> list[Any]:
     """The same, often a copy, sometimes with another value somewhere."""
-    made = [list(v) if type(v) is list else dict(v) if type(v) is dict else v for v in values]
+    made = [copy.copy(v) if type(v) in (list, dict, Held, Narrow) else v for v in values]
     for i, value in enumerate(made):
         if isinstance(value, torch.Tensor) and rng.random() < 0.4:
             made[i] = (
@@ -296,6 +310,49 @@ def test_dicts_with_keys_of_any_kind(seen: dict[Any, int], others: list[dict[Any
     assert entry_code().holds(row.guards, (again,), {})
     for other in others:
         assert not entry_code().holds(row.guards, (other,), {})
+
+
+class Computed:
+    """Gives another object to whoever asks."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return owner if instance is None else float(instance.__dict__["second"]) * 1e300
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__dict__["second"] = value
+
+
+@pytest.mark.parametrize("cls", [Held, Narrow])
+def test_dataclasses(cls: type) -> None:
+    x = torch.randn(2)
+    _, row = _row_for((cls(x, 1.5),), {})
+    holds = entry_code().holds
+    before = sys.getrefcount(x)
+    assert holds(row.guards, (cls(torch.randn(2), 1.5),), {}) and holds(row.guards, (cls(x, 1.5),), {})
+    others = [cls(torch.randn(3), 1.5), cls(x, 2.5), cls(x, 1), cls(x, None), (x, 1.5), {"first": x, "second": 1.5}, x]
+    others += [Narrow(x, 1.5) if cls is Held else Held(x, 1.5), type("Sub", (cls,), {})(x, 1.5), cls, None]
+    assert not any(holds(row.guards, (other,), {}) for other in others)
+    missing = cls.__new__(cls)
+    object.__setattr__(missing, "first", x)
+    if cls is Narrow:
+        assert not holds(row.guards, (missing,), {})  # Held has a default
+    del others
+    gc.collect()
+    assert sys.getrefcount(x) == before + 1
+
+
+def test_a_field_that_is_computed_is_no_field() -> None:
+    @dataclasses.dataclass
+    class Late:
+        first: Any
+        second: Any
+
+    late = Late(torch.randn(2), 1.5)
+    _, row = _row_for((late,), {})
+    assert entry_code().holds(row.guards, (late,), {})
+    Late.second = Computed()
+    assert not entry_code().holds(row.guards, (late,), {})
+    assert _row_for((late,), {})[1] is None
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 import sysconfig
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ from smelt.runtime.entry_table import (
     LENGTH_AT,
     LIST_ITEMS_AT,
     MAX_REGISTERS,
+    REFERENCES_AT,
     TABLE_AT,
     TUPLE_ITEMS_AT,
     TYPE_AT,
@@ -316,6 +318,7 @@ def layout_is_known(dispatcher: type) -> bool:
     mapping = OrderedDict(a=1, b=2)
     return (
         _word(id(probe) + TYPE_AT) == id(_Table)
+        and ctypes.c_uint32.from_address(id(probe) + REFERENCES_AT).value == sys.getrefcount(probe) - 1
         and ctypes.string_at(id(probe) + BYTES_OFFSET, 8) == probe
         and _word(id(made) + TABLE_AT) == id(probe)
         and [_word(id(members) + LENGTH_AT), _word(id(found) + LENGTH_AT), _word(id(mapping) + LENGTH_AT)] == [3, 3, 2]

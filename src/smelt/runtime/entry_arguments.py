@@ -9,6 +9,9 @@ import math
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from inspect import getattr_static
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -89,9 +92,7 @@ class Arguments:
             raise Unsupported
         elif cls in _IMMUTABLE:
             emit(Guard.IS, at, keep(value))
-        elif hasattr(cls, "__dataclass_fields__") and not isinstance(value, type):
-            raise Unsupported
-        elif isinstance(value, (list, tuple, dict)):
+        elif isinstance(value, (list, tuple, dict)) or (is_dataclass(cls) and not isinstance(value, type)):
             self._container(value, place, at)
         else:
             emit(Guard.IS, at, keep(value))
@@ -127,7 +128,8 @@ class Arguments:
             self._apart_too.append(at)
         cls = type(value)
         has_keys = cls is dict and not all(type(key) is str for key in value)
-        first = self._take(2 * len(value) if has_keys else len(value))
+        count = len(value) if isinstance(value, (list, tuple, dict)) else len(fields(value))
+        first = self._take(2 * count if has_keys else count)
         if has_keys:
             self.words.emit(Guard.ENTRIES, at, self.words.keep(cls), len(value), first)
             for i, key in enumerate(value):
@@ -139,6 +141,9 @@ class Arguments:
         elif _reads_as(cls, tuple) or _reads_as(cls, list):
             is_list = issubclass(cls, list)
             self.words.emit(Guard.SEQUENCE, at, self.words.keep(cls), len(value), int(is_list), first)
+        elif _has_plain_fields(cls):
+            names = [self.words.keep(field.name) for field in fields(cls)]
+            self.words.emit(Guard.FIELDS, at, self.words.keep(cls), len(names), first, *names)
         else:
             raise Unsupported
         for i, (label, _, inner) in enumerate(members(value)):
@@ -238,6 +243,15 @@ class Arguments:
     def _extent(self, at: int, nbytes: int) -> int:
         """The bytes of the tensor in a register, as `Guard.APART` takes them."""
         return ~self._spans[at] if at in self._spans else nbytes
+
+
+def _has_plain_fields(cls: Any) -> bool:
+    """Whether instances are dataclasses whose fields lie in them, and are no containers besides."""
+    if issubclass(cls, (list, tuple, dict)) or hasattr(cls, "__getattr__"):
+        return False
+    found = (getattr_static(cls, field.name, None) for field in fields(cls))
+    is_plain = all(isinstance(one, MemberDescriptorType) or not hasattr(type(one), "__get__") for one in found)
+    return is_plain and cls.__getattribute__ is object.__getattribute__
 
 
 def _reads_as(cls: type, base: type) -> bool:

@@ -13,6 +13,7 @@ then the named ones in order, then what was taken out of containers. Addresses a
     SEQUENCE    reg, type, length, is_list, first   a list or tuple; its members go to the registers from `first`
     MAPPING     reg, type, length, first, keys...   a dict with these keys in this order; likewise its values
     ENTRIES     reg, type, length, first            a dict; its keys, then its values go to the registers from `first`
+    FIELDS      reg, type, length, first, names...  an object of this class; likewise its attributes of these names
     TENSOR      reg, type, mask, keys, dtype, ndim, requires_grad (-1: any), sizes..., strides...
     IS          reg, object                         the same object
     SAME        reg, reg                            the same object in both
@@ -96,6 +97,7 @@ class Guard(IntEnum):
     OTHER = 32
     ENTRIES = 33
     NONE_OF = 34
+    FIELDS = 35
 
 
 class Compute(IntEnum):
@@ -217,8 +219,9 @@ EXTERNALS: dict[str, str] = {
     "Py_DecRef": "void (ptr)",
     "Py_IncRef": "void (ptr)",
 }
-# Offsets in objects of CPython's, checked before use: type, length of a sequence or dict, items of a tuple, the pointer
-# to those of a list, a dict's version, the instance size in a type, the bytes of `bytes`.
+# Offsets in objects of CPython's, checked before use: references (the lower half), type, length of a sequence or dict,
+# items of a tuple, the pointer to those of a list, a dict's version, the instance size in a type, the bytes of `bytes`.
+REFERENCES_AT = 0
 TYPE_AT = 8
 LENGTH_AT = 16
 TUPLE_ITEMS_AT = 24

@@ -18,6 +18,7 @@ from smelt.runtime.entry_table import (
     LIST_ITEMS_AT,
     MAX_APART,
     MAX_REGISTERS,
+    REFERENCES_AT,
     STAMP_AT,
     TUPLE_ITEMS_AT,
     TYPE_AT,
@@ -78,6 +79,19 @@ def _entries(g: GuardsText) -> None:
         to = g.gep("i64", "%regs", g.add(first, loop.index))
         g.store("ptr", g.load("ptr", "%key"), to)
         g.store("ptr", g.load("ptr", "%value"), g.gep("i64", to, length))
+
+
+def _fields(g: GuardsText) -> None:
+    source, first, names = g.register(g.operand(0)), g.operand(3), g.operands_from(4)
+    g.need(g.equal(g.field(source, TYPE_AT), g.operand(1)))
+    with g.loop(0, g.operand(2)) as loop:
+        found = g.python("PyObject_GetAttr", source, g.element(names, loop.index, "ptr"))
+        g.need_not(g.is_null(found), "clear")
+        # Registers borrow: what was made for whoever asks, as a property does, would be gone.
+        is_held = g.let(f"icmp ugt i32 {g.field(found, REFERENCES_AT, 'i32')}, 1")
+        g.python("Py_DecRef", found)
+        g.need(is_held)
+        g.store("ptr", found, g.gep("i64", "%regs", g.add(first, loop.index)))
 
 
 def _tensor(g: GuardsText) -> None:
@@ -357,6 +371,7 @@ _OPERATIONS: dict[Guard, Callable[[GuardsText], None]] = {
     Guard.SEQUENCE: _sequence,
     Guard.MAPPING: _mapping,
     Guard.ENTRIES: _entries,
+    Guard.FIELDS: _fields,
     Guard.TENSOR: _tensor,
     Guard.IS: _is,
     Guard.SAME: _same,
