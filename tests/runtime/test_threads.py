@@ -326,7 +326,7 @@ def test_one_thread_does_all_while_waiting_for_others_would_cost_more(machine_co
     words[TeamWord.STALL] = 10**12
     before = time.monotonic_ns()
     assert torch.equal(executable.call(x)[0], want)
-    assert before < words[TeamWord.REST_UNTIL] <= time.monotonic_ns() + 2 * 10**8
+    assert before < words[TeamWord.REST_UNTIL] <= time.monotonic_ns() + 2 * 10**7
     assert words[TeamWord.STALL] == words[TeamWord.WORK] == 0
     words[TeamWord.REST_UNTIL] = 2**62
     assert torch.equal(executable.call(x)[0], want)

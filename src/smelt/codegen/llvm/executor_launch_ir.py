@@ -10,7 +10,7 @@ costs nothing but its help.
 
 The library ends a region only when all its threads have come and gone. Where other processes have the cores, that is
 many times the work of a short region. So the time of regions is kept as work and stall, and where waiting costs more
-than the others' help saves, one thread does all for ten times as long as was waited.
+than the others' help saves, one thread does all for twice as long as was waited.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PATIENCE = 1000
 # Nanoseconds: less stall than this says nothing; so much time of regions is remembered; the longest rest.
 _LEAST_STALL = 1_000_000
 _MEMORY = 50_000_000
-_LONGEST_REST = 200_000_000
-_REST_A_STALL = 10
+_LONGEST_REST = 20_000_000
+_REST_A_STALL = 2
 _PAUSES = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
     "AMD64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
