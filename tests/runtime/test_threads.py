@@ -322,7 +322,7 @@ def test_one_thread_does_all_while_waiting_for_others_would_cost_more(machine_co
     x = torch.randn(ITEMS, N)
     want = chained(x, 10)
     words = team_words()
-    words[TeamWord.REST_UNTIL] = words[TeamWord.WORK] = 0
+    words[TeamWord.REST_UNTIL] = words[TeamWord.WORK] = words[TeamWord.RESTS] = 0
     words[TeamWord.STALL] = 10**12
     before = time.monotonic_ns()
     assert torch.equal(executable.call(x)[0], want)
@@ -336,6 +336,30 @@ def test_one_thread_does_all_while_waiting_for_others_would_cost_more(machine_co
     assert torch.equal(executable.call(x)[0], want)
     assert words[TeamWord.REST_UNTIL] == 0 and 0 < words[TeamWord.WORK] < 10**12
     words[TeamWord.WORK] = words[TeamWord.STALL] = 0
+
+
+def test_one_thread_does_all_for_longer_where_that_comes_again(machine_code: bytes) -> None:
+    torch.set_num_threads(2)
+    executable = Executable(chain(10), machine_code)
+    x = torch.randn(ITEMS, N)
+    words = team_words()
+
+    def call(stall: int, work: int) -> int:
+        """Milliseconds for which one thread does all from now on."""
+        words[TeamWord.REST_UNTIL], words[TeamWord.STALL], words[TeamWord.WORK] = 0, stall, work
+        before = time.monotonic_ns()
+        executable.call(x)
+        return int(max(words[TeamWord.REST_UNTIL] - before, 0) / 1e6)
+
+    words[TeamWord.RESTS] = 0
+    lengths = [call(10**12, 0) for _ in range(5)]
+    assert all(least <= length < least + 10 for least, length in zip((20, 40, 80, 160, 160), lengths, strict=True))
+    assert call(0, 10**9) == 0 and words[TeamWord.RESTS] == 2  # so much work without a wait
+    assert 80 <= call(10**12, 0) < 90
+    for _ in range(5):
+        call(0, 10**9)
+    assert words[TeamWord.RESTS] == 0
+    words[TeamWord.WORK] = words[TeamWord.STALL] = words[TeamWord.REST_UNTIL] = 0
 
 
 # --- what runs side by side -------------------------------------------------------------------------------------------

@@ -224,13 +224,15 @@ class Cell(IntEnum):
 
 class TeamWord(IntEnum):
     """Words of the process, for all regions: whether threads may be started, until when (nanoseconds of the clock) one
-    thread does all, and the recent time of regions in which work went on and in which it waited for a thread.
+    thread does all, the recent time of regions in which work went on and in which it waited for a thread, and how often
+    of late one thread did all (each time it does so for twice as long).
     """
 
     ALLOWED = 0
     REST_UNTIL = 1
     WORK = 2
     STALL = 3
+    RESTS = 4
 
 
 FRAME_ALIGNMENT = 64

@@ -233,7 +233,7 @@ def executor_text(machine: str, *, profile: bool = False) -> str:
     """
     tick = _tick_text() if profile else ""
     functions = _run_text() + _walk_text(profile) + tick + control_text() + team_text(machine, _WALK)
-    return "declare i64 @llvm.smin.i64(i64, i64)\n" + functions + _ATTRIBUTES
+    return "declare i64 @llvm.smin.i64(i64, i64)\ndeclare i64 @llvm.smax.i64(i64, i64)\n" + functions + _ATTRIBUTES
 
 
 def _run_text() -> str:

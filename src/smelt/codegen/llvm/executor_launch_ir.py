@@ -10,7 +10,8 @@ costs nothing but its help.
 
 The library ends a region only when all its threads have come and gone. Where other processes have the cores, that is
 many times the work of a short region. So the time of regions is kept as work and stall, and where waiting costs more
-than the others' help saves, one thread does all for twice as long as was waited.
+than the others' help saves, one thread does all for twice as long as was waited, and for longer each time this comes
+again soon: then it is a process that stays.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ _HELP = "smelt_help"
 _WAIT = "smelt_wait"
 # Pauses before a waiting thread lets others run: tens of microseconds, less than most launches take.
 _PATIENCE = 1000
-# Nanoseconds: less stall than this says nothing; so much time of regions is remembered; the longest rest.
+# Nanoseconds: less stall than this says nothing; so much time of regions is remembered; the longest first rest.
 _LEAST_STALL = 1_000_000
 _MEMORY = 50_000_000
 _LONGEST_REST = 20_000_000
 _REST_A_STALL = 2
+_MOST_RESTS = 3
 _PAUSES = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
     "AMD64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
@@ -294,13 +296,20 @@ def _judge_function() -> str:
     length = body.let(f"mul i64 {stall}, {_REST_A_STALL}")
     is_long = body.let(f"icmp sgt i64 {length}, {_LONGEST_REST}")
     bounded = body.let(f"select i1 {is_long}, i64 {_LONGEST_REST}, i64 {length}")
-    _store_word(body, body.let(f"add i64 {now}, {bounded}"), TeamWord.REST_UNTIL)
+    rests = _load_word(body, TeamWord.RESTS)
+    rest = body.let(f"shl i64 {bounded}, {rests}")
+    _store_word(body, body.let(f"add i64 {now}, {rest}"), TeamWord.REST_UNTIL)
+    is_most = body.let(f"icmp sge i64 {rests}, {_MOST_RESTS}")
+    following = body.let(f"add i64 {rests}, 1")
+    _store_word(body, body.let(f"select i1 {is_most}, i64 {rests}, i64 {following}"), TeamWord.RESTS)
     _store_word(body, "0", TeamWord.STALL)
     _store_word(body, "0", TeamWord.WORK)
     body.do("br label %done")
     body.label("go_on")
     is_old = body.let(f"icmp sgt i64 {body.let(f'add i64 {stall}, {work}')}, {_MEMORY}")
     halving = body.let(f"zext i1 {is_old} to i64")
+    fewer = body.let(f"sub i64 {_load_word(body, TeamWord.RESTS)}, {halving}")
+    _store_word(body, body.let(f"call i64 @llvm.smax.i64(i64 {fewer}, i64 0)"), TeamWord.RESTS)
     _store_word(body, body.let(f"ashr i64 {stall}, {halving}"), TeamWord.STALL)
     _store_word(body, body.let(f"ashr i64 {work}, {halving}"), TeamWord.WORK)
     body.do("br label %done")
