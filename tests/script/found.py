@@ -97,6 +97,12 @@ def raised_while(x, n: int):
 
 
 # --- what lists take in
+@case((X, 3), (X, 5))
+def ranges_of_data(x, n: int):
+    numbers = range(n)
+    return len(numbers), 2 in numbers, sorted(numbers, reverse=True), numbers[-1], bool(numbers), max(numbers)
+
+
 @case((X, 3), (X, 0))
 def taken_in(x, n: int):
     a = [i for i in range(n)]

@@ -401,7 +401,8 @@ def _len(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         if session.type_of(value).rank == 0:
             raise TypeError("len() of a 0-d tensor")
         return session.size(value, 0)
-    own = None if is_staged(value) else getattr(type(value), "__len__", None)
+    is_ours = is_staged(value) or isinstance(value, StagedSequence)
+    own = None if is_ours else getattr(type(value), "__len__", None)
     return _function(session, own, (value,), {}) if isinstance(own, FunctionType) else NotImplemented
 
 

@@ -35,6 +35,8 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         handler = _HANDLERS.get(fn)
     except TypeError:
         handler = None
+    if handler is None or handler is _sorted:
+        args = tuple(a.listed() if _is_open_range(a) else a for a in args)
     if handler is not None:
         return handler(session, runtime, args, kwargs)
     name = str(getattr(fn, "__name__", ""))
@@ -69,6 +71,10 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         args = tuple(asked if arg is type else arg for arg in args)
     args = tuple(_for_torch(session, a, fn) for a in args)
     return fn(*args, **{k: _for_torch(session, v, fn) for k, v in kwargs.items()})
+
+
+def _is_open_range(value: Any) -> bool:
+    return isinstance(value, StagedRange) and value.known_length() is None
 
 
 def _is_data(session: Any, value: Any) -> bool:
@@ -297,8 +303,7 @@ def _listing(kind: type) -> Callable[..., Any]:
     def make(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         value = args[0] if args else ()
         if isinstance(value, StagedRange):
-            return session.emit("py.call", f"builtins.{kind.__name__}", session.emit("py.call", "builtins.range",
-                                *value.bounds()))  # fmt: skip
+            return session.emit("py.call", f"builtins.{kind.__name__}", value.numbers())
         if isinstance(value, StagedObject):
             return session.emit("py.call", f"builtins.{kind.__name__}", value)
         if isinstance(value, StagedSequence) or sequence_of(session, value) is not None:
@@ -398,7 +403,7 @@ def _append(session: Any, items: StagedObject, value: Any) -> None:
 
 def extend(session: Any, items: StagedObject, more: Any) -> None:
     """`items.extend(more)`, and `items += more`, which takes whatever can be gone over, too."""
-    if isinstance(more, (tuple, str, range, dict, set, frozenset)):
+    if isinstance(more, (tuple, str, range, dict, set, frozenset)) and not isinstance(more, StagedSequence):
         more = list(more)
     elif not isinstance(more, (list, StagedObject)):
         more = session.listed(more)

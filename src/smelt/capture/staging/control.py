@@ -385,6 +385,8 @@ class StagingRuntime(PlainRuntime):
         _use(session, item, c)
         if isinstance(c, torch.Tensor) and session.recorder.slot_of(c).family.tainted:
             return session.item((item == c).any())
+        if isinstance(c, StagedRange) and c.known_length() is None:
+            c = c.listed()
         if is_staged(c) or (is_staged(item) and type(c) in (list, tuple, dict)):
             return session.emit("py.in_", item, c)
         if is_staged(item) and type(c) in (set, frozenset) and all(type(one) in (bool, int, str) for one in c):

@@ -78,8 +78,7 @@ class StagedRange(StagedSequence):
         if any(map(is_staged, (*self.bounds(), key))):
             if isinstance(key, slice):
                 return self.whole()[key]
-            numbers = self.session.emit("py.call", "builtins.range", *self.bounds())
-            return self.session.getitem(self.session.emit("py.call", "builtins.list", numbers), key)
+            return self.session.getitem(self.listed(), key)
         if isinstance(key, slice) or type(self.step) is not int or self.step < 1:
             return self.whole()[key]
         length = (self.stop - self.start + self.step - 1) // self.step
@@ -99,6 +98,14 @@ class StagedRange(StagedSequence):
 
     def __reversed__(self) -> Any:
         return reversed(self.whole())
+
+    def numbers(self) -> Any:
+        """The range as a value of the graph."""
+        return self.session.emit("py.call", "builtins.range", *self.bounds())
+
+    def listed(self) -> Any:
+        """Its numbers as a staged list."""
+        return self.session.emit("py.call", "builtins.list", self.numbers())
 
     def __contains__(self, item: Any) -> bool:
         return item in self.whole()
