@@ -124,6 +124,24 @@ def test_what_is_cast_stands_in_the_graph() -> None:
     assert '"autocast(' not in optimized and "bf16" in optimized
 
 
+def test_generated_python_is_as_the_program_under_any_callers_autocast() -> None:
+    linear = nn.Linear(16, 16)
+
+    def f(x: Tensor) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            exact = linear(x)
+        return exact, linear(x), linear(exact) if exact.sum() > 0 else linear(x) * 2
+
+    x = torch.randn(4, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        traced, want = smelt.trace(f, x), f(x)
+        assert_same(traced.code.run(x), want)
+        assert_same(traced.to_fx()(x), want)
+        assert_same(traced(x), want)
+    assert_same(traced.code.run(x), want)
+    assert_same(traced.to_fx()(x), want)
+
+
 def test_calls_are_served_natively() -> None:
     """The guards know autocast and its dtype, and no operator goes through the dispatcher for it."""
     net = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 16), nn.Softmax(-1)).eval()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smelt._torch.record_modes import Modes
+from smelt._torch.state import is_any_autocast
 from smelt.capture.expects import ExpectEmitter
 from smelt.capture.recorder import Record, Recorder, Slot, StateSlot, slot_type
 from smelt.capture.spans import Site
@@ -30,6 +31,9 @@ def mode_text(now: Modes, caller: Modes) -> str:
             dtype = dict(now.autocast).get(device)
             where = "" if device == "cpu" else f"{device}, "
             words.append(f"autocast({where}{'off' if dtype is None else dtype_from_torch(dtype)})")
+    elif is_any_autocast():
+        # The caller's was on, and whoever runs the graph as Python may be that caller.
+        words.append("autocast(off)")
     return " ".join(words)
 
 

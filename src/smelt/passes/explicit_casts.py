@@ -18,6 +18,7 @@ from smelt.passes.base import Pass, PassContext, emitter
 from smelt.rewrite import Rewriter
 
 _AUTOCAST = re.compile(r"\s*autocast\((bf16|f16)\)\s*;?")
+_OFF = re.compile(r"\s*autocast\((?:cpu, )?off\)\s*;?")
 _LOW = (DType.BF16, DType.F16)
 # What torch makes of operators that autocast leaves alone.
 _UNTOUCHED = frozenset(
@@ -40,6 +41,9 @@ def _run(graph: Graph, context: PassContext) -> bool:
         return False  # it is on for all that stands in them
     rewriter = context.rewriter(graph)
     for node in list(graph.walk()):
+        if node.mode and not node.regions and not _AUTOCAST.search(node.mode) and _OFF.search(node.mode):
+            node.mode = _OFF.sub(" ", node.mode).strip()  # as it is wherever plans run
+            rewriter.edits += 1
         found = _AUTOCAST.search(node.mode)
         if found is None or node.mode.count("autocast") > 1 or node.regions:
             continue

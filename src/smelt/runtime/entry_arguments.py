@@ -20,7 +20,15 @@ from smelt._torch.storage import nbytes_spanned
 from smelt.runtime.entry_sizes import SizeWords
 from smelt.runtime.entry_table import MAX_APART, MAX_REGISTERS, Guard
 from smelt.runtime.entry_words import Unsupported, Words, is_plain
-from smelt.runtime.guard_args import BY_VALUE, TENSORS, Spans, extents_meet, members
+from smelt.runtime.guard_args import (
+    BY_VALUE,
+    TENSORS,
+    Spans,
+    extents_meet,
+    field_names,
+    has_attributes,
+    members,
+)
 from smelt.runtime.guard_sizes import LIMIT, Form, NumberForm, TensorForm, is_name
 from smelt.runtime.guards import GuardSet
 from smelt.runtime.plan import Kind
@@ -138,16 +146,29 @@ class Arguments:
         elif cls is dict:
             keys = [self.words.keep(key) for key in value]
             self.words.emit(Guard.MAPPING, at, self.words.keep(cls), len(value), first, *keys)
-        elif _reads_as(cls, tuple) or _reads_as(cls, list):
+        elif (_reads_as(cls, tuple) or _reads_as(cls, list)) and not has_attributes(value):
             is_list = issubclass(cls, list)
             self.words.emit(Guard.SEQUENCE, at, self.words.keep(cls), len(value), int(is_list), first)
         elif _has_plain_fields(cls):
             names = [self.words.keep(field.name) for field in fields(cls)]
             self.words.emit(Guard.FIELDS, at, self.words.keep(cls), len(names), first, *names)
+            self._no_others(value, at)
         else:
             raise Unsupported
         for i, (label, _, inner) in enumerate(members(value)):
             self._walk(inner, place + label, first + i)
+
+    def _no_others(self, value: Any, at: int) -> None:
+        """That an object has no attributes but its fields, which `members` are."""
+        if not has_attributes(value):
+            return
+        held, known = vars(value), field_names(value)
+        if not known.issuperset(held):
+            raise Unsupported
+        own, first = self._take(1), self._take(len(held))
+        self.words.emit(Guard.FIELDS, at, self.words.keep(type(value)), 1, own, self.words.keep("__dict__"))
+        keys = [self.words.keep(name) for name in held]
+        self.words.emit(Guard.MAPPING, own, self.words.keep(dict), len(held), first, *keys)
 
     def _key(self, key: Any, at: int) -> None:
         """A key by its value where that is seen natively, else as the object that it is."""

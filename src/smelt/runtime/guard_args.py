@@ -105,6 +105,7 @@ class ArgumentTests:
         # Outside inference mode its tensors may not be written, which is known too late where that is tried.
         self._tells_inference = writes and not torch.is_inference_mode_enabled()
         self._outside = outside
+        self._is_beside = False  # amid what no member of a container is
         self._rooted = {id(tensor): tensor for tensor in rooted}
         self._apart: list[tuple[str, str, Any]] = []
         self.tests: list[ArgumentTest] = []
@@ -189,7 +190,10 @@ class ArgumentTests:
         form = self.free.get(place)
         if form is not None:
             self._met.add(place)
-        if cls in TENSORS:
+        if self._is_beside and isinstance(value, torch.Tensor):
+            # It is no input of the graph, which has this very one.
+            self._each("identity", place, selector, f"{{v}} is {self._bind(value, 'O')}", value)
+        elif cls in TENSORS:
             self._tensor(value, place, self._variable(selector))
         elif isinstance(form, NumberForm):
             self._number(form, value, place, self._variable(selector))
@@ -291,6 +295,26 @@ class ArgumentTests:
             # a label such as [3] or .name; keys that are not plain text are bound
             text = label if key is None else f"[{self._bind(key[0], 'K')}]"
             self._walk(inner, self._part(place, text, label), variable + text)
+        self._beside(value, place, variable)
+
+    def _beside(self, value: Any, place: str, variable: str) -> None:
+        """What a container or dataclass holds besides its members, which may stand before something of its class."""
+        if not has_attributes(value):
+            return
+        held, known = attributes_of(value), field_names(value)
+        self._names(value, list(held), place, variable)
+        within, self._is_beside = self._is_beside, True
+        for name, inner in held.items():
+            if name not in known:
+                self._walk(inner, self._part(place, f".{name}"), f"{variable}.{name}")
+        self._is_beside = within
+
+    def _names(self, value: Any, names: list[str], place: str, variable: str) -> None:
+        """An object's attributes, by name and in order."""
+        self.scope["attributes_of"] = attributes_of
+        own = getattr(value, "__dict__", None)
+        listed = "list({v}.__dict__)" if own is not None and len(own) == len(names) else "list(attributes_of({v}))"
+        self._each("attributes", place, variable, f"{listed} == {_printed(names)}", names)
 
     def _object(self, value: Any, place: str, selector: str) -> None:
         """An object whose attributes, and items, are compared one by one."""
@@ -300,7 +324,6 @@ class ArgumentTests:
         variable = self._variable(selector)
         self._apart.append((place, variable, value))
         self._each("type", place, variable, f"type({{v}}) is {self._bind(type(value), 'T')}", type(value))
-        self.scope["attributes_of"] = attributes_of
         if isinstance(value, dict):
             keys = list(dict.keys(value))
             self._each("keys", place, variable, f"same(list({{v}}), {self._bind(keys, 'V')})", keys)
@@ -308,10 +331,7 @@ class ArgumentTests:
                 text = label if type(key) is str else f"[{self._bind(key, 'K')}]"
                 self._walk(inner, self._part(place, text, label), variable + text)
         held = attributes_of(value)
-        names = list(held)
-        own = getattr(value, "__dict__", None)
-        listed = "list({v}.__dict__)" if own is not None and len(own) == len(names) else "list(attributes_of({v}))"
-        self._each("attributes", place, variable, f"{listed} == {_printed(names)}", names)
+        self._names(value, list(held), place, variable)
         for name, inner in held.items():
             self._walk(inner, self._part(place, f".{name}"), f"{variable}.{name}")
 
@@ -499,6 +519,16 @@ def members(value: Any) -> list[tuple[str, tuple[Any] | None, Any]]:
     if dataclasses.is_dataclass(value):
         found += [(f".{f.name}", None, getattr(value, f.name)) for f in dataclasses.fields(value)]
     return found
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether a container or dataclass may hold more than its items and fields."""
+    return hasattr(value, "__dict__")
+
+
+def field_names(value: Any) -> frozenset[str]:
+    """The names of a dataclass's fields; of others none."""
+    return frozenset(f.name for f in dataclasses.fields(value)) if dataclasses.is_dataclass(value) else frozenset()
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
