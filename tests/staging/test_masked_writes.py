@@ -38,3 +38,19 @@ def test_one_element_by_chance(program, make):
         made = smelt.compile(program) if make == "compile" else smelt.trace(program, (w, _MASKS[0]))
         for mask in _MASKS * 2:
             assert torch.equal(made(w, mask), program(w, mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64, torch.float32, torch.bfloat16])
+def test_a_single_element_of_any_dtype(dtype):
+    """Examples of numbers are larger than what one byte holds."""
+
+    def cleared(x):
+        x[x > 0] = 0
+        return x + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", smelt.SmeltWarning)
+        made = smelt.trace(cleared, torch.ones((), dtype=dtype))
+    for value in (0, 5, 100):
+        x = torch.full((), value, dtype=dtype)
+        assert torch.equal(made(x.clone()), cleared(x.clone()))

@@ -109,11 +109,20 @@ class Elements:
             return None
         dtype = dtype_to_torch(slot_type(arg).dtype)
         with unseen():
-            return tuple(n if n is DEAD else torch.tensor(n, dtype=dtype) for n in numbers)
+            return tuple(_tensor(number, dtype) for number in numbers)
 
 
 def _type(slot: Slot) -> Type:
     return _TYPES[slot_type(slot).dtype.kind]
+
+
+def _tensor(number: Any, dtype: torch.dtype) -> Any:
+    """A tensor of one example; none where the dtype has no such number."""
+    if number is not DEAD and not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool:
+        info = torch.iinfo(dtype)
+        if not info.min <= number <= info.max:
+            return DEAD
+    return number if number is DEAD else torch.tensor(number, dtype=dtype)
 
 
 def _run(overload: Any, operands: list[Any], named: dict[str, Any], world: int) -> Any:
