@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from enum import Enum, IntEnum
 from typing import Any
 
 import pytest
@@ -58,6 +60,50 @@ class Defaults(defaultdict[str, int]):
 
 class Pair(tuple[int, ...]):
     K = 3
+
+
+class Colour(Enum):
+    RED = 1
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+Colour.K = Level.K = 3  # type: ignore[attr-defined]
+
+
+class Count(int):
+    K = 3
+
+
+class Part(float):
+    K = 3
+
+
+class Name(str):
+    K = 3
+
+
+class Equal:
+    """All are equal."""
+
+    K = 3
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+NUMBERS: dict[str, Callable[[], Any]] = {
+    "a member": lambda: Colour.RED,
+    "a numbered member": lambda: Level.LOW,
+    "an int": lambda: Count(3),
+    "a float": lambda: Part(3.0),
+    "a text": lambda: Name("a"),
+}
 
 
 MADE: dict[str, Callable[[], Any]] = {
@@ -143,3 +189,78 @@ def test_fresh_ones_alike_are_one_entry() -> None:
         for _ in range(4):
             compiled(x, make())
         assert compiled.stats().builds == before + 1, kind
+
+
+@pytest.mark.parametrize("place", ["argument", "list", "attribute", "global", "class"])
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_attributes_of_numbers_and_of_members_of_enumerations(kind: str, place: str) -> None:
+    x, made = torch.ones(2), NUMBERS[kind]()
+
+    class Holder(torch.nn.Module):
+        of_class = made
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = made
+
+        def forward(self, x: Tensor, given: Any) -> Tensor:
+            match place:
+                case "argument":
+                    return x * given.K
+                case "list":
+                    return x * given[0].K
+                case "attribute":
+                    return x * self.own.K
+                case "class":
+                    return x * self.of_class.K
+            return x * made.K
+
+    holder = Holder()
+    compiled = smelt.compile(holder, options=RULE)
+    given = [made] if place == "list" else made
+    try:
+        for number in (None, 9, 2.5):
+            if number is not None:
+                made.K = number
+            for _ in range(3):
+                assert torch.equal(compiled(x, given), x * made.K)
+    finally:
+        made.__dict__.pop("K", None)
+    assert torch.equal(compiled(x, given), x * 3)
+
+
+@pytest.mark.parametrize("is_fresh", [False, True])
+@pytest.mark.parametrize("kind", [*MADE, *NUMBERS, "equal"])
+def test_traces_compare_what_their_arguments_hold(kind: str, is_fresh: bool) -> None:
+    make = (MADE | NUMBERS | {"equal": Equal})[kind]
+    x, made = torch.ones(2), make()
+    program = smelt.trace(by_attribute, (x, made))
+    assert torch.equal(program(x, make() if is_fresh and kind != "equal" else made), by_attribute(x, made))
+    given = make() if is_fresh else made
+    before = given.K
+    try:
+        given.K = 9
+        with pytest.raises(smelt.CaptureError, match=r"args\[1\]") as caught:
+            program(x, given)
+        assert caught.value.code == "S0107"
+    finally:
+        del given.K
+    if kind != "set at the end":
+        assert torch.equal(program(x, given), x * before)
+
+
+def test_traces_see_that_an_argument_changed_in_place() -> None:
+    x = torch.ones(2)
+    changes: list[tuple[Any, Callable[[Tensor, Any], Tensor], Callable[[Any], object]]] = [
+        (Shadowed(), lambda x, d: x * d.s, lambda d: setattr(d, "s", 2)),
+        ([Shadowed()], lambda x, d: x * d[0].s, lambda d: setattr(d[0], "s", 2)),
+        ({1, 2}, lambda x, d: x * len(d), lambda d: d.add(7)),
+        (bytearray(b"a"), lambda x, d: x * d[0], lambda d: d.append(1)),
+    ]
+    for given, f, change in changes:
+        with pytest.warns(smelt.SmeltWarning) if type(given) is bytearray else nullcontext():
+            program = smelt.trace(f, (x, given))
+        assert torch.equal(program(x, given), f(x, given))
+        change(given)
+        with pytest.raises(smelt.CaptureError, match=r"args\[1\]"):
+            program(x, given)

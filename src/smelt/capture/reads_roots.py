@@ -16,7 +16,9 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from enum import Enum
 from functools import partial
+from numbers import Number
 from threading import get_ident
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -176,6 +178,8 @@ class Roots:
         if kind == "atom":
             if isinstance(value, torch.Tensor):
                 self._tensors.meet(value, partial(self._name_at, parent, label), site)
+            elif type(value) not in QUICK_ATOMS and isinstance(value, (Enum, Number)):
+                self._reach_named(value, parent, label, site)
             return
         if self._is_given(value) and not self._is_of_heap(parent) and (id(value), None) not in self.state:
             self._met_outside.add(id(value))
@@ -191,6 +195,15 @@ class Roots:
                 self._reach_own(own, id(value), site)
         if kind != "opaque" and kind != "module":
             getattr(self, f"_reach_{kind}")(value, site)
+
+    def _reach_named(self, value: Any, parent: int, label: str, site: Site | None) -> None:
+        """A member of an enumeration, or number of a class of its own: what is read of it is seen nowhere, so that all
+        that it holds counts.
+        """
+        own = instance_dict(value)
+        if own is not None and id(own) not in self.rooted:
+            self.rooted.setdefault(id(value), Reached(value, parent, label, site))
+            self._reach_own(own, id(value), site)
 
     def _is_given(self, value: Any) -> bool:
         """Whether this is one of the arguments' objects."""
@@ -246,7 +259,7 @@ class Roots:
         held = contents(value)
         self.copies[id(value)] = (value, held, site)
         for key, member in held.items() if isinstance(value, dict) else enumerate(held):
-            if kind_of(type(member)) != "atom" or isinstance(member, torch.Tensor):
+            if type(member) not in QUICK_ATOMS or isinstance(member, torch.Tensor):
                 self.reach(member, id(value), f"[{key!r}]", site)
         if not is_plain_container(type(value)):
             self._watch(value, site)

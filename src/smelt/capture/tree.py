@@ -41,9 +41,13 @@ class NumberLeaf:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConstantLeaf:
-    """A value without tensors that stays as it is: a number, a string, None, a configuration object."""
+    """A value without tensors that stays as it is: a number, a string, None, a configuration object.
+
+    held: what an object that may change had in it; None for values that do not.
+    """
 
     value: Any
+    held: Tree | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +93,7 @@ _ATOMS = (
 )  # fmt: skip
 
 
+_PLAIN = (int, float, complex, str, bytes)
 _INERT = (
     int, float, bool, complex, str, bytes, type(None), type(Ellipsis), slice, range, torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.Size, torch.Generator, type, types.ModuleType,
@@ -215,7 +220,7 @@ class Flattener:
             return TensorLeaf(self._slot(value, path))
         if not has_parts(value) or id(value) in self._open or self.stays(value):
             self.check(value, path)
-            return ConstantLeaf(value)
+            return ConstantLeaf(value, _held_by(value))
         if id(value) in self.same:
             return SameObject(self.same[id(value)])
         self._open.add(id(value))
@@ -229,7 +234,7 @@ class Flattener:
         if self._seen == before and not is_plain and self.is_closed(value):
             # An object without tensors is its own business: compared as a whole, returned as itself.
             self.closed[id(value)] = value, tree
-            tree = ConstantLeaf(value)
+            tree = ConstantLeaf(value, tree)
         self.containers[id(value)] = path
         return tree
 
@@ -269,6 +274,20 @@ class Flattener:
         names = _attribute_names(value)
         attributes = tuple(self.flatten(getattr(value, name), f"{path}.{name}") for name in names)
         return Container("object", cls, (), names=names, attributes=attributes)
+
+
+def _held_by(value: Any) -> Tree | None:
+    """What is in a value that does not come apart: elements of a set, attributes beside a number or text."""
+    cls = type(value)
+    if cls in _PLAIN:
+        return None
+    if cls in (set, bytearray):
+        return ConstantLeaf(cls(value))
+    if not cls.__flags__ & _HEAP_TYPE or not (isinstance(value, _PLAIN) or not isinstance(value, _ATOMS)):
+        return None
+    names = () if is_called_only(value) else _attribute_names(value)
+    attributes = tuple(ConstantLeaf(getattr(value, name)) for name in names)
+    return Container("object", cls, (), names=names, attributes=attributes)
 
 
 def _context_of(value: Any) -> Any:
@@ -334,13 +353,26 @@ def match(tree: Tree, value: Any, path: str, tensors: dict[int, Any], *, constan
             if type(value) is not cls:
                 raise UnfitError(f"{path} is {describe(value)}, where a number of type {cls.__name__} stood at capture")
             tensors[index] = value
-        case ConstantLeaf(constant):
-            if constants and not same_constant(constant, value):
-                raise UnfitError(f"{path} is {describe(value)}, where it was {describe(constant)} at capture")
+        case ConstantLeaf() if constants:
+            _match_constant(tree, value, path)
         case Container():
             _match_container(tree, value, path, tensors, constants)
         case SameObject() | Made():
             raise UnfitError(f"{path} refers to an argument, which only a result can")
+
+
+def _match_constant(leaf: ConstantLeaf, value: Any, path: str) -> None:
+    """That it is, or equals, what stood there, and has in it what that had: the same object may have changed, and
+    objects that call themselves equal may differ beside that.
+    """
+    held = leaf.held
+    if held is not None and type(value) is type(leaf.value):
+        match(held, value, path, {})
+    if not same_constant(leaf.value, value):
+        is_same_text = describe(value) == describe(leaf.value)
+        other = f"another {type(value).__qualname__}" if is_same_text else f"{describe(value)}, where it was"
+        before = "than" if is_same_text else f"{describe(leaf.value)}"
+        raise UnfitError(f"{path} is {other} {before} at capture")
 
 
 def _match_container(tree: Container, given: object, path: str, tensors: dict[int, Any], constants: bool) -> None:
