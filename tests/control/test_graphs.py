@@ -39,6 +39,34 @@ graph f(%x: f32[8, 4], %c: bool[]) -> f32[8, 4] {
     assert made.report.counts["block"] == 1
 
 
+def test_what_is_carried_may_repeat_its_elements() -> None:
+    text = """\
+graph f(%x: f32[3], %c: bool[]) -> f32[4, 3]{0, 1}, f32[2, 4]{4, 0}, f32[2, 4, 3]{0, 3, 1} {
+  %s: f32[2, 1] = const([[1.0], [2.0]])
+  %d: f32[1, 4, 3] = aten.full.default([1, 4, 3], 2.5)
+  %n: f32[1, 4, 3] = aten.neg.default(%d)
+  %p: f32[2, 4, 3]{0, 3, 1} = aten.expand.default(%d, [2, 4, 3])
+  %q: f32[2, 4, 3]{0, 3, 1} = aten.expand.default(%n, [2, 4, 3])
+  %0: f32[4, 3]{0, 1}, %1: f32[2, 4]{4, 0}, %2: f32[2, 4, 3]{0, 3, 1} = if %c {
+    %3: f32[3] = aten.exp.default(%x)
+    %4: f32[4, 3]{0, 1} = aten.expand.default(%3, [4, 3])
+    %a: f32[2, 4] = aten.full.default([2, 4], 1.5)
+    %5: f32[2, 1]{4, 1} = aten.slice.Tensor(%a, 1, 0, 1)
+    %6: f32[2, 4]{4, 0} = aten.expand.default(%5, [2, 4])
+    yield %4, %6, %p
+  } else {
+    %7: f32[4, 3]{0, 1} = aten.expand.default(%x, [4, 3])
+    %b: f32[2, 4] = aten.full.default([2, 4], -1.5)
+    %8: f32[2, 1]{4, 1} = aten.slice.Tensor(%b, 1, 1, 2)
+    %9: f32[2, 4]{4, 0} = aten.expand.default(%8, [2, 4])
+    yield %7, %9, %q
+  }
+  return %0, %1, %2
+}"""
+    x = torch.randn(3)
+    compare(text, [x, TRUE], [x, FALSE], python=0, exact=False)
+
+
 def test_branch_yields_inputs_outer_values_and_constants() -> None:
     text = """\
 graph f(%x: f32[3], %y: f32[3], %c: bool[]) -> f32[3], f32[3], f32[3] {
