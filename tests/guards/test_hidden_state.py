@@ -118,6 +118,64 @@ def test_locks_that_are_not_taken_and_watchable_classes_are_compiled() -> None:
         assert torch.equal(c(x), x * 3)
 
 
+LOCK = threading.Lock()
+
+
+class Lazy(torch.nn.Module):
+    """Makes something at its first call, under a lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: float | None = None
+
+    def prepare(self) -> None:
+        if self.scale is not None:
+            return
+        with LOCK:
+            self.scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.prepare()
+        assert self.scale is not None
+        return x * self.scale
+
+
+def locks_each_time(x: torch.Tensor) -> torch.Tensor:
+    with LOCK:
+        return x * 2
+
+
+def comes_to_it_in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    for i in range(3):
+        if i == 2:
+            return x * 2
+        with LOCK:
+            x = x + 0
+    return x
+
+
+def test_locks_that_a_call_comes_not_to_are_not_taken() -> None:
+    x, lazy = torch.ones(2), Lazy()
+    with torch.no_grad():
+        lazy(x)
+        compiled = smelt.compile(lazy, options={"measure": False}, fullgraph=True)
+        for _ in range(3):
+            assert torch.equal(compiled(x), x * 2)
+        assert not compiled.stats().fallbacks
+        for f in (locks_each_time, comes_to_it_in_a_loop, lambda x: locks_each_time(Lazy()(x)) / 2):
+            with pytest.raises(smelt.CaptureError, match="takes a lock"):
+                smelt.compile(f, options={"measure": False}, fullgraph=True)(x)
+
+
+def test_a_further_call_in_the_same_run_may_take_the_lock() -> None:
+    x, first, second = torch.ones(2), Lazy(), Lazy()
+    with torch.no_grad():
+        first(x)
+        with pytest.raises(smelt.CaptureError, match="takes a lock"):
+            smelt.compile(lambda x: second(first(x)), options={"measure": False}, fullgraph=True)(x)
+
+
 def test_attributes_that_a_function_sets_on_itself() -> None:
     def counted(x: torch.Tensor) -> torch.Tensor:
         counted.n = getattr(counted, "n", 0) + 1  # type: ignore[attr-defined]

@@ -158,7 +158,9 @@ class _Recorder:
             code = frame.f_code
             if id(code) not in self.codes:
                 self._on_code(code, frame)
-            return id(code) in self.codes
+            elif self.roots.names_lock(code):
+                self.roots.enter_again(frame)
+            return id(code) in self.codes and not self.roots.names_lock(code)
         if event != "c_call":
             return False
         if arg.__name__ not in SUSPECT_NAMES or type(arg.__self__) is dict:

@@ -35,7 +35,7 @@ from smelt.capture.reads_effects import DRAWS, ENVIRONMENT, LOCKS, file_kind, us
 from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of, state_path
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
-from smelt.capture.reads_scan import Chain, is_for_append, may_take_locks, scan_code
+from smelt.capture.reads_scan import Chain, is_for_append, may_take_locks, runs_in_order, scan_code
 from smelt.capture.reads_tensors import TensorMarks, steps_by_gradients
 from smelt.capture.reads_values import (
     CALL_HOOKS,
@@ -115,7 +115,8 @@ class Roots:
         self._tensors = TensorMarks()
         self._names: set[str] = set()  # that code which has run names
         self._classes: set[type] = set()  # whose descriptors are reached
-        self._locks: list[tuple[Any, Site | None]] = []
+        self._locks: list[tuple[Any, Site | None, bool]] = []  # whether code names it there
+        self._holders: dict[int, list[FrameType]] = {}  # calls of functions that name one, by code
         self._generators: list[tuple[random.Random, Any, Site | None]] = []  # as they were
         self.numpys_draws: list[tuple[str, Site]] = []  # where code names a draw of NumPy's global generator
         self.arguments: set[int] = set()  # structured arguments
@@ -183,6 +184,8 @@ class Roots:
             return
         if self._is_given(value) and not self._is_of_heap(parent) and (id(value), None) not in self.state:
             self._met_outside.add(id(value))
+        if kind == "lock":
+            self._locks.append((value, site, not parent))
         if id(value) in self.rooted:
             return
         self.rooted[id(value)] = Reached(value, parent, label, site)
@@ -193,7 +196,7 @@ class Roots:
             own = instance_dict(value) if kind == "opaque" else None
             if own is not None:  # a compiled function is what the function's name now stands for, attributes and all
                 self._reach_own(own, id(value), site)
-        if kind != "opaque" and kind != "module":
+        if kind not in ("opaque", "module", "lock"):
             getattr(self, f"_reach_{kind}")(value, site)
 
     def _reach_named(self, value: Any, parent: int, label: str, site: Site | None) -> None:
@@ -299,8 +302,20 @@ class Roots:
         else:
             self.refusals.append(("holds a weak reference", self.name(id(value)), site))
 
-    def _reach_lock(self, value: Any, site: Site | None) -> None:
-        self._locks.append((value, site))
+    def enter_again(self, frame: FrameType) -> None:
+        """A further call of a function that names a lock."""
+        self._holders[id(frame.f_code)].append(frame)
+
+    def names_lock(self, code: CodeType) -> bool:
+        """Whether a function of the user's that runs names a lock: each of its calls counts."""
+        return id(code) in self._holders
+
+    def _left_alone(self, site: Site | None) -> bool:
+        """Whether every call of the function that names a lock ended before it came to it."""
+        frames = self._holders.get(id(site.code)) if site is not None else None
+        if site is None or frames is None or not runs_in_order(site.code):
+            return False
+        return all(frame.f_lasti < site.offset for frame in frames)
 
     def _reach_random(self, value: Any, site: Site | None) -> None:
         if type(value) is random.Random:  # to hold it is no effect
@@ -445,7 +460,7 @@ class Roots:
         self._nested.update(id(c) for c in code.co_consts if isinstance(c, CodeType))
         self._names.update(code.co_names)
         self._hold_given_classes(code, frame)
-        scan = scan_code(code)
+        scan, locks = scan_code(code), len(self._locks)
         cells = self._cells_of(code, frame)
         for chain in scan.chains:
             site = Site(code, chain.offset)
@@ -455,6 +470,8 @@ class Roots:
                 self._follow_import(chain, site)
             else:
                 self._follow(self._read_global(namespace, frame.f_builtins, chain.name, site), chain, site)
+        if len(self._locks) > locks:
+            self._holders[id(code)] = [frame]
         for chain in scan.stores:
             self._expect_store(namespace, chain, Site(code, chain.offset))
         if scan.asks_classes and not self._asks_classes:
@@ -630,7 +647,9 @@ class Roots:
         """What must hold again, what is different now, and what of the arguments is, where it can be put back."""
         # To hold a lock is no effect, and most are held by objects that the run only passes by.
         takers = [code for code, _ in self.executed.values() if may_take_locks(code)]
-        for lock, site in self._locks if takers else ():
+        for lock, site, is_named in self._locks if takers else ():
+            if is_named and self._left_alone(site):
+                continue
             self.refusals.append((LOCKS, self.name(id(lock)), site or Site(takers[0], 0)))
         for generator, state, site in self._generators:
             if generator is not PYTHONS and generator.getstate() != state:

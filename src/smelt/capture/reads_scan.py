@@ -7,6 +7,7 @@ function of the code object, found in one linear walk over its bytecode and cach
 from __future__ import annotations
 
 import dis
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -62,6 +63,7 @@ _LOADS = {code for name, code in _OP.items() if name.startswith("LOAD_")}
 _LOAD_METHOD = {_OP["LOAD_METHOD"]} if "LOAD_METHOD" in _OP else {_OP["LOAD_ATTR"]}
 _OF_CELLS = {code for name, code in _OP.items() if name.endswith("_DEREF") or name in ("LOAD_CLOSURE", "MAKE_CELL")}
 _WITHS = {_OP[name] for name in ("BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL") if name in _OP}
+_BACKWARD = {code for name, code in _OP.items() if "BACKWARD" in name}
 _NAMES = frozenset({"__name__", "__qualname__", "__module__", "__doc__"})
 _ENTERING = frozenset({"acquire", "__enter__", "enter_context"})
 _METHOD_BIT = sys.version_info >= (3, 12)  # LOAD_ATTR's argument carries a flag in its lowest bit
@@ -178,6 +180,13 @@ def only_appends(code: CodeType, root: Root, name: str) -> bool:
 def may_take_locks(code: CodeType) -> bool:
     """Whether a code object has a `with` statement, or calls by name what enters something."""
     return not _ENTERING.isdisjoint(code.co_names) or any(op in _WITHS for _, op, _ in _instructions(code))
+
+
+@lru_cache(maxsize=8192)
+def runs_in_order(code: CodeType) -> bool:
+    """Whether a call that ended at an instruction has executed none after it: no loop, and nothing that is resumed."""
+    resumed = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    return not code.co_flags & resumed and not any(op in _BACKWARD for _, op, _ in _instructions(code))
 
 
 def _asks_classes(code: CodeType) -> bool:
