@@ -76,3 +76,51 @@ def test_strict_mode_refuses_them() -> None:
     compiled(x, fine)
     with pytest.raises(CaptureError, match="itself did not"):
         compiled(x, bad)
+
+
+class Written(torch.nn.Module):
+    """Writes before what may raise, and takes a way that data tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor, i: Tensor) -> Tensor:
+        self.seen.add_(1)
+        x.add_(self.weight)
+        if x.sum() > 0:
+            x = x * 2
+        try:
+            return x[i] * self.weight[0]
+        except IndexError as error:
+            if i[0] > 20:
+                raise ValueError("far out") from error
+            return x * 0
+
+
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_a_trace_runs_the_program_where_one_comes_up(with_grad: bool) -> None:
+    module, wanted = Written(), Written()
+    one, fine, bad, far = torch.ones(4), torch.tensor([2]), torch.tensor([9]), torch.tensor([30])
+    program = smelt.trace(module, (one.clone(), fine))
+    wanted(one.clone(), fine)
+    assert any(node.op == "if" for node in program.graph.walk())
+    for x, i in ((one, fine), (one, bad), (-4 * one, bad), (-4 * one, fine), (one, far), (one, fine)):
+        a, b = x.clone(), x.clone()
+        with torch.set_grad_enabled(with_grad):
+            if i is far:
+                for f, given in ((program, a), (wanted, b)):
+                    with pytest.raises(ValueError, match="far out"):
+                        f(given, i)
+            else:
+                assert torch.equal(program(a, i), wanted(b, i))
+        assert torch.equal(a, b) and torch.equal(module.seen, wanted.seen)
+
+
+def test_a_trace_with_handlers_within_another_program() -> None:
+    x, fine, bad = torch.arange(4.0), torch.tensor([2]), torch.tensor([9])
+    program = smelt.trace(picked, (x, fine))
+    compiled = smelt.compile(lambda x, i: program(x, i) + 1)
+    for i in (fine, bad, fine, bad):
+        assert torch.equal(compiled(x, i), picked(x, i) + 1)

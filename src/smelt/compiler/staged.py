@@ -113,7 +113,11 @@ def staged_capture(
     is_wide: bool = False,
     state: Sequence[Place] = (),
 ) -> Captured:
-    """The capture of all ways, with the answer of the native run; its `error` says why there is none."""
+    """The capture of all ways, with the answer of the native run; its `error` says why there is none.
+
+    Where it `reruns`, whoever calls it runs the program itself if it raises.
+    """
+    native = replace(native, reruns=True)
     run = partial(_without_state, target) if state else target
     again = partial(_staged, run, args, kwargs, target, native.name, native, state=state)
     with muted(), nothing_outside():

@@ -72,7 +72,7 @@ class Recording:
         self.size_trace: CaptureTrace | None = None
         self.size_slots: dict[Any, SizeSlot] = {}
         self.streams = (sys.stdout, sys.stderr)
-        self.reruns = native is not None and native.reruns
+        self.reruns, self.has_caught = native is not None and native.reruns, False
         self.regions: list[Any] = []
         self.aliases: dict[Slot, Slot] = {}
         self.paths = 0
@@ -160,6 +160,12 @@ class Recording:
 
     def check_change(self, container: Any) -> None:
         """A staged container is going to be changed. Raises: CannotStage where others would have to see that."""
+
+    def caught(self, op: str) -> None:
+        """The same of an operator that leaves nothing behind. Raises: CannotStage where no call is run again."""
+        if not self.reruns:
+            self.handled(op)
+        self.has_caught = True
 
     def handled(self, op: str) -> Any:
         """An operator may raise where the program catches. Raises: CannotStage."""

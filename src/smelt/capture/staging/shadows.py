@@ -157,12 +157,8 @@ class ShadowRecorder(Recorder):
             if tensor is not None and not is_plain_tensor_type(type(tensor)) and not self._is_ours(tensor):
                 self.session.cannot(f"a {type(tensor).__qualname__} was used")
         self._check()
-        if (
-            not self.session.reruns
-            and may_raise(overload, info, args, operands, self.is_varied)
-            and is_caught(self.session)
-        ):
-            self.session.handled(info.name)
+        if may_raise(overload, info, args, operands, self.is_varied) and is_caught(self.session):
+            self.session.caught(info.name)
         if not info.returns_tensors:
             return self._scalar(overload, info, args, kwargs, noted, operands)
         if info.short in _IN_PLACE_METADATA and self.depth:

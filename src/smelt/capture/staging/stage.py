@@ -331,6 +331,7 @@ class _Run:
             self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,
             self.roots, {}, shared, _returned(flattener.tensors, given.tensors, state),
             facts, self.native.opened, outer=self.native.outer, kinds=kinds, own_backward=self.native.own_backward,
+            reruns=session.has_caught,
         )  # fmt: skip
 
     def _was_there(self, value: Any) -> bool:
