@@ -475,6 +475,21 @@ def test_a_variable_without_a_value_behind_a_branch_is_the_programs_own_error():
         smelt.script(unbound)
 
 
+def of_the_last_row(x):
+    for row in x:
+        last = x.amax() * 3 + row
+    return torch.stack([last, last]), torch.cat((last, last))
+
+
+def test_a_variable_without_a_value_in_a_list_of_arguments():
+    scripted = smelt.script(of_the_last_row)
+    for x in (torch.randn(3, 2), torch.randn(1, 2)):
+        for got, want in zip(scripted(x), of_the_last_row(x), strict=True):
+            assert torch.equal(got, want)
+    with pytest.raises(UnboundLocalError, match="last"):
+        scripted(torch.ones(0, 2))
+
+
 def ordered(x, n: int | bool = 2, *, flip=False):
     return x.sort(descending=flip).values * n
 

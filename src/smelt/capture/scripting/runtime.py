@@ -19,7 +19,7 @@ from smelt.capture.scripting.marking import mark
 from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread
 from smelt.capture.staging import choices
 from smelt.capture.staging.branches import branch, is_raised_by_user
-from smelt.capture.staging.control import StagingRuntime, _use, compared
+from smelt.capture.staging.control import StagingRuntime, _use, _use_in_call, compared
 from smelt.capture.staging.growing import container_type, extends, must_be_staged
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedSequence
@@ -56,7 +56,7 @@ class ScriptRuntime(StagingRuntime):
     # --- calls and attributes ----------------------------------------------------------------------------------------
 
     def call(self, at: int, fn: Any, args: Any, kwargs: Any) -> Any:
-        _use(self.session, fn, *args, *kwargs.values())
+        _use_in_call(self.session, fn, *args, *kwargs.values())
         try:
             return calls.call(self.session, self, at, fn, args, kwargs)
         except Exception as error:

@@ -394,7 +394,7 @@ class StagingRuntime(PlainRuntime):
         return item in c
 
     def call(self, at: int, fn: Any, args: Any, kwargs: Any) -> Any:
-        _use(self.session, *args, *kwargs.values())
+        _use_in_call(self.session, *args, *kwargs.values())
         return calls.call(self.session, self, fn, args, kwargs)
 
     def getattr_(self, at: int, o: Any, name: str) -> Any:
@@ -540,6 +540,12 @@ def _use(session: Session, *values: Any) -> None:
             session.unmerge(value.why)
         if isinstance(value, Pending):
             session.cannot("a function returns a value on some paths only")
+
+
+def _use_in_call(session: Session, *values: Any) -> None:
+    """The same for arguments: a list or tuple that stands there holds what was loaded for it."""
+    for value in values:
+        _use(session, value, *(value if type(value) in _SEQUENCES else ()))
 
 
 def _are_alike(left: Any, right: Any) -> bool:
