@@ -133,6 +133,10 @@ def _conv(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return _make(shadows, x, [sizes[0], kernel[0], *found])
 
 
+# Operators whose kernels without data take one step after the other.
+TURNS = frozenset(f"aten.{name}.input" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
+
+
 def _recurrent(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Of a sequence, its lengths and batch of any size; torch's kernels take one step after the other."""
     if kwargs or len(args) != 9:
@@ -244,7 +248,7 @@ _RULES: dict[str, Rule] = {
     "aten.layer_norm.default": _layer_norm,
     **{f"aten.{name}.Tensor": _binary for name in ("add", "sub", "mul", "div")},
     **{f"aten.conv{n}d.default": _conv for n in (1, 2, 3)},
-    **{f"aten.{name}.input": _recurrent for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+    **dict.fromkeys(TURNS, _recurrent),
     "aten.softmax.int": _same_layout,
     "aten.log_softmax.int": _same_layout,
     "aten.view.default": _view,

@@ -31,6 +31,13 @@ from smelt.ops.typing import infer
 
 _SECOND_HAND = ("torch._meta_registrations", "torch._refs", "torch._decomp", "torch._prims", "torch._subclasses")
 
+# Those that torch does not tag `pointwise`.
+_BY_ELEMENTS = frozenset((
+    "__and__", "__or__", "__iand__", "__ior__", "subtract", "multiply", "divide", "rsub", "greater", "greater_equal",
+    "less", "less_equal", "not_equal", "masked_fill", "masked_fill_", "isclose", "ldexp",
+))  # fmt: skip
+_PRODUCTS = frozenset(("mm", "bmm", "mv", "dot"))
+
 
 class Doubt(Exception):
     """Whether eager refuses these operands is not known; the text says why."""
@@ -77,8 +84,12 @@ def given_all_the_same(
 
 
 def _never_fit(name: str, types: Sequence[TensorType]) -> bool:
-    """Whether an operator goes by elements, and its operands have sizes that are not broadcast to one another."""
-    if "pointwise" not in tags_of(name):
+    """Whether an operator goes by elements, and its operands have sizes that are not broadcast to one another, or is a
+    product of operands that have nothing to be summed over."""
+    if name.split(".")[1] in _PRODUCTS and len(types) == 2:
+        a, b = (t.sizes for t in types)
+        return a[-1:] != b[-2:][:1] or (len(a) == len(b) == 3 and a[0] != b[0])
+    if "pointwise" not in tags_of(name) and name.split(".")[1] not in _BY_ELEMENTS:
         return False
     try:
         torch.broadcast_shapes(*[t.sizes for t in types])

@@ -24,7 +24,7 @@ from smelt._torch.shadow import Shadows, pythons_kernels, wants_numbers
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.dims import dim_of, row_major
 from smelt.capture.dynamic.known import KnownValues
-from smelt.capture.dynamic.rules import by_rule, has_rule
+from smelt.capture.dynamic.rules import TURNS, by_rule, has_rule
 from smelt.capture.dynamic.values import for_torch, is_sized, number_of
 from smelt.capture.nested import NAMES as NESTED
 from smelt.capture.nested import PaddedInstead
@@ -40,7 +40,7 @@ from smelt.capture.staging.known_layouts import KnownLayouts
 from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.raising import may_raise
 from smelt.capture.staging.sizes import rule_of
-from smelt.capture.staging.splits import split_of
+from smelt.capture.staging.splits import number_of_parts, split_of
 from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
 from smelt.capture.staging.watch import unwatched
@@ -52,6 +52,9 @@ _IN_PLACE_METADATA = frozenset((
     "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "resize_as_",
     "set_", "swapaxes", "rename_", "sparse_resize_", "_resize_output_",
 ))  # fmt: skip
+
+
+_MOST_TURNS = 10_000  # and parts of a tensor, at some 0.1 ms each without data
 
 
 class ShadowRecorder(Recorder):
@@ -297,6 +300,8 @@ class ShadowRecorder(Recorder):
                     # Which one it is does not show in the type; where there is none, eager raises.
                     own_args[2] = 0
                 self._check_overlap(info, overload, own_args, own_kwargs, varied)
+                if varied and number_of_parts(info.name, own_args, own_kwargs) > _MOST_TURNS:
+                    self.session.cannot(f"{info.name} gives a number of tensors that depends on data")
                 if cut is not None:
                     results.append(cut.shadow(self.shadows, self.session.size_trace, overload, own_args, world))
                     continue
@@ -418,10 +423,15 @@ class ShadowRecorder(Recorder):
         return other
 
     def _by_rule(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if self.session.size_trace is None or not has_rule(info.name):
+        if not has_rule(info.name) or (self.session.size_trace is None and info.name not in TURNS):
             return None
         with unseen():
-            return by_rule(self.shadows, info.name, args, kwargs)
+            found = by_rule(self.shadows, info.name, args, kwargs)
+        if found is None and info.name in TURNS and max(args[0].shape) > _MOST_TURNS:
+            self.session.cannot(
+                f"{info.name} takes a number of steps that depends on data", "with gradients or dropout"
+            )
+        return found
 
     def _doubted(self, refused: Exception, info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """What the operator gives although its kernel without data refused; DEAD where eager raises, too."""

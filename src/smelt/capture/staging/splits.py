@@ -113,3 +113,22 @@ def split_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], examples
     if not -rank <= dim < rank:
         return None
     return Split(dim % rank, list(sizes), _ROLES[examples.turn(len(_ROLES))])
+
+
+_PARTS = frozenset((
+    "aten.split.Tensor", "aten.unsafe_split.Tensor", "aten.split_copy.Tensor", "aten.unbind.int",
+    "aten.unbind_copy.int",
+))  # fmt: skip
+
+
+def number_of_parts(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """How many tensors an operator gives that takes one apart into parts of one size; 0 for any other operator."""
+    if name not in _PARTS:
+        return 0
+    x, *rest = args
+    named = "unbind" not in name
+    size = kwargs.get("split_size", rest.pop(0) if named and rest else 1)
+    dim = kwargs.get("dim", rest[0] if rest else 0)
+    with unseen():
+        size = 1 if is_staged(size) else max(at_hand(number_of(size)), 1)
+        return int(at_hand(number_of(x.shape[dim])) // size) if x.dim() and not is_staged(dim) else 0
