@@ -7,6 +7,7 @@ in what is no list, buffers that are written on one path or in a loop.
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import torch
@@ -96,11 +97,58 @@ def raised_while(x, n: int):
     return y
 
 
+# --- what exceptions say
+class Worded(ValueError):
+    def __init__(self, n, *, more=2):
+        super().__init__(f"n is {n}", more)
+        self.n = n
+
+    def text(self):
+        return f"{self.n} and {self}"
+
+
+@case((X, 0), (X, 1), (X, 2), (X, 3))
+def texts_of_exceptions(x, n: int):
+    try:
+        if n > 2:
+            raise Worded(n)
+        if n > 1:
+            raise KeyError(n)
+        if n > 0:
+            raise ValueError(n, [n])
+        n = 1 // n
+    except Worded as error:
+        return error.text(), repr(error)
+    except (KeyError, ValueError) as error:
+        return f"{error}", f"{error!r:>20}"
+    except ZeroDivisionError as error:
+        return str(error), repr(error)
+    return "", ""
+
+
+# --- members of enumerations
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@case((X, 3, Colour.RED), (X, 0, Colour.BLUE), (-X, 3, Colour.BLUE))
+def members(x, n: int, colour: Colour):
+    return [colour, {"a": Colour.RED if n > x[0, 0] else colour}], colour is Colour.RED
+
+
 # --- what lists take in
 @case((X, 3), (X, 5))
 def ranges_of_data(x, n: int):
     numbers = range(n)
     return len(numbers), 2 in numbers, sorted(numbers, reverse=True), numbers[-1], bool(numbers), max(numbers)
+
+
+@case((X, 3), (X, 2))
+def ranges_as_values(x, n: int):
+    r = range(n) if x[0, 0] > n else range(1, n)
+    same = r == range(3), range(3) != r, r == [1, 2], r in [range(1, 3)], range(n) == range(0, n, 1)
+    return r, {"a": [r, range(2)]}, same, f"{r} {[r]}", repr(r), dict.fromkeys(r), dict.fromkeys(range(n), x)
 
 
 @case((X, 3), (X, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -115,3 +116,32 @@ def test_parts_of_a_free_size() -> None:
             assert_same(compiled(x), f(x))
         assert compiled.stats().builds <= most and compiled.stats().fallbacks == {}
         assert all(getattr(row.entry, "why_alone", "") == "" for row in compiled.stats().rows)
+
+
+def keyed(x, n):
+    return {n: x + 1}
+
+
+def lettered(x, n):
+    return f"{n}", x + 1
+
+
+def padded(x, n):
+    return [0] * n, x + 1
+
+
+@pytest.mark.parametrize(
+    ("f", "use"),
+    [(keyed, "it is a key of a dict"), (lettered, "its text is made there"), (padded, "how long a list or text is")],
+)
+def test_what_a_number_is_used_for_is_said(f: Callable[..., Any], use: str) -> None:
+    compiled, x = smelt.compile(f), torch.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", smelt.SmeltWarning)
+        for n in range(3, 24):
+            assert repr(compiled(x, n)) == repr(f(x, n))
+    text = str(compiled.stats())
+    assert use in text and f" in {f.__name__}: " in text
+    # What matters comes first, and values in which misses differ are counted.
+    assert [line.partition(":")[0] for line in text.splitlines()[1:3]] == ["fell back 5 times", "not free"]
+    assert len(text.splitlines()) < 8 and "took 16 values, 3 first and 18 last" in text

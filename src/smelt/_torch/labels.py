@@ -43,7 +43,7 @@ def _text(key: Any) -> str:
         name = "" if cls is tuple else cls.__qualname__
         return f"{name}({inner},)" if tuple.__len__(key) == 1 else f"{name}({inner})"
     for base in _BASES:
-        if isinstance(key, base):
+        if issubclass(cls, base):  # a number of which only a capture knows says that it is one
             return f"{cls.__qualname__}({base.__repr__(key)})"
     # What the key prints may hold its address, or be computed.
     return cls.__qualname__

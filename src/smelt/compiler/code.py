@@ -17,9 +17,9 @@ import torch
 class Code(str):
     """Python source of a graph: a string that knows its file.
 
-    path: the file with this text. forward: the function in it, `forward(state, *inputs) -> tuple of outputs`, where
-    `state` maps names of parameters, buffers, captured tensors and large constants to tensors. `run(*inputs)` calls it
-    with the program's own state.
+    path: the file with this text. forward: the function in it, `forward(state, *inputs) -> tuple of outputs`. state:
+    the program's own, names of parameters, buffers, captured tensors and large constants with their tensors.
+    `run(*inputs)` calls `forward` with that.
     """
 
     path: Path
@@ -42,9 +42,14 @@ class Code(str):
         function: Callable[..., tuple[Any, ...]] = module.forward
         return function
 
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """What `forward` takes first: the very tensors of the program, as they are now."""
+        return self._state()
+
     def run(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
         """The graph's flat outputs for its flat inputs."""
-        return self.forward(self._state(), *inputs)
+        return self.forward(self.state, *inputs)
 
 
 def write_code(name: str, text: str, directory: str, state: Callable[[], dict[str, torch.Tensor]]) -> Code:

@@ -17,6 +17,7 @@ from smelt.capture.dynamic.spec import Spot
 from smelt.capture.reads import ReadLog, record_reads
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.state import Place, without_state
+from smelt.compiler.miss_texts import joined_misses
 from smelt.compiler.paths import Outcome, Paths
 from smelt.compiler.second_sight import NO_FREEDOM, Earlier, Freedom, shown
 from smelt.compiler.worth import Worth
@@ -278,6 +279,9 @@ class Row:
         self._hits, self._used, self.native, self.may_be_native = self.hits, self.used, None, True
 
 
+_MOST_SHOWN = 4  # compiled entries that have a line each in the text of counts; more have one together
+
+
 @dataclass(slots=True)
 class Stats:
     """Counts since the object was made. misses: text of the guard that failed -> times; fallbacks: reason -> times.
@@ -301,12 +305,20 @@ class Stats:
 
     def __str__(self) -> str:
         lines = [f"{self.calls} calls, {self.builds} builds, {self.evictions} evictions"]
+        lines += [f"fell back {count} times: {why}" for why, count in self.fallbacks.items()]
+        lines += [f"not free: {place}: {why}" for place, why in self.refused.items()]
+        lines += [f"missed {count} times: {why}" for why, count in joined_misses(self.misses).items()]
+        compiled = [row for row in self.entries if row.entry is not None]
+        many = compiled if len(compiled) > _MOST_SHOWN else []
         for row in self.entries:
             runs = f"the original ({row.reason})" if row.entry is None else "compiled"
-            lines.append(f"entry {row.number}: {row.hits} calls, runs {runs}, made in {row.build_s:.3f} s")
-        for what, times in (("missed", self.misses), ("fell back", self.fallbacks)):
-            lines += [f"{what} {count} times: {why}" for why, count in times.items()]
-        return "\n".join([*lines, *(f"not free: {place}: {why}" for place, why in self.refused.items())])
+            if not (many and row.entry is not None):
+                lines.append(f"entry {row.number}: {row.hits} calls, runs {runs}, made in {row.build_s:.3f} s")
+        if many:
+            which, calls = f"{many[0].number} to {many[-1].number}", sum(row.hits for row in many)
+            took = sum(row.build_s for row in many)
+            lines.append(f"{len(many)} entries, {which}: {calls} calls, run compiled, made in {took:.3f} s")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<Stats: {str(self).splitlines()[0]}, {len(self.rows)} entries>"

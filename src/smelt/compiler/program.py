@@ -93,9 +93,14 @@ class Program(torch.nn.Module):
 
     @property
     def code(self) -> Code:
-        """The graph as Python in a file that a debugger steps: `code.path`, `code.forward`, `code.run(*inputs)`."""
+        """The graph as Python in a file that a debugger steps: `code.path`, `code.forward`, `code.run(*inputs)`.
+
+        `code.state` is what `forward` takes first; docs/graph.md shows how to run the text, here and elsewhere.
+        """
         unit = self.unit
-        text = python_source(unit.graph, f"{unit.captured.name}, captured by Smelt. Run: forward(state, *inputs)")
+        text = python_source(
+            unit.graph, f"{unit.captured.name}, captured by Smelt. Run: forward(state, *inputs), state as p.code.state"
+        )
         return write_code(unit.captured.name, text, self._options.cache_dir, lambda: self._named_state(unit))
 
     def graph_for(self, *args: Any, **kwargs: Any) -> Graph:

@@ -95,7 +95,8 @@ class Sight:
             if len(values) >= (MOST_FIXED_STATE if is_state(spot) else MOST_FIXED):
                 guard = guard_that_fixes(facts, name)
                 line = f" at {guard.span}" if guard is not None and guard.span is not None else ""
-                self.refused[spot] = f"each of its values is a program of its own{line}"
+                use = f": {guard.use} (do that outside of what is compiled)" if guard is not None and guard.use else ""
+                self.refused[spot] = f"each of its values is a program of its own{line}{use}"
 
     def broken(self, look: Look, entry: Entry) -> CaptureError | None:
         """What the program does to sizes and numbers that `dynamic_shapes` names, where that cannot be."""

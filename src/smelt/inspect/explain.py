@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from smelt.capture.state import Place, in_names
 from smelt.compiler import Compiled, Program, SizedUnit, Unit
 from smelt.compiler.compiled import dispatcher_of
 from smelt.compiler.doors.dynamo import graphs_of
+from smelt.compiler.miss_texts import joined_misses
 from smelt.compiler.paths import reading
 from smelt.compiler.size_texts import readable
 from smelt.compiler.splitting_report import break_rows, piece_rows
@@ -115,33 +115,11 @@ def _of_compiled(compiled: Compiled, first: int = 0) -> Report:
             for found in (*(_guard(i, guard) for guard in row.guards.listed), *_outcomes(i, row.entry))
         ],
         breaks=breaks,
-        recompiles=_recompiles(stats.misses),
+        recompiles=[{"guard": text, "times": times} for text, times in joined_misses(stats.misses).items()],
         refused=stats.refused,
         state=dispatcher_of(compiled).state_places,
         fallbacks=fallbacks,
     )
-
-
-_CHANGE = re.compile(r"(?P<what>.*?) was (?P<before>.*), now (?P<now>.*?)(?P<where> \(read at .*\))?", re.DOTALL)
-
-
-def _recompiles(misses: Mapping[str, int]) -> list[Row]:
-    """The guards that failed. Of one that did for many values a row tells how many: each entry that was asked had
-    another one, so that pairs of them are more than anybody reads.
-    """
-    groups: dict[tuple[str, str], list[str]] = {}
-    for text in misses:
-        found = _CHANGE.fullmatch(text)
-        groups.setdefault((found["what"], found["where"] or "") if found else (text, ""), []).append(text)
-    rows: list[Row] = []
-    for (what, where), texts in groups.items():
-        shown = texts[0]
-        if len(texts) > 1:
-            changes = [found for text in texts if (found := _CHANGE.fullmatch(text))]
-            values = list(dict.fromkeys(value for found in changes for value in (found["before"], found["now"])))
-            shown = f"{what} took {len(values)} values, {values[0]} first and {changes[-1]['now']} last{where}"
-        rows.append({"guard": shown, "times": sum(misses[text] for text in texts)})
-    return rows
 
 
 def _in_names(row: Row, state: Sequence[Place]) -> Row:

@@ -7,7 +7,7 @@ Invariant: each gives what the builtin gives, in its order; what is an iterator 
 """
 
 # Each line is to be a loop, a call or a comparison that is converted.
-# ruff: noqa: C416, SIM110
+# ruff: noqa: C416, C420, SIM110
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def filtered(fn: Callable[..., Any] | None, items: Any) -> list[Any]:
 def as_dict(pairs: Any) -> dict[Any, Any]:
     """`dict(pairs)`."""
     return {key: value for key, value in pairs}
+
+
+def from_keys(keys: Any, value: Any = None) -> dict[Any, Any]:
+    """`dict.fromkeys(keys, value)`."""
+    return {key: value for key in keys}
 
 
 def as_set(items: Any) -> set[Any]:
@@ -89,6 +94,27 @@ def running(items: Any, fn: Callable[..., Any]) -> list[Any]:
         found = fn(found, item)
         out.append(found)
     return out
+
+
+def error_text(error: BaseException) -> str:
+    """`str(error)`."""
+    args = error.args
+    if len(args) == 0:
+        return ""
+    return str(args[0]) if len(args) == 1 else str(args)
+
+
+def error_repr(error: BaseException) -> str:
+    """`repr(error)`."""
+    args = error.args
+    name = type(error).__name__
+    return f"{name}({args[0]!r})" if len(args) == 1 else f"{name}{args!r}"
+
+
+def key_error_text(error: KeyError) -> str:
+    """`str(error)`, which shows the key as it is written."""
+    args = error.args
+    return repr(args[0]) if len(args) == 1 else error_text(error)
 
 
 def pairs_of(a: Any, b: Any) -> list[Any]:

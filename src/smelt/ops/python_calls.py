@@ -52,6 +52,11 @@ def _listed(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _member(name: str, member: str) -> Any:
+    """A member of the enumeration of a dotted name."""
+    return class_of(name)[member]  # type: ignore[index]
+
+
 _LIMITS = ("min", "max", "eps", "tiny", "smallest_normal", "resolution", "bits")
 
 
@@ -86,7 +91,9 @@ FUNCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
         **{n: _listed(f) for n, f in _AS_LISTS.items()},
         **{f"dtype.{n}": _limit(n) for n in _LIMITS},
         "list.sorted_by": _sorted_by,
+        "enum.member": _member,
         "operator.index": operator.index,
+        "range": range,
         "torch.Size": torch.Size,
         "torch.int": _as_int,
         **{f"torch.{n}": getattr(torch, n) for n in ("BoolTensor", "LongTensor", "DoubleTensor")},
@@ -95,8 +102,9 @@ FUNCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
     }
 )
 """By the names that `py.call` takes: math.*, cmath.*, builtins.*, methods as `str.upper`, `dict.items`, limits of
-numbers as `dtype.min`, and a few of our own: `list.sorted_by(values, keys, reverse)`, `torch.int` for what torch
-takes as an int, and `torch.LongTensor(numbers)` and its kin for tensors of lists.
+numbers as `dtype.min`, and a few of our own: `list.sorted_by(values, keys, reverse)`, `range` for the range itself,
+`enum.member("module.Color", "RED")`, `torch.int` for what torch takes as an int, and `torch.LongTensor(numbers)` and
+its kin for tensors of lists.
 """
 
 
@@ -118,15 +126,21 @@ def call(name: str, *args: Any, **kwargs: Any) -> Any:
     return found(*args, **kwargs)
 
 
-@lru_cache(maxsize=256)
-def exception_of(name: str) -> type[BaseException]:
-    """The class of exceptions of a dotted name. Raises: SmeltError (S0202) where the name is no such class."""
+def class_of(name: str) -> type | None:
+    """The class of a dotted name, None where there is none."""
     module, _, rest = name.partition(".")
     found: Any = None
     while rest and not isinstance(found, type):
         found = _attribute(module, rest)
         head, _, rest = rest.partition(".")
         module = f"{module}.{head}"
+    return found if isinstance(found, type) else None
+
+
+@lru_cache(maxsize=256)
+def exception_of(name: str) -> type[BaseException]:
+    """The class of exceptions of a dotted name. Raises: SmeltError (S0202) where the name is no such class."""
+    found: Any = class_of(name)
     if not (isinstance(found, type) and issubclass(found, BaseException)):
         raise SmeltError(
             f"{name!r} names no class of exceptions",

@@ -66,8 +66,10 @@ class Symbols:
         """What the run found out."""
         trace = self.trace
         guards = tuple(
-            SizeGuard(_shown(trace, guard), None if site is None else site.span, guard.outcome, _check(trace, guard))
-            for guard, site in zip(trace.guards, trace.sites, strict=True)
+            SizeGuard(
+                _shown(trace, guard), None if site is None else site.span, guard.outcome, _check(trace, guard), use
+            )
+            for guard, site, use in zip(trace.guards, trace.sites, trace.uses, strict=True)
         )
         fixed: dict[str, int | float] = {}
         equal: dict[str, str] = {}

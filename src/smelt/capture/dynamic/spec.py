@@ -52,13 +52,14 @@ class SizeGuard:
     """A condition on the symbols that held at capture, and must hold for the graph to be used.
 
     text: over the symbols. outcome: whether it is true or false where the graph holds. check: whether it comes out so
-    for values of the symbols by name.
+    for values of the symbols by name. use: for what Python asked, where it asked for the number itself.
     """
 
     text: str
     span: Span | None
     outcome: bool
     check: Callable[[Mapping[str, int | float]], bool]
+    use: str = ""
 
     def __str__(self) -> str:
         return self.text if self.outcome else f"not ({self.text})"

@@ -5,8 +5,9 @@ Invariant: an answer that is not the same at all sizes within the ranges leaves 
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -25,10 +26,14 @@ _MOST_WEIGHT = 4000  # symbols and constants in all that a call must be asked
 
 @dataclass(slots=True)
 class CaptureTrace(Trace):
-    """A trace that knows who asked. site: finds the line of the user's that asks now."""
+    """A trace that knows who asked. site: finds the line of the user's that asks now. use: for what Python asks for a
+    number now, in words. sites, uses: of each guard.
+    """
 
     site: Callable[[], Any] = lambda: None
     sites: list[Any] = field(default_factory=list)
+    use: str = ""
+    uses: list[str] = field(default_factory=list)
     known: dict[int, Poly] = field(default_factory=dict)
     known_floats: dict[int, float] = field(default_factory=dict)
     _decided: dict[tuple[str, Poly], bool | None] = field(default_factory=dict)
@@ -83,6 +88,15 @@ class CaptureTrace(Trace):
                 self.site(),
             )
 
+    @contextlib.contextmanager
+    def using(self, use: str) -> Iterator[None]:
+        """Guards that are left meanwhile are for this use."""
+        before, self.use = self.use, use
+        try:
+            yield
+        finally:
+            self.use = before
+
     # --- comparisons -------------------------------------------------------------------------------------------------
 
     def compare(self, operator: Literal["<", "<=", "=="], difference: Poly, value: int) -> bool:
@@ -98,6 +112,7 @@ class CaptureTrace(Trace):
         answer = super(CaptureTrace, self).compare(operator, p, value)
         if len(self.guards) > before:
             self.sites.append(self.site())
+            self.uses.append(self.use)
             self._note_asked(self.guards[-1])
             self._tighten()
             self._answers.clear()
@@ -124,6 +139,7 @@ class CaptureTrace(Trace):
         found = super(CaptureTrace, self).compare_floats(operator, left, right, outcome)
         if len(self.guards) > before:
             self.sites.append(self.site())
+            self.uses.append(self.use)
             self._note_asked(self.guards[-1])
         return found
 
@@ -198,7 +214,7 @@ class CaptureTrace(Trace):
     def back(self, mark: Any) -> None:
         """Forget all guards and atoms since a mark, and what followed from them; nobody may hold such an atom."""
         count, ranges, learnt = mark
-        del self.guards[count:], self.sites[count:]
+        del self.guards[count:], self.sites[count:], self.uses[count:]
         self._asked = sum(map(self._guard_weight, self.guards))
         for meaning in self.atoms[len(ranges) :]:
             del self._ids[meaning]

@@ -83,19 +83,27 @@ def plain(value: Any) -> Any:
     return value if node is None else node.guard_int("", 0)
 
 
-def _fixed(value: Any) -> Any:
-    """The same where Python's own code asks: in converted code it need not."""
+def _fixed(value: Any, use: str = "") -> Any:
+    """The same where Python's own code asks: in converted code it need not. use: what it asks for, for reports."""
     session = current.found()
     if session is not None:
         session.want_free(value)
-    return plain(value)
+    node = node_of(value)
+    if node is None:
+        return value
+    with node.trace.using(use):
+        return plain(value)
+
+
+_TEXT = "its text is made there"
+_LENGTH = "it says how long a list or text is"
 
 
 def _mixed(op: str, a: Any, b: Any) -> Any:
     found = computed(op, a, b)
     if found is NotImplemented:
         if op == "py.mul" and any(isinstance(v, (list, tuple, str, bytes)) for v in (a, b)):
-            return _fixed(a) * _fixed(b)
+            return _fixed(a, _LENGTH) * _fixed(b, _LENGTH)
         session = current.found()
         if session is not None:
             return session.binary(op, a, b)
@@ -170,16 +178,16 @@ class _Sized:
         return complex(_fixed(self))
 
     def __hash__(self) -> int:
-        return hash(_fixed(self))
+        return hash(_fixed(self, "it is a key of a dict, or in a set"))
 
     def __repr__(self) -> str:
-        return repr(_fixed(self))
+        return repr(_fixed(self, _TEXT))
 
     def __str__(self) -> str:
-        return str(_fixed(self))
+        return str(_fixed(self, _TEXT))
 
     def __format__(self, spec: str) -> str:
-        return format(_fixed(self), spec)
+        return format(_fixed(self, _TEXT), spec)
 
     def __reduce__(self) -> Any:
         return type(plain(self)), (plain(self),)
@@ -239,7 +247,7 @@ class SizedInt(_Sized, SymInt):
     __class__ = _class(int)
 
     def __index__(self) -> Any:
-        return _fixed(self)
+        return _fixed(self, "Python's own code takes the number itself")
 
     @property
     def is_integer(self) -> Any:

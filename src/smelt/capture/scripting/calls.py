@@ -29,6 +29,7 @@ from smelt.capture.scripting.session import DEEP, PlainShape, ScriptSession, Sha
 from smelt.capture.scripting.types import TENSOR
 from smelt.capture.staging import calls as staged
 from smelt.capture.staging.handlers import is_caught
+from smelt.capture.staging.stops import MEMBERS
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
 from smelt.ir import ANY, INT, STR, DictType, DType, ListType, TensorType, TupleType
@@ -247,9 +248,10 @@ def _module(session: ScriptSession, runtime: Any, at: int, module: Any, args: An
 
 def _instance(session: ScriptSession, runtime: Any, at: int, cls: Any, args: Any, kwargs: Any) -> Any:
     init = cls.__init__
-    plain = type(cls).__call__ is type.__call__ and cls.__new__ is object.__new__
+    is_error = issubclass(cls, BaseException) and not isinstance(cls.__new__, FunctionType)
+    plain = type(cls).__call__ is type.__call__ and (cls.__new__ is object.__new__ or is_error)
     if plain and isinstance(init, FunctionType) and is_converted(init.__code__.co_filename):
-        made = cls.__new__(cls)
+        made = cls.__new__(cls, *args, **kwargs) if is_error else cls.__new__(cls)
         _function(session, init, (made, *args), kwargs)
         return made
     if cls.__module__.startswith("torch") and issubclass(cls, torch.autograd.Function):
@@ -568,6 +570,18 @@ def _dict_of(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     return _in_python(session, in_python.as_dict, args[0])
 
 
+def _dict_from_keys(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    if kwargs or not args or not _is_open(session, args[0]):
+        return NotImplemented
+    return _in_python(session, in_python.from_keys, *args)
+
+
+def _set(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+    if len(args) == 1 and _is_open(session, args[0]):
+        session.cannot("a set is made of what only a run knows", MEMBERS)
+    return NotImplemented
+
+
 def _sum(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     if not args or isinstance(args[0], StagedObject) or not _is_open(session, args[0]):
         return NotImplemented
@@ -685,12 +699,28 @@ def _size(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 
 def own_text(value: Any, name: str) -> FunctionType | None:
     """The function of a value's class, written in Python, by which `str` or `repr` makes its text."""
-    if isinstance(value, torch.Tensor) or is_staged(value):
+    if isinstance(value, (torch.Tensor, StagedSequence)) or is_staged(value):
         return None
     found = getattr(type(value), f"__{name}__", None)
     if found is object.__str__:
         found = type(value).__repr__
+    if isinstance(value, BaseException) and any(map(staged._holds_staged, value.args)):
+        found = _TEXTS_OF_ERRORS.get(found, found)
     return found if isinstance(found, FunctionType) else None
+
+
+# What writes the text of an exception, as functions that are converted.
+_TEXTS_OF_ERRORS: dict[Any, Any] = {
+    BaseException.__str__: in_python.error_text,
+    BaseException.__repr__: in_python.error_repr,
+    KeyError.__str__: in_python.key_error_text,
+}
+
+
+def text_of(session: Any, value: Any) -> Any:
+    """`str(value)`, where what makes the text may be the program's own."""
+    own = own_text(value, "str")
+    return str(value) if own is None else _function(session, own, (value,), {})
 
 
 def _str_of(kind: Any) -> Any:
@@ -705,7 +735,8 @@ def _str_of(kind: Any) -> Any:
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     sorted: _sorted, min: _best(min), max: _best(max), any: _over(in_python.any_of), all: _over(in_python.all_of),
-    dict: _dict_of, sum: _sum, reversed: _reversed, functools.reduce: _reduce, zip: _zip,
+    dict: _dict_of, dict.fromkeys: _dict_from_keys, set: _set, frozenset: _set,
+    sum: _sum, reversed: _reversed, functools.reduce: _reduce, zip: _zip,
     itertools.accumulate: _accumulate, itertools.chain: _chain, itertools.product: _product,
     len: _len, getattr: _getattr, setattr: _setattr, hasattr: _hasattr, isinstance: _isinstance, map: _map,
     filter: _filter, range: _range, list: _tuple_or_list(list), tuple: _tuple_or_list(tuple),

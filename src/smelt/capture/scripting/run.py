@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import enum
 import inspect
 import re
 import sys
@@ -60,9 +61,20 @@ from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.stage import _check_effect, _check_leaves, _check_result, _everything_kept, _stand_in
-from smelt.capture.staging.stops import EFFECT, MEMBERS, NO_FORM, OUTSIDE_OF_PYTHON, Again, CannotMerge, CannotStage
+from smelt.capture.staging.stops import (
+    EFFECT,
+    MEMBERS,
+    NO_FORM,
+    OUTSIDE_OF_PYTHON,
+    TAKEN_APART,
+    Again,
+    CannotMerge,
+    CannotStage,
+)
+from smelt.capture.staging.views import StagedRange
 from smelt.diag import CaptureError, InternalError, Span
 from smelt.ir import Type
+from smelt.ops.python_calls import class_of
 
 _MOST_RUNS, _MOST_ASKED = 64, 6
 # What all runs of a program may take together: operators and ways, and seconds of the thread's own time.
@@ -114,6 +126,7 @@ _FIXES = {
     OUTSIDE_OF_PYTHON: "do it outside of the function, or use smelt.compile, which has that line run in Python",
     MEMBERS: "keep them in a list, or in a tensor with torch.unique; give sizes as numbers (smelt.f32[2, 3]), or use "
     "smelt.compile",
+    TAKEN_APART: "take its numbers by list(range(...)), or go over it in a for; or use smelt.compile",
     NO_FORM: "write it with torch's operators, or use smelt.compile, which runs in Python what has no other form",
 }
 """What to do, by why something is refused."""
@@ -245,7 +258,7 @@ class _Run:
         self.roots = reachable(fn)
         self.session = ScriptSession(self.roots, Scope(self.roots.modules))
         session = self.session
-        session.functions, session.list_of = calls.Functions(), calls.list_of
+        session.functions, session.list_of, session.text_of = calls.Functions(), calls.list_of, calls.text_of
         session.forked, session.peeled, session.whole = learned.forked, learned.peeled, learned.whole
         session.joined, session.unjoined = learned.joined, learned.unjoined
         session.merge, session.budget = ScriptMerger, learned.budget
@@ -340,7 +353,7 @@ class _Run:
         if outcome.is_raised:
             result = None
             error = self.error
-            raises = "" if error is None else f"{type(error).__name__}: {error}"
+            raises = "" if error is None else f"{type(error).__name__}: {_words_of(error)}"
             span = _line_of(error)
         for change in outcome.writes.values():
             self._check_effect(change)
@@ -417,9 +430,19 @@ def _as_returned(session: ScriptSession, value: Any) -> Any:
         return session.emit("py.call", "builtins.tuple" if isinstance(value, PlainShape) else "torch.Size", value)
     if isinstance(value, TensorsObject):
         return session.emit("py.call", "builtins.tuple", value)
+    if isinstance(value, StagedRange) and value.known_length() is None:
+        return value.itself()
+    if isinstance(value, enum.Enum) and session.regions[-1].taken:
+        # Another way may return another one.
+        cls = f"{type(value).__module__}.{type(value).__qualname__}"
+        if class_of(cls) is type(value) and value.name in type(value).__members__:
+            return session.emit("py.call", "enum.member", cls, value.name)
     if type(value) in (list, tuple):
         items = [_as_returned(session, item) for item in value]
         return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+    if type(value) is dict:
+        found = {k: _as_returned(session, item) for k, item in value.items()}
+        return value if all(found[k] is value[k] for k in value) else found
     return value
 
 
@@ -453,6 +476,14 @@ def _of_transform(names: Sequence[str], stop: CannotStage) -> CaptureError:
         why = f"{names[-1]} takes gradients of what it is given, and scripting gives it stand-ins ({stop.what})"
         fix = "use smelt.compile or smelt.trace, which record a run with real tensors"
     return CaptureError(what, stop.site.span if stop.site is not None else None, why=why, fix=fix, code="S0109")
+
+
+def _words_of(error: Exception) -> str:
+    """What an error says, where its text does not depend on data."""
+    try:
+        return str(error)
+    except CannotStage:
+        return "what it says only a run tells"
 
 
 def _line_of(error: Exception | None) -> Span | None:

@@ -419,7 +419,7 @@ class ScriptRuntime(StagingRuntime):
             no_format = getattr(type(v), "__format__", None) is object.__format__
             is_plain = conversion in ("r", "s") or (conversion is None and no_format)
             own = calls.own_text(v, "repr" if conversion == "r" else "str") if is_plain else None
-            if own is not None and type(spec) is str and not spec:
+            if own is not None and (conversion is not None or (type(spec) is str and not spec)):
                 v, conversion = self.call(at, own, (v,), {}), None
             return super().format_value(at, v, conversion, spec)
         except Exception as error:

@@ -142,6 +142,7 @@ class ScriptSession(Session):
         self.merged: dict[int, tuple[Any, Any, Any]] = {}
         self.functions: Any = None
         self.list_of: Any = None
+        self.text_of: Any = None
         self.arms: dict[tuple[str, int], tuple[int, int]] = {}
         self.depth = 0
         self.most_depth = 200
@@ -278,6 +279,9 @@ class ScriptSession(Session):
 
     def listed(self, items: Any) -> Any:
         return self.list_of(self, items)
+
+    def printed(self, value: Any) -> Any:
+        return self.text_of(self, value)
 
     # --- containers in containers ------------------------------------------------------------------------------------
 

@@ -29,13 +29,19 @@ from smelt.ops.python_draws import draw_name
 _KNOWN: tuple[type, ...] = (list, tuple, range, zip, enumerate, type({}.keys()), type({}.values()), type({}.items()))
 
 
+# What makes a tensor of numbers.
+_OF_ITEMS = (torch.tensor, torch.as_tensor, torch.scalar_tensor)
+
+
 def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`fn(*args, **kwargs)`, where what depends on data becomes an operator of the graph."""
     try:
         handler = _HANDLERS.get(fn)
     except TypeError:
         handler = None
-    if handler is None or handler is _sorted:
+    drawing = draw_name(fn)
+    if drawing is not None or handler is _sorted or any(fn is known for known in _OF_ITEMS):
+        # Of these, a range is its numbers; for all others it is itself.
         args = tuple(a.listed() if _is_open_range(a) else a for a in args)
     if handler is not None:
         return handler(session, runtime, args, kwargs)
@@ -45,13 +51,12 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         return session.emit("py.call", f"math.{name}", *[_number(session, a) for a in args])
     if is_math and any(map(is_sized, args)):
         return called(f"math.{name}", *args)
-    drawing = draw_name(fn)
     if drawing is not None:
         return drawn(session, drawing, args, kwargs)
     if (fn is operator.is_ or fn is operator.is_not) and len(args) == 2:
         return runtime.compare(0, args[0], ("is" if fn is operator.is_ else "is not", lambda: args[1]))
     if args and (_holds_staged(args[0]) or _holds_sized(args[0])):
-        if any(fn is known for known in (torch.tensor, torch.as_tensor, torch.scalar_tensor)):
+        if any(fn is known for known in _OF_ITEMS):
             return _tensor(session, args[0], **kwargs)
         if name == "join" and _holds_staged(args[0]) and isinstance(getattr(fn, "__self__", None), str):
             return session.emit("py.call", "str.join", fn.__self__, args[0])
@@ -172,7 +177,7 @@ def _print(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, 
         session.cannot("something is printed into a file")
     if file is not None and file is sys.stderr:
         kwargs["stream"] = "stderr"
-    shown = [a if _holds_data(session, a) else str(a) for a in args]
+    shown = [a if _holds_data(session, a) else session.printed(a) for a in args]
     session.statement("py.print", *shown, **kwargs)
 
 
@@ -403,7 +408,9 @@ def _append(session: Any, items: StagedObject, value: Any) -> None:
 
 def extend(session: Any, items: StagedObject, more: Any) -> None:
     """`items.extend(more)`, and `items += more`, which takes whatever can be gone over, too."""
-    if isinstance(more, (tuple, str, range, dict, set, frozenset)) and not isinstance(more, StagedSequence):
+    if _is_open_range(more):
+        more = more.listed()
+    elif isinstance(more, (tuple, str, range, dict, set, frozenset)):
         more = list(more)
     elif not isinstance(more, (list, StagedObject)):
         more = session.listed(more)

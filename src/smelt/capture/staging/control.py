@@ -349,6 +349,10 @@ class StagingRuntime(PlainRuntime):
         if op in ("is", "is not") and (is_staged(left) or is_staged(right)):
             found = self._identical(left, right)
             return found if op == "is" else self.not_(0, found)
+        for one, other in ((left, right), (right, left)):
+            if op in ("==", "!=") and isinstance(one, StagedRange) and one.known_length() is None:
+                found = one.equals(other)
+                return found if op == "==" else self.not_(0, found)
         if op in _PY and (is_staged(left) or is_staged(right)):
             found = self.session.binary(f"py.{_PY[op]}", left, right)
             if found is not NotImplemented:
@@ -387,6 +391,8 @@ class StagingRuntime(PlainRuntime):
             return session.item((item == c).any())
         if isinstance(c, StagedRange) and c.known_length() is None:
             c = c.listed()
+        if isinstance(item, StagedRange) and item.known_length() is None:
+            item = item.itself()
         if is_staged(c) or (is_staged(item) and type(c) in (list, tuple, dict)):
             return session.emit("py.in_", item, c)
         if is_staged(item) and type(c) in (set, frozenset) and all(type(one) in (bool, int, str) for one in c):
@@ -490,6 +496,8 @@ class StagingRuntime(PlainRuntime):
             return self._is_data_of_tensor(value)
         if type(value) in _SEQUENCES:
             return any(map(self._is_data, value))
+        if isinstance(value, StagedRange):
+            return value.known_length() is None
         return is_staged(value) or (type(value) is dict and any(map(self._is_data, value.values())))
 
     def iterate(self, at: int, iterable: Any) -> Iterable[Any]:

@@ -23,6 +23,7 @@ from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.shadows import tensor_type_of
 from smelt.capture.staging.stops import CannotGrow, CannotMerge
 from smelt.capture.staging.symbols import ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.views import StagedRange
 from smelt.capture.tree import Flattener, UnfitError, match, rebuild
 from smelt.ir import ANY, ListType, TensorType, Type, join, type_of_arg
 
@@ -172,6 +173,8 @@ class Merger:
             self._yield_one(self._slot(value), type_, slot, is_left)
             self._entwine(value, value, slot)
             return result
+        if isinstance(value, StagedRange):
+            return StagedRange(self.session, *(self._either(bound, is_left) for bound in value.bounds()))
         if self._was_there(value):
             return value
         if type(value) in (tuple, list):
@@ -211,6 +214,9 @@ class Merger:
         for one, other in ((a, b), (b, a)):
             if type(one) is list and is_staged(other) and self.session.is_outer(one):
                 raise CannotGrow(self._where("a list meets a staged one"), _NOT_ONE, self.site, one, (other,))
+        if any(isinstance(v, StagedRange) for v in (a, b)) and isinstance(a, range) and isinstance(b, range):
+            bounds = (self.merge(getattr(a, name), getattr(b, name)) for name in ("start", "stop", "step"))
+            return StagedRange(self.session, *bounds)
         if type(a) is not type(b):
             self._fail(f"a {_kind(a)} meets a {_kind(b)}")
         if isinstance(a, tuple):
@@ -349,6 +355,8 @@ class Merger:
             found = ScalarSlot(slot.type, slot.worlds, slot.is_native)
             self._yield(slot, slot, found)
             return wrap(found)
+        if isinstance(value, StagedRange):
+            return StagedRange(self.session, *map(self._export, value.bounds()))
         if self._was_there(value):
             return value
         if type(value) in (tuple, list):

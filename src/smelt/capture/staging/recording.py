@@ -154,6 +154,10 @@ class Recording:
         """Code that is not converted iterates over a staged container. Raises: CannotStage."""
         return self.cannot("a staged container was taken apart by code that is not converted")
 
+    def printed(self, value: Any) -> Any:
+        """What `print` shows of a value that is none of the graph's."""
+        return str(value)
+
     def listed(self, items: Any) -> Any:
         """What a staged list can take in of items that are no list."""
         return items
@@ -214,6 +218,8 @@ class Recording:
             return value
         if isinstance(value, (list, tuple, dict)) and type(value) in (list, tuple, dict, torch.Size):
             return slot_of(self.container(value))
+        if isinstance(value, range):
+            return slot_of(self.emit("py.call", "range", value.start, value.stop, value.step))
         return self.cannot(f"a {type(value).__qualname__} is used together with values that depend on data")
 
     def size_slot(self, value: Any) -> Any:

@@ -8,8 +8,9 @@ import torch
 
 from smelt.capture.dynamic.values import plain
 from smelt.capture.recorder import slot_type
+from smelt.capture.staging.stops import TAKEN_APART
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
-from smelt.ir import ListType
+from smelt.ir import ANY, ListType
 
 
 class StagedSequence:
@@ -71,7 +72,7 @@ class StagedRange(StagedSequence):
     def whole(self) -> range:
         """The range itself, whose bounds are fixed. Raises: CannotStage where they depend on data."""
         if self.known_length() is None:
-            self.session.cannot("a range whose bounds depend on data is used as a whole")
+            self.session.cannot("a range whose bounds depend on data is taken apart by Python", TAKEN_APART)
         return range(self.start, self.stop, self.step)
 
     def __getitem__(self, key: Any) -> Any:
@@ -100,8 +101,18 @@ class StagedRange(StagedSequence):
         return reversed(self.whole())
 
     def numbers(self) -> Any:
-        """The range as a value of the graph."""
+        """Its numbers as a value of the graph."""
         return self.session.emit("py.call", "builtins.range", *self.bounds())
+
+    def itself(self) -> Any:
+        """The range as a value of the graph."""
+        return self.session.emit("py.call", "range", *self.bounds())
+
+    def equals(self, other: Any) -> Any:
+        """`self == other`, asked in the graph."""
+        if not isinstance(other, range) and (not is_staged(other) or slot_of(other).type != ANY):
+            return False
+        return self.session.emit("py.bool", self.session.emit("py.eq", self, other))
 
     def listed(self) -> Any:
         """Its numbers as a staged list."""

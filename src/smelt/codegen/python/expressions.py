@@ -49,6 +49,16 @@ _HELPERS = {
             container = container.copy()
             return container, container.pop(index)
         """),
+    "enum.member": ("member", """
+        def member(cls, name):
+            module, _, owner = cls.partition(".")
+            found = importlib.import_module(module)
+            for part in owner.split("."):
+                if not hasattr(found, part):
+                    importlib.import_module(f"{found.__name__}.{part}")
+                found = getattr(found, part)
+            return found[name]
+        """),
     "py.raise": ("exception", """
         def exception(name):
             module, _, owner = name.partition(".")
@@ -80,22 +90,24 @@ def modules(nodes: Iterable[Node]) -> list[str]:
             found.add(name.partition(".")[0])
         if node.op == "py.print" and "stream" in node.kwargs:
             found.add("sys")
-        if _needs_helper(node) and node.op == "py.raise":
+        if _helper(node) in ("py.raise", "enum.member"):
             found.add("importlib")
     return sorted(found)
 
 
 def helpers(nodes: Iterable[Node]) -> dict[str, str]:
     """The helper functions that the operators call, by name."""
-    return {_HELPERS[n.op][0]: dedent(_HELPERS[n.op][1]).strip() for n in nodes if _needs_helper(n)}
+    needed = (_HELPERS[key] for key in map(_helper, nodes) if key is not None)
+    return {name: dedent(text).strip() for name, text in needed}
 
 
-def _needs_helper(node: Node) -> bool:
+def _helper(node: Node) -> str | None:
+    """The key of the helper that a node calls."""
     if node.op == "py.raise":
-        return "fields" in node.kwargs or any(
-            not _is_builtin(name) for name in (node.args[0], node.kwargs.get("cause")) if name is not None
-        )
-    return node.op in _HELPERS
+        names = [name for name in (node.args[0], node.kwargs.get("cause")) if name is not None]
+        return node.op if "fields" in node.kwargs or not all(map(_is_builtin, names)) else None
+    key = str(node.args[0]) if node.op == "py.call" else node.op
+    return key if key in _HELPERS else None
 
 
 def python_expression(node: Node, text: ArgText) -> str:
@@ -158,7 +170,7 @@ def _format(node: Node, plain: list[str]) -> str:
 def _call(node: Node, rest: list[str], text: ArgText) -> str:
     name = str(node.args[0])
     inner = ", ".join([*rest, *(f"{k}={text(v)}" for k, v in node.kwargs.items())])
-    call = f"{name.removeprefix('builtins.')}({inner})"
+    call = f"{_HELPERS[name][0] if name in _HELPERS else name.removeprefix('builtins.')}({inner})"
     return f"list({call})" if name in _AS_LISTS else call
 
 

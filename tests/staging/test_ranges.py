@@ -1,0 +1,57 @@
+"""A range whose bounds depend on data is a range for all that takes one, not the list of its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+
+X = torch.tensor([1.0, 2.0])
+
+
+def told(numbers: Any) -> Any:
+    return str(numbers), isinstance(numbers, range)
+
+
+class Keeps:
+    def __init__(self, numbers: Any) -> None:
+        self.numbers = numbers
+
+
+def into_list(numbers: Any) -> Any:
+    out: list[Any] = []
+    out.append(numbers)
+    return out
+
+
+def extended(numbers: Any) -> Any:
+    out: list[Any] = [7]
+    out.extend(numbers)
+    return out
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        told,
+        print,
+        into_list,
+        extended,
+        lambda numbers: numbers,
+        lambda numbers: Keeps(numbers).numbers,
+        lambda numbers: {}.setdefault("a", numbers),
+        lambda numbers: torch.tensor(numbers),
+        lambda numbers: (numbers == range(3), numbers != range(3), numbers == [0, 1, 2], f"{numbers}"),
+    ],
+)
+def test_a_range_stays_a_range(taken: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def f(x):
+        return taken(range(int(x.sum())))
+
+    compiled = smelt.compile(f)
+    for x in (X, X - 1, -X, X):
+        want, said = f(x), capsys.readouterr().out
+        assert repr(compiled(x)) == repr(want) and capsys.readouterr().out == said
