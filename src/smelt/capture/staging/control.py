@@ -397,6 +397,9 @@ class StagingRuntime(PlainRuntime):
         _use(self.session, *args, *kwargs.values())
         return calls.call(self.session, self, fn, args, kwargs)
 
+    def called_here(self, at: int, fn: Any) -> Any:
+        return calls.called_here(self.session, fn)
+
     def getattr_(self, at: int, o: Any, name: str) -> Any:
         _use(self.session, o)
         if isinstance(o, StagedObject):

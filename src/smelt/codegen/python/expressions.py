@@ -49,6 +49,13 @@ _HELPERS = {
             container = container.copy()
             return container, container.pop(index)
         """),
+    "py.warn": ("warned", """
+        def warned(category, file, line, module, *args):
+            owner, _, name = category.rpartition(".")
+            category = getattr(importlib.import_module(owner), name)
+            registry = vars(sys.modules.get(module, warnings)).setdefault("__warningregistry__", {})
+            warnings.warn_explicit(category(*args), category, file, line, module, registry)
+        """),
     "py.raise": ("exception", """
         def exception(name):
             module, _, owner = name.partition(".")
@@ -80,6 +87,8 @@ def modules(nodes: Iterable[Node]) -> list[str]:
             found.add(name.partition(".")[0])
         if node.op == "py.print" and "stream" in node.kwargs:
             found.add("sys")
+        if node.op == "py.warn":
+            found.update(("importlib", "sys", "warnings"))
         if _needs_helper(node) and node.op == "py.raise":
             found.add("importlib")
     return sorted(found)
