@@ -33,6 +33,7 @@ from smelt.capture.reads_effects import (
     ENVIRONMENT,
     PRINTS,
     SUSPECT_NAMES,
+    WARNS,
     Callers,
     asked_setting,
     builtin_effect,
@@ -84,7 +85,8 @@ class ReadLog:
 
     heap: the objects of the arguments, of which some may be known by structure alone; put_back: what the run changed in
     them and a call can change again: none of `mutations` then. state: the places of all `mutations`, where they could
-    be state of the program. asked: by line, what the program itself asked of torch's settings.
+    be state of the program. asked: by line, what the program itself asked of torch's settings. warned: whether it gave
+    warnings.
     """
 
     reads: list[Read] = field(default_factory=list)
@@ -97,6 +99,7 @@ class ReadLog:
     put_back: list[Mutation] = field(default_factory=list)
     state: State | None = None
     asked: dict[Span | None, str] = field(default_factory=dict)
+    warned: bool = False
 
     @property
     def is_replayable(self) -> bool:
@@ -148,6 +151,7 @@ class _Recorder:
         self.class_askers: list[CodeType] = []
         self.callers: Callers = {}
         self.asked: dict[Span | None, str] = {}
+        self.warned = False
         self.collector = {getattr(callback, "__code__", None) for callback in gc.callbacks} - {None}
 
     def profile(self, frame: FrameType, event: str, arg: Any) -> bool:
@@ -178,6 +182,9 @@ class _Recorder:
             self.asked.setdefault(Site(user.f_code, user.f_lasti).span, text)
             return
         what = builtin_effect(arg)
+        if what == WARNS:  # no effect: where the graph does not warn, its answers are right all the same
+            self.warned |= not (is_by_recorder(frame) or self._is_aside(frame))
+            return
         if what == PRINTS and (sys.stdout, sys.stderr) != self.streams:
             what = "replaces the standard streams and prints"
         if what is not None:
@@ -316,6 +323,7 @@ def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
     log.callers.update(recorder.callers)
     log.class_askers.extend(recorder.class_askers)
     log.asked.update(recorder.asked)
+    log.warned = recorder.warned
     log.drawers.extend({**recorder.drawers, **{site.code: None for _, site in found.numpys_draws}})
     log.effects.extend(recorder.effects.values())
     log.effects.extend(Effect(what, name, site.span if site else None) for what, name, site in found.refusals)

@@ -31,6 +31,7 @@ DRAWS = "draws random numbers"
 LOGGING = "logs a message"
 LOOKS = "looks at files"
 PRINTS = "prints"
+WARNS = "warns"
 LOCKS = "takes a lock"
 DEBUGS = "stops in the debugger"
 _OPENS, _USES_FILE, _CHANGES_FILES, _RUNS = "opens a file", "uses a file", "changes files", "runs a command"
@@ -64,6 +65,7 @@ _FUNCTIONS: dict[tuple[str, str], str] = {
     )},
     ("time", "sleep"): _SLEEPS,
     ("builtins", "print"): PRINTS,
+    ("_warnings", "warn"): WARNS,
     ("builtins", "input"): _ASKS,
     ("builtins", "breakpoint"): DEBUGS,
     ("builtins", "globals"): "reads globals by computed name",

@@ -54,7 +54,7 @@ def _unit(
     unit, why_paths, why_fixed = None, "", ""
     # A run whose effects no graph repeats is not taken up again: a debugger would stop in it a second time.
     is_whole = fn.log is None or fn.log.is_replayable or acts_repeatably(fn.log)
-    asks = bool(captured.conversions) or (fn.log is not None and acts_repeatably(fn.log))
+    asks = bool(captured.conversions) or (fn.log is not None and (fn.log.warned or acts_repeatably(fn.log)))
     odd = fn.freedom.odd if fn.freedom else ()
     if captured.error is None and is_whole and not fn.next_path:
         for spec, is_wide in fn.freedom.specs if fn.freedom else ():

@@ -20,7 +20,7 @@ from smelt._torch.busy import busy
 from smelt._torch.state import is_grad_enabled
 from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.reads_effects import file_kind
-from smelt.capture.state import Place, in_names
+from smelt.capture.state import STATE, Place, in_names
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witness
 from smelt.compiler.compiled_original import Original
@@ -40,6 +40,7 @@ from smelt.runtime.guards import GuardSet
 STATE_LIMIT = 8  # builds with state, after which a program is split that needs one at nearly each call
 SPLIT_LIMIT = 3  # kinds of calls that were refused, after which others run in pieces at once
 RAISED = "the last recorded run of it raised"
+BEGAN_WITHOUT = "a call that began before its state was known is under way"
 _MOST_UNRECORDED = 64  # calls that run as they are after a recorded run that raised
 EFFECT_ATTEMPTS = 2  # a first run often fills caches: only a program that does it again is given up
 
@@ -106,6 +107,9 @@ class Builds:
             return self._original.run("another thread is compiling it", args, kwargs, is_fault=False)
         building.active = True
         try:
+            if self.state is not None and STATE not in kwargs:
+                # Found out since this call began: it has not read the state that a build would put back.
+                return self._original.run(BEGAN_WITHOUT, args, kwargs, is_fault=False)
             watch_natively(self._settings.options)
             with busy(), full_collections_later():
                 return self._build(args, kwargs, missed)

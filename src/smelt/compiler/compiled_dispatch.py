@@ -7,6 +7,7 @@ counted. The first call's answer comes from the one native run that was recorded
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -14,9 +15,9 @@ from typing import Any, Final
 from smelt._torch.state import foreign_context, is_grad_enabled
 from smelt.capture import is_capturing
 from smelt.capture.state import STATE, Place, in_names, without_state
-from smelt.compiler.compiled_build import Builds, building
+from smelt.compiler.compiled_build import BEGAN_WITHOUT, Builds, building
 from smelt.compiler.compiled_original import Original
-from smelt.compiler.compiled_state import SLOT, StateCalls, StateGone
+from smelt.compiler.compiled_state import SLOT, StateGone
 from smelt.compiler.compiled_table import Table
 from smelt.compiler.compiled_types import Entry, LeftAlone, Row, Settings, SplitProgram, Stats
 from smelt.compiler.paths import contradicts
@@ -48,6 +49,9 @@ class Dispatcher:
         self._table = Table(self, _slow, self._original, self._stats)
         self._builds = Builds(self._original, self._table, self._stats)
         self._resting = 0
+        # Two calls at once would read the same numbers of a state; and a call that records may call another one.
+        self._state_lock = threading.RLock()
+        self._stateless: set[object] = set()  # calls under way that hold no lock: no state was known when they began
 
     @property
     def counters(self) -> Counters:
@@ -77,9 +81,19 @@ class Dispatcher:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program on these arguments."""
-        state = self._builds.state
-        if state is not None and STATE not in kwargs:
-            return self._with_state(state, args, kwargs)
+        if STATE in kwargs:
+            return self._call(args, kwargs)
+        if self._builds.state is None:
+            this = object()
+            self._stateless.add(this)
+            try:
+                if self._builds.state is None:  # still: a call that finds one later finds this call under way, too
+                    return self._call(args, kwargs)
+            finally:
+                self._stateless.discard(this)
+        return self._with_state(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._stats.calls += 1
         if self._resting:
             self._resting -= 1
@@ -95,14 +109,20 @@ class Dispatcher:
             return self._original.with_gradients("a parameter", args, kwargs)
         return self._serve(args, kwargs, ())
 
-    def _with_state(self, state: StateCalls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _with_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer, the program's state as one more argument."""
-        try:
-            return state.run(self, args, dict(kwargs))
-        except StateGone:
-            reason = "a place of its state holds nothing"
-        self._stats.calls += 1
-        return self._original.run(reason, args, kwargs)
+        with self._state_lock:
+            state = self._builds.state
+            if state is None:  # given up by the call that was waited for
+                return self._call(args, kwargs)
+            try:
+                if not self._stateless:
+                    return state.run(self, args, dict(kwargs))
+                reason, is_fault = BEGAN_WITHOUT, False
+            except StateGone:
+                reason, is_fault = "a place of its state holds nothing", True
+            self._stats.calls += 1
+            return self._original.run(reason, args, kwargs, is_fault)
 
     def _serve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...], why: Miss | None = None

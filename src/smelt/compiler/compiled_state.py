@@ -8,7 +8,6 @@ compiled object comes between.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,13 +29,11 @@ class Core:
 class StateCalls:
     """The places of one program, and calls with what they hold."""
 
-    __slots__ = ("_lock", "_read", "places")
+    __slots__ = ("_read", "places")
 
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = tuple(places)
         self._read = reader(places)
-        # Two calls at once would read the same numbers; and a call that records may call another one.
-        self._lock = threading.RLock()
 
     @staticmethod
     def core(dispatcher: Any) -> Core:
@@ -46,13 +43,15 @@ class StateCalls:
         return found
 
     def run(self, dispatcher: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The answer. Raises: StateGone where a place holds nothing; what the program raises."""
-        with self._lock:
-            try:
-                kwargs[STATE] = self._read()
-            except (LookupError, ValueError, AttributeError):
-                raise StateGone from None
-            return self.core(dispatcher)(*args, **kwargs)
+        """The answer, while no other call runs.
+
+        Raises: StateGone where a place holds nothing; what the program raises.
+        """
+        try:
+            kwargs[STATE] = self._read()
+        except (LookupError, ValueError, AttributeError):
+            raise StateGone from None
+        return self.core(dispatcher)(*args, **kwargs)
 
 
 class StateGone(Exception):

@@ -1,6 +1,6 @@
-"""What a program prints, when its graph prints it, too: never shown twice.
+"""What a program prints and warns of, when its graph does so, too: never shown twice.
 
-Invariant: text that a thread writes while it is muted goes nowhere; what other threads write is not touched.
+Invariant: what a thread writes or warns of while it is muted goes nowhere; that of other threads is not touched.
 """
 
 from __future__ import annotations
@@ -8,18 +8,22 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from smelt.ir import Graph
 from smelt.ops.python_ops import written
+from smelt.ops.python_warnings import Given, given
 
+SHOWING = ("py.print", "py.warn")
 _STREAMS = ("stdout", "stderr")
+_WARNINGS = "warnings"
 
 
 def prints(graph: Graph) -> bool:
-    """Whether a run of the graph prints something."""
-    return any(node.op == "py.print" for node in graph.walk())
+    """Whether a run of the graph prints something, or gives a warning."""
+    return any(node.op in SHOWING for node in graph.walk())
 
 
 class _Muted:
@@ -42,17 +46,49 @@ class _Muted:
 
 @contextlib.contextmanager
 def muted(pieces: dict[str, int] | None = None) -> Iterator[None]:
-    """Drop what this thread writes to the standard streams in the block; `pieces`: only so many first ones of each."""
+    """Drop what this thread writes to the standard streams and warns of in the block; `pieces`: only so many first ones
+    of each, and as many warnings as graphs gave last.
+    """
     before = {name: getattr(sys, name) for name in _STREAMS}
     made = {name: _Muted(before[name], None if pieces is None else pieces.get(name, 0)) for name in _STREAMS}
     for name in _STREAMS:
         setattr(sys, name, made[name])
+    again = None if pieces is None else list(given.last)[-count:] if (count := pieces.get(_WARNINGS, 0)) else []
+    try:
+        with _unwarned(again):
+            yield
+    finally:
+        for name in _STREAMS:
+            made[name].pieces = 0  # another thread's block may have begun in this one, and put it back at its end
+            if getattr(sys, name) is made[name]:
+                setattr(sys, name, before[name])
+
+
+@contextlib.contextmanager
+def _unwarned(again: list[Given] | None) -> Iterator[None]:
+    """Show no warning of this thread in the block, or none of these."""
+    show, thread = getattr(warnings, "_showwarnmsg", None), threading.get_ident()
+    if again == [] or show is None:
+        yield
+        return
+
+    def showing(told: warnings.WarningMessage) -> None:
+        if threading.get_ident() == thread:
+            if again is None:
+                return
+            this = Given(str(told.message), told.category, told.filename, told.lineno)
+            if this in again:
+                again.remove(this)
+                return
+        show(told)
+
+    vars(warnings)["_showwarnmsg"] = showing
     try:
         yield
     finally:
-        for name in _STREAMS:
-            if getattr(sys, name) is made[name]:
-                setattr(sys, name, before[name])
+        again = []  # another thread's block may have begun in this one, and put it back at its end
+        if vars(warnings)["_showwarnmsg"] is showing:
+            vars(warnings)["_showwarnmsg"] = show
 
 
 def muted_again(printed: dict[str, int] | None) -> contextlib.AbstractContextManager[None]:
@@ -61,8 +97,8 @@ def muted_again(printed: dict[str, int] | None) -> contextlib.AbstractContextMan
 
 
 def pieces_written() -> dict[str, int]:
-    """How many pieces of text graphs have written in this thread, by stream."""
-    return {name: getattr(written, name, 0) for name in _STREAMS}
+    """How many pieces of text graphs have written in this thread, by stream, and how many warnings they gave."""
+    return {**{name: getattr(written, name, 0) for name in _STREAMS}, _WARNINGS: given.count}
 
 
 def pieces_since(before: dict[str, int]) -> dict[str, int]:

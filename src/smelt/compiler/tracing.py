@@ -94,7 +94,7 @@ def trace(
         for where, what in (*captured.flags.items(), *asked.items()):
             _warn_at(f"the program traced from {captured.name} holds for one way: {what}", where, stacklevel=3)
         results = captured.result_tensors
-        asks = bool(captured.conversions) or observed.acts
+        asks = bool(captured.conversions) or observed.acts or (observed.log is not None and observed.log.warned)
         program = None
         with observed.as_before():
             if free:

@@ -40,7 +40,7 @@ from smelt.compiler.paths import (
 )
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.compiler.precision import Precision, output_errors, why_not_repeatable
-from smelt.compiler.prints import muted, prints
+from smelt.compiler.prints import SHOWING, muted, prints
 from smelt.compiler.size_conditions import symbols_in, with_conditions
 from smelt.diag import InternalError, Miss, Options, SmeltError, SmeltWarning
 from smelt.ir import STATE_OPS, Graph, Type
@@ -288,7 +288,7 @@ class Unit:
 
     @cached_property
     def prints(self) -> bool:
-        """Whether a call prints something."""
+        """Whether a call prints something, or gives a warning."""
         return prints(self.graph)
 
     @cached_property
@@ -298,7 +298,7 @@ class Unit:
 
     @cached_property
     def repeats_errors(self) -> bool:
-        """Whether the graph raises the program's own errors, and nothing but prints can be seen of it before it does.
+        """Whether the graph raises the program's own errors, and nothing but prints and warnings is seen of it before.
 
         The program has by then written what it writes first, here all is written last. An operator's error comes to
         that, too.
@@ -308,7 +308,7 @@ class Unit:
         found = {node: effects(node) for node in nodes if node.op not in (*_CONTROL, "write")}
         raises = raises or any(e.may_throw for e in found.values())
         # What it has printed is not shown again.
-        return raises and not any((e.io and node.op != "py.print") or e.writes for node, e in found.items())
+        return raises and not any((e.io and node.op not in SHOWING) or e.writes for node, e in found.items())
 
     @cached_property
     def expectations(self) -> Graph:

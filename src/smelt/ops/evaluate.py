@@ -46,7 +46,7 @@ def evaluate(
 ) -> list[Any]:
     """The outputs of a graph for inputs given in order; inputs and state are mutated where the graph says so.
 
-    observe: called after each node with its results. silent: nothing is printed.
+    observe: called after each node with its results. silent: nothing is printed, and no warning given.
     as_written: inference mode makes inference tensors, which fits raw graphs only: passes mix what was made in it and
     what was not.
     Raises: SmeltError (S0107 wrong number of inputs, S0203 missing constant or state), Miss where an `expect` fails,
@@ -132,7 +132,7 @@ class _Run:
         run = _STRUCTURAL.get(node.op)
         if run is not None:
             return run(self, node)
-        if self.silent and node.op == "py.print":
+        if self.silent and node.op in ("py.print", "py.warn"):
             return ()
         found: Any = overload(node.op)
         if found is None:

@@ -21,6 +21,7 @@ from smelt.ops import python_types as types
 from smelt.ops.index_words import words_of_brackets
 from smelt.ops.python_calls import call, exception_of, rebuilt
 from smelt.ops.python_draws import KEYWORDS, draw
+from smelt.ops.python_warnings import warn
 from smelt.ops.registry import overload
 
 written = threading.local()
@@ -235,6 +236,7 @@ PYTHON_OPS: tuple[PyOp, ...] = (
         "py.print", _print, types.nothing, _ALWAYS, 0, None, io=True, results=0,
         keywords=frozenset(("sep", "end", "stream", "flush")),
     ),
+    PyOp("py.warn", warn, types.nothing, _ALWAYS, 4, None, io=True, results=0, keywords=frozenset(("above",))),
     PyOp(
         "py.raise", _raise, types.nothing, _ALWAYS, 1, None, results=0,
         keywords=frozenset(("cause", "cause_args", "fields")),

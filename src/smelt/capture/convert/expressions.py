@@ -269,7 +269,10 @@ class Expressions(Builder):
         if isinstance(node.func, ast.Name) and node.func.id == "super" and not args:
             args = [self.name("__class__"), self.variable(first_param(self.body.scope))]
         keywords = [ast.keyword(k.arg, self.expr(k.value), **self.place) for k in node.keywords]
-        return ast.Call(self.expr(node.func), args, keywords, **self.place)
+        fn = self.expr(node.func)
+        if isinstance(node.func, ast.Name) and node.func.id in _CALLED_NATIVELY_ANYWHERE:
+            fn = self.ask("called_here", fn)
+        return ast.Call(fn, args, keywords, **self.place)
 
     def _gathered_call(self, fn: ast.expr, node: ast.Call) -> ast.expr:
         made = self.helper("arguments", fn)

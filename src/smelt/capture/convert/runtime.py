@@ -72,6 +72,9 @@ class Runtime(Protocol):
         """`exc` is None where the statement re-raises what is being handled."""
 
     def call(self, at: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def called_here(self, at: int, fn: Any) -> Any:
+        """What is called in the place of a function that looks at the frame it is called in."""
+
     def getitem(self, at: int, o: Any, k: Any) -> Any: ...
     def setitem(self, at: int, o: Any, k: Any, v: Any) -> None: ...
     def delitem(self, at: int, o: Any, k: Any) -> None: ...
@@ -222,6 +225,9 @@ class PlainRuntime:
 
     def call(self, at: int, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return fn(*args, **kwargs)
+
+    def called_here(self, at: int, fn: Any) -> Any:
+        return fn
 
     def getitem(self, at: int, o: Any, k: Any) -> Any:
         return o[k]

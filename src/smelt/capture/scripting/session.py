@@ -45,7 +45,7 @@ from smelt.ops.convert import dtype_to_torch, from_torch
 from smelt.ops.python_ops import ATTEMPT_KEYWORDS, infer_python, python_op
 
 _DEAD = (DEAD,) * WORLDS
-_RAISING = ("py.raise", "py.assert", "py.print", "py.attempt")
+_RAISING = ("py.raise", "py.assert", "py.print", "py.warn", "py.attempt")
 # Questions that have the same answer when they are asked again.
 _ASKED = frozenset((
     "py.eq", "py.ne", "py.lt", "py.le", "py.gt", "py.ge", "py.is_none", "py.not_", "py.in_", "py.bool",

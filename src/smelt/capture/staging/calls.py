@@ -7,6 +7,7 @@ import functools
 import math
 import operator
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
 from typing import Any
@@ -21,10 +22,12 @@ from smelt.capture.staging.classes import CLASSES, all_plain, class_of, looks_in
 from smelt.capture.staging.draws import drawn
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import Count, StagedRange, StagedSequence, Zipped, sequence_of
+from smelt.capture.staging.warned import record_warning
 from smelt.capture.staging.watch import check_c
 from smelt.ir import BOOL, FLOAT, INT, DictType, ListType, TensorType, TupleType
 from smelt.ops.python_draws import draw_name
 
+_WARN = warnings.warn  # staged runs have another one there
 # What can be gone over without a change to it that others would see, or that Python itself would go over just so.
 _KNOWN: tuple[type, ...] = (list, tuple, range, zip, enumerate, type({}.keys()), type({}.values()), type({}.items()))
 
@@ -76,6 +79,11 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         args = tuple(asked if arg is type else arg for arg in args)
     args = tuple(_for_torch(session, a, fn) for a in args)
     return fn(*args, **{k: _for_torch(session, v, fn) for k, v in kwargs.items()})
+
+
+def called_here(session: Any, fn: Any) -> Any:
+    """What is called in the place of a function that the converted program calls by itself."""
+    return functools.partial(record_warning, session) if fn is _WARN else fn
 
 
 def _is_open_range(value: Any) -> bool:
@@ -179,6 +187,10 @@ def _print(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, 
         kwargs["stream"] = "stderr"
     shown = [a if _holds_data(session, a) else session.printed(a) for a in args]
     session.statement("py.print", *shown, **kwargs)
+
+
+def _warn(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    record_warning(session, *args, **kwargs)
 
 
 def _len(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -368,7 +380,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     complex: _conversion(complex), str: _str, repr: _repr, range: _range, min: _extreme(min, "<"),
     max: _extreme(max, ">"), sum: _sum, any: _fold(any, True), all: _fold(all, False), isinstance: _isinstance,
     type: _type, list: _listing(list), tuple: _listing(tuple), enumerate: _enumerate, zip: _zip, sorted: _sorted,
-    next: _next, divmod: _divmod,
+    next: _next, divmod: _divmod, _WARN: _warn,
 }  # fmt: skip
 
 

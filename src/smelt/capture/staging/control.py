@@ -403,6 +403,9 @@ class StagingRuntime(PlainRuntime):
         _use_in_call(self.session, *args, *kwargs.values())
         return calls.call(self.session, self, fn, args, kwargs)
 
+    def called_here(self, at: int, fn: Any) -> Any:
+        return calls.called_here(self.session, fn)
+
     def getattr_(self, at: int, o: Any, name: str) -> Any:
         _use(self.session, o)
         if isinstance(o, StagedObject):

@@ -376,10 +376,14 @@ def _print(original: Any) -> Any:
 
 def _warn(original: Any) -> Any:
     def warn(*args: Any, **kwargs: Any) -> None:
-        # The program's own run has told; what a way warns of that no run has taken yet is nothing to tell.
-        if current.found() is None:
+        session = current.found()
+        if session is None:
             kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1 if len(args) < 3 else args[2] + 1
             original(*args[:2], **kwargs)
+        elif is_live():  # else torch says something of a shadow
+            from smelt.capture.staging.warned import record_warning  # noqa: PLC0415
+
+            record_warning(session, *args, **kwargs)
 
     return warn
 

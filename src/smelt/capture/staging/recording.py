@@ -28,6 +28,7 @@ from smelt.capture.staging.settled import Settled
 from smelt.capture.staging.shadows import ShadowRecorder
 from smelt.capture.staging.stops import NO_FORM, TOO_LONG, Again, CannotStage, Exhausted
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.warned import showing
 from smelt.capture.staging.watch import Watch, unwatched
 from smelt.ir import (
     NONE,
@@ -41,7 +42,7 @@ from smelt.ops.python_draws import put_back_after
 from smelt.ops.python_ops import infer_python, python_op
 
 _NUMBERS = (bool, int, float, complex)
-_STATEMENTS = ("py.raise", "py.assert", "py.print")
+_STATEMENTS = ("py.raise", "py.assert", "py.print", "py.warn")
 _MOST_BITS, _MOST_FACTORS = 1 << 16, 1 << 10
 
 
@@ -72,6 +73,7 @@ class Recording:
         self.size_trace: CaptureTrace | None = None
         self.size_slots: dict[Any, SizeSlot] = {}
         self.streams = (sys.stdout, sys.stderr)
+        self.showing = showing()
         self.reruns, self.has_caught = native is not None and native.reruns, False
         self.regions: list[Any] = []
         self.aliases: dict[Slot, Slot] = {}

@@ -176,7 +176,7 @@ def around(nodes: Sequence[Node]) -> tuple[tuple[Value, ...], tuple[Value, ...]]
     return uses, tuple(v for node in nodes for v in node.results if any(user not in members for user in v.users))
 
 
-_PYTHON = ("py.raise", "py.assert", "py.print", "py.call")
+_PYTHON = ("py.raise", "py.assert", "py.print", "py.warn", "py.call")
 
 
 def _is_compiled(node: Node, made: set[Value]) -> bool:

@@ -59,6 +59,13 @@ _HELPERS = {
                 found = getattr(found, part)
             return found[name]
         """),
+    "py.warn": ("warned", """
+        def warned(category, file, line, module, *args):
+            owner, _, name = category.rpartition(".")
+            category = getattr(importlib.import_module(owner), name)
+            registry = vars(sys.modules.get(module, warnings)).setdefault("__warningregistry__", {})
+            warnings.warn_explicit(category(*args), category, file, line, module, registry)
+        """),
     "py.raise": ("exception", """
         def exception(name):
             module, _, owner = name.partition(".")
@@ -90,6 +97,8 @@ def modules(nodes: Iterable[Node]) -> list[str]:
             found.add(name.partition(".")[0])
         if node.op == "py.print" and "stream" in node.kwargs:
             found.add("sys")
+        if node.op == "py.warn":
+            found.update(("importlib", "sys", "warnings"))
         if _helper(node) in ("py.raise", "enum.member"):
             found.add("importlib")
     return sorted(found)

@@ -119,6 +119,10 @@ def _print(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any] | N
     return []
 
 
+def _warn(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    return []  # no part of what is computed
+
+
 def _assert(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
     call(torch._assert, (args[0], args[1] if len(args) > 1 else ""))
     return []
@@ -128,5 +132,5 @@ _SPECIAL: Mapping[str, Callable[[Emit, list[Any], dict[str, Any]], list[Any] | N
     "py.is_none": _is_none, "py.in_": _in, "py.slice": _slice, "py.list": _list, "py.tuple": _tuple, "py.dict": _dict,
     "py.append": _append, "py.setitem": _changed(operator.setitem), "py.delitem": _changed(operator.delitem),
     "py.insert": _insert, "py.format": _format, "py.join": _join, "py.call": _call, "py.print": _print,
-    "py.draw": _draw, "py.assert": _assert,
+    "py.draw": _draw, "py.assert": _assert, "py.warn": _warn,
 }  # fmt: skip

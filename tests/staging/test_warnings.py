@@ -1,0 +1,181 @@
+# ruff: noqa: B028 (that the level is the default one is what is tested)
+"""Warnings of a program: given by its graph, at its lines, as often as Python's filters show them in eager."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+from warnings import warn
+
+import pytest
+import torch
+
+import smelt
+
+X = torch.arange(1.0, 4.0)
+
+
+class Own(UserWarning):
+    pass
+
+
+def straight(x: torch.Tensor) -> torch.Tensor:
+    warnings.warn("at each call")
+    return x.sin() + 1
+
+
+def arm(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        warnings.warn("positive", RuntimeWarning)
+        return x * 3
+    return x - 1
+
+
+def imported(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        warn(
+            "over lines",
+            category=Own,
+        )
+    return x.sin()
+
+
+def instance(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        warnings.warn(Own("two", 2))
+    return x.sin()
+
+
+def of_data(x: torch.Tensor) -> torch.Tensor:
+    total = x.sum().item()
+    if total > 0:
+        warnings.warn(f"the sum is {total:.1f}")
+    return x / total
+
+
+def in_loop(x: torch.Tensor) -> torch.Tensor:
+    while x.sum() > 1:
+        warnings.warn("halved")
+        x = x / 2
+    return x
+
+
+def helper(x: torch.Tensor, level: int) -> torch.Tensor:
+    if x.max() > 0:
+        [warnings.warn(f"level {level}", stacklevel=level) for _ in range(1)]
+        return x + 1
+    return x
+
+
+def levels(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        for level in range(5):
+            x = helper(x, level)
+    return x * 2
+
+
+class Layer(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return levels(x) if x.sum() > 0 else x
+
+
+def quiet(x: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if x.sum() > 0:
+            warnings.warn("nobody hears")
+    return x.sin()
+
+
+def fails_after(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        warnings.warn("before it fails")
+        if x.max() > 1:
+            raise ValueError("too large")
+    return x.sin()
+
+
+def shown(f: Callable[..., Any], x: torch.Tensor, action: Any = "always", line: bool = True) -> list[Any]:
+    """Each warning of a call with its place, and how the call ends; line: with the line of an error."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter(action)
+        try:
+            f(x)
+            end = ""
+        except Exception as error:
+            end = f"{error!r} at {traceback.extract_tb(error.__traceback__)[-1].lineno if line else '?'}"
+    found = [(type(w.message), w.message.args, w.filename, w.lineno) for w in said]  # type: ignore[union-attr]
+    return [*found, end]
+
+
+MAKERS: dict[str, Callable[..., Any]] = {
+    "compile": smelt.compile,
+    "trace": lambda f: smelt.trace(f, (-X,)),
+    "script": smelt.script,
+}
+PROGRAMS = (straight, arm, imported, instance, of_data, in_loop, levels, quiet, fails_after)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("way", MAKERS)
+def test_as_in_eager(program: Callable[..., Any], way: str) -> None:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made: Any = MAKERS[way](program)
+        for action in ("always", "error", "ignore"):
+            for x in (-X, X, -X, X, X / 4):
+                # A program that was traced ends in the graph's error, not in the source's.
+                assert shown(made, x, action, way != "trace") == shown(program, x, action, way != "trace")
+    if way == "compile":
+        assert made.stats().builds == 1
+
+
+def test_lines_of_a_modules_callers() -> None:
+    compiled, module = smelt.compile(Layer()), Layer()
+    with torch.no_grad():
+        for x in (-X, X, X):
+            assert shown(compiled, x) == shown(module, x)
+
+
+def test_filters_show_one_a_line_by_default() -> None:
+    compiled = smelt.compile(arm)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        for x in (-X, X, X, -X, X):
+            compiled(x)
+    assert [str(w.message) for w in said] == ["positive"]
+
+
+class Made(UserWarning):
+    def __init__(self, number: int) -> None:
+        super().__init__(f"number {number}")
+
+
+def test_a_warning_that_no_graph_can_make_costs_no_graph() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            warnings.warn(Made(3))
+        return x.sin()
+
+    compiled = smelt.compile(program)
+    with torch.no_grad():
+        assert torch.equal(compiled(-X), (-X).sin())
+        compiled(X)
+    assert compiled.stats().builds == 1
+
+
+def test_a_program_that_counts_its_warnings() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            if x.sum() > 0:
+                warnings.warn("positive")
+        return x * len(said)
+
+    compiled = smelt.compile(program)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for x in (-X, X, -X, X):
+            assert torch.equal(compiled(x), program(x))
