@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
+import logging
 import os
 import random
 import re
@@ -107,7 +108,6 @@ class Roots:
         self.modules: list[tuple[torch.nn.Module, Site | None]] = []
         self.written: dict[tuple[int, str], tuple[Any, str, Any, Site | None]] = {}
         self.copies: dict[int, tuple[Any, Any, Site | None]] = {}
-        self.classes: dict[int, tuple[type, dict[str, Any], Site | None]] = {}  # classes of modules, as they were
         self.facts: dict[tuple[str, int, Any], Read] = {}
         self.stores: dict[tuple[int, str], Store] = {}
         self.functions: dict[int, FunctionType] = {}
@@ -266,13 +266,10 @@ class Roots:
 
     def _reach_class(self, cls: type, site: Site | None) -> None:
         for base in cls.__mro__:
-            if ("class", id(base), None) in self.facts or not is_user_class(base):
-                continue
-            if issubclass(base, torch.nn.Module):  # what is read of these is seen on their instances
-                if id(base) not in self.classes:
-                    self.classes[id(base)] = base, class_attributes(base), site
-                continue
-            self._hold_own(base, id(cls), site)
+            if is_user_class(base) and ("class", id(base), None) not in self.facts:
+                self._hold_own(base, id(cls), site)
+        if is_user_class(type(cls)):  # a class shows what its metaclass holds
+            self._hold_class(type(cls), site)
 
     def _reach_iterator(self, value: Any, site: Site | None) -> None:
         self.refusals.append(("holds an iterator, which a run may advance", self.name(id(value)), site))
@@ -463,7 +460,7 @@ class Roots:
                 if kind_of(type(reached.value)) == "instance":
                     self._hold_class(type(reached.value), Site(code, 0))
         if scan.calls_getattr:
-            self._widen_modules(scan.chains, namespace)
+            self._widen_modules(scan.chains, namespace, code)
 
     def enter_library_code(self, code: CodeType) -> None:
         """A function of torch's runs for the first time."""
@@ -509,9 +506,8 @@ class Roots:
             self._fact("item", namespace, name, value, site, name)
             return value
         value = builtins.get(name, MISSING)
-        if value is not MISSING:
-            self._fact("absent", namespace, name, MISSING, site, name)
-            self._fact("item", builtins, name, value, site, name)
+        self._fact("absent", namespace, name, MISSING, site, name)
+        self._fact("absent" if value is MISSING else "item", builtins, name, value, site, name)
         return value
 
     def _follow_import(self, chain: Chain, site: Site) -> None:
@@ -585,6 +581,18 @@ class Roots:
             self._fact(kind, space, held, seen, Site(*place), f"os.environ[{key!r}]")
         return True
 
+    def enter_logger(self, frame: FrameType) -> None:
+        """A logger is about to be asked whether a message is wanted: its level, and those that it takes it from."""
+        logger, place = frame.f_locals.get("self"), user_site(frame, ENVIRONMENT)
+        site = None if place is None else Site(*place)
+        while site is not None and isinstance(logger, logging.Logger):
+            manager = logger.manager
+            for owner, key in ((logger, "level"), (logger, "disabled"), (logger, "parent"), (manager, "_disable")):
+                own = instance_dict(owner)
+                if own is not None and key in own:
+                    self._fact("item", own, key, own[key], site, f"logger {logger.name!r}.{key}")
+            logger = None if logger.level else logger.parent
+
     def _expect_store(self, namespace: dict[str, Any], chain: Chain, site: Site) -> None:
         """Remember what a global, or an attribute of a module or class, holds before executed code assigns it."""
         name, space = chain.name, namespace
@@ -610,8 +618,9 @@ class Roots:
         if owner.startswith("numpy.random") or (isinstance(module, str) and module.startswith("numpy.random")):
             self.refusals.append((DRAWS, label, site))
 
-    def _widen_modules(self, chains: tuple[Chain, ...], namespace: dict[str, Any]) -> None:
-        """`getattr(module, name)` reads a global of a module by a name that no scan can know."""
+    def _widen_modules(self, chains: tuple[Chain, ...], namespace: dict[str, Any], code: CodeType) -> None:
+        """`getattr(module, name)` reads a global of a module by a name that no scan can know, or finds none."""
+        texts = [text for text in code.co_consts if isinstance(text, str) and text.isidentifier()]
         for chain in chains:
             value = namespace.get(chain.name) if chain.root == "global" and not chain.path else None
             if isinstance(value, ModuleType) and file_kind(getattr(value, "__file__", None) or "<none>") == "user":
@@ -620,6 +629,9 @@ class Roots:
                     if not name.startswith("__"):
                         self._fact("item", value.__dict__, name, member, site, f"{chain.name}.{name}")
                         self.reach(member, id(value), f".{name}", site)
+                for name in texts:
+                    if name not in value.__dict__:
+                        self._fact("absent", value.__dict__, name, MISSING, site, f"{chain.name}.{name}")
 
     # ---------------------------------------------------------------- the end of the run
 
