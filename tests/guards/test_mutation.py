@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from smelt.runtime import guard_versions
-from tests.guards import double
+from tests.guards import double, fuzz_settings
 from tests.guards.double import Builder
 
 SCALE: Any = 2.0
@@ -59,6 +59,7 @@ class Layer(nn.Module):
 
 
 LAYERS = {"a": Layer}
+MODULES = types.SimpleNamespace(settings=fuzz_settings)
 
 
 @dataclasses.dataclass
@@ -242,6 +243,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], An
         lambda x: x * getattr(double, "LATE_SCALE", 2.0),
         lambda p: p.setattr(double, "LATE_SCALE", 3.0, raising=False),
     ),
+    "global of a module that is held": (lambda x: x * MODULES.settings.SCALE, _swap(fuzz_settings, "SCALE", 3.0)),
+    "its function": (lambda x: MODULES.settings.scaled(x), _swap(fuzz_settings, "scaled", other_helper)),
+    "its global by getattr": (lambda x: x * getattr(MODULES.settings, "SCALE"), _swap(fuzz_settings, "SCALE", 3.0)),  # noqa: B009
+    "class in it": (lambda x: x * MODULES.settings.Defaults.rate, _swap(fuzz_settings.Defaults, "rate", 3.0)),
     "level of a logger": (lambda x: x * 2 if CHILD.isEnabledFor(10) else x, lambda p: LOGGER.setLevel(10)),
     "logging disabled": (lambda x: x * 2 if CHILD.isEnabledFor(40) else x, lambda p: logging.disable(50)),
     "array": (lambda x: x * float(ARRAY[0]), lambda p: ARRAY.__setitem__(0, 5.0)),

@@ -15,7 +15,7 @@ import random
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
@@ -115,6 +115,7 @@ class Roots:
         self._tensors = TensorMarks()
         self._names: set[str] = set()  # that code which has run names
         self._classes: set[type] = set()  # whose descriptors are reached
+        self._held_modules: dict[int, tuple[ModuleType, dict[str, Any], Site | None]] = {}  # with what they held
         self._locks: list[tuple[Any, Site | None]] = []
         self._generators: list[tuple[random.Random, Any, Site | None]] = []  # as they were
         self.numpys_draws: list[tuple[str, Site]] = []  # where code names a draw of NumPy's global generator
@@ -183,6 +184,8 @@ class Roots:
             return
         if self._is_given(value) and not self._is_of_heap(parent) and (id(value), None) not in self.state:
             self._met_outside.add(id(value))
+        if kind == "module" and id(value) not in self._held_modules:
+            self._hold_module(value, parent, label, site)
         if id(value) in self.rooted:
             return
         self.rooted[id(value)] = Reached(value, parent, label, site)
@@ -204,6 +207,21 @@ class Roots:
         if own is not None and id(own) not in self.rooted:
             self.rooted.setdefault(id(value), Reached(value, parent, label, site))
             self._reach_own(own, id(value), site)
+
+    def _hold_module(self, module: ModuleType, parent: int, label: str, site: Site | None) -> None:
+        """A module that an object or container holds: code may read of it what it names anywhere."""
+        if file_kind(getattr(module, "__file__", None) or "<none>") != "user":
+            return
+        self.rooted.setdefault(id(module), Reached(module, parent, label, site))
+        self._held_modules[id(module)] = module, dict(module.__dict__), site
+        self._read_held(module, tuple(self._names))
+
+    def _read_held(self, module: ModuleType, names: Iterable[str]) -> None:
+        space, (_, held, site) = module.__dict__, self._held_modules[id(module)]
+        for name in names:
+            if name in held and (id(space), name) not in self.state:
+                self._fact("item", space, name, held[name], site, f"{module.__name__}.{name}")
+                self.reach(held[name], id(module), f".{name}", site)
 
     def _is_given(self, value: Any) -> bool:
         """Whether this is one of the arguments' objects."""
@@ -440,9 +458,12 @@ class Roots:
         namespace = frame.f_globals
         self.executed[id(code)] = (code, namespace)
         self._nested.update(id(c) for c in code.co_consts if isinstance(c, CodeType))
-        self._names.update(code.co_names)
-        self._hold_given_classes(code, frame)
         scan = scan_code(code)
+        texts = [text for text in code.co_consts if isinstance(text, str)] if scan.calls_getattr else []
+        self._names.update(code.co_names, texts)
+        for module, *_ in list(self._held_modules.values()):
+            self._read_held(module, (*code.co_names, *texts))
+        self._hold_given_classes(code, frame)
         cells = self._cells_of(code, frame)
         for chain in scan.chains:
             site = Site(code, chain.offset)
@@ -460,7 +481,7 @@ class Roots:
                 if kind_of(type(reached.value)) == "instance":
                     self._hold_class(type(reached.value), Site(code, 0))
         if scan.calls_getattr:
-            self._widen_modules(scan.chains, namespace, code)
+            self._widen_modules(scan.chains, namespace, texts)
 
     def enter_library_code(self, code: CodeType) -> None:
         """A function of torch's runs for the first time."""
@@ -522,7 +543,7 @@ class Roots:
         value, parent, label = base, 0, ".".join((chain.name, *chain.path[:start]))
         if value is MISSING:
             return
-        self.reach(value, 0, label, site)
+        self._reach_by_name(value, 0, label, site)
         for i, name in enumerate(chain.path[start:], start):
             parent, label = id(value), f"{label}.{name}"
             if isinstance(value, ModuleType):
@@ -544,8 +565,15 @@ class Roots:
                 value = raw
             else:
                 return
-            self.reach(value, parent, f".{name}", site)
+            self._reach_by_name(value, parent, f".{name}", site)
             self._refuse_random(value, label, site)
+
+    def _reach_by_name(self, value: Any, parent: int, label: str, site: Site) -> None:
+        """The same as `reach`, for what is named in code: what is read of a module there is named, too."""
+        if isinstance(value, ModuleType):
+            self.rooted.setdefault(id(value), Reached(value, parent, label, site))
+        else:
+            self.reach(value, parent, label, site)
 
     def follow_late(self) -> None:
         """Read on where a module, or a name in one, was not there yet when the code that uses it was entered."""
@@ -618,9 +646,8 @@ class Roots:
         if owner.startswith("numpy.random") or (isinstance(module, str) and module.startswith("numpy.random")):
             self.refusals.append((DRAWS, label, site))
 
-    def _widen_modules(self, chains: tuple[Chain, ...], namespace: dict[str, Any], code: CodeType) -> None:
+    def _widen_modules(self, chains: tuple[Chain, ...], namespace: dict[str, Any], texts: Sequence[str]) -> None:
         """`getattr(module, name)` reads a global of a module by a name that no scan can know, or finds none."""
-        texts = [text for text in code.co_consts if isinstance(text, str) and text.isidentifier()]
         for chain in chains:
             value = namespace.get(chain.name) if chain.root == "global" and not chain.path else None
             if isinstance(value, ModuleType) and file_kind(getattr(value, "__file__", None) or "<none>") == "user":
