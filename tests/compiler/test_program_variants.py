@@ -161,6 +161,51 @@ def test_changed_weights_reach_a_program_that_packed_them() -> None:
     assert program.native_failure is None
 
 
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x + 1 if self.training else x
+
+
+def test_modules_that_take_the_place_of_others_are_seen() -> None:
+    model, x = Blocks(), torch.randn(2, 3)
+    with torch.no_grad():
+        program = smelt.trace(model, (x,))
+        for change in (
+            lambda: model.blocks.__setitem__(0, nn.Linear(3, 3)),
+            lambda: model.eval(),
+            lambda: model.blocks.__setitem__(1, nn.Tanh()),
+            lambda: model.train(),
+            lambda: model.blocks.append(nn.Linear(3, 5)),
+            lambda: model.blocks.pop(0),
+        ):
+            change()
+            for _ in range(2):
+                torch.testing.assert_close(program(x), model(x))
+            torch.testing.assert_close(copy.deepcopy(program)(x), model(x))
+    assert len(program.units) == 1
+
+
+def test_a_copy_has_each_capture_under_its_own_flags() -> None:
+    model, x = Blocks(), torch.randn(2, 3)
+    with torch.no_grad():
+        program = smelt.trace(model, (x,))
+        program.eval()
+        program(x)
+        for mode in (True, False):
+            program.train(mode)
+            copied = copy.deepcopy(program)
+            assert len(copied.units) == 2
+            for training in (mode, not mode):
+                copied.train(training)
+                torch.testing.assert_close(copied(x), model.train(training)(x))
+
+
 def test_a_trace_says_what_it_bakes() -> None:
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return x * random.randbytes(1)[0]

@@ -306,3 +306,25 @@ def test_how_often_a_tensor_was_written_is_read_at_every_call() -> None:
         with pytest.raises(smelt.CaptureError, match="version counter of a tensor from outside was read") as error:
             make()
         assert error.value.where.line == versions.__code__.co_firstlineno + 3
+
+
+def test_views_made_without_gradients_of_parameters_that_are_written() -> None:
+    """Torch forbids to ask such a view whether it is a leaf."""
+    weight, other = (torch.nn.Parameter(torch.eye(3)) for _ in range(2))
+    with torch.no_grad():
+        held = other[0]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * held
+
+    compiled = smelt.compile(program)
+    for _ in range(3):
+        (weight * other).sum().backward()
+        torch.optim.SGD([weight, other], lr=0.1).step()
+        with torch.no_grad():
+            for row in (weight[1], weight.t()[2], torch.ones(3)):
+                before = row.clone()
+                found = compiled(row)
+                torch.testing.assert_close(found, row * held)
+                assert torch.equal(row, before + 1)

@@ -6,6 +6,7 @@ import argparse
 import contextvars
 import dataclasses
 import functools
+import logging
 import types
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from smelt.runtime import guard_versions
+from tests.guards import double, fuzz_settings
 from tests.guards.double import Builder
 
 SCALE: Any = 2.0
@@ -27,11 +29,37 @@ CONFIG = types.SimpleNamespace(scale=2.0, inner=types.SimpleNamespace(shift=1.0)
 ARGS = argparse.Namespace(scale=2.0)
 VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("VARIABLE", default=2.0)
 ARRAY = np.array([1.0, 2.0])
+LOGGER = logging.getLogger("tests.guards.mutation")
+LOGGER.setLevel(logging.WARNING)
+CHILD = LOGGER.getChild("child")
 
 
 class Settings:
     scale = 2.0
     options: dict[str, float] = {"k": 1.0}  # noqa: RUF012
+
+
+class Sized(type):
+    scale = 2.0
+
+    @property
+    def twice(cls) -> float:
+        return cls.scale * 2
+
+    def __len__(cls) -> int:
+        return int(cls.scale)
+
+
+class OfSized(metaclass=Sized):
+    pass
+
+
+class Layer(nn.Module):
+    scale = 2.0
+
+
+LAYERS = {"a": Layer}
+MODULES = types.SimpleNamespace(settings=fuzz_settings)
 
 
 @dataclasses.dataclass
@@ -152,6 +180,13 @@ def late_import(x: torch.Tensor) -> torch.Tensor:
     return x * scale
 
 
+def optional(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x * LATE_SCALE  # type: ignore[name-defined,no-any-return]
+    except NameError:
+        return x
+
+
 def _swap(owner: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda patch: patch.setattr(owner, name, value)
 
@@ -185,6 +220,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], An
     "class attribute": (lambda x: x * Settings.scale, _swap(Settings, "scale", 3.0)),
     "class attribute by alias": (through_local_alias, _swap(Settings, "scale", 3.0)),
     "class attribute dict": (lambda x: x * Settings.options["k"], _item(Settings.options, "k", 3.0)),
+    "class attribute of a layer by getattr": (lambda x: x * getattr(Layer, "scale"), _swap(Layer, "scale", 3.0)),  # noqa: B009
+    "class attribute of a layer in a table": (lambda x: x * LAYERS["a"].scale, _swap(Layer, "scale", 3.0)),
+    "metaclass attribute": (lambda x: x * OfSized.scale, _swap(Sized, "scale", 3.0)),
+    "metaclass property": (lambda x: x * OfSized.twice, _swap(Sized, "scale", 3.0)),
+    "metaclass method": (lambda x: x * len(OfSized), _swap(Sized, "scale", 3.0)),
     "class method replaced": (lambda x: CALLBACK(x), _swap(Callback, "__call__", lambda self, x: x - 1)),
     "function default": (lambda x: helper(x), _swap(helper, "__defaults__", (3.0,))),
     "function code": (lambda x: helper(x), _swap(helper, "__code__", other_helper.__code__)),
@@ -198,6 +238,17 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], An
     "nested scope": (nested_scope, _this("SCALE", 5.0)),
     "late import": (late_import, _this("SCALE", 6.0)),
     "context variable": (lambda x: x * VARIABLE.get(), lambda p: VARIABLE.set(7.0)),
+    "global that is not there": (optional, lambda p: p.setitem(globals(), "LATE_SCALE", 3.0)),
+    "name that a module has not": (
+        lambda x: x * getattr(double, "LATE_SCALE", 2.0),
+        lambda p: p.setattr(double, "LATE_SCALE", 3.0, raising=False),
+    ),
+    "global of a module that is held": (lambda x: x * MODULES.settings.SCALE, _swap(fuzz_settings, "SCALE", 3.0)),
+    "its function": (lambda x: MODULES.settings.scaled(x), _swap(fuzz_settings, "scaled", other_helper)),
+    "its global by getattr": (lambda x: x * getattr(MODULES.settings, "SCALE"), _swap(fuzz_settings, "SCALE", 3.0)),  # noqa: B009
+    "class in it": (lambda x: x * MODULES.settings.Defaults.rate, _swap(fuzz_settings.Defaults, "rate", 3.0)),
+    "level of a logger": (lambda x: x * 2 if CHILD.isEnabledFor(10) else x, lambda p: LOGGER.setLevel(10)),
+    "logging disabled": (lambda x: x * 2 if CHILD.isEnabledFor(40) else x, lambda p: logging.disable(50)),
     "array": (lambda x: x * float(ARRAY[0]), lambda p: ARRAY.__setitem__(0, 5.0)),
     "torch function replaced": (lambda x: nn.functional.relu(x), _swap(nn.functional, "relu", lambda x: x - 1)),
     "default dtype": (lambda x: torch.zeros(4) + x, lambda p: torch.set_default_dtype(torch.float64)),
@@ -219,6 +270,8 @@ def restored() -> Any:
     dtype = torch.get_default_dtype()
     yield
     torch.set_default_dtype(dtype)
+    LOGGER.setLevel(logging.WARNING)
+    logging.disable(logging.NOTSET)
     WRITE(2.0)
     VARIABLE.set(2.0)
     decorated.settings["shift"] = 1.0  # type: ignore[attr-defined]

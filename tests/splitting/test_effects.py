@@ -180,6 +180,25 @@ def test_logging() -> None:
     assert "logs a message" in breaks(compiled)
 
 
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+def test_messages_that_are_wanted_only_later() -> None:
+    told: list[str] = []
+    logger = logging.getLogger("splitting.late")
+    logger.filter = lambda record: told.append(record.getMessage())  # type: ignore[assignment,method-assign,return-value]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        logger.debug("seen %s", tuple(x.shape))
+        return before(x)
+
+    compiled = smelt.compile(program)
+    with torch.no_grad():
+        for level, count in ((logging.WARNING, 0), (logging.DEBUG, 3), (logging.WARNING, 3)):
+            logger.setLevel(level)
+            for _ in range(3):
+                torch.testing.assert_close(compiled(torch.ones(4, 5)), before(torch.ones(4, 5)))
+            assert len(told) == count
+
+
 def test_state_that_cannot_be_watched() -> None:
     def make() -> Twin:
         local = threading.local()

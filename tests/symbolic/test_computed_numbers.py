@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -47,6 +48,16 @@ def test_loops_that_go_on_as_a_number_says(f: Any, calls: Any) -> None:
     compiled = smelt.compile(f)
     for numbers in calls * 2:
         assert torch.equal(compiled(X, *numbers), f(X, *numbers))
+    assert compiled.stats().fallbacks == {}
+
+
+def test_quotients_that_floats_do_not_hold() -> None:
+    def program(x: Any, n: int) -> Any:
+        return x + 1, math.floor(n / 7), math.ceil(n / 7), int(n / 7), math.floor(n * 1.5)
+
+    compiled = smelt.compile(program)
+    for n in (3, 5, -4, 2**40 + 3, -(2**62), 2**62 + 1, 2**70):
+        assert compiled(X, n)[1:] == program(X, n)[1:], n
     assert compiled.stats().fallbacks == {}
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from smelt._torch.leaves import is_leaf
 from smelt._torch.record_modes import Modes
 from smelt._torch.record_patches import is_plain_tensor_type
 from smelt.capture.recorder import Recorder
@@ -45,7 +46,7 @@ def begun_inside(tensors: Sequence[torch.Tensor], recorder: Recorder, caller: Mo
     for tensor in odd:
         if is_outside(tensor):
             continue
-        if not isinstance(tensor, _KINDS) and tensor.is_leaf and tensor._base is not None and is_outside(tensor._base):
+        if not isinstance(tensor, _KINDS) and is_leaf(tensor) and tensor._base is not None and is_outside(tensor._base):
             # A view that is made without gradients requires them where its base does.
             continue
         if isinstance(tensor, _KINDS):

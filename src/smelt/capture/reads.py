@@ -31,6 +31,7 @@ from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import (
     DRAWS,
     ENVIRONMENT,
+    LEVEL_CODES,
     PRINTS,
     SUSPECT_NAMES,
     WARNS,
@@ -194,6 +195,9 @@ class _Recorder:
         if code is KEEPS_PROPERTY:
             place = user_site(frame)
             self.roots.fills.enter_property(frame, None if place is None else Site(*place))
+            return
+        if code in LEVEL_CODES:
+            self.roots.enter_logger(frame)
             return
         kind = file_kind(code.co_filename)
         if kind == "user":

@@ -7,12 +7,13 @@ type it is bound to, never by the name alone.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sysconfig
 from collections import OrderedDict
 from functools import lru_cache
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -211,6 +212,8 @@ _PYTHON: tuple[tuple[str, frozenset[str] | None, str], ...] = (
 )
 _PYTHON_FILES = {path: (names, what) for path, names, what in _PYTHON}
 _PYTHON_FILES["<frozen os>"] = _PYTHON_FILES[_STDLIB_DIR + "os.py"]  # some interpreters carry it inside
+# How the standard library's loggers find out whether a message is wanted.
+LEVEL_CODES: Final = frozenset({logging.Logger.isEnabledFor.__code__, logging.Logger.getEffectiveLevel.__code__})
 # A library may look at these for its own sake; they count only when the program itself asks.
 _ONLY_FROM_USER = frozenset({ENVIRONMENT, LOOKS, "reads the clock"})
 # The standard library looks at files for the program in these, elsewhere (source lines of a warning) for itself.

@@ -398,8 +398,6 @@ def changes_of(roots: Roots) -> list[Change]:
         after = _now(fact)
         if not same(fact.value, after):
             note(fact.name, fact.value, after, fact.site)
-    for cls, name, before, site in changed_classes(roots):
-        note(f"{cls.__qualname__}.{name}", before, own_attribute(cls, name), site)
     for container, copy, site in roots.copies.values():
         if id(container) in opened:
             continue
@@ -408,18 +406,6 @@ def changes_of(roots: Roots) -> list[Change]:
         if not same_contents(container, copy) or holds_argument:
             note(roots.name(id(container)), copy, contents(container), site)
     return list(changes.values())
-
-
-def changed_classes(roots: Roots) -> Iterator[tuple[type, str, Any, Site | None]]:
-    """What the classes of modules held before under names of which they hold something else now."""
-    for cls, before, site in roots.classes.values():
-        now = class_attributes(cls)
-        if len(now) == len(before) and all(now.get(name) is value for name, value in before.items()):
-            continue
-        for name in {**before, **now}:
-            held = before.get(name, MISSING)
-            if (id(cls), name) not in roots.state and not same(held, now.get(name, MISSING)):
-                yield cls, name, held, site
 
 
 def _keep_attribute(roots: Roots, owner: Any, name: str, value: Any, site: Site | None) -> None:

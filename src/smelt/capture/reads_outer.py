@@ -21,7 +21,7 @@ import torch
 
 from smelt._torch.exact import MISSING, same, same_contents
 from smelt.capture.reads_arguments import Held, slots_of
-from smelt.capture.reads_facts import Change, Read, changed_classes, facts_of
+from smelt.capture.reads_facts import Change, Read, facts_of
 from smelt.capture.reads_scan import only_appends
 from smelt.capture.reads_values import (
     REGISTRIES,
@@ -209,7 +209,6 @@ class _Finder:
                 if type(store.space) is not dict:
                     raise _NoPlace
                 self._add(Place("entry", store.space, store.key, store.name, None, store.site), store.before, after)
-        self._classes_of_modules()
         for fact in roots.facts.values():
             if fact.kind in ("class", "static"):
                 self._class_fact(fact)
@@ -222,12 +221,6 @@ class _Finder:
                 self.at = roots.name(id(container))
                 self.names.add(self.at)
                 self._container(container)
-
-    def _classes_of_modules(self) -> None:
-        for cls, name, before, site in changed_classes(self.roots):
-            self.at = f"{cls.__qualname__}.{name}"
-            self._of_class(cls, name, before, site)
-            self.names.add(f"{cls.__qualname__}.{name}")
 
     def _class_fact(self, fact: Read) -> None:
         """Attributes of classes that hold something else than they did when this was noted."""

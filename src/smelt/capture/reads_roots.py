@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
+import logging
 import os
 import random
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
@@ -107,7 +108,6 @@ class Roots:
         self.modules: list[tuple[torch.nn.Module, Site | None]] = []
         self.written: dict[tuple[int, str], tuple[Any, str, Any, Site | None]] = {}
         self.copies: dict[int, tuple[Any, Any, Site | None]] = {}
-        self.classes: dict[int, tuple[type, dict[str, Any], Site | None]] = {}  # classes of modules, as they were
         self.facts: dict[tuple[str, int, Any], Read] = {}
         self.stores: dict[tuple[int, str], Store] = {}
         self.functions: dict[int, FunctionType] = {}
@@ -115,6 +115,7 @@ class Roots:
         self._tensors = TensorMarks()
         self._names: set[str] = set()  # that code which has run names
         self._classes: set[type] = set()  # whose descriptors are reached
+        self._held_modules: dict[int, tuple[ModuleType, dict[str, Any], Site | None]] = {}  # with what they held
         self._locks: list[tuple[Any, Site | None, bool]] = []  # whether code names it there
         self._holders: dict[int, list[FrameType]] = {}  # calls of functions that name one, by code
         self._generators: list[tuple[random.Random, Any, Site | None]] = []  # as they were
@@ -186,6 +187,8 @@ class Roots:
             self._met_outside.add(id(value))
         if kind == "lock":
             self._locks.append((value, site, not parent))
+        if kind == "module" and id(value) not in self._held_modules:
+            self._hold_module(value, parent, label, site)
         if id(value) in self.rooted:
             return
         self.rooted[id(value)] = Reached(value, parent, label, site)
@@ -207,6 +210,21 @@ class Roots:
         if own is not None and id(own) not in self.rooted:
             self.rooted.setdefault(id(value), Reached(value, parent, label, site))
             self._reach_own(own, id(value), site)
+
+    def _hold_module(self, module: ModuleType, parent: int, label: str, site: Site | None) -> None:
+        """A module that an object or container holds: code may read of it what it names anywhere."""
+        if file_kind(getattr(module, "__file__", None) or "<none>") != "user":
+            return
+        self.rooted.setdefault(id(module), Reached(module, parent, label, site))
+        self._held_modules[id(module)] = module, dict(module.__dict__), site
+        self._read_held(module, tuple(self._names))
+
+    def _read_held(self, module: ModuleType, names: Iterable[str]) -> None:
+        space, (_, held, site) = module.__dict__, self._held_modules[id(module)]
+        for name in names:
+            if name in held and (id(space), name) not in self.state:
+                self._fact("item", space, name, held[name], site, f"{module.__name__}.{name}")
+                self.reach(held[name], id(module), f".{name}", site)
 
     def _is_given(self, value: Any) -> bool:
         """Whether this is one of the arguments' objects."""
@@ -269,13 +287,10 @@ class Roots:
 
     def _reach_class(self, cls: type, site: Site | None) -> None:
         for base in cls.__mro__:
-            if ("class", id(base), None) in self.facts or not is_user_class(base):
-                continue
-            if issubclass(base, torch.nn.Module):  # what is read of these is seen on their instances
-                if id(base) not in self.classes:
-                    self.classes[id(base)] = base, class_attributes(base), site
-                continue
-            self._hold_own(base, id(cls), site)
+            if is_user_class(base) and ("class", id(base), None) not in self.facts:
+                self._hold_own(base, id(cls), site)
+        if is_user_class(type(cls)):  # a class shows what its metaclass holds
+            self._hold_class(type(cls), site)
 
     def _reach_iterator(self, value: Any, site: Site | None) -> None:
         self.refusals.append(("holds an iterator, which a run may advance", self.name(id(value)), site))
@@ -458,9 +473,12 @@ class Roots:
         namespace = frame.f_globals
         self.executed[id(code)] = (code, namespace)
         self._nested.update(id(c) for c in code.co_consts if isinstance(c, CodeType))
-        self._names.update(code.co_names)
-        self._hold_given_classes(code, frame)
         scan, locks = scan_code(code), len(self._locks)
+        texts = [text for text in code.co_consts if isinstance(text, str)] if scan.calls_getattr else []
+        self._names.update(code.co_names, texts)
+        for module, *_ in list(self._held_modules.values()):
+            self._read_held(module, (*code.co_names, *texts))
+        self._hold_given_classes(code, frame)
         cells = self._cells_of(code, frame)
         for chain in scan.chains:
             site = Site(code, chain.offset)
@@ -480,7 +498,7 @@ class Roots:
                 if kind_of(type(reached.value)) == "instance":
                     self._hold_class(type(reached.value), Site(code, 0))
         if scan.calls_getattr:
-            self._widen_modules(scan.chains, namespace)
+            self._widen_modules(scan.chains, namespace, texts)
 
     def enter_library_code(self, code: CodeType) -> None:
         """A function of torch's runs for the first time."""
@@ -526,9 +544,8 @@ class Roots:
             self._fact("item", namespace, name, value, site, name)
             return value
         value = builtins.get(name, MISSING)
-        if value is not MISSING:
-            self._fact("absent", namespace, name, MISSING, site, name)
-            self._fact("item", builtins, name, value, site, name)
+        self._fact("absent", namespace, name, MISSING, site, name)
+        self._fact("absent" if value is MISSING else "item", builtins, name, value, site, name)
         return value
 
     def _follow_import(self, chain: Chain, site: Site) -> None:
@@ -543,7 +560,7 @@ class Roots:
         value, parent, label = base, 0, ".".join((chain.name, *chain.path[:start]))
         if value is MISSING:
             return
-        self.reach(value, 0, label, site)
+        self._reach_by_name(value, 0, label, site)
         for i, name in enumerate(chain.path[start:], start):
             parent, label = id(value), f"{label}.{name}"
             if isinstance(value, ModuleType):
@@ -565,8 +582,15 @@ class Roots:
                 value = raw
             else:
                 return
-            self.reach(value, parent, f".{name}", site)
+            self._reach_by_name(value, parent, f".{name}", site)
             self._refuse_random(value, label, site)
+
+    def _reach_by_name(self, value: Any, parent: int, label: str, site: Site) -> None:
+        """The same as `reach`, for what is named in code: what is read of a module there is named, too."""
+        if isinstance(value, ModuleType):
+            self.rooted.setdefault(id(value), Reached(value, parent, label, site))
+        else:
+            self.reach(value, parent, label, site)
 
     def follow_late(self) -> None:
         """Read on where a module, or a name in one, was not there yet when the code that uses it was entered."""
@@ -602,6 +626,18 @@ class Roots:
             self._fact(kind, space, held, seen, Site(*place), f"os.environ[{key!r}]")
         return True
 
+    def enter_logger(self, frame: FrameType) -> None:
+        """A logger is about to be asked whether a message is wanted: its level, and those that it takes it from."""
+        logger, place = frame.f_locals.get("self"), user_site(frame, ENVIRONMENT)
+        site = None if place is None else Site(*place)
+        while site is not None and isinstance(logger, logging.Logger):
+            manager = logger.manager
+            for owner, key in ((logger, "level"), (logger, "disabled"), (logger, "parent"), (manager, "_disable")):
+                own = instance_dict(owner)
+                if own is not None and key in own:
+                    self._fact("item", own, key, own[key], site, f"logger {logger.name!r}.{key}")
+            logger = None if logger.level else logger.parent
+
     def _expect_store(self, namespace: dict[str, Any], chain: Chain, site: Site) -> None:
         """Remember what a global, or an attribute of a module or class, holds before executed code assigns it."""
         name, space = chain.name, namespace
@@ -627,8 +663,8 @@ class Roots:
         if owner.startswith("numpy.random") or (isinstance(module, str) and module.startswith("numpy.random")):
             self.refusals.append((DRAWS, label, site))
 
-    def _widen_modules(self, chains: tuple[Chain, ...], namespace: dict[str, Any]) -> None:
-        """`getattr(module, name)` reads a global of a module by a name that no scan can know."""
+    def _widen_modules(self, chains: tuple[Chain, ...], namespace: dict[str, Any], texts: Sequence[str]) -> None:
+        """`getattr(module, name)` reads a global of a module by a name that no scan can know, or finds none."""
         for chain in chains:
             value = namespace.get(chain.name) if chain.root == "global" and not chain.path else None
             if isinstance(value, ModuleType) and file_kind(getattr(value, "__file__", None) or "<none>") == "user":
@@ -637,6 +673,9 @@ class Roots:
                     if not name.startswith("__"):
                         self._fact("item", value.__dict__, name, member, site, f"{chain.name}.{name}")
                         self.reach(member, id(value), f".{name}", site)
+                for name in texts:
+                    if name not in value.__dict__:
+                        self._fact("absent", value.__dict__, name, MISSING, site, f"{chain.name}.{name}")
 
     # ---------------------------------------------------------------- the end of the run
 

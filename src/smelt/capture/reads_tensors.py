@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from smelt._torch.exact import same
+from smelt._torch.leaves import gradient, is_leaf
 from smelt.capture.reads_facts import Change, Read
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 _KINDS = frozenset({torch.Tensor, torch.nn.Parameter})
 _OPTIMIZERS = os.path.join(os.path.dirname(torch.__file__), "optim", "")
-_FLAGS = ("requires_grad", "is_leaf")
+_FLAGS: dict[str, Callable[[torch.Tensor], bool]] = {
+    "requires_grad": lambda tensor: tensor.requires_grad,
+    "is_leaf": is_leaf,
+}
 
 
 def steps_by_gradients(code: CodeType) -> bool:
@@ -49,7 +53,7 @@ class TensorMarks:
     def meet(self, tensor: Any, name: Callable[[], str], site: Site | None) -> None:
         """Note a tensor."""
         if id(tensor) not in self._met and type(tensor) in _KINDS:
-            self._met[id(tensor)] = _Met(tensor, name, site, tensor.requires_grad, _grad(tensor), _own(tensor))
+            self._met[id(tensor)] = _Met(tensor, name, site, tensor.requires_grad, gradient(tensor), _own(tensor))
 
     def changes(self) -> Iterator[Change]:
         """What is different now."""
@@ -57,23 +61,23 @@ class TensorMarks:
             tensor = met.tensor
             if tensor.requires_grad != met.requires_grad:
                 yield Change(f"{met.name()}.requires_grad", met.requires_grad, tensor.requires_grad, met.site)
-            if _grad(tensor) is not met.grad:
-                yield Change(f"{met.name()}.grad", met.grad, _grad(tensor), met.site)
+            if gradient(tensor) is not met.grad:
+                yield Change(f"{met.name()}.grad", met.grad, gradient(tensor), met.site)
             own = _own(tensor)
             if not same(met.own, own):
                 yield Change(f"the attributes of {met.name()}", met.own, own, met.site)
 
     def facts(self, names: Collection[str], passed: Collection[int], namer: Callable[[int], str]) -> Iterator[Read]:
         """What must hold again, of what these names could have read; passed: ids of arguments, others at each call."""
-        flags = [flag for flag in _FLAGS if flag in names]
         for met in self._met.values():
             tensor = met.tensor
             if id(tensor) in passed:
                 continue
-            for flag in flags:
-                yield self._fact(met, "attr", tensor, flag, getattr(tensor, flag), namer)
+            for flag, ask in _FLAGS.items():
+                if flag in names:
+                    yield self._fact(met, "attr", tensor, flag, ask(tensor), namer)
             if "grad" in names:
-                yield self._fact(met, "attr", tensor, "grad", _grad(tensor), namer)
+                yield self._fact(met, "attr", tensor, "grad", gradient(tensor), namer)
             for key, value in met.own.items():
                 if key in names:
                     yield self._fact(met, "item", tensor.__dict__, key, value, namer)
@@ -92,7 +96,3 @@ def _own(tensor: torch.Tensor) -> dict[str, Any]:
     """The attributes that a tensor was given, but for marks that tell torch's own compiler how to treat it."""
     own = tensor.__dict__
     return {key: value for key, value in own.items() if not key.startswith("_dynamo_")} if own else {}
-
-
-def _grad(tensor: torch.Tensor) -> Any:
-    return tensor.grad if tensor.is_leaf else None  # others have none, and warn

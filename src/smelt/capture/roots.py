@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from smelt._torch.exact import contents
+from smelt._torch.leaves import gradient
 from smelt._torch.lru import LRU_CACHE, cached_tensors, still_cached
 from smelt.capture.reads_values import COMPILED_TARGET
 
@@ -134,8 +135,8 @@ class _Walk:
             entry = self.tensors.get(id(value))
             if entry is None:
                 self.tensors[id(value)] = Entry(kind, path, value, owner, key)
-                if value.is_leaf and value.grad is not None:
-                    self.add(value.grad, f"{path}.grad", value, "grad")
+                if (held := gradient(value)) is not None:
+                    self.add(held, f"{path}.grad", value, "grad")
             elif path != entry.path:
                 entry.aliases.append(path)
             return

@@ -42,11 +42,14 @@ CAPTURE_LIMIT = 8
 
 
 class Setting(NamedTuple):
-    """What a capture was made under: `training` flags, devices of autocast with their dtypes, torch's default dtype."""
+    """What a capture was made under: `training` flags, devices of autocast with their dtypes, torch's default dtype,
+    and the ids of the program's modules.
+    """
 
     training: tuple[bool, ...]
     autocast: tuple[tuple[str, torch.dtype], ...]
     dtype: torch.dtype
+    modules: tuple[int, ...]
 
 
 Key: TypeAlias = tuple[Setting, tuple[int, ...], tuple[Type, ...], tuple[str, ...]]
@@ -63,8 +66,8 @@ class Program(torch.nn.Module):
     A call runs natively, or operation by operation where gradients are needed, with the same answer. The program holds
     for the captured sizes and Python arguments, where these were not left free (`dynamic_shapes`), and raises for
     others. For other dtypes or strides, arguments that were different tensors and are one, other `training` flags,
-    autocast or default dtype, or parameters that were moved or replaced, it is captured anew from its source (at most
-    `CAPTURE_LIMIT` captures are kept).
+    autocast or default dtype, or parameters or modules that were moved or replaced, it is captured anew from its source
+    (at most `CAPTURE_LIMIT` captures are kept).
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Program(torch.nn.Module):
         self._units: dict[Key, Unit] = {}
         self._held: dict[int, Constants] = {}
         self._known: KnownCall | None = None
+        self._of: tuple[torch.nn.Module, ...] = ()  # what the ids of settings stand for: kept, so that they stay theirs
         self.native_failure: str | None = None
         self._add(captured)
 
@@ -205,17 +209,27 @@ class Program(torch.nn.Module):
         setting = self._setting()
         return next((unit for key, unit in self._units.items() if key[0] == setting), self.units[0])
 
-    def _add(self, captured: Captured) -> Unit:
+    def _add(self, captured: Captured, training: tuple[bool, ...] | None = None) -> Unit:
+        """training: the flags that it was captured under, where they are not the present ones."""
         unit = unit_of(captured, self._options, captured.state.current)
         unit.on_constants(_holder(weakref.ref(self), id(unit)))
         self._known = None
-        setting = Setting(self._training_flags(), captured.autocast, captured.default_dtype)
+        setting = self._setting()._replace(autocast=captured.autocast, dtype=captured.default_dtype)
+        if training is not None:
+            setting = setting._replace(training=training)
+        self._keep_only(setting.modules)
         types = tuple(value.type for value in unit.graph.inputs)
         key = setting, unit.signature.same, types, tuple(map(str, unit.checks))
         if key not in self._units and len(self._units) >= CAPTURE_LIMIT:
             self._held.pop(id(self._units.pop(next(iter(self._units)))), None)
         self._units[key] = unit
         return unit
+
+    def _keep_only(self, modules: tuple[int, ...]) -> None:
+        """Let go of what was captured of other modules than these."""
+        for key in [key for key in self._units if key[0].modules != modules]:
+            self._held.pop(id(self._units.pop(key)), None)
+        self._of = self._source_modules()
 
     def _capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Unit:
         try:
@@ -327,18 +341,29 @@ class Program(torch.nn.Module):
         return True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own = {"_source", "_options", "_free", "_units", "_held", "_known", "native_failure", "training", *_SHARED}
+        own = {
+            "_source",
+            "_options",
+            "_free",
+            "_units",
+            "_held",
+            "_known",
+            "_of",
+            "native_failure",
+            "training",
+            *_SHARED,
+        }
         extra = {name: value for name, value in self.__dict__.items() if name not in own}
         saved = save(self._source, {flags: unit.captured for flags, unit in self._units.items()})
         return (_restore, (self._source, self._options, saved, extra, self._free))
 
     def _setting(self) -> Setting:
-        return Setting(self._training_flags(), autocast(), default_dtype())
+        modules = self._source_modules()
+        flags, ids = tuple(module.training for module in modules), tuple(map(id, modules))
+        return Setting(flags, autocast(), default_dtype(), ids)
 
-    def _training_flags(self) -> tuple[bool, ...]:
-        if not isinstance(self._source, torch.nn.Module):
-            return ()
-        return tuple(module.training for module in self._source.modules())
+    def _source_modules(self) -> tuple[torch.nn.Module, ...]:
+        return tuple(self._source.modules()) if isinstance(self._source, torch.nn.Module) else ()
 
     def _by_op(self, unit: Unit, inputs: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # The raw graph has the program's own in-place operations and views, so gradients, aliases and other dtypes come
@@ -435,8 +460,8 @@ def _restore(
     captures = load(source, saved)
     program = Program(source, next(iter(captures.values())), options, free)
     program._units = {}
-    for captured in captures.values():
-        program._add(captured)
+    for (setting, *_), captured in captures.items():
+        program._add(captured, setting.training)
     program.__dict__.update(extra)
     return program
 

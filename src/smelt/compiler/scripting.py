@@ -86,7 +86,7 @@ class ScriptedProgram(Program):
         self._scripted, self._examples = scripted, examples
         self._compiled: Any = None
 
-    def _add(self, captured: Any) -> Unit:
+    def _add(self, captured: Any, training: tuple[bool, ...] | None = None) -> Unit:
         try:
             unit = Unit.of(captured, self._options, captured.state.current)
         except SmeltError:

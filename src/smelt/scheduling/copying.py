@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.leaves import is_leaf
 from smelt.diag import ScheduleError
 
 HOOKS = (
@@ -41,7 +42,7 @@ def build(module: torch.nn.Module, known: Mapping[int, Any] | None = None) -> to
     """A copy with tensors of its own. known, Raises: as of `shadow`."""
     # What autograd computed is no leaf, which deepcopy refuses; the copy has its value, and is computed anew.
     memo: Memo = _emptied(module)
-    memo.update((id(t), t.detach().clone()) for t in tensors(module) if not t.is_leaf)
+    memo.update((id(t), t.detach().clone()) for t in tensors(module) if not is_leaf(t))
     memo.update(known or {})
     return _copied(module, memo)
 

@@ -27,6 +27,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 _LARGEST_POWER, _EXACT = 8, 1 << 20
 _MOST = sys.float_info.max
+_MOST_ABOVE = 1 << 52  # up to here n / d, rounded to a float, comes to no integer that n / d is not
 
 
 def is_symbolic(number: Number) -> bool:
@@ -146,11 +147,11 @@ def _bool(trace: CaptureTrace, a: Number) -> bool:
 
 
 def _rounded(trace: CaptureTrace, function: str, a: Number) -> Number:
-    """A float as an int; quotients of sizes, which are exact enough below 2**50, without floats."""
+    """A float as an int; quotients of numbers that are exact enough, without floats."""
     if not is_float(a):
         return a
     ratio = _ratio(trace, a)
-    if ratio is not None:
+    if ratio is not None and _is_exact(trace, ratio[0]):
         above, below = ratio
         if function == "ceil":
             return -((-above) // below)
@@ -165,8 +166,15 @@ def _rounded(trace: CaptureTrace, function: str, a: Number) -> Number:
     return call[function](a)
 
 
+def _is_exact(trace: CaptureTrace, above: Any) -> bool:
+    """Whether a numerator is no more than `_MOST_ABOVE`: sizes are, numbers are asked."""
+    if all(math.isfinite(end) for end in trace.bounds(trace.poly_of(above))):
+        return True
+    return bool(above <= _MOST_ABOVE and above >= -_MOST_ABOVE)
+
+
 def _ratio(trace: CaptureTrace, a: SizeFloat) -> tuple[Any, int] | None:
-    """(n, d) where a float is n / d for sizes n below 2**50."""
+    """(n, d) where a float is n / d before it is rounded."""
     match a.expr:
         case ("size", p):
             return trace.number(p), 1
