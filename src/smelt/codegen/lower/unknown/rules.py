@@ -131,6 +131,14 @@ def _numel(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [total]
 
 
+def _is_there(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    """Whether a list has items."""
+    held = r.get(node.args[0])
+    if not isinstance(held, Buffer):
+        raise Refused("it is no list of ours")
+    return [r.emit("py.gt", held.count, 0) if isinstance(held.count, Value) else held.count > 0]
+
+
 def _rank(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     held = r.get(node.args[0])
     if not isinstance(held, Padded):
@@ -264,6 +272,7 @@ RULES: dict[str, Rule] = {
     "unpack": _unpack,
     "aten.split_with_sizes.default": split,
     "py.append": _append,
+    "py.bool": _is_there,
     "py.call": _called,
     "aten.stack.default": _stack,
     "aten.cat.default": _concatenated,
