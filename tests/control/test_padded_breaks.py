@@ -91,6 +91,44 @@ def counted(x: Tensor, scores: Tensor) -> Tensor:
     return torch.stack(found) if found else torch.zeros(0, 4)
 
 
+def suppressed(x: Tensor, scores: Tensor) -> Tensor:
+    order, keep = scores.argsort(descending=True), []
+    x, gone = x[order], torch.zeros(len(scores), dtype=torch.bool)
+    for i in range(len(x)):
+        if gone[i]:
+            continue
+        keep.append(order[i])
+        if len(keep) >= 4:
+            break
+        gone |= overlap(x[i], x) > 0.3
+    return torch.stack(keep) if keep else torch.zeros(0, dtype=torch.long)
+
+
+def alive(x: Tensor, scores: Tensor) -> Tensor:
+    order, keep = scores.argsort(descending=True), []
+    x, there = x[order], torch.ones(len(scores), dtype=torch.bool)
+    for i in range(len(x)):
+        if not there[i]:
+            continue
+        keep.append(int(order[i]))
+        if len(keep) == 4:
+            break
+        there[i + 1 :] &= overlap(x[i], x[i + 1 :]) <= 0.3
+    return torch.tensor(keep, dtype=torch.long)
+
+
+def for_ever(x: Tensor, scores: Tensor) -> Tensor:
+    order, keep = scores.argsort(descending=True), []
+    while True:
+        if order.numel() == 0:
+            break
+        i = order[0]
+        keep.append(i.item())
+        order = order[1:]
+        order = order[overlap(x[i], x[order]) <= 0.3]
+    return x[keep]
+
+
 def or_a_view(x: Tensor, scores: Tensor) -> Tensor:
     """What a loop made, or memory from outside: which of them it is, is told by the branch."""
     found = []
@@ -101,7 +139,7 @@ def or_a_view(x: Tensor, scores: Tensor) -> Tensor:
     return torch.stack(found) if found else x[:0]
 
 
-WHILES = [of_tensors, of_numbers, from_the_end, counted]
+WHILES = [of_tensors, of_numbers, from_the_end, counted, suppressed, alive, for_ever]
 
 
 def repeated(x: Tensor, scores: Tensor) -> Tensor:

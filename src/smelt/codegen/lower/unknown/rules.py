@@ -41,7 +41,8 @@ _SAME_SHAPE = (
     "aten.to.dtype", "aten._to_copy.default", "aten.clone.default", "aten.contiguous.default", "aten.detach.default",
     "aten.alias.default", "aten.type_as.default", "aten.zeros_like.default", "aten.ones_like.default",
     "aten.copy.default", "aten.fill.Scalar", "aten.full_like.default", "aten.lift_fresh.default",
-    "aten.floor_divide.default",
+    "aten.floor_divide.default", "aten.__and__.Tensor", "aten.__and__.Scalar", "aten.__or__.Tensor",
+    "aten.__or__.Scalar", "aten.__xor__.Tensor", "aten.__xor__.Scalar",
 )  # fmt: skip
 # Integers divided by what does not count may be divided by 0.
 _DIVISIONS = ("aten.floor_divide.", "aten.remainder.", "aten.fmod.", "aten.div.Tensor_mode", "aten.div.Scalar_mode")
