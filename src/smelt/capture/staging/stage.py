@@ -166,8 +166,8 @@ class _Run:
                 if GROWTH in whole:
                     whole = {NO_GROWTH}
                     continue
-                if isinstance(stop, CannotGrow) and NO_GROWTH not in whole:
-                    # In a loop of the graph its ways have to meet.
+                if (grew or isinstance(stop, CannotGrow)) and NO_GROWTH not in whole:
+                    # Ways that part at a container may have come to where none goes, or have to meet in a loop.
                     whole.add(GROWTH)
                     forked -= grew
                     continue
