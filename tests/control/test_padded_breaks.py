@@ -88,7 +88,7 @@ def counted(x: Tensor, scores: Tensor) -> Tensor:
         found.append(x[i] * 2)
         if scores[i] > 0.9:
             break
-    return torch.stack(found) if found else torch.zeros(0, 4)
+    return torch.stack(found, 1) if found else torch.zeros(4, 0)
 
 
 def suppressed(x: Tensor, scores: Tensor) -> Tensor:
@@ -173,7 +173,8 @@ def test_as_in_eager_and_natively(program: Callable[..., Tensor]) -> None:
     compiled = smelt.compile(program)
     for seed in range(6):
         call = boxes(12, seed)
-        assert torch.equal(compiled(*call), program(*call))
+        got, expected = compiled(*call), program(*call)
+        assert torch.equal(got, expected) and got.stride() == expected.stride()
     assert compiled.stats().builds == 1
     assert python_calls(compiled) == 0
 
@@ -184,3 +185,45 @@ def test_any_number_of_rows(program: Callable[..., Tensor]) -> None:
     for seed, count in enumerate((12, 7, 12, 2, 1, 0, 30)):
         call = boxes(count, seed)
         assert torch.equal(compiled(*call), program(*call))
+
+
+class Cell(torch.nn.Module):
+    """Looked at for the first time inside the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = torch.nn.Embedding(9, 8), torch.nn.Linear(8, 9)
+
+    def forward(self, token: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = torch.tanh(self.embed(token) + state)
+        return self.out(state), state
+
+
+class Greedy(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = Cell()
+
+    def forward(self, state: Tensor) -> Tensor:
+        token, found = torch.zeros(1, dtype=torch.long), []
+        for _ in range(20):
+            logits, state = self.cell(token, state)
+            token = logits.argmax(-1)
+            found.append(token)
+            if token.item() == 4:
+                break
+        return torch.cat(found)
+
+
+def test_words_until_one_ends_it() -> None:
+    torch.manual_seed(0)
+    model = Greedy()
+    compiled, lengths = smelt.compile(model), set()
+    for seed in range(8):
+        state = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed)) * 9
+        expected = model(state)
+        assert torch.equal(compiled(state), expected)
+        lengths.add(len(expected))
+    assert len(lengths) > 2
+    assert compiled.stats().builds == 1
+    assert python_calls(compiled) == 0

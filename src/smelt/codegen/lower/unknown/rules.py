@@ -27,8 +27,8 @@ from smelt.codegen.lower.unknown.values import (
     size_of,
     type_of,
 )
-from smelt.codegen.lower.unknown.views import VIEWS
-from smelt.ir import Arg, Node, TensorType, Value, map_values
+from smelt.codegen.lower.unknown.views import VIEWS, dim_of
+from smelt.ir import Arg, MemoryFormat, Node, TensorType, Value, map_values
 from smelt.ops.registry import tags_of
 
 if TYPE_CHECKING:
@@ -171,9 +171,16 @@ def _append(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
 def _stack(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     held = r.get(node.args[0]) if isinstance(node.args[0], Value) else None
     if isinstance(held, Buffer):
-        if call.get("dim", 0) != 0 or r.facts.at_least(held.count) < 1:
+        if r.facts.at_least(held.count) < 1:
             raise Refused("of a list that may be empty")
-        return [Padded(held.rows, (held.count, *([None] * len(held.element.sizes))))]
+        rank = len(held.element.sizes) + 1
+        at = dim_of(call.get("dim", 0), rank)
+        rows = held.rows
+        if at:
+            order = (*range(1, at + 1), 0, *range(at + 1, rank))
+            rows = r.emit("aten.permute.default", rows, order)
+            rows = r.emit("aten.clone.default", rows, memory_format=MemoryFormat("contiguous_format"))
+        return [Padded(rows, tuple(held.count if dim == at else None for dim in range(rank)))]
     return _joined(r, node, call)
 
 
