@@ -227,3 +227,10 @@ def test_words_until_one_ends_it() -> None:
     assert len(lengths) > 2
     assert compiled.stats().builds == 1
     assert python_calls(compiled) == 0
+
+
+def test_a_tensor_is_indexed_by_a_list_that_a_script_made() -> None:
+    scripted = smelt.script(for_ever, example_inputs=boxes(12, 0))
+    for seed in range(3):
+        call = boxes(12, seed)
+        assert torch.equal(scripted(*call), for_ever(*call))
