@@ -280,6 +280,9 @@ def _basic(session: ScriptSession, tensor: torch.Tensor, key: Any) -> tuple[Any,
         elif isinstance(item, torch.Tensor) and not _is_number(session, item):
             rest[place] = item
             dim += _dims_of(session, item)
+        elif is_staged(item) and slot_of(item).type == ListType(INT):
+            rest[place] = session.emit("py.call", "torch.LongTensor", item)
+            dim += 1
         elif isinstance(item, (bool, StagedObject)):
             kind = slot_of(item).type if is_staged(item) else type(item).__qualname__
             session.cannot(f"a tensor is indexed with a value {kind}", "annotate the tensor that it comes from")

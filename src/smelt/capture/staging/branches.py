@@ -91,6 +91,7 @@ def branch(
         except CannotGrow as grows:
             type_ = container_type(session, [grows.container, *grows.contents]) if session.stages_growth else None
             if not _staged_before(session, key, grows.container, type_, (then, orelse), names, get, set_, site):
+                session.grew.add(key)
                 session.will_fork(key)
         except Grows as grows:
             if not _staged_before(session, key, grows.grown, grows.type, (then, orelse), names, get, set_, site):
@@ -102,6 +103,8 @@ def branch(
                 session.end()
             apply(outcome, set_)
             return
+    if known is None and key in session.grew:
+        session.check_turns(site)
     answer = session.fork(slot, site)
     set_(resolved(names, get(), slot, answer, session.negations))
     if answer:

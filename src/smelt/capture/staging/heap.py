@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from smelt._torch.lru import table_of
+from smelt.capture.reads_values import HOOKED
 from smelt.capture.staging.containers import (
     MISSING,
     WHOLE,
@@ -165,6 +166,10 @@ def _hashable(key: Any) -> Any:
     return (type(key), key)
 
 
+def _is_hook(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and HOOKED in vars(value)
+
+
 def _differences(container: Any, old: Any) -> Iterator[Change]:
     if isinstance(container, StagedObject):
         if container.slot is not old.slot:
@@ -179,8 +184,9 @@ def _differences(container: Any, old: Any) -> Iterator[Change]:
             return
         for key in {**old, **now}:
             before, after = old.get(key, MISSING), now.get(key, MISSING)
-            # Methods are wrapped while a run is recorded.
+            # Methods are wrapped, and reads of attributes watched, while a run is recorded.
             is_method = isinstance(before, types.FunctionType) and isinstance(after, types.FunctionType)
+            is_method = is_method or _is_hook(before) or _is_hook(after)
             if before is not after and not is_method and key not in ("__dict__", "__weakref__"):
                 yield Change(container, key, before, after)
     elif isinstance(container, dict):

@@ -20,7 +20,7 @@ from smelt.capture.dynamic.values import is_sized, own
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging import current
 from smelt.capture.staging.symbols import is_staged, slot_of
-from smelt.ir import INT, UnknownDim
+from smelt.ir import INT, ListType, UnknownDim
 
 _patches = Patches()
 
@@ -333,6 +333,9 @@ def _basic(session: Any, tensor: Any, key: Any) -> tuple[Any, Any]:
             dim += item.dim() if _is_mask(item) else 1
         elif type(item) is list and _is_of_ints(item):
             rest.append(torch.tensor(item, dtype=torch.int64))  # which is what torch makes of it
+            dim += 1
+        elif is_staged(item) and slot_of(item).type == ListType(INT):
+            rest.append(session.emit("py.call", "torch.LongTensor", item))
             dim += 1
         elif isinstance(item, bool) or not (isinstance(item, (int, torch.Tensor)) or is_staged(item)):
             session.cannot(f"a tensor is indexed with a {type(item).__qualname__} beside what depends on data")

@@ -79,6 +79,7 @@ class Recording:
         self.aliases: dict[Slot, Slot] = {}
         self.paths = 0
         self.forked: set[object] = set()
+        self.grew: set[object] = set()  # those of them in which a container grew
         self.learnt = False  # whether this run found some of these itself
         self.peeled: dict[object, int] = {}
         self.whole: set[object] = set()

@@ -27,7 +27,7 @@ from smelt.capture.staging.reading import Reading
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.records import Listed, RegionRecords, Structured
 from smelt.capture.staging.settled import Settled
-from smelt.capture.staging.stops import TOO_MANY, Again, CannotStage, Exhausted
+from smelt.capture.staging.stops import GROWTH, NO_GROWTH, TOO_MANY, Again, CannotStage, Exhausted
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
 from smelt.capture.staging.unify import unify
 from smelt.capture.staging.watch import unwatched
@@ -48,6 +48,7 @@ from smelt.ir import (
 from smelt.ops.convert import dtype_to_torch
 
 MOST_PATHS = 64
+_MOST_TURNS = 8  # of a loop in which a container grows in some
 _MULTIPLIED = 48  # ways of which it is told whether they multiply with each question
 
 
@@ -120,6 +121,15 @@ class Session(Reading):
         region.known[slot] = answer
         self.recorder.records = []
         return answer
+
+    def check_turns(self, site: Site | None) -> None:
+        """A branch in which a container grows is come to once more on one way: in a loop, the ways through it multiply.
+
+        Raises: Again where such containers have not been values of the graph yet.
+        """
+        turns = sum(known == site for _, _, known in self.regions[-1].segments)
+        if turns >= _MOST_TURNS and self.whole.isdisjoint((GROWTH, NO_GROWTH)):
+            raise Again(whole=GROWTH)
 
     def known(self, slot: Slot) -> bool | None:
         """The answer that a question has already had on this path; None where it had none, or data changed since."""

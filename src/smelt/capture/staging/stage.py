@@ -58,7 +58,7 @@ from smelt.capture.staging.ordering import check_unchanged
 from smelt.capture.staging.patches import answering
 from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.session import Outcome, Session
-from smelt.capture.staging.stops import EFFECT, Again, CannotStage, Stop
+from smelt.capture.staging.stops import EFFECT, GROWTH, NO_GROWTH, Again, CannotGrow, CannotStage, Stop
 from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.capture.staging.views import StagedRange
 from smelt.capture.staging.watch import Watch
@@ -136,6 +136,7 @@ class _Run:
         is_known = self.native.class_askers is not None and not self.native.conversions
         self.is_watched = not is_known or not all(map(functions.has, class_askers))
         forked: set[object] = set()
+        grew: set[object] = set()
         peeled: dict[object, int] = {}
         whole: set[object] = set()
         length = 0 if self.native.graph is None else sum(1 for _ in self.native.graph.walk())
@@ -145,6 +146,7 @@ class _Run:
             session.is_catchable = functools.partial(is_catchable, session, False)
             session.budget = budget
             session.forked, session.peeled, session.whole, session.merge = forked, peeled, whole, Merger
+            session.grew, session.stages_growth = grew, GROWTH in whole
             try:
                 return self._once(session, functions, arguments)
             except Again as known:
@@ -156,9 +158,19 @@ class _Run:
                     forked.add(known.fork)
                 elif known.whole is not None:
                     whole.add(known.whole)
+                    if known.whole == GROWTH:
+                        forked -= grew
                 else:
                     peeled[known.peel] = peeled.get(known.peel, 0) + 1
             except CannotStage as stop:
+                if GROWTH in whole:
+                    whole = {NO_GROWTH}
+                    continue
+                if (grew or isinstance(stop, CannotGrow)) and NO_GROWTH not in whole:
+                    # Ways that part at a container may have come to where none goes, or have to meet in a loop.
+                    whole.add(GROWTH)
+                    forked -= grew
+                    continue
                 growing = {known for known in whole if isinstance(known, tuple) and known[0] == "growing"}
                 if growing:
                     # A loop of which each number of turns is a way of its own need not be that.

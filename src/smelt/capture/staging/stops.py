@@ -17,6 +17,8 @@ OUTSIDE_OF_PYTHON = "a run on tensors without data must not do what cannot be ta
 
 TOO_LONG, TOO_MANY = "staging took too long", "the program has too many paths"
 """What ended a run that another one of the program would come to as well."""
+GROWTH, NO_GROWTH = "growth", "no growth"
+"""Of a run: containers that grow on one path only are values of the graph; that led to nothing."""
 
 
 class Stop(BaseException):

@@ -17,6 +17,7 @@ from smelt.analysis.aliases import is_external
 from smelt.analysis.region_aliases import RegionAliases, region_aliases
 from smelt.codegen.lower.context import cannot_lower
 from smelt.codegen.lower.sharing import view_source
+from smelt.codegen.lower.unknown.sharing import reached
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value, may_hold_tensor, values_in
 from smelt.ir.types import INT
 from smelt.rewrite import Rewriter
@@ -57,6 +58,8 @@ class _Picker:
             self.options.append(value)
             return len(self.options)
         node = root.node
+        if not any(map(is_external, reached([root]))):
+            return 0
         if root is not value and (node is None or node.op in _CONTROL):
             # A view of what may be from outside: the number alone does not tell which view of it.
             self.refuse(root)

@@ -2,17 +2,18 @@
 
     %o: i64[_] = while with (%p = %0: i64[12]) {...}   ==>   %o: i64[12], %n: int = while with (%p = %0, %c = 12) {...}
 
-A turn must not need more than the loop began with. A list has a buffer where the loop goes on while something padded is
-not empty, and each turn takes away of that: then there are no more turns than it had at first.
+A turn must not need more than the loop began with. A list has a buffer where the number of turns has a bound: each one
+takes away of something padded, or counts up to where the loop ends, or is the last one (`break`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smelt.codegen.lower.unknown.facts import lower_bound
+from smelt.codegen.lower.unknown.facts import Facts, comparisons, lower_bounds, truth
 from smelt.codegen.lower.unknown.values import (
     Buffer,
     Count,
@@ -26,6 +27,7 @@ from smelt.codegen.lower.unknown.values import (
 )
 from smelt.diag import SmeltError
 from smelt.ir import INT, Arg, ListType, Node, Region, TensorType, Type, Value
+from smelt.ir.sizes import size_max
 
 if TYPE_CHECKING:
     from smelt.codegen.lower.unknown.rewriting import Rewriting
@@ -66,12 +68,13 @@ class Carried:
         self.rewriting, self.node = rewriting, node
         self.fixed = 3 if node.op == "for" else 0
         self.places: list[_Place] = []
+        self.bound: tuple[str, int] | None = None
 
     def rewrite(self) -> None:
         """Add the loop. Raises: Exact."""
         rewriting, node = self.rewriting, self.node
-        most = self._most_turns()
-        self.places = [self._place(k, most) for k in range(len(node.results))]
+        self.bound = self._bound()
+        self.places = [self._place(k) for k in range(len(node.results))]
         head = [rewriting.exactly(arg) for arg in node.args[: self.fixed]]
         made = rewriting.builder.add(node.op, (*head, *(a for p in self.places for a in p.first)), [])
         tests: list[Arg] = []
@@ -81,13 +84,13 @@ class Carried:
             facts = rewriting.facts
             saved = dict(facts.least)
             with rewriting.builder.inside(region), rewriting.emit.scope():
-                counts = self._enter(region, old)
+                self._enter(region, old)
                 if tests and is_body:
                     # The test's facts are of its own parameters; the body's stand in the same places.
                     self._learn(tests[0], made.regions[0], region)
                 rewriting.visit(old)
                 if is_body:
-                    region.set_yields(tuple(self._yields(old, counts)))
+                    region.set_yields(tuple(self._yields(old, region, made.regions[0])))
                 else:
                     tests = [rewriting.exactly(arg) for arg in old.yields]
                     region.set_yields(tuple(tests))
@@ -96,12 +99,12 @@ class Carried:
 
     # --- before it
 
-    def _place(self, k: int, most: int | None) -> _Place:
+    def _place(self, k: int) -> _Place:
         rewriting, node = self.rewriting, self.node
         arg, old = node.args[self.fixed + k], node.results[k].type
         held = rewriting.held[arg] if isinstance(arg, Value) else arg
         if isinstance(held, Parts) and isinstance(arg, Value):
-            return self._list(held, arg, old, most)
+            return self._list(held, arg, old)
         exact = _Place(old, [])
         if (node, k) not in rewriting.exact and isinstance(old, TensorType) and not old.is_static:
             type_ = held.type if isinstance(held, Padded) else _static(held)
@@ -117,14 +120,19 @@ class Carried:
         exact.first = [rewriting.exactly(arg)]
         return exact
 
-    def _list(self, held: Parts, arg: Value, old: Type, most: int | None) -> _Place:
+    def _list(self, held: Parts, arg: Value, old: Type) -> _Place:
         rewriting, start = self.rewriting, arg.node
         assert start is not None and isinstance(old, ListType)
         element = as_row(old.element)
         appended = sum(n.op == "py.append" for n in self.node.regions[-1].walk())
-        if most is None or not isinstance(element, TensorType) or not element.is_static or element.strides is not None:
+        if (
+            self.bound is None
+            or not isinstance(element, TensorType)
+            or not element.is_static
+            or element.strides is not None
+        ):
             raise rewriting.refusal(start)
-        rows = len(held.held) + most * appended
+        rows = len(held.held) + self.bound[1] * appended
         if not 0 < rows * element.nbytes <= _MOST_ROWS_NBYTES or any(
             not isinstance(h, Value) or h.type != old.element for h in held.held
         ):
@@ -142,43 +150,69 @@ class Carried:
             raise rewriting.refusal(start) from error
         return _Place(old, [buffer, len(held.held)], type_, (True,), start)
 
-    def _most_turns(self) -> int | None:
-        """How many turns there can be at most, if each takes away of what the loop goes on for."""
-        found = self._tested()
-        if found is None:
-            return None
-        arg = self.node.args[found]
-        held = self.rewriting.held[arg] if isinstance(arg, Value) else None
-        type_ = held.type if isinstance(held, Padded) else _static(held)
-        return None if type_ is None or not type_.sizes else type_.sizes[0]
+    def _bound(self) -> tuple[str, int] | None:
+        """Why there is a last turn, and how many there are at most; that each turn is as this wants is known behind it.
 
-    def _tested(self) -> int | None:
-        """The place of the tensor that the loop goes on for while it is not empty; its first dimension is counted."""
+        tested: it takes away of what the loop goes on for. counted: it counts up to where the loop ends. taken: it
+        takes away of anything that is carried, where a last turn may find nothing left.
+        """
         if self.node.op != "while":
             return None
+        sizes = [self._most(k) for k in range(len(self.node.results))]
+        found = {
+            "tested": [size for k in self._tested() if (size := sizes[k]) is not None],
+            "counted": [stop - start for start, stop in self._counted_up().values()],
+            "taken": [size + 1 for size in sizes if size is not None],
+        }
+        for why, most in found.items():
+            if most and (self.node, why) not in self.rewriting.exact:
+                return why, functools.reduce(size_max, most)
+        return None
+
+    def _most(self, k: int) -> int | None:
+        """The most that there can be in the first dimension of what is carried, where that may be padded."""
+        arg, old = self.node.args[k], self.node.results[k].type
+        held = self.rewriting.held[arg] if isinstance(arg, Value) else None
+        type_ = held.type if isinstance(held, Padded) else _static(held)
+        if type_ is None or not type_.sizes or not isinstance(old, TensorType) or old.is_static:
+            return None
+        return type_.sizes[0]
+
+    def _tested(self) -> list[int]:
+        """The places of tensors that are not empty where the loop goes on; their first dimension is counted."""
         test = self.node.regions[0]
-        bound = lower_bound(test.yields[0], True)
-        node = None if bound is None else bound[0].node
-        if bound is None or bound[1] < 1 or node is None:
-            return None
-        source = node.args[0] if node.args else None
-        is_size = node.op in ("aten.sym_numel.default", "py.len") or (
-            node.op == "aten.sym_size.int" and node.args[1] == 0
-        )
-        if not is_size or not isinstance(source, Value) or source not in test.params:
-            return None
-        return test.params.index(source)
+        found = []
+        for count, least in lower_bounds(test.yields[0], True):
+            node = count.node
+            if least < 1 or node is None:
+                continue
+            source = node.args[0] if node.args else None
+            is_size = node.op in ("aten.sym_numel.default", "py.len") or (
+                node.op == "aten.sym_size.int" and node.args[1] == 0
+            )
+            if is_size and isinstance(source, Value) and source in test.params:
+                found.append(test.params.index(source))
+        return found
+
+    def _counted_up(self) -> dict[int, tuple[int, int]]:
+        """With what numbers begin and end that are less than a known one where the loop goes on, by their place."""
+        test, found = self.node.regions[0], dict[int, tuple[int, int]]()
+        for number, relation, stop in comparisons(test.yields[0], True):
+            k = test.params.index(number) if number in test.params else None
+            start = None if k is None else self.node.args[k]
+            if k is not None and relation == "lt" and isinstance(start, int) and isinstance(stop, int):
+                found[k] = start, stop
+        return found
 
     # --- inside
 
-    def _enter(self, region: Region, old: Region) -> list[Held]:
-        """The region's parameters; what stands for what is carried."""
+    def _enter(self, region: Region, old: Region) -> None:
+        """The region's parameters, and what stands for what is carried."""
         rewriting = self.rewriting
         params = list(old.params)
         if self.fixed:
             index = params.pop(0)
             rewriting.held[index] = rewriting.builder.add_param(region, index.name, index.type)
-        found: list[Held] = []
         for place, param in zip(self.places, params, strict=True):
             names = [param.name, *([""] * (len(place.types()) - 1))]
             values = [
@@ -188,29 +222,21 @@ class Carried:
             held = place.held(values)
             rewriting.note_bounds(held)
             rewriting.held[param] = held
-            found.append(held)
-        return found
 
     def _learn(self, test: Arg, tested: Region, body: Region) -> None:
-        bound = lower_bound(test, True)
-        if bound is None:
-            return
-        count, least = bound
-        if count in tested.params:
-            self.rewriting.facts.least[body.params[tested.params.index(count)]] = least
+        for count, least in lower_bounds(test, True):
+            if count in tested.params:
+                self.rewriting.facts.least[body.params[tested.params.index(count)]] = least
 
-    def _yields(self, old: Region, before: Sequence[Held]) -> list[Arg]:
+    def _yields(self, old: Region, region: Region, test: Region) -> list[Arg]:
         rewriting, outs = self.rewriting, list[Arg]()
-        tested = self._tested()
         for k, (place, arg) in enumerate(zip(self.places, old.yields, strict=True)):
             form = rewriting.held[arg] if isinstance(arg, Value) else arg
             if place.type is None:
                 outs.append(rewriting.exactly(arg))
                 continue
             if place.list_start is not None:
-                if not isinstance(form, Buffer) or form.start is not place.list_start or tested is None:
-                    raise rewriting.refusal(place.list_start)
-                if not self._takes_away(tested, old, before):
+                if not isinstance(form, Buffer) or form.start is not place.list_start:
                     raise rewriting.refusal(place.list_start)
                 outs.extend(rewriting.flat(form, place.type, place.counted))
                 continue
@@ -218,16 +244,30 @@ class Carried:
             if found is None or not _fits(form, found, place):
                 raise rewriting.refusal((self.node, k))
             outs.extend(rewriting.flat(form, place.type, place.counted))
+        if self.bound is not None and any(place.list_start is not None for place in self.places):
+            why, _ = self.bound
+            if not self._comes_to_an_end(why, outs, region, test):
+                raise rewriting.refusal((self.node, why))
         return outs
 
-    def _takes_away(self, tested: int, old: Region, before: Sequence[Held]) -> bool:
-        """Whether a turn leaves less than there was of what the loop goes on for."""
-        arg, start = old.yields[tested], before[tested]
-        form = self.rewriting.held[arg] if isinstance(arg, Value) else None
-        if not isinstance(form, Padded) or not isinstance(start, Padded):
-            return False
-        count, first = form.counts[0], start.counts[0]
-        return isinstance(count, Value) and isinstance(first, Value) and self.rewriting.facts.shrinks(count, first)
+    def _comes_to_an_end(self, why: str, outs: Sequence[Arg], body: Region, test: Region) -> bool:
+        """Whether there are no more turns than was thought."""
+        facts, at = self.rewriting.facts, 0
+        wanted = {"tested": self._tested(), "counted": self._counted_up(), "taken": range(len(self.places))}[why]
+
+        def is_less(out: Arg) -> bool:
+            return isinstance(out, Value) and facts.at_least(first[1]) > 0 and facts.shrinks(out, first[1])
+
+        for k, place in enumerate(self.places):
+            first = body.params[at : at + len(place.types())]
+            is_padded = place.list_start is None and place.type is not None and place.counted[0]
+            if k in wanted and why == "counted":
+                if _moves(facts, outs, at, test, lambda out, old=first[0]: _is_more(out, old)):  # type: ignore[misc]
+                    return True
+            elif k in wanted and is_padded and _moves(facts, outs, at + 1, test, is_less):
+                return True
+            at += len(first)
+        return False
 
     # --- behind it
 
@@ -246,12 +286,7 @@ class Carried:
 
     def _has_a_turn(self, made: Node, test: Arg) -> bool:
         """Whether the condition holds for what the loop starts with."""
-        bound = lower_bound(test, True)
-        params = made.regions[0].params
-        if bound is None or bound[0] not in params:
-            return False
-        first = made.args[params.index(bound[0])]
-        return isinstance(first, int) and first >= bound[1] and _is_only(test)
+        return truth(test, dict(zip(made.regions[0].params, made.args, strict=True))) is True
 
     def _always_appends(self, place: _Place) -> bool:
         """Whether each turn makes a list longer: an append stands in the body itself, on the way to what it yields."""
@@ -265,9 +300,30 @@ class Carried:
         return False
 
 
-def _is_only(test: Arg) -> bool:
-    """Whether a condition is a comparison with a number and nothing else, so that its bound is all it says."""
-    return isinstance(test, Value) and test.node is not None and test.node.op in ("py.gt", "py.ge", "py.lt", "py.le")
+def _moves(facts: Facts, outs: Sequence[Arg], at: int, test: Region, moves: Callable[[Arg], bool]) -> bool:
+    """Whether on each way through a turn the value at a place moves on, or the loop ends. outs: what a turn leaves."""
+    if moves(outs[at]) or truth(test.yields[0], dict(zip(test.params, outs, strict=True))) is False:
+        return True
+    value = outs[at]
+    node = value.node if isinstance(value, Value) else None
+    if node is None or node.op != "if":
+        return False
+    places = {result: k for k, result in enumerate(node.results)}
+    for answer, arm in zip((True, False), node.regions, strict=True):
+        left = [arm.yields[places[v]] if isinstance(v, Value) and v in places else v for v in outs]
+        with facts.under(node.args[0], answer):
+            if not _moves(facts, left, at, test, moves):
+                return False
+    return True
+
+
+def _is_more(out: Arg, old: Value) -> bool:
+    """Whether a number is another one and at least 1."""
+    node = out.node if isinstance(out, Value) else None
+    if node is None or node.op != "py.add" or len(node.args) != 2:
+        return False
+    (left, right) = node.args
+    return left is old and type(right) is int and right > 0
 
 
 def _static(held: Held) -> TensorType | None:

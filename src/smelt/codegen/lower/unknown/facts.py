@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from smelt.codegen.lower.plain import is_number
@@ -11,6 +12,7 @@ from smelt.ir import Arg, Node, Value
 
 _SWAPPED = {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge", "eq": "eq", "ne": "ne"}
 _NEGATED = {"gt": "le", "le": "gt", "lt": "ge", "ge": "lt", "eq": "ne", "ne": "eq"}
+_COMPARE: dict[str, Callable[[int, int], bool]] = {f"py.{name}": getattr(operator, name) for name in _SWAPPED}
 
 
 class Facts:
@@ -41,9 +43,7 @@ class Facts:
 
     def learn(self, test: Arg, outcome: bool) -> None:
         """Take note of how a condition came out."""
-        found = lower_bound(test, outcome)
-        if found is not None:
-            count, least = found
+        for count, least in lower_bounds(test, outcome):
             self.least[count] = max(self.least.get(count, 0), least)
 
     def shrinks(self, count: Count, start: Value) -> bool:
@@ -57,37 +57,75 @@ class Facts:
         return count is start and total > 0
 
 
-def lower_bound(test: Arg, outcome: bool) -> tuple[Value, int] | None:
-    """What a condition on a count says of it where it comes out so: the count, and the least that it is."""
+def comparisons(test: Arg, outcome: bool) -> Iterator[tuple[Value, str, Arg]]:
+    """What holds of numbers where a condition comes out so, also where it is one of several (`a and b`)."""
     node = test.node if isinstance(test, Value) else None
     if node is None:
-        return None
+        return
     if node.op == "py.not_":
-        return lower_bound(node.args[0], not outcome)
-    if node.op == "py.bool" and isinstance(node.args[0], Value) and is_number(node.args[0].type):
-        found = _counted(node.args[0])
-        return (found, 1) if outcome else None
-    relation = node.op.removeprefix("py.")
-    if relation not in _SWAPPED or len(node.args) != 2:
+        yield from comparisons(node.args[0], not outcome)
+    elif node.op == "if":
+        which = node.results.index(test)  # type: ignore[arg-type]
+        then, other = (region.yields[which] for region in node.regions)
+        for answer, mine, never in ((True, then, other), (False, other, then)):
+            if never is (not outcome):
+                yield from comparisons(node.args[0], answer)
+                yield from comparisons(mine, outcome)
+    elif node.op == "py.bool" and isinstance(node.args[0], Value) and is_number(node.args[0].type):
+        yield node.args[0], "ne" if outcome else "eq", 0
+    elif node.op.removeprefix("py.") in _SWAPPED and len(node.args) == 2:
+        (left, right), relation = node.args, node.op.removeprefix("py.")
+        if isinstance(right, Value):
+            left, right, relation = right, left, _SWAPPED[relation]
+        if isinstance(left, Value):
+            yield left, relation if outcome else _NEGATED[relation], right
+
+
+def lower_bounds(test: Arg, outcome: bool) -> Iterator[tuple[Value, int]]:
+    """What a condition says of counts where it comes out so: each with the least that it is."""
+    for left, relation, right in comparisons(test, outcome):
+        count = _counted(left)
+        if type(right) is not int or (count is not left and right != 0):
+            continue
+        match relation:
+            case "gt":
+                yield count, max(right + 1, 0)
+            case "ge" | "eq":
+                yield count, max(right, 0)
+            case "ne" if right == 0:
+                yield count, 1
+
+
+def truth(test: Arg, known: Mapping[Value, Arg]) -> bool | None:
+    """How a condition comes out where some values are known; None where these do not tell."""
+    test = known.get(test, test) if isinstance(test, Value) else test
+    if not isinstance(test, Value):
+        return bool(test) if isinstance(test, (bool, int)) else None
+    node = test.node
+    if node is None:
         return None
-    left, right = node.args
-    if isinstance(right, Value):
-        left, right, relation = right, left, _SWAPPED[relation]
-    if not isinstance(left, Value) or type(right) is not int:
+    if node.op in ("py.not_", "py.bool"):
+        found = truth(node.args[0], known)
+        return found if found is None or node.op == "py.bool" else not found
+    if node.op == "if":
+        which, at = truth(node.args[0], known), node.results.index(test)
+        ways = zip((True, False), node.regions, strict=True)
+        found_all = {truth(region.yields[at], known) for answer, region in ways if which in (None, answer)}
+        return found_all.pop() if len(found_all) == 1 else None
+    compare = _COMPARE.get(node.op)
+    if compare is None or len(node.args) != 2:
         return None
-    if not outcome:
-        relation = _NEGATED[relation]
-    count = _counted(left)
-    if count is not left and right != 0:
-        return None
-    match relation:
-        case "gt":
-            return count, max(right + 1, 0)
-        case "ge" | "eq":
-            return count, max(right, 0)
-        case "ne" if right == 0:
-            return count, 1
-    return None
+    left, right = (_number(arg, known) for arg in node.args)
+    return None if left is None or right is None else compare(left, right)
+
+
+def _number(arg: Arg, known: Mapping[Value, Arg]) -> int | None:
+    """What a number is where some values are known."""
+    arg = known.get(arg, arg) if isinstance(arg, Value) else arg
+    if isinstance(arg, Value) and arg.node is not None and arg.node.op == "py.mul":
+        left, right = (_number(part, known) for part in arg.node.args)
+        return None if left is None or right is None else left * right
+    return arg if type(arg) is int else None
 
 
 def _counted(value: Value) -> Value:

@@ -75,7 +75,9 @@ def padded(graph: Graph) -> Graph:
 
 
 def _is_source(node: Node) -> bool:
-    """Whether a node makes a tensor that is as long as data say."""
+    """Whether a node makes a tensor that is as long as data say, or a list that a loop may make so long."""
+    if node.op == "py.list":
+        return any(isinstance(user, Node) and user.op == "while" for user in node.result.users)
     return (node.op in SOURCES or node.op == "if") and any(has_unknown(r.type) for r in node.results)
 
 

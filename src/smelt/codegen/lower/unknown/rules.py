@@ -27,8 +27,8 @@ from smelt.codegen.lower.unknown.values import (
     size_of,
     type_of,
 )
-from smelt.codegen.lower.unknown.views import VIEWS
-from smelt.ir import Arg, Node, TensorType, Value, map_values
+from smelt.codegen.lower.unknown.views import VIEWS, dim_of
+from smelt.ir import Arg, MemoryFormat, Node, TensorType, Value, map_values
 from smelt.ops.registry import tags_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ _SAME_SHAPE = (
     "aten.to.dtype", "aten._to_copy.default", "aten.clone.default", "aten.contiguous.default", "aten.detach.default",
     "aten.alias.default", "aten.type_as.default", "aten.zeros_like.default", "aten.ones_like.default",
     "aten.copy.default", "aten.fill.Scalar", "aten.full_like.default", "aten.lift_fresh.default",
-    "aten.floor_divide.default",
+    "aten.floor_divide.default", "aten.__and__.Tensor", "aten.__and__.Scalar", "aten.__or__.Tensor",
+    "aten.__or__.Scalar", "aten.__xor__.Tensor", "aten.__xor__.Scalar",
 )  # fmt: skip
 # Integers divided by what does not count may be divided by 0.
 _DIVISIONS = ("aten.floor_divide.", "aten.remainder.", "aten.fmod.", "aten.div.Tensor_mode", "aten.div.Scalar_mode")
@@ -131,6 +132,14 @@ def _numel(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [total]
 
 
+def _is_there(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+    """Whether a list has items."""
+    held = r.get(node.args[0])
+    if not isinstance(held, Buffer):
+        raise Refused("it is no list of ours")
+    return [r.emit("py.gt", held.count, 0) if isinstance(held.count, Value) else held.count > 0]
+
+
 def _rank(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     held = r.get(node.args[0])
     if not isinstance(held, Padded):
@@ -162,9 +171,16 @@ def _append(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
 def _stack(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     held = r.get(node.args[0]) if isinstance(node.args[0], Value) else None
     if isinstance(held, Buffer):
-        if call.get("dim", 0) != 0 or r.facts.at_least(held.count) < 1:
+        if r.facts.at_least(held.count) < 1:
             raise Refused("of a list that may be empty")
-        return [Padded(held.rows, (held.count, *([None] * len(held.element.sizes))))]
+        rank = len(held.element.sizes) + 1
+        at = dim_of(call.get("dim", 0), rank)
+        rows = held.rows
+        if at:
+            order = (*range(1, at + 1), 0, *range(at + 1, rank))
+            rows = r.emit("aten.permute.default", rows, order)
+            rows = r.emit("aten.clone.default", rows, memory_format=MemoryFormat("contiguous_format"))
+        return [Padded(rows, tuple(held.count if dim == at else None for dim in range(rank)))]
     return _joined(r, node, call)
 
 
@@ -264,6 +280,7 @@ RULES: dict[str, Rule] = {
     "unpack": _unpack,
     "aten.split_with_sizes.default": split,
     "py.append": _append,
+    "py.bool": _is_there,
     "py.call": _called,
     "aten.stack.default": _stack,
     "aten.cat.default": _concatenated,

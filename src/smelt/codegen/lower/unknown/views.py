@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from smelt.codegen.lower.unknown.selecting import counts_of, sizes_of, tensor_of, whole_of
+from smelt.codegen.lower.unknown.selecting import Tensor, counts_of, sizes_of, tensor_of, whole_of
 from smelt.codegen.lower.unknown.values import (
     Count,
     Held,
@@ -42,8 +42,12 @@ def _select(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     dim = dim_of(call["dim"], rank)
     counts = list(counts_of(tensor))
     count = counts.pop(dim)
-    if count is not None and (type(index) is not int or not 0 <= index < r.facts.at_least(count)):
-        raise Refused("an element that may not be there")
+    if count is not None:
+        least = r.facts.at_least(count)
+        if type(index) is not int or not -least <= index < least:
+            raise Refused("an element that may not be there")
+        if index < 0:
+            index = r.emit.number("sub", count, -index)
     assert isinstance(index, (int, Value))
     return [padded_or_value(r.emit("aten.select.int", whole_of(tensor), dim, index), counts)]
 
@@ -69,7 +73,7 @@ def _slice(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
         made = r.emit("aten.slice.Tensor", whole_of(tensor), dim, start, _END if end is None else end)
         return [padded_or_value(made, counts)]
     if isinstance(end, int) and end < 0:
-        raise Refused("a cut from the end")
+        return _slice_from_end(r, tensor, dim, start, -end)
     until = size_min(end, most) if isinstance(end, int) else most
     if most < 1:
         raise Refused("there is nothing")
@@ -85,6 +89,19 @@ def _slice(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
         made = r.emit("aten.slice.Tensor", made, dim, start, until)
     counts[dim] = left
     return [padded_or_value(made, counts)]
+
+
+def _slice_from_end(r: Rewriting, tensor: Tensor, dim: int, start: int, less: int) -> Sequence[Held]:
+    """A cut that leaves out so many at the end."""
+    counts, number = list(counts_of(tensor)), r.emit.number
+    count = counts[dim]
+    if start or not isinstance(count, Value):
+        raise Refused("a cut from the end")
+    counts[dim] = left = number("max", number("sub", count, less), 0)
+    assert isinstance(left, Value)
+    r.facts.below[left] = (count, less)
+    r.facts.least[left] = max(r.facts.at_least(count) - less, 0)
+    return [padded_or_value(whole_of(tensor), counts)]
 
 
 def _is_place(given: Held) -> bool:
