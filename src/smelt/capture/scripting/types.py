@@ -46,7 +46,7 @@ _OF_POSITIONS = ("aten.nonzero_numpy.default", "aten.where.default")
 _SHAPED_BY_DATA: dict[str, Type] = dict.fromkeys(_OF_POSITIONS, ListType(POSITIONS))
 # Their kernels take every tensor for a matrix, and read past the sizes of one that is none.
 _OF_MATRICES = frozenset((
-    "aten.gru_cell.default", "aten.lstm_cell.input", "aten.rnn_tanh_cell.default", "aten.rnn_relu_cell.default",
+    "aten.gru_cell.default", "aten.lstm_cell.default", "aten.rnn_tanh_cell.default", "aten.rnn_relu_cell.default",
 ))  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Recurrent layers as one operator each, over all steps.
+"""Recurrent layers as one operator each, over all steps; their cells, of one step.
 
 That what they give has memory of its own is said here because trying it runs every step; and which sizes fit, because
 torch's own kernels of `lstm` and `gru` do not look: operands that do not fit are read past their end.
@@ -8,13 +8,14 @@ Where sizes are unknown it is told what they give, for what one size changes man
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from smelt.diag import InternalError
 from smelt.ir import ANY, UNKNOWN_DIM, Dim, TensorType, TupleType, Type, UnknownDim, Value
-from smelt.ops.record import Call, OpRecord, Sample, sample
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, sample, tensor_type
 from smelt.ops.samples import floats
 
 _LENGTH, _BATCH, _INPUTS, _HIDDEN = 3, 2, 4, 5
@@ -169,9 +170,79 @@ def _record(name: str, gates: int, states: int, source: str) -> OpRecord:
     )
 
 
+# --- cells, as torch's CPU code computes them
+
+
+def _is_plain(call: Call, states: Sequence[Any]) -> bool:
+    """Whether the rows are a matrix, as a cell that is given one row by itself has not."""
+    return all(tensor_type(t).rank == 2 for t in (call["input"], *states))
+
+
+def _gates(b: Emitter, call: Call, state: Value) -> tuple[Value, Value]:
+    """The gates' parts of the input and of the state: (rows, gates x hidden) each."""
+    of_input = b.call("aten.linear.default", call["input"], call["w_ih"], call["b_ih"])
+    return of_input, b.call("aten.linear.default", state, call["w_hh"], call["b_hh"])
+
+
+def _apart(b: Emitter, gates: Value, state: Value) -> tuple[Value, ...]:
+    return b.calls("aten.split.Tensor", gates, tensor_type(state).sizes[1], 1)
+
+
+def _lower_lstm_cell(b: Emitter, call: Call) -> tuple[Value, ...] | None:
+    state, cell = call["hx"]
+    if not _is_plain(call, (state, cell)):
+        return None
+    of_input, of_state = _gates(b, call, state)
+    into, forget, new, out = _apart(b, b.call("aten.add.Tensor", of_state, of_input), cell)
+    into, forget, out = (b.call("aten.sigmoid.default", gate) for gate in (into, forget, out))
+    kept, added = b.call("aten.mul.Tensor", forget, cell), b.call("aten.tanh.default", new)
+    cell = b.call("aten.add.Tensor", kept, b.call("aten.mul.Tensor", into, added))
+    return b.call("aten.mul.Tensor", out, b.call("aten.tanh.default", cell)), cell
+
+
+def _lower_gru_cell(b: Emitter, call: Call) -> Value | None:
+    state = call["hx"]
+    if not _is_plain(call, (state,)):
+        return None
+    of_input, of_state = (_apart(b, gates, state) for gates in _gates(b, call, state))
+    reset, update = (
+        b.call("aten.sigmoid.default", b.call("aten.add.Tensor", of_state[i], of_input[i])) for i in range(2)
+    )
+    past = b.call("aten.mul.Tensor", of_state[2], reset)
+    new = b.call("aten.tanh.default", b.call("aten.add.Tensor", of_input[2], past))
+    kept = b.call("aten.mul.Tensor", b.call("aten.sub.Tensor", state, new), update)
+    return b.call("aten.add.Tensor", kept, new)
+
+
+def _lower_rnn_cell(b: Emitter, call: Call, kind: str) -> Value | None:
+    if not _is_plain(call, (call["hx"],)):
+        return None
+    of_input, of_state = _gates(b, call, call["hx"])
+    return b.call(f"aten.{kind}.default", b.call("aten.add.Tensor", of_state, of_input))
+
+
+def _cell_samples(gates: int, states: int) -> Iterator[Sample]:
+    for dtype, has_biases, rows in ((torch.float32, True, 2), (torch.float64, False, 1), (torch.float32, True, 5)):
+        state = [floats(rows, _HIDDEN, seed=i, dtype=dtype) for i in range(states)]
+        weights = [floats(gates * _HIDDEN, n, seed=5 + n, dtype=dtype) for n in (_INPUTS, _HIDDEN)]
+        biases = [floats(gates * _HIDDEN, seed=8 + i, dtype=dtype) if has_biases else None for i in range(2)]
+        x = floats(rows, _INPUTS, seed=4, dtype=dtype)
+        yield sample(x, state if states > 1 else state[0], *weights, *biases)
+
+
+def _cell(name: str, overload: str, gates: int, states: int, source: str, lower: Lowering) -> OpRecord:
+    samples = partial(_cell_samples, gates, states)
+    name = f"{name}_cell"
+    return OpRecord(f"aten.{name}.{overload}", f"torch.{name}", samples, source=source, lower=lower, exact=True)
+
+
 RECURRENT: tuple[OpRecord, ...] = (
     _record("lstm", 4, 2, "doi:10.1162/neco.1997.9.8.1735"),
     _record("gru", 3, 1, "arXiv:1406.1078"),
     _record("rnn_tanh", 1, 1, "doi:10.1207/s15516709cog1402_1"),
     _record("rnn_relu", 1, 1, "arXiv:1504.00941"),
+    _cell("lstm", "default", 4, 2, "doi:10.1162/neco.1997.9.8.1735", _lower_lstm_cell),
+    _cell("gru", "default", 3, 1, "arXiv:1406.1078", _lower_gru_cell),
+    _cell("rnn_tanh", "default", 1, 1, "doi:10.1207/s15516709cog1402_1", partial(_lower_rnn_cell, kind="tanh")),
+    _cell("rnn_relu", "default", 1, 1, "arXiv:1504.00941", partial(_lower_rnn_cell, kind="relu")),
 )
