@@ -58,7 +58,7 @@ def shared(args: tuple[Any, ...], rng: Random) -> tuple[Any, ...]:
             if i == j or small.dtype != large.dtype or small.dim() >= large.dim():
                 continue
             view = large
-            while view.dim() > small.dim():
+            while view.dim() > small.dim() and view.numel():
                 view = view[rng.randrange(view.shape[0])] if rng.random() < 0.7 else view.select(-1, 0)
             if view.shape == small.shape:
                 found[i] = view
