@@ -339,6 +339,13 @@ def bools_are_one(x, a: bool, b: bool):
     return x + 1 if a is b else x - 1
 
 
+@case((X, None, (None, 2)))
+def nothing_but_none(x, mask: None, pair: tuple[None, int]):
+    if mask is not None:
+        x = x + 1
+    return x * pair[1] if pair[0] is None else x
+
+
 # --- sizes that only a run knows, beside known ones
 
 

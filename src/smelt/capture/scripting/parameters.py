@@ -19,7 +19,20 @@ from smelt.capture.scripting.merging import join_open
 from smelt.capture.scripting.session import ScriptSession, TensorsObject
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, slot_of, wrap
 from smelt.diag import CaptureError, Span
-from smelt.ir import BOOL, COMPLEX, FLOAT, INT, STR, DictType, ListType, OptionalType, TensorType, Type, join_all
+from smelt.ir import (
+    BOOL,
+    COMPLEX,
+    FLOAT,
+    INT,
+    NONE,
+    STR,
+    DictType,
+    ListType,
+    OptionalType,
+    TensorType,
+    Type,
+    join_all,
+)
 from smelt.ops.convert import type_of
 from smelt.ops.evaluate import same_number
 
@@ -156,6 +169,8 @@ class Parameters:
         if parameter.tensor is not None:
             return parameter.tensor
         slot = parameter.slot
+        if parameter.type == NONE:
+            return None
         if isinstance(parameter.type, OptionalType):
             if session.fork(slot_of(session.emit("py.is_none", wrap(slot)))):
                 return None
