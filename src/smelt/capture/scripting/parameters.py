@@ -18,6 +18,7 @@ from smelt.capture.scripting.choices import Alternative, absent, alternatives_of
 from smelt.capture.scripting.merging import join_open
 from smelt.capture.scripting.session import ScriptSession, TensorsObject
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, slot_of, wrap
+from smelt.capture.tree import tuple_of
 from smelt.diag import CaptureError, Span
 from smelt.ir import (
     BOOL,
@@ -231,10 +232,8 @@ class Parameters:
 
 
 def _together(fields: Fields, parts: list[Any]) -> Any:
-    if fields.cls is tuple:
-        return tuple(parts)
     if issubclass(fields.cls, tuple):
-        return tuple.__new__(fields.cls, parts)
+        return tuple_of(fields.cls, parts)
     made = object.__new__(fields.cls)
     for name, part in zip(fields.names, parts, strict=True):
         object.__setattr__(made, name, part)
