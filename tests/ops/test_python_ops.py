@@ -342,3 +342,11 @@ def test_an_attempt_tells_what_is_raised(op: Any, args: list[Any]) -> None:
         ]
     else:
         assert told == []
+
+
+@pytest.mark.parametrize("op", ["gt", "le", "eq", "mul", "bitwise_and", "remainder"])
+def test_an_attempt_takes_numbers_for_tensors_as_torch_does(op: str) -> None:
+    x = torch.arange(3)
+    for args in ((x, 2), (2, x)) if op in ("gt", "le", "eq") else ((x, 2),):
+        graph, _ = one_node("py.attempt", [f"aten.{op}.Tensor", *args])
+        assert evaluate(graph, [f"aten.{op}.Tensor", *args]) == [[]]
