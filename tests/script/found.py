@@ -346,6 +346,17 @@ def nothing_but_none(x, mask: None, pair: tuple[None, int]):
     return x * pair[1] if pair[0] is None else x
 
 
+# --- what methods of texts give
+
+
+@case((X, ONE), (X, torch.tensor(-12)), (X, torch.tensor(1211)))
+def parts_of_a_text(x, j):
+    text = str(j.item())
+    head, separator, tail = text.partition("2")
+    found = x + text.index("1") if text.isalnum() else x * text.count("1")
+    return found, head.title(), separator, tail, text.find("2"), text.rpartition("1")[0]
+
+
 # --- sizes that only a run knows, beside known ones
 
 
