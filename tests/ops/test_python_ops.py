@@ -32,6 +32,7 @@ from smelt.ir import (
 from smelt.ops.check import check
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
+from smelt.ops.python_calls import _STR_METHODS
 from smelt.ops.python_ops import PYTHON_OPS, infer_python
 from tests.ir.strategies import types
 
@@ -44,6 +45,15 @@ scalars = st.one_of(
     st.text(max_size=3),
     st.complex_numbers(max_magnitude=4),
 )
+# What methods of texts are given that take something.
+_TEXTS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), (5,)),
+    **dict.fromkeys(("count", "endswith", "find", "index", "partition", "removeprefix", "removesuffix"), (" ",)),
+    **dict.fromkeys(("rfind", "rindex", "rpartition", "startswith"), (" ",)),
+    "join": (("a", "b"),),
+    "replace": ("a", "b"),
+    "__mod__": ((),),
+}
 BY_NAME = {op.name: op for op in PYTHON_OPS}
 # An operand of these is a container, or the name of something.
 _OF_OTHERS = ("call", "draw", "setitem", "delitem", "insert", "append", "pow", "getattr", "attempt", "raised")
@@ -171,6 +181,13 @@ def test_what_python_computes(text: str, expected: Any) -> None:
     node = next(iter(graph.walk()))
     (inferred,) = infer_python(node.op, node.args)
     assert inferred == ANY or fits(type_of(found), inferred)
+
+
+@pytest.mark.parametrize("name", _STR_METHODS)
+def test_methods_of_texts_have_types(name: str) -> None:
+    function, args = getattr(str, name), _TEXTS.get(name, ())
+    (inferred,) = infer_python("py.call", (f"str.{name}", "a b", *args))
+    assert inferred == type_of(function("a b", *args))
 
 
 def test_containers_are_values_and_hold_the_very_tensors() -> None:
@@ -342,3 +359,11 @@ def test_an_attempt_tells_what_is_raised(op: Any, args: list[Any]) -> None:
         ]
     else:
         assert told == []
+
+
+@pytest.mark.parametrize("op", ["gt", "le", "eq", "mul", "bitwise_and", "remainder"])
+def test_an_attempt_takes_numbers_for_tensors_as_torch_does(op: str) -> None:
+    x = torch.arange(3)
+    for args in ((x, 2), (2, x)) if op in ("gt", "le", "eq") else ((x, 2),):
+        graph, _ = one_node("py.attempt", [f"aten.{op}.Tensor", *args])
+        assert evaluate(graph, [f"aten.{op}.Tensor", *args]) == [[]]

@@ -242,7 +242,7 @@ def _staged(path: Path, verdict: Verdict) -> str:
     if str(smelt.parse(str(graph), graph.constants)) != str(graph):
         return "the staged graph does not parse back"
     verdict.staged = "acts on Python"
-    if first.effects != Subject(load(path).space).effects():
+    if first.effects != Subject(load(path).space).effects() or _acts(subject, 0, first):
         return ""  # a graph alone does not act on Python's objects, nor see them change
 
     def run(*given: Any, **more: Any) -> Any:
@@ -252,7 +252,8 @@ def _staged(path: Path, verdict: Verdict) -> str:
     verdict.staged = "compared"
     for number in (0, 1, 2, 3, 4):
         want = call(eager.fn, eager, number)
-        if want.effects != first.effects or _plain(subject, number) != _plain(subject, 0):
+        changes = want.effects != first.effects or _acts(subject, number, want)
+        if changes or _plain(subject, number) != _plain(subject, 0):
             break  # Python's values among the arguments are guarded, not part of the graph
         got = call(run, subject, number)
         if got.outcome.error is Miss:
@@ -263,6 +264,12 @@ def _staged(path: Path, verdict: Verdict) -> str:
         if text:
             return f"input {number}: {text}"
     return ""
+
+
+def _acts(subject: Subject, number: int, seen: Seen) -> bool:
+    """Whether a call changed Python's values in its arguments' objects."""
+    fresh = (*subject.args(number), *subject.kwargs(number).values())
+    return repr(_looks(seen.given)) != repr(_looks(fresh))
 
 
 def _plain(subject: Subject, number: int) -> str:

@@ -387,6 +387,24 @@ def bools_are_one(x, a: bool, b: bool):
     return x + 1 if a is b else x - 1
 
 
+@case((X, None, (None, 2)))
+def nothing_but_none(x, mask: None, pair: tuple[None, int]):
+    if mask is not None:
+        x = x + 1
+    return x * pair[1] if pair[0] is None else x
+
+
+# --- what methods of texts give
+
+
+@case((X, ONE), (X, torch.tensor(-12)), (X, torch.tensor(1211)))
+def parts_of_a_text(x, j):
+    text = str(j.item())
+    head, separator, tail = text.partition("2")
+    found = x + text.index("1") if text.isalnum() else x * text.count("1")
+    return found, head.title(), separator, tail, text.find("2"), text.rpartition("1")[0]
+
+
 # --- sizes that only a run knows, beside known ones
 
 
@@ -411,6 +429,20 @@ def compared_as_they_stand(k):
 def made_contiguous(x):
     y = x.expand(2, 4).contiguous()
     return y.add_(1), y.is_contiguous(), x
+
+
+# --- results of operators that have several, as torch names them
+
+
+@case((X,), (-X,), (X + 9,))
+def greatest_of_either(x):
+    found = x.max(0)
+    if x[0].sum() > 0:
+        found = (x + 1).max(0)
+    for row in x:
+        if row.sum() > 1:
+            found = (x * row).max(0)
+    return found, sorted([found, x.max(0)], key=lambda f: f.values.sum().item())[0]
 
 
 # --- numbers that a loop carries

@@ -445,11 +445,17 @@ def assembled(tree: Container, items: Sequence[Any], attributes: Sequence[Any]) 
     return value
 
 
+def tuple_of(cls: type, items: Sequence[Any]) -> Any:
+    """A tuple of a class around these items, whatever its constructor takes."""
+    # torch.return_types and torch.Size are tuples of C's making, which only their own constructors make.
+    is_plain = cls in (tuple, torch.Size) or hasattr(cls, "n_sequence_fields")
+    return cls(items) if is_plain else tuple.__new__(cls, items)
+
+
 def _shell(tree: Container, items: Sequence[Any]) -> Any:
     cls = tree.cls
     if issubclass(cls, tuple):
-        # torch.return_types are tuples of C's making, which only their own constructor makes.
-        return cls(items) if hasattr(cls, "n_sequence_fields") else tuple.__new__(cls, items)
+        return tuple_of(cls, items)
     if cls is deque:
         return deque(items, tree.context)
     if cls is set:

@@ -22,7 +22,7 @@ from smelt.ops.convert import bind, strided_copy, tensor_of_literal
 from smelt.ops.index_words import words_of_brackets
 from smelt.ops.modes import entered
 from smelt.ops.python_ops import python_op
-from smelt.ops.registry import overload
+from smelt.ops.registry import as_called, overload
 
 Lookup = Callable[[str, str], Any]
 """Takes "param", "buffer" or "captured" and a dotted path; gives the tensor."""
@@ -148,8 +148,7 @@ class _Run:
             )
         args = [bind(arg, self.values) for arg in node.args]
         kwargs = {name: bind(arg, self.values) for name, arg in node.kwargs.items()}
-        if node.op.endswith(".Tensor") and any(type(arg) in _NUMBERS for arg in args[:2]):
-            found, args = _of_number(node.op, found, args)
+        found, args = as_called(node.op, found, args)
         try:
             if node.mode:
                 with entered(node.mode, self.as_written):
@@ -212,20 +211,6 @@ class _Run:
         while bool(self.region(test, carried)[0]):
             carried = self.region(body, carried)
         return carried
-
-
-_NUMBERS = (bool, int, float, complex)
-_REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
-
-
-def _of_number(op: str, found: Any, args: list[Any]) -> tuple[Any, list[Any]]:
-    """The overload that torch chooses where a value of unknown kind, recorded as a tensor, turns out to be a number."""
-    name = op.split(".")[1]
-    if isinstance(args[0], torch.Tensor):
-        return overload(f"aten.{name}.Scalar") or found, args
-    if name in _REFLECTED and len(args) == 2 and isinstance(args[1], torch.Tensor):
-        return overload(f"aten.{_REFLECTED[name]}.Scalar") or found, args[::-1]
-    return found, args
 
 
 _STRUCTURAL: dict[str, Callable[[_Run, Node], Sequence[Any]]] = {

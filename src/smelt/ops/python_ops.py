@@ -22,7 +22,7 @@ from smelt.ops.index_words import words_of_brackets
 from smelt.ops.python_calls import call, exception_of, rebuilt
 from smelt.ops.python_draws import KEYWORDS, draw
 from smelt.ops.python_warnings import warn
-from smelt.ops.registry import overload
+from smelt.ops.registry import as_called, overload
 
 written = threading.local()
 """How many pieces of text `py.print` gave to `stdout` and `stderr` in this thread."""
@@ -142,9 +142,12 @@ def _attempt(name: str, *args: Any, taken: int | None = None, **kwargs: Any) -> 
     taken: it is the `select` of an index in brackets, and so many numbers stand before it there.
     """
     python = python_op(name)
-    run: Any = overload(name) if python is None else python.run
     try:
-        run(*args, **kwargs)
+        if python is None:
+            run, operands = as_called(name, overload(name), list(args))
+            run(*operands, **kwargs)
+        else:
+            python.run(*args, **kwargs)
     except Exception as error:
         if taken is not None and isinstance(error, IndexError):
             return ["builtins.IndexError", words_of_brackets(args[0], args[1], args[2], taken)]

@@ -346,6 +346,14 @@ _FLOATS_OF_MATH = frozenset(
         "tanh", "ulp",
     )
 )  # fmt: skip
+_TEXTS_OF_TEXTS = (
+    "capitalize", "casefold", "center", "expandtabs", "format", "join", "ljust", "lower", "lstrip", "removeprefix",
+    "removesuffix", "replace", "rjust", "rstrip", "strip", "swapcase", "title", "upper", "zfill", "__mod__",
+)  # fmt: skip
+_QUESTIONS_OF_TEXTS = (
+    "endswith", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric",
+    "isprintable", "isspace", "istitle", "isupper", "startswith",
+)  # fmt: skip
 _OF_LISTS = {"torch.BoolTensor": DType.BOOL, "torch.LongTensor": DType.I64, "torch.DoubleTensor": DType.F64}
 _CALLED: dict[str, Type] = {
     **dict.fromkeys(_FLOATS_OF_MATH, FLOAT),
@@ -354,10 +362,11 @@ _CALLED: dict[str, Type] = {
     **dict.fromkeys(("builtins.all", "builtins.any", "float.is_integer"), BOOL),
     **dict.fromkeys(("builtins.ord", "int.bit_length", "int.bit_count", "list.index", "list.count"), INT),
     **dict.fromkeys(("builtins.repr", "builtins.ascii", "builtins.bin", "builtins.hex", "builtins.oct"), STR),
-    **dict.fromkeys(("builtins.chr", "str.join", "str.lower", "str.upper", "str.replace", "str.format"), STR),
-    **dict.fromkeys(("str.strip", "str.lstrip", "str.rstrip", "str.zfill", "str.ljust", "str.rjust"), STR),
-    **dict.fromkeys(("str.startswith", "str.endswith"), BOOL),
+    **dict.fromkeys(("builtins.chr", *(f"str.{name}" for name in _TEXTS_OF_TEXTS)), STR),
+    **dict.fromkeys((f"str.{name}" for name in ("count", "find", "index", "rfind", "rindex")), INT),
+    **dict.fromkeys((f"str.{name}" for name in _QUESTIONS_OF_TEXTS), BOOL),
     **dict.fromkeys(("str.split", "str.rsplit", "str.splitlines"), ListType(STR)),
+    **dict.fromkeys(("str.partition", "str.rpartition"), TupleType((STR, STR, STR))),
     "builtins.range": ListType(INT),
     "operator.index": INT,
     "torch.int": INT,

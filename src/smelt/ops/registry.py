@@ -7,24 +7,42 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
+import torch
+
 from smelt._torch.schemas import Argument, Schema, find_overload, overload_names, read_schema, tag_names
 from smelt.ir import Arg, DType, Layout, MemoryFormat, Value
 
 __all__ = [
-    "Argument", "Schema", "arguments_of", "by_overload", "normalize", "overload", "read", "schema_of", "siblings",
-    "tags_of",
+    "Argument", "Schema", "arguments_of", "as_called", "by_overload", "normalize", "overload", "read", "schema_of",
+    "siblings", "tags_of",
 ]  # fmt: skip
 
 T = TypeVar("T")
 
 # Overloads about which something is remembered at a time: more than torch has.
 _MOST_OVERLOADS = 8192
+_NUMBERS = (bool, int, float, complex)
+_REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 _FORMAT_DEFAULTS = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
 
 
 def overload(op_name: str) -> Any | None:
     """torch's `OpOverload` for `ns.name.overload`, e.g. `aten.add.Tensor`; None for structural and unknown ops."""
     return find_overload(op_name)
+
+
+def as_called(op_name: str, found: Any, args: list[Any]) -> tuple[Any, list[Any]]:
+    """The overload that torch chooses, and its operands, where a value of unknown kind, recorded as a tensor, turns out
+    to be a number; else `found`.
+    """
+    if not op_name.endswith(".Tensor") or not any(type(arg) in _NUMBERS for arg in args[:2]):
+        return found, args
+    name = op_name.split(".")[1]
+    if isinstance(args[0], torch.Tensor):
+        return overload(f"aten.{name}.Scalar") or found, args
+    if name in _REFLECTED and len(args) == 2 and isinstance(args[1], torch.Tensor):
+        return overload(f"aten.{_REFLECTED[name]}.Scalar") or found, args[::-1]
+    return found, args
 
 
 def by_overload(compute: Callable[[Any], T]) -> Callable[[Any], T]:

@@ -16,6 +16,7 @@ from smelt.ir import (
     COMPLEX,
     FLOAT,
     INT,
+    NONE,
     STR,
     DictType,
     DType,
@@ -27,7 +28,7 @@ from smelt.ir import (
 )
 from smelt.ops.convert import type_of
 
-_CLASSES: dict[Type, type] = {BOOL: bool, INT: int, FLOAT: float, COMPLEX: complex, STR: str}
+_CLASSES: dict[Type, type] = {BOOL: bool, INT: int, FLOAT: float, COMPLEX: complex, STR: str, NONE: type(None)}
 
 
 def misfit(type_: Type, value: Any, sizes: dict[str, int]) -> str:

@@ -18,8 +18,22 @@ from smelt.capture.scripting.choices import Alternative, absent, alternatives_of
 from smelt.capture.scripting.merging import join_open
 from smelt.capture.scripting.session import ScriptSession, TensorsObject
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, slot_of, wrap
+from smelt.capture.tree import tuple_of
 from smelt.diag import CaptureError, Span
-from smelt.ir import BOOL, COMPLEX, FLOAT, INT, STR, DictType, ListType, OptionalType, TensorType, Type, join_all
+from smelt.ir import (
+    BOOL,
+    COMPLEX,
+    FLOAT,
+    INT,
+    NONE,
+    STR,
+    DictType,
+    ListType,
+    OptionalType,
+    TensorType,
+    Type,
+    join_all,
+)
 from smelt.ops.convert import type_of
 from smelt.ops.evaluate import same_number
 
@@ -156,6 +170,8 @@ class Parameters:
         if parameter.tensor is not None:
             return parameter.tensor
         slot = parameter.slot
+        if parameter.type == NONE:
+            return None
         if isinstance(parameter.type, OptionalType):
             if session.fork(slot_of(session.emit("py.is_none", wrap(slot)))):
                 return None
@@ -216,10 +232,8 @@ class Parameters:
 
 
 def _together(fields: Fields, parts: list[Any]) -> Any:
-    if fields.cls is tuple:
-        return tuple(parts)
     if issubclass(fields.cls, tuple):
-        return tuple.__new__(fields.cls, parts)
+        return tuple_of(fields.cls, parts)
     made = object.__new__(fields.cls)
     for name, part in zip(fields.names, parts, strict=True):
         object.__setattr__(made, name, part)

@@ -10,6 +10,7 @@ import torch
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.symbols import is_staged, slot_of
+from smelt.capture.tree import tuple_of
 from smelt.ir import Type, type_of_arg
 
 
@@ -22,7 +23,7 @@ class Unread:
 
 def take_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """The leaves of nested tuples, lists and dictionaries, and what builds the same around others."""
-    if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+    if _has_items(value):
         parts = [take_apart(item) for item in value]
         sizes = [len(leaves) for leaves, _ in parts]
         kind = type(value)
@@ -32,7 +33,7 @@ def take_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
             for size, (_, inner) in zip(sizes, parts, strict=True):
                 items.append(inner(leaves[at : at + size]))
                 at += size
-            return kind(items) if kind in (tuple, list) else tuple.__new__(kind, items)
+            return items if kind is list else tuple_of(kind, items)
 
         return [leaf for leaves, _ in parts for leaf in leaves], build
     if type(value) is dict:
@@ -42,9 +43,15 @@ def take_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     return [value], lambda made: made[0]
 
 
+def _has_items(value: Any) -> bool:
+    """Whether a value is a list, a tuple, a named tuple or one of torch.return_types."""
+    is_named = isinstance(value, tuple) and (hasattr(value, "_fields") or hasattr(value, "n_sequence_fields"))
+    return type(value) in (tuple, list) or is_named
+
+
 def shape_of(value: Any) -> Any:
     """The structure of nested containers without their leaves."""
-    if type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+    if _has_items(value):
         return (type(value), tuple(map(shape_of, value)))
     return (dict, tuple((k, shape_of(v)) for k, v in value.items())) if type(value) is dict else None
 

@@ -24,7 +24,7 @@ from smelt.capture.staging.shadows import tensor_type_of
 from smelt.capture.staging.stops import CannotGrow, CannotMerge
 from smelt.capture.staging.symbols import ScalarSlot, StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.views import StagedRange
-from smelt.capture.tree import Flattener, UnfitError, match, rebuild
+from smelt.capture.tree import Flattener, UnfitError, match, rebuild, tuple_of
 from smelt.ir import ANY, ListType, TensorType, Type, join, type_of_arg
 
 _RAISED: Any = type("_Raised", (), {})()
@@ -224,7 +224,7 @@ class Merger:
             items = [self.merge(x, y) for x, y in zip(a, b, strict=True)]
             if all(x is y for x, y in zip(items, a, strict=True)):
                 return a
-            return type(a)(items) if type(a) in (tuple, torch.Size) else tuple.__new__(type(a), items)
+            return tuple_of(type(a), items)
         if type(a) is list:
             self._same_length(a, b)
             self._must_be_new(a, b)

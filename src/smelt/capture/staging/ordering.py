@@ -27,6 +27,7 @@ from smelt.capture.recorder import slot_type
 from smelt.capture.roots import _is_skipped as is_skipped_module
 from smelt.capture.staging.stops import CannotMerge
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
+from smelt.capture.tree import tuple_of
 from smelt.ir import BOOL, FLOAT, INT, STR, TensorType, type_of_arg
 
 _PLAIN = (bool, int, float, str)
@@ -191,8 +192,7 @@ class _Picks:
         if isinstance(first, tuple):
             self._alike(map(len, values))
             items = [self._any(parts) for parts in zip(*values, strict=True)]
-            made = type(first)(items) if type(first) is tuple else tuple.__new__(type(first), items)
-            return self._held(values, made)
+            return self._held(values, tuple_of(type(first), items))
         if type(first) is list:
             self._alike(map(len, values))
             return self._held(values, [self._any(parts) for parts in zip(*values, strict=True)])
