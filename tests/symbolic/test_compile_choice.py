@@ -144,10 +144,10 @@ def test_a_list_that_grows_in_an_argument_keeps_no_size_fixed() -> None:
 
 
 def many_ways(x: Any) -> Any:
-    ways = []
+    ways: tuple[int, ...] = ()
     for i in range(9):
         if x.sum() > i:
-            ways.append(i)
+            ways = (*ways, i)
     return x + len(ways)
 
 

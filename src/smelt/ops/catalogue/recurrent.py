@@ -221,6 +221,18 @@ def _lower_rnn_cell(b: Emitter, call: Call, kind: str) -> Value | None:
     return b.call(f"aten.{kind}.default", b.call("aten.add.Tensor", of_state, of_input))
 
 
+def _cell_of_unknown(call: Call, count: int) -> tuple[Type, ...] | None:
+    """The types of the next states where some sizes are unknown; None where symbols tell all of them."""
+    inputs, states = _types(call["input"]), _types(call["hx"])
+    if inputs and states and not any(map(_is_open, (*inputs, *states))):
+        return None
+    if not inputs or not states or len(states) != count or any(t.rank != 2 for t in (*inputs, *states)):
+        return (ANY,) * count
+    rows = _known(*((t.shape or ())[0] for t in (*inputs, *states)))
+    hidden = _known(*((t.shape or ())[1] for t in states))
+    return tuple(TensorType(t.dtype, (rows, hidden), None, t.device) for t in states)
+
+
 def _cell_samples(gates: int, states: int) -> Iterator[Sample]:
     for dtype, has_biases, rows in ((torch.float32, True, 2), (torch.float64, False, 1), (torch.float32, True, 5)):
         state = [floats(rows, _HIDDEN, seed=i, dtype=dtype) for i in range(states)]
@@ -233,7 +245,10 @@ def _cell_samples(gates: int, states: int) -> Iterator[Sample]:
 def _cell(name: str, overload: str, gates: int, states: int, source: str, lower: Lowering) -> OpRecord:
     samples = partial(_cell_samples, gates, states)
     name = f"{name}_cell"
-    return OpRecord(f"aten.{name}.{overload}", f"torch.{name}", samples, source=source, lower=lower, exact=True)
+    return OpRecord(
+        f"aten.{name}.{overload}", f"torch.{name}", samples, source=source, lower=lower, exact=True,
+        result_of_unknown=partial(_cell_of_unknown, count=states),
+    )  # fmt: skip
 
 
 RECURRENT: tuple[OpRecord, ...] = (
