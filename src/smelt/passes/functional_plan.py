@@ -230,6 +230,11 @@ class Step:
     node: Node
     inverse: Inverse
 
+    @property
+    def is_same(self) -> bool:
+        """Whether it is the base itself."""
+        return self.inverse is _identity
+
 
 def step_of(value: Value) -> Step | None:
     parent, node = parent_of(value), value.node

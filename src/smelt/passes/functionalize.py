@@ -77,6 +77,12 @@ class _Functionalizer:
         followed = [v for v in plan.aliases.roots if v not in plan.roots and self.root(v) is not None]
         self.parents: dict[Value, Value | None] = {v: parent_of(v) for v in followed}
         self.steps: dict[Value, Step | None] = {v: step_of(v) for v in followed}
+        # What an operator in place gives is its operand.
+        self.same = {v: step.base for v, step in self.steps.items() if step is not None and step.is_same}
+        for value, base in self.same.items():
+            while base in self.same:
+                base = self.same[base]
+            self.same[value] = base
         self.captured = {v.node: (v.node.args, v.node.kwargs) for v in followed if v.node is not None}
         self.written_in = _written_in(plan)
 
@@ -152,25 +158,37 @@ class _Functionalizer:
 
     def current(self, value: Value) -> Value:
         """A value's content now, as a value of the same type; views are taken again where they are out of date."""
+        value = self.same.get(value, value)
         root = self.root(value)
         if root is None:
             return self.renamed.get(value, value)
+        # Views of views, from the first one on: there may be more of them than Python's stack has room for.
+        stale: list[Value] = []
+        above: Value | None = value
+        while above is not None and self._known(above, root) is None:
+            stale.append(above)
+            above = self.parents[above]
+            above = None if above is None else self.same.get(above, above)
+        for one in reversed(stale):
+            parent = self.parents[one]
+            if one.node is None or parent is None:
+                raise _lost(one)
+            if one.node in self.plan.mutations:
+                self.seen[one] = (self.version[root], self.current(parent))
+            else:
+                self.replay(one.node, one, root)
+        found = self._known(value, root)
+        assert found is not None
+        return found
+
+    def _known(self, value: Value, root: Value) -> Value | None:
+        """What a value holds now, where that is at hand."""
         if value is root:
             return self.content[root]
-        known = self.seen.get(value)
-        if known is not None and known[0] == self.version[root]:
-            return known[1]
-        node = value.node
-        parent = self.parents[value]
-        if node is None or parent is None:
-            raise _lost(value)
-        if node in self.plan.mutations:
-            found = self.current(parent)
-            self.seen[value] = (self.version[root], found)
-            return found
-        return self.replay(node, value, root)
+        version, found = self.seen.get(value, (-1, None))
+        return found if version == self.version[root] else None
 
-    def replay(self, node: Node, value: Value, root: Value) -> Value:
+    def replay(self, node: Node, value: Value, root: Value) -> None:
         args, kwargs = self.captured[node]
         copy = self.rewriter.builder.add(
             node.op,
@@ -183,7 +201,6 @@ class _Functionalizer:
         for old, new in zip(node.results, copy.results, strict=True):
             if self.root(old) is root:
                 self.seen[old] = (self.version[root], new)
-        return self.seen[value][1]
 
     def _substitute_arguments(self, node: Node) -> None:
         mapping = self._stale(node.operands())
@@ -243,19 +260,22 @@ class _Functionalizer:
 
     def assign(self, value: Value, new: Value) -> None:
         """From now on `value` holds `new`."""
+        value = self.same.get(value, value)
         root = self.root(value)
         if root is None:
             raise _lost(value)
-        if value is root:
-            self.set_content(root, fitted(self.emit, new, self.content[root]))
-            return
-        step = self.steps[value]
-        if step is None:
-            raise _lost(value)
-        whole = self.current(step.base)
-        self.assign(step.base, step.inverse(self.emit, whole, new, step.node))
-        if new.type == value.type:
-            self.seen[value] = (self.version[root], new)
+        written: list[tuple[Value, Value]] = []
+        while value is not root:
+            step = self.steps[value]
+            if step is None:
+                raise _lost(value)
+            written.append((value, new))
+            new = step.inverse(self.emit, self.current(step.base), new, step.node)
+            value = self.same.get(step.base, step.base)
+        self.set_content(root, fitted(self.emit, new, self.content[root]))
+        for view, held in written:
+            if held.type == view.type:
+                self.seen[view] = (self.version[root], held)
 
     def finish(self, body: Region) -> None:
         """Write back what belongs to the caller, and let the graph return current contents."""
