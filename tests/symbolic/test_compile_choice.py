@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -167,3 +168,46 @@ def test_a_program_of_too_many_ways_is_staged_with_symbols_once(monkeypatch: pyt
             x = torch.ones(rows) * 0.5
             assert torch.equal(compiled(x), many_ways(x))
     assert len([spec for spec in tried if spec is not None]) == 1
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    return x[: round(x.shape[0] * 0.3) + round(32 / x.shape[0])]
+
+
+def counted(x: torch.Tensor) -> torch.Tensor:
+    count = torch.zeros(())
+    count += x.shape[0]
+    return x / count
+
+
+def compared(x: torch.Tensor) -> torch.Tensor:
+    return x * (x.sum() < x.shape[0] / 2)
+
+
+def all_true(x: torch.Tensor) -> torch.Tensor:
+    if torch._is_all_true(x > -0.5):
+        return x + 1
+    return x - 1
+
+
+@pytest.mark.parametrize("program", [rounded, counted, compared, all_true])
+def test_one_build_for_all_sizes(program: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    compiled = smelt.compile(program, options={"measure": False})
+    for rows in (6, 9, 12, 7, 33):
+        for x in (torch.rand(rows, 4), torch.rand(rows, 4) - 1):
+            assert torch.equal(compiled(x), program(x))
+    assert compiled.stats().builds <= 3 and not compiled.stats().fallbacks
+
+
+def test_distributions_are_whole() -> None:
+    def scored(x: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Normal(x, 1.0).log_prob(x * 2)
+
+    compiled = smelt.compile(scored, options={"measure": False})
+    x = torch.randn(3, 4)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), scored(x))
+    (row,) = compiled.stats().rows
+    assert row.entry is not None and not row.entry.why_paths
+    with pytest.raises(ValueError, match="Expected parameter loc"):
+        compiled(x * float("nan"))

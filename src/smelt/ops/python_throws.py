@@ -24,6 +24,7 @@ from smelt.ir import (
     Value,
     type_of_arg,
 )
+from smelt.ir.sizes import is_symbolic
 from smelt.ops.python_types import is_number, is_plain
 
 Args = Sequence[Arg]
@@ -77,6 +78,8 @@ def _is_small(arg: Arg) -> bool:
 
 def _bits(arg: Arg, depth: int) -> int | None:
     """Bits that an int surely has no more of: of literals, sizes, elements of tensors, indices of loops, their sums."""
+    if is_symbolic(arg):
+        return 64
     if not isinstance(arg, Value):
         return arg.bit_length() if isinstance(arg, int) else None
     if arg.type == BOOL:

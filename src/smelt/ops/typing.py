@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from smelt.diag import InternalError
 from smelt.ir import Arg, Type, Value, map_values, values_in
-from smelt.ir.sizes import current_trace
+from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.catalogue import record_of
 from smelt.ops.meta import CannotRun, data_outcome, fake_outcome, meta_outcome, symbolic_outcome
 from smelt.ops.python_ops import infer_python
@@ -31,6 +31,9 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
     if scalar is not None:
         return (scalar.result(args),)
     named = kwargs or {}
+    if len(args) > 1 and isinstance(args[0], Value) and "pointwise" in tags_of(op) and is_symbolic(args[1]):
+        # Beside a tensor the kind of a number decides.
+        args = (args[0], 2 if isinstance(args[1], int) else 2.5, *args[2:])
     if open_call(args, named, _own):
         try:
             return symbolic_outcome(op, args, named, _own, _by_trying)[0].types

@@ -24,6 +24,7 @@ from smelt.ir import (
     type_of_arg,
     values_in,
 )
+from smelt.ir.sizes import is_symbolic
 from smelt.ops.convert import to_torch
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import constant
@@ -72,7 +73,7 @@ def _known(graph: Graph, node: Node) -> tuple[Arg] | tuple[()]:
 def _is_small(result: Any) -> bool:
     if isinstance(result, str):
         return len(result) <= _MOST_TEXT
-    if isinstance(result, int):
+    if isinstance(result, int) and not is_symbolic(result):
         return result.bit_length() <= _MOST_BITS
     return result is None or isinstance(result, (float, complex))
 

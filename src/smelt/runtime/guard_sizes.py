@@ -77,7 +77,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-FUNCTIONS = {"max": max, "min": min, "abs": abs, "ceil_div": ceil_div}
+FUNCTIONS = {"max": max, "min": min, "abs": abs, "round": round, "ceil_div": ceil_div}
 """What texts may call."""
 
 

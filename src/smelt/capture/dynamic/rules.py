@@ -176,6 +176,11 @@ def _lying(shadows: Shadows, like: torch.Tensor, sizes: list[Any], steps: list[A
     return None if plain is None else _laid(shadows, like.dtype, sizes, steps or plain, like.device)
 
 
+def _truth(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Of all elements: torch's own gives a Python object, which takes no symbols."""
+    return _laid(shadows, torch.bool, [], [], args[0].device)
+
+
 def _same_layout(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Of one floating-point operand, element by element or along a dimension."""
     x = args[0]
@@ -249,6 +254,7 @@ _RULES: dict[str, Rule] = {
     **{f"aten.{name}.Tensor": _binary for name in ("add", "sub", "mul", "div")},
     **{f"aten.conv{n}d.default": _conv for n in (1, 2, 3)},
     **dict.fromkeys(TURNS, _recurrent),
+    **dict.fromkeys(("aten._is_all_true.default", "aten._is_any_true.default"), _truth),
     "aten.softmax.int": _same_layout,
     "aten.log_softmax.int": _same_layout,
     "aten.view.default": _view,

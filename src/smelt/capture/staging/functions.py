@@ -22,8 +22,8 @@ _lock = threading.RLock()
 _COMPREHENSIONS = frozenset(("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"))
 
 
-# Losses compare the sizes of their operands.
-_FUNCTIONAL = torch.nn.functional.mse_loss.__code__.co_filename
+# Losses compare the sizes of their operands; distributions check their arguments, and say which do not fit.
+_OF_TORCH = (torch.nn.functional.mse_loss.__code__.co_filename, *torch.distributions.__path__)
 
 
 # Python over a condition and a message, both of which may depend on data.
@@ -55,7 +55,7 @@ class Functions:
             code not in self.codes
             and code not in self.refused
             and code not in self._asked
-            and (is_users(code.co_filename) or code in _CHECKS or code.co_filename == _FUNCTIONAL)
+            and (is_users(code.co_filename) or code in _CHECKS or code.co_filename.startswith(_OF_TORCH))
         )
 
     def want(self, code: CodeType) -> bool:
