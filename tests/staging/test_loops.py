@@ -350,3 +350,23 @@ def test_sizes_that_depend_on_data_flow_on():
 
     text = check(f, (X,), (-X,), (X * 0,), (X + 9,), has=("for",))
     assert "aten.sym_size.int" in text and "aten.sym_numel" in text
+
+
+def test_what_a_loop_puts_into_a_list_is_a_tensor_of_its_own_each_turn():
+    def f(x):
+        out, n = [x.sum(0)], 0
+        while x[1, -1] >= n and n < 3:
+            n += 1
+            out.append(x[1].sign())  # the same numbers each time, as the list's user need not know
+        return out
+
+    compiled = smelt.compile(f, options={"measure": False})
+    with torch.no_grad():
+        for last in (5.0, 1.5, 5.0):
+            x = torch.randn(3, 4)
+            x[1, -1] = last
+            found, wanted = compiled(x), f(x)
+            found[-1].add_(100)
+            wanted[-1].add_(100)
+            for one, other in zip(found, wanted, strict=True):
+                assert torch.equal(one, other)
