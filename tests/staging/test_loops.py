@@ -2,6 +2,7 @@
 
 import torch
 
+import smelt
 from tests.staging.programs import check, refused
 
 X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]])
