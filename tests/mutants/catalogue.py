@@ -40,8 +40,8 @@ PASSES = (
     Mutant(
         "functionalize: stale view",
         "passes/functionalize.py",
-        "if known is not None and known[0] == self.version[root]:",
-        "if known is not None:",
+        "return found if version == self.version[root] else None",
+        "return found",
         "a view taken before a write is read after it",
         (_FUNCTIONALIZE,),
     ),

@@ -690,6 +690,7 @@ class Roots:
             if is_named and self._left_alone(site):
                 continue
             self.refusals.append((LOCKS, self.name(id(lock)), site or Site(takers[0], 0)))
+        self._holders.clear()  # with all that their frames hold
         for generator, state, site in self._generators:
             if generator is not PYTHONS and generator.getstate() != state:
                 self.refusals.append((DRAWS, self.name(id(generator)), site))
