@@ -17,9 +17,11 @@ from typing import Any, NoReturn
 import torch
 
 from smelt._torch.busy import busy
+from smelt._torch.exact import MISSING
 from smelt._torch.state import is_grad_enabled
 from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.reads_effects import file_kind
+from smelt.capture.staging.stops import PARTLY
 from smelt.capture.state import STATE, Place, in_names
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witness
@@ -209,6 +211,8 @@ class Builds:
             if not self._takes_state(log):
                 self._settle_effects(log, entry, args, kwargs, missed)
             return
+        if entry is not None and PARTLY in getattr(entry, "why_paths", "") and self._takes_written(program):
+            return
         if (failure is not None or entry is None) and self.state is not None:
             self._give_up_state()
             self._original.count(_sentence(failure))
@@ -349,6 +353,18 @@ class Builds:
             self._states += 1
             self._set_state(StateCalls((*self._places, *log.state.places)))
         self._original.count(f"its state is being found out: {log.why_not()}")
+        return True
+
+    def _takes_written(self, program: ObservedProgram) -> bool:
+        """Whether what the run only wrote is state from now on: ways that do not write it leave what it held."""
+        outer = [] if program.heap is None else [one for one in program.heap.outer if one.before is not MISSING]
+        known = {place.spot for place in self._places}
+        places = [one.place for one in outer if one.place.spot not in known]
+        if not places or not self._may_have_state or self._states >= STATE_LIMIT:
+            return False
+        self._states += 1
+        self._set_state(StateCalls((*self._places, *places)))
+        self._original.count(f"its state is being found out: it changes {places[0].name}")
         return True
 
     def _give_up_state(self) -> None:

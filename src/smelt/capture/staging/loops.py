@@ -273,6 +273,7 @@ class Loop:
                 self._must_be_staged(change.container, [{change.key: change.new}])
             if change.old is MISSING or change.new is MISSING:
                 self.unstable("an entry or attribute is made or deleted in it")
+            self.session.check_partly(change)
             self.places[key] = Place(key, "", change.old, change)
             known = False
         return known

@@ -102,6 +102,8 @@ class Merger:
             mine, yours = a.writes.get(key), b.writes.get(key)
             known = mine or yours
             assert known is not None
+            if (mine is None and not a.is_raised) or (yours is None and not b.is_raised):
+                self.session.check_partly(known)
             left = _RAISED if a.is_raised else known.old if mine is None else mine.new
             right = _RAISED if b.is_raised else known.old if yours is None else yours.new
             writes[key] = known._replace(new=self._place(known, left, right))

@@ -79,6 +79,7 @@ class Recording:
         self.aliases: dict[Slot, Slot] = {}
         self.paths = 0
         self.forked: set[object] = set()
+        self.write_only: Sequence[Any] = ()  # places outside that the native run wrote and did not read
         self.grew: set[object] = set()  # those of them in which a container grew
         self.learnt = False  # whether this run found some of these itself
         self.peeled: dict[object, int] = {}

@@ -27,7 +27,7 @@ from smelt.capture.staging.reading import Reading
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.records import Listed, RegionRecords, Structured
 from smelt.capture.staging.settled import Settled
-from smelt.capture.staging.stops import GROWTH, NO_GROWTH, TOO_MANY, Again, CannotStage, Exhausted
+from smelt.capture.staging.stops import GROWTH, NO_GROWTH, PARTLY, TOO_MANY, Again, CannotStage, Exhausted
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
 from smelt.capture.staging.unify import unify
 from smelt.capture.staging.watch import unwatched
@@ -130,6 +130,11 @@ class Session(Reading):
         turns = sum(known == site for _, _, known in self.regions[-1].segments)
         if turns >= _MOST_TURNS and self.whole.isdisjoint((GROWTH, NO_GROWTH)):
             raise Again(whole=GROWTH)
+
+    def check_partly(self, change: Change) -> None:
+        """A place outside is written on some ways only. Raises: CannotStage where what it held before is not known."""
+        if any(place.is_at(change.container, change.key) for place in self.write_only):
+            self.cannot(PARTLY, "what it held before the call stays on the others")
 
     def known(self, slot: Slot) -> bool | None:
         """The answer that a question has already had on this path; None where it had none, or data changed since."""

@@ -111,6 +111,8 @@ class _Run:
         dynamic: Spec | None, state: Sequence[Place],
     ) -> None:  # fmt: skip
         self.dynamic, self.state = dynamic, state
+        known = {place.spot for place in state}
+        self.write_only = [place for place in native.outer if place.spot not in known] if native is not None else []
         self.fn, self.args, self.kwargs = fn, args, kwargs
         self.program, self.title, self.native = program, title, native
         self.roots = Roots({}, {})
@@ -146,6 +148,7 @@ class _Run:
             session.is_catchable = functools.partial(is_catchable, session, False)
             session.budget = budget
             session.forked, session.peeled, session.whole, session.merge = forked, peeled, whole, Merger
+            session.write_only = self.write_only
             session.grew, session.stages_growth = grew, GROWTH in whole
             try:
                 return self._once(session, functions, arguments)

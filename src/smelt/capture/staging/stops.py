@@ -15,6 +15,9 @@ NO_FORM = "it has no form in a graph"
 OUTSIDE_OF_PYTHON = "a run on tensors without data must not do what cannot be taken back"
 """Reasons for which there is a way of their own out."""
 
+PARTLY = "an attribute that is only written is written on some ways only"
+"""What it held before a call matters then, as for state."""
+
 TOO_LONG, TOO_MANY = "staging took too long", "the program has too many paths"
 """What ended a run that another one of the program would come to as well."""
 GROWTH, NO_GROWTH = "growth", "no growth"
