@@ -283,7 +283,8 @@ def _held_by(value: Any) -> Tree | None:
         return None
     if cls in (set, bytearray):
         return ConstantLeaf(cls(value))
-    if not cls.__flags__ & _HEAP_TYPE or not (isinstance(value, _PLAIN) or not isinstance(value, _ATOMS)):
+    is_whole = isinstance(value, _ATOMS) and not isinstance(value, _PLAIN)
+    if is_whole or not cls.__flags__ & _HEAP_TYPE:
         return None
     names = () if is_called_only(value) else _attribute_names(value)
     attributes = tuple(ConstantLeaf(getattr(value, name)) for name in names)
@@ -368,11 +369,12 @@ def _match_constant(leaf: ConstantLeaf, value: Any, path: str) -> None:
     held = leaf.held
     if held is not None and type(value) is type(leaf.value):
         match(held, value, path, {})
-    if not same_constant(leaf.value, value):
-        is_same_text = describe(value) == describe(leaf.value)
-        other = f"another {type(value).__qualname__}" if is_same_text else f"{describe(value)}, where it was"
-        before = "than" if is_same_text else f"{describe(leaf.value)}"
-        raise UnfitError(f"{path} is {other} {before} at capture")
+    if same_constant(leaf.value, value):
+        return
+    now, before = describe(value), describe(leaf.value)
+    if now == before:
+        raise UnfitError(f"{path} is another {type(value).__qualname__} than at capture")
+    raise UnfitError(f"{path} is {now}, where it was {before} at capture")
 
 
 def _match_container(tree: Container, given: object, path: str, tensors: dict[int, Any], constants: bool) -> None:

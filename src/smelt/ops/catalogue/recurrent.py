@@ -242,11 +242,11 @@ def _cell_samples(gates: int, states: int) -> Iterator[Sample]:
         yield sample(x, state if states > 1 else state[0], *weights, *biases)
 
 
-def _cell(name: str, overload: str, gates: int, states: int, source: str, lower: Lowering) -> OpRecord:
+def _cell(name: str, gates: int, states: int, source: str, lower: Lowering) -> OpRecord:
     samples = partial(_cell_samples, gates, states)
     name = f"{name}_cell"
     return OpRecord(
-        f"aten.{name}.{overload}", f"torch.{name}", samples, source=source, lower=lower, exact=True,
+        f"aten.{name}.default", f"torch.{name}", samples, source=source, lower=lower, exact=True,
         result_of_unknown=partial(_cell_of_unknown, count=states),
     )  # fmt: skip
 
@@ -256,8 +256,8 @@ RECURRENT: tuple[OpRecord, ...] = (
     _record("gru", 3, 1, "arXiv:1406.1078"),
     _record("rnn_tanh", 1, 1, "doi:10.1207/s15516709cog1402_1"),
     _record("rnn_relu", 1, 1, "arXiv:1504.00941"),
-    _cell("lstm", "default", 4, 2, "doi:10.1162/neco.1997.9.8.1735", _lower_lstm_cell),
-    _cell("gru", "default", 3, 1, "arXiv:1406.1078", _lower_gru_cell),
-    _cell("rnn_tanh", "default", 1, 1, "doi:10.1207/s15516709cog1402_1", partial(_lower_rnn_cell, kind="tanh")),
-    _cell("rnn_relu", "default", 1, 1, "arXiv:1504.00941", partial(_lower_rnn_cell, kind="relu")),
+    _cell("lstm", 4, 2, "doi:10.1162/neco.1997.9.8.1735", _lower_lstm_cell),
+    _cell("gru", 3, 1, "arXiv:1406.1078", _lower_gru_cell),
+    _cell("rnn_tanh", 1, 1, "doi:10.1207/s15516709cog1402_1", partial(_lower_rnn_cell, kind="tanh")),
+    _cell("rnn_relu", 1, 1, "arXiv:1504.00941", partial(_lower_rnn_cell, kind="relu")),
 )
