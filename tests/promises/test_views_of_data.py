@@ -42,6 +42,32 @@ def beside_a_write(x: Tensor, y: Tensor) -> Any:
     return w, v
 
 
+def written_on_one_way(x: Tensor, y: Tensor) -> Any:
+    first, _, last = (x + 1).unbind(0)
+    row = first if y[1] > 1 else first * 2
+    row -= 1
+    return row, last
+
+
+def written_in_one_arm(x: Tensor, y: Tensor) -> Any:
+    v = x + 1
+    row = v[0]
+    if y[1] > 1:
+        row -= 1
+    else:
+        row = row * 2
+    return row, v
+
+
+def written_in_a_loop(x: Tensor, y: Tensor) -> Any:
+    v = x + 1
+    row = v[0]
+    for i in range(1 + int(y[1])):
+        row = v[i]
+        row -= 1
+    return row, v
+
+
 def _seen(run: Callable[..., Any], y: Tensor) -> Any:
     x = torch.tensor([[0.0, 2.0], [5.0, 4.0], [2.0, 1.0]])
     every = (*run(x, y), x)
@@ -49,9 +75,13 @@ def _seen(run: Callable[..., Any], y: Tensor) -> Any:
     return shared, [(t.tolist(), t.stride(), t.storage_offset()) for t in every]
 
 
-@pytest.mark.parametrize(
-    "fn", [of_an_argument, of_what_is_returned, two_of_one, written_through, beside_a_write], ids=lambda fn: fn.__name__
-)
+PROGRAMS = [
+    of_an_argument, of_what_is_returned, two_of_one, written_through, beside_a_write, written_on_one_way,
+    written_in_one_arm, written_in_a_loop,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("own", [True, False], ids=["own kernels", "library"])
 def test_what_is_returned_shares_memory_as_in_eager(fn: Callable[..., Any], own: bool) -> None:
     compiled = smelt.compile(fn, options={"measure": False, "own_kernels": own})

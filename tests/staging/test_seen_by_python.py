@@ -55,6 +55,40 @@ def test_strides_of_results_with_dimensions_of_one_element(name: str) -> None:
         assert torch.equal(found, wanted) and found.stride() == wanted.stride()
 
 
+def turned(x: Tensor) -> Tensor:
+    """Row-major or column-major, by way."""
+    return torch.stack([x, x * 2, x + 1]) if x.sum() > 0 else torch.ones(4, 3).transpose(0, 1)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    y = torch.arange(24.0).view(1, 2, 3, 4) + x
+    return y if x.sum() > 0 else y.to(memory_format=torch.channels_last)
+
+
+BY_WAY: dict[str, Callable[[Tensor], Tensor]] = {
+    "one operator": lambda x: turned(x).neg(),
+    "two": lambda x: turned(x).relu().clamp(max=3),
+    "with another": lambda x: turned(x) + torch.ones(3, 4),
+    "another is first": lambda x: torch.where(turned(x) > 0, turned(x), 1.0),
+    "a view": lambda x: turned(x)[1:] * 2,
+    "turned back": lambda x: turned(x).transpose(0, 1).exp(),
+    "like it": lambda x: torch.zeros_like(turned(x)) + x,
+    "a sum": lambda x: (turned(x) * 2).sum(0, keepdim=True) + 1,
+    "channels": lambda x: channels_last(x).relu() * 2,
+    "every other": lambda x: (torch.ones(8)[::2] if x.sum() > 0 else x).view(2, 2).neg(),
+}
+
+
+@pytest.mark.parametrize("name", BY_WAY)
+def test_strides_of_results_whose_operand_lies_by_way(name: str) -> None:
+    f = BY_WAY[name]
+    compiled = smelt.compile(f)
+    for data in (*VECTORS, *VECTORS):
+        x = torch.tensor(data)
+        found, wanted = compiled(x), f(x)
+        assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+
+
 def formatted(x: Tensor) -> object:
     n = (x > 0).sum().item()
     if n > 2:

@@ -69,11 +69,13 @@ class Fills:
                 yield Fill(owner.__dict__, name, id(owner), tensors, site)
 
 
-def is_filling(codes: Collection[CodeType | None]) -> bool:
-    """Whether the thread runs what a cache will keep; codes: of functions whose results are kept."""
+def is_filling(codes: Collection[int]) -> bool:
+    """Whether the thread runs what a cache will keep; codes: ids of the code of functions whose results are kept."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code is KEEPS_PROPERTY or frame.f_code in codes:
+        # By its id: Python hashes a code object instruction by instruction.
+        code = frame.f_code
+        if code is KEEPS_PROPERTY or id(code) in codes:
             return True
         frame = frame.f_back
     return False

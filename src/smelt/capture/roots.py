@@ -118,7 +118,7 @@ class _Walk:
         self.modules: dict[int, str] = {}
         self.module_list: list[torch.nn.Module] = []
         self.functions: list[types.FunctionType] = []
-        self.fillers: set[types.CodeType | None] = set()
+        self.fillers: set[int] = set()
         self._queue: deque[tuple[Any, str]] = deque()
         self._seen: set[int] = set()
         self._names: set[str] = set()
@@ -180,7 +180,7 @@ class _Walk:
         elif isinstance(value, type):
             self._class(value, path)
         elif isinstance(value, LRU_CACHE):
-            self.fillers.add(getattr(getattr(value, "__wrapped__", None), "__code__", None))
+            self.fillers.add(id(getattr(getattr(value, "__wrapped__", None), "__code__", None)))
             for i, item in enumerate(cached_tensors(value)):
                 self.add(item, f"{path}.cache[{i}]", _Cached(value, item), "tensor")
             self._object(value, path)
@@ -331,15 +331,15 @@ def _runs_tests(module_name: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """What a program could reach before it ran: tensors by id, the paths of its modules by id, functions, and the code
-    of those whose results are cached.
+    """What a program could reach before it ran: tensors by id, the paths of its modules by id, functions, and the ids
+    of the code of those whose results are cached.
     """
 
     entries: Mapping[int, Entry]
     modules: Mapping[int, str]
     module_list: tuple[torch.nn.Module, ...] = ()
     functions: tuple[types.FunctionType, ...] = ()
-    fillers: frozenset[types.CodeType | None] = frozenset()
+    fillers: frozenset[int] = frozenset()
 
     def __iter__(self) -> Iterator[StateTensor]:
         return (entry.freeze() for entry in self.entries.values())

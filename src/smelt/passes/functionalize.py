@@ -133,6 +133,9 @@ class _Functionalizer:
                 self.set_content(root, value)
             self.walk(region)
             with self.rewriter.builder.inside(region):
+                for root in yielded:
+                    # What is handed on beside a content lies in it, as its aliases do.
+                    self.version[root] = next(self.versions)
                 self._substitute_yields(region)
                 more = tuple(self.content[root] for root in yielded)
             if more:

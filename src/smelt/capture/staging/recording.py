@@ -36,6 +36,7 @@ from smelt.ir import (
     Type,
     UnknownDim,
     Value,
+    contiguous_strides,
 )
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.python_draws import put_back_after
@@ -313,7 +314,7 @@ class Recording:
                 else number
                 for i, d in enumerate(type_.shape or ())
             ]
-            strides = strides_of(type_, sizes, strides_like if world == 0 else None)
+            strides = strides_of(type_, sizes, strides_like if world == 0 else None, world)
             worlds.append(recorder.shadows.fresh(dtype_to_torch(type_.dtype), sizes, strides, type_.device))
         slot = Slot(worlds[0], tainted(), "result")
         recorder._slots[id(worlds[0])] = slot
@@ -344,18 +345,26 @@ def tainted() -> Any:
     return Family(True)
 
 
-def strides_of(type_: TensorType, sizes: Sequence[int], like: Sequence[int] | None) -> Sequence[int]:
-    if like is not None and type_.strides is not None:
-        return [d if isinstance(d, int) else like[i] for i, d in enumerate(type_.strides)]
-    steps: list[int] = []
-    step = 1
-    for size in reversed(sizes):
-        steps.append(step)
-        step *= max(size, 1)
-    steps.reverse()
-    if type_.strides is not None:
-        return [d if isinstance(d, int) else steps[i] for i, d in enumerate(type_.strides)]
-    return steps
+def strides_of(type_: TensorType, sizes: Sequence[int], like: Sequence[int] | None, world: int = 0) -> Sequence[int]:
+    """Strides that a type allows. Where it leaves them open they are otherwise in each world, as what the ways give."""
+    if type_.strides is None:
+        return contiguous_strides(sizes)
+    steps = like if like is not None else _lying(sizes, world)
+    return [d if isinstance(d, int) else steps[i] for i, d in enumerate(type_.strides)]
+
+
+def _lying(sizes: Sequence[int], world: int) -> Sequence[int]:
+    """Row-major, turned, spread, with the last two turned, and with the channels last."""
+    order = list(range(len(sizes)))
+    match world:
+        case 1:
+            order.reverse()
+        case 3:
+            order[-2:] = reversed(order[-2:])
+        case 4:
+            order = [*order[:1], *order[2:], *order[1:2]]
+    dense = contiguous_strides([sizes[d] for d in order])
+    return [dense[order.index(d)] * (2 if world == 2 else 1) for d in range(len(sizes))]
 
 
 def _typed(operand: Any) -> Any:
