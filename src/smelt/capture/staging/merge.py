@@ -353,6 +353,8 @@ class Merger:
                 self._keep.append(value)
             return self._memo[key]
         if is_staged(value):
+            if self.session.is_outer(value):
+                return value  # what the path changed in it is a write of its own
             slot = slot_of(value)
             found = ScalarSlot(slot.type, slot.worlds, slot.is_native)
             self._yield(slot, slot, found)
