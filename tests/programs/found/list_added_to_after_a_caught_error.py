@@ -13,7 +13,7 @@ def program(x, y, items):
     n = 0
     while n < 3 and x.max() < 3:
         n += 1
-        try:
+        try:  # noqa: SIM105
             x = x - y
         except ZeroDivisionError:
             pass
