@@ -85,6 +85,15 @@ def tags_of(op_name: str) -> frozenset[str]:
     return tags | {"dynamic_output_shape"} if op_name in _OF_NONZERO else tags
 
 
+def is_by_elements(op_name: str) -> bool:
+    """Whether an operator takes its operands element by element, tagged `pointwise` or not."""
+    return "pointwise" in tags_of(op_name) or op_name.split(".")[1] in _UNTAGGED
+
+
+_UNTAGGED = frozenset((
+    "__and__", "__or__", "__iand__", "__ior__", "subtract", "multiply", "divide", "rsub", "greater", "greater_equal",
+    "less", "less_equal", "not_equal", "masked_fill", "masked_fill_", "isclose", "ldexp",
+))  # fmt: skip
 # Composites of `nonzero`, which torch does not tag as it does that.
 _OF_NONZERO = frozenset(("aten.nonzero_numpy.default", "aten.where.default", "aten.argwhere.default"))
 

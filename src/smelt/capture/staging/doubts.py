@@ -26,16 +26,11 @@ from smelt.ir import TensorType, TupleType, Type, Value
 from smelt.ops.catalogue import record_of
 from smelt.ops.convert import dtype_from_torch, dtype_to_torch, dummy_of, from_torch
 from smelt.ops.meta import MOST_TRIED
-from smelt.ops.registry import tags_of
+from smelt.ops.registry import is_by_elements
 from smelt.ops.typing import infer
 
 _SECOND_HAND = ("torch._meta_registrations", "torch._refs", "torch._decomp", "torch._prims", "torch._subclasses")
 
-# Those that torch does not tag `pointwise`.
-_BY_ELEMENTS = frozenset((
-    "__and__", "__or__", "__iand__", "__ior__", "subtract", "multiply", "divide", "rsub", "greater", "greater_equal",
-    "less", "less_equal", "not_equal", "masked_fill", "masked_fill_", "isclose", "ldexp",
-))  # fmt: skip
 _PRODUCTS = frozenset(("mm", "bmm", "mv", "dot"))
 
 
@@ -89,7 +84,7 @@ def _never_fit(name: str, types: Sequence[TensorType]) -> bool:
     if name.split(".")[1] in _PRODUCTS and len(types) == 2:
         a, b = (t.sizes for t in types)
         return a[-1:] != b[-2:][:1] or (len(a) == len(b) == 3 and a[0] != b[0])
-    if "pointwise" not in tags_of(name) and name.split(".")[1] not in _BY_ELEMENTS:
+    if not is_by_elements(name):
         return False
     try:
         torch.broadcast_shapes(*[t.sizes for t in types])
