@@ -89,6 +89,33 @@ def test_strides_of_results_whose_operand_lies_by_way(name: str) -> None:
         assert torch.equal(found, wanted) and found.stride() == wanted.stride()
 
 
+def asked_how_it_lies(x: Tensor) -> object:
+    y, z = turned(x), channels_last(x)
+    if y.is_contiguous():
+        y = y + 1
+    last = z.is_contiguous(memory_format=torch.channels_last)
+    return y, turned(x).is_contiguous(), last, y[y[:, 0] > 0].is_contiguous(), z.mean(1).is_contiguous()
+
+
+def asked_where_it_lies(x: Tensor) -> object:
+    rows = x.view(2, 2)
+    y = rows[0] if x.sum() > 0 else rows[1]
+    return (
+        y + y.storage_offset(),
+        y[1:].storage_offset(),
+        rows[int(x[0] > 0)].storage_offset(),
+        (x * 2).storage_offset(),
+    )
+
+
+@pytest.mark.parametrize("f", [asked_how_it_lies, asked_where_it_lies])
+def test_python_hears_how_a_tensor_lies_on_this_way(f: Callable[[Tensor], Any]) -> None:
+    compiled = smelt.compile(f)
+    for data in (*VECTORS, *VECTORS):
+        x = torch.tensor(data)
+        torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0)
+
+
 def formatted(x: Tensor) -> object:
     n = (x > 0).sum().item()
     if n > 2:

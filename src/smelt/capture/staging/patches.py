@@ -64,6 +64,26 @@ def _size(what: str) -> Callable[[Any], Any]:
     return make
 
 
+def _is_contiguous(original: Any) -> Any:
+    def is_contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Any:
+        session = _session()
+        if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
+            return original(self, memory_format=memory_format)
+        return session.is_contiguous(self, memory_format)
+
+    return is_contiguous
+
+
+def _storage_offset(original: Any) -> Any:
+    def storage_offset(self: Any) -> Any:
+        session = _session()
+        if session is None or session.recorder.slot_of(self).kind != "result" or not _tainted(session, self):
+            return original(self)
+        return session.storage_offset(self)
+
+    return storage_offset
+
+
 def _numel(original: Any) -> Any:
     def numel(self: Any) -> Any:
         session = _session()
@@ -400,7 +420,7 @@ def answering() -> Iterator[None]:
         "__len__": _len, "item": _item, "__bool__": _truth, "__int__": _number(int), "__float__": _number(float),
         "__index__": _number(int), "__complex__": _number(complex), "tolist": _tolist, "__repr__": _text,
         "__format__": _text, "__str__": _text, "__contains__": _contains, "__iter__": _iter, "__getitem__": _getitem,
-        "__setitem__": _setitem,
+        "__setitem__": _setitem, "is_contiguous": _is_contiguous, "storage_offset": _storage_offset,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for name, make in made.items():

@@ -26,6 +26,7 @@ from smelt.ir import (
     Type,
     UnknownDim,
 )
+from smelt.ops.convert import from_torch
 
 ITEM_TYPES: dict[str, Type] = {"bool": BOOL, "int": INT, "uint": INT, "float": FLOAT, "complex": COMPLEX}
 # What a function calls that, converted, leaves a size free where Python's own wants its value.
@@ -124,6 +125,28 @@ class Reading(Recording):
                 return own(tensor.numel())
             found = ScalarSlot(INT, tuple(t if t is DEAD else at_hand(number_of(t.numel())) for t in worlds))
         self.append("aten.sym_numel.default", [slot], {}, [found])
+        return wrap(found)
+
+    def is_contiguous(self, tensor: torch.Tensor, memory_format: torch.memory_format) -> Any:
+        """Whether a tensor of which types do not tell how it lies is dense in an order: read when the graph runs."""
+        slot = self.recorder.slot_of(tensor)
+        worlds = self.recorder.varied[slot]
+        if memory_format is torch.contiguous_format and slot_type(slot).strides is None:
+            return True
+        with unseen():
+            shown = tuple(t if t is DEAD else bool(t.is_contiguous(memory_format=memory_format)) for t in worlds)
+        found = ScalarSlot(BOOL, shown)
+        named = () if memory_format is torch.contiguous_format else (from_torch(memory_format),)
+        self.append(f"aten.is_contiguous.{'memory_format' if named else 'default'}", [slot, *named], {}, [found])
+        return wrap(found)
+
+    def storage_offset(self, tensor: torch.Tensor) -> Any:
+        """Where a result's elements begin in memory, which follows from the way: read when the graph runs."""
+        slot = self.recorder.slot_of(tensor)
+        with unseen():
+            at = tensor.storage_offset()
+        found = ScalarSlot(INT, (at, *self.examples.ints()[1:]))
+        self.append("aten.sym_storage_offset.default", [slot], {}, [found])
         return wrap(found)
 
     def fresh_numbers(self, what: str) -> tuple[int, ...]:

@@ -104,6 +104,8 @@ class Context:
         self.cuts = cuts_of(graph)
         self.cut_slots: dict[Value, int] = {}
         for node in graph.walk():
+            if node.op == "aten.sym_storage_offset.default":
+                raise cannot_lower(node, "it tells where in its memory a tensor begins, which is another place here")
             self._note_roots(node)
         self.writes_to_come = sum(node.op == "write" for node in graph.body)
         self.has_writes = self.writes_to_come > 0
