@@ -35,6 +35,17 @@ def written_through(x: Tensor, y: Tensor) -> Any:
     return (w,)
 
 
+def beside_a_write_to_another(x: Tensor, y: Tensor) -> Any:
+    y.clamp_(max=2)
+    return x[int(y[1]) % 3], x[int(y[1]) % 3 :]
+
+
+def of_what_is_written(x: Tensor, y: Tensor) -> Any:
+    w = x[int(y[1]) % 3]
+    x.mul_(2)
+    return (w,)
+
+
 def beside_a_write(x: Tensor, y: Tensor) -> Any:
     v = x + 1
     w = v[int(y[1]) % 3]
@@ -76,8 +87,8 @@ def _seen(run: Callable[..., Any], y: Tensor) -> Any:
 
 
 PROGRAMS = [
-    of_an_argument, of_what_is_returned, two_of_one, written_through, beside_a_write, written_on_one_way,
-    written_in_one_arm, written_in_a_loop,
+    of_an_argument, of_what_is_returned, two_of_one, written_through, beside_a_write,
+    beside_a_write_to_another, of_what_is_written, written_on_one_way, written_in_one_arm, written_in_a_loop,
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from smelt._torch.storage import same_storage
+from smelt.analysis.aliases import Aliases, alias_analysis
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.kernels.nest import Nest
 from smelt.codegen.llvm.objects import KernelSource
@@ -109,6 +110,7 @@ class Context:
             self._note_roots(node)
         self.writes_to_come = sum(node.op == "write" for node in graph.body)
         self.has_writes = self.writes_to_come > 0
+        self._aliases: Aliases | None = None
         self._escaping = {self.root(s) for arg in graph.outputs for v in values_in(arg) for s in sources_of(v)}
         elements = Elements.of(graph)
         torn = elements.torn(self.statics.is_static)
@@ -152,8 +154,14 @@ class Context:
         return self.root(value) in self._escaping
 
     def is_overwritten(self, value: Value) -> bool:
-        """Whether the memory of a value may get other content: the arena's, and all if anything is written."""
-        return self.place(value).storage.kind == "arena" or self.has_writes
+        """Whether the memory of a value may get other content: the arena, and what may be written."""
+        return self.place(value).storage.kind == "arena" or self.may_be_written(value)
+
+    def may_be_written(self, value: Value) -> bool:
+        """Whether a write of the graph may change what a value, or a tensor in it, holds."""
+        if self._aliases is None:
+            self._aliases = alias_analysis(self.graph)
+        return self.has_writes and self._aliases.is_written(value)
 
     def call_arguments(self, node: Node) -> dict[str, Arg]:
         """All arguments of an operator's call by name, defaults filled in."""

@@ -150,7 +150,7 @@ def _is_unsafe(ctx: Context, slot: int, value: Value) -> bool:
     kind = ctx.builder.storage_of(slot).kind
     if kind in ("arena", "held"):
         return True
-    return ctx.writes_to_come > 0 and kind in ("input", "state", "owned") and not ctx.is_apart(value)
+    return ctx.writes_to_come > 0 and kind in ("input", "state", "owned") and ctx.may_be_written(value)
 
 
 def _element_slots(ctx: Context, value: Value, type_: TupleType) -> list[int]:
