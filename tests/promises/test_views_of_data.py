@@ -53,6 +53,17 @@ def beside_a_write(x: Tensor, y: Tensor) -> Any:
     return w, v
 
 
+def of_a_list_on_one_way(x: Tensor, y: Tensor) -> Any:
+    row = list(x)[int(y[1]) % 3] if y[1] > 0 else x[0]
+    return (row,)
+
+
+def of_a_list_beside_a_write(x: Tensor, y: Tensor) -> Any:
+    v = x + 1
+    y.clamp_(max=2)
+    return x.split(1)[int(y[1]) % 3], v.unbind(0)[int(y[1]) % 3], v
+
+
 def written_on_one_way(x: Tensor, y: Tensor) -> Any:
     first, _, last = (x + 1).unbind(0)
     row = first if y[1] > 1 else first * 2
@@ -88,7 +99,8 @@ def _seen(run: Callable[..., Any], y: Tensor) -> Any:
 
 PROGRAMS = [
     of_an_argument, of_what_is_returned, two_of_one, written_through, beside_a_write,
-    beside_a_write_to_another, of_what_is_written, written_on_one_way, written_in_one_arm, written_in_a_loop,
+    beside_a_write_to_another, of_what_is_written, of_a_list_on_one_way, of_a_list_beside_a_write,
+    written_on_one_way, written_in_one_arm, written_in_a_loop,
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ Invariant: an output that may be memory from outside in a way that cannot be tol
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from smelt.analysis.aliases import is_external
 from smelt.analysis.region_aliases import RegionAliases, region_aliases
@@ -70,6 +71,8 @@ class _Picker:
             return self._of_branch(node, node.results.index(root))
         if node.op in _CONTROL:
             return self._of_loop(node, node.results.index(root))
+        if _is_element_of_given(node):
+            self.refuse(root)
         return 0
 
     def _of_branch(self, node: Node, index: int) -> Arg:
@@ -105,10 +108,16 @@ class _Picker:
         self.rewriter.set_yields(body, (*body.yields[:place], told, *body.yields[place + 1 :]))
         return which
 
-    def refuse(self, root: Value) -> None:
+    def refuse(self, root: Value) -> NoReturn:
         node = self.output.node
         assert node is not None
         raise cannot_lower(node, f"it may be a view of %{root.name}, which may be memory from outside")
+
+
+def _is_element_of_given(node: Node) -> bool:
+    """Whether a node takes one of several tensors that a list or a tuple is made of: which one no way tells."""
+    (given, *_) = node.args if node.op == "py.getitem" else (None,)
+    return isinstance(given, Value) and given.node is not None and given.node.op in ("py.list", "py.tuple")
 
 
 def with_choices(graph: Graph) -> tuple[Graph, dict[int, Choice]]:
@@ -121,7 +130,7 @@ def with_choices(graph: Graph) -> tuple[Graph, dict[int, Choice]]:
         return graph, {}
     found = region_aliases(graph)
     wanted = [i for i, arg in enumerate(graph.outputs) if _may_be_outside(found, arg)]
-    _refuse_shared(graph, found)
+    refuse_shared(graph, found)
     if not wanted:
         return graph, {}
     copy = graph.clone()
@@ -154,8 +163,9 @@ def _is_junction(root: Value) -> bool:
     return isinstance(owner, Node) and owner.op in _CONTROL
 
 
-def _refuse_shared(graph: Graph, found: RegionAliases) -> None:
-    """Two outputs that are one tensor on some ways only."""
+def refuse_shared(graph: Graph, found: RegionAliases | None = None) -> None:
+    """Raises: SmeltError (S0303) where two outputs share memory on some ways only."""
+    found = region_aliases(graph) if found is None else found
     seen: dict[Value, Value] = {}
     for value in dict.fromkeys(v for arg in graph.outputs for v in values_in(arg) if may_hold_tensor(v.type)):
         root = found.local[value]

@@ -16,7 +16,7 @@ import torch
 from smelt.codegen.fusion.groups import has_numbers
 from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower.attention import lower_attention
-from smelt.codegen.lower.chosen import with_choices
+from smelt.codegen.lower.chosen import refuse_shared, with_choices
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.convolution import (
     Convolution,
@@ -150,7 +150,11 @@ def lower(
         start = now
 
     _check(graph)
-    graph, chosen = with_choices(hoisted(padded(graph)))
+    known = padded(graph)
+    if known is not graph:
+        # Memory that is longer than what it holds is each value's own, so that this is not seen any more.
+        refuse_shared(graph)
+    graph, chosen = with_choices(hoisted(known))
     ctx = Context(graph, state, options or Options())
     ctx.compiler = compiler(ctx.options)
     for value in graph.inputs:
