@@ -116,6 +116,59 @@ def test_python_hears_how_a_tensor_lies_on_this_way(f: Callable[[Tensor], Any]) 
         torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0)
 
 
+def given_back(x: Tensor) -> object:
+    y = turned(x)
+    z = y.contiguous()
+    return z is y, z, y
+
+
+def asked(x: Tensor) -> object:
+    y = turned(x)
+    return y.view(-1) if y.is_contiguous() else y.t().view(-1)
+
+
+def not_viewed(x: Tensor) -> object:
+    y = turned(x)
+    try:
+        return y.view(-1) + 1, True
+    except RuntimeError:
+        return y.reshape(-1) + 2, False
+
+
+def refused(x: Tensor) -> object:
+    y = turned(x)
+    y.view(-1)
+    return y + 1
+
+
+def whole_or_part(x: Tensor) -> object:
+    return x.view(2, 2)[:, : int((x > 0).sum()) // 2].contiguous()
+
+
+def from_a_place(x: Tensor) -> object:
+    y = x[int((x > 0).sum()) - 1]
+    return y, y.storage_offset()
+
+
+def _observed(f: Callable[[Tensor], Any], data: list[float]) -> Any:
+    """What a call gives, and what it holds once the argument is written."""
+    x = torch.tensor(data)
+    try:
+        found = f(x)
+    except RuntimeError as error:
+        return str(error)
+    x += 100
+    return str(found)
+
+
+@pytest.mark.parametrize("f", [given_back, asked, not_viewed, refused, whole_or_part, from_a_place])
+@pytest.mark.parametrize("order", [VECTORS, VECTORS[::-1]])
+def test_what_follows_from_how_a_tensor_lies(f: Callable[[Tensor], Any], order: tuple[list[float], ...]) -> None:
+    compiled = smelt.compile(f)
+    for data in (*order, *order):
+        assert _observed(compiled, data) == _observed(f, data)
+
+
 def formatted(x: Tensor) -> object:
     n = (x > 0).sum().item()
     if n > 2:

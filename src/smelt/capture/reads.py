@@ -31,6 +31,7 @@ from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import (
     DRAWS,
     ENVIRONMENT,
+    IMPORT_CODE,
     LEVEL_CODES,
     PRINTS,
     SUSPECT_NAMES,
@@ -195,6 +196,9 @@ class _Recorder:
         if code is KEEPS_PROPERTY:
             place = user_site(frame)
             self.roots.fills.enter_property(frame, None if place is None else Site(*place))
+            return
+        if code is IMPORT_CODE:
+            self.roots.enter_import(frame)
             return
         if code in LEVEL_CODES:
             self.roots.enter_logger(frame)

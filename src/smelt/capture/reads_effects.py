@@ -6,6 +6,7 @@ type it is bound to, never by the name alone.
 
 from __future__ import annotations
 
+import importlib
 import io
 import logging
 import os
@@ -214,6 +215,7 @@ _PYTHON_FILES = {path: (names, what) for path, names, what in _PYTHON}
 _PYTHON_FILES["<frozen os>"] = _PYTHON_FILES[_STDLIB_DIR + "os.py"]  # some interpreters carry it inside
 # How the standard library's loggers find out whether a message is wanted.
 LEVEL_CODES: Final = frozenset({logging.Logger.isEnabledFor.__code__, logging.Logger.getEffectiveLevel.__code__})
+IMPORT_CODE: Final = importlib.import_module.__code__
 # A library may look at these for its own sake; they count only when the program itself asks.
 _ONLY_FROM_USER = frozenset({ENVIRONMENT, LOOKS, "reads the clock"})
 # The standard library looks at files for the program in these, elsewhere (source lines of a warning) for itself.

@@ -36,7 +36,7 @@ from smelt.capture.reads_effects import DRAWS, ENVIRONMENT, LOCKS, file_kind, us
 from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of, state_path
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
-from smelt.capture.reads_scan import Chain, is_for_append, may_take_locks, runs_in_order, scan_code
+from smelt.capture.reads_scan import NAMES, Chain, is_for_append, may_take_locks, runs_in_order, scan_code
 from smelt.capture.reads_tensors import TensorMarks, steps_by_gradients
 from smelt.capture.reads_values import (
     CALL_HOOKS,
@@ -54,6 +54,7 @@ from smelt.capture.reads_values import (
     peek,
     raw_lookup,
 )
+from smelt.capture.settings import setting_of
 from smelt.capture.state import Place
 from smelt.diag import Span
 from smelt.ops.python_draws import PYTHONS, draw_name, numpys_generator
@@ -552,6 +553,8 @@ class Roots:
         module = sys.modules.get(chain.name, MISSING)
         if module is MISSING:
             self._unresolved.append((chain, site, MISSING, 0))
+        else:
+            self._fact("item", sys.modules, chain.name, module, site, f"sys.modules[{chain.name!r}]")
         self._follow(module, chain, site)
 
     def _follow(self, base: Any, chain: Chain, site: Site, start: int = 0) -> None:
@@ -581,12 +584,17 @@ class Roots:
                 self._fact("static", value, name, raw, site, label)
                 value = raw
             else:
+                if isinstance(value, FunctionType) and name in NAMES:
+                    self._fact("attr", value, name, getattr(value, name), site, label)
                 return
             self._reach_by_name(value, parent, f".{name}", site)
             self._refuse_random(value, label, site)
 
     def _reach_by_name(self, value: Any, parent: int, label: str, site: Site) -> None:
         """The same as `reach`, for what is named in code: what is read of a module there is named, too."""
+        setting = setting_of(value)
+        if setting is not None:
+            self._fact("context", setting, None, setting.get(), site, setting.name)
         if isinstance(value, ModuleType):
             self.rooted.setdefault(id(value), Reached(value, parent, label, site))
         else:
@@ -612,6 +620,16 @@ class Roots:
         value = variable.get(MISSING)
         self._fact("context", variable, None, value, site, f"ContextVar {variable.name!r}")
         self.reach(value, 0, f"ContextVar {variable.name!r}", site)
+
+    def enter_import(self, frame: FrameType) -> None:
+        """`importlib.import_module(name)` is about to run: the module that it gives is a fact, if there is one."""
+        caller, name = frame.f_back, frame.f_locals.get("name")
+        if caller is None or file_kind(caller.f_code.co_filename) != "user" or not isinstance(name, str):
+            return
+        module, site = sys.modules.get(name, MISSING), Site(caller.f_code, caller.f_lasti)
+        if module is not MISSING:
+            self._fact("item", sys.modules, name, module, site, f"sys.modules[{name!r}]")
+            self.reach(module, 0, f"sys.modules[{name!r}]", site)
 
     def enter_environment(self, frame: FrameType) -> bool:
         """`os.environ[key]` is about to be read: what it holds is a fact. Whether it could be noted as one."""

@@ -64,7 +64,7 @@ _LOAD_METHOD = {_OP["LOAD_METHOD"]} if "LOAD_METHOD" in _OP else {_OP["LOAD_ATTR
 _OF_CELLS = {code for name, code in _OP.items() if name.endswith("_DEREF") or name in ("LOAD_CLOSURE", "MAKE_CELL")}
 _WITHS = {_OP[name] for name in ("BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL") if name in _OP}
 _BACKWARD = {code for name, code in _OP.items() if "BACKWARD" in name}
-_NAMES = frozenset({"__name__", "__qualname__", "__module__", "__doc__"})
+NAMES = frozenset({"__name__", "__qualname__", "__module__", "__doc__"})
 _ENTERING = frozenset({"acquire", "__enter__", "enter_context"})
 _METHOD_BIT = sys.version_info >= (3, 12)  # LOAD_ATTR's argument carries a flag in its lowest bit
 
@@ -207,7 +207,7 @@ def _asks_classes(code: CodeType) -> bool:
 
 
 def _is_compared_or_named(code: CodeType, steps: Sequence[tuple[int, int]]) -> bool:
-    if steps and steps[0][0] in _LOAD_ATTR and _attribute(code, steps[0][1]) in _NAMES:
+    if steps and steps[0][0] in _LOAD_ATTR and _attribute(code, steps[0][1]) in NAMES:
         return True
     for op, _ in steps:
         if op in _COMPARES:

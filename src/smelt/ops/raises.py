@@ -36,6 +36,8 @@ _ANY_SIZES = frozenset((
     "flip", "tril", "triu", "sum", "mean", "any", "all", "var", "std", "prod", "softmax", "_softmax", "special_softmax",
     "log_softmax", "logsumexp", "cumsum", "sort", "argsort", "linalg_vector_norm", "flatten",
 ))  # fmt: skip
+# Views that not every tensor of the right sizes has.
+_BY_LAYOUT = frozenset(("view", "view_as", "view_as_complex"))
 # Arithmetic of sizes that gives a number for any.
 _SIZE_ARITHMETIC = ("py.add", "py.sub", "py.mul", "py.neg", "py.pos", "py.abs", "py.min", "py.max")
 _SIZE_READS = ("aten.sym_size.int", "aten.size.int", "aten.sym_numel.default", "aten.numel.default", "aten.dim.default")
@@ -98,11 +100,18 @@ def _is_pointwise(found: Any) -> bool:
 
 
 def fits(node: Node, found: Any) -> bool:
-    """Whether the sizes and numbers of a call surely are such that it does not raise."""
+    """Whether the sizes, strides and numbers of a call surely are such that it does not raise."""
+    if _base(found) in _BY_LAYOUT and any(map(_lies_by_way, node.operands())):
+        return False
     for value in node.operands():
         if not _is_known(value):
             return _fits_unknown(node, found)
     return True
+
+
+def _lies_by_way(value: Value) -> bool:
+    steps = value.type.strides if isinstance(value.type, TensorType) else None
+    return steps is not None and not all(map(_is_size, steps))
 
 
 def _is_known(value: Value) -> bool:

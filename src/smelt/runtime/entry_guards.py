@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,7 +212,7 @@ def _single(words: Words, test: FactTest) -> None:
     elif test.kind == "attr" and seen is not MISSING and type(key) is str:
         words.emit(Guard.ATTRIBUTE, words.keep(owner), words.keep(key), words.keep(seen), words.keep(test.holds))
         return
-    elif test.kind == "context":
+    elif test.kind == "context" and type(owner) is ContextVar:
         words.emit(Guard.CONTEXT, words.keep(owner), words.keep(MISSING), words.keep(seen))
         return
     elif test.kind == "content" and type(owner) is list:

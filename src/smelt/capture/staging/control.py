@@ -19,7 +19,7 @@ from smelt.capture.staging import calls, choices, ordering
 from smelt.capture.staging.branches import branch, condition
 from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.loops import Loop, run_loop
-from smelt.capture.staging.merge import Pending, Poison
+from smelt.capture.staging.merge import Pending, Poison, check_identity
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import Again
@@ -346,6 +346,8 @@ class StagingRuntime(PlainRuntime):
         if op in ("is", "is not"):
             ordering.check_change(self.session, left)
             ordering.check_change(self.session, right)
+            if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor) and left is not right:
+                check_identity(self.session, left, right)
         if op in ("is", "is not") and (is_staged(left) or is_staged(right)):
             found = self._identical(left, right)
             return found if op == "is" else self.not_(0, found)

@@ -78,7 +78,8 @@ class Cut:
         self, shadows: Shadows, trace: CaptureTrace | None, overload: Any, worlds: Sequence[Any],
         operands: Sequence[Any],
     ) -> list[Any]:  # fmt: skip
-        """The results in all worlds, in one of them of another length where all came to the same by chance.
+        """The results in all worlds, in one of them of another length where all came to the same by chance, or to
+        nothing and the whole, of which alone a cut lies row after row.
 
         operands: what is cut in each world.
         """
@@ -91,6 +92,9 @@ class Cut:
             world = next((world for world, size in zip(alive, most, strict=True) if world and size > 0), alive[-1])
             other = 0 if lengths != {0} else 1
             found[world] = self.shadow(shadows, trace, overload, [operands[world]], world, other)
+        elif self.length is None and len(lengths) == 2 and lengths <= {0, *most} and max(most) > 1:
+            world = next(world for world, size in zip(reversed(alive), reversed(most), strict=True) if size > 1)
+            found[world] = self.shadow(shadows, trace, overload, [operands[world]], world, 1)
         return found
 
 

@@ -5,7 +5,7 @@ they are referred to.
     for i in range(n):            ==>     %1 = for ... with (%2 = %out) { %3 = if ... { py.append(%2, ...) } ... }
         if x[i] > 0: out.append(i)
 
-Invariant: nobody still holds the container that was there before.
+Invariant: nobody still holds the container that was there before, which is none of the arguments'.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ def stage_container(
     snapshot: Snapshot,
 ) -> None:
     """Have a staged container stand for one of Python's, wherever it is referred to. snapshot: of all that may."""
+    if id(grown) in session.callers:
+        session.cannot(f"a {type(grown).__name__} of an argument grows", "others hold it, and see it grow")
     is_dict = isinstance(grown, dict)
     items = [part for item in grown.items() for part in item] if is_dict else grown
     session.note_held(items)

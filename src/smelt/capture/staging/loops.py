@@ -214,6 +214,8 @@ class Loop:
                 made.append(leaf)
                 continue
             value, slot = self._fresh(place.types[i], leaf)
+            if isinstance(leaf, torch.Tensor):
+                self.session.turns_of[slot] = (("loop", self.key), self.session.encode(leaf))
             if i in place.numbers:
                 self.session.note_merged([[self.session.encode(leaf)]], [slot])
             params.append(slot)
@@ -415,6 +417,8 @@ class Loop:
             else:
                 writes.append((place.change, build(made)))
         session.note_merged((inits, regions[-1].yields), results)
+        for init, last, result in zip(inits, regions[-1].yields, results, strict=True):
+            session.turns_of[result] = (("loop", self.key), init, last)
         bounds = [session.encode(b) for b in self.bounds or ()]
         session.structured("while" if self.bounds is None else "for", [*bounds, *inits], regions, results, self.site)
         for change, value in writes:

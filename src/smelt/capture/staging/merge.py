@@ -77,6 +77,26 @@ def resolved(names: Sequence[str], values: Sequence[Any], slot: Slot, answer: bo
     return tuple(found)
 
 
+def check_identity(session: Any, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Whether two tensors are one object is asked. Raises: Again where that follows from the way that was taken."""
+    ours: set[Any] = {id(a)}
+    theirs: set[Any] = {id(b)}
+    whys: list[object] = []
+    for found, tensor in ((ours, a), (theirs, b)):
+        waiting = [session.recorder.slot_of(tensor)]
+        while waiting:
+            slot = session.resolved(waiting.pop())
+            if slot in found:
+                continue
+            why, *sides = session.sides_of.get(slot) or session.turns_of.get(slot) or (None,)
+            whys.extend([] if why is None else [why])
+            waiting.extend(side for side in sides if isinstance(side, Slot))
+            # A tensor that was written has another slot since.
+            found |= {slot} if slot.ref() is None else {slot, id(slot.ref())}
+    if whys and not ours.isdisjoint(theirs):
+        session.unmerge(whys[0])
+
+
 class Merger:
     """The merging of two outcomes; `left`, `right` and `results` are what an `if` yields and gives."""
 

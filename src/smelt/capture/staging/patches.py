@@ -92,6 +92,23 @@ def _numel(original: Any) -> Any:
     return numel
 
 
+def _is_open(session: Any, tensor: Any) -> bool:
+    """Whether how a tensor lies follows from data."""
+    slot = session.recorder.slot_of(tensor)
+    return slot in session.recorder.varied and slot_type(slot).strides is not None
+
+
+def _contiguous(original: Any) -> Any:
+    def contiguous(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = _session()
+        if session is None or not _is_open(session, self):
+            return original(self, *args, **kwargs)
+        # torch's method asks the shadow only, and calls no operator where that lies so.
+        return torch.ops.aten.contiguous.default(self, *args, **kwargs)
+
+    return contiguous
+
+
 def _len(original: Any) -> Any:
     def length(self: Any) -> Any:
         session = _session()
@@ -420,7 +437,8 @@ def answering() -> Iterator[None]:
         "__len__": _len, "item": _item, "__bool__": _truth, "__int__": _number(int), "__float__": _number(float),
         "__index__": _number(int), "__complex__": _number(complex), "tolist": _tolist, "__repr__": _text,
         "__format__": _text, "__str__": _text, "__contains__": _contains, "__iter__": _iter, "__getitem__": _getitem,
-        "__setitem__": _setitem, "is_contiguous": _is_contiguous, "storage_offset": _storage_offset,
+        "__setitem__": _setitem, "is_contiguous": _is_contiguous, "contiguous": _contiguous,
+        "storage_offset": _storage_offset,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for name, make in made.items():

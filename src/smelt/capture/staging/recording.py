@@ -32,7 +32,10 @@ from smelt.capture.staging.warned import showing
 from smelt.capture.staging.watch import Watch, unwatched
 from smelt.ir import (
     NONE,
+    DictType,
+    ListType,
     TensorType,
+    TupleType,
     Type,
     UnknownDim,
     Value,
@@ -92,9 +95,12 @@ class Recording:
         self.raised: list[BaseException] = []
         # Why, and of which two, a value of a branch is.
         self.sides_of: dict[Slot, tuple[object, Any, Any]] = {}
+        # The same of what a loop carries (what it begins with, and what a turn gives), and of elements of containers.
+        self.turns_of: dict[Slot, tuple[object, ...]] = {}
         self.convertible = convertible
         self.keep: list[Any] = []
         self.heap_roots: list[Any] = []
+        self.callers: Mapping[int, int] = {}  # the arguments' objects, by id
         # What was reachable from there when it was first looked at.
         self._settled: Settled | None = None
         self.base_frame: Any = None
@@ -274,6 +280,8 @@ class Recording:
             value, slot = self.value_of(type_, examples, is_native)
             results.append(value)
             slots.append(slot)
+            if isinstance(type_, (TensorType, TupleType, ListType, DictType)):
+                self.turns_of[slot] = (("element", op), *operands)
         if len(slots) == 1 and isinstance(slots[0], ScalarSlot):
             slots[0].affine = affine_of(op, operands)
         self.append(op, operands, named, slots)

@@ -341,11 +341,19 @@ class ShadowRecorder(Recorder):
             self.session.cannot("a tensor is split into more parts than it has items, by sizes that depend on data")
         if info.writes:
             self._check_sized(overload, results[seen], backs[seen])
+        self._check_given_back(results, backs, operands)
         # The program sees the operand itself; what stands for it in other worlds keeps the sizes of these.
         results[0] = _give_back(results[seen], backs[seen])
         if varied and sum(r is not DEAD for r in results[1:]) == 0:
             results[1:] = [DEAD] * (WORLDS - 1)
         return results
+
+    def _check_given_back(self, results: list[Any], backs: list[dict[int, Any]], operands: list[Slot]) -> None:
+        """Raises: Again where a branch decides whether an operand is given back, as it lies (`x.contiguous()`)."""
+        given = {id(result) in back for result, back in zip(results, backs, strict=True) if result is not DEAD}
+        why, *_ = self.session.sides_of.get(operands[0], (None,))
+        if len(given) == 2 and why is not None:
+            self.session.unmerge(why)
 
     def _check_overlap(
         self, info: OpInfo, overload: Any, args: list[Any], kwargs: dict[str, Any], varied: bool

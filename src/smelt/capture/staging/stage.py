@@ -220,6 +220,7 @@ class _Run:
     ) -> Captured:
         recorder = session.recorder
         self.heap = self._heap()
+        session.callers = {} if self.heap is None else self.heap.by_id
         session.heap_roots = [self.program, self.fn, *self.call]
         self.snapshot = Snapshot(session.heap_roots)
         session.snapshots.append(self.snapshot)

@@ -86,6 +86,13 @@ def _views_columns(value: Value) -> bool:
     return any(isinstance(v.type, TensorType) and is_by_columns(v.type) for v in reached([value]))
 
 
+def _may_be_given_back(node: Node) -> bool:
+    """Whether a node gives its operand itself where that lies so, which data decide."""
+    source = node.args[0] if node.op == "aten.contiguous.default" else None
+    type_ = source.type if isinstance(source, Value) else None
+    return isinstance(type_, TensorType) and type_.strides is not None and has_unknown(type_)
+
+
 class Rewriting:
     """One attempt. held: what stands for each value of the old graph; padded: nodes that were, with what it costs."""
 
@@ -118,6 +125,9 @@ class Rewriting:
         Raises: Exact where it shares memory with another output, and their copies would not.
         """
         held, memory = self.held[old], reached([old])
+        for value in memory:
+            if value.node is not None and value.node not in self.exact and _may_be_given_back(value.node):
+                raise Exact(value.node)
         tensor = held.tensor if isinstance(held, Padded) else held
         made = reached([tensor]) if isinstance(tensor, Value) else set()
         if isinstance(tensor, Value) and any(made & other and not memory & known for other, known in left):

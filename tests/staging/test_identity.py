@@ -1,0 +1,93 @@
+"""Whether two objects are one where data decide it, and lists of the caller's that others hold, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import smelt
+
+Tensor = torch.Tensor
+DATA = ([1.0, 2.0, -1.0], [-1.0, 1.0, -2.0], [3.0, -1.0, 1.0], [-1.0, -2.0, -3.0])
+
+
+def of_a_branch(x: Tensor, y: Tensor) -> object:
+    z = x if x.sum() > 0 else y
+    return z is x, z is not y
+
+
+def after_a_write(x: Tensor, y: Tensor) -> object:
+    z = x if x.sum() > 0 else y
+    x.add_(1)
+    return z is x
+
+
+def of_two_branches(x: Tensor, y: Tensor) -> object:
+    z = x if x.sum() > 0 else y
+    w = y if x[0] > 0 else x
+    return z is w
+
+
+def in_a_list(x: Tensor, y: Tensor) -> object:
+    items = [x, y]
+    if x.sum() < 0:
+        items[0] = items[1]
+    return items[0] is items[1]
+
+
+def of_a_loop(x: Tensor, y: Tensor) -> object:
+    last, count = x, 0
+    for i in range(3):
+        count += last is x
+        last = x if x[i] > 0 else y
+    return count, last is y
+
+
+def of_an_element(x: Tensor, y: Tensor) -> object:
+    return [x, y][int(x.sum() > 0)] is y
+
+
+@pytest.mark.parametrize(
+    "f", [of_a_branch, after_a_write, of_two_branches, in_a_list, of_a_loop, of_an_element], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("order", [DATA, DATA[::-1]], ids=["first", "last"])
+def test_whether_two_tensors_are_one(f: Callable[..., Any], order: tuple[list[float], ...]) -> None:
+    compiled = smelt.compile(f)
+    for data in (*order, *order):
+        wanted = f(torch.tensor(data), torch.ones(3))
+        assert compiled(torch.tensor(data), torch.ones(3)) == wanted
+
+
+def grows_in_a_dict(x: Tensor, held: Any) -> Tensor:
+    if x.sum() > 0:
+        held["items"].append(held["count"])
+    else:
+        held["count"] += 1
+    return x + 1
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+@pytest.mark.parametrize("is_state", [False, True], ids=["argument", "state"])
+def test_a_list_that_grows_on_one_way_stays_the_list_that_it_was(is_state: bool) -> None:
+    seen = []
+    for door in (lambda f: f, smelt.compile):
+        items: list[int] = [7]
+        held = {"count": 1, "items": items}
+
+        state = held
+
+        def on_state(x: Tensor, state: Any = state) -> Tensor:
+            return grows_in_a_dict(x, state)
+
+        program = door(on_state if is_state else grows_in_a_dict)
+        rows = []
+        for data in (*DATA, *DATA):
+            if not is_state:
+                held = {"count": 1, "items": items}
+            program(torch.tensor(data), *(() if is_state else (held,)))
+            rows.append((held["count"], list(items), held["items"] is items))
+        seen.append(rows)
+    assert seen[0] == seen[1]
