@@ -11,8 +11,8 @@ import torch
 
 import smelt
 from smelt.compiler import worth as module
-from smelt.compiler.compiled_dispatch import RESTING
-from smelt.compiler.worth import ENOUGH, EVERY, LITTLE, MARGIN, WINDOW, Worth
+from smelt.compiler.compiled_dispatch import LOST, RESTING
+from smelt.compiler.worth import ENOUGH, EVERY, FAR, FIRST, LITTLE, MARGIN, WINDOW, Worth
 
 
 class Clock:
@@ -56,6 +56,14 @@ def test_a_close_race_is_run_again(clock: Clock, pieces: float, windows: int) ->
     while not worth.is_won:
         worth.run(clock.taking(pieces, "pieces"), clock.taking(1.0, "whole"), (log,), {})
     assert worth.windows == windows and not worth.is_lost
+
+
+@pytest.mark.parametrize(("pieces", "calls"), [(FAR * 1.01, FIRST), (FAR * 0.99, WINDOW)])
+def test_what_is_far_behind_is_left_at_once(clock: Clock, pieces: float, calls: int) -> None:
+    worth, log = Worth(), list[str]()
+    while not worth.is_lost:
+        worth.run(clock.taking(pieces, "pieces"), clock.taking(1.0, "whole"), (log,), {})
+    assert len(log) == 4 + calls
 
 
 @pytest.mark.parametrize(("second", "is_lost"), [(LITTLE * 1.01, True), (LITTLE * 0.99, False)])
@@ -123,6 +131,7 @@ def test_a_program_that_is_given_up_answers_as_before(monkeypatch: pytest.Monkey
     assert len(log) == 6 * WINDOW
     assert list(log)[::2] == pytest.approx(list(log)[1::2])
     assert "in pieces it took longer than as it is" in str(smelt.explain(compiled))
+    assert compiled.stats().fallbacks[LOST] >= RESTING
 
 
 def loops(x: torch.Tensor) -> torch.Tensor:

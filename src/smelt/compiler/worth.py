@@ -17,6 +17,8 @@ from typing import Any
 
 SETTLING = 16  # calls before the first window
 WINDOW = 128  # calls in a window
+FIRST = 32  # calls of it after which it is over where one is far ahead
+FAR = 3.0  # how far
 EVERY = 8  # of so many two run the program as it is
 _PLACES = (3, 5, 1, 4, 0, 6, 2, 5)  # which ones, this and the next, eight after eight; no two pairs are neighbours
 MARGIN = 1.3  # how much longer pieces may take in a window, for it is short
@@ -56,9 +58,15 @@ class Worth:
         if which == self._last:
             self._spent[which].append(spent)
         self._last = which
-        if call >= self._begin + WINDOW:
+        if call >= self._begin + WINDOW or (call == self._begin + FIRST and self._is_hopeless):
             self._judge()
         return result
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether even the fastest run of what was compiled took many times as long."""
+        pieces, whole = self._spent
+        return bool(pieces and whole) and min(pieces) > FAR * _usual(whole)
 
     def _judge(self) -> None:
         self.windows += 1
