@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 
 import smelt
 from smelt.compiler import worth as module
-from smelt.compiler.compiled_dispatch import RESTING
-from smelt.compiler.worth import ENOUGH, EVERY, MARGIN, WINDOW, Worth
+from smelt.compiler.compiled_dispatch import LOST, RESTING
+from smelt.compiler.worth import ENOUGH, EVERY, FAR, FIRST, LITTLE, MARGIN, WINDOW, Worth
 
 
 class Clock:
@@ -49,12 +50,29 @@ def test_the_slower_one_is_left(clock: Clock, pieces: float, is_lost: bool) -> N
     assert log[:4] == ["pieces"] * 4 and log.count("whole") == 2 * WINDOW // EVERY
 
 
-@pytest.mark.parametrize(("pieces", "windows"), [(0.9, 1), (MARGIN * 0.99, ENOUGH)])
+@pytest.mark.parametrize(("pieces", "windows"), [(0.9, 1), (LITTLE * 0.99, ENOUGH)])
 def test_a_close_race_is_run_again(clock: Clock, pieces: float, windows: int) -> None:
     worth, log = Worth(), list[str]()
     while not worth.is_won:
         worth.run(clock.taking(pieces, "pieces"), clock.taking(1.0, "whole"), (log,), {})
     assert worth.windows == windows and not worth.is_lost
+
+
+@pytest.mark.parametrize(("pieces", "calls"), [(FAR * 1.01, FIRST), (FAR * 0.99, WINDOW)])
+def test_what_is_far_behind_is_left_at_once(clock: Clock, pieces: float, calls: int) -> None:
+    worth, log = Worth(), list[str]()
+    while not worth.is_lost:
+        worth.run(clock.taking(pieces, "pieces"), clock.taking(1.0, "whole"), (log,), {})
+    assert len(log) == 4 + calls
+
+
+@pytest.mark.parametrize(("second", "is_lost"), [(LITTLE * 1.01, True), (LITTLE * 0.99, False)])
+def test_what_is_a_little_slower_in_all_windows_is_left(clock: Clock, second: float, is_lost: bool) -> None:
+    worth, log = Worth(), list[str]()
+    while not (worth.is_won or worth.is_lost):
+        pieces = second if worth.windows == 1 else MARGIN * 0.99
+        worth.run(clock.taking(pieces, "pieces"), clock.taking(1.0, "whole"), (log,), {})
+    assert worth.windows == ENOUGH and worth.is_lost == is_lost
 
 
 @pytest.mark.parametrize("period", [2, 3, 4, 5, 7, 8, 11])
@@ -113,6 +131,7 @@ def test_a_program_that_is_given_up_answers_as_before(monkeypatch: pytest.Monkey
     assert len(log) == 6 * WINDOW
     assert list(log)[::2] == pytest.approx(list(log)[1::2])
     assert "in pieces it took longer than as it is" in str(smelt.explain(compiled))
+    assert compiled.stats().fallbacks[LOST] >= RESTING
 
 
 def loops(x: torch.Tensor) -> torch.Tensor:
@@ -123,10 +142,38 @@ def loops(x: torch.Tensor) -> torch.Tensor:
     return torch.stack(kept)
 
 
+def draws(x: torch.Tensor) -> torch.Tensor:
+    return x * random.uniform(1, 2) + random.randint(1, 9)
+
+
+def grows(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(20):
+        x = torch.cat([x, x[-2:].sum(0, keepdim=True).remainder(3)])
+        if x[-1] > 2:
+            break
+    return x
+
+
+@pytest.mark.parametrize("program", [draws, grows])
+def test_draws_and_free_sizes_are_weighed(monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
+    monkeypatch.setattr(module, "SETTLING", 2)
+    monkeypatch.setattr(module, "MARGIN", 0.0)
+    compiled = smelt.compile(program, dynamic=True)
+    for n in range(2 * WINDOW):
+        x = torch.linspace(0, 1, 3 + n % 2)
+        random.seed(n)
+        found, state = compiled(x), random.getstate()
+        random.seed(n)
+        assert torch.allclose(found, program(x)) and random.getstate() == state
+    assert all(row.entry is None and "longer than as it is" in row.reason for row in compiled.stats().rows)
+    assert "longer than as it is" in str(smelt.explain(compiled))
+
+
 @pytest.mark.parametrize("margin", [0.0, 1e9])
 def test_a_graph_that_goes_through_python_is_weighed_once(monkeypatch: pytest.MonkeyPatch, margin: float) -> None:
     monkeypatch.setattr(module, "SETTLING", 2)
     monkeypatch.setattr(module, "MARGIN", margin)
+    monkeypatch.setattr(module, "LITTLE", margin)
     monkeypatch.setattr(module, "ENOUGH", 1)
     compiled = smelt.compile(loops)
     for n in range(2 * WINDOW):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import smelt
 from smelt.codegen.lower import lower, lowering, sized_block
 from smelt.codegen.lower.python_nodes import PythonRun
 from smelt.codegen.lower.python_parts import While
@@ -269,3 +270,31 @@ def test_a_block_goes_with_its_plan() -> None:
     del block
     gc.collect()
     assert gone() is None
+
+
+class Grows(torch.nn.Module):
+    """Tokens that are joined turn after turn, as a decoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = torch.nn.Embedding(8, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            found = self.head(self.norm(self.embed(ids)).mean(1)).argmax(-1, keepdim=True)
+            ids = torch.cat([ids, found], 1)
+            if (found == 0).all():
+                break
+        return ids
+
+
+def test_blocks_with_parameters_are_compiled() -> None:
+    model = Grows().eval()
+    compiled = smelt.compile(model)
+    with torch.no_grad():
+        for ids in 4 * [torch.tensor([[1, 2]]), torch.tensor([[5, 3]])]:
+            assert torch.equal(compiled(ids), model(ids))
+    (row,) = compiled.stats().rows
+    (run,) = runs(row.entry.lowered.plan)
+    found = [part for part in run._parts[0].body.parts if isinstance(part, SizedBlock)]
+    assert found and all(block.compiled_for > 0 for block in found)

@@ -67,6 +67,16 @@ def test_a_dimension_of_one(first: str, second: str, shape: tuple[int, ...]) -> 
     check(first, second, shape)
 
 
+@pytest.mark.parametrize("second", ["cumsum", "cumprod", "cummax"])
+def test_what_runs_along_nothing_gives_what_it_is_given(second: str) -> None:
+    def program(x: Tensor) -> Any:
+        found = getattr(x.sum(), second)(0)
+        return found if second != "cummax" else found[0]
+
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(smelt.trace(program, (x,))(x), program(x))
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("first", ALONG)
 def test_all_of_them(first: str) -> None:

@@ -311,3 +311,41 @@ def test_a_free_number_in_an_object_that_is_returned() -> None:
         y, stop = compiled(x, k)
         assert torch.equal(y, x * k) and stop.length == k
     assert builds(compiled) == 2
+
+
+EMBEDDINGS, POSITIONS = torch.randn(10, 4), torch.randn(64, 4)
+
+
+def with_positions(ids: Any) -> Any:
+    for _ in range(20):
+        x = EMBEDDINGS[ids] + POSITIONS[torch.arange(ids.shape[1])]
+        found = x.sum((1, 2)).long().remainder(10)[:, None]
+        ids = torch.cat([ids, found], 1)
+        if (found == 1).all():
+            break
+    return ids
+
+
+def test_what_grows_in_a_loop_from_a_free_size_fixes_none() -> None:
+    compiled = smelt.compile(with_positions)
+    for n in (3, 5, 8, 4, 9, 2):
+        ids = torch.randint(0, 10, (1, n))
+        assert torch.equal(compiled(ids), with_positions(ids))
+    assert builds(compiled) == 2 and free(compiled)[1] == ["args[0].shape[1]"]
+
+
+def beside_its_first(x: Any, y: Any) -> Any:
+    while x.sum() < 20:
+        x = torch.cat([x + y, x.new_ones(1)]) if x.sum() > -5 else torch.cat([x, x])
+    return x
+
+
+def test_what_fits_in_the_first_turn_only_fails_as_ever() -> None:
+    compiled = smelt.compile(beside_its_first, dynamic=True)
+    for n in (3, 4, 6):
+        x, y = torch.ones(n), torch.ones(n)
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            beside_its_first(x, y)
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            compiled(x, y)
+        assert torch.equal(compiled(x, y * 20), beside_its_first(x, y * 20))

@@ -184,6 +184,8 @@ class Dispatcher:
         row.hit(self._table.counters.tick())
         if row.split is not None:
             self._original.count(row.reason)
+            if row.split.is_left:
+                self._resting = RESTING
             return row.split.run(*args, **kwargs)
         if row.entry is None or not row.is_ready:
             if row.reason is LOST:

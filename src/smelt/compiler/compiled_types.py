@@ -132,6 +132,10 @@ class Settings:
 class SplitProgram(Protocol):
     """A refused program in pieces (`splitting`)."""
 
+    @property
+    def is_left(self) -> bool:
+        """Whether it took longer in pieces, and runs as it is."""
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The program's answer."""
 

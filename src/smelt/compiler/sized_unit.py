@@ -207,6 +207,11 @@ class SizedUnit(Unit):
         if sizes not in self.plans:
             self._made(sizes, is_first=True)
 
+    @property
+    def goes_through_python(self) -> bool:
+        """Whether Python goes through parts of a plan that was made."""
+        return any(plan.goes_through_python for plan in self.plans.copy().values())
+
     def on_constants(self, watch: Callable[[], bool]) -> None:
         """Have `watch` called before a plan runs that has more of the state baked in."""
         self._watch = watch

@@ -131,6 +131,11 @@ class Splits:
         return timed
 
     @property
+    def is_left(self) -> bool:
+        """Whether it took longer in pieces, and runs as it is."""
+        return self.worth.is_lost
+
+    @property
     def share(self) -> float | None:
         """How much of the time of a call its pieces take, in the fastest that was measured; None before the first."""
         whole, pieces = self._fastest

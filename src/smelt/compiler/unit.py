@@ -19,7 +19,6 @@ from smelt.capture.dynamic.spec import Spot
 from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.packs import packs
-from smelt.codegen.lower.python_nodes import PythonRun
 from smelt.codegen.lower.report import Report
 from smelt.codegen.lower.result import Either, Fresh, OfKind, Same, StateName
 from smelt.compiler import kept_plans
@@ -277,9 +276,10 @@ class Unit:
 
     @property
     def goes_through_python(self) -> bool:
-        """Whether Python goes through parts of the graph, because sizes or lists follow data."""
-        steps = () if self.lowered is None or not self.is_staged else self.lowered.plan.instructions
-        return any(isinstance(step, PyCall) and isinstance(step.fn, PythonRun) for step in steps)
+        """Whether Python goes through parts of the graph: sizes or lists that follow data, draws of its generators."""
+        if self.lowered is None or not (self.is_staged or self.draws_in_python):
+            return False
+        return any(isinstance(step, PyCall) for step in self.lowered.plan.instructions)
 
     @cached_property
     def is_staged(self) -> bool:

@@ -5,7 +5,7 @@ that inputs that come in turns are met alike; the first call after a change from
 caches full of the other's, and does not count. Where the others took longer (pieces that are compiled anew all the
 time, small operators on ever other sizes), it is left as it is for good. What counts is the time of the calling thread,
 for machines are shared, and the longest quarter of both does not. After a window that it passes, the next one comes
-ever later.
+ever later; in the end a little slower in each of them is slower, too.
 Invariant: which of the two runs changes no answer, only the time.
 """
 
@@ -17,10 +17,13 @@ from typing import Any
 
 SETTLING = 16  # calls before the first window
 WINDOW = 128  # calls in a window
+FIRST = 32  # calls of it after which it is over where one is far ahead
+FAR = 3.0  # how far
 EVERY = 8  # of so many two run the program as it is
 _PLACES = (3, 5, 1, 4, 0, 6, 2, 5)  # which ones, this and the next, eight after eight; no two pairs are neighbours
-MARGIN = 1.3  # how much longer pieces may take: a window is short
-ENOUGH = 3  # windows passed that say that it will be so
+MARGIN = 1.3  # how much longer pieces may take in a window, for it is short
+LITTLE = 1.1  # how much longer in all of them
+ENOUGH = 3  # windows that say that it will be so
 
 
 class Worth:
@@ -28,12 +31,12 @@ class Worth:
     much slower in many windows; windows: how many there were.
     """
 
-    __slots__ = ("_begin", "_calls", "_last", "_pause", "_spent", "is_lost", "is_won", "windows")
+    __slots__ = ("_begin", "_calls", "_last", "_least", "_pause", "_spent", "is_lost", "is_won", "windows")
 
     def __init__(self) -> None:
         self._calls, self._begin, self._pause = 0, SETTLING, 8 * WINDOW
         self._spent: tuple[list[float], list[float]] = ([], [])
-        self._last = 0
+        self._last, self._least = 0, MARGIN
         self.is_lost, self.is_won, self.windows = False, False, 0
 
     def run(
@@ -55,16 +58,25 @@ class Worth:
         if which == self._last:
             self._spent[which].append(spent)
         self._last = which
-        if call >= self._begin + WINDOW:
+        if call >= self._begin + WINDOW or (call == self._begin + FIRST and self._is_hopeless):
             self._judge()
         return result
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether even the fastest run of what was compiled took many times as long."""
+        pieces, whole = self._spent
+        return bool(pieces and whole) and min(pieces) > FAR * _usual(whole)
 
     def _judge(self) -> None:
         self.windows += 1
         pieces, whole = self._spent
         if pieces and whole:
             ratio = _usual(pieces) / max(_usual(whole), 1e-9)
-            self.is_lost, self.is_won = ratio > MARGIN, ratio <= 1.0 or (ratio <= MARGIN and self.windows >= ENOUGH)
+            self._least = min(self._least, ratio)
+            is_known = self.windows >= ENOUGH
+            self.is_lost = ratio > MARGIN or (is_known and self._least > LITTLE)
+            self.is_won = ratio <= 1.0 or (is_known and not self.is_lost)
         self._begin, self._pause = self._calls + self._pause, 2 * self._pause
         self._spent = ([], [])
 

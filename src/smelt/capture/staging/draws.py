@@ -18,6 +18,7 @@ from smelt._torch.dispatch import is_live
 from smelt._torch.record_patches import Patches
 from smelt.capture.dynamic.values import is_sized
 from smelt.capture.staging import current
+from smelt.capture.staging.ranges import range_of_draw
 from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.ir import BOOL, FLOAT, INT
 from smelt.ops.python_draws import DRAWS, KEYWORDS, draw_name, gives_a_number
@@ -50,7 +51,9 @@ def drawn(session: Any, name: str | None, args: tuple[Any, ...], kwargs: dict[st
     if DRAWS[str(name)] is not list:
         if not all(map(_is_number, (*args, *kwargs.values()))):
             session.cannot(f"{name} is given what is no number")
-        return session.emit("py.draw", name, *args, **kwargs)
+        found = session.emit("py.draw", name, *args, **kwargs)
+        slot_of(found).within = range_of_draw(str(name), args, kwargs)
+        return found
     items: Any = args[0] if args else None
     if type(items) not in (list, tuple, range) or not 0 < len(items) <= _MOST_ITEMS:
         return session.cannot(f"{name} draws from what is no list, or an empty or a long one")

@@ -53,6 +53,7 @@ class Reading(Recording):
         examples = self._examples_of(slot, native)
         is_native = native is not None and type(native) is type(examples[0])
         found = ScalarSlot(ITEM_TYPES[kind], examples, is_native)
+        found.within = self.recorder.ranges.of(slot, self.recorder.records)
         self.append("aten.item.default", [slot], {}, [found])
         return wrap(found)
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import unseen
+from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.trace import CaptureTrace
-from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of
+from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of, sized
 from smelt.capture.recorder import Family, Slot, slot_type
 from smelt.capture.spans import Site
 from smelt.capture.staging.cuts import affine_of
@@ -317,9 +318,11 @@ class Recording:
             sizes = [
                 d
                 if isinstance(d, int)
-                else sizes_like[i]
-                if sizes_like and (world == 0 or not isinstance(d, UnknownDim))
                 else number
+                if not sizes_like or (world and isinstance(d, UnknownDim))
+                else self._as_example(sizes_like[i])
+                if isinstance(d, UnknownDim)
+                else sizes_like[i]
                 for i, d in enumerate(type_.shape or ())
             ]
             strides = strides_of(type_, sizes, strides_like if world == 0 else None, world)
@@ -332,6 +335,11 @@ class Recording:
             slot.type = type_
             recorder.varied.setdefault(slot, tuple(worlds))
         return worlds[0], slot
+
+    def _as_example(self, size: Any) -> Any:
+        """A size that differs from turn to turn, as it is in this one: what is asked of it leaves no guard."""
+        trace, number = self.size_trace, number_of(size)
+        return size if trace is None or not is_symbolic(number) else sized(trace, trace.example(at_hand(number)))
 
     def binary(self, op: str, a: Any, b: Any) -> Any:
         """An operator between two operands of which one is staged."""

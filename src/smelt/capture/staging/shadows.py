@@ -39,6 +39,7 @@ from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.known_layouts import KnownLayouts
 from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.raising import may_raise
+from smelt.capture.staging.ranges import Ranges
 from smelt.capture.staging.sizes import rule_of
 from smelt.capture.staging.splits import number_of_parts, split_of
 from smelt.capture.staging.stops import CannotStage
@@ -73,6 +74,7 @@ class ShadowRecorder(Recorder):
         self.spread: dict[int, tuple[ScalarSlot, torch.Tensor]] = {}
         self.entwined: dict[int, tuple[Family, object]] = {}
         self.elements = Elements()
+        self.ranges = Ranges()
         self.depth = 0
         self._padded = PaddedInstead()
 
@@ -176,6 +178,7 @@ class ShadowRecorder(Recorder):
             self.known.note(overload, info, args, kwargs, operands, slots, results[0])
         if not writes and isinstance(results[0], torch.Tensor) and results[0].dim() == 0:
             self.elements.note(overload, info, noted, named, slots[0])
+        self.ranges.note(info.name, args, noted, slots, self.records)
         if info.is_kept:
             self.records.append((info, noted, named, slots, self._find_site(2), self.scope.path, self._modes_now()))
         self._check()

@@ -41,8 +41,8 @@ class ScalarSlot(Slot):
     """A Python value that the graph computes.
 
     worlds: an example for each world, DEAD where there is none. is_native: world 0 is what the native run had.
-    within: the least and the greatest that a loop's number can be, which may be sizes. affine: a slot, and the numbers
-    that this one is as many times it, plus so much.
+    within: the least and the greatest that the number of a loop, or one that is drawn, can be, which may be sizes.
+    affine: a slot, and the numbers that this one is as many times it, plus so much.
     """
 
     __slots__ = ("affine", "is_native", "within", "worlds")

@@ -35,8 +35,9 @@ TAKES_NUMBERS = frozenset(
             for form in ("Tensor", "Scalar")
         ),
         "aten.where.Scalar", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.masked_fill.Scalar",
-        "aten.select.int", "aten.floor_divide.default", "aten.floor_divide.Scalar", "aten.div.Tensor_mode",
-        "aten.div.Scalar_mode", "aten.pow.Tensor_Scalar", "aten.pow.Scalar", "aten.clamp.default",
+        "aten.select.int", "aten.slice.Tensor", "aten.floor_divide.default", "aten.floor_divide.Scalar",
+        "aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.pow.Tensor_Scalar", "aten.pow.Scalar",
+        "aten.clamp.default",
         "aten.clamp_min.default", "aten.clamp_max.default", "aten.lerp.Scalar", "aten.addcmul.default",
         "aten.addcdiv.default", "aten.full.default", "aten.full_like.default", "aten.new_full.default",
         "aten.fill.Scalar", "aten.scalar_tensor.default",

@@ -16,7 +16,7 @@ from smelt.codegen.fusion.pull import Pull, Rule
 from smelt.codegen.fusion.views import sizes_of
 from smelt.codegen.kernels.nest import Expr, ReduceKind, ScanKind
 from smelt.ir import DType, Node
-from smelt.ir.sizes import size_max
+from smelt.ir.sizes import is_one, size_max
 
 
 def reduced_dims(call: Mapping[str, Any], rank: int) -> tuple[int, ...]:
@@ -202,7 +202,7 @@ def _scan(kind: ScanKind) -> Rule:
         row(p, idx, call["dim"], sizes_of(call["self"]))
         accumulator = DType.F64 if out is DType.F32 else math_dtype(out)
         x = p.cast(p.cast(p.element(call["self"], idx), out), accumulator)
-        return p.cast(p.scan(kind, accumulator, x), out)
+        return p.cast(x if _is_alone(call) else p.scan(kind, accumulator, x), out)
 
     return rule
 
@@ -216,9 +216,16 @@ def _cumulative_extreme(kind: ScanKind) -> Rule:
             raise Unfusible("a running extreme of bools")
         row(p, idx, call["dim"], sizes_of(call["self"]))
         m = math_dtype(out)
-        return p.cast(p.scan(kind, m, p.cast(p.element(call["self"], idx), m)), out)
+        x = p.cast(p.element(call["self"], idx), m)
+        return p.cast(x if _is_alone(call) else p.scan(kind, m, x), out)
 
     return rule
+
+
+def _is_alone(call: dict[str, Any]) -> bool:
+    """Whether each element has none before it: what a sum below it runs over is no row of its own."""
+    sizes = sizes_of(call["self"])
+    return not sizes or is_one(sizes[call["dim"] % len(sizes)])
 
 
 def _softmax(p: Pull, node: Node, idx: Idx, k: int) -> Expr:

@@ -8,7 +8,7 @@ from typing import Any
 from smelt.codegen.fusion.index import ZERO, Idx, Unfusible, broadcast, reshaped
 from smelt.codegen.fusion.pull import Pull, Rule, at_run_time
 from smelt.codegen.kernels.nest import Expr
-from smelt.ir import INT, Node, TensorType, Value
+from smelt.ir import INT, DType, Node, TensorType, Value
 from smelt.ir.sizes import ceil_div, is_one, size_max, size_min
 
 View = Callable[[Pull, dict[str, Any], tuple[int, ...], Idx], Idx]
@@ -89,10 +89,30 @@ def slice_range(call: Mapping[str, Any], size: int) -> tuple[int, int, int]:
     return start, size_min(size_max(end, start), size), call["step"]
 
 
-def _sliced(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
-    dim = call["dim"] % len(sizes)
+def _slice(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+    call = p.call(node)
+    return p.element(call["self"], _sliced(p, call, sizes_of(call["self"]), sizes_of(node.result), idx))
+
+
+def _sliced(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], left: tuple[int, ...], idx: Idx) -> Idx:
+    dim, start = call["dim"] % len(sizes), call["start"]
+    if isinstance(start, Value) and isinstance(call["end"], Value) and call["step"] == 1:
+        first = at_run_time(_start(p, start, call["end"], left[dim]), sizes[dim] - left[dim] + 1)
+        return tuple(ix.plus(first) if d == dim else ix for d, ix in enumerate(idx))
+    if isinstance(start, Value) or isinstance(call["end"], Value):
+        raise Unfusible("it begins or ends at a number of the run, and is of a known size")
     start, _, step = slice_range(call, sizes[dim])
     return tuple(ix.scaled(step, start) if d == dim else ix for d, ix in enumerate(idx))
+
+
+def _start(p: Pull, start: Value, end: Value, length: int) -> Expr:
+    """Where a cut of this length begins; nowhere if it has another one, which the kernel refuses."""
+    if start.type != INT or end.type != INT:
+        raise Unfusible("its ends are no integers")
+    first, last = p.number(start), p.number(end)
+    found = p.op("sub", DType.I64, last, first)
+    fits = p.op("eq", DType.BOOL, found, p.const(length, DType.I64))
+    return p.op("select", DType.I64, fits, first, p.const(-1, DType.I64))
 
 
 def _narrowed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
@@ -192,7 +212,7 @@ VIEWS: Mapping[str, Rule] = {
     "aten.squeeze.default": _view(_squeezed),
     "aten.squeeze.dim": _view(_squeezed),
     "aten.squeeze.dims": _view(_squeezed),
-    "aten.slice.Tensor": _view(_sliced),
+    "aten.slice.Tensor": _slice,
     "aten.narrow.default": _view(_narrowed),
     "aten.select.int": _view(_selected),
     "aten.diagonal.default": _view(_diagonal),

@@ -35,9 +35,10 @@ from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.generic import ANY_LAYOUT
 from smelt.codegen.lower.geometry import Geometry, same_layout
 from smelt.codegen.lower.kernels import About, launch
+from smelt.codegen.lower.sharing import view_source
 from smelt.diag import InternalError, ScheduleError, SmeltWarning, user_level
 from smelt.ir import DType, Node, TensorType, Type, Value
-from smelt.ir.sizes import current_trace, equals, is_one
+from smelt.ir.sizes import current_trace, equals, is_one, is_symbolic
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.meta import CannotRun, meta_outcome
 
@@ -277,6 +278,9 @@ class Nests:
         for root in group.roots:
             type_ = tensor_type(root)
             chosen[root] = type_.steps if ctx.escapes(root) else lies.get(root, type_.steps)
+            if root.node is not None and view_source(root.node) is not None and not ctx.escapes(root):
+                # A cut at a number of the run, computed as a copy: in the order of what it is cut from, without gaps.
+                chosen[root] = _without_gaps(type_.sizes, chosen[root])
             if not _is_dense(type_.sizes, chosen[root]):
                 return None
         return chosen
@@ -314,6 +318,16 @@ def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         expected *= left.pop(found)[1]
     return True
+
+
+def _without_gaps(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The strides of elements in the same order, one beside the other; as given where sizes are known later."""
+    if any(map(is_symbolic, (*sizes, *strides))):
+        return tuple(strides)
+    found, step = [0] * len(sizes), 1
+    for dim in sorted(range(len(sizes)), key=lambda d: (strides[d], -d)):
+        found[dim], step = step, step * max(sizes[dim], 1)
+    return tuple(found)
 
 
 def _names(nodes: Sequence[Node]) -> tuple[str, ...]:

@@ -118,7 +118,9 @@ def _is_plain(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return isinstance(value, bool | float) or (type(value) is int and -(2**63) <= value < 2**63)
     is_strided = value.layout == torch.strided and value.device.type == "cpu"
-    return is_strided and type(value) is torch.Tensor and not (value.is_conj() or value.is_neg() or value.requires_grad)
+    is_tracked = value.requires_grad and torch.is_grad_enabled()
+    is_exact = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return is_strided and is_exact and not (value.is_conj() or value.is_neg() or is_tracked)
 
 
 def specialised(

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from smelt.codegen.lower.unknown.cost import copy_ns, work_ns
 from smelt.codegen.lower.unknown.forms import has_unknown, tensor_type
+from smelt.codegen.lower.unknown.sharing import lies_unseen
 from smelt.codegen.lower.unknown.values import Buffer, Held, Padded, padded_or_value
-from smelt.ir import INT, Arg, ListType, Node, Region, TensorType, Type, Value
+from smelt.ir import INT, Arg, ListType, MemoryFormat, Node, Region, TensorType, Type, Value
 
 if TYPE_CHECKING:
     from smelt.codegen.lower.unknown.rewriting import Rewriting
@@ -38,7 +39,7 @@ def rewrite_branch(r: Rewriting, node: Node) -> None:
     for number, result in enumerate(node.results):
         olds = [region.yields[number] for region in node.regions]
         forms = [arm[number] for arm in arms]
-        joined = None if node in r.exact else _joined(r, forms, olds, result.type)
+        joined = None if node in r.exact else _joined(r, forms, olds, result.type, lies_unseen(result))
         if joined is None:
             for out, region, form, given in zip(yields, regions, forms, olds, strict=True):
                 with r.builder.inside(region):
@@ -54,9 +55,12 @@ def rewrite_branch(r: Rewriting, node: Node) -> None:
 
 
 def _joined(
-    r: Rewriting, forms: Sequence[Held], olds: Sequence[Arg], type_: Type
+    r: Rewriting, forms: Sequence[Held], olds: Sequence[Arg], type_: Type, is_free: bool
 ) -> tuple[TensorType, list[bool]] | None:
-    """The type of what both arms give, and which dimensions are counted; None where they have no such form."""
+    """The type of what both arms give, and which dimensions are counted; None where they have no such form.
+
+    is_free: nobody sees how it lies.
+    """
     if isinstance(type_, ListType):
         both = [f for f in forms if isinstance(f, Buffer)]
         if not both:
@@ -80,7 +84,7 @@ def _joined(
     ]
     sizes = [max(t.sizes[d] for t in (first, *others)) for d in range(len(first.sizes))]
     joined = first if all(t == first for t in others) else TensorType.of(first.dtype, sizes)
-    return None if type_.strides is not None and joined.steps != type_.steps else (joined, counted)
+    return (joined, counted) if type_.strides is None or joined.steps == type_.steps or is_free else None
 
 
 def _join(
@@ -95,7 +99,10 @@ def _join(
     type_, counted = joined
     for out, region, form in zip(yields, regions, forms, strict=True):
         with r.builder.inside(region), r.emit.scope():
-            out.extend(r.flat(form, type_, counted))
+            tensor, *sizes = r.flat(form, type_, counted)
+            if isinstance(tensor, Value) and isinstance(tensor.type, TensorType) and tensor.type.steps != type_.steps:
+                tensor = r.emit("aten.clone.default", tensor, memory_format=MemoryFormat("contiguous_format"))
+            out.extend((tensor, *sizes))
     whole = r.result(made, result.name, type_)
     counts = [r.result(made, "", INT) if c else None for c in counted]
     first = forms[0]

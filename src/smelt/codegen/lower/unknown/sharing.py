@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from smelt.ir import STATE_OPS, Graph, Node, Region, Value, values_in
-from smelt.ops.effects import aliases
+from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, Value, values_in
+from smelt.ops.effects import aliases, effects
 
 
 class Sharing:
@@ -27,6 +27,38 @@ def _is_external(value: Value) -> bool:
     if value.node is not None:
         return value.node.op in STATE_OPS
     return not isinstance(value.owner, Region) or not isinstance(value.owner.owner, Node)
+
+
+def lies_unseen(value: Value) -> bool:
+    """Whether nothing that is computed of a tensor of known sizes, in memory of its own, follows from its strides."""
+    shape = value.type.shape if isinstance(value.type, TensorType) else None
+    if shape is None or not all(type(size) is int for size in shape):
+        return False
+    for user in value.users:
+        if isinstance(user, Region):
+            # What a branch gives is as the branch is; what the program or a loop gives is seen.
+            branch = user.owner
+            if not isinstance(branch, Node) or branch.op != "if":
+                return False
+            places = [k for k, arg in enumerate(user.yields) if value in values_in(arg)]
+            if not all(lies_unseen(branch.results[k]) for k in places):
+                return False
+        elif user.op.startswith(("py.", "aten.sym_")) or not _is_apart(user):
+            return False
+    return True
+
+
+def _is_apart(node: Node) -> bool:
+    """Whether a node makes tensors of its own that lie as their types say, whatever its operands lie like."""
+    found = effects(node)
+    types = [result.type for result in node.results]
+    return (
+        not node.regions
+        and found.is_pure
+        and not any(aliases(node))
+        and bool(types)
+        and all(isinstance(type_, TensorType) and type_.is_static for type_ in types)
+    )
 
 
 def reached(values: Iterable[Value]) -> set[Value]:
