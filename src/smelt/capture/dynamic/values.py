@@ -83,20 +83,20 @@ def plain(value: Any) -> Any:
     return value if node is None else node.guard_int("", 0)
 
 
+_TEXT = "its text is made there"
+_LENGTH = "it says how long a list or text is"
+
+
 def _fixed(value: Any, use: str = "") -> Any:
     """The same where Python's own code asks: in converted code it need not. use: what it asks for, for reports."""
     session = current.found()
     if session is not None:
-        session.want_free(value)
+        session.want_free(is_text=use == _TEXT)
     node = node_of(value)
     if node is None:
         return value
     with node.trace.using(use):
         return plain(value)
-
-
-_TEXT = "its text is made there"
-_LENGTH = "it says how long a list or text is"
 
 
 def _mixed(op: str, a: Any, b: Any) -> Any:

@@ -24,6 +24,7 @@ from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.texts import formatted, is_said, text_of
 from smelt.capture.staging.views import KnownRange, StagedRange, StagedSequence, sequence_of
 from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType
 
@@ -264,8 +265,10 @@ class StagingRuntime(PlainRuntime):
         branch(session, _key(at, ("assert",)), slot, nothing, fails, (), tuple, lambda values: None)
 
     def raise_(self, at: int, exc: Any, cause: Any) -> None:
+        # What comes up while they are made is another error.
+        raised, of = None if exc is None else exc(), None if cause is None else cause()
         try:
-            _PLAIN.raise_(at, exc, cause)
+            _PLAIN.raise_(at, exc and (lambda: raised), cause and (lambda: of))
         except Exception as error:
             self._raised(error)
             raise
@@ -464,6 +467,10 @@ class StagingRuntime(PlainRuntime):
             found = self.session.binary(f"py.{_PY[op]}", a, b)
             if found is not NotImplemented:
                 return found
+        if op == "%" and type(a) is str:
+            found = formatted(self.session, "str.__mod__", a, b)
+            if found is not NotImplemented:
+                return found
         return _PLAIN.binop(at, op, a, b)
 
     def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
@@ -488,10 +495,16 @@ class StagingRuntime(PlainRuntime):
 
     def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> Any:
         _use(self.session, v, spec)
-        if not (self._is_data(v) or is_staged(spec)):
+        is_said_here = self._is_data(v) or is_said(self.session, v)
+        has_own = not is_said_here and getattr(type(v), "__format__", None) is object.__format__
+        is_text = conversion in ("r", "s") or (conversion is None and type(spec) is str and not spec)
+        if is_text and (has_own or (is_said_here and type(v) in _SEQUENCES)):
+            v, conversion = text_of(self.session, self, v, "repr" if conversion == "r" else "str"), None
+            is_said_here = is_staged(v)
+            if is_said_here and type(spec) is str and not spec:
+                return v
+        if not (is_said_here or is_staged(spec)):
             return _PLAIN.format_value(at, v, conversion, spec)
-        if type(v) is torch.Size and not is_staged(spec) and not spec:
-            return self.session.emit("py.join", "torch.Size(", self.session.emit("py.str", list(v)), ")")
         return self.session.emit("py.format", v, spec, *(() if conversion is None else (conversion,)))
 
     def _is_data(self, value: Any) -> bool:

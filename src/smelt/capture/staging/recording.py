@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import unseen
+from smelt.capture.convert import runtime
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of
@@ -28,6 +29,7 @@ from smelt.capture.staging.settled import Settled
 from smelt.capture.staging.shadows import ShadowRecorder
 from smelt.capture.staging.stops import NO_FORM, TOO_LONG, Again, CannotStage, Exhausted
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.texts import text_of
 from smelt.capture.staging.warned import showing
 from smelt.capture.staging.watch import Watch, unwatched
 from smelt.ir import (
@@ -64,9 +66,13 @@ class Budget:
 
 
 class Recording:
-    """What records one staged run. stages_growth: containers that grow on one path only become values of the graph."""
+    """What records one staged run. stages_growth: containers that grow on one path only become values of the graph.
+
+    fixes_texts: a size or number has one value where a text is made of it. has_texts: the graph makes some.
+    """
 
     stages_growth = False
+    fixes_texts = has_texts = False
 
     def __init__(self, native: Any, convertible: Callable[[Any], bool], roots: Any, scope: Any) -> None:
         self.recorder = ShadowRecorder(roots, scope, self)
@@ -160,7 +166,7 @@ class Recording:
 
     def printed(self, value: Any) -> Any:
         """What `print` shows of a value that is none of the graph's."""
-        return str(value)
+        return text_of(self, runtime.current(), value, "str")
 
     def listed(self, items: Any) -> Any:
         """What a staged list can take in of items that are no list."""
