@@ -30,7 +30,7 @@ from smelt.capture.staging.texts import (
     text,
     text_of,
 )
-from smelt.capture.staging.views import Count, StagedRange, StagedSequence, Zipped, sequence_of
+from smelt.capture.staging.views import Count, Once, StagedRange, StagedSequence, Zipped, sequence_of
 from smelt.capture.staging.warned import record_warning
 from smelt.capture.staging.watch import check_c
 from smelt.ir import BOOL, FLOAT, INT, DictType, ListType, TensorType, TupleType
@@ -304,6 +304,11 @@ def _type(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _listing(kind: type) -> Callable[..., Any]:
     def make(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         value = args[0] if args else ()
+        if isinstance(value, Once):
+            whole = value.take()
+            if whole is None:
+                return kind(value)
+            value.is_spent, value = True, whole
         if isinstance(value, StagedRange):
             return session.emit("py.call", f"builtins.{kind.__name__}", value.numbers())
         if isinstance(value, StagedObject):
@@ -321,6 +326,14 @@ def _enumerate(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[s
         return enumerate(*args, **kwargs)
     start = args[1] if len(args) > 1 else kwargs.get("start", 0)
     return Zipped(session, [Count(start), sequence])
+
+
+def _reversed(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (items,) = args
+    if not isinstance(items, StagedObject) or not isinstance(slot_of(items).type, ListType):
+        return reversed(items)
+    backward = session.emit("py.call", "builtins.reversed", items)
+    return Once(session, sequence_of(session, backward), lambda: iter(backward))
 
 
 def _zip(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -365,7 +378,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     complex: _conversion(complex), str: _texts("str"), repr: _texts("repr"), range: _range, min: _extreme(min, "<"),
     max: _extreme(max, ">"), sum: _sum, any: _fold(any, True), all: _fold(all, False), isinstance: _isinstance,
     type: _type, list: _listing(list), tuple: _listing(tuple), enumerate: _enumerate, zip: _zip, sorted: _sorted,
-    next: _next, divmod: _divmod, _WARN: _warn,
+    next: _next, reversed: _reversed, divmod: _divmod, _WARN: _warn,
 }  # fmt: skip
 
 

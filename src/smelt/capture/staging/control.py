@@ -25,7 +25,7 @@ from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.texts import formatted, is_said, text_of
-from smelt.capture.staging.views import KnownRange, StagedRange, StagedSequence, sequence_of
+from smelt.capture.staging.views import KnownRange, Once, StagedRange, StagedSequence, sequence_of
 from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType
 
 _SHORT, _LONG = 8, 64
@@ -127,8 +127,9 @@ class StagingRuntime(PlainRuntime):
             return
         for number in range(session.peeled.get(key, 0)):
             if not isinstance(sequence, KnownRange):
-                longer = session.emit("py.gt", sequence.length(), number)
-                if not session.fork(slot_of(longer)):
+                length = sequence.length()
+                longer = session.emit("py.gt", length, number) if is_staged(length) else length > number
+                if not (session.fork(slot_of(longer)) if is_staged(longer) else longer):
                     return
             body(sequence.item(number))
             go = True if more is None else more()
@@ -140,6 +141,8 @@ class StagingRuntime(PlainRuntime):
             bounds = sequence.bounds() if not start else (start, sequence.length(), 1)
             item = sequence.item_at if not start else sequence.item
             loop = run_loop(lambda: Loop(session, key, names, get, set, None, lambda i: body(item(i)), bounds))
+            if isinstance(iterable, Once):
+                iterable.is_spent = True
             if isinstance(sequence, KnownRange) and not loop.carries_tensors():
                 # What Python computes on the way would depend on data.
                 raise Again(whole=("unrolled", key))
