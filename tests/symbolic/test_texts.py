@@ -43,6 +43,12 @@ def said(x, n):
     return f"{Pair(n)} {Pair(n)!r:>20}", x * n
 
 
+def repeated(x, n):
+    line = "=" * n
+    print(line, x.shape[0] * "-")
+    return f"{line:>5}", x + len(line)
+
+
 def looped(x, n):
     for i in range(n):
         print(f"turn {i} of {n}")
@@ -66,7 +72,7 @@ def outcome(f: Callable[..., Any], capsys: Any, *args: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("f", "most"), [(printed, 3), (formatted, 3), (said, 3), (looped, 3), (compared, 3), (in_lists, 9)]
+    ("f", "most"), [(printed, 3), (formatted, 3), (said, 3), (repeated, 3), (looped, 3), (compared, 3), (in_lists, 9)]
 )
 def test_texts_are_eagers(f: Callable[..., Any], most: int, capsys: Any) -> None:
     compiled = smelt.compile(f)

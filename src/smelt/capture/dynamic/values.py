@@ -102,9 +102,11 @@ def _fixed(value: Any, use: str = "") -> Any:
 def _mixed(op: str, a: Any, b: Any) -> Any:
     found = computed(op, a, b)
     if found is NotImplemented:
+        session = current.found()
+        if session is not None and any(isinstance(v, str) for v in (a, b)):
+            session.want_free(is_text=True)
         if op == "py.mul" and any(isinstance(v, (list, tuple, str, bytes)) for v in (a, b)):
             return _fixed(a, _LENGTH) * _fixed(b, _LENGTH)
-        session = current.found()
         if session is not None:
             return session.binary(op, a, b)
     return found

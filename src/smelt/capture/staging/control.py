@@ -470,6 +470,8 @@ class StagingRuntime(PlainRuntime):
             found = self.session.binary(f"py.{_PY[op]}", a, b)
             if found is not NotImplemented:
                 return found
+        if op == "*" and (type(a) is str or type(b) is str) and is_said(self.session, [a, b]):
+            return self.session.emit("py.mul", a, b)
         if op == "%" and type(a) is str:
             found = formatted(self.session, "str.__mod__", a, b)
             if found is not NotImplemented:
