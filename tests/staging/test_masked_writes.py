@@ -54,3 +54,32 @@ def test_a_single_element_of_any_dtype(dtype):
     for value in (0, 5, 100):
         x = torch.full((), value, dtype=dtype)
         assert torch.equal(made(x.clone()), cleared(x.clone()))
+
+
+def _copied(x, mask):
+    rows = torch.zeros(int(mask.sum()), 2)
+    rows.copy_(x[mask])
+    rows[:, 1] = 2.0
+    x[mask] = rows
+    return x
+
+
+def _filled_in(x, mask):
+    places = mask.nonzero()[:, 0]
+    rows = torch.zeros(len(places), 2)
+    rows[:] = x[places] * 2
+    rows[:1] = 3.0
+    x[places] = rows
+    return rows
+
+
+@pytest.mark.parametrize("program", [_copied, _filled_in])
+def test_tensors_of_sizes_that_data_decide_are_written(program):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", smelt.SmeltWarning)
+        made = smelt.compile(program)
+        for mask in _MASKS * 2:
+            x = torch.arange(12.0).view(6, 2)
+            found, expected = x.clone(), x.clone()
+            assert torch.equal(made(found, mask), program(expected, mask)) and torch.equal(found, expected)
+    assert made.stats().builds == 1

@@ -23,8 +23,8 @@ def listed(x: Any) -> Any:
     return [0.0] * x.shape[0], x + 1
 
 
-def written_out(x: Any) -> Any:
-    return f"{x.shape[0]} rows", x + 1
+def named(x: Any) -> Any:
+    return {f"{x.shape[0]} rows": 1}, x + 1
 
 
 def returned(x: Any) -> Any:
@@ -46,7 +46,7 @@ def assert_same(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("f", (looked_up, listed, written_out))
+@pytest.mark.parametrize("f", (looked_up, listed, named))
 def test_a_program_for_each_value(f: Callable[..., Any]) -> None:
     compiled = smelt.compile(f)
     for rows in (4, 6, 7, 9, 12, 4, 6, 13):
@@ -123,7 +123,7 @@ def keyed(x, n):
 
 
 def lettered(x, n):
-    return f"{n}", x + 1
+    return {f"{n}": x + 1}
 
 
 def padded(x, n):

@@ -60,6 +60,7 @@ from smelt.diag import Span
 from smelt.ops.python_draws import PYTHONS, draw_name, numpys_generator
 
 _SMALL_ARRAY_NBYTES = 4096
+_ASSIGN, _REGISTER = torch.nn.Module.__setattr__.__code__, torch.nn.Module.register_buffer.__code__
 _REGISTRY_ITEM = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
 
@@ -458,6 +459,8 @@ class Roots:
                 self._widen(owner, site)
         elif isinstance(value, torch.Tensor):
             self._tensors.meet(value, partial(self._name_at, id(owner), f".{name}"), site)
+        elif _is_assigning_buffer(name, frame):
+            pass  # the one that is written, which is known
         elif type(value) not in QUICK_ATOMS and (id(value) not in self.rooted or self._is_given(value)):
             self.reach(value, id(owner), f".{name}", site)
 
@@ -760,3 +763,10 @@ def _argument_parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         return list(zip(key_labels(dict.keys(value)), dict.values(value), strict=True))
     return [(f"[{i}]", inner) for i, inner in enumerate(value)]
+
+
+def _is_assigning_buffer(name: str, frame: FrameType) -> bool:
+    """Whether torch reads a module's buffers to assign one of them."""
+    if name != "_buffers" or frame.f_code is not _REGISTER or frame.f_back is None:
+        return False
+    return frame.f_back.f_code is _ASSIGN

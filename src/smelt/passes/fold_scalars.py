@@ -24,7 +24,7 @@ from smelt.ir import (
     type_of_arg,
     values_in,
 )
-from smelt.ir.sizes import is_symbolic
+from smelt.ir.sizes import MARK, is_symbolic
 from smelt.ops.convert import to_torch
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import constant
@@ -71,8 +71,9 @@ def _known(graph: Graph, node: Node) -> tuple[Arg] | tuple[()]:
 
 
 def _is_small(result: Any) -> bool:
+    """Whether a result may stand as a literal: the text of a size is another one in each call."""
     if isinstance(result, str):
-        return len(result) <= _MOST_TEXT
+        return len(result) <= _MOST_TEXT and MARK not in result
     if isinstance(result, int) and not is_symbolic(result):
         return result.bit_length() <= _MOST_BITS
     return result is None or isinstance(result, (float, complex))

@@ -16,7 +16,7 @@ from smelt.ops.lowering import GraphEmitter
 from smelt.ops.typing import infer
 from smelt.passes.mutations import Mutation, holds, mutation_of
 from smelt.passes.placed_views import can_place_again, is_placed
-from smelt.passes.view_inverses import SPLITS, Inverse, element_inverse, inverse_of
+from smelt.passes.view_inverses import SPLITS, Inverse, element_inverse, inverse_of, same
 
 _PARTS = ("aten.slice.Tensor", "aten.select.int", "aten.transpose.int", "aten.t.default", "aten.permute.default")
 
@@ -177,10 +177,8 @@ def _can_write_through(value: Value, aliases: Aliases) -> bool:
     roots = aliases.of(value)
     current = value
     while current not in roots:
-        if not (holds(current.type) or _is_part(current)):
-            return False
         step = step_of(current)
-        if step is None:
+        if step is None or not (holds(current.type) or _is_part(current) or step.is_whole):
             return False
         current = step.base
     if not isinstance(current.type, TensorType):
@@ -206,10 +204,10 @@ def _can_write_unknown(mutation: Mutation, value: Value, aliases: Aliases) -> bo
     """Whether a tensor of unknown sizes is written whole: by a copy, which refuses what eager refuses."""
     type_, whole = value.type, value
     while whole not in aliases.of(value):
-        parent, node = parent_of(whole), whole.node
-        if parent is None or node is None or node.op == "unpack" or not effects(node).writes or parent.type != type_:
+        step = step_of(whole)
+        if step is None or not step.is_whole or step.base.type != type_:
             return False
-        whole = parent
+        whole = step.base
     if not isinstance(type_, TensorType):
         return False
     if type_.shape is None or type_.is_static or type_.strides is not None or type_.layout != "strided":
@@ -234,6 +232,11 @@ class Step:
     def is_same(self) -> bool:
         """Whether it is the base itself."""
         return self.inverse is _identity
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the very tensor, by whatever name."""
+        return self.is_same or self.inverse is same
 
 
 def step_of(value: Value) -> Step | None:

@@ -28,7 +28,7 @@ def inverse_of(node: Node, base: TensorType, view: TensorType) -> Inverse | None
     if found is not None:
         return found
     # What gives back the very tensor: contiguous, to, dropout and the like where they do nothing.
-    return _same if base == view else None
+    return same if base == view else None
 
 
 def element_inverse(node: Node, elements: TupleType, index: int, base: TensorType) -> Inverse | None:
@@ -77,7 +77,8 @@ def _sum(b: GraphEmitter, first: Arg, second: Arg) -> Arg:
     return second if first == 0 else b.call("py.add", first, second)
 
 
-def _same(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+def same(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    """Through what gives the very tensor."""
     return new
 
 
@@ -135,7 +136,7 @@ def _narrow(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
 
 
 _INVERSES: dict[str, Inverse] = {
-    **dict.fromkeys(("aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"), _same),
+    **dict.fromkeys(("aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"), same),
     **dict.fromkeys(
         (
             "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints",

@@ -11,6 +11,7 @@ from typing import Any
 
 from smelt.capture.dynamic.arithmetic import at_hand, call, compute, is_float, is_symbolic
 from smelt.capture.dynamic.trace import CaptureTrace, Number
+from smelt.capture.staging import current
 from smelt.ir import size_terms as terms
 from smelt.ir.size_numbers import Size, SizeFloat
 
@@ -108,6 +109,10 @@ class SizeNode:
 
     def guard_int(self, file: str, line: int) -> Any:
         number = self.number
+        session = current.found() if file else None
+        if session is not None:
+            # C asks; `torch.tensor([n])` of a converted function need not.
+            session.want_free(is_text=False)
         if type(number) is SizeFloat:
             return self.trace.fix_float(number)
         if type(number) is Size:

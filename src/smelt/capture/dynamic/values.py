@@ -83,11 +83,15 @@ def plain(value: Any) -> Any:
     return value if node is None else node.guard_int("", 0)
 
 
+_TEXT = "its text is made there"
+_LENGTH = "it says how long a list or text is"
+
+
 def _fixed(value: Any, use: str = "") -> Any:
     """The same where Python's own code asks: in converted code it need not. use: what it asks for, for reports."""
     session = current.found()
     if session is not None:
-        session.want_free(value)
+        session.want_free(is_text=use == _TEXT)
     node = node_of(value)
     if node is None:
         return value
@@ -95,16 +99,14 @@ def _fixed(value: Any, use: str = "") -> Any:
         return plain(value)
 
 
-_TEXT = "its text is made there"
-_LENGTH = "it says how long a list or text is"
-
-
 def _mixed(op: str, a: Any, b: Any) -> Any:
     found = computed(op, a, b)
     if found is NotImplemented:
+        session = current.found()
+        if session is not None and any(isinstance(v, str) for v in (a, b)):
+            session.want_free(is_text=True)
         if op == "py.mul" and any(isinstance(v, (list, tuple, str, bytes)) for v in (a, b)):
             return _fixed(a, _LENGTH) * _fixed(b, _LENGTH)
-        session = current.found()
         if session is not None:
             return session.binary(op, a, b)
     return found

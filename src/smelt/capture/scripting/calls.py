@@ -31,6 +31,8 @@ from smelt.capture.staging import calls as staged
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.stops import MEMBERS
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
+from smelt.capture.staging.texts import holds_staged
+from smelt.capture.staging.texts import own_text as staged_own_text
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
 from smelt.ir import ANY, INT, STR, DictType, DType, ListType, TensorType, TupleType
 from smelt.ops import in_python
@@ -698,15 +700,12 @@ def _size(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 
 
 def own_text(value: Any, name: str) -> FunctionType | None:
-    """The function of a value's class, written in Python, by which `str` or `repr` makes its text."""
-    if isinstance(value, (torch.Tensor, StagedSequence)) or is_staged(value):
-        return None
-    found = getattr(type(value), f"__{name}__", None)
-    if found is object.__str__:
-        found = type(value).__repr__
-    if isinstance(value, BaseException) and any(map(staged._holds_staged, value.args)):
-        found = _TEXTS_OF_ERRORS.get(found, found)
-    return found if isinstance(found, FunctionType) else None
+    """The same for errors, too, whose texts hold what their arguments do."""
+    if isinstance(value, BaseException) and any(map(holds_staged, value.args)):
+        written = getattr(type(value), f"__{name}__")
+        if written in _TEXTS_OF_ERRORS:
+            return _TEXTS_OF_ERRORS[written]
+    return staged_own_text(value, name)
 
 
 # What writes the text of an exception, as functions that are converted.
@@ -759,9 +758,7 @@ _CHANGES = frozenset((
 def _staged_method(session: Any, fn: Any, args: Any, kwargs: Any) -> Any:
     """A method of a plain string or list with staged arguments."""
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
-    if isinstance(owner, str) and (
-        any(map(staged._holds_staged, args)) or any(map(staged._holds_staged, kwargs.values()))
-    ):
+    if isinstance(owner, str) and (any(map(holds_staged, args)) or any(map(holds_staged, kwargs.values()))):
         return session.emit("py.call", f"str.{name}", owner, *args, **kwargs)
     if isinstance(owner, (list, tuple)) and name in ("count", "index") and any(map(is_staged, args)):
         return session.emit("py.call", f"{type(owner).__name__}.{name}", owner, *args)

@@ -280,6 +280,9 @@ class ScriptSession(Session):
     def listed(self, items: Any) -> Any:
         return self.list_of(self, items)
 
+    def is_real_power(self, base: Any, exponent: Any) -> bool:
+        return False  # nothing says what the base will be, and what it gives may be of any kind
+
     def printed(self, value: Any) -> Any:
         return self.text_of(self, value)
 

@@ -21,7 +21,16 @@ from smelt.capture.staging.branches import condition
 from smelt.capture.staging.classes import CLASSES, all_plain, class_of, looks_inside
 from smelt.capture.staging.draws import drawn
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
-from smelt.capture.staging.views import Count, StagedRange, StagedSequence, Zipped, sequence_of
+from smelt.capture.staging.texts import (
+    formatted,
+    holds_sized,
+    holds_staged,
+    is_data,
+    is_said,
+    text,
+    text_of,
+)
+from smelt.capture.staging.views import Count, Once, StagedRange, StagedSequence, Zipped, sequence_of
 from smelt.capture.staging.warned import record_warning
 from smelt.capture.staging.watch import check_c
 from smelt.ir import BOOL, FLOAT, INT, DictType, ListType, TensorType, TupleType
@@ -50,7 +59,7 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         return handler(session, runtime, args, kwargs)
     name = str(getattr(fn, "__name__", ""))
     is_math = getattr(fn, "__module__", None) == "math" and getattr(math, name, None) is fn
-    if is_math and any(_is_data(session, a) for a in args):
+    if is_math and any(is_data(session, a) for a in args):
         return session.emit("py.call", f"math.{name}", *[_number(session, a) for a in args])
     if is_math and any(map(is_sized, args)):
         return called(f"math.{name}", *args)
@@ -58,10 +67,19 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         return drawn(session, drawing, args, kwargs)
     if (fn is operator.is_ or fn is operator.is_not) and len(args) == 2:
         return runtime.compare(0, args[0], ("is" if fn is operator.is_ else "is not", lambda: args[1]))
-    if args and (_holds_staged(args[0]) or _holds_sized(args[0])):
+    if name == "format" and isinstance(getattr(fn, "__self__", None), str) and not kwargs:
+        found = formatted(session, "str.format", fn.__self__, args)
+        if found is not NotImplemented:
+            return found
+    if args and (holds_staged(args[0]) or holds_sized(args[0])):
         if any(fn is known for known in _OF_ITEMS):
             return _tensor(session, args[0], **kwargs)
-        if name == "join" and _holds_staged(args[0]) and isinstance(getattr(fn, "__self__", None), str):
+        like = getattr(fn, "__self__", None)
+        if name == "new_tensor" and isinstance(like, torch.Tensor) and len(args) == 1:
+            return _tensor(session, args[0], **{"dtype": like.dtype, "device": like.device, **kwargs})
+        if fn in (torch.LongTensor, torch.FloatTensor) and isinstance(args[0], (list, tuple)) and not kwargs:
+            return _tensor(session, args[0], fn.dtype)
+        if name == "join" and holds_staged(args[0]) and isinstance(getattr(fn, "__self__", None), str):
             return session.emit("py.call", "str.join", fn.__self__, args[0])
     if getattr(fn, "__name__", "") in ("append", "extend", "insert") and isinstance(
         getattr(fn, "__self__", None), StagedObject
@@ -90,28 +108,8 @@ def _is_open_range(value: Any) -> bool:
     return isinstance(value, StagedRange) and value.known_length() is None
 
 
-def _is_data(session: Any, value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return bool(session.recorder.slot_of(value).family.tainted)
-    return is_staged(value) or isinstance(value, StagedSequence)
-
-
-def _holds_staged(value: Any) -> bool:
-    return is_staged(value) or (isinstance(value, (list, tuple)) and any(map(_holds_staged, value)))
-
-
-def _holds_sized(value: Any) -> bool:
-    return is_sized(value) or (isinstance(value, (list, tuple)) and any(map(_holds_sized, value)))
-
-
-def _holds_data(session: Any, value: Any) -> bool:
-    return _is_data(session, value) or (
-        isinstance(value, (list, tuple)) and any(_holds_data(session, item) for item in value)
-    )
-
-
 def _number(session: Any, value: Any) -> Any:
-    return session.item(value) if isinstance(value, torch.Tensor) and _is_data(session, value) else value
+    return session.item(value) if isinstance(value, torch.Tensor) and is_data(session, value) else value
 
 
 def _for_torch(session: Any, value: Any, fn: Any) -> Any:
@@ -185,7 +183,10 @@ def _print(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, 
         session.cannot("something is printed into a file")
     if file is not None and file is sys.stderr:
         kwargs["stream"] = "stderr"
-    shown = [a if _holds_data(session, a) else session.printed(a) for a in args]
+    shown = [
+        text(session, a, session.printed, lambda said: said) if is_said(session, a) else session.printed(a)
+        for a in args
+    ]
     session.statement("py.print", *shown, **kwargs)
 
 
@@ -206,7 +207,7 @@ def _len(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _conversion(kind: type) -> Callable[..., Any]:
     def convert(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not args or kwargs or not any(_is_data(session, a) for a in args):
+        if not args or kwargs or not any(is_data(session, a) for a in args):
             if len(args) == 1 and not kwargs and is_sized(args[0]) and kind in (int, float):
                 return computed(f"py.{kind.__name__}", args[0])
             return kind(*args, **kwargs)
@@ -220,33 +221,17 @@ def _conversion(kind: type) -> Callable[..., Any]:
     return convert
 
 
-def _str(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if len(args) != 1 or kwargs or not _holds_data(session, args[0]):
-        return str(*args, **kwargs)
-    return _text(session, args[0], str, lambda: session.emit("py.str", args[0]))
+def _texts(name: str) -> Callable[..., Any]:
+    def make(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 1 or kwargs:
+            return (str if name == "str" else repr)(*args, **kwargs)
+        return text_of(session, runtime, args[0], name)
 
-
-def _repr(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not _holds_data(session, args[0]):
-        return repr(*args)
-    return _text(session, args[0], repr, lambda: session.emit("py.call", "builtins.repr", args[0]))
-
-
-def _text(session: Any, value: Any, plain: Callable[[Any], str], emit: Callable[[], Any]) -> Any:
-    """A text of data; the graph's sequences have no class of their own, so that of others is asked of their members."""
-    if type(value) is torch.Size:
-        return session.emit("py.join", "torch.Size(", session.emit("py.str", list(value)), ")")
-    return emit() if _is_of_plain_sequences(value) else plain(value)
-
-
-def _is_of_plain_sequences(value: Any) -> bool:
-    return not isinstance(value, (list, tuple)) or (
-        type(value) in (list, tuple) and all(map(_is_of_plain_sequences, value))
-    )
+    return make
 
 
 def _range(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not any(_is_data(session, a) or is_sized(a) for a in args):
+    if not any(is_data(session, a) or is_sized(a) for a in args):
         return range(*args, **kwargs)
     bounds = [_number(session, a) for a in args]
     if len(bounds) == 1:
@@ -263,7 +248,7 @@ def _extreme(fn: Any, op: str) -> Callable[..., Any]:
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
             args = (list(runtime.iterate(0, args[0])),)
         values = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
-        if kwargs or not any(_is_data(session, v) for v in values):
+        if kwargs or not any(is_data(session, v) for v in values):
             return fn(*args, **kwargs)
         if not any(isinstance(v, torch.Tensor) for v in values):
             return session.emit(f"py.{fn.__name__}", *values) if len(values) > 1 else values[0]
@@ -290,7 +275,7 @@ def _fold(fn: Any, stops_at: bool) -> Callable[..., Any]:
         (values,) = args
         if isinstance(values, StagedObject):
             return session.emit("py.call", f"builtins.{fn.__name__}", values)
-        if not isinstance(values, (list, tuple)) or not any(_is_data(session, v) for v in values):
+        if not isinstance(values, (list, tuple)) or not any(is_data(session, v) for v in values):
             return fn(values)
         join = runtime.or_ if stops_at else runtime.and_
         return join(0, *[lambda v=v: runtime.truth(0, v) for v in values])
@@ -319,6 +304,11 @@ def _type(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _listing(kind: type) -> Callable[..., Any]:
     def make(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         value = args[0] if args else ()
+        if isinstance(value, Once):
+            whole = value.take()
+            if whole is None:
+                return kind(value)
+            value.is_spent, value = True, whole
         if isinstance(value, StagedRange):
             return session.emit("py.call", f"builtins.{kind.__name__}", value.numbers())
         if isinstance(value, StagedObject):
@@ -336,6 +326,14 @@ def _enumerate(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[s
         return enumerate(*args, **kwargs)
     start = args[1] if len(args) > 1 else kwargs.get("start", 0)
     return Zipped(session, [Count(start), sequence])
+
+
+def _reversed(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (items,) = args
+    if not isinstance(items, StagedObject) or not isinstance(slot_of(items).type, ListType):
+        return reversed(items)
+    backward = session.emit("py.call", "builtins.reversed", items)
+    return Once(session, sequence_of(session, backward), lambda: iter(backward))
 
 
 def _zip(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -377,10 +375,10 @@ def _divmod(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     builtins.print: _print, len: _len, int: _conversion(int), float: _conversion(float), bool: _conversion(bool),
-    complex: _conversion(complex), str: _str, repr: _repr, range: _range, min: _extreme(min, "<"),
+    complex: _conversion(complex), str: _texts("str"), repr: _texts("repr"), range: _range, min: _extreme(min, "<"),
     max: _extreme(max, ">"), sum: _sum, any: _fold(any, True), all: _fold(all, False), isinstance: _isinstance,
     type: _type, list: _listing(list), tuple: _listing(tuple), enumerate: _enumerate, zip: _zip, sorted: _sorted,
-    next: _next, divmod: _divmod, _WARN: _warn,
+    next: _next, reversed: _reversed, divmod: _divmod, _WARN: _warn,
 }  # fmt: skip
 
 

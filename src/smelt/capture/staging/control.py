@@ -24,7 +24,8 @@ from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
-from smelt.capture.staging.views import KnownRange, StagedRange, StagedSequence, sequence_of
+from smelt.capture.staging.texts import formatted, is_said, text_of
+from smelt.capture.staging.views import KnownRange, Once, StagedRange, StagedSequence, sequence_of
 from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType
 
 _SHORT, _LONG = 8, 64
@@ -126,8 +127,9 @@ class StagingRuntime(PlainRuntime):
             return
         for number in range(session.peeled.get(key, 0)):
             if not isinstance(sequence, KnownRange):
-                longer = session.emit("py.gt", sequence.length(), number)
-                if not session.fork(slot_of(longer)):
+                length = sequence.length()
+                longer = session.emit("py.gt", length, number) if is_staged(length) else length > number
+                if not (session.fork(slot_of(longer)) if is_staged(longer) else longer):
                     return
             body(sequence.item(number))
             go = True if more is None else more()
@@ -139,6 +141,8 @@ class StagingRuntime(PlainRuntime):
             bounds = sequence.bounds() if not start else (start, sequence.length(), 1)
             item = sequence.item_at if not start else sequence.item
             loop = run_loop(lambda: Loop(session, key, names, get, set, None, lambda i: body(item(i)), bounds))
+            if isinstance(iterable, Once):
+                iterable.is_spent = True
             if isinstance(sequence, KnownRange) and not loop.carries_tensors():
                 # What Python computes on the way would depend on data.
                 raise Again(whole=("unrolled", key))
@@ -264,8 +268,10 @@ class StagingRuntime(PlainRuntime):
         branch(session, _key(at, ("assert",)), slot, nothing, fails, (), tuple, lambda values: None)
 
     def raise_(self, at: int, exc: Any, cause: Any) -> None:
+        # What comes up while they are made is another error.
+        raised, of = None if exc is None else exc(), None if cause is None else cause()
         try:
-            _PLAIN.raise_(at, exc, cause)
+            _PLAIN.raise_(at, exc and (lambda: raised), cause and (lambda: of))
         except Exception as error:
             self._raised(error)
             raise
@@ -466,6 +472,12 @@ class StagingRuntime(PlainRuntime):
             found = self.session.binary(f"py.{_PY[op]}", a, b)
             if found is not NotImplemented:
                 return found
+        if op == "*" and (type(a) is str or type(b) is str) and is_said(self.session, [a, b]):
+            return self.session.emit("py.mul", a, b)
+        if op == "%" and type(a) is str:
+            found = formatted(self.session, "str.__mod__", a, b)
+            if found is not NotImplemented:
+                return found
         return _PLAIN.binop(at, op, a, b)
 
     def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
@@ -490,10 +502,16 @@ class StagingRuntime(PlainRuntime):
 
     def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> Any:
         _use(self.session, v, spec)
-        if not (self._is_data(v) or is_staged(spec)):
+        is_said_here = self._is_data(v) or is_said(self.session, v)
+        has_own = not is_said_here and getattr(type(v), "__format__", None) is object.__format__
+        is_text = conversion in ("r", "s") or (conversion is None and type(spec) is str and not spec)
+        if is_text and (has_own or (is_said_here and type(v) in _SEQUENCES)):
+            v, conversion = text_of(self.session, self, v, "repr" if conversion == "r" else "str"), None
+            is_said_here = is_staged(v)
+            if is_said_here and type(spec) is str and not spec:
+                return v
+        if not (is_said_here or is_staged(spec)):
             return _PLAIN.format_value(at, v, conversion, spec)
-        if type(v) is torch.Size and not is_staged(spec) and not spec:
-            return self.session.emit("py.join", "torch.Size(", self.session.emit("py.str", list(v)), ")")
         return self.session.emit("py.format", v, spec, *(() if conversion is None else (conversion,)))
 
     def _is_data(self, value: Any) -> bool:

@@ -5,7 +5,9 @@ Invariant: a number that depends on data is one of the graph; a plain one follow
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from smelt._torch.dispatch import unseen
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of, own
 from smelt.capture.recorder import Slot, slot_type
+from smelt.capture.spans import is_smelts
 from smelt.capture.staging.recording import Recording
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, wrap
@@ -32,7 +35,7 @@ ITEM_TYPES: dict[str, Type] = {"bool": BOOL, "int": INT, "uint": INT, "float": F
 # What a function calls that, converted, leaves a size free where Python's own wants its value.
 _ASKING = frozenset((
     "range", "len", "int", "float", "math", "sqrt", "ceil", "floor", "log", "log2", "enumerate", "zip", "exp",
-    "tensor", "as_tensor", "divmod", "sum",
+    "tensor", "as_tensor", "new_tensor", "LongTensor", "FloatTensor", "divmod", "sum", "format",
 ))  # fmt: skip
 
 
@@ -173,14 +176,30 @@ class Reading(Recording):
         """Sizes as torch tells them, for the program."""
         return sizes if self.size_trace is None else [own(size) for size in sizes]
 
-    def want_free(self, value: Any) -> None:
+    def want_free(self, *, is_text: bool) -> None:
         """A size is asked for as a plain number; where the function that asks may do without it is converted.
 
-        Raises: Again.
+        is_text: for its text. Raises: Again.
         """
+        if is_text and not self.fixes_texts:
+            code = self._asking_code()
+            if code is not None and self.convertible(code):
+                raise Again(convert=code)
         site = self.site()
-        if site is not None and not _ASKING.isdisjoint(site.code.co_names) and self.convertible(site.code):
+        if site is not None and _may_do_without(site.code) and self.convertible(site.code):
             raise Again(convert=site.code)
+
+    def _asking_code(self) -> CodeType | None:
+        """What the program or torch runs now, behind our own functions."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and is_smelts(frame.f_code.co_filename):
+            frame = frame.f_back
+        return None if frame is None else frame.f_code
+
+
+def _may_do_without(code: CodeType) -> bool:
+    """Whether a function, converted, may leave a size free where Python's own code wants its value."""
+    return not _ASKING.isdisjoint(code.co_names) or any(type(c) is str and "%" in c for c in code.co_consts)
 
 
 def _step(type_: TensorType, dim: int) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import unseen
+from smelt.capture.convert import runtime
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.trace import CaptureTrace
@@ -29,6 +30,7 @@ from smelt.capture.staging.settled import Settled
 from smelt.capture.staging.shadows import ShadowRecorder
 from smelt.capture.staging.stops import NO_FORM, TOO_LONG, Again, CannotStage, Exhausted
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.texts import text_of
 from smelt.capture.staging.warned import showing
 from smelt.capture.staging.watch import Watch, unwatched
 from smelt.ir import (
@@ -69,9 +71,13 @@ class Budget:
 
 
 class Recording:
-    """What records one staged run. stages_growth: containers that grow on one path only become values of the graph."""
+    """What records one staged run. stages_growth: containers that grow on one path only become values of the graph.
+
+    fixes_texts: a size or number has one value where a text is made of it. has_texts: the graph makes some.
+    """
 
     stages_growth = False
+    fixes_texts = has_texts = False
 
     def __init__(self, native: Any, convertible: Callable[[Any], bool], roots: Any, scope: Any) -> None:
         self.recorder = ShadowRecorder(roots, scope, self)
@@ -168,7 +174,7 @@ class Recording:
 
     def printed(self, value: Any) -> Any:
         """What `print` shows of a value that is none of the graph's."""
-        return str(value)
+        return text_of(self, runtime.current(), value, "str")
 
     def listed(self, items: Any) -> Any:
         """What a staged list can take in of items that are no list."""
@@ -348,7 +354,16 @@ class Recording:
         simple = (*_NUMBERS, str, list, tuple, dict, type(None))
         if not all(is_staged(v) or isinstance(v, simple) for v in (a, b)):
             return NotImplemented
+        if op == "py.pow" and self.is_real_power(a, b):
+            return self.emit("py.call", "math.pow", a, b)
         return self.emit(op, a, b)
+
+    def is_real_power(self, base: Any, exponent: Any) -> bool:
+        """Whether a power is a float by what its base was in the native run, which the graph then expects.
+
+        On one path only nothing can be expected; there the graph raises where Python gives a complex number.
+        """
+        return False
 
     def getitem(self, container: Any, key: Any) -> Any:
         """An element or a slice of a staged container."""

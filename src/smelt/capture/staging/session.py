@@ -157,6 +157,20 @@ class Session(Reading):
         self.regions[-1].known[slot] = answer
         return answer
 
+    def is_real_power(self, base: Any, exponent: Any) -> bool:
+        kind = slot_of(exponent).type if is_staged(exponent) else FLOAT if type(exponent) is float else None
+        if kind != FLOAT or not is_staged(base) or slot_of(base).type not in (INT, FLOAT):
+            return False
+        op = "py.lt" if type(exponent) is float and exponent > 0 else "py.le"
+        if type(exponent) is float and exponent.is_integer():
+            return False
+        asked = slot_of(self.emit(op, base, 0))
+        if asked.is_native and asked.worlds[0] is not DEAD and self.is_on_all_paths:
+            if asked.worlds[0]:
+                return False
+            self.expect(asked, False)
+        return True
+
     def arm_of(self, change: Change) -> object:
         """An arm of a branch without which a place would keep what it held; None where there is none."""
         if not (isinstance(change.new, torch.Tensor) or is_staged(change.new)):

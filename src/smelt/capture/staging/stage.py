@@ -141,6 +141,7 @@ class _Run:
         grew: set[object] = set()
         peeled: dict[object, int] = {}
         whole: set[object] = set()
+        fixes_texts = False
         length = 0 if self.native.graph is None else sum(1 for _ in self.native.graph.walk())
         budget = Budget(_STEPS + _STEPS_EACH * length, thread_time() + _SECONDS + _SECONDS_EACH * length)
         for _ in range(_MOST_RUNS):
@@ -150,6 +151,7 @@ class _Run:
             session.forked, session.peeled, session.whole, session.merge = forked, peeled, whole, Merger
             session.write_only = self.write_only
             session.grew, session.stages_growth = grew, GROWTH in whole
+            session.fixes_texts = fixes_texts
             try:
                 return self._once(session, functions, arguments)
             except Again as known:
@@ -166,6 +168,10 @@ class _Run:
                 else:
                     peeled[known.peel] = peeled.get(known.peel, 0) + 1
             except CannotStage as stop:
+                if session.has_texts:
+                    # Python itself may have to know a text, as the name of something.
+                    fixes_texts = True
+                    continue
                 if GROWTH in whole:
                     whole = {NO_GROWTH}
                     continue

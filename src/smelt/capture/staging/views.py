@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from smelt.capture.dynamic.values import plain
+from smelt.capture.dynamic.values import computed, is_sized, plain
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging.stops import TAKEN_APART
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
@@ -44,6 +45,9 @@ class StagedRange(StagedSequence):
         self.session, self.start, self.stop, self.step = session, start, stop, step
 
     def length(self) -> Any:
+        if type(self.step) is int and self.step and not any(map(is_staged, self.bounds())):
+            count = self._count()
+            return computed("py.max", count, 0) if is_sized(count) else max(count, 0)
         if self.start == 0 and not is_staged(self.start) and self.step == 1 and not is_staged(self.step):
             return self.session.emit("py.max", self.stop, 0)
         return self.session.emit("py.len", self.session.emit("py.call", "builtins.range", *self.bounds()))
@@ -98,7 +102,20 @@ class StagedRange(StagedSequence):
         return iter(self.whole())
 
     def __reversed__(self) -> Any:
-        return reversed(self.whole())
+        return Once(self.session, self.backward(), lambda: reversed(self.whole()))
+
+    def backward(self) -> StagedRange | None:
+        """The same numbers from the last one on, where the step is known."""
+        if type(self.step) is not int or not self.step:
+            return None
+        last = self.start + (self._count() - 1) * self.step
+        return StagedRange(self.session, last, self.start - self.step, -self.step)
+
+    def _count(self) -> Any:
+        """The number of items, by a known step; less than none where there is none."""
+        reach = self.stop - self.start if self.step > 0 else self.start - self.stop
+        by = abs(self.step)
+        return reach if by == 1 else (reach + by - 1) // by
 
     def numbers(self) -> Any:
         """Its numbers as a value of the graph."""
@@ -190,6 +207,43 @@ class Rows(StagedSequence):
         return None if is_staged(size) else plain(size)
 
 
+class Once(StagedSequence):
+    """What `reversed` gives: gone over once, by one loop of the graph, or item by item by Python.
+
+    sequence: its items, None where there is no such sequence. plain: makes Python's own iterator.
+    """
+
+    def __init__(self, session: Any, sequence: StagedSequence | None, plain: Callable[[], Iterator[Any]]) -> None:
+        self.session, self.sequence, self.plain = session, sequence, plain
+        self.level = len(session.regions)
+        self.iterator: Iterator[Any] | None = None
+        self.is_taken = self.is_spent = False
+
+    def take(self) -> StagedSequence | None:
+        """All items, which who asks goes over; None where Python has begun to, or is to."""
+        if self.is_taken or self.iterator is not None or self.sequence is None:
+            return None
+        self._check_level()
+        self.is_taken = True
+        return self.sequence
+
+    def _check_level(self) -> None:
+        if len(self.session.regions) != self.level:
+            self.session.cannot("an iterator is advanced on one path only")
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        self._check_level()
+        if self.is_spent:
+            raise StopIteration
+        if self.is_taken:
+            self.session.cannot("an iterator is gone on with", "how far it was, only a run knows")
+        self.iterator = self.plain() if self.iterator is None else self.iterator
+        return next(self.iterator)
+
+
 class Zipped(StagedSequence):
     """`zip` and `enumerate`."""
 
@@ -230,6 +284,8 @@ def _item(session: Any, part: Any, number: Any) -> Any:
 
 def sequence_of(session: Any, iterable: Any) -> StagedSequence | None:
     """What a loop goes over, None where Python knows how often it turns."""
+    if isinstance(iterable, Once):
+        return iterable.take()
     if isinstance(iterable, StagedSequence):
         return iterable
     if isinstance(iterable, StagedObject) and isinstance(slot_of(iterable).type, ListType):

@@ -56,8 +56,14 @@ class Blank:
     geometry: Geometry
     dtype: torch.dtype
 
+    @property
+    def number(self) -> int | float:
+        """The same where a number stands."""
+        found: int | float = torch.zeros((), dtype=self.dtype).item()
+        return found
 
-Source: TypeAlias = Loaded | Number | Blank | torch.Tensor
+
+Source: TypeAlias = Loaded | Number | Blank | torch.Tensor | int | float
 
 
 def replay_of(

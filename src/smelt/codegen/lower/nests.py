@@ -230,10 +230,12 @@ class Nests:
             if self.ctx.statics.is_static(value) and value in self.facts.numbers:
                 return self.ctx.statics.tensor(value).detach()
             place = self.ctx.place(value)
-            if place.storage.kind == "number":
-                return Number(position[place.storage])
+            is_number = place.storage.kind == "number"
             if place.storage not in position:
-                return Blank(place.geometry, place.storage.dtype)
+                blank = Blank(place.geometry, place.storage.dtype)
+                return blank.number if is_number else blank
+            if is_number:
+                return Number(position[place.storage])
             return Loaded(position[place.storage], place.geometry)
 
         stored = {

@@ -43,12 +43,20 @@ def is_native(ctx: Context, node: Node) -> bool:
         case "if":
             return _is_condition(node.args[0]) and _is_worth_it(ctx, node)
         case "for":
-            is_counted = all(type(a) is int or isinstance(a, Value) for a in node.args[:3])
             has_step = type(node.args[2]) is int and node.args[2] != 0
-            return is_counted and has_step and _carries(node, node.args[3:], growing) and _is_worth_it(ctx, node)
+            return _is_counted(node) and has_step and _carries(node, node.args[3:], growing) and _is_worth_it(ctx, node)
         case "while":
             return _is_condition(node.regions[0].yields[0]) and _carries(node, node.args) and _is_worth_it(ctx, node)
     return False
+
+
+def _is_counted(node: Node) -> bool:
+    """Whether the bounds of a loop are numbers; those that are sizes, where it carries no objects: a list that grows
+    there has no buffer, and Python alone is faster than calls of it.
+    """
+    if any(map(is_symbolic, node.args[:3])) and any(_is_object(result.type) for result in node.results):
+        return False
+    return all(type(a) is int or is_symbolic(a) or isinstance(a, Value) for a in node.args[:3])
 
 
 def _is_object(type_: Type) -> bool:

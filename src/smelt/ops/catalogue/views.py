@@ -10,6 +10,7 @@ from smelt.ir import Arg, MemoryFormat, TensorType, Value
 from smelt.ir.sizes import value
 from smelt.ops.record import Alias, Call, Emitter, Lowering, OpRecord, Sample, Samples, sample, tensor_type
 from smelt.ops.samples import fixed, floats, ints, strided
+from smelt.ops.shapes.results import broadcast
 
 
 def _view(name: str, samples: Samples, oracle: str = "", alias: Alias = "view", **more: object) -> OpRecord:
@@ -179,11 +180,12 @@ def _lower_unbind(b: Emitter, call: Call) -> tuple[Value, ...]:
     return tuple(b.call("aten.select.int", call["self"], call["dim"], i) for i in range(count))
 
 
-def _lower_broadcast(b: Emitter, call: Call) -> tuple[Value, ...]:
-    sizes = torch.broadcast_shapes(*(tensor_type(x).sizes for x in call["tensors"]))
+def _lower_broadcast(b: Emitter, call: Call) -> tuple[Value, ...] | None:
+    sizes = broadcast(*(tensor_type(x).sizes for x in call["tensors"]))
+    if sizes is None:
+        return None
     return tuple(
-        x if tensor_type(x).sizes == tuple(sizes) else b.call("aten.expand.default", x, tuple(sizes))
-        for x in call["tensors"]
+        x if tensor_type(x).sizes == sizes else b.call("aten.expand.default", x, sizes) for x in call["tensors"]
     )
 
 
