@@ -101,6 +101,8 @@ class Pull:
         self.buffers: dict[Hashable, int] = {}
         self.kinds: list[Buffer] = []
         self.ordered = False
+        # What was loaded: value, index in it, key of its memory.
+        self.loads: list[tuple[Value, Idx, Hashable]] = []
         self._rules = rules
         self._where = where
         self._splits = splits
@@ -282,6 +284,7 @@ class Pull:
         if not isinstance(type_, TensorType) or type_.dtype not in DTYPES:
             raise Unfusible(f"%{value.name} is {type_}")
         memory = self._where(value)
+        self.loads.append((value, idx, memory.key))
         buffer = self._buffer(memory, type_.dtype)
         other = None if self._mask is None else Const(False if type_.dtype is DType.BOOL else 0, type_.dtype)
         return Load(buffer, self.index(memory.geometry, idx), type_.dtype, self._mask, other)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from smelt.codegen.fusion.groups import has_numbers
+from smelt.codegen.fusion.parts import writes_parts
 from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower.attention import lower_attention
 from smelt.codegen.lower.chosen import with_choices
@@ -40,6 +41,7 @@ from smelt.codegen.lower.own_attention import OwnAttention, lower_own_attention,
 from smelt.codegen.lower.own_convolution import OwnConvolution, lower_own_convolution, own_convolution_of
 from smelt.codegen.lower.own_matmul import OwnMatmul, lower_own_matmul, own_matmul_of
 from smelt.codegen.lower.own_products import OwnProduct, lower_own_product, own_product_of
+from smelt.codegen.lower.parts import with_parts
 from smelt.codegen.lower.plain import is_plain, is_plain_type
 from smelt.codegen.lower.products import lower_addmm, lower_matmul, lower_mm
 from smelt.codegen.lower.python_nodes import lower_python
@@ -93,7 +95,7 @@ class _Groups:
         claimed: set[Node] = set()
         nodes = list(ctx.graph.body)
         order = {node: i for i, node in enumerate(nodes)}
-        writes = [order[node] for node in nodes if node.op == "write"]
+        writes = [order[node] for node in nodes if node.op == "write" or writes_parts(node)]
         for node in filter(is_plain, nodes):
             product = product_of(ctx, node)
             main: _Main | None = (
@@ -150,7 +152,7 @@ def lower(
         start = now
 
     _check(graph)
-    graph, chosen = with_choices(hoisted(padded(graph)))
+    graph, chosen = with_choices(with_parts(hoisted(padded(graph))))
     ctx = Context(graph, state, options or Options())
     ctx.compiler = compiler(ctx.options)
     for value in graph.inputs:
