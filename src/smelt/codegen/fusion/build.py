@@ -73,7 +73,7 @@ def _store_part(pull: Pull, root: Value, part: Part, idx: Idx, memory: Memory, *
         is_base = value is part.base
         if (is_base or key == memory.key) and not (alone and is_base and is_apart(pull, at, read)):
             raise Unfusible("it reads what it writes to")
-    pull.store(memory, dtype, at, expr)
+    pull.store(memory, dtype, at, pull.checked(expr))
 
 
 def _type(value: Value) -> TensorType:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from smelt.codegen.fusion.index import Idx, Ix
 from smelt.codegen.fusion.promote import DTYPES
-from smelt.codegen.fusion.pull import Pull, at_run_time
+from smelt.codegen.fusion.pull import Pull
 from smelt.codegen.lower.plain import is_plain
 from smelt.ir import DType, Node, TensorType, Value
 
@@ -50,7 +50,7 @@ class Part:
             if index is None:
                 found.append(next(rest))
             else:
-                found.append(at_run_time(pull.operand(index, (), DType.I64), size, True))
+                found.append(pull.place(pull.operand(index, (), DType.I64), size, True))
         return tuple(found)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smelt.codegen.fusion.index import ZERO, Idx, Unfusible, broadcast, reshaped
-from smelt.codegen.fusion.pull import Pull, Rule, at_run_time
+from smelt.codegen.fusion.pull import Pull, Rule
 from smelt.codegen.kernels.nest import Expr
 from smelt.ir import INT, Node, TensorType, Value
 from smelt.ir.sizes import ceil_div, is_one, size_max, size_min
@@ -107,7 +107,7 @@ def _selected(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -
     dim = call["dim"] % len(sizes)
     at = call["index"]
     if isinstance(at, Value) and at.type == INT:
-        return (*idx[:dim], at_run_time(p.number(at), sizes[dim], True), *idx[dim:])
+        return (*idx[:dim], p.place(p.number(at), sizes[dim], True), *idx[dim:])
     if not isinstance(at, int):
         raise Unfusible("its index is a tensor")
     return (*idx[:dim], ZERO.scaled(1, at + sizes[dim] if at < 0 else at), *idx[dim:])
