@@ -212,10 +212,36 @@ def edit_distance(x: Any) -> Any:
     return d
 
 
+def stacked(x: Any) -> Any:
+    h, out = torch.zeros(4), []
+    for t in range(x.shape[0]):
+        h = torch.tanh(h + x[t])
+        out.append(h)
+    return torch.stack(out), h
+
+
+def joined(x: Any) -> Any:
+    h, out, twice = torch.zeros(4), [x[0] + 1], []
+    for row in x:
+        h = h * 0.5 + row
+        out.append(h)
+        twice.append(h * 2)
+    return torch.stack(out, 1) * 2, torch.cat(twice)
+
+
+def every_third_row(x: Any) -> Any:
+    table, out = torch.zeros_like(x), []
+    for t in range(0, x.shape[0], 3):
+        table[t] = x[t] + table[t - 1]
+        out.append(table[t])
+        table[t] *= 2
+    return torch.stack(out, -1), table
+
+
 PROGRAMS = (
     filtered, columns, in_place, from_the_end, backwards, reads_rows_elsewhere, product, old_rows, old_tables, swapped,
     on_some_ways, two_on_some_ways, another_table_on_some_ways, until, through_views, nested, other_dtypes, viterbi,
-    time_warping, edit_distance,
+    time_warping, edit_distance, stacked, joined, every_third_row,
 )  # fmt: skip
 
 

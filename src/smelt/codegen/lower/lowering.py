@@ -52,6 +52,7 @@ from smelt.codegen.lower.scalars import lower_with_numbers
 from smelt.codegen.lower.sharing import is_idle_dropout, view_source
 from smelt.codegen.lower.sized_block import Compile, Run
 from smelt.codegen.lower.sized_runs import SizedRuns, lower_sized
+from smelt.codegen.lower.stacked import with_rows
 from smelt.codegen.lower.unknown import padded
 from smelt.codegen.lower.unknown.adding import lower_index_add
 from smelt.codegen.lower.unknown.cutting import lower_cut
@@ -152,7 +153,7 @@ def lower(
         start = now
 
     _check(graph)
-    graph, chosen = with_choices(with_parts(hoisted(padded(graph))))
+    graph, chosen = with_choices(with_parts(hoisted(padded(with_rows(graph)))))
     ctx = Context(graph, state, options or Options())
     ctx.compiler = compiler(ctx.options)
     for value in graph.inputs:
