@@ -83,3 +83,25 @@ def test_all_of_them(first: str) -> None:
     for case in CASES:
         if case[0] == first:
             check(*case)
+
+
+READS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index": lambda x, at: (x * 2)[at] + 1,
+    "embedding": lambda x, at: F.embedding(at, x * 2) + 1,
+    "index_select": lambda x, at: torch.index_select(x * 2, 0, at) + 1,
+    "gather": lambda x, at: torch.gather(x * 2, 0, at[:1, None].expand(1, 3)) + 1,
+    "select": lambda x, at: x.squeeze(0).unsqueeze(0)[int(at[1])] + 1,
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_positions_along_a_dimension_of_size_1_are_checked(name: str) -> None:
+    def outcome(f: Callable[[Tensor, Tensor], Tensor], at: list[int]) -> Any:
+        try:
+            return f(torch.arange(3.0)[None], torch.tensor(at)).tolist()
+        except (IndexError, RuntimeError) as error:
+            return type(error), str(error)
+
+    compiled = smelt.compile(READS[name])
+    for at in ([0, 0], [-1, 0], [0, -1], [0, 5], [5, 5], [-2, -2]):
+        assert outcome(compiled, at) == outcome(READS[name], at)

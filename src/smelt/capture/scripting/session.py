@@ -380,7 +380,9 @@ class ScriptSession(Session):
         self._remember(key, slot)
         return slot
 
-    def _tensor_of(self, type_: TensorType, like: torch.Tensor | None) -> tuple[torch.Tensor, Slot]:
+    def _tensor_of(
+        self, type_: TensorType, like: torch.Tensor | None, other: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Slot]:
         recorder = self.recorder
         shape = (
             (2, 3)

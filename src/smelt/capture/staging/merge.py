@@ -322,7 +322,7 @@ class Merger:
         if not isinstance(type_, TensorType) or type_.shape is None or first.rank != second.rank:
             self._fail(f"a tensor {first} meets a tensor {second}")
         assert isinstance(type_, TensorType)
-        result, slot = self.session.tensor_of(type_, a)
+        result, slot = self.session.tensor_of(type_, a, b)
         if a.requires_grad or b.requires_grad:
             result.requires_grad_()
         self._yield(self._slot(a), self._slot(b), slot)

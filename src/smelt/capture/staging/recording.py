@@ -305,12 +305,19 @@ class Recording:
         return (None if type_ == NONE else wrap(slot)), slot
 
     @unwatched
-    def tensor_of(self, type_: TensorType, like: torch.Tensor | None = None) -> tuple[torch.Tensor, Slot]:
-        """A new shadow of a type, on which nothing is known but that; sizes of `like` in the program's world."""
-        with unseen():
-            return self._tensor_of(type_, like)
+    def tensor_of(
+        self, type_: TensorType, like: torch.Tensor | None = None, other: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Slot]:
+        """A new shadow of a type, on which nothing is known but that; sizes of `like` in the program's world.
 
-    def _tensor_of(self, type_: TensorType, like: torch.Tensor | None) -> tuple[torch.Tensor, Slot]:
+        other: what it may be besides `like`, on another way.
+        """
+        with unseen():
+            return self._tensor_of(type_, like, other)
+
+    def _tensor_of(
+        self, type_: TensorType, like: torch.Tensor | None, other: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Slot]:
         if type_.shape is None or type_.layout != "strided":
             self.cannot(f"a tensor {type_} has no shadow")
         recorder = self.recorder
@@ -331,7 +338,8 @@ class Recording:
                 else sizes_like[i]
                 for i, d in enumerate(type_.shape or ())
             ]
-            strides = strides_of(type_, sizes, strides_like if world == 0 else None, world)
+            lies = strides_like if world == 0 else self._lies_in(type_, (like, other), world)
+            strides = strides_of(type_, sizes, lies, world)
             worlds.append(recorder.shadows.fresh(dtype_to_torch(type_.dtype), sizes, strides, type_.device))
         slot = Slot(worlds[0], tainted(), "result")
         recorder._slots[id(worlds[0])] = slot
@@ -346,6 +354,17 @@ class Recording:
         """A size that differs from turn to turn, as it is in this one: what is asked of it leaves no guard."""
         trace, number = self.size_trace, number_of(size)
         return size if trace is None or not is_symbolic(number) else sized(trace, trace.example(at_hand(number)))
+
+    def _lies_in(
+        self, type_: TensorType, ways: tuple[torch.Tensor | None, torch.Tensor | None], world: int
+    ) -> Sequence[int] | None:
+        """The strides in a world that one of two ways has left; None where not both are known."""
+        found = ways[world % 2]
+        if found is None or ways[1] is None or any(isinstance(d, UnknownDim) for d in type_.shape or ()):
+            return None
+        worlds = self.recorder.varied.get(self.recorder.slot_of(found))
+        shown = found if worlds is None or worlds[world] is DEAD else worlds[world]
+        return tuple(shown.stride())
 
     def binary(self, op: str, a: Any, b: Any) -> Any:
         """An operator between two operands of which one is staged."""

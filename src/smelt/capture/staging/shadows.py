@@ -354,9 +354,10 @@ class ShadowRecorder(Recorder):
     def _check_given_back(self, results: list[Any], backs: list[dict[int, Any]], operands: list[Slot]) -> None:
         """Raises: Again where a branch decides whether an operand is given back, as it lies (`x.contiguous()`)."""
         given = {id(result) in back for result, back in zip(results, backs, strict=True) if result is not DEAD}
-        why, *_ = self.session.sides_of.get(operands[0], (None,))
-        if len(given) == 2 and why is not None:
-            self.session.unmerge(why)
+        if len(given) == 2:
+            why, *_ = self.session.sides_of.get(operands[0], (None,))
+            if why is not None:
+                self.session.unmerge(why)
 
     def _check_overlap(
         self, info: OpInfo, overload: Any, args: list[Any], kwargs: dict[str, Any], varied: bool

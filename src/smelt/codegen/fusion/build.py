@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from smelt.codegen.fusion.index import Idx, NeedSplit, Unfusible
+from smelt.codegen.fusion.parts import Part, is_apart, part_of
 from smelt.codegen.fusion.promote import memory_type
 from smelt.codegen.fusion.pull import Memory, Pull, Rule, Where
 from smelt.codegen.fusion.tidy import mapped_statement, tidy
@@ -47,16 +49,31 @@ def build(
 
 
 def _attempt(pull: Pull, roots: Sequence[Value], into: Where) -> Built:
+    parts = {root: part for root in roots if root.node is not None and (part := part_of(root.node)) is not None}
+    sizes = {root: parts[root].sizes if root in parts else _type(root).sizes for root in roots}
     with blind():  # what cannot be told apart at all sizes has no common loops either
-        ordered = sorted(roots, key=lambda r: -_type(r).numel)
-    first = _type(ordered[0]).sizes
+        ordered = sorted(roots, key=lambda r: -prod(sizes[r]))
+    first = sizes[ordered[0]]
     idx: Idx = tuple(pull.dimension(size) for size in first)
     for root in ordered:
-        type_ = _type(root)
-        at = idx if root is ordered[0] else pull.index_of_root(type_.sizes, (first, idx))
-        expr = pull.element(root, at)
-        pull.store(into(root), type_.dtype, at, expr)
+        at = idx if root is ordered[0] else pull.index_of_root(sizes[root], (first, idx))
+        if root in parts:
+            _store_part(pull, root, parts[root], at, into(root), alone=len(roots) == 1)
+        else:
+            pull.store(into(root), _type(root).dtype, at, pull.element(root, at))
     return Built(finished(pull), tuple(pull.buffers))
+
+
+def _store_part(pull: Pull, root: Value, part: Part, idx: Idx, memory: Memory, *, alone: bool) -> None:
+    """Write a part of a tensor where the whole of it lies. Raises: Unfusible where that may be read as written."""
+    dtype = _type(root).dtype
+    expr = pull.operand(part.source, idx, dtype)
+    at = part.at(pull, idx)
+    for value, read, key in pull.loads:
+        is_base = value is part.base
+        if (is_base or key == memory.key) and not (alone and is_base and is_apart(pull, at, read)):
+            raise Unfusible("it reads what it writes to")
+    pull.store(memory, dtype, at, pull.checked(expr))
 
 
 def _type(value: Value) -> TensorType:

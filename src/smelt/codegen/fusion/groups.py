@@ -14,6 +14,7 @@ from smelt.codegen.fusion.build import Built, build, eager_memory
 from smelt.codegen.fusion.cost import NestCost, cost
 from smelt.codegen.fusion.creation import NUMBERS
 from smelt.codegen.fusion.index import Unfusible
+from smelt.codegen.fusion.parts import part_of, writes_parts
 from smelt.codegen.fusion.promote import DTYPES, NUMBER_TYPES, memory_type
 from smelt.codegen.fusion.regions import user_in
 from smelt.codegen.fusion.rules import RULES
@@ -60,8 +61,15 @@ class Group:
     @property
     @blind
     def numel(self) -> int:
-        """Elements of its largest result."""
-        return max(r.type.numel for n in self.nodes for r in n.results if isinstance(r.type, TensorType))
+        """Elements of its largest result, or of the part that it writes."""
+        return max(map(_numel, self.nodes))
+
+
+def _numel(node: Node) -> int:
+    part = part_of(node)
+    if part is not None:
+        return part.numel
+    return max(r.type.numel for r in node.results if isinstance(r.type, TensorType))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,7 @@ class Facts:
     """What fusion knows of a graph's values.
 
     order: each node's place. through: for a view, the value it is a view of, where a nest can follow. segment: how many
-    writes stand before a node.
+    writes, to parts of tensors too, stand before a node.
     """
 
     graph: Graph
@@ -98,6 +106,9 @@ class Facts:
             if node.op == "write":
                 segment += 1
             facts.segment[node] = segment
+            if writes_parts(node):
+                # What makes the part may be one with it; what stands behind it sees the memory written.
+                segment += 1
             if node.op in NUMBERS and is_number(node):
                 numbers.update(node.results)
             source = view_source(node) if node.op != "write" and not has_numbers(node) else None
@@ -174,7 +185,8 @@ class Facts:
 def is_number(node: Node) -> bool:
     """Whether a node's elements are one number that stands in the graph."""
     if node.op != "const":
-        return not any(isinstance(v, Value) for v in node.args[1:])
+        sized = node.op != "aten.scalar_tensor.default"  # the first argument is a size, or a tensor of that size
+        return not any(isinstance(v, Value) for v in node.args[sized:])
     type_ = node.result.type
     return isinstance(type_, TensorType) and is_one(type_.numel) and not isinstance(node.args[0], str)
 
@@ -187,6 +199,8 @@ def _keeps_dtype(result: Value, source: Value) -> bool:
 
 def is_fusible(node: Node) -> bool:
     """Whether there is a rule for a node and it only computes."""
+    if part_of(node) is not None:
+        return "autocast" not in node.mode
     if node.op not in RULES or node.op == "const" or node.regions or "autocast" in node.mode or not node.results:
         return False
     types = [r.type for r in node.results]

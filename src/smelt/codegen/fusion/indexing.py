@@ -20,7 +20,7 @@ def _position(p: Pull, index: Any, idx: Idx, size: int, *, wraps: bool) -> Ix:
     assert isinstance(index, Value) and isinstance(index.type, TensorType)
     if index.type.dtype not in (DType.I64, DType.I32):
         raise Unfusible(f"its index is {index.type.dtype}")
-    return at_run_time(p.operand(index, idx, DType.I64), size, wraps)
+    return p.place(p.operand(index, idx, DType.I64), size, wraps)
 
 
 def _replaced(idx: Idx, dim: int, ix: Ix) -> Idx:

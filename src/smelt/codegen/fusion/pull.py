@@ -101,6 +101,8 @@ class Pull:
         self.buffers: dict[Hashable, int] = {}
         self.kinds: list[Buffer] = []
         self.ordered = False
+        # What was loaded: value, index in it, key of its memory.
+        self.loads: list[tuple[Value, Idx, Hashable]] = []
         self._rules = rules
         self._where = where
         self._splits = splits
@@ -110,6 +112,8 @@ class Pull:
         self._loops_of: dict[str, frozenset[int]] = {}
         self._calls: dict[Node, dict[str, Arg]] = {}
         self._mask: Expr | None = None
+        # Of positions along dimensions of size 1, which no index is left of: whether they are in range.
+        self._in_range: list[Expr] = []
         self._depth = 0
         self._writes = 0
 
@@ -207,10 +211,30 @@ class Pull:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise Unfusible("it is a long chain")
+        outer, self._in_range = self._in_range, []
         try:
-            return self._rules[node.op](self, node, idx, node.results.index(value))
+            return self.checked(self._rules[node.op](self, node, idx, node.results.index(value)))
         finally:
             self._depth -= 1
+            self._in_range = outer
+
+    def place(self, position: Expr, size: int, wraps: bool = False) -> Ix:
+        """The index that a position read at run time is; `checked` sees to it where no index is left."""
+        if not is_one(size):
+            return at_run_time(position, size, wraps)
+        low = self.op("ge", DType.BOOL, position, self.const(-1 if wraps else 0, DType.I64))
+        fits = self.op("and", DType.BOOL, low, self.op("le", DType.BOOL, position, self.const(0, DType.I64)))
+        if self._mask is not None:
+            fits = self.op("or", DType.BOOL, fits, self.op("not", DType.BOOL, self._mask))
+        self._in_range.append(fits)
+        return ZERO
+
+    def checked(self, expr: Expr) -> Expr:
+        """An expression that is refused where a position that it was made with is out of range."""
+        for fits in self._in_range:
+            expr = self.unless_refused(fits, expr)
+        self._in_range = []
+        return expr
 
     def _check_given(self, value: Value, idx: Idx) -> None:
         type_ = value.type
@@ -282,6 +306,7 @@ class Pull:
         if not isinstance(type_, TensorType) or type_.dtype not in DTYPES:
             raise Unfusible(f"%{value.name} is {type_}")
         memory = self._where(value)
+        self.loads.append((value, idx, memory.key))
         buffer = self._buffer(memory, type_.dtype)
         other = None if self._mask is None else Const(False if type_.dtype is DType.BOOL else 0, type_.dtype)
         return Load(buffer, self.index(memory.geometry, idx), type_.dtype, self._mask, other)

@@ -1,6 +1,7 @@
 """An order of a graph's nodes in which each unit (a group, a product with its epilogue) stands together.
 
-Invariant: whatever a unit needs stands before it; nodes with effects keep their order, and nothing crosses a write.
+Invariant: whatever a unit needs stands before it; nodes with effects keep their order, and nothing crosses a write,
+be it to a part of a tensor.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from smelt.codegen.fusion.groups import Facts
+from smelt.codegen.fusion.parts import writes_parts
 from smelt.codegen.fusion.regions import used_values
 from smelt.diag import InternalError
 from smelt.ir import Graph, Node
@@ -74,12 +76,14 @@ def _needs(
                     continue
                 if facts.source(v).node not in members.get(head, ()):
                     needed.add(leader.get(maker, maker))
-        if node.op == "write":
+        if node.op == "write" or writes_parts(node):
             needed.update(in_segment)
             in_segment = []
             last_write = head
         else:
-            in_segment.append(head)
+            # A view does nothing; who looks through it stands before the write.
+            if not node.results or any(result not in facts.through for result in node.results):
+                in_segment.append(head)
             if last_write is not None:
                 needed.add(last_write)
         if not effects(node).is_pure:

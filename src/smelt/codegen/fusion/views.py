@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smelt.codegen.fusion.index import ZERO, Idx, Unfusible, broadcast, reshaped
-from smelt.codegen.fusion.pull import Pull, Rule, at_run_time
+from smelt.codegen.fusion.pull import Pull, Rule
 from smelt.codegen.kernels.nest import Expr
 from smelt.ir import INT, DType, Node, TensorType, Value
 from smelt.ir.sizes import ceil_div, is_one, size_max, size_min
@@ -97,7 +97,7 @@ def _slice(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
 def _sliced(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], left: tuple[int, ...], idx: Idx) -> Idx:
     dim, start = call["dim"] % len(sizes), call["start"]
     if isinstance(start, Value) and isinstance(call["end"], Value) and call["step"] == 1:
-        first = at_run_time(_start(p, start, call["end"], left[dim]), sizes[dim] - left[dim] + 1)
+        first = p.place(_start(p, start, call["end"], left[dim]), sizes[dim] - left[dim] + 1)
         return tuple(ix.plus(first) if d == dim else ix for d, ix in enumerate(idx))
     if isinstance(start, Value) or isinstance(call["end"], Value):
         raise Unfusible("it begins or ends at a number of the run, and is of a known size")
@@ -127,7 +127,7 @@ def _selected(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -
     dim = call["dim"] % len(sizes)
     at = call["index"]
     if isinstance(at, Value) and at.type == INT:
-        return (*idx[:dim], at_run_time(p.number(at), sizes[dim], True), *idx[dim:])
+        return (*idx[:dim], p.place(p.number(at), sizes[dim], True), *idx[dim:])
     if not isinstance(at, int):
         raise Unfusible("its index is a tensor")
     return (*idx[:dim], ZERO.scaled(1, at + sizes[dim] if at < 0 else at), *idx[dim:])

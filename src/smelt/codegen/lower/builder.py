@@ -41,7 +41,8 @@ class Storage:
     number's or an object's slot.
 
     base: how the tensor of that first handle lies in it. `checked`: its layout is certain, so views may be computed.
-    handles: slots by geometry that are there at this point of the plan. slots: all that were ever made.
+    handles: slots by geometry that are there at this point of the plan. slots: all that were ever made. planned: it is
+    the plan's own, made for one value (and what is written into that).
     """
 
     kind: StorageKind
@@ -52,6 +53,7 @@ class Storage:
     checked: bool = True
     handles: dict[Geometry, int] = field(default_factory=dict)
     slots: list[int] = field(default_factory=list)
+    planned: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -123,11 +125,14 @@ class PlanBuilder:
 
     def arena(self, geometry: Geometry, dtype: torch.dtype) -> Storage:
         """A block of the arena."""
-        return self._storage("arena", geometry, dtype)
+        storage = self._storage("arena", geometry, dtype)
+        storage.planned = True
+        return storage
 
     def empty(self, geometry: Geometry, dtype: torch.dtype) -> Storage:
         """A new, uninitialised tensor made at this point of the plan."""
         storage = self._storage("owned", geometry, dtype)
+        storage.planned = True
         self.emit(Empty(storage.slot, geometry.sizes, geometry.strides, dtype))
         return storage
 

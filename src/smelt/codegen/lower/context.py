@@ -27,6 +27,7 @@ from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
 from smelt.codegen.lower.geometry import row_major as row_major
 from smelt.codegen.lower.growing import Lists
 from smelt.codegen.lower.held import HowMade, Live, computed
+from smelt.codegen.lower.overwriting import Overwriting
 from smelt.codegen.lower.plain import is_number, is_plain, kind_of
 from smelt.codegen.lower.report import ChoiceReport, How, KernelReport, NodeReport
 from smelt.codegen.lower.result import Lookup, StateName
@@ -99,6 +100,7 @@ class Context:
         self._copies: dict[tuple[Storage, Geometry, tuple[int, ...]], Place] = {}
         self._roots: dict[Value, Value] = {}
         self._shared: set[Value] = set()
+        self._overwriting = Overwriting()
         self.growing = Lists.of(graph)
         # Where a value is best written, because it is copied there otherwise.
         self._targets: dict[Value, Storage] = {}
@@ -152,6 +154,23 @@ class Context:
     def escapes(self, value: Value) -> bool:
         """Whether the value, or a view of it, is an output, so that it must not lie in the arena."""
         return self.root(value) in self._escaping
+
+    def place_to_write(self, value: Value, node: Node, result: Value) -> Place | None:
+        """Where a tensor lies, if a node may write over it, or over a part of it, and let its result lie there."""
+        if self.statics.is_static(value):
+            return None
+        place = self.place(value)
+        storage, kind = place.storage, place.storage.kind
+        if kind not in ("arena", "owned") or (kind == "arena" and self.escapes(result)):
+            return None
+        if place.geometry != Geometry.of(tensor_type(result)) or storage.base != place.geometry:
+            return None
+        if not (storage.planned or self.is_fresh(self.root(value))):
+            return None
+        if not self._overwriting.is_last(value, node):
+            return None
+        self.overwritten(storage)
+        return place
 
     def is_overwritten(self, value: Value) -> bool:
         """Whether the memory of a value may get other content: the arena, and what may be written."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from smelt.codegen.fusion.groups import has_numbers
+from smelt.codegen.fusion.parts import writes_parts
 from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower.attention import lower_attention
 from smelt.codegen.lower.chosen import refuse_shared, with_choices
@@ -40,6 +41,7 @@ from smelt.codegen.lower.own_attention import OwnAttention, lower_own_attention,
 from smelt.codegen.lower.own_convolution import OwnConvolution, lower_own_convolution, own_convolution_of
 from smelt.codegen.lower.own_matmul import OwnMatmul, lower_own_matmul, own_matmul_of
 from smelt.codegen.lower.own_products import OwnProduct, lower_own_product, own_product_of
+from smelt.codegen.lower.parts import with_parts
 from smelt.codegen.lower.plain import is_plain, is_plain_type
 from smelt.codegen.lower.products import lower_addmm, lower_matmul, lower_mm
 from smelt.codegen.lower.python_nodes import lower_python
@@ -50,6 +52,7 @@ from smelt.codegen.lower.scalars import lower_with_numbers
 from smelt.codegen.lower.sharing import is_idle_dropout, view_source
 from smelt.codegen.lower.sized_block import Compile, Run
 from smelt.codegen.lower.sized_runs import SizedRuns, lower_sized
+from smelt.codegen.lower.stacked import with_rows
 from smelt.codegen.lower.unknown import padded
 from smelt.codegen.lower.unknown.adding import lower_index_add
 from smelt.codegen.lower.unknown.cutting import lower_cut
@@ -93,7 +96,7 @@ class _Groups:
         claimed: set[Node] = set()
         nodes = list(ctx.graph.body)
         order = {node: i for i, node in enumerate(nodes)}
-        writes = [order[node] for node in nodes if node.op == "write"]
+        writes = [order[node] for node in nodes if node.op == "write" or writes_parts(node)]
         for node in filter(is_plain, nodes):
             product = product_of(ctx, node)
             main: _Main | None = (
@@ -150,11 +153,12 @@ def lower(
         start = now
 
     _check(graph)
-    known = padded(graph)
-    if known is not graph:
+    rows = with_rows(graph)
+    known = padded(rows)
+    if known is not rows:
         # Memory that is longer than what it holds is each value's own, so that this is not seen any more.
-        refuse_shared(graph)
-    graph, chosen = with_choices(hoisted(known))
+        refuse_shared(rows)
+    graph, chosen = with_choices(with_parts(hoisted(known)))
     ctx = Context(graph, state, options or Options())
     ctx.compiler = compiler(ctx.options)
     for value in graph.inputs:

@@ -21,6 +21,7 @@ from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.fusion.groups import Group, is_fusible
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.fusion.partition import Partition, partition
+from smelt.codegen.fusion.parts import part_of
 from smelt.codegen.fusion.pull import Memory
 from smelt.codegen.fusion.replay import Blank, Loaded, Number, Replay, Source, replay_of
 from smelt.codegen.fusion.rules import RULES
@@ -32,6 +33,7 @@ from smelt.codegen.llvm.lanes import BOOL_RESULTS, is_supported
 from smelt.codegen.llvm.nest_ir import EmittedKernel, emit_nests
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
+from smelt.codegen.lower.copies import copy_into
 from smelt.codegen.lower.generic import ANY_LAYOUT
 from smelt.codegen.lower.geometry import Geometry, same_layout
 from smelt.codegen.lower.kernels import About, launch
@@ -151,6 +153,9 @@ class Nests:
         if layouts is None:
             return False
         new: dict[Value, Hashable] = {root: ("new", root) for root in group.roots}
+        written = {root: place for root in group.roots if (place := self._place_to_write(root)) is not None}
+        for root, place in written.items():
+            new[root], layouts[root] = place.storage, place.geometry.strides
 
         def into(value: Value) -> Memory:
             return Memory(new[value], f"%{value.name}", Geometry(tensor_type(value).sizes, layouts[value]))
@@ -158,13 +163,21 @@ class Nests:
         try:
             built = build(group.roots, self.facts.inside(group.nodes), RULES, where, into)
             parts = stages(built.nest)
+            if written and len(parts) > 1:
+                raise Unfusible("what it writes to is read in a part of its own")
             emitted = [(s, k) for n, s in enumerate(parts, len(ctx.nests)) for k in self._emitted(s.nest, n)]
         except (Unfusible, InternalError) as why:
             self.decisions += (Decision(_names(group.nodes), False, str(why)),)
             return False
         ctx.nests += [None if current_trace() is not None else stage.nest for stage in parts]
         for root in group.roots:
-            places[new[root]] = self._result(root, layouts[root])
+            if root in written:
+                ctx.bind(root, written[root])
+                places[new[root]] = written[root].storage
+            elif self._is_part(root):
+                places[new[root]] = self._copied(root, layouts[root])
+            else:
+                places[new[root]] = self._result(root, layouts[root])
         slots = [places[key].slot for key in built.keys]
         replay = self._replay(group, built, new, layouts)
         spare: dict[int, int] = {}
@@ -219,6 +232,22 @@ class Nests:
         geometry = Geometry(tensor_type(root).sizes, strides)
         storage = self.ctx.memory_for(root, geometry)
         self.ctx.bind(root, Place(storage, geometry))
+        return storage
+
+    def _is_part(self, root: Value) -> bool:
+        return root.node is not None and part_of(root.node) is not None
+
+    def _place_to_write(self, root: Value) -> Place | None:
+        """Where a part of a tensor is written, if that may be where the tensor lies."""
+        part = None if root.node is None else part_of(root.node)
+        return None if part is None or root.node is None else self.ctx.place_to_write(part.base, root.node, root)
+
+    def _copied(self, root: Value, strides: tuple[int, ...]) -> Storage:
+        """Memory for a tensor of which a part is written, with the rest in it."""
+        part = None if root.node is None else part_of(root.node)
+        assert part is not None
+        storage = self._result(root, strides)
+        copy_into(self.ctx, Place(storage, storage.base), self.ctx.place(part.base))
         return storage
 
     def _replay(

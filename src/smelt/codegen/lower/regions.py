@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 
+from smelt.codegen.fusion.parts import writes_parts
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.copies import copy_into
@@ -21,6 +22,7 @@ from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.growing import Growing
 from smelt.codegen.lower.lists import begin
 from smelt.codegen.lower.numbers import element_type, operand, same, truth
+from smelt.codegen.lower.overwriting import origin
 from smelt.codegen.lower.plain import is_number, is_plain_type, kind_of
 from smelt.codegen.lower.python_nodes import move
 from smelt.codegen.lower.python_parts import python_us
@@ -110,14 +112,17 @@ def _calls_us(ctx: Context, region: Region) -> float:
 def lower_if(ctx: Context, node: Node, body: Body) -> None:
     """Both arms write each result into one place."""
     test = _tested(ctx, truth(ctx, node.args[0]))
-    places = [_place(ctx, r) for r in node.results]
+    kept = {k: place for k in range(len(node.results)) if (place := _kept(ctx, node, k, origin(node, k))) is not None}
+    places = [kept.get(k) or _place(ctx, r) for k, r in enumerate(node.results)]
+    # What lies there already must not be written over before all that reads it.
+    order = sorted(range(len(places)), key=lambda k: k in kept)
     ctx.builder.emit(Branch(test))
     for region in node.regions:
         with ctx.block(region):
-            _aim(ctx, region, places)
+            _aim(ctx, region, [None if k in kept else place for k, place in enumerate(places)])
             body(region)
             ctx.enter(node)
-            _store_all(ctx, region.yields, places)
+            _store_all(ctx, [region.yields[k] for k in order], [places[k] for k in order])
         ctx.builder.emit(Otherwise() if region is node.regions[0] else End())
     ctx.note(node, "block")
 
@@ -131,7 +136,7 @@ def lower_for(ctx: Context, node: Node, body: Body) -> None:
     ctx.builder.emit(Scalar(Arith.COPY, index.slot, (start,), same))
     growing = ctx.growing.growing.get(node, {})
     kept = [k for k in range(len(node.results)) if k not in growing]
-    places = _first(ctx, [node.results[k] for k in kept], [node.args[3 + k] for k in kept])
+    places = _first(ctx, node, kept, node.args[3:])
     lists = [(g, begin(ctx, node.results[k], g)) for k, g in growing.items()]
     rows = _rows(ctx, lists)
     going = ctx.builder.number("bool")
@@ -159,7 +164,7 @@ def lower_for(ctx: Context, node: Node, body: Body) -> None:
 def lower_while(ctx: Context, node: Node, body: Body) -> None:
     """Test and body read what is carried from one place."""
     test, region = node.regions
-    places = _first(ctx, node.results, node.args)
+    places = _first(ctx, node, range(len(node.results)), node.args)
     ctx.builder.emit(Loop())
     with ctx.block(test):
         for param, place in zip(test.params, places, strict=True):
@@ -223,18 +228,36 @@ def _append(ctx: Context, grown: Growing, buffer: Place, row: Storage) -> None:
     ctx.builder.emit(Scalar(Arith.I_ADD, row.slot, (Use(row.slot), 1), int.__add__))
 
 
-def _first(ctx: Context, results: Sequence[Value], args: Sequence[Arg]) -> list[Place]:
+def _first(ctx: Context, node: Node, carried: Sequence[int], args: Sequence[Arg]) -> list[Place]:
     """The places of what a loop carries, which are those of its results, with the first values in them."""
-    places = [_place(ctx, r) for r in results]
-    _store_all(ctx, args, places)
+    places = [_kept(ctx, node, k, args[k]) or _place(ctx, node.results[k]) for k in carried]
+    _store_all(ctx, [args[k] for k in carried], places)
     return places
 
 
-def _aim(ctx: Context, region: Region, places: Sequence[Place]) -> None:
-    """Let what an arm yields be computed where it is wanted."""
+def _kept(ctx: Context, node: Node, k: int, arg: Arg) -> Place | None:
+    """The place of a tensor that parts are written into, if the result may stay there."""
+    result = node.results[k]
+    if not isinstance(arg, Value) or not isinstance(result.type, TensorType) or not is_plain_type(result.type):
+        return None
+    if not writes_parts(node) or not is_plain_type(arg.type):
+        return None
+    place = ctx.place_to_write(arg, node, result)
+    if place is not None:
+        ctx.bind(result, place)
+    return place
+
+
+def _aim(ctx: Context, region: Region, places: Sequence[Place | None]) -> None:
+    """Let what an arm yields be computed where it is wanted, unless something lies there (None)."""
     yielded = [v for arg in region.yields for v in values_in(arg)]
     for arg, place in zip(region.yields, places, strict=True):
-        if not isinstance(arg, Value) or place.storage.kind not in ("arena", "owned") or yielded.count(arg) != 1:
+        if (
+            place is None
+            or not isinstance(arg, Value)
+            or place.storage.kind not in ("arena", "owned")
+            or yielded.count(arg) != 1
+        ):
             continue
         if arg.node is not None and arg.node.parent is region and ctx.is_fresh(arg):
             ctx.aim(arg, place.storage)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
+from smelt.codegen.fusion.parts import part_of
 from smelt.codegen.fusion.regions import used_values
 from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.growing import Lists
@@ -52,7 +53,7 @@ class SizedRuns:
 def _may_be_passed(node: Node) -> bool:
     """Whether nodes before it may as well stand behind it."""
     inner = [n for region in node.regions for n in region.walk()]
-    return not node.regions and all(effects(n).is_pure for n in (node, *inner))
+    return not node.regions and part_of(node) is None and all(effects(n).is_pure for n in (node, *inner))
 
 
 def _belongs(node: Node, made: set[Value], lists: Lists) -> bool:
