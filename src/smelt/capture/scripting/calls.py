@@ -295,6 +295,8 @@ def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, .
         return found
     session.recorder.is_named = isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
     try:
+        if staged.asks(fn):
+            return session.asked(lambda: _with_marks(session, fn, args, kwargs))
         return given(session, _with_marks(session, fn, args, kwargs))
     finally:
         session.recorder.is_named = False

@@ -28,7 +28,7 @@ from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.records import Listed, RegionRecords, Structured
 from smelt.capture.staging.settled import Settled
 from smelt.capture.staging.stops import GROWTH, NO_GROWTH, PARTLY, TOO_MANY, Again, CannotStage, Exhausted
-from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
+from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.capture.staging.unify import unify
 from smelt.capture.staging.watch import unwatched
 from smelt.ir import (
@@ -105,6 +105,22 @@ class Session(Reading):
         """
         self.want_converted()
         return self.fork(slot)
+
+    def answer(self, slot: Slot) -> bool:
+        """What an operator of torch's gives that asks a question of data: any answer where `asked` takes the question."""
+        if self.questions is None:
+            return self.decide(slot)
+        self.questions.append(slot)
+        return True
+
+    def asked(self, ask: Callable[[], Any]) -> Any:
+        """What a call of such an operator gives converted code: a staged answer, of which it makes what it likes."""
+        before, self.questions = self.questions, []
+        try:
+            found = ask()
+            return wrap(self.questions[0]) if self.questions else found
+        finally:
+            self.questions = before
 
     def fork(self, slot: Slot, site: Site | None = None) -> bool:
         """Answer a question; what follows in the region is explored for both answers."""
