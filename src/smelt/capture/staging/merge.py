@@ -170,6 +170,8 @@ class Merger:
     def _either(self, value: Any, is_left: bool) -> Any:
         """A value that one path has, where the other has none and will not be asked: any of the type will do."""
         if isinstance(value, torch.Tensor):
+            if self.session.recorder.knows(value):
+                return value  # of before the branch, where the other path has it, too
             type_ = tensor_type_of(self.session.recorder.slot_of(value))
             result, slot = self.session.tensor_of(type_, value)
             self._yield_one(self._slot(value), type_, slot, is_left)
@@ -343,9 +345,7 @@ class Merger:
     def _export(self, value: Any) -> Any:
         """What one path left, where the other ends in an exception."""
         if isinstance(value, torch.Tensor):
-            recorder = self.session.recorder
-            known = recorder._slots.get(id(value))
-            if (known is not None and known.ref() is value) or id(value) in recorder.roots.entries:
+            if self.session.recorder.knows(value):
                 return value
             key = (id(value), id(value))
             if key not in self._memo:

@@ -93,6 +93,11 @@ class ShadowRecorder(Recorder):
                 self.inner[key] = slot
         self.records, self._slots = records, slots
 
+    def knows(self, tensor: torch.Tensor, saved: Any = None) -> bool:
+        """Whether a tensor was there before the regions that were left; saved: before what `enter` gave that for."""
+        known = (self._slots if saved is None else saved[1]).get(id(tensor))
+        return (known is not None and known.ref() is tensor) or id(tensor) in self.roots.entries
+
     def _adopt(self, tensor: torch.Tensor) -> Slot:
         # What a region left is found again where outcomes are merged; the graph's builder refuses any other use.
         left = self.inner.get(id(tensor))
