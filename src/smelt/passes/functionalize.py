@@ -3,13 +3,14 @@
 %b = select %x 0 1; %c = add_ %b 1; %d = sin %x        ==>
 %b = select %x 0 1; %n = add %b 1; %x1 = select_scatter %x %n 0 1; %d = sin %x1; %w = write %x %x1
 
-Each memory (`root`) that operators write has a current content, a value of the root's own type. A write through a
-view makes new content by the inverse of each view on the way, once something else than this view and views of it is
-read or written; a read of any alias takes its views of the current content again. A branch that writes memory from outside yields its content as one more result, a loop carries it. What
-belongs to the caller is written back once, at the end, and outputs that lie in it are views of the write's result.
-Memory for which any of this cannot be told for sure (an unknown mutating operator, a random fill, a resize, a write to
-elements that share an address, a place counted from a storage's start, arguments that share memory, tensors of which a
-branch or a container may hold either and that are seen again under another name) keeps its operators, in order.
+Each memory (`root`) that operators write has a current content, a value of the root's own type. A write through a view
+makes new content by the inverse of each view on the way, once something else than this view and views of it is read or
+written; a read of any alias takes its views of the current content again. A branch that writes memory from outside
+yields its content as one more result, a loop carries it. What belongs to the caller is written back once, at the end,
+and outputs that lie in it are views of the write's result. Memory for which any of this cannot be told for sure (an
+unknown mutating operator, a random fill, a resize, a write to elements that share an address, a place counted from a
+storage's start, arguments that share memory, tensors of which a branch or a container may hold either and that are seen
+again under another name) keeps its operators, in order.
 """
 
 from __future__ import annotations

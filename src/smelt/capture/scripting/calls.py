@@ -183,6 +183,9 @@ def _function(session: ScriptSession, fn: FunctionType, args: tuple[Any, ...], k
     try:
         if min(session.running[code], session.recorder.depth) > session.most_recursion:
             # As Python would further down, at a depth that depends on who called: what ends it depends on data.
+            session.too_deep += 1
+            if session.too_deep > session.most_ends:
+                session.cannot(f"{fn.__qualname__} calls itself more than once at each of its levels", DEEP)
             error = RecursionError("maximum recursion depth exceeded")
             session.raised.append(error)
             raise error
@@ -196,6 +199,8 @@ def _function(session: ScriptSession, fn: FunctionType, args: tuple[Any, ...], k
     finally:
         session.depth -= 1
         session.running[code] -= 1
+        if not session.running[code]:
+            session.too_deep = 0
 
 
 def _bound(session: ScriptSession, owner: Any, fn: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -107,7 +107,7 @@ class Recording:
         self.negations: dict[Slot, Slot] = {}
         self.watch: Watch | None = None
         self.budget: Budget | None = None
-        self.questions: list[Slot] | None = None  # that operators ask, where answers to them may be staged ones
+        self.questions: list[ScalarSlot] | None = None  # that operators ask, where answers to them may be staged ones
         self.picked: dict[int, tuple[Any, Any, object]] = {}  # containers of which there may be copies, by id
 
     @property

@@ -106,8 +106,8 @@ class Session(Reading):
         self.want_converted()
         return self.fork(slot)
 
-    def answer(self, slot: Slot) -> bool:
-        """What an operator of torch's gives that asks a question of data: any answer where `asked` takes the question."""
+    def answer(self, slot: Any) -> bool:
+        """What an operator that asks a question of data gives Python: any answer where `asked` takes the question."""
         if self.questions is None:
             return self.decide(slot)
         self.questions.append(slot)

@@ -496,7 +496,7 @@ class ShadowRecorder(Recorder):
         if info.short in ("item", "_local_scalar_dense"):
             return session.item(args[0])
         if info.short == "is_nonzero":
-            return session.decide(operands[0]) if session.questions is None else session.answer(_truth(session, args[0]))
+            return session.answer(operands[0] if session.questions is None else _truth(session, args[0]))
         if info.short in ("equal", "allclose"):
             return session.answer(session.scalar_call(info.name, args, kwargs, bool))
         if info.short in METADATA and not any(self.is_varied(slot) for slot in operands):
