@@ -100,3 +100,23 @@ def test_what_is_returned_out_of_a_loop_is_what_was_there_before(explored: list[
     a, b = torch.tensor([[4.0, 1.0, 0.0], [1.0, 5.0, 2.0], [0.0, 1.0, 3.0]]), torch.tensor([1.0, 2.0, 3.0])
     check(solved_in_place, (a, b), (a * 1e-7, b), (a - 3, b), (a, b * 0))
     assert explored[0] <= 80
+
+
+def number_or_tensor(x: Tensor) -> Tensor:
+    best: Any = 0.0
+    for i in range(8):
+        for k in range(6):
+            x = x + 1 if x.max() > k * i else x - 1
+        if x.sum() > best:
+            best = x.sum()
+    return x * best
+
+
+def test_ways_that_cannot_all_be_gone_are_not_begun(explored: list[int]) -> None:
+    """Each answer of the first way has another one, before which all comes once more that came before it."""
+    compiled = smelt.compile(number_or_tensor)
+    for x in (torch.ones(4), -torch.ones(4) * 900):
+        assert torch.equal(compiled(x), number_or_tensor(x))
+    told = [row.entry.why_paths for row in compiled.stats().rows if row.entry is not None]
+    assert any("the program has too many paths" in why for why in told)
+    assert explored[0] <= 128, explored

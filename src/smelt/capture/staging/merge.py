@@ -133,6 +133,7 @@ class Merger:
         count = len(self.names)
         left = (_RAISED,) * count if a is _RAISED else a
         right = (_RAISED,) * count if b is _RAISED else b
+        self._check_none(left, right)
         found = tuple(self.named(n, x, y) for n, x, y in zip(self.names, left, right, strict=True))
         for value in found:
             if isinstance(value, Pending) and value.flag is None:
@@ -140,6 +141,16 @@ class Merger:
                 if not is_staged(value.flag):
                     self._fail("a result is returned on one path only")
         return found
+
+    def _check_none(self, left: Sequence[Any], right: Sequence[Any]) -> None:
+        """A result that is None may be one that was returned, and no other then. Raises: CannotMerge."""
+        for name, a, b in zip(self.names, left, right, strict=True):
+            is_one = (a is None) != (b is None) and a is not _RAISED and b is not _RAISED
+            if is_one and is_result(name):
+                flag = flag_in(self.names, left if a is None else right)
+                is_open = is_staged(flag) and self.session.known(slot_of(flag)) is not False
+                if flag is True or is_open:
+                    self._fail("None is returned, or something else")
 
     def named(self, name: str, a: Any, b: Any) -> Any:
         """A variable after two paths; one without a value on a path has one that must not be used."""

@@ -78,6 +78,7 @@ class Recording:
         self.regions: list[Any] = []
         self.aliases: dict[Slot, Slot] = {}
         self.paths = 0
+        self.once = (0, 0)  # steps and regions of merging what could not be merged
         self.forked: set[object] = set()
         self.write_only: Sequence[Any] = ()  # places outside that the native run wrote and did not read
         self.grew: set[object] = set()  # those of them in which a container grew
