@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
 
 from smelt.codegen.fusion.build import build, eager_memory
 from smelt.codegen.fusion.partition import Partition, partition
+from smelt.codegen.fusion.pull import Pull
 from smelt.codegen.fusion.rules import RULES
 from smelt.ir import Graph, parse
 from smelt.ops.evaluate import evaluate
@@ -189,3 +191,28 @@ def test_random_graphs(batch: int) -> None:
         _, found = run_partition(graph, tensors)
         for a, b in zip(evaluate(graph, tensors), found, strict=True):
             assert tensor_difference(a, b, is_exact=False) is None, f"{seed}\n{graph}"
+
+
+def test_halves_that_change_places_again_and_again_do_not_double_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each element is one of two, each of which is one of two others, at places and masks of their own."""
+    lines, at, steps = [], "%x", 20
+    for i in range(steps):
+        lines.append(f"%a{i}: f32[4] = aten.slice.Tensor({at}, 0, 0, 4)")
+        lines.append(f"%b{i}: f32[4] = aten.slice.Tensor({at}, 0, 4, 8)")
+        lines.append(f"%c{i}: f32[4] = aten.add.Tensor(%b{i}, 1)")
+        lines.append(f"%d{i}: f32[4] = aten.mul.Tensor(%a{i}, 2)")
+        at = f"%e{i}"
+        lines.append(f"{at}: f32[8] = aten.cat.default([%c{i}, %d{i}])")
+    body = "\n".join(lines)
+    graph = parse(f"graph f(%x: f32[8]) -> f32[8] {{\n{body}\nreturn {at}\n}}")
+    count, element = [0], Pull._element
+
+    def counted(self: Pull, *args: Any) -> Any:
+        count[0] += 1
+        return element(self, *args)
+
+    monkeypatch.setattr(Pull, "_element", counted)
+    x = torch.randn(8)
+    _, (found,) = run_partition(graph, [x])
+    assert torch.equal(found, evaluate(graph, [x])[0])
+    assert count[0] < 100_000, count

@@ -410,3 +410,44 @@ def test_a_norm_in_training_is_added_to_another_one_in_place() -> None:
         state={"ma": torch.zeros(3), "va": torch.ones(3), "mb": torch.zeros(3), "vb": torch.ones(3)},
     )
     assert "add.Tensor" in text
+
+
+def test_views_of_views_are_written_back_once() -> None:
+    """Each of n writes goes through one view more than the last: n nodes put it back, not n * n / 2."""
+
+    def program(cut: str, size: int) -> str:
+        lines, at, n = ["%v0: f32[16] = aten.clone.default(%x)"], "%v0", 16
+        for i in range(8):
+            lines.append(f"%w{i}: f32[{n}] = aten.mul_.Tensor({at}, 2)")
+            n -= size
+            lines.append(f"%v{i + 1}: f32[{n}] = aten.slice.Tensor({at}, 0, {cut})")
+            at = f"%v{i + 1}"
+        body = "\n".join(lines)
+        return f"graph f(%x: f32[16]) -> f32[{n}], f32[16] {{\n{body}\nreturn {at}, %v0\n}}"
+
+    x = torch.arange(16.0)
+    part = check(program("1, 9223372036854775807", 1), x)
+    assert part.count("slice_scatter") == 7
+    whole = check(program("0, 9223372036854775807", 0), x)
+    assert "slice_scatter" not in whole
+
+
+def test_a_view_that_is_ahead_is_seen_by_all_others() -> None:
+    check(
+        """graph f(%x: f32[3, 4]) -> f32[3, 4], f32[4], f32[2], f32[4] {
+          %a: f32[2, 4] = aten.slice.Tensor(%x, 0, 1, 3)
+          %b: f32[4] = aten.select.int(%a, 0, 0)
+          %c: f32[2] = aten.slice.Tensor(%b, 0, 1, 3)
+          %other: f32[4] = aten.select.int(%x, 0, 1)
+          %1: f32[2, 4] = aten.mul_.Tensor(%a, 2)
+          %2: f32[4] = aten.add_.Tensor(%b, 1)
+          %3: f32[2] = aten.mul_.Tensor(%c, 3)
+          %s: f32[4] = aten.sin.default(%other)
+          %4: f32[4] = aten.add_.Tensor(%other, 1)
+          %5: f32[2] = aten.mul_.Tensor(%c, 5)
+          %6: f32[2, 4] = aten.sub_.Tensor(%a, 1)
+          %d: f32[4] = aten.cos.default(%b)
+          return %x, %s, %c, %d
+        }""",
+        T,
+    )

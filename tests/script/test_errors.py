@@ -446,6 +446,18 @@ def test_a_recursion_without_end_in_the_source_is_no_defect():
     assert caught.value.code == "S0109" and caught.value.where.file == HERE
 
 
+def test_a_recursion_that_doubles_at_each_level_is_told_at_once():
+    def quicksort(x):
+        if len(x) <= 1:
+            return x
+        rest = x[1:]
+        return torch.cat([quicksort(rest[rest < x[0]]), x[:1], quicksort(rest[rest >= x[0]])])
+
+    with pytest.raises(CaptureError, match="quicksort calls itself more than once") as caught:
+        smelt.script(quicksort)
+    assert caught.value.code == "S0109" and "depends on data" in caught.value.why
+
+
 def of_one_kind(x, *, ratio: float | int = 0.5):
     found = torch.full([4, 3], ratio)
     return torch.max(found, 0, out=(torch.empty(3), torch.empty(3).long()))[0] + x

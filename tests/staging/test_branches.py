@@ -392,3 +392,18 @@ def test_a_constant_that_is_moved_after_paths_part():
         return (x if added is None else x + added), known
 
     check(f, (X.abs(),), (X,), has=("if",))
+
+
+def test_none_that_is_returned_out_of_a_loop_is_no_result_that_is_yet_to_come():
+    def f(x):
+        for i in range(4):
+            x = x + 1
+            if x.sum() > 10 * i + 40:
+                return None
+        return x
+
+    compiled = smelt.compile(f)
+    for x in (torch.ones(4), torch.ones(4) * 9, torch.ones(4) * -9, torch.ones(4) * 14):
+        found, wanted = compiled(x), f(x)
+        assert (found is None) == (wanted is None)
+        assert found is None or torch.equal(found, wanted)

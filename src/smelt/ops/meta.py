@@ -62,7 +62,8 @@ _GROWING = frozenset(f"aten.{name}.default" for name in ("adaptive_avg_pool2d", 
 _FILLING = frozenset(
     f"aten.{name}" for name in (
         "zeros_like.default", "ones_like.default", "full_like.default", "empty_like.default", "clone.default",
-        "where.Scalar", "where.ScalarSelf", "where.ScalarOther",
+        "where.Scalar", "where.ScalarSelf", "where.ScalarOther", "select_scatter.default", "slice_scatter.default",
+        "diagonal_scatter.default",
     )
 )  # fmt: skip
 _BOUNDED = _SHRINKING | _GROWING | _FILLING

@@ -3,13 +3,14 @@
 %b = select %x 0 1; %c = add_ %b 1; %d = sin %x        ==>
 %b = select %x 0 1; %n = add %b 1; %x1 = select_scatter %x %n 0 1; %d = sin %x1; %w = write %x %x1
 
-Each memory (`root`) that operators write has a current content, a value of the root's own type. A write through a
-view makes new content by the inverse of each view on the way; a read of any alias takes its views of the current
-content again. A branch that writes memory from outside yields its content as one more result, a loop carries it. What
-belongs to the caller is written back once, at the end, and outputs that lie in it are views of the write's result.
-Memory for which any of this cannot be told for sure (an unknown mutating operator, a random fill, a resize, a write to
-elements that share an address, a place counted from a storage's start, arguments that share memory, tensors of which a
-branch or a container may hold either and that are seen again under another name) keeps its operators, in order.
+Each memory (`root`) that operators write has a current content, a value of the root's own type. A write through a view
+makes new content by the inverse of each view on the way, once something else than this view and views of it is read or
+written; a read of any alias takes its views of the current content again. A branch that writes memory from outside
+yields its content as one more result, a loop carries it. What belongs to the caller is written back once, at the end,
+and outputs that lie in it are views of the write's result. Memory for which any of this cannot be told for sure (an
+unknown mutating operator, a random fill, a resize, a write to elements that share an address, a place counted from a
+storage's start, arguments that share memory, tensors of which a branch or a container may hold either and that are seen
+again under another name) keeps its operators, in order.
 """
 
 from __future__ import annotations
@@ -57,15 +58,17 @@ def _laid_out(b: GraphEmitter, new: Value, old: Value) -> Value:
 class _Functionalizer:
     """Walks a graph in order with the current content of each root.
 
-    content: the value that a root's memory holds. version: a number for each content. seen: for values that lie in
-    written memory, an equal value and the version for which it is equal. What an inner region learns is forgotten at
-    its end, because its values are not seen outside.
+    content: the value that a root's memory holds. ahead: views of it, each one of the view before, that hold more than
+    what they are views of: what was written to them since. version: a number for each content. seen: for values that
+    lie in written memory, an equal value and the version for which it is equal. What an inner region learns is
+    forgotten at its end, because its values are not seen outside.
     """
 
     def __init__(self, rewriter: Rewriter, plan: Plan) -> None:
         self.rewriter = rewriter
         self.plan = plan
         self.content: dict[Value, Value] = {root: root for root in plan.roots}
+        self.ahead: dict[Value, list[tuple[Value, Value]]] = {root: [] for root in plan.roots}
         self.version: dict[Value, int] = dict.fromkeys(plan.roots, 0)
         self.versions = count(1)
         self.seen: dict[Value, tuple[int, Value]] = {}
@@ -102,6 +105,8 @@ class _Functionalizer:
                     self.done.append(node)
                     continue
                 self._substitute_arguments(node)
+                if node.regions:
+                    self.catch_up()
             if node.regions:
                 self.structured(node)
             for result in node.results:
@@ -137,6 +142,7 @@ class _Functionalizer:
                     # What is handed on beside a content lies in it, as its aliases do.
                     self.version[root] = next(self.versions)
                 self._substitute_yields(region)
+                self.catch_up()
                 more = tuple(self.content[root] for root in yielded)
             if more:
                 self.rewriter.set_yields(region, (*region.yields, *more))
@@ -165,6 +171,7 @@ class _Functionalizer:
         root = self.root(value)
         if root is None:
             return self.renamed.get(value, value)
+        self.catch_up(root, value)
         # Views of views, from the first one on: there may be more of them than Python's stack has room for.
         stale: list[Value] = []
         above: Value | None = value
@@ -186,8 +193,9 @@ class _Functionalizer:
 
     def _known(self, value: Value, root: Value) -> Value | None:
         """What a value holds now, where that is at hand."""
-        if value is root:
-            return self.content[root]
+        base, content = self.ahead[root][-1] if self.ahead[root] else (root, self.content[root])
+        if value is base:
+            return content
         version, found = self.seen.get(value, (-1, None))
         return found if version == self.version[root] else None
 
@@ -267,21 +275,58 @@ class _Functionalizer:
         root = self.root(value)
         if root is None:
             raise _lost(value)
+        ahead = self.ahead[root]
+        if value is root:
+            ahead.clear()
+            self.set_content(root, fitted(self.emit, new, self.content[root]))
+            return
+        self.catch_up(root, value)
+        if ahead and ahead[-1][0] is value:
+            ahead.pop()
+        ahead.append((value, new))
+        self.version[root] = next(self.versions)
+        if new.type != value.type:
+            self._write_back(root)
+
+    def catch_up(self, root: Value | None = None, value: Value | None = None) -> None:
+        """Have what a value lies in hold all that was written; without one, all that one root, or each, holds."""
+        for one in self.ahead if root is None else (root,):
+            while self.ahead[one] and (value is None or not self._lies_in(value, self.ahead[one][-1][0])):
+                self._write_back(one)
+
+    def _lies_in(self, value: Value | None, view: Value) -> bool:
+        """Whether a value is a view, or a view of it."""
+        while value is not None and value is not view:
+            value = self.parents.get(value)
+            value = None if value is None else self.same.get(value, value)
+        return value is view
+
+    def _write_back(self, root: Value) -> None:
+        """Put what the last view holds into what it is a view of."""
+        ahead = self.ahead[root]
+        value, new = ahead.pop()
+        base, content = ahead[-1] if ahead else (root, self.content[root])
         written: list[tuple[Value, Value]] = []
-        while value is not root:
+        while value is not base:
             step = self.steps[value]
             if step is None:
                 raise _lost(value)
             written.append((value, new))
             new = step.inverse(self.emit, self.current(step.base), new, step.node)
             value = self.same.get(step.base, step.base)
-        self.set_content(root, fitted(self.emit, new, self.content[root]))
+        new = fitted(self.emit, new, content)
+        if ahead:
+            ahead[-1] = (base, new)
+            self.version[root] = next(self.versions)
+        else:
+            self.set_content(root, new)
         for view, held in written:
             if held.type == view.type:
                 self.seen[view] = (self.version[root], held)
 
     def finish(self, body: Region) -> None:
         """Write back what belongs to the caller, and let the graph return current contents."""
+        self.catch_up()
         external = [r for r in self.content if is_external(r) and self.content[r] is not r]
         followed = set(external)
         values = {r: self._apart(self.content[r], r, followed) for r in sorted(external, key=self._order)}

@@ -25,9 +25,9 @@ def inverse_of(node: Node, base: TensorType, view: TensorType) -> Inverse | None
     if node.op == AS_STRIDED:
         return placed if can_place_again(node) else None
     found = _INVERSES.get(node.op)
-    if found is not None:
+    if found is not None and not (node.op in _CUTS and base == view and base.is_static):
         return found
-    # What gives back the very tensor: contiguous, to, dropout and the like where they do nothing.
+    # What gives back the very tensor: contiguous, to, dropout, a slice of all and the like where they do nothing.
     return same if base == view else None
 
 
@@ -134,6 +134,8 @@ def _narrow(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
     first = start + tensor_type(whole).sizes[dim] if start < 0 else start
     return b.call("aten.slice_scatter.default", whole, new, dim, first, first + length)
 
+
+_CUTS = ("aten.slice.Tensor", "aten.narrow.default")
 
 _INVERSES: dict[str, Inverse] = {
     **dict.fromkeys(("aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"), same),

@@ -185,6 +185,9 @@ def _function(session: ScriptSession, fn: FunctionType, args: tuple[Any, ...], k
     try:
         if min(session.running[code], session.recorder.depth) > session.most_recursion:
             # As Python would further down, at a depth that depends on who called: what ends it depends on data.
+            session.too_deep += 1
+            if session.too_deep > session.most_ends:
+                session.cannot(f"{fn.__qualname__} calls itself more than once at each of its levels", DEEP)
             error = RecursionError("maximum recursion depth exceeded")
             session.raised.append(error)
             raise error
@@ -198,6 +201,8 @@ def _function(session: ScriptSession, fn: FunctionType, args: tuple[Any, ...], k
     finally:
         session.depth -= 1
         session.running[code] -= 1
+        if not session.running[code]:
+            session.too_deep = 0
 
 
 def _bound(session: ScriptSession, owner: Any, fn: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -297,6 +302,8 @@ def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, .
         return found
     session.recorder.is_named = isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
     try:
+        if staged.asks(fn):
+            return session.asked(lambda: _with_marks(session, fn, args, kwargs))
         return given(session, _with_marks(session, fn, args, kwargs))
     finally:
         session.recorder.is_named = False

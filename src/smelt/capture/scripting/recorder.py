@@ -410,7 +410,7 @@ class ScriptRecorder(ShadowRecorder):
             session.cannot(f"{info.name} gives Python what depends on data")
         found = ScalarSlot(_SCALARS[schema.returns[0].type], _DEAD)
         self.records.append((info, noted, named, (found,), self._find_site(2), self.scope.path, self._modes_now()))
-        return session.decide(found) if found.type == BOOL else wrap(found)
+        return session.answer(found) if found.type == BOOL else wrap(found)
 
 
 def _is_safe(info: OpInfo, noted: Sequence[Any]) -> bool:

@@ -46,7 +46,7 @@ from smelt.capture.scripting import calls
 from smelt.capture.scripting.merging import ScriptMerger
 from smelt.capture.scripting.parameters import Parameters, parameters_of
 from smelt.capture.scripting.runtime import ScriptRuntime
-from smelt.capture.scripting.session import Assume, PlainShape, ScriptSession, ShapeObject, TensorsObject
+from smelt.capture.scripting.session import DEEP, Assume, PlainShape, ScriptSession, ShapeObject, TensorsObject
 from smelt.capture.scripting.tensors import answering_open
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Signature, flatten_arguments
@@ -127,6 +127,7 @@ _FIXES = {
     MEMBERS: "keep them in a list, or in a tensor with torch.unique; give sizes as numbers (smelt.f32[2, 3]), or use "
     "smelt.compile",
     TAKEN_APART: "take its numbers by list(range(...)), or go over it in a for; or use smelt.compile",
+    DEEP: "write it as a loop, or use smelt.compile, which goes as deep as each call does",
     NO_FORM: "write it with torch's operators, or use smelt.compile, which runs in Python what has no other form",
 }
 """What to do, by why something is refused."""

@@ -154,6 +154,8 @@ class ScriptSession(Session):
         # Iterators from outside, by id: what takes an item of one takes it for good.
         self.iterators: Mapping[int, Any] = {}
         self.most_recursion = 20
+        # How often one call from outside came as deep, and how often it may: where each level calls twice, ways double.
+        self.too_deep, self.most_ends = 0, 32
         # Values of any kind that are numbers: a tensor of unknown element type has such items.
         self.numbers: set[Any] = set()
         self.recorder.marks.numbers = self.numbers

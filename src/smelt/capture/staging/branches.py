@@ -86,6 +86,7 @@ def branch(
     elif known is None and session.is_on_all_paths and ("effect", key, False) in session.whole:
         known = session.expect(slot, True)
     while known is None and key not in session.forked:
+        before = session.taken()
         try:
             outcome = _merged(session, key, slot, (then, orelse), names, get, set_, site)
         except CannotGrow as grows:
@@ -93,11 +94,13 @@ def branch(
             if not _staged_before(session, key, grows.container, type_, (then, orelse), names, get, set_, site):
                 session.grew.add(key)
                 session.will_fork(key)
+                session.not_again(before)
         except Grows as grows:
             if not _staged_before(session, key, grows.grown, grows.type, (then, orelse), names, get, set_, site):
                 raise
         except CannotMerge:
             session.will_fork(key)
+            session.not_again(before)
         else:
             if outcome.is_raised:
                 session.end()

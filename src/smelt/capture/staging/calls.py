@@ -41,6 +41,7 @@ _WARN = warnings.warn  # staged runs have another one there
 _KNOWN: tuple[type, ...] = (list, tuple, range, zip, enumerate, type({}.keys()), type({}.values()), type({}.items()))
 
 
+_ASKING = ("equal", "allclose", "is_nonzero")
 # What makes a tensor of numbers.
 _OF_ITEMS = (torch.tensor, torch.as_tensor, torch.scalar_tensor)
 
@@ -96,7 +97,13 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         asked = functools.partial(class_of, session)
         args = tuple(asked if arg is type else arg for arg in args)
     args = tuple(_for_torch(session, a, fn) for a in args)
-    return fn(*args, **{k: _for_torch(session, v, fn) for k, v in kwargs.items()})
+    kwargs = {k: _for_torch(session, v, fn) for k, v in kwargs.items()}
+    return session.asked(lambda: fn(*args, **kwargs)) if asks(fn) else fn(*args, **kwargs)
+
+
+def asks(fn: Any) -> bool:
+    """Whether a function is one of torch's that answers Python by one bool of data."""
+    return getattr(fn, "__name__", "") in _ASKING and not isinstance(fn, (FunctionType, MethodType, type))
 
 
 def called_here(session: Any, fn: Any) -> Any:

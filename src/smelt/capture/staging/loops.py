@@ -78,6 +78,7 @@ class Loop:
         self.init: tuple[Any, ...] = ()
         self.snapshot: Snapshot = None  # type: ignore[assignment]
         self.inits: list[Any] = []
+        self.saved: Any = None
 
     def run(self) -> None:
         """Record the loop and let the program go on with its results."""
@@ -86,7 +87,7 @@ class Loop:
             self.init = self.get()
             self.snapshot = self.look()
             session.snapshots.append(self.snapshot)
-            saved = session.recorder.enter()
+            saved = self.saved = session.recorder.enter()
             try:
                 regions = self._try()
             finally:
@@ -283,9 +284,14 @@ class Loop:
     def _place_dummy(self, number: int, name: str, value: Any) -> None:
         """A place that is not read before the body filled it: before the first turn, any value like that."""
         leaves, build = take_apart(value)
-        some = [Unread(leaf_type(self.session, leaf)) if is_carried(leaf) else leaf for leaf in leaves]
+        some = [Unread(leaf_type(self.session, leaf)) if self._is_made(leaf) else leaf for leaf in leaves]
         types = {i: leaf.type for i, leaf in enumerate(some) if isinstance(leaf, Unread)}
         self.places[number] = Place(number, name, build(some), None, types)
+
+    def _is_made(self, leaf: Any) -> bool:
+        """Whether a turn makes a value of the graph; a tensor of before the loop is itself after it, too."""
+        is_outer = isinstance(leaf, torch.Tensor) and self.session.recorder.knows(leaf, self.saved)
+        return is_carried(leaf) and not is_outer
 
     def _known_after(self, regions: list[RegionRecords]) -> set[int]:
         """The flags that are true after the loop: the one whose being true ends it, and those that are always equal."""

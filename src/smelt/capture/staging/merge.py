@@ -153,6 +153,7 @@ class Merger:
         count = len(self.names)
         left = (_RAISED,) * count if a is _RAISED else a
         right = (_RAISED,) * count if b is _RAISED else b
+        self._check_none(left, right)
         found = tuple(self.named(n, x, y) for n, x, y in zip(self.names, left, right, strict=True))
         for value in found:
             if isinstance(value, Pending) and value.flag is None:
@@ -160,6 +161,16 @@ class Merger:
                 if not is_staged(value.flag):
                     self._fail("a result is returned on one path only")
         return found
+
+    def _check_none(self, left: Sequence[Any], right: Sequence[Any]) -> None:
+        """A result that is None may be one that was returned, and no other then. Raises: CannotMerge."""
+        for name, a, b in zip(self.names, left, right, strict=True):
+            is_one = (a is None) != (b is None) and a is not _RAISED and b is not _RAISED
+            if is_one and is_result(name):
+                flag = flag_in(self.names, left if a is None else right)
+                is_open = is_staged(flag) and self.session.known(slot_of(flag)) is not False
+                if flag is True or is_open:
+                    self._fail("None is returned, or something else")
 
     def named(self, name: str, a: Any, b: Any) -> Any:
         """A variable after two paths; one without a value on a path has one that must not be used."""
@@ -190,6 +201,8 @@ class Merger:
     def _either(self, value: Any, is_left: bool) -> Any:
         """A value that one path has, where the other has none and will not be asked: any of the type will do."""
         if isinstance(value, torch.Tensor):
+            if self.session.recorder.knows(value):
+                return value  # of before the branch, where the other path has it, too
             type_ = tensor_type_of(self.session.recorder.slot_of(value))
             result, slot = self.session.tensor_of(type_, value)
             self._yield_one(self._slot(value), type_, slot, is_left)
@@ -363,9 +376,7 @@ class Merger:
     def _export(self, value: Any) -> Any:
         """What one path left, where the other ends in an exception."""
         if isinstance(value, torch.Tensor):
-            recorder = self.session.recorder
-            known = recorder._slots.get(id(value))
-            if (known is not None and known.ref() is value) or id(value) in recorder.roots.entries:
+            if self.session.recorder.knows(value):
                 return value
             key = (id(value), id(value))
             if key not in self._memo:

@@ -89,6 +89,7 @@ class Recording:
         self.regions: list[Any] = []
         self.aliases: dict[Slot, Slot] = {}
         self.paths = 0
+        self.once = (0, 0)  # steps and regions of merging what could not be merged
         self.forked: set[object] = set()
         self.write_only: Sequence[Any] = ()  # places outside that the native run wrote and did not read
         self.grew: set[object] = set()  # those of them in which a container grew
@@ -121,6 +122,7 @@ class Recording:
         self.negations: dict[Slot, Slot] = {}
         self.watch: Watch | None = None
         self.budget: Budget | None = None
+        self.questions: list[ScalarSlot] | None = None  # that operators ask, where answers to them may be staged ones
         self.picked: dict[int, tuple[Any, Any, object]] = {}  # containers of which there may be copies, by id
 
     @property

@@ -27,8 +27,8 @@ from smelt.capture.staging.reading import Reading
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.records import Listed, RegionRecords, Structured
 from smelt.capture.staging.settled import Settled
-from smelt.capture.staging.stops import GROWTH, NO_GROWTH, PARTLY, TOO_MANY, Again, CannotStage, Exhausted
-from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
+from smelt.capture.staging.stops import GROWTH, NO_GROWTH, PARTLY, TOO_LONG, TOO_MANY, Again, CannotStage, Exhausted
+from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.capture.staging.unify import unify
 from smelt.capture.staging.watch import unwatched
 from smelt.ir import (
@@ -71,6 +71,8 @@ class Region:
     """One run of a region: answers given so far, and the records between them.
 
     answers: values that were asked for, by the question. orders: in how many ways lists may have been put in order.
+    begun, spent: steps and regions that the session had taken when it began, and that it had taken since at each
+    question.
     """
 
     prefix: tuple[bool, ...]
@@ -81,6 +83,8 @@ class Region:
     asked: dict[tuple[str, int, str], int] = field(default_factory=dict)
     answers: dict[Any, Any] = field(default_factory=dict)
     orders: int = 1
+    begun: tuple[int, int] = (0, 0)
+    spent: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Session(Reading):
@@ -106,6 +110,22 @@ class Session(Reading):
         self.want_converted()
         return self.fork(slot)
 
+    def answer(self, slot: Any) -> bool:
+        """What an operator that asks a question of data gives Python: any answer where `asked` takes the question."""
+        if self.questions is None:
+            return self.decide(slot)
+        self.questions.append(slot)
+        return True
+
+    def asked(self, ask: Callable[[], Any]) -> Any:
+        """What a call of such an operator gives converted code: a staged answer, of which it makes what it likes."""
+        before, self.questions = self.questions, []
+        try:
+            found = ask()
+            return wrap(self.questions[0]) if self.questions else found
+        finally:
+            self.questions = before
+
     def fork(self, slot: Slot, site: Site | None = None) -> bool:
         """Answer a question; what follows in the region is explored for both answers."""
         region = self.regions[-1]
@@ -118,6 +138,8 @@ class Session(Reading):
         answer = region.prefix[number] if number < len(region.prefix) else True
         region.segments.append((self.recorder.records, slot, site or self.site()))
         region.taken.append(answer)
+        now = self.taken()
+        region.spent.append((now[0] - region.begun[0], now[1] - region.begun[1]))
         region.known[slot] = answer
         self.recorder.records = []
         return answer
@@ -219,7 +241,9 @@ class Session(Reading):
         known: questions that have an answer throughout the region.
         """
         given = dict(known or {})
-        return self._combine(self._explore(thunk, (), given), 0, (thunk, names, why, given, [1]))
+        region = self._explore(thunk, (), given)
+        self._check_again(region)
+        return self._combine(region, 0, (thunk, names, why, given, [1]))
 
     def _explore(
         self, thunk: Callable[[], Outcome], prefix: tuple[bool, ...], known: dict[Slot, bool], site: Site | None = None
@@ -229,7 +253,7 @@ class Session(Reading):
         if self.paths > self.most_regions:
             raise Exhausted(TOO_MANY, f"more than {MOST_PATHS} continuations", site or self.site())
         self.spend(site)
-        region = Region(prefix, known=dict(known), asked=dict(self._asked))
+        region = Region(prefix, known=dict(known), asked=dict(self._asked), begun=self.taken())
         saved = self.recorder.enter()
         self.regions.append(region)
         try:
@@ -274,6 +298,28 @@ class Session(Reading):
         finally:
             self.recorder.leave(saved)
         return [*records, *tail], merged
+
+    def taken(self) -> tuple[int, int]:
+        """Steps and regions so far, without those that are not taken again where the program comes by again."""
+        steps = 0 if self.budget is None else -self.budget.steps
+        return steps - self.once[0], self.paths - self.once[1]
+
+    def not_again(self, since: tuple[int, int]) -> None:
+        """What was done meanwhile was to no end, and will not be tried again."""
+        now = self.taken()
+        self.once = (self.once[0] + now[0] - since[0], self.once[1] + now[1] - since[1])
+
+    def _check_again(self, region: Region) -> None:
+        """Each question's other answer takes at least what came before the question once more.
+
+        Raises: CannotStage where that is more than there is left.
+        """
+        steps, regions = (sum(column) for column in zip(*region.spent, strict=True)) if region.spent else (0, 0)
+        if self.paths + regions + len(region.spent) > self.most_regions:
+            why = f"{len(region.spent)} questions have to be answered either way"
+            raise Exhausted(TOO_MANY, why, region.segments[0][2])
+        if self.budget is not None and steps > self.budget.steps:
+            raise Exhausted(TOO_LONG, "the program has too many ways, or too long ones", region.segments[0][2])
 
     def _check_growth(self, found: int, levels: int, more: int, site: Site | None) -> None:
         """So many paths came of the last questions, and so many questions more have another answer to be explored.

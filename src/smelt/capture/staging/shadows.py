@@ -95,6 +95,11 @@ class ShadowRecorder(Recorder):
                 self.inner[key] = slot
         self.records, self._slots = records, slots
 
+    def knows(self, tensor: torch.Tensor, saved: Any = None) -> bool:
+        """Whether a tensor was there before the regions that were left; saved: before what `enter` gave that for."""
+        known = (self._slots if saved is None else saved[1]).get(id(tensor))
+        return (known is not None and known.ref() is tensor) or id(tensor) in self.roots.entries
+
     def _adopt(self, tensor: torch.Tensor) -> Slot:
         # What a region left is found again where outcomes are merged; the graph's builder refuses any other use.
         left = self.inner.get(id(tensor))
@@ -503,13 +508,18 @@ class ShadowRecorder(Recorder):
         if info.short in ("item", "_local_scalar_dense"):
             return session.item(args[0])
         if info.short == "is_nonzero":
-            return session.decide(operands[0])
+            return session.answer(operands[0] if session.questions is None else _truth(session, args[0]))
         if info.short in ("equal", "allclose"):
-            return session.decide(session.scalar_call(info.name, args, kwargs, bool))
+            return session.answer(session.scalar_call(info.name, args, kwargs, bool))
         if info.short in METADATA and not any(self.is_varied(slot) for slot in operands):
             with self.shadows.running():
                 return overload(*[self.in_world(a, 0) for a in args], **kwargs)
         session.cannot(f"{info.name} gives Python what depends on data")
+
+
+def _truth(session: Any, tensor: torch.Tensor) -> Slot:
+    """The truth of a tensor as a number of the graph."""
+    return slot_of(session.emit("py.bool", tensor))
 
 
 def _takes_all(name: str, args: Sequence[Any]) -> bool:

@@ -69,6 +69,7 @@ class _Partition:
         self.unit_spans = sorted({(order[unit[0]], order[unit[-1]]) for unit in units.values() if len(unit) > 1})
         self.taken = taken
         self.nodes = list(graph.body)
+        self.users: dict[Node, tuple[Node, ...]] = {}
         self.groups_of: dict[Node, list[Group]] = {}
         self.groups: list[Group] = []
         self.decisions: list[Decision] = []
@@ -250,25 +251,24 @@ class _Partition:
 
     def _has_way_back(self, nodes: Sequence[Node]) -> bool:
         """Whether something outside needs one of these nodes and is needed by another."""
-        members = set(nodes)
-        last = self._reach(self.facts.order[nodes[-1]])
-        seen: set[Node] = set()
-        pending = [user for node in nodes for user in self._users(node) if user not in members]
+        members, order = set(nodes), self.facts.order
+        last = self._reach(order[nodes[-1]])
+        pending = [u for node in nodes for u in self._users(node) if u not in members and order[u] <= last]
+        seen = set(pending)
         while pending:
-            node = pending.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            for partner in self._unit(node, members):
+            for partner in self._unit(pending.pop(), members):
                 for user in self._users(partner):
                     if user in members:
                         return True
-                    if user not in seen and self.facts.order[user] <= last:
+                    if user not in seen and order[user] <= last:
+                        seen.add(user)
                         pending.append(user)
         return False
 
-    def _users(self, node: Node) -> set[Node]:
-        return {user for result in node.results for user in self.facts.users(result)[0]}
+    def _users(self, node: Node) -> tuple[Node, ...]:
+        if node not in self.users:
+            self.users[node] = tuple({user for result in node.results for user in self.facts.users(result)[0]})
+        return self.users[node]
 
     def _unit(self, node: Node, members: set[Node]) -> Iterable[Node]:
         """The nodes that run when a node does: those of its groups."""

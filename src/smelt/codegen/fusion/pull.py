@@ -61,6 +61,7 @@ FAR = 1 << 40
 """Beyond every index."""
 
 MAX_DEPTH = 120
+MAX_ELEMENTS = 2048  # of all values at all places: where each is put together of two others, they double at each step
 MAX_WRITES = 2  # writes to parts that are computed from earlier writes: each doubles what is pulled
 """Rules within rules; deeper groups are not made."""
 
@@ -196,6 +197,8 @@ class Pull:
         key = (value, idx, self._mask)
         found = self._known.get(key)
         if found is None:
+            if len(self._known) >= MAX_ELEMENTS:
+                raise Unfusible("it needs too many elements for each one that it stores")
             found = self._known[key] = self._element(value, idx)
         return found
 
