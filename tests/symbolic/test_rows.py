@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import smelt
+from smelt.runtime.plan import Blit, Branch, Copy, Dispatch, End, Loop, PyCall
+from tests.symbolic.sized import free, sized
 
 WEIGHT = torch.linspace(-1, 1, 16).reshape(4, 4)
 SIZES = (5, 7, 9, 3, 20, 2, 1, 0, 4)
@@ -314,3 +316,14 @@ def test_positions_out_of_range_raise_as_in_eager(program: Callable[..., Any]) -
             args = torch.randn(len(at), 4), torch.tensor(at)
             assert_same(outcome(compiled, *args), outcome(program, *args))
     assert_native(compiled)
+
+
+@pytest.mark.parametrize("program", [filtered, columns, viterbi], ids=lambda f: f.__name__)
+def test_no_turn_copies_the_table(program: Callable[..., Any]) -> None:
+    plan = sized(program, (torch.randn(6, 4),), free("B_")).lowered.lowered.plan
+    depth, found = 0, []
+    for instruction in plan.instructions:
+        depth += isinstance(instruction, Loop | Branch) - isinstance(instruction, End)
+        if depth and isinstance(instruction, Blit | Copy | Dispatch | PyCall):
+            found.append(instruction)
+    assert found == []

@@ -138,11 +138,11 @@ class _Functionalizer:
                 self.set_content(root, value)
             self.walk(region)
             with self.rewriter.builder.inside(region):
+                self.catch_up()
                 for root in yielded:
                     # What is handed on beside a content lies in it, as its aliases do.
                     self.version[root] = next(self.versions)
                 self._substitute_yields(region)
-                self.catch_up()
                 more = tuple(self.content[root] for root in yielded)
             if more:
                 self.rewriter.set_yields(region, (*region.yields, *more))
