@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from smelt.diag import Miss, SmeltError, VerifyError
@@ -94,6 +94,8 @@ def test_types_and_raises_hold_for_any_scalars(op: Any, args: list[Any]) -> None
     args = args[: op.most] if op.most else args
     while len(args) < op.least:
         args.append(2)
+    # Python takes for ever to round to the 2**1100-th digit before the point.
+    assume(op.name != "py.round" or type(args[-1]) is not int or abs(args[-1]) < 2**70)
     graph, node = one_node(op.name, args)
     verify(graph, check)
     assert parse(str(graph)) == graph
