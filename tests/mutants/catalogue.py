@@ -388,8 +388,8 @@ FUSION = (
     Mutant(
         "fusion: across a write",
         "codegen/fusion/groups.py",
-        "                segment += 1\n",
-        "                pass\n",
+        '            if node.op == "write":\n                segment += 1\n',
+        "",
         "a node before a write and one after it become one kernel",
         (f"{_GROUPS}::test_a_read_stays_before_the_write",),
     ),
