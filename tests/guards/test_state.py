@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.utils import _python_dispatch
 
 from smelt._torch import exact, state
 
@@ -24,7 +25,9 @@ PRIVATE = (
 
 
 @pytest.fixture(params=[None, *PRIVATE])
-def hidden(request: pytest.FixtureRequest) -> Iterator[Any]:
+def hidden(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    # Torch keeps it for all threads at once: two that leave modes in turns leave it set.
+    monkeypatch.setattr(_python_dispatch, "_is_in_torch_dispatch_mode", False, raising=False)
     real = torch._C
 
     class Without:
