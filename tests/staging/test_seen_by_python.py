@@ -169,6 +169,24 @@ def test_what_follows_from_how_a_tensor_lies(f: Callable[[Tensor], Any], order: 
         assert _observed(compiled, data) == _observed(f, data)
 
 
+def begins(x: Tensor) -> object:
+    return x.storage_offset(), x[1:].storage_offset(), (x + 1).storage_offset(), x * x[1:].storage_offset()
+
+
+@pytest.mark.parametrize("make", [smelt.compile, smelt.script])
+def test_where_an_argument_begins_is_its_own_at_each_call(make: Any) -> None:
+    made = make(begins)
+    many = torch.arange(12.0)
+    for at in (0, 2, 5, 0):
+        x = many[at : at + 4]
+        torch.testing.assert_close(made(x), begins(x), rtol=0, atol=0)
+
+
+def test_a_trace_does_not_keep_where_an_argument_began() -> None:
+    with pytest.raises(smelt.SmeltError, match="storage_offset"):
+        smelt.trace(begins, (torch.arange(12.0)[2:6],))
+
+
 def formatted(x: Tensor) -> object:
     n = (x > 0).sum().item()
     if n > 2:

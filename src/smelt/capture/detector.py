@@ -91,6 +91,16 @@ def _address(name: str) -> Callable[[Any], Any]:
     return make
 
 
+def _offset(original: Any) -> Any:
+    def read(self: Any) -> Any:
+        recorder = _active()
+        if recorder is not None and is_users(_caller_file()):
+            recorder.asked_for_offset(self)
+        return original(self)
+
+    return read
+
+
 def _own_property(name: str, original: Any) -> Any:
     """What gives an attribute of every tensor: where `torch.Tensor` has it from its base, that of the base."""
     return original if hasattr(original, "__get__") else getattr(torch._C.TensorBase, name)
@@ -278,6 +288,7 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
             stack.enter_context(_patches.replaced(tensor, name, _reader(name)))
         for name in _ADDRESSES:
             stack.enter_context(_patches.replaced(tensor, name, _address(name)))
+        stack.enter_context(_patches.replaced(tensor, "storage_offset", _offset))
         stack.enter_context(_patches.replaced(tensor, "data", _data_property))
         stack.enter_context(_patches.replaced(tensor, "_version", _version_property))
         stack.enter_context(_patches.replaced(tensor, "requires_grad", _needs_gradient))

@@ -656,6 +656,12 @@ class Recorder:
         if self.error is None:
             self.error = conversion_error(found)
 
+    def asked_for_offset(self, tensor: torch.Tensor) -> None:
+        """Note that Python hears where a tensor begins, which calls decide where it lies in what was there before."""
+        slot = self.slot_of(tensor)
+        if isinstance(slot, StateSlot) or any(slot.family is given.family for given in self.inputs):
+            self.converted(slot, "storage_offset")
+
     def fail(self, what: str, why: str, fix: str, code: str, site: Site | None = None) -> None:
         """Note an error at a site (by default where the program stands); the first one is the one that counts."""
         if self.error is None:
@@ -676,7 +682,8 @@ class Recorder:
         if record is None:
             return "made outside torch's operators"
         where = f", {record.site.span}" if record.site else ""
-        return f"result of {record.info.name}{where}"
+        name = record.info if isinstance(record.info, str) else record.info.name  # a branch or a loop is its own record
+        return f"result of {name}{where}"
 
     def maker_of(self, slot: Slot) -> Record | None:
         """The call that a slot's tensor is a result of; None where none was recorded."""

@@ -77,7 +77,7 @@ def _is_contiguous(original: Any) -> Any:
 def _storage_offset(original: Any) -> Any:
     def storage_offset(self: Any) -> Any:
         session = _session()
-        if session is None or session.recorder.slot_of(self).kind != "result" or not _tainted(session, self):
+        if session is None or not _tainted(session, self):
             return original(self)
         return session.storage_offset(self)
 
