@@ -115,6 +115,8 @@ class GraphBuilder:
                 emit.error(str(args[0]), args[1:], named, wanted)
             case "sizes":
                 emit.sizes(args[0], wanted)
+            case "offset":
+                emit.offset(args[0], wanted)
             case "elements":
                 data, large = constant_of(wanted)
                 if large is not None:

@@ -93,10 +93,11 @@ def _address(name: str) -> Callable[[Any], Any]:
 
 def _offset(original: Any) -> Any:
     def read(self: Any) -> Any:
+        found: int = original(self)
         recorder = _active()
         if recorder is not None and is_users(_caller_file()):
-            recorder.asked_for_offset(self)
-        return original(self)
+            recorder.asked_for_offset(self, found)
+        return found
 
     return read
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smelt.ir import STR, Arg, Builder, DType, TensorType, Value
+from smelt.ir import INT, STR, Arg, Builder, DType, TensorType, Value
 from smelt.ops.lowering import GraphEmitter
 
 _SIGNED = {1: DType.I8, 2: DType.I16, 4: DType.I32, 8: DType.I64}
@@ -73,6 +73,10 @@ class ExpectEmitter:
         sizes = self.call("aten._shape_as_tensor.default", value)
         for i, size in enumerate(found):
             self.expect(self.call("aten.select.int", sizes, 0, i), size)
+
+    def offset(self, value: Arg, found: int) -> None:
+        """Where a tensor begins in its memory."""
+        self.expect(self._builder.add("aten.sym_storage_offset.default", (value,), [INT]).result, found)
 
     def error(self, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], found: str) -> None:
         """What an operator raised, which the program caught."""

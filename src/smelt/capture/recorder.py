@@ -128,7 +128,7 @@ _TENSOR, _LIST, _OTHER = 1, 2, 0
 _EXPECTED = {
     "is_nonzero": "bool", "item": "item", "_local_scalar_dense": "item", "equal": "equal", "allclose": "allclose",
 }  # fmt: skip
-_READINGS = ("bool", "item", "equal", "allclose", "sizes", "elements", "error")
+_READINGS = ("bool", "item", "equal", "allclose", "sizes", "offset", "elements", "error")
 _EXPECT = {kind: expectation(kind) for kind in _READINGS}
 # What reads elements past the dispatcher and can be compared; some give Python the very memory.
 _ELEMENT_READS = frozenset(("tolist", "numpy", "__array__", "__repr__", "tensor", "as_tensor", "new_tensor"))
@@ -656,10 +656,15 @@ class Recorder:
         if self.error is None:
             self.error = conversion_error(found)
 
-    def asked_for_offset(self, tensor: torch.Tensor) -> None:
+    def asked_for_offset(self, tensor: torch.Tensor, found: int) -> None:
         """Note that Python hears where a tensor begins, which calls decide where it lies in what was there before."""
         slot = self.slot_of(tensor)
-        if isinstance(slot, StateSlot) or any(slot.family is given.family for given in self.inputs):
+        if not isinstance(slot, StateSlot) and all(slot.family is not given.family for given in self.inputs):
+            return
+        if self.specialize:
+            self._expect("offset", [slot], {}, found)
+            self._note_conversion("S0101", slot, "storage_offset", found)
+        else:
             self.converted(slot, "storage_offset")
 
     def fail(self, what: str, why: str, fix: str, code: str, site: Site | None = None) -> None:

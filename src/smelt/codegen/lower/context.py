@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from smelt._torch.storage import same_storage
-from smelt.analysis.aliases import Aliases, alias_analysis
+from smelt.analysis.aliases import Aliases, alias_analysis, is_external
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.kernels.nest import Nest
 from smelt.codegen.llvm.objects import KernelSource
@@ -67,6 +67,9 @@ def torch_dtype(value: Value) -> torch.dtype:
     return dtype_to_torch(tensor_type(value).dtype)
 
 
+_OFFSET = "aten.sym_storage_offset.default"
+
+
 class Context:
     """The state of one lowering."""
 
@@ -107,9 +110,9 @@ class Context:
         self.cuts = cuts_of(graph)
         self.cut_slots: dict[Value, int] = {}
         for node in graph.walk():
-            if node.op == "aten.sym_storage_offset.default":
-                raise cannot_lower(node, "it tells where in its memory a tensor begins, which is another place here")
             self._note_roots(node)
+            if node.op == _OFFSET and not all(is_external(self.root(v)) for v in node.operands()):
+                raise cannot_lower(node, "it tells where in its memory a tensor begins, which is another place here")
         self.writes_to_come = sum(node.op == "write" for node in graph.body)
         self.has_writes = self.writes_to_come > 0
         self._aliases: Aliases | None = None
