@@ -120,8 +120,8 @@ class Assignments(Expressions):
     def _delete(self, target: ast.expr) -> None:
         match target:
             case ast.Name(name):
-                if self.body.depth and name in self.body.scope.locals:
-                    self.emit_expr(self.variable(name))
+                if name in self.body.scope.locals:
+                    self.emit_expr(self.ask("unbound", self.variable(name)))
                 self.emit(ast.Delete([target], **self.place))
                 self.bind(name)
             case ast.Attribute():

@@ -78,6 +78,9 @@ class Runtime(Protocol):
     def getitem(self, at: int, o: Any, k: Any) -> Any: ...
     def setitem(self, at: int, o: Any, k: Any, v: Any) -> None: ...
     def delitem(self, at: int, o: Any, k: Any) -> None: ...
+    def unbound(self, at: int, value: Any) -> None:
+        """A variable with this value is about to lose it (`del x`)."""
+
     def getattr_(self, at: int, o: Any, name: str) -> Any: ...
     def setattr_(self, at: int, o: Any, name: str, v: Any) -> None: ...
     def binop(self, at: int, op: str, a: Any, b: Any) -> Any: ...
@@ -237,6 +240,9 @@ class PlainRuntime:
 
     def delitem(self, at: int, o: Any, k: Any) -> None:
         del o[k]
+
+    def unbound(self, at: int, value: Any) -> None:
+        pass
 
     def getattr_(self, at: int, o: Any, name: str) -> Any:
         return getattr(o, name)

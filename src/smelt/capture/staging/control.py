@@ -462,6 +462,9 @@ class StagingRuntime(PlainRuntime):
         ordering.check_change(self.session, o)
         o[k] = v
 
+    def unbound(self, at: int, value: Any) -> None:
+        _use(self.session, value)  # on some paths there may be none, and eager raises
+
     def delitem(self, at: int, o: Any, k: Any) -> None:
         ordering.check_change(self.session, o)
         super().delitem(at, o, k)
