@@ -64,6 +64,7 @@ class StagingRuntime(PlainRuntime):
         while True:
             records = session.recorder.records
             mark, answers = len(records), dict(session.regions[-1].answers)
+            known = session.recorder.marked()
             before, snapshot = get(), session.snapshot()
             value = test()
             slot = condition(session, value)
@@ -82,6 +83,7 @@ class StagingRuntime(PlainRuntime):
                 session.cannot("the test of a loop asks Python for a truth value", "it is asked anew at every turn")
             # As if the test had not been asked: nothing may stand for what it recorded.
             del records[mark:]
+            session.recorder.back(known)
             session.regions[-1].answers = answers
             snapshot.restore()
             set(before)

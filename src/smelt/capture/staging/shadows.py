@@ -100,6 +100,14 @@ class ShadowRecorder(Recorder):
         known = (self._slots if saved is None else saved[1]).get(id(tensor))
         return (known is not None and known.ref() is tensor) or id(tensor) in self.roots.entries
 
+    def marked(self) -> dict[int, Slot]:
+        """What tensors stand for by now; what `back` takes."""
+        return dict(self._slots)
+
+    def back(self, known: dict[int, Slot]) -> None:
+        """Let tensors stand for what they did (one that an operator gave back as it is stood for its result)."""
+        self._slots = known
+
     def _adopt(self, tensor: torch.Tensor) -> Slot:
         # What a region left is found again where outcomes are merged; the graph's builder refuses any other use.
         left = self.inner.get(id(tensor))
