@@ -78,8 +78,8 @@ class Runtime(Protocol):
     def getitem(self, at: int, o: Any, k: Any) -> Any: ...
     def setitem(self, at: int, o: Any, k: Any, v: Any) -> None: ...
     def delitem(self, at: int, o: Any, k: Any) -> None: ...
-    def unbound(self, at: int, value: Any) -> None:
-        """A variable with this value is about to lose it (`del x`)."""
+    def held(self, at: int, value: Any) -> Any:
+        """What a variable holds, which must hold something (`y = x`, `del x`)."""
 
     def getattr_(self, at: int, o: Any, name: str) -> Any: ...
     def setattr_(self, at: int, o: Any, name: str, v: Any) -> None: ...
@@ -241,8 +241,8 @@ class PlainRuntime:
     def delitem(self, at: int, o: Any, k: Any) -> None:
         del o[k]
 
-    def unbound(self, at: int, value: Any) -> None:
-        pass
+    def held(self, at: int, value: Any) -> Any:
+        return value
 
     def getattr_(self, at: int, o: Any, name: str) -> Any:
         return getattr(o, name)

@@ -464,8 +464,9 @@ class StagingRuntime(PlainRuntime):
         ordering.check_change(self.session, o)
         o[k] = v
 
-    def unbound(self, at: int, value: Any) -> None:
+    def held(self, at: int, value: Any) -> Any:
         _use(self.session, value)  # on some paths there may be none, and eager raises
+        return value
 
     def delitem(self, at: int, o: Any, k: Any) -> None:
         ordering.check_change(self.session, o)
