@@ -280,7 +280,8 @@ def test_rows_are_as_in_eager_for_all_sizes(program: Callable[..., Any], dynamic
     with torch.no_grad(), warnings.catch_warnings():
         # Some of these are built once for each of the sizes that are 0 or 1.
         warnings.filterwarnings("ignore", ".*compiled again and again")
-        for size in SIZES:
+        # One that is built for each size takes ever longer.
+        for size in SIZES if program is not another_table_on_some_ways else (5, 3, 2, 1, 0, 4):
             x = torch.randn(size, 4)
             assert_same(outcome(compiled, x), outcome(program, x))
     assert_native(compiled)
