@@ -40,4 +40,4 @@ def counted(threads: int, calls: int) -> int:
 
 def test_calls_under_way_when_the_state_is_found_out_are_not_lost() -> None:
     # One start in five or so lost some.
-    assert [counted(8, 32) for _ in range(20)] == [8 * 32] * 20
+    assert [counted(8, 32) for _ in range(40)] == [8 * 32] * 40
