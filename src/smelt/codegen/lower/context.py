@@ -181,9 +181,11 @@ class Context:
 
     def may_be_written(self, value: Value) -> bool:
         """Whether a write of the graph may change what a value, or a tensor in it, holds."""
+        if not self.has_writes:
+            return False
         if self._aliases is None:
             self._aliases = alias_analysis(self.graph)
-        return self.has_writes and self._aliases.is_written(value)
+        return self._aliases.is_written(value)
 
     def call_arguments(self, node: Node) -> dict[str, Arg]:
         """All arguments of an operator's call by name, defaults filled in."""
