@@ -511,3 +511,29 @@ def test_a_kept_default_is_of_its_own_type():
     assert torch.equal(scripted(x, 2, flip=False), ordered(x))
     with pytest.raises(TypeError, match="descending=int"):
         scripted(x, 2, flip=0)
+
+
+class Opens:
+    tries = 0
+
+
+def test_an_end_that_later_runs_get_past_is_said_of_the_state_as_it_stands() -> None:
+    def knocks(x: torch.Tensor, kind: str = "?") -> torch.Tensor:
+        Opens.tries += 1
+        if Opens.tries < 3:
+            raise ValueError(f"closed {kind}")
+        return x + 1
+
+    def mistakes(x: smelt.f32[2, 3], y: smelt.f32[2, 3]) -> torch.Tensor:
+        Opens.tries += 1
+        return x @ y if Opens.tries < 3 else x + y
+
+    Opens.tries = 0
+    for program, inputs in (knocks, (torch.ones(2),)), (mistakes, (torch.ones(2, 3), torch.ones(2, 3))):
+        with pytest.warns(smelt.SmeltWarning, match="ends here, with its state as it stands: "):
+            scripted = smelt.script(program)
+        for _ in range(2):
+            with pytest.raises((ValueError, RuntimeError)):
+                scripted(*inputs)
+        assert torch.equal(scripted(*inputs), program(*inputs))
+        Opens.tries = 0

@@ -56,7 +56,8 @@ def script(
     if scripted.raises:
         left_out = " and ".join(scripted.parameters.left_out)
         which = f"{scripted.captured.name} without {left_out}" if left_out else scripted.captured.name
-        text = f"every run of {which} ends here: {scripted.raises}"
+        now = ", with its state as it stands" if scripted.changes_state else ""
+        text = f"every run of {which} ends here{now}: {scripted.raises}"
         if scripted.raised_at is None:
             warnings.warn(text, SmeltWarning, stacklevel=2)
         else:

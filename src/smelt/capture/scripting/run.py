@@ -104,7 +104,8 @@ class Learned:
 class Scripted:
     """A scripted program.
 
-    raises: what every run ends with, where no path returns; reached: after how many operators.
+    raises: what every run ends with, where no path returns; reached: after how many operators; changes_state: whether
+    such a run changes what later ones begin with, so that this is said of the state as it stands.
     """
 
     captured: Captured
@@ -112,6 +113,7 @@ class Scripted:
     raises: str = ""
     raised_at: Span | None = None
     reached: int = 0
+    changes_state: bool = False
 
 
 _FUNCTORCH = f"{Path(torch.__file__).parent / '_functorch'}/"
@@ -254,7 +256,7 @@ class _Run:
         self.fn, self.learned = fn, learned
         self.error: Exception | None = None
         self.came_up: Span | None = None
-        self.gets_through = False
+        self.gets_through = self.changes_state = False
         self.caller = caller_modes()
         self.roots = reachable(fn)
         self.session = ScriptSession(self.roots, Scope(self.roots.modules))
@@ -321,6 +323,7 @@ class _Run:
                 # The program's frames have ended: where it was, the error tells.
                 self.came_up = _line_of(error) if stop.__cause__ is error else None
                 raise
+            self.changes_state = self.changes_state or bool(snapshot.changes())
             self._check_types(error)
             self.error = error
             record_raise(session, error)
@@ -334,6 +337,8 @@ class _Run:
         # The way on which every argument is given, and of its last type, is explored last.
         if self.gets_through or len(self.session.regions) > 1 or any(self.session.regions[-1].taken):
             return
+        if self.changes_state:
+            return  # a later run may take another way
         found = next((r for r in self.session.refusals if r.error is error), None)
         if found is None:
             return
@@ -387,7 +392,8 @@ class _Run:
             entangled(graph, arguments.tensors, state.lookup), _returned(flattener.tensors, (), state), kinds=kinds,
             own_backward=recorder.own_backward,
         )  # fmt: skip
-        return Scripted(captured, self.parameters, raises, span, sum(1 for _ in graph.walk()))
+        reached = sum(1 for _ in graph.walk())
+        return Scripted(captured, self.parameters, raises, span, reached, self.changes_state)
 
     def _check_effect(self, change: Change) -> None:
         """Raises: CaptureError where it keeps what depends on data, at the line that writes it."""
