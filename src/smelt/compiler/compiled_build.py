@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
@@ -26,7 +27,7 @@ from smelt.capture.state import STATE, Place, in_names
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witness
 from smelt.compiler.compiled_original import Original
-from smelt.compiler.compiled_state import StateCalls
+from smelt.compiler.compiled_state import StateCalls, UnderWay
 from smelt.compiler.compiled_table import STORM_LIMIT, Table
 from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, SplitProgram, Stats
 from smelt.compiler.interrupts import SignalsWait, errors_in_programs
@@ -62,11 +63,13 @@ class Builds:
     """The builds of one compiled object. splits: the pieces of a program that was refused. state: of a program that
     changes places outside its arguments, from when these are known."""
 
-    def __init__(self, original: Original, table: Table, stats: Stats) -> None:
+    def __init__(self, original: Original, table: Table, stats: Stats, under_way: UnderWay) -> None:
         self.splits: SplitProgram | None = None
         self.state: StateCalls | None = None
         self._may_have_state = original.settings.refused is None
         self._states = 0
+        self._under_way = under_way
+        self._changes_nothing = False  # as far as a recorded run has shown
         self.sight = Sight(original.target, original.settings.dynamic, original.settings.dynamic_shapes)
         self._original, self._table, self._stats = original, table, stats
         self._target, self._name, self._settings = original.target, original.name, original.settings
@@ -132,7 +135,7 @@ class Builds:
         program = ObservedProgram(
             self._target, self._name, self._settings,
             next_path=bool(missed), freedom=look.freedom, state=self._places,
-            replaced=frozenset(self._table.replaced),
+            replaced=frozenset(self._table.replaced), alone=self._alone,
         )  # fmt: skip
         started = time.perf_counter()
         before = errors_in_programs()
@@ -162,6 +165,10 @@ class Builds:
         self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs, missed, cause, look)
         return program.result
 
+    def _alone(self) -> AbstractContextManager[None]:
+        """No other call is under way in this block, where a run may change what these change, too."""
+        return nullcontext() if self._changes_nothing else self._under_way.alone()
+
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Look:
         """What is to be free in the build for this call. Raises: SmeltError (S0304) for wishes without a place."""
         look = self.sight.look([row.seen for row in self._table.rows if row.entry and row.seen], args, kwargs)
@@ -182,7 +189,7 @@ class Builds:
         """The builder gave up before the program's end: the original answers, recorded, so that it is remembered."""
         if self._original.is_whole:
             self._original.fail(failure)
-        again = ObservedProgram(self._target, self._name, self._settings, state=self._places)
+        again = ObservedProgram(self._target, self._name, self._settings, state=self._places, alone=self._alone)
         try:
             again(*args, **kwargs)
         except Exception as error:
@@ -211,6 +218,7 @@ class Builds:
             if not self._takes_state(log):
                 self._settle_effects(log, entry, args, kwargs, missed)
             return
+        self._changes_nothing = self.state is None and failure is None
         if entry is not None and PARTLY in getattr(entry, "why_paths", "") and self._takes_written(program):
             return
         if (failure is not None or entry is None) and self.state is not None:

@@ -17,7 +17,7 @@ from smelt.capture import is_capturing
 from smelt.capture.state import STATE, Place, in_names, without_state
 from smelt.compiler.compiled_build import BEGAN_WITHOUT, Builds, building
 from smelt.compiler.compiled_original import Original
-from smelt.compiler.compiled_state import SLOT, StateGone
+from smelt.compiler.compiled_state import SLOT, StateGone, UnderWay
 from smelt.compiler.compiled_table import Table
 from smelt.compiler.compiled_types import Entry, LeftAlone, Row, Settings, SplitProgram, Stats
 from smelt.compiler.paths import contradicts
@@ -47,11 +47,11 @@ class Dispatcher:
         self._stats = Stats()
         self._original = Original(target, name, settings, self._stats)
         self._table = Table(self, _slow, self._original, self._stats)
-        self._builds = Builds(self._original, self._table, self._stats)
+        self._under_way = UnderWay()  # no state was known when they began
+        self._builds = Builds(self._original, self._table, self._stats, self._under_way)
         self._resting = 0
         # Two calls at once would read the same numbers of a state; and a call that records may call another one.
         self._state_lock = threading.RLock()
-        self._stateless: set[object] = set()  # calls under way that hold no lock: no state was known when they began
 
     @property
     def counters(self) -> Counters:
@@ -84,13 +84,12 @@ class Dispatcher:
         if STATE in kwargs:
             return self._call(args, kwargs)
         if self._builds.state is None:
-            this = object()
-            self._stateless.add(this)
+            this = self._under_way.begin()
             try:
                 if self._builds.state is None:  # still: a call that finds one later finds this call under way, too
                     return self._call(args, kwargs)
             finally:
-                self._stateless.discard(this)
+                self._under_way.end(this)
         return self._with_state(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -116,7 +115,7 @@ class Dispatcher:
             if state is None:  # given up by the call that was waited for
                 return self._call(args, kwargs)
             try:
-                if not self._stateless:
+                if not self._under_way:
                     return state.run(self, args, dict(kwargs))
                 reason, is_fault = BEGAN_WITHOUT, False
             except StateGone:

@@ -8,12 +8,16 @@ compiled object comes between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, Final
 
 from smelt.capture.state import STATE, Place, reader
 
 SLOT = "_smelt_dispatcher"
+_WAIT_S: Final = 2.0  # for other calls, which may wait for this one
 
 
 class Core:
@@ -52,6 +56,58 @@ class StateCalls:
         except (LookupError, ValueError, AttributeError):
             raise StateGone from None
         return self.core(dispatcher)(*args, **kwargs)
+
+
+class UnderWay:
+    """The calls of one compiled object that are under way and hold no lock; true while there are any.
+
+    A recorded run of which nobody knows what it changes is alone among them: attributes that are watched are read and
+    written by Python, so that `self.n += 1` of another thread would lose what it does between its read and its write.
+    """
+
+    __slots__ = ("_calls", "_changed", "_recorder")
+
+    def __init__(self) -> None:
+        self._calls: dict[object, int] = {}  # their threads
+        self._recorder = 0  # its thread
+        self._changed = threading.Condition()
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def begin(self) -> object:
+        """A call begins, where another thread records, after that; for how long is bounded. Returns what ends it."""
+        this, thread, until = object(), threading.get_ident(), 0.0
+        while True:
+            # First the call, then the look: who begins to record looks the other way round.
+            self._calls[this] = thread
+            if self._recorder in (0, thread) or 0 < until <= monotonic():
+                return this
+            until = until or monotonic() + _WAIT_S
+            self.end(this)
+            with self._changed:
+                self._changed.wait_for(lambda: self._recorder in (0, thread), until - monotonic())
+
+    def end(self, call: object) -> None:
+        """A call has ended."""
+        self._calls.pop(call, None)
+        if self._recorder:
+            with self._changed:
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """No call of another thread is under way in this block, or has been for a bounded time."""
+        thread = threading.get_ident()
+        with self._changed:
+            self._recorder = thread
+            self._changed.wait_for(lambda: all(one == thread for one in list(self._calls.values())), _WAIT_S)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._recorder = 0
+                self._changed.notify_all()
 
 
 class StateGone(Exception):

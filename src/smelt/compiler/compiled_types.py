@@ -152,6 +152,7 @@ class ObservedProgram:
     target: the function or module itself (for its parameters, names, signature). next_path: other ways through it are
     kept as paths already. freedom: the sizes and numbers that are to be free. state: the places that it is called
     with (`smelt.capture.state`). replaced: places of objects that differ from call to call, to be known by their parts.
+    alone: keeps other calls away while it runs.
     """
 
     def __init__(
@@ -164,7 +165,9 @@ class ObservedProgram:
         freedom: Freedom = NO_FREEDOM,
         state: Sequence[Place] = (),
         replaced: Collection[str] = (),
+        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        self._alone = alone
         self.target = target
         self.name = name
         self.next_path = next_path
@@ -196,7 +199,7 @@ class ObservedProgram:
         self.was_called = True
         try:
             heap = ArgumentHeap(args, kwargs, replaced=self.replaced)
-            with record_reads({self.name: self.target}, args, kwargs, heap, self.state) as log:
+            with self._alone(), record_reads({self.name: self.target}, args, kwargs, heap, self.state) as log:
                 self.result = self.target(*args, **without_state(kwargs))
         except BaseException as error:
             self.error = error
