@@ -19,18 +19,13 @@ class Assignments(Expressions):
                 # Taken apart at once, it is a list.
                 self.assign(target, self.items_of(value))
             else:
-                self.assign(target, self._held(value))
+                self.assign(target, self.expr(value))
             return
         temporary = self.fresh("assigned")
         self.emit_assign(temporary, self.expr(value))
         for target in node.targets:
             self.assign(target, self.name(temporary))
         self._forget(temporary)
-
-    def _held(self, value: ast.expr) -> ast.expr:
-        """An expression; of a variable that may hold nothing, asked whether it does, as nothing else may ask."""
-        is_open = isinstance(value, ast.Name) and value.id in self.body.scope.locals and value.id not in self.body.sure
-        return self.ask("held", self.expr(value)) if is_open else self.expr(value)
 
     def _do_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:

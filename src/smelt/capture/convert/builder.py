@@ -48,7 +48,8 @@ class Body:
     """The function (or comprehension) whose statements are being lowered.
 
     depth: how many functions of the converted code lie between its own frame and here. sure: variables that surely have
-    a value here. returned, value: the names of the flag and of the result where a `return` is not Python's own.
+    a value here; sure_around: those of the functions around it that have one from its definition on. returned, value:
+    the names of the flag and of the result where a `return` is not Python's own.
     """
 
     scope: Scope
@@ -56,11 +57,17 @@ class Body:
     is_generator: bool
     depth: int = 0
     sure: set[str] = field(default_factory=set)
+    sure_around: frozenset[str] = frozenset()
     loops: list[Within] = field(default_factory=list)
     frame: Frame = field(default_factory=Frame)
     returned: str = ""
     value: str = ""
     lowered_return: bool = False
+
+    @property
+    def sure_inside(self) -> frozenset[str]:
+        """What is sure around a function that is defined here."""
+        return (self.sure_around - self.scope.locals) | self.sure
 
 
 class Builder:
@@ -162,6 +169,13 @@ class Builder:
         self.body.frame.writes.add(name)
         if name not in self.body.scope.deleted:
             self.body.sure.add(name)
+
+    def is_open(self, name: str) -> bool:
+        """Whether a name is a variable of this function, or of one around it, that may hold nothing."""
+        owner = self.names.resolve(name, self.body.scope)
+        return not isinstance(owner, str) and name not in (
+            self.body.sure if owner is self.body.scope else self.body.sure | self.body.sure_around
+        )
 
     def variable(self, name: str) -> ast.expr:
         """The value of a name."""

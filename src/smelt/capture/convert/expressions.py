@@ -97,7 +97,10 @@ class Expressions(Builder):
         return node
 
     def _Name(self, node: ast.Name) -> ast.expr:
-        return node if node.id.startswith(HIDDEN) else self.variable(node.id)
+        if node.id.startswith(HIDDEN):
+            return node
+        # Where it is handed on (`return v`, `[v]`, `f(v)`), nothing else asks whether there is something.
+        return self.ask("held", self.variable(node.id)) if self.is_open(node.id) else self.variable(node.id)
 
     def _Attribute(self, node: ast.Attribute) -> ast.expr:
         return self.ask("getattr_", self.expr(node.value), self.constant(node.attr))

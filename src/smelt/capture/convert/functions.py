@@ -52,9 +52,10 @@ class Functions(Assignments):
             statements
         ):
             statements = [*statements, ast.copy_location(ast.Return(None), statements[-1])]
-        level = Level()
+        level, around = Level(), self.body.sure_inside
         structured = self.structure.block(statements, level)
-        self.body = Body(scope, level, is_generator=False, sure=set(scope.params) - scope.deleted)
+        sure = set(scope.params) - scope.deleted
+        self.body = Body(scope, level, is_generator=False, sure=sure, sure_around=around)
         self.body.returned, self.body.value = self.fresh("returned"), self.fresh("value")
         self.out = out
         line = scope.node.lineno  # type: ignore[attr-defined]
@@ -114,7 +115,8 @@ class Functions(Assignments):
         if kind in ("any", "all"):
             statements.append(ast.copy_location(ast.Return(self.constant(kind == "all")), node))
         statements = self.structure.block(statements, level)
-        self.body = Body(scope, level, is_generator or saved_body.is_generator)
+        around = saved_body.sure_inside
+        self.body = Body(scope, level, is_generator or saved_body.is_generator, sure_around=around)
         self.body.returned, self.body.value = self.fresh("returned"), self.fresh("value")
         self.body.frame = saved_body.frame
         with self.framed(arm=False) as frame:
