@@ -90,6 +90,30 @@ def written_in_a_loop(x: Tensor, y: Tensor) -> Any:
     return row, v
 
 
+def popped_of_a_list_that_a_loop_filled(x: Tensor, y: Tensor) -> Any:
+    rows, i = [x[0]], 0
+    while i < y[1]:
+        rows.append(x[i + 1])
+        i += 1
+    return (rows.pop(),)
+
+
+def best_of_a_list_that_a_loop_filled(x: Tensor, y: Tensor) -> Any:
+    rows = [x[i] for i in range(1 + int(y[1]))]
+    best = rows[0]
+    for row in rows:
+        if row.sum() > best.sum():
+            best = row
+    return (best,)
+
+
+def last_of_what_begins_with_an_argument(x: Tensor, y: Tensor) -> Any:
+    states = [x]
+    for _ in range(int(y[1])):
+        states.append(torch.tanh(states[-1]))
+    return torch.stack(states), states[-1], states[0]
+
+
 def _seen(run: Callable[..., Any], y: Tensor) -> Any:
     x = torch.tensor([[0.0, 2.0], [5.0, 4.0], [2.0, 1.0]])
     every = (*run(x, y), x)
@@ -100,7 +124,8 @@ def _seen(run: Callable[..., Any], y: Tensor) -> Any:
 PROGRAMS = [
     of_an_argument, of_what_is_returned, two_of_one, written_through, beside_a_write,
     beside_a_write_to_another, of_what_is_written, of_a_list_on_one_way, of_a_list_beside_a_write,
-    written_on_one_way, written_in_one_arm, written_in_a_loop,
+    written_on_one_way, written_in_one_arm, written_in_a_loop, popped_of_a_list_that_a_loop_filled,
+    best_of_a_list_that_a_loop_filled, last_of_what_begins_with_an_argument,
 ]  # fmt: skip
 
 

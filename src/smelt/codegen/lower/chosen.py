@@ -18,9 +18,9 @@ from smelt.analysis.aliases import is_external
 from smelt.analysis.region_aliases import RegionAliases, region_aliases
 from smelt.codegen.lower.context import cannot_lower
 from smelt.codegen.lower.sharing import view_source
-from smelt.codegen.lower.unknown.sharing import reached
+from smelt.codegen.lower.unknown.sharing import handed_on, reached
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value, may_hold_tensor, values_in
-from smelt.ir.types import INT
+from smelt.ir.types import BOOL, INT
 from smelt.rewrite import Rewriter
 from smelt.rewrite.regions import add_carried, add_result, first_carried
 
@@ -71,9 +71,33 @@ class _Picker:
             return self._of_branch(node, node.results.index(root))
         if node.op in _CONTROL:
             return self._of_loop(node, node.results.index(root))
-        if _is_element_of_given(node):
+        return self._of_element(node, root) if node.op in ("py.getitem", "py.pop") else 0
+
+    def _of_element(self, node: Node, root: Value) -> Arg:
+        """Of a list that begins with one given tensor and then grows by new ones, its length tells.
+
+        %5 = py.getitem(%l, -1)
+            ==>   %5, %w = if %is_first { yield %x, 1 } else { %6 = py.getitem(%l, -1); yield %6, 0 }
+        """
+        container, place = node.args
+        first = _given(container) if isinstance(container, Value) else None
+        if first is None or type(place) is not int or place >= 0:
             self.refuse(root)
-        return 0
+        numbers = [self.of(value) for value in first]
+        if -place <= _least_added(container, None):
+            return 0
+        if node.op != "py.getitem" or [type(number) for number in numbers] != [int]:
+            self.refuse(root)
+        builder = self.rewriter.builder
+        with builder.at(node):
+            behind = builder.add("py.add", [builder.add("py.len", [container], [INT]).result, place], [INT]).result
+            made = builder.add("if", [builder.add("py.eq", [behind, 0], [BOOL]).result], [root.type, INT])
+        builder.add_region(made).set_yields((first[0], numbers[0]))
+        with builder.inside(builder.add_region(made)) as region:
+            region.set_yields((builder.add(node.op, node.args, [root.type]).result, 0))
+        self.rewriter.adopt(made)
+        self.rewriter.replace_node(node, made.results[:1])
+        return made.results[1]
 
     def _of_branch(self, node: Node, index: int) -> Arg:
         arms = [self.of(region.yields[index]) for region in node.regions]
@@ -114,10 +138,45 @@ class _Picker:
         raise cannot_lower(node, f"it may be a view of %{root.name}, which may be memory from outside")
 
 
-def _is_element_of_given(node: Node) -> bool:
-    """Whether a node takes one of several tensors that a list or a tuple is made of: which one no way tells."""
-    (given, *_) = node.args if node.op == "py.getitem" else (None,)
-    return isinstance(given, Value) and given.node is not None and given.node.op in ("py.list", "py.tuple")
+def _given(container: Value) -> tuple[Arg, ...] | None:
+    """What a list begins with on every way, where all that is added to it later is new; else None."""
+    given: set[Node] = set()
+    seen, pending = set[Value](), [container]
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        node = value.node
+        if node is None or node.op in _CONTROL:
+            pending.extend(handed_on(value))
+        elif node.op == "py.append" and isinstance(node.args[0], Value):
+            if any(map(is_external, reached(values_in(node.args[1])))):
+                return None
+            pending.append(node.args[0])
+        elif node.op == "py.list":
+            given.add(node)
+        else:
+            return None
+    return next(iter(given)).args if len(given) == 1 else None
+
+
+def _least_added(container: Arg, since: Value | None) -> int:
+    """How many elements are added to a list at least, from what it begins with or from a value on."""
+    added, value = 0, container
+    while isinstance(value, Value) and value is not since and value.node is not None:
+        node = value.node
+        if node.op == "py.append":
+            added, value = added + 1, node.args[0]
+        elif node.op == "for":
+            index, (body,) = node.results.index(value), node.regions
+            start, stop, step = node.args[:3]
+            if type(start) is int and type(stop) is int and type(step) is int:
+                added += len(range(start, stop, step)) * _least_added(body.yields[index], body.params[1 + index])
+            value = node.args[3 + index]
+        else:
+            break
+    return added
 
 
 def with_choices(graph: Graph) -> tuple[Graph, dict[int, Choice]]:

@@ -95,6 +95,7 @@ class Context:
         self._places: dict[Value, Place] = {}
         self._origins: dict[Value, Place] = {}
         self.fills = Fills()
+        self.told: set[Value] = set()  # numbers that tell what an output is, which nothing in the graph uses
         self.made: dict[int, HowMade] = {}
         # Decisions that follow from the contents of the state, as sentences: such a plan is for these contents alone.
         self.decided_by_contents: list[str] = []

@@ -161,6 +161,7 @@ def lower(
     graph, chosen = with_choices(with_parts(hoisted(known)))
     ctx = Context(graph, state, options or Options())
     ctx.compiler = compiler(ctx.options)
+    ctx.told.update(choice.which for choice in chosen.values())
     for value in graph.inputs:
         ctx.add_input(value)
     stage("analyse")

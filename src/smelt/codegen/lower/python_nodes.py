@@ -34,7 +34,7 @@ def lower_python(ctx: Context, node: Node) -> None:
     # Looked up when it runs; as operands they are guarded, and known to be read.
     read = [_state_slot(ctx, n.result) for n in inner if n.op in STATE_OPS]
     uses = tuple(dict.fromkeys(used_values(node)))
-    used = [value for value in node.results if value.users]
+    used = [value for value in node.results if value.users or value in ctx.told]
     parts = parts_of([node], ctx.statics.graph, ctx.lookup, ctx.compiler)
 
     emit_python(ctx, parts, uses, used, read)

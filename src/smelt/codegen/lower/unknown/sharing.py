@@ -69,11 +69,12 @@ def reached(values: Iterable[Value]) -> set[Value]:
         value = pending.pop()
         if value not in found:
             found.add(value)
-            pending.extend(_sources(value))
+            pending.extend(handed_on(value))
     return found
 
 
-def _sources(value: Value) -> Iterator[Value]:
+def handed_on(value: Value) -> Iterator[Value]:
+    """What a value may share memory with by the node, or the region, that gives it."""
     node, region = value.node, value.owner
     if isinstance(region, Region):
         holder = region.owner
