@@ -56,8 +56,10 @@ class Runtime(Protocol):
         get: Get,
         set: Set,
         more: Thunk | None,
+        anew: Names = (),
     ) -> None:
-        """`more`, where there is one, is asked after each item whether to go on."""
+        """`more`, where there is one, is asked after each item whether to go on. `anew`: variables that each turn binds
+        before it reads them."""
 
     def ifexp(self, at: int, test: Any, then: Thunk, orelse: Thunk) -> Any: ...
     def and_(self, at: int, *thunks: Thunk) -> Any: ...
@@ -176,6 +178,7 @@ class PlainRuntime:
         get: Get,
         set: Set,
         more: Thunk | None,
+        anew: Names = (),
     ) -> None:
         for item in iterable:
             body(item)

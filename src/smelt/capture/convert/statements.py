@@ -16,6 +16,7 @@ from typing import Any
 
 from smelt.capture.convert.builder import HELPERS, NO_ARGUMENTS, Within
 from smelt.capture.convert.functions import Functions
+from smelt.capture.convert.rebound import rebound
 from smelt.capture.convert.runtime import HIDDEN
 from smelt.capture.convert.structure import Loop, Native, Rest, always_leaves
 
@@ -102,7 +103,9 @@ class Statements(Functions):
             more = self.constant(None)
             if within.broken is not None:
                 more = self.lambda_(self.ask("not_", self.name(within.broken)))
-            self.emit_expr(self.ask("for_", first, run, held, more))
+            # Of a variable that surely has a value, nothing would ask whether there is one.
+            anew = [n for n in rebound(node, body.scope.node) if n not in before] if within.broken is not None else []
+            self.emit_expr(self.ask("for_", first, run, held, more, self.tuple([self.constant(n) for n in anew])))
         else:
             assert test is not None
             self.emit_expr(self.ask("while_", test, run, held))

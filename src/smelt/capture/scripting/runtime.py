@@ -369,7 +369,9 @@ class ScriptRuntime(StagingRuntime):
 
     # --- loops -------------------------------------------------------------------------------------------------------
 
-    def for_(self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any) -> None:
+    def for_(
+        self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any, anew: Any = ()
+    ) -> None:
         session = self.session
         session.check_iterator(iterable)
         if isinstance(iterable, ShapeObject):
@@ -378,7 +380,7 @@ class ScriptRuntime(StagingRuntime):
             session.cannot("a value of unknown kind is iterated over", "annotate the parameter")
         elif isinstance(iterable, torch.Tensor) and session.type_of(iterable).rank is None:
             iterable = _OpenRows(session, iterable)
-        super().for_(at, iterable, body, names, get, set, more)
+        super().for_(at, iterable, body, names, get, set, more, anew)
 
     def iterate(self, at: int, iterable: Any) -> Iterable[Any]:
         session = self.session

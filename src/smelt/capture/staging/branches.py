@@ -77,8 +77,12 @@ def branch(
     names: Sequence[str],
     get: Callable[[], tuple[Any, ...]],
     set_: Callable[[tuple[Any, ...]], None],
+    anew: Sequence[str] = (),
 ) -> None:
-    """An `if` statement. Both arms end with what their variables and the containers they changed hold."""
+    """An `if` statement. Both arms end with what their variables and the containers they changed hold.
+
+    anew: variables that the program probably binds before it reads them again.
+    """
     site = session.site()
     known = session.known(slot)
     if known is None and session.is_on_all_paths and ("effect", key, True) in session.whole:
@@ -88,7 +92,7 @@ def branch(
     while known is None and key not in session.forked:
         before = session.taken()
         try:
-            outcome = _merged(session, key, slot, (then, orelse), names, get, set_, site)
+            outcome = _merged(session, key, slot, (then, orelse), names, get, set_, site, anew)
         except CannotGrow as grows:
             type_ = container_type(session, [grows.container, *grows.contents]) if session.stages_growth else None
             if not _staged_before(session, key, grows.container, type_, (then, orelse), names, get, set_, site):
@@ -118,7 +122,7 @@ def branch(
 
 def _merged(
     session: Session, key: object, slot: Slot, bodies: Sequence[Callable[[], Any]], names: Sequence[str], get: Any,
-    set_: Any, site: Any,
+    set_: Any, site: Any, anew: Sequence[str],
 ) -> Outcome:  # fmt: skip
     """The outcome after either arm. Raises: CannotMerge."""
     before = get()
@@ -131,7 +135,7 @@ def _merged(
             start = resolved(names, before, slot, answer, session.negations)
             run = arm(session, body, before, get, set_, snapshot, start)
             arms.append(session.trace(run, names, why, {slot: answer}))
-        return session.branch(slot, arms, site, why, names)
+        return session.branch(slot, arms, site, why, names, anew)
     finally:
         session.snapshots.pop()
 

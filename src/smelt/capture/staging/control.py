@@ -111,7 +111,9 @@ class StagingRuntime(PlainRuntime):
         every = (*names, "__smelt_more")
         run_loop(lambda: Loop(self.session, key, every, get_all, set_all, lambda: state[0], turn, None))
 
-    def for_(self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any) -> None:
+    def for_(
+        self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any, anew: Any = ()
+    ) -> None:
         session = self.session
         _use(session, iterable)
         sequence, key = sequence_of(session, iterable), _key(at, names)
@@ -125,7 +127,7 @@ class StagingRuntime(PlainRuntime):
             else:
                 session.rolled.add(key)
         if sequence is None:
-            self._unrolled(key, iterable, body, names, get, set, more)
+            self._unrolled(key, iterable, body, names, get, set, more, anew)
             return
         for number in range(session.peeled.get(key, 0)):
             if not isinstance(sequence, KnownRange):
@@ -199,7 +201,9 @@ class StagingRuntime(PlainRuntime):
                 if not _all_known(session, new) and _all_known(session, old):
                     raise Again(whole=("growing", key))
 
-    def _unrolled(self, key: Any, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any) -> None:
+    def _unrolled(
+        self, key: Any, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any, anew: Any
+    ) -> None:
         """A loop over what Python knows; once it may have ended early, each further turn stands under an `if`."""
         session = self.session
         may_roll = type(iterable) is range and len(iterable) > _SHORT
@@ -225,10 +229,12 @@ class StagingRuntime(PlainRuntime):
                     return
                 continue
             rest = list(iterator)
-            self._rest(key, rest, body, names, get, set, more, slot)
+            self._rest(key, rest, body, names, get, set, more, slot, anew)
             return
 
-    def _rest(self, key: Any, rest: list[Any], body: Any, names: Any, get: Any, set: Any, more: Any, slot: Any) -> None:
+    def _rest(
+        self, key: Any, rest: list[Any], body: Any, names: Any, get: Any, set: Any, more: Any, slot: Any, anew: Any
+    ) -> None:
         if not rest:
             return
         session = self.session
@@ -237,7 +243,7 @@ class StagingRuntime(PlainRuntime):
             body(rest[0])
 
         before = get()
-        branch(session, (*key, "turn", len(rest)), slot, turn, nothing, names, get, set)
+        branch(session, (*key, "turn", len(rest)), slot, turn, nothing, names, get, set, anew)
         self._must_not_grow(key, len(rest), before, get())
         go = more()
         following = condition(session, go)
@@ -248,7 +254,7 @@ class StagingRuntime(PlainRuntime):
                     if not more():
                         return
             return
-        self._rest(key, rest[1:], body, names, get, set, more, following)
+        self._rest(key, rest[1:], body, names, get, set, more, following, anew)
 
     def assert_(self, at: int, test: Any, message: Any) -> None:
         session = self.session

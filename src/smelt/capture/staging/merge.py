@@ -98,7 +98,12 @@ def check_identity(session: Any, a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 class Merger:
-    """The merging of two outcomes; `left`, `right` and `results` are what an `if` yields and gives."""
+    """The merging of two outcomes; `left`, `right` and `results` are what an `if` yields and gives.
+
+    anew: variables that are bound before they are read again, but for who looks at them where a loop has ended.
+    """
+
+    anew: frozenset[str] = frozenset()
 
     def __init__(self, session: Any, site: Site | None, why: object = None, names: Sequence[str] = ()) -> None:
         self.session, self.site, self.names = session, site, names
@@ -180,6 +185,8 @@ class Merger:
             pending = [v for v in (a, b) if v is None or isinstance(v, Pending)]
             if pending:
                 return self._pending(a, b)
+        if name in self.anew and _RAISED not in (a, b) and (_stands_apart(a) or _stands_apart(b)):
+            return Poison(name, self.why)
         for one, other in ((a, b), (b, a)):
             if one is UNDEF or isinstance(one, Poison):
                 if other is _RAISED:
@@ -441,6 +448,13 @@ class Merger:
     @staticmethod
     def _where(what: str) -> str:
         return f"after a branch that depends on data {what}"
+
+
+def _stands_apart(value: Any) -> bool:
+    """Whether nothing else can be the same as a value is: modules, functions, texts, None, tuples with such."""
+    if isinstance(value, tuple):
+        return any(map(_stands_apart, value))
+    return value is None or isinstance(value, str) or callable(value)
 
 
 def _type(value: Any) -> Type:

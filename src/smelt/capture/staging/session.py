@@ -339,10 +339,12 @@ class Session(Reading):
         site: Site | None,
         why: object = None,
         names: Sequence[str] = (),
+        anew: Sequence[str] = (),
     ) -> Outcome:
         """Record an `if` over two traced arms; the outcome that holds after either. Raises: CannotMerge."""
         (then, then_out), (other, other_out) = arms
         merger = self.merge(self, site, why, names)
+        merger.anew = frozenset(anew)
         outcome = merger.outcomes(then_out, other_out)
         for arm, records, yields in ((then_out, then, merger.left), (other_out, other, merger.right)):
             if arm.is_raised:
