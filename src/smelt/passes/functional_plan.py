@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from smelt.analysis import Aliases, RegionAliases, alias_analysis, conflicts, is_external, region_aliases
 from smelt.diag import InternalError
-from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, TupleType, Value
-from smelt.ops.effects import aliases as node_aliases
+from smelt.ir import Graph, Node, Region, TensorType, TupleType, Value
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.typing import infer
 from smelt.passes.mutations import Mutation, holds, mutation_of
+from smelt.passes.overlaps import reads_what_it_writes
+from smelt.passes.parents import parent_of
 from smelt.passes.placed_views import can_place_again, is_placed
 from smelt.passes.view_inverses import SPLITS, Inverse, element_inverse, inverse_of, same
 
@@ -51,7 +52,7 @@ def plan_of(graph: Graph, entangled: frozenset[str]) -> Plan:
         for node, mutation in mutations.items():
             for value, _ in mutation.written:
                 may_write = _can_write_through(value, aliases) or _can_write_unknown(mutation, value, aliases)
-                if not may_write or _reads_itself_turned(node, value, aliases):
+                if not may_write or reads_what_it_writes(node, value, aliases):
                     kept |= aliases.of(value)
         if joined is not None:
             kept |= _written_by_tests(mutations, joined)
@@ -90,44 +91,6 @@ def _regions_around(node: Node) -> list[Region]:
     return found
 
 
-def _reads_itself_turned(node: Node, target: Value, aliases: Aliases) -> bool:
-    """Whether a node reads the memory that it writes in another order: eager sees what it has written already."""
-
-    def covers(value: Value) -> bool:
-        kinds = (value.type, *(root.type for root in aliases.of(value)))
-        if any(_is_less_than(value.type, kind) for kind in kinds):
-            return False
-        return len({k.numel if isinstance(k, TensorType) and k.is_static else None for k in kinds}) == 1
-
-    def may_turn(operand: Value) -> bool:
-        if operand.type != target.type and covers(operand) and covers(target):
-            return True
-        return _lies_placed(operand, aliases) or _lies_placed(target, aliases)
-
-    return any(
-        operand is not target and aliases.may_share(operand, target) and may_turn(operand)
-        for operand in node.operands()
-    )
-
-
-def _is_less_than(part: object, whole: object) -> bool:
-    """Whether one tensor surely has fewer elements than another, by a size of the same dimension."""
-    if not (isinstance(part, TensorType) and isinstance(whole, TensorType)):
-        return False
-    sizes = zip(part.shape or (), whole.shape or (), strict=False)
-    return part.rank == whole.rank and any(isinstance(a, int) and isinstance(b, int) and a < b for a, b in sizes)
-
-
-def _lies_placed(value: Value, aliases: Aliases) -> bool:
-    """Whether a value is seen through a view that names places, and so may lie across what it shares memory with."""
-    current: Value | None = value
-    while current is not None and current not in aliases.of(value):
-        if current.node is not None and is_placed(current.node):
-            return True
-        current = parent_of(current)
-    return False
-
-
 def _drop_kept(
     mutations: dict[Node, Mutation], kept: set[Value], aliases: Aliases, joined: RegionAliases | None
 ) -> None:
@@ -162,15 +125,6 @@ def _is_replayable(value: Value) -> bool:
     if is_placed(node) and not can_place_again(node):
         return False
     return node.op in ("unpack", "write") or isinstance(value.type, (TensorType, TupleType))
-
-
-def parent_of(value: Value) -> Value | None:
-    """The operand that a value is a view of, or None for a root."""
-    node = value.node
-    if node is None or node.op in STATE_OPS or node.op == "const":
-        return None
-    shared = node_aliases(node)[node.results.index(value)]
-    return shared[0] if len(shared) == 1 else None
 
 
 def _can_write_through(value: Value, aliases: Aliases) -> bool:

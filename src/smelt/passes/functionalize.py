@@ -26,10 +26,11 @@ from smelt.ops.effects import aliases as node_aliases
 from smelt.ops.lowering import GraphEmitter
 from smelt.passes.base import Pass, PassContext, emitter
 from smelt.passes.fresh_outs import fill_fresh_outs
-from smelt.passes.functional_plan import Plan, Step, parent_of, plan_of, step_of
+from smelt.passes.functional_plan import Plan, Step, plan_of, step_of
 from smelt.passes.identities import settle
 from smelt.passes.made_views import view_made_tensors
 from smelt.passes.mutations import Mutation
+from smelt.passes.parents import parent_of
 from smelt.passes.view_inverses import fitted
 from smelt.rewrite import Rewriter, add_carried, add_result
 
