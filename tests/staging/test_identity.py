@@ -112,9 +112,21 @@ def given_back_by_a_loop(x: Tensor, items: list[Tensor]) -> object:
     return last
 
 
-@pytest.mark.parametrize("f", [put_on_one_way, put_in_a_loop, given_back_by_a_loop], ids=lambda f: f.__name__)
-def test_a_view_of_all_of_an_argument_is_a_tensor_of_its_own(f: Callable[..., Any]) -> None:
-    compiled = smelt.compile(f, dynamic=True)
+def what_a_loop_begins_with(x: Tensor, items: list[Tensor]) -> object:
+    last = x.view(3)
+    for _ in range(1, int(x[0])):
+        last = x.view(3)
+    return last
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["first", "free"])
+@pytest.mark.parametrize(
+    "f",
+    [put_on_one_way, put_in_a_loop, given_back_by_a_loop, what_a_loop_begins_with],
+    ids=lambda f: f.__name__,
+)
+def test_a_view_of_all_of_an_argument_is_a_tensor_of_its_own(f: Callable[..., Any], dynamic: bool | None) -> None:
+    compiled = smelt.compile(f, dynamic=dynamic)
     for data in (*DATA, *DATA):
         seen = []
         for run in (f, compiled):
