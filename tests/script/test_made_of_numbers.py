@@ -46,3 +46,15 @@ def sparse(x, n: int):
 def test_what_asks_python_for_numbers_is_refused(program):
     with pytest.raises(CaptureError, match="of a number that only a run knows"):
         agrees(program, (X, 3))
+
+
+def of_what_may_be_a_tensor(x, n: int):
+    numbers = [number + x[0, n].item() for number in range(n)]
+    return torch.tensor(numbers[-1] % 7 if numbers else 0.5, dtype=torch.bfloat16)
+
+
+def test_what_may_be_a_tensor_is_no_number():
+    with pytest.raises(CaptureError, match="a tensor is made of a value any") as caught:
+        agrees(of_what_may_be_a_tensor, (X, 3))
+    assert caught.value.code == "S0109"
+    agrees(of_what_may_be_a_tensor, (X, 3), (X, 0), example_inputs=(X, 3))

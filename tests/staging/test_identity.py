@@ -91,3 +91,46 @@ def test_a_list_that_grows_on_one_way_stays_the_list_that_it_was(is_state: bool)
             rows.append((held["count"], list(items), held["items"] is items))
         seen.append(rows)
     assert seen[0] == seen[1]
+
+
+def put_on_one_way(x: Tensor, items: list[Tensor]) -> object:
+    if x[0] > 0:
+        items[-1] = x.view(3)
+    return x + 1
+
+
+def put_in_a_loop(x: Tensor, items: list[Tensor]) -> object:
+    for _ in range(int(x[0])):
+        items[-1] = x.view(3)
+    return x + 1
+
+
+def given_back_by_a_loop(x: Tensor, items: list[Tensor]) -> object:
+    last = items[0]
+    for _ in range(int(x[0])):
+        last = x.view(3)
+    return last
+
+
+def what_a_loop_begins_with(x: Tensor, items: list[Tensor]) -> object:
+    last = x.view(3)
+    for _ in range(1, int(x[0])):
+        last = x.view(3)
+    return last
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["first", "free"])
+@pytest.mark.parametrize(
+    "f",
+    [put_on_one_way, put_in_a_loop, given_back_by_a_loop, what_a_loop_begins_with],
+    ids=lambda f: f.__name__,
+)
+def test_a_view_of_all_of_an_argument_is_a_tensor_of_its_own(f: Callable[..., Any], dynamic: bool | None) -> None:
+    compiled = smelt.compile(f, dynamic=dynamic)
+    for data in (*DATA, *DATA):
+        seen = []
+        for run in (f, compiled):
+            x, items = torch.tensor(data), [torch.ones(3), torch.zeros(3)]
+            tensors = [run(x, items), *items]
+            seen.append([(t is x, t.data_ptr() == x.data_ptr(), t.tolist()) for t in tensors])
+        assert seen[0] == seen[1]

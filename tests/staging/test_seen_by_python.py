@@ -7,6 +7,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -246,3 +247,34 @@ def test_warnings_are_those_of_the_ways_that_are_taken() -> None:
             f = make(program)
             assert torch.equal(f(torch.ones(3)), program(torch.ones(3)))
         assert {str(w.message) for w in told} == {"3 rows"} and len(told) == runs
+
+
+def write_at_one(z: Tensor) -> Tensor:
+    z[1] = 5
+    return z.sum()
+
+
+PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+    "a number": lambda z: z[1],
+    "from the end": lambda z: z[-2],
+    "NumPy's number": lambda z: z[np.int64(1)],
+    "one of several": lambda z: z[None, 1],
+    "behind all others": lambda z: z[..., 1],
+    "a write": write_at_one,
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_are_looked_for_in_the_tensor_of_the_call(name: str) -> None:
+    at = PLACES[name]
+
+    def f(x: Tensor) -> Tensor:
+        try:
+            return at(x[x > 0])
+        except IndexError:
+            return x - 1
+
+    compiled = smelt.compile(f)
+    for data in ([-1.0, 2.0, -1.0, -3.0], *VECTORS, [-1.0, 2.0, -1.0, -3.0]):
+        x = torch.tensor(data)
+        torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0)

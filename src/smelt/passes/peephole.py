@@ -48,9 +48,13 @@ def _drop(rewriter: Rewriter, match: Match) -> Arg | None:
 
 
 def _is_returned(value: Value) -> bool:
-    """Whether the very tensor object may be among the graph's outputs."""
+    """Whether the very tensor object may be among the graph's outputs: a loop that begins with it, or a container that
+    holds it, may hand it on.
+    """
     return any(
         isinstance(user, Region)
+        or bool(user.regions)
+        or user.op.startswith("py.")
         or (
             (user.op not in _VIEWS and alias_of(user) is value and user.result.type == value.type)
             and _is_returned(user.result)

@@ -63,6 +63,8 @@ def _tensor_of(
     if isinstance(data, StagedBool):
         data = session.emit("py.int", data)
     value = mark(session, data)
+    if isinstance(value, torch.Tensor):
+        session.cannot(f"a tensor is made of a value {kind}", "which kind of number it is, or none, a run knows only")
     return torch.scalar_tensor(value, dtype=mark(session, dtype) or kinds_of[kind], device=mark(session, device))
 
 

@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -317,11 +318,13 @@ def _holds_data(session: Any, item: Any) -> bool:
 
 
 def _needs_care(session: Any, tensor: Any, key: Any) -> bool:
-    """Whether C would need a number for what depends on data: staged indices, slices of unknown sizes."""
+    """Whether C would need a number for what depends on data: staged indices, slices of unknown sizes; and places
+    among items, which it compares with how many there are in this run.
+    """
     keys = key if isinstance(key, tuple) else (key,)
     varied = session.recorder.slot_of(tensor) in session.recorder.varied
     for item in keys:
-        if is_staged(item) or is_sized(item):
+        if is_staged(item) or is_sized(item) or (varied and _is_place(item)):
             return True
         if isinstance(item, slice) and (varied or any(map(is_staged, (item.start, item.stop, item.step)))):
             return True
@@ -330,6 +333,11 @@ def _needs_care(session: Any, tensor: Any, key: Any) -> bool:
         if isinstance(item, slice) and any(isinstance(b, torch.Tensor) for b in (item.start, item.stop, item.step)):
             return True
     return False
+
+
+def _is_place(item: Any) -> bool:
+    """Whether this is a whole number, Python's or NumPy's."""
+    return isinstance(item, Integral) and not isinstance(item, bool)
 
 
 def _is_of_ints(item: Any) -> bool:
@@ -374,7 +382,7 @@ def _basic(session: Any, tensor: Any, key: Any) -> tuple[Any, Any]:
         elif is_staged(item) and slot_of(item).type == ListType(INT):
             rest.append(session.emit("py.call", "torch.LongTensor", item))
             dim += 1
-        elif isinstance(item, bool) or not (isinstance(item, (int, torch.Tensor)) or is_staged(item)):
+        elif not (_is_place(item) or isinstance(item, torch.Tensor) or is_staged(item)):
             session.cannot(f"a tensor is indexed with a {type(item).__qualname__} beside what depends on data")
         else:
             view = torch.select(view, dim, _index(session, item))
@@ -388,7 +396,7 @@ def _is_mask(item: torch.Tensor) -> bool:
 def _index(session: Any, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return session.item(value) if _tainted(session, value) else int(value)
-    return value
+    return int(value) if _is_place(value) and not (is_staged(value) or is_sized(value)) else value
 
 
 def _backward(original: Any) -> Any:

@@ -6,7 +6,7 @@ that touches any of its views.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -85,6 +85,7 @@ class PlanBuilder:
         self.arena_naive_nbytes = 0
         self.peak_nbytes = 0
         self.kinds: dict[int, Kind] = {}
+        self._own: dict[Hashable, int] = {}
         # What has to be undone where the block at hand ends.
         self._undo: list[list[Callable[[], None]]] = []
 
@@ -198,6 +199,16 @@ class PlanBuilder:
         place.storage.slots.append(slot)
         at = place.geometry
         self.emit(View(slot, place.storage.slot, at.sizes, at.strides, at.offset))
+        return slot
+
+    def own_handle(self, place: Place, owner: Hashable) -> int:
+        """A slot with a tensor object over a place that is its owner's alone, the same one each time."""
+        known = self._own.get(owner)
+        if known is not None:
+            return known
+        slot = self._own[owner] = self.another_handle(place)
+        if self._undo:
+            self._undo[-1].append(lambda: self._own.__delitem__(owner))
         return slot
 
     def check(self, storage: Storage) -> None:

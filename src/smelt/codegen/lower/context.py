@@ -31,7 +31,7 @@ from smelt.codegen.lower.overwriting import Overwriting
 from smelt.codegen.lower.plain import is_number, is_plain, kind_of
 from smelt.codegen.lower.report import ChoiceReport, How, KernelReport, NodeReport
 from smelt.codegen.lower.result import Lookup, StateName
-from smelt.codegen.lower.sharing import feared_sources, sources_of, view_source
+from smelt.codegen.lower.sharing import feared_sources, sources_of, very_tensor, view_source
 from smelt.codegen.lower.sized_block import Compile, not_compiled
 from smelt.codegen.lower.static_program import Read
 from smelt.codegen.lower.statics import Statics, state_name
@@ -368,14 +368,23 @@ class Context:
 
     def slot(self, value: Value, *, any_layout: bool = False) -> int:
         """A slot with the value's tensor, in eager's layout unless the caller takes any."""
-        if not any_layout and not self.is_eager_layout(value):
-            return self.builder.handle(self.with_strides(self.place(value), tensor_type(value).steps))
+        return self.builder.handle(self.place(value) if any_layout else self._eager_place(value))
+
+    def object_slot(self, value: Value) -> int:
+        """The same for who may keep the tensor: the slot of a view is no other tensor's, wherever that one lies."""
+        very = very_tensor(value)
+        if very is self.root(value):
+            return self.slot(value)
+        return self.builder.own_handle(self._eager_place(value), very)
+
+    def _eager_place(self, value: Value) -> Place:
+        if not self.is_eager_layout(value):
+            return self.with_strides(self.place(value), tensor_type(value).steps)
         place = self.place(value)
-        if not any_layout and place.geometry.strides != tensor_type(value).steps:
-            # The same memory: operators take a memory format for their results from strides of size 1, too.
-            at = Geometry(place.geometry.sizes, tensor_type(value).steps, place.geometry.offset)
-            place = Place(place.storage, at)
-        return self.builder.handle(place)
+        if place.geometry.strides == tensor_type(value).steps:
+            return place
+        # The same memory: operators take a memory format for their results from strides of size 1, too.
+        return Place(place.storage, Geometry(place.geometry.sizes, tensor_type(value).steps, place.geometry.offset))
 
     def with_strides(self, place: Place, strides: tuple[int, ...]) -> Place:
         """A copy of a place with other strides, the same copy each time."""

@@ -11,7 +11,7 @@ from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.plain import is_plain_type
 from smelt.codegen.lower.python_nodes import collect
 from smelt.codegen.lower.result import Either, Fresh, Number, OutputRecipe, Plain, Same, ViewOf
-from smelt.codegen.lower.sharing import returns_itself, sources_of, view_source
+from smelt.codegen.lower.sharing import sources_of, very_tensor
 from smelt.ir import STATE_OPS, TensorType, Value, values_in
 from smelt.ops.convert import to_torch
 from smelt.runtime.plan import Copy
@@ -40,7 +40,7 @@ def lower_outputs(ctx: Context, chosen: Mapping[int, Choice]) -> tuple[tuple[int
             recipes.append(seen)
             continue
         fresh = Fresh(len(slots))
-        very = _very_tensor(arg)
+        very = very_tensor(arg)
         if very not in slot_of:
             slot_of[very] = _own_slot(ctx, _fresh_place(ctx, arg, roots), slots)
         slots.append(slot_of[very])
@@ -81,23 +81,12 @@ def _recipe(ctx: Context, value: Value) -> OutputRecipe | None:
         return None
     source = place.storage.source
     assert source is not None
-    if _very_tensor(value) is ctx.root(value):
+    if very_tensor(value) is ctx.root(value):
         return Same(source)
     at = place.geometry
     nodes = [v.node for v in sources_of(value)]
     is_detached = any(node is not None and node.op == "aten.detach.default" for node in nodes)
     return ViewOf(source, at.sizes, at.strides, at.offset, is_detached)
-
-
-def _very_tensor(value: Value) -> Value:
-    """The value whose tensor object this one is, through operators that give back their operand."""
-    current = value
-    while current.node is not None and returns_itself(current.node):
-        before = view_source(current.node)
-        if before is None:
-            break
-        current = before
-    return current
 
 
 def _own_slot(ctx: Context, place: Place, taken: list[int]) -> int:

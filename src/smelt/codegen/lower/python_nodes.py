@@ -141,7 +141,7 @@ def _slots(ctx: Context, value: Value) -> int | list[int]:
     if value in ctx.lists:
         return [ctx.builder.handle(place) for place in ctx.lists[value]]
     if is_plain_type(value.type) and isinstance(value.type, TensorType):
-        return ctx.slot(value)
+        return ctx.object_slot(value)
     return ctx.number(value).slot
 
 

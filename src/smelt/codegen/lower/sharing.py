@@ -51,6 +51,17 @@ def returns_itself(node: Node) -> bool:
     return node.op == "write" or is_idle_dropout(node)
 
 
+def very_tensor(value: Value) -> Value:
+    """The value whose tensor object this one is, through operators that give back their operand."""
+    current = value
+    while current.node is not None and returns_itself(current.node):
+        before = view_source(current.node)
+        if before is None:
+            break
+        current = before
+    return current
+
+
 def is_idle_dropout(node: Node) -> bool:
     """Whether a node is an in-place dropout outside training: by its schema it writes, in truth it does nothing."""
     return node.op in _DROPOUTS_IN_PLACE and len(node.args) == 3 and node.args[2] is False
