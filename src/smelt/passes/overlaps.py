@@ -80,7 +80,7 @@ def _are_apart(node: Node, operand: Value, target: Value, aliases: Aliases) -> b
     if len(aliases.of(operand) | aliases.of(target)) != 1:
         return False
     by_elements = is_by_elements(node.op) or node.op == "aten.copy_.default"
-    if by_elements and _are_rows(operand, target, aliases):
+    if by_elements and _are_one_or_rows(operand, target, aliases):
         return True
     read, written = _places(operand, aliases), _places(target, aliases)
     if read is None or written is None:
@@ -97,25 +97,43 @@ def _are_apart(node: Node, operand: Value, target: Value, aliases: Aliases) -> b
     return not bool(torch.isin(read.reshape(-1), written.reshape(-1)).any())
 
 
-def _are_rows(operand: Value, target: Value, aliases: Aliases) -> bool:
-    """Whether both take one place along the same dimensions of one tensor: they are one row, or two."""
-    ours, theirs = (_chain(v, aliases.of(v)) for v in (operand, target))
-    return (
-        operand.type == target.type
-        and len(ours) == len(theirs)
-        and all(
-            a.node is not None and b.node is not None and a.node.op == b.node.op == "aten.select.int"
-            and a.node.args[1] == b.node.args[1]
-            for a, b in zip(ours, theirs, strict=True)
-        )
-    )  # fmt: skip
+def _are_one_or_rows(operand: Value, target: Value, aliases: Aliases) -> bool:
+    """Whether both are the same view, or take one place along the same dimensions: then they are one row, or two."""
+    ours, theirs = (_views(v, aliases) for v in (operand, target))
+    return len(ours) == len(theirs) and all(map(_is_alike, ours, theirs))
+
+
+def _is_alike(a: Node, b: Node) -> bool:
+    if a.op != b.op or a.kwargs != b.kwargs or len(a.args) != len(b.args):
+        return False
+    taken = 2 if a.op == "aten.select.int" else len(a.args)
+    return a.args[1:taken] == b.args[1:taken]
+
+
+def _views(value: Value, aliases: Aliases) -> list[Node]:
+    """The nodes by which a value is a view of its root, but for those that give back what they get."""
+    steps = [step.node for step in _chain(value, aliases.of(value))]
+    return [node for node in steps if node is not None and not effects(node).writes and not _is_idle(node)]
+
+
+def _is_idle(node: Node) -> bool:
+    """Whether a node expands nothing: where it would, there is a stride of 0."""
+    source = parent_of(node.results[0])
+    if node.op != "aten.expand.default" or source is None:
+        return False
+    old, new = source.type, node.result.type
+    if not isinstance(old, TensorType) or not isinstance(new, TensorType) or old.rank != new.rank:
+        return False
+    return old.strides == new.strides and (new.strides is not None or old.shape == new.shape)
 
 
 def _places(value: Value, aliases: Aliases) -> torch.Tensor | None:
     """Which elements of its root a view has, as numbers in its shape; None where that is not known or too much."""
     (root,) = aliases.of(value)
     type_ = root.type
-    if not isinstance(type_, TensorType) or not type_.is_static or type_.numel > _MOST_PLACES:
+    if not isinstance(type_, TensorType) or any(type(size) is not int for size in type_.shape or (None,)):
+        return None
+    if type_.numel > _MOST_PLACES:
         return None
     found: object = torch.arange(type_.numel, device="cpu").view(type_.sizes)
     for step in reversed(_chain(value, aliases.of(value))):
