@@ -77,16 +77,20 @@ class UnderWay:
 
     def begin(self) -> object:
         """A call begins, where another thread records, after that; for how long is bounded. Returns what ends it."""
-        this, thread, until = object(), threading.get_ident(), 0.0
-        while True:
-            # First the call, then the look: who begins to record looks the other way round.
-            self._calls[this] = thread
-            if self._recorder in (0, thread) or 0 < until <= monotonic():
-                return this
-            until = until or monotonic() + _WAIT_S
+        this, thread = object(), threading.get_ident()
+        # First the call, then the look: who begins to record looks the other way round.
+        self._calls[this] = thread
+        if self._recorder not in (0, thread):
+            self._wait(this, thread)
+        return this
+
+    def _wait(self, this: object, thread: int) -> None:
+        until = monotonic() + _WAIT_S
+        while self._recorder not in (0, thread) and monotonic() < until:
             self.end(this)
             with self._changed:
                 self._changed.wait_for(lambda: self._recorder in (0, thread), until - monotonic())
+            self._calls[this] = thread
 
     def end(self, call: object) -> None:
         """A call has ended."""

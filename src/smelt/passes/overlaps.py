@@ -19,6 +19,10 @@ from smelt.passes.parents import parent_of
 from smelt.passes.placed_views import is_dense, is_placed
 
 _MOST_PLACES = 1 << 20
+# Views in which no element has two places.
+_ROWS = frozenset(
+    f"aten.{name}" for name in ("select.int", "slice.Tensor", "transpose.int", "t.default", "permute.default")
+)
 
 
 def reads_what_it_writes(node: Node, target: Value, aliases: Aliases) -> bool:
@@ -100,14 +104,16 @@ def _are_apart(node: Node, operand: Value, target: Value, aliases: Aliases) -> b
 def _are_one_or_rows(operand: Value, target: Value, aliases: Aliases) -> bool:
     """Whether both are the same view, or take one place along the same dimensions: then they are one row, or two."""
     ours, theirs = (_views(v, aliases) for v in (operand, target))
-    return len(ours) == len(theirs) and all(map(_is_alike, ours, theirs))
+    # Of windows, two places may have elements in common.
+    are_rows = all(node.op in _ROWS for node in ours)
+    return len(ours) == len(theirs) and all(_is_alike(a, b, are_rows) for a, b in zip(ours, theirs, strict=True))
 
 
-def _is_alike(a: Node, b: Node) -> bool:
+def _is_alike(a: Node, b: Node, are_rows: bool) -> bool:
     if a.op != b.op or a.kwargs != b.kwargs or len(a.args) != len(b.args):
         return False
-    taken = 2 if a.op == "aten.select.int" else len(a.args)
-    return a.args[1:taken] == b.args[1:taken]
+    compared = 2 if are_rows and a.op == "aten.select.int" else len(a.args)
+    return a.args[1:compared] == b.args[1:compared]
 
 
 def _views(value: Value, aliases: Aliases) -> list[Node]:

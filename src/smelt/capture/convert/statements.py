@@ -104,7 +104,8 @@ class Statements(Functions):
             if within.broken is not None:
                 more = self.lambda_(self.ask("not_", self.name(within.broken)))
             # Of a variable that surely has a value, nothing would ask whether there is one.
-            anew = [n for n in rebound(node, body.scope.node) if n not in before] if within.broken is not None else []
+            anew = [] if within.broken is None else rebound(node, body.scope.node)
+            anew = [name for name in anew if name in body.scope.locals and name not in before]
             self.emit_expr(self.ask("for_", first, run, held, more, self.tuple([self.constant(n) for n in anew])))
         else:
             assert test is not None
