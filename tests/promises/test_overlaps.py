@@ -49,3 +49,16 @@ def test_as_in_eager(program: Callable[[Tensor], Any], dynamic: bool | None) -> 
         assert outcome(compiled, x.clone()) == outcome(program, x)
     if program in READING_AHEAD and dynamic is None:
         assert not compiled.stats().fallbacks
+
+
+def test_why_such_a_program_runs_as_it_is() -> None:
+    def shifts(x: Tensor) -> Tensor:
+        y = x * 2
+        y[:, 1:] = y[:, :-1]
+        return y
+
+    compiled = smelt.compile(shifts)
+    with pytest.warns(smelt.SmeltWarning, match=r"reads other places of the memory that it writes.*\.clone\(\)"):
+        compiled(torch.randn(3, 5))
+    (reason,) = compiled.stats().fallbacks
+    assert "test_overlaps.py" in reason

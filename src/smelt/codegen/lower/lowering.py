@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from smelt.analysis import alias_analysis
 from smelt.codegen.fusion.groups import has_numbers
 from smelt.codegen.fusion.parts import writes_parts
 from smelt.codegen.llvm.executor import executor_object
@@ -63,6 +64,7 @@ from smelt.diag import InternalError, Options, SmeltError
 from smelt.ir import STATE_OPS, Graph, Node, TensorType, TupleType, print_node
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import no_state
+from smelt.passes.overlaps import reads_what_it_writes
 from smelt.runtime.cache import code_cache
 from smelt.runtime.executable import Executable
 
@@ -346,11 +348,20 @@ def _defect(node: Node, error: Exception) -> InternalError:
     )
 
 
+_WRITES: Final = "it writes to an operand, and the graph must be functional here"
+_SEES_ITS_WRITES: Final = (
+    "it reads other places of the memory that it writes, where eager sees what it has written already; have it read a "
+    "copy (.clone()), if it is to see what was there before"
+)
+
+
 def _check(graph: Graph) -> None:
     """Refuse what a plan cannot hold. Raises: SmeltError (S0303)."""
     for node in graph.walk():
         if node.op != "write" and not node.regions and effects(node).writes and not is_idle_dropout(node):
-            raise cannot_lower(node, "it writes to an operand, and the graph must be functional here")
+            aliases = alias_analysis(graph)
+            turned = any(reads_what_it_writes(node, value, aliases) for value in effects(node).writes)
+            raise cannot_lower(node, _SEES_ITS_WRITES if turned else _WRITES)
         if node.op == "write" and node.parent is not graph.body:
             raise cannot_lower(node, "it writes back inside a region")
         for value in node.results:
