@@ -16,6 +16,7 @@ import torch
 from smelt.capture.dynamic.spec import Spot
 from smelt.capture.reads import ReadLog, record_reads
 from smelt.capture.reads_arguments import ArgumentHeap
+from smelt.capture.staging.stage import Learnt
 from smelt.capture.state import Place, without_state
 from smelt.compiler.miss_texts import joined_misses
 from smelt.compiler.paths import Outcome, Paths
@@ -152,7 +153,7 @@ class ObservedProgram:
     target: the function or module itself (for its parameters, names, signature). next_path: other ways through it are
     kept as paths already. freedom: the sizes and numbers that are to be free. state: the places that it is called
     with (`smelt.capture.state`). replaced: places of objects that differ from call to call, to be known by their parts.
-    alone: keeps other calls away while it runs.
+    alone: keeps other calls away while it runs. learnt: by its stagings, one for each choice of sizes that are free.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class ObservedProgram:
         self.freedom = freedom
         self.state = state
         self.replaced = replaced
+        self.learnt = Learnt()
         self.fullgraph = settings.fullgraph
         self.background = settings.background
         self.log: ReadLog | None = None

@@ -20,7 +20,7 @@ from smelt.capture.reads import Effect, ReadLog, record_reads
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.staging.draws import Draw
 from smelt.capture.staging.outside import nothing_outside
-from smelt.capture.staging.stage import stage
+from smelt.capture.staging.stage import Learnt, stage
 from smelt.capture.state import Place, without_state
 from smelt.compiler.compiled_types import ObservedProgram
 from smelt.compiler.ones import Again, with_ones
@@ -62,7 +62,7 @@ def staged_unit(
         with muted(), telling() as asked:
             given = ArgumentHeap(tuple(args), dict(kwargs))
             run = _reading(fn.target, fn.name, native, fn.state, given, watches_strides=bool(odd))
-            again = partial(_staged, run, args, kwargs, fn.target, fn.name, native, state=fn.state)
+            again = partial(_staged, run, args, kwargs, fn.target, fn.name, native, state=fn.state, learnt=fn.learnt)
             staged = _widened(again, dynamic, args, kwargs) if is_wide and dynamic is not None else again(dynamic)
     finally:
         _logs.reset(before)
@@ -119,7 +119,7 @@ def staged_capture(
     """
     native = replace(native, reruns=True)
     run = partial(_without_state, target) if state else target
-    again = partial(_staged, run, args, kwargs, target, native.name, native, state=state)
+    again = partial(_staged, run, args, kwargs, target, native.name, native, state=state, learnt=Learnt())
     with muted(), nothing_outside():
         staged = _widened(again, dynamic, args, kwargs) if is_wide and dynamic is not None else again(dynamic)
     return replace(staged, result=native.result, written=native.written)
@@ -139,8 +139,11 @@ def _staged(
     dynamic: Spec | None,
     *,
     state: Sequence[Place],
+    learnt: Learnt,
 ) -> Captured:
-    return stage(run, args, kwargs, target=target, name=name, native=native, dynamic=dynamic, state=state)
+    return stage(
+        run, args, kwargs, target=target, name=name, native=native, dynamic=dynamic, state=state, learnt=learnt
+    )
 
 
 def _widened(again: Again, dynamic: Spec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Captured:

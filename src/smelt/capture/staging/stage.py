@@ -14,7 +14,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from time import thread_time
 from typing import Any
 
@@ -75,6 +75,19 @@ _STEPS, _STEPS_EACH = 6000, 24
 _SECONDS, _SECONDS_EACH = 10.0, 10e-3
 
 
+@dataclass
+class Learnt:
+    """What one staging of a program finds out about where its ways meet, with which the next one begins: where they are
+    kept apart, loops that are one loop of the graph, turns that stand before their loops, functions that are converted.
+    """
+
+    forked: frozenset[object] = frozenset()
+    grew: frozenset[object] = frozenset()
+    whole: frozenset[object] = frozenset()
+    peeled: Mapping[object, int] = field(default_factory=dict)
+    converted: frozenset[Any] = frozenset()
+
+
 def stage(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -85,14 +98,16 @@ def stage(
     native: Captured,
     dynamic: Spec | None = None,
     state: Sequence[Place] = (),
+    learnt: Learnt | None = None,
 ) -> Captured:
     """The program as one graph, or a capture whose `error` says why it has none. Raises nothing of the program's.
 
     dynamic: the sizes and numbers of the arguments that are symbols; what was found out of them is in `sizes`.
-    state: as `capture` takes it.
+    state: as `capture` takes it. learnt: of the same program, for other sizes; left as this staging leaves it.
     """
     program = fn if target is None else target
     run = _Run(fn, args, dict(kwargs or {}), program, name or _name_of(program), native, dynamic, state)
+    run.learnt = learnt or Learnt()
     if not shadow.available():
         return run.failed(_error("this torch cannot run operators on shadows", "a private name is missing", None))
     try:
@@ -118,6 +133,7 @@ class _Run:
         self.roots = Roots({}, {})
         self.caller = caller_modes()
         self.snapshot: Snapshot
+        self.learnt = Learnt()
 
     def failed(self, error: SmeltError) -> Captured:
         """The capture that has no graph."""
@@ -137,10 +153,11 @@ class _Run:
         # On other ways than the recorded run's there may be more.
         is_known = self.native.class_askers is not None and not self.native.conversions
         self.is_watched = not is_known or not all(map(functions.has, class_askers))
-        forked: set[object] = set()
-        grew: set[object] = set()
-        peeled: dict[object, int] = {}
-        whole: set[object] = set()
+        before = self.learnt
+        for code in before.converted:
+            functions.want(code)
+        converted = set(before.converted)
+        forked, grew, whole, peeled = set(before.forked), set(before.grew), set(before.whole), dict(before.peeled)
         fixes_texts = False
         length = 0 if self.native.graph is None else sum(1 for _ in self.native.graph.walk())
         budget = Budget(_STEPS + _STEPS_EACH * length, thread_time() + _SECONDS + _SECONDS_EACH * length)
@@ -153,10 +170,14 @@ class _Run:
             session.grew, session.stages_growth = grew, GROWTH in whole
             session.fixes_texts = fixes_texts
             try:
-                return self._once(session, functions, arguments)
+                found = self._once(session, functions, arguments)
+                before.forked, before.grew, before.whole = frozenset(forked), frozenset(grew), frozenset(whole)
+                before.peeled, before.converted = peeled, frozenset(converted)
+                return found
             except Again as known:
                 if known.convert is not None:
                     functions.want(known.convert)
+                    converted.add(known.convert)
                 elif known.fork is not None:
                     if known.fork in forked:
                         return self.failed(_error("a branch cannot be merged", "it was forked, and met again", None))
