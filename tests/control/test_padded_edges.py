@@ -38,6 +38,18 @@ def python_calls(compiled: Any) -> int:
 # --- what is returned
 
 
+def test_one_count_for_several_numbers() -> None:
+    def f(x: Tensor) -> Any:
+        places = (x > 0).nonzero()
+        return places.shape[0], len(places), (x > 0).nonzero().shape[0], places, places
+
+    compiled = smelt.compile(f)
+    for x in (torch.tensor([1.0, -1, 2]), torch.ones(3), -torch.ones(3), torch.tensor([-1.0, -1, 2])):
+        got, want = compiled(x), f(x)
+        assert got[:3] == want[:3] and torch.equal(got[3], want[3]) and got[3] is got[4]
+    assert compiled.stats().builds == 1 and not compiled.stats().fallbacks
+
+
 @pytest.mark.parametrize(
     "places",
     (

@@ -38,6 +38,7 @@ from smelt.ir import (
     Type,
     Value,
     map_values,
+    may_hold_tensor,
     values_in,
 )
 from smelt.ops.effects import aliases, effects
@@ -124,6 +125,8 @@ class Rewriting:
 
         Raises: Exact where it shares memory with another output, and their copies would not.
         """
+        if not may_hold_tensor(old.type):
+            return self.exact_value(self.held[old], old.type, old)
         held, memory = self.held[old], reached([old])
         for value in memory:
             if value.node is not None and value.node not in self.exact and _may_be_given_back(value.node):
