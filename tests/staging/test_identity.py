@@ -134,3 +134,18 @@ def test_a_view_of_all_of_an_argument_is_a_tensor_of_its_own(f: Callable[..., An
             tensors = [run(x, items), *items]
             seen.append([(t is x, t.data_ptr() == x.data_ptr(), t.tolist()) for t in tensors])
         assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(
+    "captured", [smelt.compile, lambda f: smelt.trace(f, (-torch.ones(4),))], ids=["compile", "trace"]
+)
+def test_an_operand_that_is_given_back_where_it_is_empty_is_another_tensor_where_it_is_not(captured: Any) -> None:
+    def f(x: torch.Tensor) -> Any:
+        chosen = x[x > 0]
+        steps = chosen.diff()
+        return chosen.sum(), steps, chosen * 2
+
+    program = captured(f)
+    for x in (-torch.ones(4), torch.arange(4.0), torch.tensor([-1.0, 5, -1, -1]), -torch.ones(4), torch.ones(4)):
+        for got, want in zip(program(x), f(x), strict=True):
+            assert torch.equal(got, want)

@@ -181,3 +181,13 @@ def _sized_by(
     if schema.name.startswith("aten.") and short in _SIZED_BY:
         return _SIZED_BY[short]
     return _all if "dynamic_output_shape" in tags else None
+
+
+GIVING_BACK_BY_SIZE = frozenset((torch.ops.aten.diff.default,))
+"""They give their operand back where it has too few elements, and what shares no memory with it where it has more."""
+
+
+def apart(result: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:
+    """The result as a tensor of its own, so that the graph is of any size: one object is one value there."""
+    given: torch.Tensor = torch.ops.aten.alias.default(result) if args and result is args[0] else result
+    return given

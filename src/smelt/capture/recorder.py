@@ -25,7 +25,7 @@ from smelt.capture.events import watched
 from smelt.capture.fills import is_filling
 from smelt.capture.nested import NAMES as NESTED
 from smelt.capture.nested import NestedTensors
-from smelt.capture.opinfo import OpInfo, expectation, op_info
+from smelt.capture.opinfo import GIVING_BACK_BY_SIZE, OpInfo, apart, expectation, op_info
 from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
 from smelt.capture.spans import Site, SiteFinder
@@ -197,6 +197,8 @@ class Recorder:
             if op_info(overload).raises:
                 self._quietly(self._note_error, overload, args, kwargs, error)
             raise
+        if overload in GIVING_BACK_BY_SIZE:
+            result = apart(result, args)
         self._quietly(self._note, overload, args, kwargs, result)
         return result
 

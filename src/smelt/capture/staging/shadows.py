@@ -28,7 +28,7 @@ from smelt.capture.dynamic.rules import TURNS, by_rule, has_rule
 from smelt.capture.dynamic.values import for_torch, is_sized, number_of
 from smelt.capture.nested import NAMES as NESTED
 from smelt.capture.nested import PaddedInstead
-from smelt.capture.opinfo import METADATA, OpInfo, op_info
+from smelt.capture.opinfo import GIVING_BACK_BY_SIZE, METADATA, OpInfo, apart, op_info
 from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, StateSlot, slot_type
 from smelt.capture.roots import Roots
 from smelt.capture.scopes import Scope
@@ -164,7 +164,9 @@ class ShadowRecorder(Recorder):
                 if slot.kind == "unknown" and info.short not in _CONSTANT_MAKERS:
                     self.unknown(slot)  # before it is written
             self._check()
-            result = overload(*args, **kwargs)
+            result = (
+                apart(overload(*args, **kwargs), args) if overload in GIVING_BACK_BY_SIZE else overload(*args, **kwargs)
+            )
             self._note(info, args, kwargs, result)
             self._check()
             return result
@@ -333,6 +335,8 @@ class ShadowRecorder(Recorder):
                         result = self._run_symbolic(overload, own_args, own_kwargs)
                         if info.name in COPYING:
                             result = result.clone()
+                        if overload in GIVING_BACK_BY_SIZE:
+                            result = apart(result, own_args)
                     else:
                         result = rule(overload, own_args, own_kwargs, numbers[world], self._make)
             except _DeadWorldError:
