@@ -37,6 +37,7 @@ from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_wo
 from smelt.capture.staging.elements import Elements
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.known_layouts import KnownLayouts
+from smelt.capture.staging.ones import otherwise_on_cpu
 from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.raising import may_raise
 from smelt.capture.staging.ranges import Ranges
@@ -339,6 +340,9 @@ class ShadowRecorder(Recorder):
                             result = apart(result, own_args)
                     else:
                         result = rule(overload, own_args, own_kwargs, numbers[world], self._make)
+                for one, steps in otherwise_on_cpu(overload, info, own_args, own_kwargs, result):
+                    with self.shadows.running(), torch.no_grad():
+                        one.as_strided_(one.shape, steps)
             except _DeadWorldError:
                 result = DEAD
             except Exception as refused:
