@@ -59,8 +59,8 @@ graph f(%x: f32[4, 6]) -> f32[4, 6], f32[6, 4]{1, 6}, f32[2, 6], f32[3], f32[1, 
     plan = check(text, [x], state)
     w = StateName("param", "w")
     assert plan.outputs == (
-        Same(0), ViewOf(0, (6, 4), (1, 6), 0), ViewOf(0, (2, 6), (6, 1), 6),
-        Same(w), ViewOf(w, (1, 3), (3, 1), 0), Same(0),
+        Same(0), ViewOf(0, (6, 4), (1, 6), 0), ViewOf(0, (2, 6), (6, 1), 6, number=1),
+        Same(w), ViewOf(w, (1, 3), (3, 1), 0, number=2), Same(0),
     )  # fmt: skip
     assert plan.plan.instructions == ()
     outputs = call(plan, executables(plan.plan)[1], [x], state)

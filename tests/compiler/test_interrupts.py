@@ -15,7 +15,7 @@ import torch
 
 import smelt
 from smelt.capture.staging import stage
-from smelt.compiler import collector
+from smelt.compiler import collector, interrupts
 
 X = torch.linspace(-1, 1, 6)
 PATCHED = [(torch.nn.Module, "__call__"), (torch.Tensor, "__repr__"), (torch.Tensor, "item"), (torch.Tensor, "shape")]
@@ -65,6 +65,12 @@ def test_in_a_step_of_the_capture_it_waits_for_the_end(
     for x in (X, X + 1, X):
         assert torch.equal(compiled(x), asks(x))
     assert compiled.stats().builds == 1
+
+
+@torch.no_grad()
+def test_to_wait_is_no_step_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_AGAIN_S", 1e-4)  # the program is being captured at many of these moments
+    test_in_a_step_of_the_capture_it_waits_for_the_end(signal.SIGALRM, Late, stage, "Session", monkeypatch)
 
 
 def _chain(first: Any, then: Any) -> Any:

@@ -149,3 +149,45 @@ def test_an_operand_that_is_given_back_where_it_is_empty_is_another_tensor_where
     for x in (-torch.ones(4), torch.arange(4.0), torch.tensor([-1.0, 5, -1, -1]), -torch.ones(4), torch.ones(4)):
         for got, want in zip(program(x), f(x), strict=True):
             assert torch.equal(got, want)
+
+
+def a_view_or_what_follows_it(x: Tensor) -> list[Tensor]:
+    v = x.view(3)
+    w = v + 1 if x.sum() > 0 else v
+    return [v, w, v, x]
+
+
+def a_view_from_a_loop(x: Tensor) -> list[Tensor]:
+    v, w = x.view(3), x
+    for _ in range(int(x[0].abs())):
+        w = v
+    return [v, w, x]
+
+
+def constants_cut_at_a_number(x: Tensor) -> list[Tensor]:
+    made = torch.zeros(len(x))
+    return [made.unsqueeze(1), made[: int(x[0].abs())], x]
+
+
+def a_constants_element(x: Tensor) -> list[Tensor]:
+    made = torch.arange(3)
+    return [made, made[int(x[0].abs()) - 1], x]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [a_view_or_what_follows_it, a_view_from_a_loop, constants_cut_at_a_number, a_constants_element],
+    ids=lambda f: f.__name__,
+)
+def test_what_leaves_several_times_is_one_tensor_and_shares_as_in_eager(f: Callable[..., Any]) -> None:
+    compiled = smelt.compile(f)
+    for data in (*DATA, *DATA):
+        seen = []
+        for run in (f, compiled):
+            left = run(torch.tensor(data))
+            pairs = [
+                (a is b, a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()) for a in left for b in left
+            ]
+            seen.append((pairs, [t.tolist() for t in left]))
+        assert seen[0] == seen[1], data
+    assert compiled.stats().builds == 1

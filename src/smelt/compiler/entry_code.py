@@ -127,6 +127,8 @@ class _Result:
     def __init__(self, outputs: Sequence[OutputRecipe], lookup: Callable[[str, str], torch.Tensor]) -> None:
         self.outputs = outputs
         self._made_here: set[int] = set()
+        numbers = [recipe.number for recipe in outputs if isinstance(recipe, ViewOf)]
+        self._is_one_twice = len(set(numbers)) < len(numbers)
         self.scope: dict[str, Any] = {
             "assembled": assembled,
             "lookup": lookup,
@@ -137,6 +139,8 @@ class _Result:
 
     def function(self, tree: Tree) -> Deliver:
         """Raises: _NoCode."""
+        if self._is_one_twice:
+            raise _NoCode
         text = f"lambda results, inputs, args, kwargs: {self._made(tree, 0)}"
         made: Deliver = eval(compile(text, "<smelt result>", "eval"), self.scope)
         return made

@@ -123,9 +123,10 @@ class _Handler:
             _blocks.errors += 1
             raise waiting
         _blocks.waiting = waiting
-        again = threading.Timer(_AGAIN_S, _look_again, (number, waiting))
-        again.daemon = True
-        again.start()
+        with _unwatched():
+            again = threading.Timer(_AGAIN_S, _look_again, (number, waiting))
+            again.daemon = True
+            again.start()
         return None
 
 

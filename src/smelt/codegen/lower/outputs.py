@@ -24,6 +24,7 @@ def lower_outputs(ctx: Context, chosen: Mapping[int, Choice]) -> tuple[tuple[int
     recipes: list[OutputRecipe] = []
     roots: dict[Value, Place] = {}
     slot_of: dict[Value, int] = {}
+    views: dict[Value, int] = {}
     for number, arg in enumerate(ctx.graph.outputs):
         if not isinstance(arg, Value):
             recipes.append(Plain(to_torch(arg)))
@@ -35,7 +36,7 @@ def lower_outputs(ctx: Context, chosen: Mapping[int, Choice]) -> tuple[tuple[int
         if not isinstance(arg.type, TensorType) or not is_plain_type(arg.type):
             recipes.append(_mixed(ctx, arg, slots))
             continue
-        seen = _recipe(ctx, arg)
+        seen = _recipe(ctx, arg, views)
         if seen is not None:
             recipes.append(seen)
             continue
@@ -45,14 +46,14 @@ def lower_outputs(ctx: Context, chosen: Mapping[int, Choice]) -> tuple[tuple[int
             slot_of[very] = _own_slot(ctx, _fresh_place(ctx, arg, roots), slots)
         slots.append(slot_of[very])
         choice = chosen.get(number)
-        recipes.append(fresh if choice is None else _either(ctx, fresh, choice, slots))
+        recipes.append(fresh if choice is None else _either(ctx, fresh, choice, slots, views))
     return tuple(slots), tuple(recipes)
 
 
-def _either(ctx: Context, fresh: Fresh, choice: Choice, slots: list[int]) -> Either:
+def _either(ctx: Context, fresh: Fresh, choice: Choice, slots: list[int], views: dict[Value, int]) -> Either:
     """What was made, or one of the tensors that the caller has itself."""
     which = _mixed(ctx, choice.which, slots)
-    options = [_recipe(ctx, option) for option in choice.options]
+    options = [_recipe(ctx, option, views) for option in choice.options]
     known = tuple(option for option in options if isinstance(option, Same | ViewOf))
     if len(known) < len(options) or not isinstance(which, Number):
         node = choice.which.node
@@ -74,19 +75,20 @@ def _mixed(ctx: Context, value: Value, slots: list[int]) -> OutputRecipe:
     return Number(slots.index(source.slot))
 
 
-def _recipe(ctx: Context, value: Value) -> OutputRecipe | None:
-    """How the caller makes the output from a tensor it has itself; None if the plan makes it."""
+def _recipe(ctx: Context, value: Value, views: dict[Value, int]) -> OutputRecipe | None:
+    """How the caller makes the output from a tensor it has itself; None if the plan makes it. views: made so far."""
     place = ctx.origin(value)
     if place is None:
         return None
     source = place.storage.source
     assert source is not None
-    if very_tensor(value) is ctx.root(value):
+    very = very_tensor(value)
+    if very is ctx.root(value):
         return Same(source)
     at = place.geometry
     nodes = [v.node for v in sources_of(value)]
     is_detached = any(node is not None and node.op == "aten.detach.default" for node in nodes)
-    return ViewOf(source, at.sizes, at.strides, at.offset, is_detached)
+    return ViewOf(source, at.sizes, at.strides, at.offset, is_detached, views.setdefault(very, len(views)))
 
 
 def _own_slot(ctx: Context, place: Place, taken: list[int]) -> int:

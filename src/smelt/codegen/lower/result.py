@@ -41,6 +41,7 @@ class ViewOf:
     """A view of a tensor that came in; `offset` counts elements from that tensor's own start.
 
     is_detached: whether autograd is to know nothing of where it came from (`detach()`, `.data`).
+    number: which tensor of the program it is; the same one may be several outputs, by one way or another.
     """
 
     source: int | StateName
@@ -48,6 +49,7 @@ class ViewOf:
     strides: tuple[int, ...]
     offset: int
     is_detached: bool = False
+    number: int = 0
 
 
 def view_of(base: torch.Tensor, view: ViewOf) -> torch.Tensor:
@@ -137,6 +139,7 @@ class Lowered:
             return inputs[source] if isinstance(source, int) else lookup(source.kind, source.path)
 
         outputs: list[Any] = []
+        views: dict[int, torch.Tensor] = {}
         for wanted in self.outputs:
             recipe = wanted.recipe if isinstance(wanted, OfKind) else wanted
             if isinstance(recipe, Either):
@@ -150,7 +153,9 @@ class Lowered:
                 case Same(source=source):
                     outputs.append(source_of(source))
                 case ViewOf():
-                    outputs.append(view_of(source_of(recipe.source), recipe))
+                    if recipe.number not in views:
+                        views[recipe.number] = view_of(source_of(recipe.source), recipe)
+                    outputs.append(views[recipe.number])
                 case Plain(value=value):
                     outputs.append(value)
         return outputs
