@@ -33,11 +33,11 @@ layers: $(STAMP)
 FUZZER := tests/guards/test_fuzzer.py
 
 unit: $(STAMP)
-	$(BIN)/pytest -n 2 -m "not nightly" --ignore=$(FUZZER)
-	$(BIN)/pytest -n 2 -m "not nightly" $(FUZZER)
+	$(BIN)/pytest -n 2 --dist worksteal -m "not nightly" --ignore=$(FUZZER)
+	$(BIN)/pytest -n 2 --dist worksteal -m "not nightly" $(FUZZER)
 
 nightly: $(STAMP)
-	$(BIN)/pytest -n 2 -m nightly
+	$(BIN)/pytest -n 2 --dist worksteal -m nightly
 	$(MAKE) mutants
 
 # Bugs seeded one by one into a copy of the sources: the tests must catch each.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import smelt
+from smelt.capture.staging.session import Session
 from smelt.compiler import SizedUnit
 
 
@@ -349,3 +351,16 @@ def test_what_fits_in_the_first_turn_only_fails_as_ever() -> None:
         with pytest.raises(RuntimeError, match="size of tensor"):
             compiled(x, y)
         assert torch.equal(compiled(x, y * 20), beside_its_first(x, y * 20))
+
+
+def sessions() -> int:
+    gc.collect()
+    return sum(type(o) is Session for o in gc.get_objects())
+
+
+def test_what_a_build_needed_does_not_stay() -> None:
+    before = sessions()
+    compiled = smelt.compile(beside_its_first, dynamic=True)
+    x = torch.ones(3)
+    assert torch.equal(compiled(x, x * 20), beside_its_first(x, x * 20))
+    assert sessions() <= before

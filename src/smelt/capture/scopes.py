@@ -78,7 +78,9 @@ def tracking(scope: Scope, modules: Iterable[torch.nn.Module]) -> Iterator[None]
     """Keep `scope` at the module whose forward this thread runs."""
     classes = {owner for module in modules if (owner := _defining_class(type(module))) is not None}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_patches.replaced(torch.nn.Module, "__call__", _tracked))
+        # Where no module has a path there is none to follow, and each replacement goes through all classes of modules.
+        if scope.modules:
+            stack.enter_context(_patches.replaced(torch.nn.Module, "__call__", _tracked))
         for cls in classes:
             stack.enter_context(_patches.replaced(cls, "forward", _tracked_forward))
         _thread.scope = scope

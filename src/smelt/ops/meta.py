@@ -189,13 +189,19 @@ def data_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tup
 # Where nothing is moved they give a view of their operand without data, and a copy on the CPU.
 COPYING = frozenset(f"aten.{name}.default" for name in ("channel_shuffle", "native_channel_shuffle"))
 
+
+def _counting(period: int) -> Fill:
+    """Fills a tensor with 0, 1, ... again and again."""
+
+    def fill(t: torch.Tensor) -> torch.Tensor:
+        once = torch.arange(period, device=t.device).to(t.dtype)
+        return once.repeat(t.numel() // period + 1)[: t.numel()].reshape(t.shape)
+
+    return fill
+
+
 # Ways to fill tensors with data of which operators make results of different sizes.
-_FILLS: tuple[Fill, ...] = (
-    torch.zeros_like,
-    torch.ones_like,
-    lambda t: (torch.arange(t.numel(), device=t.device) % 2).reshape(t.shape).to(t.dtype),
-    lambda t: (torch.arange(t.numel(), device=t.device) % 5).reshape(t.shape).to(t.dtype),
-)
+_FILLS: tuple[Fill, ...] = (torch.zeros_like, torch.ones_like, _counting(2), _counting(5))
 
 
 @lru_cache(maxsize=8192)

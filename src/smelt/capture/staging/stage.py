@@ -120,6 +120,10 @@ def stage(
         return run.run(arguments)
 
 
+def _nowhere() -> None:
+    """No line asks once a run has ended."""
+
+
 class _Run:
     def __init__(
         self, fn: Any, args: Sequence[Any], kwargs: dict[str, Any], program: Any, title: str, native: Captured,
@@ -236,11 +240,16 @@ class _Run:
             session.size_trace = symbols.trace
             recorder.inputs.extend(symbols.numbers)
         args, kwargs = self.call
-        with holding(self.state, kwargs, lambda to, of: put_contents(to, contents_of(of))) as given:
+        try:
+            with holding(self.state, kwargs, lambda to, of: put_contents(to, contents_of(of))) as given:
+                if symbols is not None:
+                    symbols.rename_containers(kwargs, given)
+                self.call = (args, given)
+                return self._recorded(session, functions, arguments, symbols)
+        finally:
             if symbols is not None:
-                symbols.rename_containers(kwargs, given)
-            self.call = (args, given)
-            return self._recorded(session, functions, arguments, symbols)
+                # A shadow holds its sizes, and these the trace, where no collector sees it: the session would stay.
+                symbols.trace.site = _nowhere
 
     def _recorded(
         self, session: Session, functions: Functions, arguments: Arguments, symbols: Symbols | None
