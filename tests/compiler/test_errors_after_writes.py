@@ -67,7 +67,8 @@ def outcome(f: Callable[..., Any], *args: torch.Tensor) -> tuple[Any, ...]:
     try:
         result = f(*copies)
     except Exception as error:
-        result = (type(error), str(error).split("\n")[0])  # pytest adds lines to what an assert says
+        # pytest adds lines to what an assert says. Of how it was run no error is the context of the program's own.
+        result = (type(error), str(error).split("\n")[0], error.__context__)
     return (result, *copies)
 
 

@@ -124,3 +124,18 @@ def test_a_trace_with_handlers_within_another_program() -> None:
     compiled = smelt.compile(lambda x, i: program(x, i) + 1)
     for i in (fine, bad, fine, bad):
         assert torch.equal(compiled(x, i), picked(x, i) + 1)
+
+
+def multiplied_where_it_can_be(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    try:
+        x *= c[0].item()
+    except RuntimeError:
+        x += 1
+    return x
+
+
+def test_a_product_that_cannot_be_cast_to_what_it_is_written_into() -> None:
+    compiled = smelt.compile(multiplied_where_it_can_be)
+    for number in (2.0, 3.0, 2.0):
+        x, c = torch.tensor([100, 7], dtype=torch.uint8), torch.tensor([number])
+        assert compiled(x.clone(), c).tolist() == multiplied_where_it_can_be(x.clone(), c).tolist() == [101, 8]

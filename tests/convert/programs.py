@@ -1454,6 +1454,46 @@ def f(a, b):
             print("more")
             [][b]
     return "fine"
+=== finally that raises on the way of a return
+def f(a, b):
+    for i in range(3):
+        try:
+            try:
+                if a == i:
+                    return "returned", i
+                if b == i:
+                    break
+                if a > i:
+                    continue
+            finally:
+                if b:
+                    raise ValueError(i)
+        except ValueError as v:
+            print("caught", v)
+        print("on", i)
+    return "end"
+=== exit that swallows what another raises on the way of a return
+from contextlib import contextmanager, suppress
+@contextmanager
+def breaks(x):
+    yield x
+    if x:
+        raise KeyError(x)
+def f(a, b):
+    for i in range(2):
+        with suppress(KeyError), breaks(b) as x:
+            if a:
+                return "returned", x
+            if x > 1:
+                break
+        print("on", i)
+    with suppress(ValueError):
+        try:
+            if a:
+                return "second"
+        finally:
+            raise ValueError(a)
+    return "swallowed"
 === trailing comment and multi-line string
 def f(a, b):
     x = """

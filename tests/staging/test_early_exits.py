@@ -134,3 +134,32 @@ def test_graphs_grow_with_the_layers(program: Callable[..., Any]) -> None:
 
     # Each turn that forked doubled them.
     assert nodes(24) <= 5 * nodes(8)
+
+
+class Notes:
+    """A context that notes in a list that it was entered and left."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    def __enter__(self) -> None:
+        self.notes.append("in")
+
+    def __exit__(self, *_: object) -> None:
+        self.notes.append("out")
+
+
+def the_list_noted_in(c: Tensor) -> list[str]:
+    notes: list[str] = []
+    if c.sum() > 1:
+        with Notes(notes):
+            notes.append("here")
+            return notes
+    return notes
+
+
+def test_a_list_returned_and_written_by_one_way_only() -> None:
+    cases = [torch.tensor([number]) for number in (0.0, 2.0, 0.0, 2.0)]
+    for order in (cases, cases[::-1]):
+        compiled = smelt.compile(the_list_noted_in)
+        assert [compiled(c) for c in order] == [the_list_noted_in(c) for c in order]

@@ -19,7 +19,7 @@ from smelt.compiler.compiled_build import BEGAN_WITHOUT, Builds, building
 from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_state import SLOT, StateGone, UnderWay
 from smelt.compiler.compiled_table import Table
-from smelt.compiler.compiled_types import Entry, LeftAlone, Row, Settings, SplitProgram, Stats
+from smelt.compiler.compiled_types import Entry, LeftAlone, Row, Settings, SplitProgram, Stats, attempt
 from smelt.compiler.paths import contradicts
 from smelt.compiler.prints import muted_again, pieces_since, pieces_written
 from smelt.compiler.second_sight import shown
@@ -172,7 +172,8 @@ class Dispatcher:
         try:
             return self._run(row, args, kwargs)
         except Miss as miss:
-            return self.try_others(row, args, kwargs, miss)
+            why = miss.with_traceback(None)
+        return self.try_others(row, args, kwargs, why)
 
     def try_others(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any], why: Exception | None = None) -> Any:
         """The answer of a call that took another path than this row's; why: where it did."""
@@ -215,18 +216,17 @@ class Dispatcher:
 
     def _run_entry(self, row: Row, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before = pieces_written()
-        try:
-            return entry.run(args, kwargs)
-        except SmeltError as error:
-            return self.recover(row, error, args, kwargs, pieces_since(before))
-        except Miss:
-            raise
-        except LeftAlone as why:
-            return self._original.run(str(why), args, kwargs, is_fault=False)
-        except Exception as error:
-            if not entry.repeats_errors:
-                raise
-            return self.repeat(row, error, args, kwargs, pieces_since(before))
+        result, failure = attempt(entry.run, args, kwargs)
+        match failure:
+            case None:
+                return result
+            case SmeltError():
+                return self.recover(row, failure, args, kwargs, pieces_since(before))
+            case LeftAlone():
+                return self._original.run(str(failure), args, kwargs, is_fault=False)
+            case Exception() if entry.repeats_errors and not isinstance(failure, Miss):
+                return self.repeat(row, failure, args, kwargs, pieces_since(before))
+        raise failure
 
     def repeat(
         self,

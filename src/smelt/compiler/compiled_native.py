@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from smelt.codegen.llvm.entry import entry_object
-from smelt.compiler.compiled_types import Row
+from smelt.compiler.compiled_types import Row, attempt
 from smelt.compiler.entry_code import Extract, deliverer, extractor, result_kind
 from smelt.compiler.sized_unit import SizedUnit
 from smelt.compiler.unit import Unit
@@ -169,24 +169,26 @@ def _target(
         return Target(python)
 
     def fail(frame: int, status: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        try:
-            return context.fail(frame, status)
-        except (Miss, SmeltError) as error:
-            if is_path or isinstance(error, Miss):
-                return missed(error, args, kwargs)
-            return recovered(error, args, kwargs)
-        except Exception as error:
-            found, dispatcher = get_row(), get_owner()
-            if not repeats_errors or found is None or dispatcher is None:
-                raise
-            return dispatcher.repeat(found, error, args, dict(kwargs or {}))
+        result, failure = attempt(context.fail, frame, status)
+        if failure is None:
+            return result
+        if isinstance(failure, Miss) or (is_path and isinstance(failure, SmeltError)):
+            return missed(failure, args, kwargs)
+        if isinstance(failure, SmeltError):
+            return recovered(failure, args, kwargs)
+        found, dispatcher = get_row(), get_owner()
+        if not repeats_errors or found is None or dispatcher is None:
+            raise failure
+        return dispatcher.repeat(found, failure, args, dict(kwargs or {}))
 
     def deliver(results: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        try:
-            named = kwargs or {}
-            return make(results, chosen(args, named), args, named)
-        except SmeltError as error:
-            return recovered(error, args, kwargs)
+        named = kwargs or {}
+        result, failure = attempt(lambda: make(results, chosen(args, named), args, named))
+        if isinstance(failure, SmeltError):
+            return recovered(failure, args, kwargs)
+        if failure is not None:
+            raise failure
+        return result
 
     is_path, repeats_errors = unit.is_path, unit.repeats_errors
     chosen = pick or extractor(unit.signature, args, kwargs)

@@ -108,6 +108,17 @@ class Builder(Protocol):
     ) -> Entry: ...
 
 
+def attempt(run: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
+    """What a call returns, or what it raised.
+
+    For failures that the program itself answers: in the handler, its own errors would have ours as their context.
+    """
+    try:
+        return run(*args), None
+    except Exception as error:
+        return None, error
+
+
 class LeftAlone(Exception):
     """The original runs for this call, and the entry stays as it is. The text says why."""
 

@@ -172,14 +172,13 @@ class Program(torch.nn.Module):
         except Exception:
             if not unit.repeats_errors:
                 raise
-            # The program's own error, after whatever the program does before it.
-            with muted_again(pieces_since(before)):
-                return self._up_to_its_error(unit, args, kwargs)
+            failure = None  # the program's own error, after whatever the program does before it
         # Where it is the data's fault (an index out of range), this raises as eager does, and the next call is native.
         with muted_again(pieces_since(before)):
             result = self._up_to_its_error(unit, args, kwargs)
-        self.native_failure = failure
-        _warn(f"{unit.captured.name} runs operation by operation: {failure}")
+        if failure is not None:
+            self.native_failure = failure
+            _warn(f"{unit.captured.name} runs operation by operation: {failure}")
         return result
 
     def _known_unit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Unit | None:

@@ -18,7 +18,7 @@ from smelt.capture.convert.builder import HELPERS, NO_ARGUMENTS, Within
 from smelt.capture.convert.functions import Functions
 from smelt.capture.convert.rebound import rebound
 from smelt.capture.convert.runtime import HIDDEN
-from smelt.capture.convert.structure import Loop, Native, Rest, always_leaves
+from smelt.capture.convert.structure import RETURN, Drop, Loop, Native, Rest, always_leaves
 
 _ITEM = f"{HIDDEN}item"
 
@@ -150,10 +150,18 @@ class Statements(Functions):
         self.emit(self.definition(fresh, args, [*declared, *out]))
         return self.name(fresh)
 
-    def _set_flag(self, flag: str | None) -> None:
+    def _set_flag(self, flag: str | None, *, value: bool = True) -> None:
         if flag:
-            self.emit_assign(flag, self.constant(True))
+            self.emit_assign(flag, self.constant(value))
             self.body.frame.writes.add(flag)
+
+    def _do_Drop(self, node: Drop) -> None:
+        body = self.body
+        if RETURN in node.kinds:
+            self._set_flag(body.returned if body.level.guarded else None, value=False)
+        for within in body.loops if RETURN in node.kinds else body.loops[-1:]:
+            self._set_flag(within.broken, value=False)
+            self._set_flag(within.left, value=False)
 
     def _do_Break(self, node: ast.Break) -> None:
         within = self.body.loops[-1]

@@ -40,6 +40,17 @@ class Rest:
 
 
 @dataclass(eq=False, slots=True)
+class Drop:
+    """What was on its way out of a level is not any more: an exception that came up meanwhile is caught here."""
+
+    kinds: frozenset[str]
+    lineno: int
+    col_offset: int
+    end_lineno: int
+    end_col_offset: int
+
+
+@dataclass(eq=False, slots=True)
 class Native:
     """A statement that stays as it is; its names are bound by Python. `targets` are the user's among them."""
 
@@ -108,6 +119,20 @@ def _exits(node: Any) -> frozenset[str]:
     return _NO_EXITS
 
 
+def _may_be_dropped(statements: list[Any]) -> frozenset[str]:
+    """The ways out of statements on which a `finally` or an exit still runs within them, and may raise."""
+    found = _NO_EXITS
+    for node in statements:
+        if isinstance(node, ast.With) or (isinstance(node, ast.Try | ast.TryStar) and node.finalbody):
+            found |= exits(node)
+            continue
+        parts = [getattr(node, name, []) for name in ("body", "orelse")]
+        parts += [part.body for name in ("handlers", "cases") for part in getattr(node, name, [])]
+        for part in parts if exits(node) else []:
+            found |= _may_be_dropped(part)
+    return found
+
+
 def always_leaves(statements: list[Any]) -> bool:
     """Whether control never comes to the end of a list of statements."""
     return any(_always(s) for s in statements)
@@ -169,18 +194,27 @@ class Structure:
                 loop = Loop(node, self.block(node.body, inner), self.block(node.orelse, level), inner)
                 loop.leaves = bool(kinds & {BREAK, RETURN})
                 return _placed(loop, node)
-            case ast.With():
-                new = ast.With(node.items, self.block(node.body, level))
+            case ast.With(items=[first, *others]):
+                inside = [ast.copy_location(ast.With(others, node.body), node)] if others else node.body
+                body = self.block(inside, level)
+                if dropped := _may_be_dropped(inside):
+                    # An exit that swallows what came up in another one.
+                    caught = [Drop(dropped, 0, 0, 0, 0), ast.Raise(None, None)]
+                    handler = ast.ExceptHandler(None, None, [_placed(part, node) for part in caught])
+                    body = [_placed(ast.Try(body, [_placed(handler, node)], [], []), node)]
+                new = ast.With([first], body)
             case ast.Try() | ast.TryStar():
                 body = self.block(node.body, level)
                 orelse = self.block(node.orelse, level)
                 if orelse and exits_of_all(node.body):
                     level.guarded = True
                     orelse = [_placed(Rest(orelse, 0, 0, 0, 0), node.orelse[0])]
-                handlers = [
-                    ast.copy_location(ast.ExceptHandler(h.type, h.name, self.block(h.body, level)), h)
-                    for h in node.handlers
-                ]
+                dropped = _may_be_dropped(node.body)
+                handlers = []
+                for h in node.handlers:
+                    caught = [_placed(Drop(dropped, 0, 0, 0, 0), h)] if dropped else []
+                    handler = ast.ExceptHandler(h.type, h.name, [*caught, *self.block(h.body, level)])
+                    handlers.append(ast.copy_location(handler, h))
                 new = type(node)(body, handlers, orelse, self.block(node.finalbody, level))
             case _:
                 return node

@@ -224,6 +224,8 @@ class Merger:
         if isinstance(value, dict):
             return {k: self._either(item, is_left) for k, item in value.items()}
         if is_staged(value):
+            if self.session.is_outer(value):
+                return value  # what the path changed in it is a write of its own
             slot = slot_of(value)
             found = ScalarSlot(slot.type, slot.worlds)
             self._yield_one(slot, slot.type, found, is_left)

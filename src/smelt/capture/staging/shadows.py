@@ -50,6 +50,8 @@ from smelt.ir import UNKNOWN_DIM, TensorType, UnknownDim, contiguous_strides
 from smelt.ops.convert import dtype_from_torch, dummy_of
 from smelt.ops.meta import COPYING
 
+# Whose kernels for tensors without data do not ask whether the result can be cast.
+_UNASKED = ("aten.mul_.Tensor", "aten.mul_.Scalar")
 _IN_PLACE_METADATA = frozenset((
     "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "resize_as_",
     "set_", "swapaxes", "rename_", "sparse_resize_", "_resize_output_",
@@ -319,6 +321,8 @@ class ShadowRecorder(Recorder):
                     # Which one it is does not show in the type; where there is none, eager raises.
                     own_args[2] = 0
                 self._check_overlap(info, overload, own_args, own_kwargs, varied)
+                if info.name in _UNASKED:
+                    _check_cast(*own_args, *own_kwargs.values())
                 if varied and number_of_parts(info.name, own_args, own_kwargs) > _MOST_TURNS:
                     self.session.cannot(f"{info.name} gives a number of tensors that depends on data")
                 if cut is not None:
@@ -536,6 +540,14 @@ class ShadowRecorder(Recorder):
 def _truth(session: Any, tensor: torch.Tensor) -> Slot:
     """The truth of a tensor as a number of the graph."""
     return slot_of(session.emit("py.bool", tensor))
+
+
+def _check_cast(written: torch.Tensor, other: Any) -> None:
+    """Raises: what eager does for a product that cannot be cast to what it is written into."""
+    kind = torch.result_type(written, other)
+    if not torch.can_cast(kind, written.dtype):
+        with unseen():
+            torch.empty(0, dtype=written.dtype, device="cpu").mul_(torch.empty(0, dtype=kind, device="cpu"))
 
 
 def _takes_all(name: str, args: Sequence[Any]) -> bool:
