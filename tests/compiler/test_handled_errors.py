@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -126,16 +128,35 @@ def test_a_trace_with_handlers_within_another_program() -> None:
         assert torch.equal(compiled(x, i), picked(x, i) + 1)
 
 
-def multiplied_where_it_can_be(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    try:
-        x *= c[0].item()
-    except RuntimeError:
-        x += 1
-    return x
+def at_a_number(change: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def program(x: torch.Tensor, c: torch.Tensor) -> Any:
+        said = ""
+        try:
+            x = change(x, c[0].item()) if c.sum() > 0 else x * 2
+        except RuntimeError as error:
+            said = str(error)
+        return x + 1, said
+
+    return program
 
 
-def test_a_product_that_cannot_be_cast_to_what_it_is_written_into() -> None:
-    compiled = smelt.compile(multiplied_where_it_can_be)
-    for number in (2.0, 3.0, 2.0):
-        x, c = torch.tensor([100, 7], dtype=torch.uint8), torch.tensor([number])
-        assert compiled(x.clone(), c).tolist() == multiplied_where_it_can_be(x.clone(), c).tolist() == [101, 8]
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, n: x.mul_(n), lambda x, n: x.sub_(x > 0), lambda x, n: x - (x > 0), lambda x, n: x.bitwise_or_(x * n),
+        lambda x, n: x.pow_(n), lambda x, n: x.lcm(x * n), lambda x, n: x.to(torch.complex64) < 1,
+        lambda x, n: x.div_(2),
+        lambda x, n: x.add_(2), lambda x, n: x.ldexp_(x), lambda x, n: x.fill_(1j), lambda x, n: x % n,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("length", [2, 0])
+def test_operands_of_kinds_that_eager_refuses(change: Callable[[Any, Any], Any], length: int) -> None:
+    program = at_a_number(change)
+    compiled = smelt.compile(program)
+    for number in (-1.0, 2.0, 3.0, -2.0, 2.0):
+        found = []
+        for run in (program, compiled):
+            x = torch.tensor([100, 7], dtype=torch.uint8)[:length]
+            result, said = run(x, torch.tensor([number]))
+            found.append((result.dtype, result.tolist(), said, x.tolist()))
+        assert found[0] == found[1]

@@ -41,6 +41,7 @@ from smelt.capture.staging.ones import otherwise_on_cpu
 from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.raising import may_raise
 from smelt.capture.staging.ranges import Ranges
+from smelt.capture.staging.refusals import refusal_of_kinds
 from smelt.capture.staging.sizes import rule_of
 from smelt.capture.staging.splits import number_of_parts, split_of
 from smelt.capture.staging.stops import CannotStage
@@ -50,8 +51,6 @@ from smelt.ir import UNKNOWN_DIM, TensorType, UnknownDim, contiguous_strides
 from smelt.ops.convert import dtype_from_torch, dummy_of
 from smelt.ops.meta import COPYING
 
-# Whose kernels for tensors without data do not ask whether the result can be cast.
-_UNASKED = ("aten.mul_.Tensor", "aten.mul_.Scalar")
 _IN_PLACE_METADATA = frozenset((
     "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "resize_as_",
     "set_", "swapaxes", "rename_", "sparse_resize_", "_resize_output_",
@@ -321,8 +320,7 @@ class ShadowRecorder(Recorder):
                     # Which one it is does not show in the type; where there is none, eager raises.
                     own_args[2] = 0
                 self._check_overlap(info, overload, own_args, own_kwargs, varied)
-                if info.name in _UNASKED:
-                    _check_cast(*own_args, *own_kwargs.values())
+                self._check_kinds(info, overload, own_args, own_kwargs, varied)
                 if varied and number_of_parts(info.name, own_args, own_kwargs) > _MOST_TURNS:
                     self.session.cannot(f"{info.name} gives a number of tensors that depends on data")
                 if cut is not None:
@@ -398,6 +396,20 @@ class ShadowRecorder(Recorder):
                     f"{info.name} refused a shadow: {refused}", "for some sizes, which follow from data"
                 )
             raise
+
+    def _check_kinds(self, info: OpInfo, overload: Any, args: list[Any], kwargs: dict[str, Any], varied: bool) -> None:
+        """Raises: what eager says to operands of these kinds."""
+        refusal = refusal_of_kinds(overload, info.name, args, kwargs, bool(info.writes))
+        if refusal is None:
+            return
+        if not refusal.of_empty:
+            # It raises for elements only, and there may be none.
+            tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+            if varied or any(type(size) is not int for t in tensors for size in t.shape):
+                self.session.cannot(f"{info.name} refuses its operands unless they are empty: {refusal.text}")
+            if any(t.numel() == 0 for t in tensors):
+                return
+        raise refusal.kind(refusal.text)
 
     def _sized_by_known(self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result where all that decides its sizes depends on no data: of the operator on that, the rest zeros."""
@@ -540,14 +552,6 @@ class ShadowRecorder(Recorder):
 def _truth(session: Any, tensor: torch.Tensor) -> Slot:
     """The truth of a tensor as a number of the graph."""
     return slot_of(session.emit("py.bool", tensor))
-
-
-def _check_cast(written: torch.Tensor, other: Any) -> None:
-    """Raises: what eager does for a product that cannot be cast to what it is written into."""
-    kind = torch.result_type(written, other)
-    if not torch.can_cast(kind, written.dtype):
-        with unseen():
-            torch.empty(0, dtype=written.dtype, device="cpu").mul_(torch.empty(0, dtype=kind, device="cpu"))
 
 
 def _takes_all(name: str, args: Sequence[Any]) -> bool:
