@@ -14,8 +14,10 @@ CONDITIONS = (
     "c[{k}] > 0", "c[{k}] > 0 and c[{j}] < 1", "{k} in c.tolist()", "int(c[{k}]) == 1", "not c[{k}] > 0",
     "(c[{k}] > 0).item() or n > 2",
 )  # fmt: skip
+MOSTLY = ("c.sum() < 4", "c.sum() > 1", "c[0] < 2", "c[0] > 0", "c[1] < 2", "c[2] + c[3] > 0", "c[2] + c[3] < 2")
+# Most are set to what is there, so that what is not there is met late, and not by all calls.
 TENSORS = (
-    "{v}", "{v} + 1", "{v} * 2", "x", "x + 2", "x - 1", "ident({v})", "second({v}, x)", "(lambda: {v})()",
+    *("x", "x + 2", "x - 1", "x * 3", "x.neg()", "x[:2]") * 3, "{v}", "{v} + 1", "{v} * 2", "ident({v})", "second({v}, x)", "(lambda: {v})()",
     "[{v}, x][{k} % 2]", "({v} if {c} else x)", "inner()",
 )  # fmt: skip
 RESULTS = (
@@ -93,7 +95,10 @@ def unset(seed: int, size: int = 0) -> Generated:
     lines = _Unset(**vars(lines_for(seed, size)))
     lines.put(1, "n = 0", "keep = []", "def ident(a):", "    return a", "def second(a, b):", "    return b")
     lines.put(1, "def inner():", f"    return {lines.pick(NAMES)}")
-    lines.put(1, *(f"{name} = x * {i}" for i, name in enumerate(NAMES, 1) if lines.chance(0.5)))
+    # Each is set or may be, so that few programs raise at all calls.
+    for number, name in enumerate((*NAMES, "i", "j"), 1):
+        lines.put(1, *(() if lines.chance(0.6) else (f"if {lines.pick(MOSTLY)}:",)))
+        lines.put(2 if lines.lines[-1].endswith(":") else 1, f"{name} = x * {number}")
     while lines.budget > 0 and not lines.lines[-1].startswith("    return"):
         lines.block(1, lines.statement)
     lines.put(1, f"return {lines.pick(ENDS)}")
