@@ -132,7 +132,8 @@ def call(
         elif vary is not None:
             stack.enter_context(mode(vary))
         outcome = observe(program, tensors, subject.tensors(), seed=number)
-        outcome.leaves = [leaf.__qualname__ if isinstance(leaf, types.FunctionType) else leaf for leaf in outcome.leaves]
+        # Each subject has functions of its own.
+        outcome.leaves = [a.__qualname__ if isinstance(a, types.FunctionType) else a for a in outcome.leaves]
         gradients = [] if grad is None else _gradients(outcome, leaves)
     state = [snapshot(t) for t in subject.tensors()]
     seen = objects(results, list(given), subject.held())

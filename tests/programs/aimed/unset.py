@@ -17,7 +17,8 @@ CONDITIONS = (
 MOSTLY = ("c.sum() < 4", "c.sum() > 1", "c[0] < 2", "c[0] > 0", "c[1] < 2", "c[2] + c[3] > 0", "c[2] + c[3] < 2")
 # Most are set to what is there, so that what is not there is met late, and not by all calls.
 TENSORS = (
-    *("x", "x + 2", "x - 1", "x * 3", "x.neg()", "x[:2]") * 3, "{v}", "{v} + 1", "{v} * 2", "ident({v})", "second({v}, x)", "(lambda: {v})()",
+    *("x", "x + 2", "x - 1", "x * 3", "x.neg()", "x[:2]") * 3,
+    "{v}", "{v} + 1", "{v} * 2", "ident({v})", "second({v}, x)", "(lambda: {v})()",
     "[{v}, x][{k} % 2]", "({v} if {c} else x)", "inner()",
 )  # fmt: skip
 RESULTS = (
