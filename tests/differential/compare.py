@@ -53,7 +53,8 @@ def observe(fn: Callable[..., Any], args: Sequence[Any], state: Sequence[torch.T
                 # Where in the memory, if somebody else knows that memory.
                 (i, leaf.data_ptr() - other.data_ptr() if leaf.numel() and other.numel() else 0)
                 for i, other in enumerate(known)
-                if address and _storage(other) == address
+                # Itself is in its own memory, which may be none: `same` says so.
+                if address and other is not leaf and _storage(other) == address
             )
         )
         outcome.same.append(tuple(i for i, other in enumerate(known) if other is leaf))

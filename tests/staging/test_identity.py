@@ -149,3 +149,62 @@ def test_an_operand_that_is_given_back_where_it_is_empty_is_another_tensor_where
     for x in (-torch.ones(4), torch.arange(4.0), torch.tensor([-1.0, 5, -1, -1]), -torch.ones(4), torch.ones(4)):
         for got, want in zip(program(x), f(x), strict=True):
             assert torch.equal(got, want)
+
+
+def bound_anew_on_one_way(x: Tensor, seen: dict[str, Any]) -> object:
+    items = [x]
+    other = items
+    if x[0] > 0:
+        items = [x + 1]
+    return items, other
+
+
+def bound_anew_where_a_dict_holds_it(x: Tensor, seen: dict[str, Any]) -> object:
+    items = [x]
+    seen["kept"] = items
+    if x[0] > 0:
+        items = [x + 1]
+    return items, seen["kept"]
+
+
+def one_on_one_way_and_two_on_the_other(x: Tensor, seen: dict[str, Any]) -> object:
+    if x[0] > 0:
+        return {"a": x * 2}, {"a": x * 3}
+    items = {"a": x + 1}
+    return items, items
+
+
+def of_the_way_that_does_not_raise(x: Tensor, seen: dict[str, Any]) -> object:
+    if x[0] > 2:
+        raise ValueError("large")
+    elif x[0] > 0:
+        raise ValueError("positive")
+    else:
+        items = [x + 2]
+        other = items
+    return items, other
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        bound_anew_on_one_way,
+        bound_anew_where_a_dict_holds_it,
+        one_on_one_way_and_two_on_the_other,
+        of_the_way_that_does_not_raise,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_a_container_is_one_on_each_way_as_in_eager(f: Callable[..., Any]) -> None:
+    compiled = smelt.compile(f)
+
+    def told(run: Callable[..., Any], data: list[float]) -> object:
+        seen: dict[str, Any] = {}
+        try:
+            one, other = run(torch.tensor(data), seen)
+        except ValueError as error:
+            return str(error)
+        return one is other, str(one), str(other), [held is other for held in seen.values()]
+
+    for data in (*DATA, *DATA[::-1]):
+        assert told(compiled, data) == told(f, data)
