@@ -22,6 +22,7 @@ class Objects:
     text: str = ""
     tensors: list[Tensor] = field(default_factory=list)
     numbers: dict[Any, int] = field(default_factory=dict)
+    begins: dict[int, int] = field(default_factory=dict)
 
     def difference(self, other: Objects) -> str:
         """The first difference, as what is said of the other; empty where there is none."""
@@ -65,7 +66,9 @@ class Objects:
         if value.layout is not torch.strided or not value.numel():
             return ""
         memory, _ = self._number(("memory", value.untyped_storage().data_ptr()))
-        return f" @{memory} {value.storage_offset()} {tuple(value.stride())}"
+        # Where the first one begins that is met in a memory, nobody can tell.
+        begin = self.begins.setdefault(memory, value.data_ptr())
+        return f" @{memory} {value.data_ptr() - begin} {tuple(value.stride())}"
 
 
 def objects(*values: Any) -> Objects:
