@@ -53,7 +53,9 @@ def observe(fn: Callable[..., Any], args: Sequence[Any], state: Sequence[torch.T
                 # Where in the memory, if somebody else knows that memory.
                 (i, leaf.data_ptr() - other.data_ptr() if leaf.numel() and other.numel() else 0)
                 for i, other in enumerate(known)
-                if address and _storage(other) == address
+                # Itself is in its own memory, which may be none: `same` says so. Empty ones made here may have none.
+                if address and other is not leaf and _storage(other) == address
+                if leaf.numel() or i < len(outside)
             )
         )
         outcome.same.append(tuple(i for i, other in enumerate(known) if other is leaf))

@@ -180,7 +180,7 @@ def _traced(path: Path, options: dict[str, Any], verdict: Verdict) -> str:
         return f"tracing raised {error.__name__}: {got.outcome.text}"
     if want.outcome.error is not None:
         return f"tracing did not raise {want.outcome.error}"
-    got.outcome = copy.copy(want.outcome)
+    got.outcome, got.objects = copy.copy(want.outcome), want.objects
     text = compare(want, got)
     if text:
         return f"the traced run: {text}"

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from tests.differential.compare import Outcome, difference, leaves_of, observe, snapshot, tensor_difference
+from tests.programs.objects import Objects, objects
 from tests.programs.ways import arguments, between, mode
 
 _LOADED = itertools.count()
@@ -60,6 +61,10 @@ class Subject:
         held = self.space.get("HELD")
         return seen if held is None else (*seen, repr(held), self.space["COUNT"])
 
+    def held(self) -> Mapping[str, Any]:
+        """The attributes of its state."""
+        return {name: value for name, value in vars(self.holder).items() if not name.startswith("__")}
+
     def state_text(self) -> str:
         """All of it as text, to be compared with what it is later."""
         return repr([[t.tolist() for t in self.tensors()], self.effects()])
@@ -80,7 +85,10 @@ def load(path: Path) -> Subject:
 
 @dataclass
 class Seen:
-    """What one call did. given: the arguments afterwards. gradients: of arguments and parameters, where asked for."""
+    """What one call did. given: the arguments afterwards. gradients: of arguments and parameters, where asked for.
+
+    objects: those of the result, the arguments and the program's state.
+    """
 
     outcome: Outcome
     given: tuple[Any, ...]
@@ -88,6 +96,7 @@ class Seen:
     effects: tuple[Any, ...]
     state: list[Tensor]
     gradients: list[Any] = field(default_factory=list)
+    objects: Objects = field(default_factory=Objects)
 
 
 def call(
@@ -110,8 +119,11 @@ def call(
     given = (*args, *kwargs.values())
     tensors = [a for a in leaves_of(list(given)) if isinstance(a, Tensor)]
 
+    results = []
+
     def program(*_: Any) -> Any:
-        return run(*args, **kwargs)
+        results.append(run(*args, **kwargs))
+        return results[0]
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(redirect_stdout(out))
@@ -120,9 +132,12 @@ def call(
         elif vary is not None:
             stack.enter_context(mode(vary))
         outcome = observe(program, tensors, subject.tensors(), seed=number)
+        # Each subject has functions of its own.
+        outcome.leaves = [a.__qualname__ if isinstance(a, types.FunctionType) else a for a in outcome.leaves]
         gradients = [] if grad is None else _gradients(outcome, leaves)
     state = [snapshot(t) for t in subject.tensors()]
-    return Seen(outcome, given, out.getvalue(), subject.effects(), state, gradients)
+    seen = objects(results, list(given), subject.held())
+    return Seen(outcome, given, out.getvalue(), subject.effects(), state, gradients, seen)
 
 
 def _differentiable(value: Any, leaves: list[Tensor], rng: Random) -> Any:
@@ -195,7 +210,7 @@ def _outside(want: Seen, got: Seen, *, effects: bool) -> str:
         text = tensor_difference(x, y, is_exact=False)
         if text is not None:
             return f"gradient {i} {text}"
-    return ""
+    return want.objects.difference(got.objects)
 
 
 def _told(value: Any) -> str:

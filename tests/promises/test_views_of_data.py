@@ -114,6 +114,13 @@ def last_of_what_begins_with_an_argument(x: Tensor, y: Tensor) -> Any:
     return torch.stack(states), states[-1], states[0]
 
 
+def of_a_branch_in_one_of_other_sizes(x: Tensor, y: Tensor) -> Any:
+    v = x * 2
+    if y[1] > 0:
+        v = x[:2] if y[1] > 1 else x[1:]
+    return (v,)
+
+
 def _seen(run: Callable[..., Any], y: Tensor) -> Any:
     x = torch.tensor([[0.0, 2.0], [5.0, 4.0], [2.0, 1.0]])
     every = (*run(x, y), x)
@@ -126,6 +133,7 @@ PROGRAMS = [
     beside_a_write_to_another, of_what_is_written, of_a_list_on_one_way, of_a_list_beside_a_write,
     written_on_one_way, written_in_one_arm, written_in_a_loop, popped_of_a_list_that_a_loop_filled,
     best_of_a_list_that_a_loop_filled, last_of_what_begins_with_an_argument,
+    of_a_branch_in_one_of_other_sizes,
 ]  # fmt: skip
 
 

@@ -191,3 +191,99 @@ def test_what_leaves_several_times_is_one_tensor_and_shares_as_in_eager(f: Calla
             seen.append((pairs, [t.tolist() for t in left]))
         assert seen[0] == seen[1], data
     assert compiled.stats().builds == 1
+
+
+def bound_anew_on_one_way(x: Tensor, seen: dict[str, Any]) -> object:
+    items = [x]
+    other = items
+    if x[0] > 0:
+        items = [x + 1]
+    return items, other
+
+
+def bound_anew_where_a_dict_holds_it(x: Tensor, seen: dict[str, Any]) -> object:
+    items = [x]
+    seen["kept"] = items
+    if x[0] > 0:
+        items = [x + 1]
+    return items, seen["kept"]
+
+
+def one_on_one_way_and_two_on_the_other(x: Tensor, seen: dict[str, Any]) -> object:
+    if x[0] > 0:
+        return {"a": x * 2}, {"a": x * 3}
+    items = {"a": x + 1}
+    return items, items
+
+
+def of_the_way_that_does_not_raise(x: Tensor, seen: dict[str, Any]) -> object:
+    if x[0] > 2:
+        raise ValueError("large")
+    elif x[0] > 0:
+        raise ValueError("positive")
+    else:
+        items = [x + 2]
+        other = items
+    return items, other
+
+
+def bound_anew_in_a_loop(x: Tensor, seen: dict[str, Any]) -> object:
+    items = {"a": x}
+    seen["kept"] = items
+    n = 0
+    while n < x[0]:
+        n += 1
+        items = {**items}
+    items["a"] = x + n
+    return items, seen["kept"]
+
+
+def bound_anew_in_a_loop_where_another_variable_holds_it(x: Tensor, seen: dict[str, Any]) -> object:
+    items = [x]
+    other = items
+    for _ in range(int(x[0])):
+        items = [x + 1]
+    other[0] = x + 5
+    return items, other
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        bound_anew_in_a_loop,
+        bound_anew_in_a_loop_where_another_variable_holds_it,
+        bound_anew_on_one_way,
+        bound_anew_where_a_dict_holds_it,
+        one_on_one_way_and_two_on_the_other,
+        of_the_way_that_does_not_raise,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_a_container_is_one_on_each_way_as_in_eager(f: Callable[..., Any]) -> None:
+    compiled = smelt.compile(f)
+
+    def told(run: Callable[..., Any], data: list[float]) -> object:
+        seen: dict[str, Any] = {}
+        try:
+            one, other = run(torch.tensor(data), seen)
+        except ValueError as error:
+            return str(error)
+        return one is other, str(one), str(other), [held is other for held in seen.values()]
+
+    for data in (*DATA, *DATA[::-1]):
+        assert told(compiled, data) == told(f, data)
+
+
+def test_a_list_that_nothing_else_holds_is_carried_by_a_loop() -> None:
+    def f(x: Tensor) -> object:
+        items, n = [x, x * 2], 0
+        while n < x[0]:
+            n += 1
+            items = [item + 1 for item in items]
+        return items
+
+    compiled = smelt.compile(f)
+    for data in (*DATA, *DATA):
+        assert str(compiled(torch.tensor(data))) == str(f(torch.tensor(data)))
+    (row,) = compiled.stats().rows
+    assert " while " in str(row.entry.graph)

@@ -265,6 +265,8 @@ class Loop:
                 continue
             elif isinstance(after, Poison) or after is UNDEF:
                 self.unstable(f"{name} has no value after some turns")
+            if self._is_held_elsewhere(before):
+                self.unstable(f"{name} is bound anew in it, and who else holds what it was could tell")
             self.places[number] = Place(number, name, before)
             known = False
         for key, change in writes.items():
@@ -280,6 +282,16 @@ class Loop:
             self.places[key] = Place(key, "", change.old, change)
             known = False
         return known
+
+    def _is_held_elsewhere(self, value: Any) -> bool:
+        """Whether a container in the loop's own variable is something else's, too: a loop gives another one back."""
+        if type(value) is tuple:
+            return any(map(self._is_held_elsewhere, value))
+        if type(value) not in (list, dict):
+            return False
+        session = self.session
+        roots = [*session.heap_roots, *session.locals_without(self.names)]
+        return Snapshot(roots, [*own_cells(self.get, self.set, self.names), session]).holds(value)
 
     def _place_dummy(self, number: int, name: str, value: Any) -> None:
         """A place that is not read before the body filled it: before the first turn, any value like that."""

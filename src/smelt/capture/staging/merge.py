@@ -112,6 +112,7 @@ class Merger:
         self.right: list[Any] = []
         self.results: list[Slot] = []
         self._memo: dict[tuple[int, int], Any] = {}
+        self._partners: tuple[dict[int, Any], dict[int, Any]] = ({}, {})
         self._keep: list[Any] = []
         self._families: set[int] | None = None
 
@@ -245,6 +246,8 @@ class Merger:
         return self._memo[key]
 
     def _merge(self, a: Any, b: Any) -> Any:
+        if isinstance(a, (list, dict)) and isinstance(b, (list, dict)):
+            self._must_pair(a, b)
         if a is b:
             return a
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -293,6 +296,7 @@ class Merger:
         ):
             self._fail(f"two objects of kind {type(a).__qualname__} meet")
         self._must_be_new(a.__dict__, b.__dict__)
+        self._must_pair(a, b)
         if list(a.__dict__) != list(b.__dict__) or isinstance(a, (dict, list, set)):
             self._fail(f"two objects of kind {type(a).__qualname__} meet")
         merged = object.__new__(type(a))
@@ -384,14 +388,15 @@ class Merger:
 
     def _export(self, value: Any) -> Any:
         """What one path left, where the other ends in an exception."""
+        key = (id(value), id(_RAISED))
+        if key not in self._memo:
+            self._memo[key] = self._exported(value)
+            self._keep.append(value)
+        return self._memo[key]
+
+    def _exported(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            if self.session.recorder.knows(value):
-                return value
-            key = (id(value), id(value))
-            if key not in self._memo:
-                self._memo[key] = self._through(value)
-                self._keep.append(value)
-            return self._memo[key]
+            return value if self.session.recorder.knows(value) else self._through(value)
         if is_staged(value):
             if self.session.is_outer(value):
                 return value  # what the path changed in it is a write of its own
@@ -438,6 +443,12 @@ class Merger:
     def _same_length(self, a: Any, b: Any) -> None:
         if len(a) != len(b):
             self._fail(f"a {_kind(a)} of {len(a)} items meets one of {len(b)}")
+
+    def _must_pair(self, a: Any, b: Any) -> None:
+        """One object on a path is one on the other: merged with two, it would be two itself."""
+        for mine, yours, partners in ((a, b, self._partners[0]), (b, a, self._partners[1])):
+            if partners.setdefault(id(mine), yours) is not yours:
+                self._fail(f"one {_kind(mine)} on a path is two on the other")
 
     def _must_be_new(self, *containers: Any) -> None:
         for container in containers:

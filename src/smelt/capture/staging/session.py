@@ -11,7 +11,7 @@ is known inside only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log2
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import unseen
+from smelt.capture.convert.runtime import HIDDEN
 from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.spans import Site
 from smelt.capture.staging import symbols
@@ -478,12 +479,18 @@ class Session(Reading):
         """The same, with all that holds a list or a dictionary."""
         return Snapshot([*self.heap_roots, *self._locals(), *more], [*without, self])
 
-    def _locals(self) -> list[Any]:
+    def locals_without(self, names: Collection[str]) -> list[Any]:
+        """What the variables of all functions hold that run now, but for those of these names of the last one."""
+        return self._locals(names)
+
+    def _locals(self, own: Collection[str] = ()) -> list[Any]:
         found: list[Any] = []
         frame = self.site_frame()
         while frame is not None and frame is not self.base_frame:
             if not frame.f_globals.get("__name__", "").startswith("smelt.capture"):
-                found.extend(v for v in frame.f_locals.values())
+                found.extend(v for name, v in frame.f_locals.items() if name not in own)
+                # Parts of the converted function are functions of their own, and see its variables, too.
+                own = own if frame.f_code.co_name.startswith(HIDDEN) else ()
             frame = frame.f_back
         return found
 

@@ -12,6 +12,7 @@ from smelt.codegen.lower.plain import is_plain_type
 from smelt.codegen.lower.python_nodes import collect
 from smelt.codegen.lower.result import Either, Fresh, Number, OutputRecipe, Plain, Same, ViewOf
 from smelt.codegen.lower.sharing import sources_of, very_tensor
+from smelt.codegen.lower.unknown.sharing import reached
 from smelt.ir import STATE_OPS, TensorType, Value, values_in
 from smelt.ops.convert import to_torch
 from smelt.runtime.plan import Copy
@@ -34,7 +35,10 @@ def lower_outputs(ctx: Context, chosen: Mapping[int, Choice]) -> tuple[tuple[int
             slots.append(ctx.cut_slots[arg])
             continue
         if not isinstance(arg.type, TensorType) or not is_plain_type(arg.type):
-            recipes.append(_mixed(ctx, arg, slots))
+            made, choice = _mixed(ctx, arg, slots), chosen.get(number)
+            if choice is not None and isinstance(made, Fresh) and _was_placed(arg):
+                made = _either(ctx, made, choice, slots, views)
+            recipes.append(made)
             continue
         seen = _recipe(ctx, arg, views)
         if seen is not None:
@@ -48,6 +52,11 @@ def lower_outputs(ctx: Context, chosen: Mapping[int, Choice]) -> tuple[tuple[int
         choice = chosen.get(number)
         recipes.append(fresh if choice is None else _either(ctx, fresh, choice, slots, views))
     return tuple(slots), tuple(recipes)
+
+
+def _was_placed(value: Value) -> bool:
+    """Whether a tensor that is handed on as an object may have come through a branch whose results have places."""
+    return any(v.node is not None and v.node.regions and is_plain_type(v.type) for v in reached([value]))
 
 
 def _either(ctx: Context, fresh: Fresh, choice: Choice, slots: list[int], views: dict[Value, int]) -> Either:
