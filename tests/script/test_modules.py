@@ -56,3 +56,23 @@ def test_the_graph_that_runs_is_that_of_a_recorded_run(name):
         for args in calls:
             expected = smelt.trace(module, args, check=False).graph_for(*args)
             assert lines(program.graph_for(*args)) == lines(expected)
+
+
+class Holder:
+    def __init__(self, value):
+        self.weight = torch.full((3,), value)
+
+
+def weighed(held, x):
+    return held.weight * x if x.sum() > 0 else held.weight - x
+
+
+def test_an_example_may_be_an_object_that_holds_tensors():
+    held, x = Holder(2.0), torch.arange(3.0)
+    program = smelt.script(weighed, example_inputs=(held, x))
+    assert "held.weight" in str(program.graph)
+    for other in (held, Holder(5.0), held):
+        for sign in (1, -1):
+            assert torch.equal(program(other, x * sign), weighed(other, x * sign))
+    held.weight = torch.full((3,), 7.0)
+    assert torch.equal(program(held, x), weighed(held, x))

@@ -90,3 +90,16 @@ def test_one_number_is_the_same_wherever_it_is_used() -> None:
 
     graph = staged(f, of_ints(4)).graph
     assert graph is not None and "-> f32[6, 2] {" in str(graph)
+
+
+def of_a_truth_beside_a_membership(a: torch.Tensor) -> Any:
+    n = a[0].item()
+    return torch.zeros(3 - bool(a[1] > 5)), n in range(0, 10, 2)
+
+
+def test_the_truth_of_a_tensor_may_be_either() -> None:
+    compiled = smelt.compile(of_a_truth_beside_a_membership)
+    for numbers in ((0, 0), (4, 9), (7, 6), (2, 1)):
+        got, want = (f(*of_ints(*numbers)) for f in (compiled, of_a_truth_beside_a_membership))
+        assert torch.equal(got[0], want[0]) and got[1] is want[1], numbers
+    assert compiled.stats().builds == 1

@@ -106,12 +106,20 @@ class Parameters:
     @property
     def constants(self) -> list[Any]:
         """The objects that parameters keep: defaults, and what examples are that no input of a graph is."""
-        found: list[Any] = []
-        pending: list[Any] = [*self.positional, *self.named.values(), *map(Constant, self.kept.values())]
+        return list(self.named_constants.values())
+
+    @property
+    def named_constants(self) -> dict[str, Any]:
+        """The same, by the parameter that keeps each, and its number where that keeps several."""
+        found: dict[str, Any] = {}
+        names = [*self.signature.parameters, "args"]
+        pending: list[tuple[str, Any]] = [(names[min(i, len(names) - 1)], p) for i, p in enumerate(self.positional)]
+        pending += [*self.named.items(), *((name, Constant(value)) for name, value in self.kept.items())]
         while pending:
-            part = pending.pop()
-            found += [part.value] if isinstance(part, Constant) else []
-            pending += part.parts if isinstance(part, (Fields, Choice)) else []
+            name, part = pending.pop()
+            if isinstance(part, Constant):
+                found[name if name not in found else f"{name}_{len(found)}"] = part.value
+            pending += [(name, inner) for inner in part.parts] if isinstance(part, (Fields, Choice)) else []
         return found
 
     @property

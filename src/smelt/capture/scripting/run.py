@@ -258,17 +258,17 @@ class _Run:
         self.came_up: Span | None = None
         self.gets_through = self.changes_state = False
         self.caller = caller_modes()
-        self.roots = reachable(fn)
+        function, _ = entry_of(fn)
+        self.parameters: Parameters = parameters_of(
+            fn, function, examples, learned.assumed, learned.fixed, learned.present
+        )
+        self.roots = reachable(fn, self.parameters.named_constants)
         self.session = ScriptSession(self.roots, Scope(self.roots.modules))
         session = self.session
         session.functions, session.list_of, session.text_of = calls.Functions(), calls.list_of, calls.text_of
         session.forked, session.peeled, session.whole = learned.forked, learned.peeled, learned.whole
         session.joined, session.unjoined = learned.joined, learned.unjoined
         session.merge, session.budget = ScriptMerger, learned.budget
-        function, _ = entry_of(fn)
-        self.parameters: Parameters = parameters_of(
-            fn, function, examples, learned.assumed, learned.fixed, learned.present
-        )
 
     def run(self) -> Scripted:
         session = self.session

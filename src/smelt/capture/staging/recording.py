@@ -34,6 +34,9 @@ from smelt.capture.staging.texts import text_of
 from smelt.capture.staging.warned import showing
 from smelt.capture.staging.watch import Watch, unwatched
 from smelt.ir import (
+    BOOL,
+    FLOAT,
+    INT,
     NONE,
     DictType,
     ListType,
@@ -280,6 +283,8 @@ class Recording:
         slots: list[Slot] = []
         with put_back_after() if found.rng else contextlib.nullcontext():
             worlds = [_in_world(op, found.run, operands, named, w) for w in range(WORLDS)] if len(types) == 1 else []
+        if worlds and types[0] in (BOOL, INT, FLOAT) and any(isinstance(o, Slot) and _is_tensor(o) for o in operands):
+            worlds = list(self.examples.of(types[0]))  # a tensor has no elements here
         is_native = not found.rng and all(getattr(o, "is_native", True) for o in operands if isinstance(o, ScalarSlot))
         for i, type_ in enumerate(types):
             examples = tuple(worlds) if worlds else (DEAD,) * WORLDS
@@ -417,6 +422,10 @@ def _lying(sizes: Sequence[int], world: int) -> Sequence[int]:
             order = [*order[:1], *order[2:], *order[1:2]]
     dense = contiguous_strides([sizes[d] for d in order])
     return [dense[order.index(d)] * (2 if world == 2 else 1) for d in range(len(sizes))]
+
+
+def _is_tensor(slot: Slot) -> bool:
+    return isinstance(slot_type(slot), TensorType)
 
 
 def _typed(operand: Any) -> Any:
