@@ -126,3 +126,20 @@ def test_what_a_list_holds(door: str) -> None:
         got = outcome(lambda y, items=items: mine(items, y), x)
         assert isinstance(got[0], tuple) == (x is BAD)
         assert torch.equal(items[0], x * 2)
+
+
+def counts_before_it_raises(x: torch.Tensor, held: list[int]) -> torch.Tensor:
+    if x.sum() > 0:
+        held.append(len(held))
+        raise KeyError("right")
+    return x + 1
+
+
+def test_a_trace_does_what_the_program_does_before_it_raises() -> None:
+    held: list[int] = []
+    traced = smelt.trace(lambda x: counts_before_it_raises(x, held), (-torch.ones(3),))
+    for count in (1, 2):
+        with pytest.raises(KeyError, match="right"):
+            traced(torch.ones(3))
+        assert len(held) == count
+        assert torch.equal(traced(-torch.ones(3)), torch.zeros(3))

@@ -20,7 +20,7 @@ from smelt.codegen.fusion.regions import user_in
 from smelt.codegen.fusion.rules import RULES
 from smelt.codegen.fusion.views import VIEW_LISTS
 from smelt.codegen.lower.sharing import view_source
-from smelt.ir import Graph, Node, Region, TensorType, Value
+from smelt.ir import Graph, Node, Region, TensorType, Value, may_hold_tensor
 from smelt.ir.sizes import blind, is_one
 from smelt.ops.effects import effects
 from smelt.ops.meta import call_key
@@ -223,17 +223,43 @@ def has_numbers(node: Node) -> bool:
 
 
 def is_returned(value: Value) -> bool:
-    """Whether a value, or a view of it, is a result of the program: it then has to lie where eager's does."""
-    pending = [value]
+    """Whether a value, or a view of it, is a result of the program or in one: it then has to lie where eager's does."""
+    pending, seen = [value], {value}
     while pending:
         current = pending.pop()
         for user in current.users:
-            if isinstance(user, Region):
-                if isinstance(user.owner, Graph):
-                    return True
-            elif view_source(user) is current:
-                pending.extend(user.results)
+            if isinstance(user, Region) and isinstance(user.owner, Graph):
+                return True
+            new = [v for v in _holders(current, user) if v not in seen]
+            pending.extend(new)
+            seen.update(new)
     return False
+
+
+def _holders(value: Value, user: Node | Region) -> Sequence[Value]:
+    """What shares a tensor's memory, or holds it, behind one use; what regions yield of tensors is a copy."""
+    if isinstance(value.type, TensorType):
+        if isinstance(user, Region) or user.regions:
+            return ()
+        if view_source(user) is value:
+            return user.results
+        return [r for r in user.results if not isinstance(r.type, TensorType) and may_hold_tensor(r.type)]
+    if isinstance(user, Node) and not user.regions:
+        return [r for r in user.results if may_hold_tensor(r.type)]
+    if isinstance(user, Node):
+        # The first of what a loop carries: its bounds, which no container is, stand in front.
+        shift = 3 if user.op == "for" else 0
+        places = [i - shift for i, arg in enumerate(user.args) if arg is value]
+        return [v for k in places for v in (*_carried(user, k), user.results[k])]
+    owner = user.owner
+    assert isinstance(owner, Node)
+    is_test = owner.op == "while" and user is owner.regions[0]
+    places = [] if is_test else [k for k, arg in enumerate(user.yields) if arg is value]
+    return [v for k in places for v in (*_carried(owner, k), owner.results[k])]
+
+
+def _carried(loop: Node, place: int) -> list[Value]:
+    return [region.params[place + (loop.op == "for")] for region in loop.regions if loop.op in ("for", "while")]
 
 
 def _is_plain(type_: TensorType) -> bool:

@@ -52,7 +52,7 @@ def emit_python(
         found = _slots(ctx, value)
         counts.append(None if isinstance(found, int) else len(found))
         for slot in (found,) if isinstance(found, int) else found:
-            if _is_unsafe(ctx, slot, value):
+            if is_unsafe(ctx, slot, value):
                 unsafe.append(len(slots))
             slots.append(slot)
     outs: list[int] = []
@@ -84,7 +84,7 @@ def move(ctx: Context, rows: Sequence[tuple[Arg, int]]) -> None:
             continue
         found = _slots(ctx, arg)
         slots = (found,) if isinstance(found, int) else tuple(found)
-        unsafe = tuple(len(sources) + n for n, slot in enumerate(slots) if _is_unsafe(ctx, slot, arg))
+        unsafe = tuple(len(sources) + n for n, slot in enumerate(slots) if is_unsafe(ctx, slot, arg))
         make = None if isinstance(found, int) else (list if isinstance(arg.type, ListType) else tuple)
         takes.append(_Take(make, len(slots), unsafe))
         sources.extend(slots)
@@ -145,7 +145,7 @@ def _slots(ctx: Context, value: Value) -> int | list[int]:
     return ctx.number(value).slot
 
 
-def _is_unsafe(ctx: Context, slot: int, value: Value) -> bool:
+def is_unsafe(ctx: Context, slot: int, value: Value) -> bool:
     """Whether a tensor's memory is written over, or must not be: what Python keeps of it is a copy."""
     kind = ctx.builder.storage_of(slot).kind
     if kind in ("arena", "held"):

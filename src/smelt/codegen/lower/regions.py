@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Sequence
 
 from smelt.codegen.fusion.parts import writes_parts
+from smelt.codegen.lower.appends import grown_from, is_append
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.copies import copy_into
@@ -27,12 +28,14 @@ from smelt.codegen.lower.plain import is_number, is_plain_type, kind_of
 from smelt.codegen.lower.python_nodes import move
 from smelt.codegen.lower.python_parts import python_us
 from smelt.codegen.lower.sized_runs import SizedRuns
-from smelt.ir import BOOL, Arg, Node, Region, TensorType, Type, Value, values_in
+from smelt.ir import BOOL, Arg, ListType, Node, Region, TensorType, Type, Value, values_in
 from smelt.ir.sizes import is_symbolic
 from smelt.runtime.plan import Blit, Branch, End, Exit, Loop, Otherwise, Scalar, Use
 from smelt.runtime.table import Arith
 
 CALL_US = 6.0  # a call of Python from native code, tensors made of slots included
+APPEND_US = 2.5  # one that puts a tensor into a list
+_INNER_TURNS = 4  # of a loop in another one, where nothing tells more
 
 Body = Callable[[Region], None]
 """Lowers the nodes of a region."""
@@ -92,28 +95,35 @@ def _alike(a: Type, b: TensorType) -> bool:
 
 def _is_worth_it(ctx: Context, node: Node) -> bool:
     """Whether a turn costs less with calls of Python from native code than one that Python goes through."""
-    regions = list(_regions(node))
-    called = sum(_calls_us(ctx, region) for region in regions)
-    return called <= sum(python_us(region) for region in regions)
+    called = sum(turns * _calls_us(ctx, region) for region, turns in _regions(node))
+    whole = sum(turns * python_us(region) for region, turns in _regions(node))
+    if node.op == "if":
+        # Gone through by Python it is a call itself; here, objects are put where they are wanted by one.
+        whole += CALL_US
+        objects = [k for k, result in enumerate(node.results) if _is_object(result.type)]
+        called += 0.0 if all(grown_from(node, k) is not None for k in objects) else CALL_US
+    return called <= whole
 
 
-def _regions(node: Node) -> Iterator[Region]:
+def _regions(node: Node, turns: int = 1) -> Iterator[tuple[Region, int]]:
+    """Each region of a node, and how often it is taken to run in a turn."""
     for region in node.regions:
-        yield region
+        yield region, turns
         for inner in region:
-            yield from _regions(inner)
+            yield from _regions(inner, turns * (1 if inner.op == "if" else _INNER_TURNS))
 
 
 def _calls_us(ctx: Context, region: Region) -> float:
     """What the calls of Python for a region's own nodes take."""
-    return sum(CALL_US + python_us(run) for run in SizedRuns(region, ctx.growing).at.values())
+    runs = SizedRuns(region, ctx.growing).at.values()
+    return sum(len(run) * APPEND_US if all(map(is_append, run)) else CALL_US + python_us(run) for run in runs)
 
 
 def lower_if(ctx: Context, node: Node, body: Body) -> None:
     """Both arms write each result into one place."""
     test = _tested(ctx, truth(ctx, node.args[0]))
     kept = {k: place for k in range(len(node.results)) if (place := _kept(ctx, node, k, origin(node, k))) is not None}
-    places = [kept.get(k) or _place(ctx, r) for k, r in enumerate(node.results)]
+    places = [kept.get(k) or _grown(ctx, node, k) or _place(ctx, r) for k, r in enumerate(node.results)]
     # What lies there already must not be written over before all that reads it.
     order = sorted(range(len(places)), key=lambda k: k in kept)
     ctx.builder.emit(Branch(test))
@@ -125,6 +135,16 @@ def lower_if(ctx: Context, node: Node, body: Body) -> None:
             _store_all(ctx, [region.yields[k] for k in order], [places[k] for k in order])
         ctx.builder.emit(Otherwise() if region is node.regions[0] else End())
     ctx.note(node, "block")
+
+
+def _grown(ctx: Context, node: Node, k: int) -> Place | None:
+    """The place of a list that arms put something into, where nobody sees what it was before."""
+    if not isinstance(node.results[k].type, ListType) or (before := grown_from(node, k)) is None:
+        return None
+    held = ctx.number(before)
+    place = Place(held, held.base)
+    ctx.bind(node.results[k], place)
+    return place
 
 
 def lower_for(ctx: Context, node: Node, body: Body) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from smelt.codegen.fusion.parts import part_of
 from smelt.codegen.fusion.regions import used_values
+from smelt.codegen.lower.appends import is_append, lower_append
 from smelt.codegen.lower.context import Context
 from smelt.codegen.lower.growing import Lists
 from smelt.codegen.lower.plain import is_number, is_plain_type
@@ -74,7 +75,11 @@ def _has_buffer(value: Value, lists: Lists) -> bool:
 
 
 def lower_sized(ctx: Context, nodes: Sequence[Node]) -> None:
-    """One call for a run of nodes."""
+    """One call for a run of nodes, or one for each where that is all that there is to do."""
+    if all(map(is_append, nodes)) and not any(v in ctx.lists for node in nodes for v in node.operands()):
+        for node in nodes:
+            lower_append(ctx, node)
+        return
     uses, gives = around(nodes)
     parts = parts_of(nodes, ctx.statics.graph, ctx.lookup, ctx.compiler)
     emit_python(ctx, parts, uses, gives)
