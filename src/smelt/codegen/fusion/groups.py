@@ -245,7 +245,8 @@ def _holders(value: Value, user: Node | Region) -> Sequence[Value]:
             return user.results
         return [r for r in user.results if not isinstance(r.type, TensorType) and may_hold_tensor(r.type)]
     if isinstance(user, Node) and not user.regions:
-        return [r for r in user.results if may_hold_tensor(r.type)]
+        # Torch's operators join what is in a container; they give nothing of it.
+        return [r for r in user.results if may_hold_tensor(r.type)] if not user.op.startswith("aten.") else ()
     if isinstance(user, Node):
         # The first of what a loop carries: its bounds, which no container is, stand in front.
         shift = 3 if user.op == "for" else 0
