@@ -50,8 +50,30 @@ def of_an_element(x: Tensor, y: Tensor) -> object:
     return [x, y][int(x.sum() > 0)] is y
 
 
+def of_turns(x: Tensor, y: Tensor) -> object:
+    a, b, count, turns = x + 1, y, 0, 0
+    while turns < x.abs().sum():
+        turns += 1
+        if a is b:
+            count += 1
+        else:
+            a = b = y * 3
+    return count
+
+
+def in_a_test(x: Tensor, y: Tensor) -> object:
+    a, b, turns = x + 1, y, 0
+    while a is not b and turns < 9:
+        turns += 1
+        if turns > x.sum():
+            a = b
+    return turns
+
+
 @pytest.mark.parametrize(
-    "f", [of_a_branch, after_a_write, of_two_branches, in_a_list, of_a_loop, of_an_element], ids=lambda f: f.__name__
+    "f",
+    [of_a_branch, after_a_write, of_two_branches, in_a_list, of_a_loop, of_an_element, of_turns, in_a_test],
+    ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("order", [DATA, DATA[::-1]], ids=["first", "last"])
 def test_whether_two_tensors_are_one(f: Callable[..., Any], order: tuple[list[float], ...]) -> None:

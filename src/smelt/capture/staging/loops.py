@@ -30,7 +30,7 @@ from smelt.capture.staging.leaves import (
     shape_of,
     take_apart,
 )
-from smelt.capture.staging.merge import Pending, Poison, flag_in, is_result
+from smelt.capture.staging.merge import Pending, Poison, check_identities, flag_in, is_result
 from smelt.capture.staging.ordering import check_unchanged
 from smelt.capture.staging.records import RegionRecords, Structured
 from smelt.capture.staging.session import Outcome, Session
@@ -148,8 +148,18 @@ class Loop:
         yields = self._yields(outcome, records, bound)
         if yields is None:
             return None
+        self._note_turns([params, *(region.params for region in regions)], yields)
         regions.append(RegionRecords((*index, *params), records, yields))
         return regions
+
+    def _note_turns(self, regions: Sequence[Sequence[Slot]], yields: Sequence[Any]) -> None:
+        """What each variable is in later turns. Raises: Again where two that were told apart may be one there."""
+        session = self.session
+        for params in regions:
+            for param, last in zip(params, yields, strict=True):
+                if param in session.turns_of:
+                    session.turns_of[param] = (*session.turns_of[param][:2], last)
+        check_identities(session)
 
     def _thunk(self, part: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[], Outcome]:
         values, writes = self._values, self._writes

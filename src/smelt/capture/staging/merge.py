@@ -79,11 +79,25 @@ def resolved(names: Sequence[str], values: Sequence[Any], slot: Slot, answer: bo
 
 def check_identity(session: Any, a: torch.Tensor, b: torch.Tensor) -> None:
     """Whether two tensors are one object is asked. Raises: Again where that follows from the way that was taken."""
-    ours: set[Any] = {id(a)}
-    theirs: set[Any] = {id(b)}
+    pair = session.recorder.slot_of(a), session.recorder.slot_of(b)
+    if _check_pair(session, *pair):
+        # What the turns of a loop make of its variables is not known before its end.
+        session.told_apart.append(pair)
+
+
+def check_identities(session: Any) -> None:
+    """The same for all that was asked, once more is known of what loops carry."""
+    for pair in session.told_apart:
+        _check_pair(session, *pair)
+
+
+def _check_pair(session: Any, a: Slot, b: Slot) -> bool:
+    """Whether it follows from where these come from that they are two; Again where they may be one on some ways."""
+    ours: set[Any] = set()
+    theirs: set[Any] = set()
     whys: list[object] = []
-    for found, tensor in ((ours, a), (theirs, b)):
-        waiting = [session.recorder.slot_of(tensor)]
+    for found, first in ((ours, a), (theirs, b)):
+        waiting = [first]
         while waiting:
             slot = session.resolved(waiting.pop())
             if slot in found:
@@ -95,6 +109,7 @@ def check_identity(session: Any, a: torch.Tensor, b: torch.Tensor) -> None:
             found |= {slot} if slot.ref() is None else {slot, id(slot.ref())}
     if whys and not ours.isdisjoint(theirs):
         session.unmerge(whys[0])
+    return bool(whys)
 
 
 class Merger:

@@ -108,6 +108,7 @@ class Recording:
         self.sides_of: dict[Slot, tuple[object, Any, Any]] = {}
         # The same of what a loop carries (what it begins with, and what a turn gives), and of elements of containers.
         self.turns_of: dict[Slot, tuple[object, ...]] = {}
+        self.told_apart: list[tuple[Slot, Slot]] = []  # tensors that a program was told to be two
         self.convertible = convertible
         self.keep: list[Any] = []
         self.heap_roots: list[Any] = []
