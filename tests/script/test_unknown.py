@@ -36,6 +36,16 @@ def test_types_that_do_not_follow_from_unknown_ones_are_known():
     assert kinds == [DType.BOOL, DType.I64, DType.I64, DType.F32]
 
 
+def test_an_element_of_unknown_kind_stays_one_beside_a_number():
+    def f(x):
+        total = x.sum()
+        return total + 1, total * 2.0, (total - 1).item()
+
+    scripted = agrees(f, (X,), (X.double(),), (torch.tensor([1, 2]),))
+    plus, times, item = (y.type for y in scripted.graph.body.yields)
+    assert plus.dtype == times.dtype == DType.UNKNOWN and str(item) == "any"
+
+
 def test_whether_a_tensor_has_an_attribute_asks_for_no_size():
     def f(y):
         return y + hasattr(y, "shape")

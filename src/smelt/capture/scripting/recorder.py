@@ -425,7 +425,7 @@ def _is_static(slot: Slot) -> bool:
     if isinstance(slot, ScalarSlot):
         return False
     type_ = slot_type(slot)
-    return isinstance(type_, TensorType) and type_.is_static
+    return isinstance(type_, TensorType) and type_.is_static and type_.dtype != DType.UNKNOWN
 
 
 def _is_empty(slot: Slot) -> bool:
