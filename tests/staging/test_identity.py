@@ -309,3 +309,27 @@ def test_a_list_that_nothing_else_holds_is_carried_by_a_loop() -> None:
         assert str(compiled(torch.tensor(data))) == str(f(torch.tensor(data)))
     (row,) = compiled.stats().rows
     assert " while " in str(row.entry.graph)
+
+
+@pytest.mark.parametrize(
+    "captured", [smelt.compile, lambda m: smelt.trace(m, (torch.ones(3),))], ids=["compile", "trace"]
+)
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_a_parameter_that_is_given_back_where_it_is_empty_is_the_parameter(captured: Any, n: int) -> None:
+    class Steps(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.levels = torch.nn.Parameter(torch.arange(float(n)))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            steps = self.levels.diff()
+            return steps, x + 1, steps is self.levels
+
+    model = Steps().eval()
+    program = captured(model)
+    with torch.no_grad():
+        for _ in range(3):
+            (got, _, is_same), (want, _, was_same) = program(torch.ones(3)), model(torch.ones(3))
+            assert torch.equal(got, want)
+            assert type(got) is type(want)
+            assert (is_same, got is model.levels) == (was_same, want is model.levels)
