@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from smelt.codegen.fusion.build import build, eager_memory
+from smelt.codegen.fusion.groups import Trial, Trials
 from smelt.codegen.fusion.partition import Partition, partition
 from smelt.codegen.fusion.pull import Pull
 from smelt.codegen.fusion.rules import RULES
@@ -216,3 +217,37 @@ def test_halves_that_change_places_again_and_again_do_not_double_the_work(monkey
     _, (found,) = run_partition(graph, [x])
     assert torch.equal(found, evaluate(graph, [x])[0])
     assert count[0] < 100_000, count
+
+
+def test_a_long_chain_takes_a_few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one for each operator, of all that stands behind it."""
+    lines = [f"%a{i}: f32[8] = aten.add.Tensor(%{f's{i - 1}' if i else 'x'}, %y)\n" +
+             f"%s{i}: f32[8] = aten.sin.default(%a{i})" for i in range(60)]  # fmt: skip
+    graph = parse("graph f(%x: f32[8], %y: f32[8]) -> f32[8] {\n" + "\n".join(lines) + "\nreturn %s59\n}")
+    sizes: list[int] = []
+    tried = Trials._build
+
+    def counted(self: Trials, nodes: Any, roots: Any) -> Trial:
+        sizes.append(len(nodes))
+        return tried(self, nodes, roots)
+
+    monkeypatch.setattr(Trials, "_build", counted)
+    x, y = torch.randn(8), torch.randn(8)
+    parts, (found,) = run_partition(graph, [x, y])
+    assert (found - evaluate(graph, [x, y])[0]).abs().max() < 1e-5
+    assert [len(g.nodes) for g in parts.groups] == [40, 80]
+    assert sum(sizes) < 600, sizes
+
+
+def test_what_would_be_computed_for_each_element_of_more_does_not_come_with_a_run() -> None:
+    """A run joins where it costs no more than apart: exponentials of a row are not taken for each row of a table."""
+    graph = parse("""\
+graph f(%x: f32[4096], %y: f32[512, 4096]) -> f32[512, 4096] {
+  %a: f32[4096] = aten.exp.default(%x)
+  %b: f32[4096] = aten.exp.default(%a)
+  %c: f32[4096] = aten.exp.default(%b)
+  %d: f32[512, 4096] = aten.mul.Tensor(%y, %c)
+  return %d
+}""")
+    first, second = _texts(graph)
+    assert "exp(" in first and "exp(" not in second

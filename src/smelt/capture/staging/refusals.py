@@ -55,7 +55,8 @@ def refusal_of_kinds(
         named = tuple((key, _form(arg)) for key, arg in kwargs.items())
     except _UntriedError:
         return None
-    if is_written and isinstance(forms[0], _Tensor) and forms[0].is_scalar:
+    written = forms[0] if forms else named[0][1]
+    if is_written and isinstance(written, _Tensor) and written.is_scalar:
         return None  # by what it may be written, sizes tell, too
     return _tried(overload, forms, named)
 

@@ -472,18 +472,15 @@ class Session(Reading):
         left_out = [*without, self]
         if not self._settled.is_apart_from({id(item) for item in left_out}):
             return self.whole_snapshot(without, more)
-        return Snapshot([*self._locals(), *more], left_out, settled=self._settled)
+        return Snapshot([*self.locals_without(), *more], left_out, settled=self._settled)
 
     @unwatched
     def whole_snapshot(self, without: Sequence[Any] = (), more: Sequence[Any] = ()) -> Snapshot:
         """The same, with all that holds a list or a dictionary."""
-        return Snapshot([*self.heap_roots, *self._locals(), *more], [*without, self])
+        return Snapshot([*self.heap_roots, *self.locals_without(), *more], [*without, self])
 
-    def locals_without(self, names: Collection[str]) -> list[Any]:
+    def locals_without(self, own: Collection[str] = ()) -> list[Any]:
         """What the variables of all functions hold that run now, but for those of these names of the last one."""
-        return self._locals(names)
-
-    def _locals(self, own: Collection[str] = ()) -> list[Any]:
         found: list[Any] = []
         frame = self.site_frame()
         while frame is not None and frame is not self.base_frame:

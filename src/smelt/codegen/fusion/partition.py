@@ -18,8 +18,10 @@ from types import MappingProxyType
 from smelt.codegen.fusion.cost import NestCost
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.fusion.groups import Accepts, Facts, Group, Trials, is_fusible
+from smelt.codegen.fusion.parts import part_of
 from smelt.ir import Graph, Node, Value
 from smelt.ir.sizes import equals
+from smelt.ops.registry import is_by_elements
 
 MAX_NODES = 80
 """Nodes that one nest may hold: beyond, registers spill and builds take long."""
@@ -27,6 +29,8 @@ _NEIGHBOURS = 12
 """How many groups back a neighbour to merge with is looked for."""
 _NEIGHBOURS_OF_ONE = 6
 """How many groups that need one value are tried as one."""
+_FIRST_RUN = 4
+"""How many nodes are tried at once at first; as many again with each that joins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +80,15 @@ class _Partition:
         self.alone: dict[Node, NestCost] = {}
         self.starts: dict[Group, int] = {}
         self.numel: dict[Group, int] = {}
+        self._candidates: dict[Node, bool] = {}
+        self._singly: set[Group] = set()
+        self._run = _FIRST_RUN
 
     def run(self, fuse: bool) -> Partition:
         for node in reversed(self.nodes):
-            if self.taken(node) or not is_fusible(node) or not self._is_needed(node):
+            if node in self.groups_of or not self._is_candidate(node):
                 continue
-            trial = self.trials.of([node], self.facts.roots([node]))
-            if trial.cost is None:
-                self._note((node,), False, trial.why)
-                continue
-            self.alone[node] = trial.cost
-            if not fuse or not self._join(node):
+            if not fuse or not (self._join_run(node) or self._join(node)):
                 self._found(node)
         if fuse:
             self._merge_neighbours()
@@ -94,6 +96,22 @@ class _Partition:
             group.roots = self._roots(group)
         ordered = sorted(self.groups, key=lambda g: self.facts.order[g.nodes[-1]])
         return Partition(tuple(ordered), self.facts, tuple(self.decisions))
+
+    def _is_candidate(self, node: Node) -> bool:
+        """Whether a nest can compute a node, and somebody needs it."""
+        if node not in self._candidates:
+            self._candidates[node] = self._has_nest(node)
+        return self._candidates[node]
+
+    def _has_nest(self, node: Node) -> bool:
+        if self.taken(node) or not is_fusible(node) or not self._is_needed(node):
+            return False
+        trial = self.trials.of([node], self.facts.roots([node]))
+        if trial.cost is None:
+            self._note((node,), False, trial.why)
+            return False
+        self.alone[node] = trial.cost
+        return True
 
     def _is_needed(self, node: Node) -> bool:
         return any(users or others for users, others in map(self.facts.users, node.results))
@@ -104,6 +122,61 @@ class _Partition:
         self._set(group, group.nodes, group.nest_cost)
 
     # --- producers into consumers
+
+    def _join_run(self, node: Node) -> bool:
+        """Let a node join the one group that needs it with what that needs in turn, by a single trial.
+
+        Only operators by elements that nobody else needs: each of them would have joined alone, so that a long chain
+        takes a few trials, not one for each of its nodes.
+        """
+        homes = {home for result in node.results for user in self.facts.users(result)[0]
+                 for home in self.groups_of.get(user, ())}  # fmt: skip
+        if len(homes) != 1:
+            return False
+        (group,) = homes
+        run = [] if group in self._singly else self._run_of(node, group)
+        if len(run) < 2:
+            return False
+        nodes = self._ordered((*run, *group.nodes))
+        trial = None
+        if not self._obstacle(nodes, group.segment, self.facts.segment[node]):
+            trial = self.trials.of(nodes, self._roots_with(nodes, (group,))).cost
+        if trial is None or not self._pays(run, group, trial):
+            self._singly.add(group)
+            return False
+        before = group.nest_cost.nbytes + sum(self.alone[n].nbytes for n in run)
+        self._set(group, nodes, trial)
+        self._note((*run, group.nodes[-1]), True, "they are used where they are made", before, trial.nbytes)
+        self._run *= 2
+        return True
+
+    def _pays(self, run: Sequence[Node], group: Group, together: NestCost) -> bool:
+        """Whether a run costs no more in a group than as a nest of its own."""
+        if together.operations <= group.nest_cost.operations + sum(self.alone[n].operations for n in run):
+            return True  # nothing is computed again
+        apart = self.trials.of(run[::-1], self.facts.roots(run[::-1])).cost
+        return apart is not None and together.total <= group.nest_cost.total + apart.total
+
+    def _run_of(self, node: Node, group: Group) -> list[Node]:
+        """The node and such that stand before it, last first, if all are by elements and inner values of the group."""
+        room = min(self._run, MAX_NODES - len(group.nodes))
+        last = self.facts.order[node]
+        members, run = set(group.nodes), list[Node]()
+        for one in reversed(self.nodes[max(last - 2 * room, -1) + 1 : last + 1]):
+            if len(run) == room:
+                break
+            is_inner = all(result.users and members.issuperset(result.users) for result in one.results)
+            if is_inner and self.facts.segment[one] == group.segment and self._is_by_elements(one):
+                run.append(one)
+                members.add(one)
+            elif one is node:
+                break
+        return run
+
+    def _is_by_elements(self, node: Node) -> bool:
+        if node in self.groups_of or part_of(node) is not None or not node.op.startswith("aten."):
+            return False
+        return is_by_elements(node.op) and self._is_candidate(node)
 
     def _join(self, node: Node) -> bool:
         """Let a node join the groups that need it."""
@@ -254,9 +327,9 @@ class _Partition:
         members, order = set(nodes), self.facts.order
         last = self._reach(order[nodes[-1]])
         pending = [u for node in nodes for u in self._users(node) if u not in members and order[u] <= last]
-        seen = set(pending)
+        seen, done = set(pending), set[Group]()
         while pending:
-            for partner in self._unit(pending.pop(), members):
+            for partner in self._unit(pending.pop(), members, done):
                 for user in self._users(partner):
                     if user in members:
                         return True
@@ -270,12 +343,14 @@ class _Partition:
             self.users[node] = tuple({user for result in node.results for user in self.facts.users(result)[0]})
         return self.users[node]
 
-    def _unit(self, node: Node, members: set[Node]) -> Iterable[Node]:
-        """The nodes that run when a node does: those of its groups."""
+    def _unit(self, node: Node, members: set[Node], done: set[Group]) -> Iterable[Node]:
+        """The nodes that run when a node does: those of its groups, but for groups that were asked for before."""
         groups = self.groups_of.get(node)
         if not groups:
             return self.units.get(node, (node,))
-        return [n for g in groups for n in g.nodes if n not in members]
+        fresh = [g for g in groups if g not in done]
+        done.update(fresh)
+        return [n for g in fresh for n in g.nodes if n not in members]
 
     def _reach(self, last: int) -> int:
         """The place behind which nothing can be needed before `last`, units being run whole."""
