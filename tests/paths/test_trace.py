@@ -123,6 +123,21 @@ def test_check_inputs_of_another_way() -> None:
         traced(branch, torch.ones(3), check_inputs=[torch.full((3,), 2.0), -torch.ones(3)])
 
 
+def test_the_turn_of_a_loop_that_came_out_otherwise_is_the_one_told() -> None:
+    def halve(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        kept = {}
+        while x.sum() > 1:
+            kept[str(len(kept))] = x
+            x = x / 2
+        return x, kept
+
+    program = traced(halve, torch.ones(3))
+    with pytest.raises(CaptureError, match="was False when the program was captured, and is True now"):
+        program(torch.ones(3) * 4)
+    with pytest.raises(CaptureError, match="was True when the program was captured, and is False now"):
+        program(torch.ones(3) / 4)
+
+
 def test_a_program_inside_a_compiled_function() -> None:
     program = traced(branch, torch.ones(3))
     compiled = smelt.compile(lambda x: program(x) + 1)

@@ -160,3 +160,15 @@ def test_an_iterator_from_outside_is_not_advanced_by_scripting() -> None:
             with pytest.raises(smelt.CaptureError, match="an iterator from outside is advanced"):
                 smelt.script(program)
         assert next(items) == 1
+
+
+def test_an_iterator_that_the_program_does_not_touch_is_no_hindrance() -> None:
+    source = itertools.count(1)
+
+    def program(x: torch.Tensor, n: int | None = None) -> torch.Tensor:
+        return x if n is not None and next(source) < 0 else torch.relu(x)
+
+    scripted = smelt.script(program)
+    x = torch.randn(3)
+    assert torch.equal(scripted(x), torch.relu(x))
+    assert next(source) == 1

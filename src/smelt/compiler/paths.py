@@ -64,7 +64,9 @@ def expectations(graph: Graph) -> Graph:
 
 def other_path(miss: Miss, path: Sequence[Outcome]) -> CaptureError:
     """The error of a call that takes another way than the one that was captured."""
-    found = next((o for o in path if o.where == miss.where), None)
+    there = [o for o in path if o.where == miss.where]  # several in a loop
+    met = (o for o in there if type(o.value) is type(miss.expected) and o.value == miss.expected)
+    found = next(met, there[0] if there else None)
     what, value = (
         ("what Python reads of a tensor", miss.expected) if found is None else (reading(found.what), found.value)
     )

@@ -329,7 +329,7 @@ class ScriptSession(Session):
 
     def check_iterator(self, value: Any) -> None:
         """Raises: CannotStage where a value is an iterator from outside."""
-        if self.iterators and self.iterators.get(id(value)) is value:
+        if value is not None and self.iterators.get(id(value)) is value:
             self.cannot(
                 "an iterator from outside is advanced",
                 "the program is not run by scripting, and what an iterator gave cannot be put back",
