@@ -81,7 +81,7 @@ class _Partition:
         self.starts: dict[Group, int] = {}
         self.numel: dict[Group, int] = {}
         self._candidates: dict[Node, bool] = {}
-        self._singly: set[Group] = set()
+        self._singly: set[frozenset[Group]] = set()
         self._run = _FIRST_RUN
 
     def run(self, fuse: bool) -> Partition:
@@ -124,54 +124,86 @@ class _Partition:
     # --- producers into consumers
 
     def _join_run(self, node: Node) -> bool:
-        """Let a node join the one group that needs it with what that needs in turn, by a single trial.
+        """Let a node join the groups that need it with what it needs in turn, by one trial for each group.
 
         Only operators by elements that nobody else needs: each of them would have joined alone, so that a long chain
         takes a few trials, not one for each of its nodes.
         """
-        homes = {home for result in node.results for user in self.facts.users(result)[0]
-                 for home in self.groups_of.get(user, ())}  # fmt: skip
-        if len(homes) != 1:
-            return False
-        (group,) = homes
-        run = [] if group in self._singly else self._run_of(node, group)
+        homes = self._homes(node)
+        known = frozenset(homes)
+        run = [] if not homes or known in self._singly else self._run_of(node, homes)
         if len(run) < 2:
             return False
-        nodes = self._ordered((*run, *group.nodes))
-        trial = None
-        if not self._obstacle(nodes, group.segment, self.facts.segment[node]):
-            trial = self.trials.of(nodes, self._roots_with(nodes, (group,))).cost
-        if trial is None or not self._pays(run, group, trial):
-            self._singly.add(group)
+        parts = [(group, self._needed(run, group)) for group in homes]
+        costs = self._costs(run, parts)
+        if costs is None:
+            self._singly.add(known)
             return False
-        before = group.nest_cost.nbytes + sum(self.alone[n].nbytes for n in run)
-        self._set(group, nodes, trial)
-        self._note((*run, group.nodes[-1]), True, "they are used where they are made", before, trial.nbytes)
-        self._run *= 2
+        for (group, part), cost in zip(parts, costs, strict=True):
+            before = group.nest_cost.nbytes + sum(self.alone[n].nbytes for n in part)
+            self._set(group, self._ordered((*part, *group.nodes)), cost)
+            why = "they are used where they are made" if len(homes) == 1 else "computed again, which moves less"
+            self._note((*part, group.nodes[-1]), True, why, before, cost.nbytes)
+        self._run = min(2 * self._run, MAX_NODES)
         return True
 
-    def _pays(self, run: Sequence[Node], group: Group, together: NestCost) -> bool:
-        """Whether a run costs no more in a group than as a nest of its own."""
-        if together.operations <= group.nest_cost.operations + sum(self.alone[n].operations for n in run):
-            return True  # nothing is computed again
+    def _costs(self, run: Sequence[Node], parts: Sequence[tuple[Group, list[Node]]]) -> list[NestCost] | None:
+        """What groups cost with the nodes of a run that each needs; None: not possible, or less as a nest of its own."""
+        costs = []
+        for group, part in parts:
+            nodes = self._ordered((*part, *group.nodes))
+            if self._obstacle(nodes, group.segment, self.facts.segment[run[0]]):
+                return None
+            cost = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=run)).cost
+            if cost is None:
+                return None
+            costs.append(cost)
+        operations = sum(self.alone[n].operations for n in run)
+        if sum(c.operations for c in costs) <= sum(g.nest_cost.operations for g, _ in parts) + operations:
+            return costs  # nothing is computed again
         apart = self.trials.of(run[::-1], self.facts.roots(run[::-1])).cost
-        return apart is not None and together.total <= group.nest_cost.total + apart.total
+        if apart is None or apart.operations > operations:
+            return None
+        total = sum(c.total for c in costs)
+        return costs if total <= sum(g.nest_cost.total for g, _ in parts) + apart.total else None
 
-    def _run_of(self, node: Node, group: Group) -> list[Node]:
-        """The node and such that stand before it, last first, if all are by elements and inner values of the group."""
-        room = min(self._run, MAX_NODES - len(group.nodes))
-        last = self.facts.order[node]
-        members, run = set(group.nodes), list[Node]()
+    def _homes(self, node: Node) -> list[Group]:
+        """The groups that need a node."""
+        users = {user for result in node.results for user in self.facts.users(result)[0]}
+        return list(dict.fromkeys(g for user in sorted(users, key=self.facts.order.__getitem__, reverse=True)
+                                  for g in self.groups_of.get(user, ())))  # fmt: skip
+
+    def _run_of(self, node: Node, homes: Sequence[Group]) -> list[Node]:
+        """The node and such that stand before it, last first, if all are by elements and inner values of the groups."""
+        room = min(self._run, *(MAX_NODES - len(group.nodes) for group in homes), MAX_NODES)
+        last, segment = self.facts.order[node], homes[0].segment
+        members, run = {n for group in homes for n in group.nodes}, list[Node]()
+        if room < 2 or not self._is_inner(node, members):
+            return []
         for one in reversed(self.nodes[max(last - 2 * room, -1) + 1 : last + 1]):
-            if len(run) == room:
-                break
-            is_inner = all(result.users and members.issuperset(result.users) for result in one.results)
-            if is_inner and self.facts.segment[one] == group.segment and self._is_by_elements(one):
+            is_inner = one is node or all(r.users and members.issuperset(r.users) for r in one.results)
+            if is_inner and self.facts.segment[one] == segment and self._is_by_elements(one):
                 run.append(one)
                 members.add(one)
+                if len(run) == room:
+                    break
             elif one is node:
                 break
         return run
+
+    def _is_inner(self, node: Node, members: set[Node]) -> bool:
+        """Whether nobody else needs a node, views looked through."""
+        found = [self.facts.users(result) for result in node.results]
+        return all(users and users <= members and not others for users, others in found)
+
+    def _needed(self, run: Sequence[Node], group: Group) -> list[Node]:
+        """The nodes of a run, last first, that a group needs."""
+        members, found = set(group.nodes), list[Node]()
+        for node in run:
+            if any(user in members for result in node.results for user in self.facts.users(result)[0]):
+                found.append(node)
+                members.add(node)
+        return found
 
     def _is_by_elements(self, node: Node) -> bool:
         if node in self.groups_of or part_of(node) is not None or not node.op.startswith("aten."):
@@ -187,8 +219,7 @@ class _Partition:
             users |= found
             others |= more
         others |= any(user not in self.groups_of for user in users)
-        wanted = list(dict.fromkeys(g for user in sorted(users, key=self.facts.order.__getitem__, reverse=True)
-                                    for g in self.groups_of.get(user, ())))  # fmt: skip
+        wanted = self._homes(node)
         if not wanted:
             return False
         if len(wanted) > 1 and not others and self._is_cheap_again(node, wanted):
@@ -223,7 +254,7 @@ class _Partition:
             nodes = self._ordered((node, *group.nodes))
             if self._obstacle(nodes, group.segment, self.facts.segment[node]):
                 return False
-            trial = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=node))
+            trial = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=(node,)))
             if trial.cost is None:
                 return False
             total += trial.cost.total
@@ -232,7 +263,7 @@ class _Partition:
     def _copy(self, node: Node, groups: Sequence[Group]) -> bool:
         for group in groups:
             nodes = self._ordered((node, *group.nodes))
-            trial = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=node))
+            trial = self.trials.of(nodes, self._roots_with(nodes, (group,), copied=(node,)))
             assert trial.cost is not None
             before = self._nbytes(node, group)
             self._set(group, nodes, trial.cost)
@@ -369,14 +400,14 @@ class _Partition:
     # --- what is stored
 
     def _roots_with(
-        self, nodes: Sequence[Node], groups: Sequence[Group], copied: Node | None = None
+        self, nodes: Sequence[Node], groups: Sequence[Group], copied: Sequence[Node] = ()
     ) -> tuple[Value, ...]:
         """The values that a group must store if it has these nodes; those copied into other groups are not."""
         members = set(nodes)
         return tuple(
             result
             for node in nodes
-            if node is not copied
+            if node not in copied
             for result in node.results
             if self._is_stored(result, members, groups)
         )
