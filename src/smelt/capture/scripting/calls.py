@@ -12,6 +12,7 @@ import operator
 import re
 import sysconfig
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -355,10 +356,12 @@ def _of_kinds(session: ScriptSession, fn: Any, args: tuple[Any, ...], kwargs: di
             before = len(records)
             known = {id(v): session.emit("py.call", "torch.int", v) for v in ints}
             try:
-                return fn(
-                    *[mark(session, _instead(known, a)) for a in args],
-                    **{k: mark(session, _instead(known, v)) for k, v in kwargs.items()},
-                )
+                positional = [mark(session, _instead(known, a)) for a in args]
+                named = {k: mark(session, _instead(known, v)) for k, v in kwargs.items()}
+                with warnings.catch_warnings():
+                    # Torch gathers what it warns of until the call ends: also what no run may be, tried for its type.
+                    warnings.simplefilter("ignore")
+                    return fn(*positional, **named)
             except TypeError as error:
                 if not unknown or any(error is own for own in (*session.raised, *session.refused)):
                     raise
