@@ -176,3 +176,37 @@ def test_an_exception_is_raised_with_what_it_held() -> None:
     with pytest.raises(Worded, match=r"^level 3$") as caught:
         run(f"graph g(%n: int) -> () {{\n  {raising}\n  return\n}}", 3)
     assert caught.value.level == 3
+
+
+ATTEMPTS = """
+graph g(%x: tensor[?], %n: int) -> list[str], str, list[str], str {
+  %0: list[str] = py.attempt("aten.select.int", %x, 1, %n, taken=0)
+  %1: str = py.raised("aten.select.int", %x, 1, %n, taken=1)
+  %2: list[str] = py.attempt("py.floordiv", 1, %n)
+  %3: str = py.raised("py.call", "math.sqrt", %n)
+  return %0, %1, %2, %3
+}"""
+
+
+def test_what_an_operator_raises_is_asked() -> None:
+    x, out = torch.ones(2, 2, 2), "is out of bounds for dimension"
+    assert run(ATTEMPTS, x, 1) == ([], "", [], "")
+    index, behind, division, _ = run(ATTEMPTS, x, 0)
+    assert (index, behind, division[0]) == ([], "", "builtins.ZeroDivisionError")
+    index, behind, _, root = run(ATTEMPTS, x, -3)
+    assert index == ["builtins.IndexError", f"index -3 {out} 1 with size 2"]
+    assert behind == f"builtins.IndexError: index -3 {out} 2 with size 2" and root.startswith("builtins.ValueError: ")
+
+
+def test_functions_that_python_has_under_no_such_name() -> None:
+    text = """
+    graph g(%l: list[int], %k: list[int], %d: dtype, %n: int, %x: i64[2]) -> list[int], any, any, any, any {
+      %0: list[int] = py.call("list.sorted_by", %l, %k, True)
+      %1: any = py.call("dtype.max", %d)
+      %2: any = py.call("torch.int", %n)
+      %3: any = py.call("operator.index", %n)
+      %4: any = py.call("Tensor.tolist", %x)
+      return %0, %1, %2, %3, %4
+    }"""
+    found = run(text, [1, 2, 3], [5, 9, 7], torch.int8, 4, torch.tensor([1, 2]))
+    assert found == ([2, 3, 1], 127, 4, 4, [1, 2])

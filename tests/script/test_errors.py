@@ -5,7 +5,7 @@ import copy
 import enum
 import sys
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 import smelt
 from smelt import CaptureError
 from smelt.capture.scripting.session import ScriptSession
+from tests.script.checking import agrees
 
 HERE = __file__
 
@@ -537,3 +538,33 @@ def test_an_end_that_later_runs_get_past_is_said_of_the_state_as_it_stands() -> 
                 scripted(*inputs)
         assert torch.equal(scripted(*inputs), program(*inputs))
         Opens.tries = 0
+
+
+def test_a_call_gives_what_the_parameters_are():
+    class Pair(NamedTuple):
+        x: torch.Tensor
+        n: int = 2
+
+    def of_a_pair(p: Pair):
+        return p.x * p.n
+
+    def of_a_tensor(x):
+        return x if isinstance(x, int) else x + 1
+
+    program = smelt.script(of_a_pair)
+    assert program.inputs_for(Pair(torch.ones(2)))[1] == 2
+    for other in (torch.ones(2), 3, [torch.ones(2), 2]):
+        with pytest.raises(CaptureError, match="takes a Pair"):
+            program.inputs_for(other)
+    for other in (3, 2.5, None, program, "a"):
+        with pytest.raises(CaptureError, match="takes a tensor"):
+            smelt.script(of_a_tensor).inputs_for(other)
+
+
+@pytest.mark.parametrize("mode", [torch.set_grad_enabled, lambda on: torch.autocast("cpu", enabled=on)])
+def test_modes_that_a_run_chooses(mode):
+    def under(x: smelt.f32[4, 4], on: bool):
+        with mode(on):
+            return x @ x
+
+    agrees(under, (torch.ones(4, 4), True), (torch.ones(4, 4), False))

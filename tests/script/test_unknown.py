@@ -7,9 +7,10 @@ import torch
 
 import smelt
 from smelt.ir import DType
-from tests.script.checking import agrees
+from tests.script.checking import agrees, by_evaluator, ended
 
 X = torch.tensor([1.5, 0.5, 2.5, -1.0])
+Y = torch.arange(6.0).reshape(2, 3)
 
 
 def rows(x, i):
@@ -71,3 +72,37 @@ def lowest(x, f: float):
 @pytest.mark.parametrize("program", [highest, lowest])
 def test_numbers_of_unknown_kind_are_compared_with_tensors(program):
     agrees(program, (X, 0.5), (X, 10.5), (X.int(), 0.5))
+
+
+def texts_of_sizes(x):
+    print(x.shape, x.stride(), tuple(x.shape), [x.shape[1:]])
+    return f"{x.shape} {tuple(x.shape)} {x.stride()}", repr((x.shape, 1)), "%s" % (x.shape,), "{}".format(x.shape)  # noqa: UP031, UP032
+
+
+def raises_sizes(x):
+    raise ValueError("bad", x.shape, (x.stride(), 1))
+
+
+@pytest.mark.filterwarnings("ignore:every run")
+@pytest.mark.parametrize("program", [texts_of_sizes, raises_sizes])
+def test_sizes_of_an_unknown_rank_are_told_as_the_program_has_them(program, capsys):
+    scripted = agrees(program, (Y,), (Y[0],))
+    capsys.readouterr()
+    eager = ended(lambda: program(Y)), capsys.readouterr().out
+    assert (ended(lambda: by_evaluator(scripted, Y)), capsys.readouterr().out) == eager
+
+
+@pytest.mark.parametrize("kind", [int, float, complex])
+def test_conversions_say_what_they_do_not_take(kind):
+    def convert(x):
+        return kind(x)
+
+    scripted = agrees(convert, (Y,), (Y[:0],), (Y[0, 0],))
+    assert ended(lambda: by_evaluator(scripted, Y)) == ended(lambda: kind(Y))
+
+
+@pytest.mark.filterwarnings("ignore:every run")
+@pytest.mark.parametrize("program", [round, lambda x: "a" + x, lambda x: [1] + x, lambda x: torch.cat(x)])  # noqa: RUF005
+def test_errors_name_no_stand_in(program):
+    scripted = agrees(lambda x: program(x), (Y,))
+    assert ended(lambda: by_evaluator(scripted, Y)) == ended(lambda: program(Y))

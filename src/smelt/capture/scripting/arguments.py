@@ -33,9 +33,11 @@ _CLASSES: dict[Type, type] = {BOOL: bool, INT: int, FLOAT: float, COMPLEX: compl
 
 def misfit(type_: Type, value: Any, sizes: dict[str, int]) -> str:
     """What is wrong with an argument, empty where nothing is. sizes: of the names that earlier arguments had."""
-    if type_ in (TENSOR, ANY):
-        # A parameter of which nothing is said: a number does as well, but nothing that holds others.
-        return f"a {type(value).__name__}, and the graph takes a tensor" if _holds(value) and type_ == TENSOR else ""
+    if type_ == ANY:
+        return ""
+    if type_ == TENSOR:
+        is_tensor = isinstance(value, torch.Tensor)
+        return "" if is_tensor else f"a {type(value).__name__}, and the graph takes a tensor"
     if isinstance(type_, OptionalType):
         return "" if value is None else misfit(type_.element, value, sizes)
     if isinstance(type_, TensorType):
@@ -53,10 +55,6 @@ def misfit(type_: Type, value: Any, sizes: dict[str, int]) -> str:
     )
     is_fit = kind is None or (type(value) is kind if isinstance(kind, type) else isinstance(value, kind))
     return "" if is_fit else f"a {type(value).__name__}, and the graph takes {type_}"
-
-
-def _holds(value: Any) -> bool:
-    return isinstance(value, (list, tuple, dict, str))
 
 
 def _holds_for(type_: TensorType, given: TensorType, sizes: dict[str, int]) -> bool:

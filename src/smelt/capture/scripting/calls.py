@@ -12,6 +12,7 @@ import operator
 import re
 import sysconfig
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -30,8 +31,8 @@ from smelt.capture.scripting.types import TENSOR
 from smelt.capture.staging import calls as staged
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.stops import MEMBERS
-from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
-from smelt.capture.staging.texts import holds_staged
+from smelt.capture.staging.symbols import StagedBool, StagedObject, is_staged, slot_of
+from smelt.capture.staging.texts import holds_staged, is_data
 from smelt.capture.staging.texts import own_text as staged_own_text
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
 from smelt.ir import ANY, INT, STR, DictType, DType, ListType, TensorType, TupleType
@@ -263,6 +264,10 @@ def _instance(session: ScriptSession, runtime: Any, at: int, cls: Any, args: Any
         return made
     if cls.__module__.startswith("torch") and issubclass(cls, torch.autograd.Function):
         return cls(*args, **kwargs)
+    if cls.__module__.startswith("torch"):
+        # A mode that data chooses: torch's C code takes nothing but a bool, and what follows runs under either.
+        args = tuple(bool(a) if isinstance(a, StagedBool) else a for a in args)
+        kwargs = {name: bool(v) if isinstance(v, StagedBool) else v for name, v in kwargs.items()}
     return staged.call(session, runtime, cls, args, kwargs)
 
 
@@ -351,10 +356,12 @@ def _of_kinds(session: ScriptSession, fn: Any, args: tuple[Any, ...], kwargs: di
             before = len(records)
             known = {id(v): session.emit("py.call", "torch.int", v) for v in ints}
             try:
-                return fn(
-                    *[mark(session, _instead(known, a)) for a in args],
-                    **{k: mark(session, _instead(known, v)) for k, v in kwargs.items()},
-                )
+                positional = [mark(session, _instead(known, a)) for a in args]
+                named = {k: mark(session, _instead(known, v)) for k, v in kwargs.items()}
+                with warnings.catch_warnings():
+                    # Torch gathers what it warns of until the call ends: also what no run may be, tried for its type.
+                    warnings.simplefilter("ignore")
+                    return fn(*positional, **named)
             except TypeError as error:
                 if not unknown or any(error is own for own in (*session.raised, *session.refused)):
                     raise
@@ -729,10 +736,24 @@ def text_of(session: Any, value: Any) -> Any:
     return str(value) if own is None else _function(session, own, (value,), {})
 
 
+def _conversion(kind: Any) -> Any:
+    """`int(tensor)` and its kin, which say other than `item()` of what they do not take."""
+
+    def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor) or not is_data(session, args[0]):
+            return NotImplemented
+        type_ = session.type_of(args[0])
+        if type_.dtype != DType.UNKNOWN and (type_.rank == 0 or (type_.is_static and type_.numel == 1)):
+            return NotImplemented
+        return session.emit(f"py.{kind.__name__}", args[0])
+
+    return make
+
+
 def _str_of(kind: Any) -> Any:
     def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], ShapeObject):
-            return session.emit("py.join", "torch.Size(", session.emit("py.str", args[0]), ")")
+            return session.emit("py.str", session.as_in_program(args[0]))
         own = own_text(args[0], kind.__name__) if len(args) == 1 and not kwargs else None
         return NotImplemented if own is None else _function(session, own, args, {})
 
@@ -747,6 +768,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     len: _len, getattr: _getattr, setattr: _setattr, hasattr: _hasattr, isinstance: _isinstance, map: _map,
     filter: _filter, range: _range, list: _tuple_or_list(list), tuple: _tuple_or_list(tuple),
     torch.Size: _size, str: _str_of(str), repr: _str_of(repr),
+    int: _conversion(int), float: _conversion(float), complex: _conversion(complex),
     pow: _pow, torch.finfo: _limits(torch.finfo), torch.iinfo: _limits(torch.iinfo),
     **checks.HANDLERS,
     torch.jit.is_scripting: _is_scripting,
@@ -766,7 +788,7 @@ def _staged_method(session: Any, fn: Any, args: Any, kwargs: Any) -> Any:
     """A method of a plain string or list with staged arguments."""
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
     if isinstance(owner, str) and (any(map(holds_staged, args)) or any(map(holds_staged, kwargs.values()))):
-        return session.emit("py.call", f"str.{name}", owner, *args, **kwargs)
+        return session.emit("py.call", f"str.{name}", owner, *map(session.as_in_program, args), **kwargs)
     if isinstance(owner, (list, tuple)) and name in ("count", "index") and any(map(is_staged, args)):
         return session.emit("py.call", f"{type(owner).__name__}.{name}", owner, *args)
     if type(owner) is dict and name == "get" and is_staged(args[0]):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import dis
 import inspect
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -44,13 +46,14 @@ _NO_DEFAULT = inspect.Parameter.empty
 
 @dataclass
 class Leaf:
-    """One input of the graph."""
+    """One input of the graph. is_read: whether the program does anything with it, so that it matters what it is."""
 
     name: str
     type: Type
     default: Any = _NO_DEFAULT
     is_assumable: bool = False
     is_tuple: bool = False
+    is_read: bool = True
     slot: Slot | None = None
     tensor: torch.Tensor | None = None
     stand_in: torch.Tensor = field(default_factory=lambda: torch.empty(0))
@@ -219,7 +222,7 @@ class Parameters:
             _collect(parameter, by_name[name], found)
         sizes: dict[str, int] = {}
         for leaf, value in zip(self.leaves, found, strict=True):
-            why = misfit(leaf.type, value, sizes)
+            why = misfit(leaf.type, value, sizes) if leaf.is_read else ""
             if why:
                 raise _unfit(f"{leaf.name} is {why}")
         return found
@@ -252,6 +255,8 @@ def _collect(parameter: Any, value: Any, found: list[Any]) -> None:
     if isinstance(parameter, Leaf):
         found.append(value)
     elif isinstance(parameter, Fields):
+        if not isinstance(value, parameter.cls):
+            raise _unfit(f"a {type(value).__name__} is given, and the graph takes a {parameter.cls.__name__}")
         values = value if isinstance(value, tuple) else [getattr(value, name) for name in parameter.names]
         if len(values) != len(parameter.parts):
             raise _unfit(f"a tuple has {len(values)} items, not {len(parameter.parts)}")
@@ -313,6 +318,7 @@ def parameters_of(
     kept: dict[str, Any] = {}
     takes_any = any(p.kind == p.VAR_POSITIONAL for p in signature.parameters.values())
     optionals = sum(_is_optional(p) for p in signature.parameters.values())
+    unread = _unread(code)
     for parameter in signature.parameters.values():
         values = [g[parameter.name] for g in given if parameter.name in g]
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -327,6 +333,8 @@ def parameters_of(
             found = Leaf(parameter.name, element)
         else:
             found = _parameter(parameter, values, assumed, optionals <= _MOST_OPTIONALS, span)
+        if isinstance(found, Leaf) and found.type == TENSOR:
+            found.is_read = parameter.name not in unread
         is_default = isinstance(found, Constant) and found.value is parameter.default
         if is_default and parameter.kind != parameter.POSITIONAL_ONLY and not takes_any:
             kept[parameter.name] = parameter.default
@@ -335,6 +343,14 @@ def parameters_of(
         else:
             positional.append(found)
     return Parameters(positional, named, span, signature, kept)
+
+
+def _unread(code: CodeType) -> set[str]:
+    """The parameters that a function never looks at."""
+    steps = [step for step in dis.get_instructions(code) if step.opname.startswith("LOAD_")]
+    read = {name for step in steps for name in (step.argval if isinstance(step.argval, tuple) else (step.argval,))}
+    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return {*named} - read - {*code.co_cellvars}
 
 
 def _bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

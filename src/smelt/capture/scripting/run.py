@@ -46,7 +46,7 @@ from smelt.capture.scripting import calls
 from smelt.capture.scripting.merging import ScriptMerger
 from smelt.capture.scripting.parameters import Parameters, parameters_of
 from smelt.capture.scripting.runtime import ScriptRuntime
-from smelt.capture.scripting.session import DEEP, Assume, PlainShape, ScriptSession, ShapeObject, TensorsObject
+from smelt.capture.scripting.session import DEEP, Assume, ScriptSession, ShapeObject, TensorsObject
 from smelt.capture.scripting.tensors import answering_open
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Signature, flatten_arguments
@@ -433,10 +433,8 @@ class _Run:
 
 def _as_returned(session: ScriptSession, value: Any) -> Any:
     """A result with Python's own kind of sequence where the graph has lists."""
-    if isinstance(value, ShapeObject):
-        return session.emit("py.call", "builtins.tuple" if isinstance(value, PlainShape) else "torch.Size", value)
-    if isinstance(value, TensorsObject):
-        return session.emit("py.call", "builtins.tuple", value)
+    if isinstance(value, (ShapeObject, TensorsObject)):
+        return session.as_in_program(value)
     if isinstance(value, StagedRange) and value.known_length() is None:
         return value.itself()
     if isinstance(value, enum.Enum) and session.regions[-1].taken:

@@ -4,6 +4,7 @@ classes, and which exceptions are the program's.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from dis import opmap
@@ -136,7 +137,7 @@ class ScriptRuntime(StagingRuntime):
             if found is not NotImplemented:
                 return found
             if op == "%" and isinstance(a, str) and (is_staged(b) or (type(b) is tuple and any(map(is_staged, b)))):
-                return session.emit("py.call", "str.__mod__", a, b)
+                return session.emit("py.call", "str.__mod__", a, session.as_in_program(b))
             a, b = self._numbers_for_tensors(a, b), self._numbers_for_tensors(b, a)
             return super().binop(at, op, a, b)
         except Exception as error:
@@ -416,8 +417,7 @@ class ScriptRuntime(StagingRuntime):
 
     def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> Any:
         try:
-            if isinstance(v, ShapeObject):
-                v = self.session.emit("py.join", "torch.Size(", self.session.emit("py.str", v), ")")
+            v = self.session.as_in_program(v)
             no_format = getattr(type(v), "__format__", None) is object.__format__
             is_plain = conversion in ("r", "s") or (conversion is None and no_format)
             own = calls.own_text(v, "repr" if conversion == "r" else "str") if is_plain else None
@@ -444,7 +444,7 @@ class ScriptRuntime(StagingRuntime):
         session = self.session
         if any(error is known for known in (*session.raised, *session.refused)):
             return
-        if StagedObject.__name__ in str(error):
+        if StagedObject.__name__ in str(error) or _STAGED_NUMBER.search(str(error)):
             session.cannot("code that is not converted is given what only a run tells", str(error))
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -454,12 +454,13 @@ class ScriptRuntime(StagingRuntime):
             session.broken(error)
         if not is_raised_by_user(error):
             # What stands for a tensor has a class of its own, and Python names it.
-            error.args = tuple(a.replace(*_STAND_IN) if isinstance(a, str) else a for a in error.args)
+            error.args = tuple(_STAND_IN.sub("Tensor", a) if isinstance(a, str) else a for a in error.args)
         session.raised.append(error)
 
 
 _NOT_INVERTED = "~ (operator.invert) is only implemented on integer and Boolean-type tensors"
-_STAND_IN = ("'FakeTensor'", "'Tensor'")
+_STAND_IN = re.compile(r"\bFakeTensor\b")
+_STAGED_NUMBER = re.compile(r"must be (bool|int|float|complex|str), not \1\b")
 _LISTS = ("append", "extend", "insert", "pop", "sort", "reverse")
 _DICTS = ("items", "keys", "get", "update", "setdefault")
 

@@ -279,6 +279,14 @@ class ScriptSession(Session):
             return super().taken_apart(container)
         return iter([Spread(container)])
 
+    def as_in_program(self, value: Any) -> Any:
+        if isinstance(value, (ShapeObject, TensorsObject)):
+            is_size = isinstance(value, ShapeObject) and not isinstance(value, PlainShape)
+            return self.emit("py.call", "torch.Size" if is_size else "builtins.tuple", value)
+        if type(value) in (list, tuple):
+            return type(value)(map(self.as_in_program, value))
+        return {k: self.as_in_program(v) for k, v in value.items()} if type(value) is dict else value
+
     def listed(self, items: Any) -> Any:
         return self.list_of(self, items)
 

@@ -18,7 +18,7 @@ from smelt.capture.scripting.session import PlainShape, ScriptSession, TensorsOb
 from smelt.capture.scripting.types import POSITIONS, is_known
 from smelt.capture.staging import current
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
-from smelt.ir import ANY, BOOL, INT, DType, ListType, TensorType
+from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, DType, ListType, TensorType
 
 _patches = Patches()
 _READ = ("dtype", "device", "layout", "requires_grad", "is_cuda", "is_leaf", "itemsize", "nbytes")
@@ -250,6 +250,8 @@ def _basic(session: ScriptSession, tensor: torch.Tensor, key: Any) -> tuple[Any,
     """The view that numbers and slices stand for, and the tensors that index it, by dimension."""
     if isinstance(key, torch.Tensor) and not _is_number(session, key):
         return tensor, [key]
+    if isinstance(key, list):
+        _check_list(session, key)
     keys = list(key) if isinstance(key, tuple) else [key]
     used = sum(_dims_of(session, k) for k in keys if k is not None and k is not Ellipsis)
     if not any(k is Ellipsis for k in keys):
@@ -274,7 +276,7 @@ def _basic(session: ScriptSession, tensor: torch.Tensor, key: Any) -> tuple[Any,
                 step = 1 if bounds[2] is None else bounds[2]
                 view = torch.ops.aten.slice.Tensor(view, place, bounds[0], bounds[1], step)
             dim += 1
-        elif isinstance(item, (list, range)) and not is_staged(item):
+        elif isinstance(item, (list, range, tuple)) and not is_staged(item):
             rest[place] = torch.tensor(list(item))
             dim += 1
         elif isinstance(item, torch.Tensor) and not _is_number(session, item):
@@ -286,6 +288,12 @@ def _basic(session: ScriptSession, tensor: torch.Tensor, key: Any) -> tuple[Any,
         elif isinstance(item, (bool, StagedObject)):
             kind = slot_of(item).type if is_staged(item) else type(item).__qualname__
             session.cannot(f"a tensor is indexed with a value {kind}", "annotate the tensor that it comes from")
+        elif is_staged(item) and slot_of(item).type in (FLOAT, COMPLEX):
+            torch.ones(1)[0.0 if slot_of(item).type == FLOAT else 0j]  # torch says that it is no index
+        elif not hasattr(item, "__index__"):
+            torch.ones(1)[item]
+        elif not isinstance(item, torch.Tensor) and getattr(item, "shape", None):
+            session.cannot("a tensor is indexed with an array of NumPy's", "give it as a tensor")
         else:
             view = torch.ops.aten.select.int(view, place, _bound(session, item))
     if not rest:
@@ -293,6 +301,12 @@ def _basic(session: ScriptSession, tensor: torch.Tensor, key: Any) -> tuple[Any,
     if any(place < 0 for place in rest):
         session.cannot("a tensor of unknown rank is indexed with a tensor after an ellipsis")
     return view, [rest.get(i) for i in range(max(rest) + 1)]
+
+
+def _check_list(session: ScriptSession, key: list[Any]) -> None:
+    """Raises: CannotStage for a list of what torch takes for a tuple, and is going to take for a tensor."""
+    if any(not hasattr(item, "__index__") or isinstance(item, torch.Tensor) for item in key):
+        session.cannot("a tensor is indexed with a list that holds more than numbers", "give a tuple, or a tensor")
 
 
 def _dims_of(session: ScriptSession, item: Any) -> int:
@@ -314,6 +328,8 @@ def _bound(session: ScriptSession, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         value = session.item(value) if is_symbolic(session, value) else int(value)
     value = session.index_of(value)
+    if value is not None and not is_staged(value) and not hasattr(value, "__index__"):
+        slice(value).indices(0)  # Python says what is no bound
     if is_staged(value):
         mark = session.recorder.marks.of(slot_of(value))
         return session.cannot(f"a tensor is indexed with a {slot_of(value).type}") if mark is None else mark

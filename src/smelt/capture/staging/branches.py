@@ -242,9 +242,10 @@ def record_raise(session: Session, error: Exception) -> None:
     elif error.__suppress_context__:
         kwargs = {"cause": "None"}
     held = vars(error)
+    args = map(session.as_in_program, error.args)
     if held or isinstance(kind.__init__, FunctionType) or isinstance(kind.__new__, FunctionType):
         kwargs["fields"] = " ".join(held)
-    session.statement("py.raise", f"{kind.__module__}.{kind.__qualname__}", *error.args, *held.values(), **kwargs)
+    session.statement("py.raise", f"{kind.__module__}.{kind.__qualname__}", *args, *held.values(), **kwargs)
 
 
 def is_raised_by_user(error: Exception, by: str = "RAISE_VARARGS") -> bool:

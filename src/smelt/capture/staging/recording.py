@@ -182,6 +182,10 @@ class Recording:
         """What `print` shows of a value that is none of the graph's."""
         return text_of(self, runtime.current(), value, "str")
 
+    def as_in_program(self, value: Any) -> Any:
+        """A value of the graph with the class that it has in the program."""
+        return value
+
     def listed(self, items: Any) -> Any:
         """What a staged list can take in of items that are no list."""
         return items

@@ -93,7 +93,9 @@ def _as_said(session: Any, value: Any) -> Any:
     """A value whose text in the graph is its own: shapes are shapes there, and no tuples."""
     if type(value) is torch.Size:
         return session.emit("py.call", "torch.Size", list(value))
-    return type(value)(_as_said(session, item) for item in value) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):
+        return type(value)(_as_said(session, item) for item in value)
+    return session.as_in_program(value)
 
 
 def _is_of_plain_sequences(value: Any) -> bool:

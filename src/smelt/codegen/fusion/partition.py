@@ -148,7 +148,7 @@ class _Partition:
         return True
 
     def _costs(self, run: Sequence[Node], parts: Sequence[tuple[Group, list[Node]]]) -> list[NestCost] | None:
-        """What groups cost with the nodes of a run that each needs; None: not possible, or less as a nest of its own."""
+        """What groups cost with what each needs of a run; None: not possible, or less as a nest of its own."""
         costs = []
         for group, part in parts:
             nodes = self._ordered((*part, *group.nodes))

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from smelt.codegen.python.expressions import helpers, modules, python_expression
+from smelt.codegen.python.expressions import attempted, helpers, modules, python_expression
 from smelt.ir import Arg, Device, DType, Graph, Layout, MemoryFormat, Node, Region, TensorType, Value, values_in
 from smelt.ops.modes import context_texts
 
@@ -60,7 +60,9 @@ class _Writer:
         self.names: dict[Value, str] = {}
         self.taken: set[str] = set(_NAMES_TAKEN)
         self.functions: list[_Function] = []
-        self.namespaces = sorted({_namespace(n.op) for n in graph.walk() if "." in n.op} - {"py"})
+        asked = [called.op for called in map(attempted, graph.walk()) if called is not None]
+        ops = (*(n.op for n in graph.walk()), *asked)
+        self.namespaces = sorted({_namespace(op) for op in ops if "." in op} - {"py"})
         self.modules, self.helpers = modules(graph.walk()), helpers(graph.walk())
         self.taken.update((*self.namespaces, *self.modules, *self.helpers))
         for value in graph.values():
