@@ -87,6 +87,31 @@ def test_in_from_make_fx(case: Case) -> None:
             assert_same_call(program, case.make().eval() if case.name != "state" else module, args, kwargs)
 
 
+def test_a_container_of_the_arguments_is_returned() -> None:
+    x, items = torch.ones(3), [torch.zeros(3), torch.full((3,), 2.0)]
+    out = smelt.trace(lambda x, items: (x + 1, items), (x, items)).to_fx()
+    assert_alike(out(x, items), (x + 1, items))
+
+
+def test_what_is_left_in_a_container_is_refused() -> None:
+    def keep(x: torch.Tensor, items: list[torch.Tensor]) -> torch.Tensor:
+        items.append(x + 1)
+        return x * 2
+
+    with pytest.raises(CaptureError, match="containers") as caught:
+        smelt.trace(keep, (torch.ones(3), [torch.ones(3)])).to_fx()
+    assert caught.value.code == "S0110"
+
+
+@pytest.mark.parametrize(("was", "other"), [(3, 4), (0.5, 1.5), ("a", "b"), (True, False), (None, 1)])
+def test_what_goes_out_holds_for_the_numbers_of_the_capture(was: object, other: object) -> None:
+    x = torch.ones(3)
+    out = smelt.trace(lambda x, n: x + 1 if n else x * 2, (x, was)).to_fx()
+    assert_alike(out(x, was), x + 1 if was else x * 2)
+    with pytest.raises(AssertionError, match=f"only where {was!r} is given"):
+        out(x, other)
+
+
 def test_a_symbolic_trace_needs_examples() -> None:
     gm = torch.fx.symbolic_trace(lambda x, y: torch.relu(x) + y)
     with pytest.raises(CaptureError, match="example_inputs") as caught:
