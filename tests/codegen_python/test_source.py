@@ -9,6 +9,7 @@ import torch
 
 from smelt.codegen.python import python_source
 from smelt.ir import parse
+from smelt.ops.evaluate import evaluate
 
 
 def run(text: str, *inputs: Any, state: dict[str, torch.Tensor] | None = None) -> tuple[Any, ...]:
@@ -176,3 +177,20 @@ def test_an_exception_is_raised_with_what_it_held() -> None:
     with pytest.raises(Worded, match=r"^level 3$") as caught:
         run(f"graph g(%n: int) -> () {{\n  {raising}\n  return\n}}", 3)
     assert caught.value.level == 3
+
+
+ATTEMPTS = """
+graph f(%x: f32[3], %i: int) -> list[str], list[str], str, str {
+  %0: list[str] = py.attempt("aten.select.int", %x, 0, %i, taken=1)
+  %1: list[str] = py.attempt("py.floordiv", 7, %i)
+  %2: str = py.raised("aten.view.default", %x, [2])
+  %3: str = py.raised("aten.clone.default", %x)
+  return %0, %1, %2, %3
+}"""
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_what_an_operator_raises_is_a_value(index: int) -> None:
+    x = torch.ones(3)
+    graph = parse(ATTEMPTS)
+    assert run(ATTEMPTS, x, index) == tuple(evaluate(graph, [x, index]))

@@ -5,12 +5,26 @@ What has no expression of its own (a container with one element otherwise) calls
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from textwrap import dedent
 
 from smelt.ir import Arg, Node
 
 ArgText = Callable[[Arg], str]
+
+
+@dataclass(frozen=True)
+class Called:
+    """A call of an operator that is no node of its own: what `py.attempt` and `py.raised` try."""
+
+    op: str
+    args: tuple[Arg, ...]
+    kwargs: Mapping[str, Arg]
+
+
+Call = Node | Called
+ATTEMPTS = ("py.attempt", "py.raised")
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "lshift": "<<",
@@ -66,6 +80,25 @@ _HELPERS = {
             registry = vars(sys.modules.get(module, warnings)).setdefault("__warningregistry__", {})
             warnings.warn_explicit(category(*args), category, file, line, module, registry)
         """),
+    "py.attempt": ("attempt", """
+        def attempt(run, place=None):
+            try:
+                run()
+            except Exception as error:
+                name = f"{type(error).__module__}.{type(error).__qualname__}"
+                if place is None or not isinstance(error, IndexError):
+                    return [name, str(error.args[0]) if error.args else ""]
+                x, dim, index, taken = place
+                if x.dim():
+                    size = x.shape[dim]
+                    dim = taken + dim % x.dim()
+                    return [name, f"index {index} is out of bounds for dimension {dim} with size {size}"]
+                if taken:
+                    return [name, f"too many indices for tensor of dimension {taken}"]
+                use = "Use `tensor.item()` in Python or `tensor.item<T>()` in C++ to convert a 0-dim tensor to a number"
+                return [name, f"invalid index of a 0-dim tensor. {use}"]
+            return []
+        """),
     "py.raise": ("exception", """
         def exception(name):
             module, _, owner = name.partition(".")
@@ -86,7 +119,20 @@ _HELPERS = {
 }  # fmt: skip
 
 
-def modules(nodes: Iterable[Node]) -> list[str]:
+def calls(nodes: Iterable[Node]) -> Iterator[Call]:
+    """The nodes, each that tries an operator followed by the call of it."""
+    for node in nodes:
+        yield node
+        if node.op in ATTEMPTS:
+            yield tried(node)
+
+
+def tried(node: Call) -> Called:
+    """The call that `py.attempt` or `py.raised` tries."""
+    return Called(str(node.args[0]), node.args[1:], {k: v for k, v in node.kwargs.items() if k != "taken"})
+
+
+def modules(nodes: Iterable[Call]) -> list[str]:
     """The modules of Python that the operators call."""
     found: set[str] = set()
     for node in nodes:
@@ -104,24 +150,42 @@ def modules(nodes: Iterable[Node]) -> list[str]:
     return sorted(found)
 
 
-def helpers(nodes: Iterable[Node]) -> dict[str, str]:
+def helpers(nodes: Iterable[Call]) -> dict[str, str]:
     """The helper functions that the operators call, by name."""
     needed = (_HELPERS[key] for key in map(_helper, nodes) if key is not None)
     return {name: dedent(text).strip() for name, text in needed}
 
 
-def _helper(node: Node) -> str | None:
+def _helper(node: Call) -> str | None:
     """The key of the helper that a node calls."""
     if node.op == "py.raise":
         names = [name for name in (node.args[0], node.kwargs.get("cause")) if name is not None]
         return node.op if "fields" in node.kwargs or not all(map(_is_builtin, names)) else None
+    if node.op in ATTEMPTS:
+        return "py.attempt"
     key = str(node.args[0]) if node.op == "py.call" else node.op
     return key if key in _HELPERS else None
 
 
-def python_expression(node: Node, text: ArgText) -> str:
-    """A node of a `py.*` operator; `text` writes an argument."""
+def expression(node: Call, text: ArgText) -> str:
+    """A call of an operator; `text` writes an argument."""
+    if node.op.startswith("py."):
+        return _python(node, text)
+    return f"{node.op}({', '.join([*map(text, node.args), *(f'{k}={text(v)}' for k, v in node.kwargs.items())])})"
+
+
+def _attempt(node: Call, text: ArgText) -> str:
+    call, place = tried(node), ""
+    if "taken" in node.kwargs:
+        place = f", ({', '.join(map(text, (*call.args[:3], node.kwargs['taken'])))})"
+    made = f"attempt(lambda: {expression(call, text)}{place})"
+    return made if node.op == "py.attempt" else f"': '.join({made})"
+
+
+def _python(node: Call, text: ArgText) -> str:
     name = node.op.removeprefix("py.")
+    if node.op in ATTEMPTS:
+        return _attempt(node, text)
     args = [_atom(text(a)) for a in node.args]
     plain = [text(a) for a in node.args]
     if name in _INFIX:
@@ -170,27 +234,27 @@ def _atom(text: str) -> str:
     return f"({text})" if text.startswith("-") else text
 
 
-def _format(node: Node, plain: list[str]) -> str:
+def _format(node: Call, plain: list[str]) -> str:
     convert = {"s": "str", "r": "repr", "a": "ascii"}.get(str(node.args[2]), "") if len(node.args) > 2 else ""
     value = f"{convert}({plain[0]})" if convert else plain[0]
     return f"format({', '.join([value, *plain[1:2]])})"
 
 
-def _call(node: Node, rest: list[str], text: ArgText) -> str:
+def _call(node: Call, rest: list[str], text: ArgText) -> str:
     name = str(node.args[0])
     inner = ", ".join([*rest, *(f"{k}={text(v)}" for k, v in node.kwargs.items())])
     call = f"{_HELPERS[name][0] if name in _HELPERS else name.removeprefix('builtins.')}({inner})"
     return f"list({call})" if name in _AS_LISTS else call
 
 
-def _print(node: Node, plain: list[str], text: ArgText) -> str:
+def _print(node: Call, plain: list[str], text: ArgText) -> str:
     named = [f"{k}={text(v)}" for k, v in node.kwargs.items() if k != "stream"]
     if "stream" in node.kwargs:
         named.append(f"file=sys.{node.kwargs['stream']}")
     return f"print({', '.join([*plain, *named])})"
 
 
-def _raise(node: Node, plain: list[str], text: ArgText) -> str:
+def _raise(node: Call, plain: list[str], text: ArgText) -> str:
     cause, given = node.kwargs.get("cause"), node.kwargs.get("cause_args", ())
     said = f"raise {_rebuilt(node.args[0], plain, node.kwargs.get('fields'))}"
     if cause is None:
