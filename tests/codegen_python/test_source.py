@@ -194,3 +194,22 @@ def test_what_an_operator_raises_is_a_value(index: int) -> None:
     x = torch.ones(3)
     graph = parse(ATTEMPTS)
     assert run(ATTEMPTS, x, index) == tuple(evaluate(graph, [x, index]))
+
+
+CALLS = """
+graph f(%x: f32[3], %i: int) -> list[int], list[int], int, int, float, int {
+  %0: list[int] = py.list(%i, 2, 9)
+  %1: list[int] = py.list(1, 0, %i)
+  %2: list[int] = py.call("list.sorted_by", %0, %1)
+  %3: list[int] = py.call("list.sorted_by", %0, %1, reverse=True)
+  %4: int = py.call("torch.int", %i)
+  %5: int = py.call("operator.index", %i)
+  %6: float = py.call("dtype.max", f32)
+  %7: int = py.call("dtype.bits", i32)
+  return %2, %3, %4, %5, %6, %7
+}"""
+
+
+def test_functions_that_python_has_under_no_name() -> None:
+    x = torch.ones(3)
+    assert run(CALLS, x, 5) == tuple(evaluate(parse(CALLS), [x, 5]))

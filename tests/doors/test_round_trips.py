@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -110,6 +111,19 @@ def test_what_goes_out_holds_for_the_numbers_of_the_capture(was: object, other: 
     assert_alike(out(x, was), x + 1 if was else x * 2)
     with pytest.raises(AssertionError, match=f"only where {was!r} is given"):
         out(x, other)
+
+
+def _told(x: torch.Tensor) -> Any:
+    n = int(x[0])
+    items = [int(x[1]), n, 7]
+    return "-".join([str(n), "b"]), str(n).rjust(3, "."), sorted(items, key=lambda i: (i * 5) % 7), items.count(7)
+
+
+def test_methods_of_pythons_classes_go_out() -> None:
+    out = smelt.trace(_told, torch.tensor([3, 12])).to_fx()
+    assert not any("smelt" in str(getattr(node.target, "__module__", "")) for node in out.graph.nodes)
+    for values in ([3, 12], [6, 4], [7, 7]):
+        assert out(torch.tensor(values)) == _told(torch.tensor(values))
 
 
 def test_a_symbolic_trace_needs_examples() -> None:

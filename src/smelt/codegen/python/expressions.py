@@ -37,7 +37,7 @@ _AS_LISTS = (
     "builtins.range", "builtins.zip", "builtins.enumerate", "builtins.reversed", "dict.keys", "dict.values",
     "dict.items",
 )  # fmt: skip
-_MODULES = ("math", "cmath")
+_MODULES = ("math", "cmath", "operator")
 
 _HELPERS = {
     "py.setitem": ("with_item", """
@@ -62,6 +62,21 @@ _HELPERS = {
         def taken(container, index=-1):
             container = container.copy()
             return container, container.pop(index)
+        """),
+    "list.sorted_by": ("sorted_by", """
+        def sorted_by(values, keys, reverse=False):
+            order = sorted(range(len(values)), key=keys.__getitem__, reverse=reverse)
+            return [values[i] for i in order]
+        """),
+    "torch.int": ("as_int", """
+        def as_int(value):
+            if type(value) is bool:
+                raise TypeError("must be int, not bool")
+            return value.__index__()
+        """),
+    "dtype": ("limits", """
+        def limits(dtype):
+            return torch.finfo(dtype) if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype)
         """),
     "enum.member": ("member", """
         def member(cls, name):
@@ -164,6 +179,8 @@ def _helper(node: Call) -> str | None:
     if node.op in ATTEMPTS:
         return "py.attempt"
     key = str(node.args[0]) if node.op == "py.call" else node.op
+    if key.startswith("dtype."):
+        key = "dtype"
     return key if key in _HELPERS else None
 
 
@@ -243,6 +260,10 @@ def _format(node: Call, plain: list[str]) -> str:
 def _call(node: Call, rest: list[str], text: ArgText) -> str:
     name = str(node.args[0])
     inner = ", ".join([*rest, *(f"{k}={text(v)}" for k, v in node.kwargs.items())])
+    if name.startswith("dtype."):
+        return f"limits({inner}).{name.removeprefix('dtype.')}"
+    if name.startswith("Tensor."):
+        name = f"torch.{name}"
     call = f"{_HELPERS[name][0] if name in _HELPERS else name.removeprefix('builtins.')}({inner})"
     return f"list({call})" if name in _AS_LISTS else call
 

@@ -216,7 +216,7 @@ class _Emitter:
 
     def pop(self, args: list[Any]) -> list[Any]:
         made = self.fx.call_function(list, (args[0],))
-        return [made, self.fx.call_function(list.pop, (made, *args[1:]))]
+        return [made, self.fx.call_method("pop", (made, *args[1:]))]
 
     def branch(self, node: Node) -> list[Any]:
         outer = _outer_values(node)
