@@ -182,6 +182,26 @@ def test_a_program_inside_captured_code_is_inlined(door: str) -> None:
         assert found.stats().builds == 1 and not found.stats().fallbacks
 
 
+def _says(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        print("above")
+    else:
+        warnings.warn("below", stacklevel=1)
+    return x + 1
+
+
+def test_what_an_inlined_program_shows_is_shown_at_every_call(capsys: pytest.CaptureFixture[str]) -> None:
+    inner = smelt.trace(_says, _X)
+    compiled = smelt.compile(lambda x: inner(x) * 2)
+    capsys.readouterr()
+    for sign in (1, -1, 1, -1, -2, 1):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.testing.assert_close(compiled(_X * sign), (_X * sign + 1) * 2)
+        assert capsys.readouterr().out == ("above\n" if sign > 0 else "")
+        assert [str(w.message) for w in caught] == (["below"] if sign < 0 else [])
+
+
 def test_a_compiled_module_inside_captured_code_is_inlined() -> None:
     module = torch.nn.Linear(4, 4)
     compiled = smelt.compile(module)
