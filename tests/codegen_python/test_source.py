@@ -9,6 +9,7 @@ import torch
 
 from smelt.codegen.python import python_source
 from smelt.ir import parse
+from smelt.ops.evaluate import evaluate
 
 
 def run(text: str, *inputs: Any, state: dict[str, torch.Tensor] | None = None) -> tuple[Any, ...]:
@@ -179,6 +180,42 @@ def test_an_exception_is_raised_with_what_it_held() -> None:
 
 
 ATTEMPTS = """
+graph f(%x: f32[3], %i: int) -> list[str], list[str], str, str {
+  %0: list[str] = py.attempt("aten.select.int", %x, 0, %i, taken=1)
+  %1: list[str] = py.attempt("py.floordiv", 7, %i)
+  %2: str = py.raised("aten.view.default", %x, [2])
+  %3: str = py.raised("aten.clone.default", %x)
+  return %0, %1, %2, %3
+}"""
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_what_an_operator_raises_is_a_value(index: int) -> None:
+    x = torch.ones(3)
+    graph = parse(ATTEMPTS)
+    assert run(ATTEMPTS, x, index) == tuple(evaluate(graph, [x, index]))
+
+
+CALLS = """
+graph f(%x: f32[3], %i: int) -> list[int], list[int], int, int, float, int {
+  %0: list[int] = py.list(%i, 2, 9)
+  %1: list[int] = py.list(1, 0, %i)
+  %2: list[int] = py.call("list.sorted_by", %0, %1)
+  %3: list[int] = py.call("list.sorted_by", %0, %1, reverse=True)
+  %4: int = py.call("torch.int", %i)
+  %5: int = py.call("operator.index", %i)
+  %6: float = py.call("dtype.max", f32)
+  %7: int = py.call("dtype.bits", i32)
+  return %2, %3, %4, %5, %6, %7
+}"""
+
+
+def test_functions_that_python_has_under_no_name() -> None:
+    x = torch.ones(3)
+    assert run(CALLS, x, 5) == tuple(evaluate(parse(CALLS), [x, 5]))
+
+
+BRACKETS = """
 graph g(%x: tensor[?], %n: int) -> list[str], str, list[str], str {
   %0: list[str] = py.attempt("aten.select.int", %x, 1, %n, taken=0)
   %1: str = py.raised("aten.select.int", %x, 1, %n, taken=1)
@@ -190,10 +227,10 @@ graph g(%x: tensor[?], %n: int) -> list[str], str, list[str], str {
 
 def test_what_an_operator_raises_is_asked() -> None:
     x, out = torch.ones(2, 2, 2), "is out of bounds for dimension"
-    assert run(ATTEMPTS, x, 1) == ([], "", [], "")
-    index, behind, division, _ = run(ATTEMPTS, x, 0)
+    assert run(BRACKETS, x, 1) == ([], "", [], "")
+    index, behind, division, _ = run(BRACKETS, x, 0)
     assert (index, behind, division[0]) == ([], "", "builtins.ZeroDivisionError")
-    index, behind, _, root = run(ATTEMPTS, x, -3)
+    index, behind, _, root = run(BRACKETS, x, -3)
     assert index == ["builtins.IndexError", f"index -3 {out} 1 with size 2"]
     assert behind == f"builtins.IndexError: index -3 {out} 2 with size 2" and root.startswith("builtins.ValueError: ")
 

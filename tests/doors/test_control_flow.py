@@ -113,6 +113,48 @@ def test_what_torch_cannot_carry_is_refused() -> None:
     assert caught.value.code == "S0110" and "test_control_flow.py" in str(caught.value)
 
 
+def _scaled(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    f = n.item()
+    if x.sum() > 0:
+        return x * f
+    return x + f
+
+
+def _doubled(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    f = 0.5
+    while (x * f).sum() < n:
+        f = f * 2
+    return x * f
+
+
+@pytest.mark.parametrize("f", [_scaled, _doubled])
+def test_floats_of_regions_are_refused(f: Callable[..., torch.Tensor]) -> None:
+    with pytest.raises(CaptureError, match="a float used or carried") as caught:
+        smelt.trace(f, (_X, torch.tensor(12.5))).to_fx()
+    assert caught.value.code == "S0110"
+
+
+def test_what_a_loop_without_turns_gives_is_a_copy() -> None:
+    program = smelt.from_exported(torch.export.export(Of(_while), (_X, torch.tensor(3))))
+    count, found = program(_X, torch.tensor(0))
+    assert count == 0 and torch.equal(found, _X) and found.data_ptr() != _X.data_ptr()
+
+
+def _turns(x: torch.Tensor, n: torch.Tensor) -> Any:
+    while x.sum() < 100:
+        x = x * 2 + n
+        n = n + 1
+    return x, n
+
+
+def test_a_loop_goes_out_and_comes_in_again() -> None:
+    args = (_X, torch.tensor(3))
+    program = smelt.from_fx(smelt.trace(_turns, args).to_fx(), args)
+    assert "while" in {n.op for n in program.graph.walk()}
+    for given in (args, (_X * 90, torch.tensor(3)), (_X, torch.tensor(8))):
+        assert_alike(program(*given), _turns(*given))
+
+
 def _choose(x: torch.Tensor) -> torch.Tensor:
     if x.sum() > 0:
         y = x.sin()
@@ -138,6 +180,26 @@ def test_a_program_inside_captured_code_is_inlined(door: str) -> None:
         torch.testing.assert_close(found(x), _choose(x * 2) + 1)
     if door == "compile":
         assert found.stats().builds == 1 and not found.stats().fallbacks
+
+
+def _says(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        print("above")
+    else:
+        warnings.warn("below", stacklevel=1)
+    return x + 1
+
+
+def test_what_an_inlined_program_shows_is_shown_at_every_call(capsys: pytest.CaptureFixture[str]) -> None:
+    inner = smelt.trace(_says, _X)
+    compiled = smelt.compile(lambda x: inner(x) * 2)
+    capsys.readouterr()
+    for sign in (1, -1, 1, -1, -2, 1):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.testing.assert_close(compiled(_X * sign), (_X * sign + 1) * 2)
+        assert capsys.readouterr().out == ("above\n" if sign > 0 else "")
+        assert [str(w.message) for w in caught] == (["below"] if sign < 0 else [])
 
 
 def test_a_compiled_module_inside_captured_code_is_inlined() -> None:

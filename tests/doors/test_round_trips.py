@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,44 @@ def test_in_from_make_fx(case: Case) -> None:
         program = smelt.from_fx(gm)
         for args, kwargs in case.calls:
             assert_same_call(program, case.make().eval() if case.name != "state" else module, args, kwargs)
+
+
+def test_a_container_of_the_arguments_is_returned() -> None:
+    x, items = torch.ones(3), [torch.zeros(3), torch.full((3,), 2.0)]
+    out = smelt.trace(lambda x, items: (x + 1, items), (x, items)).to_fx()
+    assert_alike(out(x, items), (x + 1, items))
+
+
+def test_what_is_left_in_a_container_is_refused() -> None:
+    def keep(x: torch.Tensor, items: list[torch.Tensor]) -> torch.Tensor:
+        items.append(x + 1)
+        return x * 2
+
+    with pytest.raises(CaptureError, match="containers") as caught:
+        smelt.trace(keep, (torch.ones(3), [torch.ones(3)])).to_fx()
+    assert caught.value.code == "S0110"
+
+
+@pytest.mark.parametrize(("was", "other"), [(3, 4), (0.5, 1.5), ("a", "b"), (True, False), (None, 1)])
+def test_what_goes_out_holds_for_the_numbers_of_the_capture(was: object, other: object) -> None:
+    x = torch.ones(3)
+    out = smelt.trace(lambda x, n: x + 1 if n else x * 2, (x, was)).to_fx()
+    assert_alike(out(x, was), x + 1 if was else x * 2)
+    with pytest.raises(AssertionError, match=f"only where {was!r} is given"):
+        out(x, other)
+
+
+def _told(x: torch.Tensor) -> Any:
+    n = int(x[0])
+    items = [int(x[1]), n, 7]
+    return "-".join([str(n), "b"]), str(n).rjust(3, "."), sorted(items, key=lambda i: (i * 5) % 7), items.count(7)
+
+
+def test_methods_of_pythons_classes_go_out() -> None:
+    out = smelt.trace(_told, torch.tensor([3, 12])).to_fx()
+    assert not any("smelt" in str(getattr(node.target, "__module__", "")) for node in out.graph.nodes)
+    for values in ([3, 12], [6, 4], [7, 7]):
+        assert out(torch.tensor(values)) == _told(torch.tensor(values))
 
 
 def test_a_symbolic_trace_needs_examples() -> None:

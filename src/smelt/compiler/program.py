@@ -309,7 +309,8 @@ class Program(torch.nn.Module):
     def _inlined(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Inside another capture: operation by operation, so that the outer program records what this one does."""
         unit, inputs = self._found(args, kwargs)
-        if unit is None or not self._state_is_as_captured(unit):
+        # What is printed, and warned of, is recorded of the program's own lines alone.
+        if unit is None or not self._state_is_as_captured(unit) or unit.prints:
             return self._source(*args, **kwargs)
         return self._by_op(unit, inputs, args, kwargs)
 

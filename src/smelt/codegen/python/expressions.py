@@ -16,14 +16,15 @@ ArgText = Callable[[Arg], str]
 
 @dataclass(frozen=True)
 class Called:
-    """An operator that another one calls: what `py.attempt` asks about."""
+    """A call of an operator that is no node of its own: what `py.attempt` and `py.raised` try."""
 
     op: str
     args: tuple[Arg, ...]
     kwargs: Mapping[str, Arg]
 
 
-Operation = Node | Called
+Call = Node | Called
+ATTEMPTS = ("py.attempt", "py.raised")
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "lshift": "<<",
@@ -36,7 +37,6 @@ _AS_LISTS = (
     "builtins.range", "builtins.zip", "builtins.enumerate", "builtins.reversed", "dict.keys", "dict.values",
     "dict.items",
 )  # fmt: skip
-_ATTEMPTS = ("py.attempt", "py.raised")
 _MODULES = ("math", "cmath", "operator")
 
 _HELPERS = {
@@ -72,20 +72,11 @@ _HELPERS = {
         def as_int(value):
             if type(value) is bool:
                 raise TypeError("must be int, not bool")
-            return operator.index(value)
+            return value.__index__()
         """),
     "dtype": ("limits", """
         def limits(dtype):
             return torch.finfo(dtype) if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype)
-        """),
-    "py.attempt": ("attempt", """
-        def attempt(run):
-            try:
-                run()
-            except Exception as error:
-                name = f"{type(error).__module__}.{type(error).__qualname__}"
-                return [name, str(error.args[0]) if error.args else ""]
-            return []
         """),
     "enum.member": ("member", """
         def member(cls, name):
@@ -103,6 +94,25 @@ _HELPERS = {
             category = getattr(importlib.import_module(owner), name)
             registry = vars(sys.modules.get(module, warnings)).setdefault("__warningregistry__", {})
             warnings.warn_explicit(category(*args), category, file, line, module, registry)
+        """),
+    "py.attempt": ("attempt", """
+        def attempt(run, place=None):
+            try:
+                run()
+            except Exception as error:
+                name = f"{type(error).__module__}.{type(error).__qualname__}"
+                if place is None or not isinstance(error, IndexError):
+                    return [name, str(error.args[0]) if error.args else ""]
+                x, dim, index, taken = place
+                if x.dim():
+                    size = x.shape[dim]
+                    dim = taken + dim % x.dim()
+                    return [name, f"index {index} is out of bounds for dimension {dim} with size {size}"]
+                if taken:
+                    return [name, f"too many indices for tensor of dimension {taken}"]
+                use = "Use `tensor.item()` in Python or `tensor.item<T>()` in C++ to convert a 0-dim tensor to a number"
+                return [name, f"invalid index of a 0-dim tensor. {use}"]
+            return []
         """),
     "py.raise": ("exception", """
         def exception(name):
@@ -124,10 +134,23 @@ _HELPERS = {
 }  # fmt: skip
 
 
-def modules(nodes: Iterable[Node]) -> list[str]:
+def calls(nodes: Iterable[Node]) -> Iterator[Call]:
+    """The nodes, each that tries an operator followed by the call of it."""
+    for node in nodes:
+        yield node
+        if node.op in ATTEMPTS:
+            yield tried(node)
+
+
+def tried(node: Call) -> Called:
+    """The call that `py.attempt` or `py.raised` tries."""
+    return Called(str(node.args[0]), node.args[1:], {k: v for k, v in node.kwargs.items() if k != "taken"})
+
+
+def modules(nodes: Iterable[Call]) -> list[str]:
     """The modules of Python that the operators call."""
     found: set[str] = set()
-    for node in _with_attempted(nodes):
+    for node in nodes:
         name = node.args[0] if node.op in ("py.call", "py.draw") else ""
         if node.op == "py.draw":
             found.add(str(name).rpartition(".")[0])
@@ -139,48 +162,47 @@ def modules(nodes: Iterable[Node]) -> list[str]:
             found.update(("importlib", "sys", "warnings"))
         if _helper(node) in ("py.raise", "enum.member"):
             found.add("importlib")
-        if _helper(node) == "torch.int":
-            found.add("operator")
     return sorted(found)
 
 
-def helpers(nodes: Iterable[Node]) -> dict[str, str]:
+def helpers(nodes: Iterable[Call]) -> dict[str, str]:
     """The helper functions that the operators call, by name."""
-    needed = (_HELPERS[key] for key in map(_helper, _with_attempted(nodes)) if key is not None)
+    needed = (_HELPERS[key] for key in map(_helper, nodes) if key is not None)
     return {name: dedent(text).strip() for name, text in needed}
 
 
-def attempted(node: Node) -> Called | None:
-    """The operator that a node asks about; None for any that asks about none."""
-    if node.op not in _ATTEMPTS:
-        return None
-    return Called(str(node.args[0]), node.args[1:], {k: v for k, v in node.kwargs.items() if k != "taken"})
-
-
-def _with_attempted(nodes: Iterable[Node]) -> Iterator[Operation]:
-    for node in nodes:
-        yield node
-        asked = attempted(node)
-        if asked is not None:
-            yield asked
-
-
-def _helper(node: Operation) -> str | None:
+def _helper(node: Call) -> str | None:
     """The key of the helper that a node calls."""
-    if node.op in _ATTEMPTS:
-        return "py.attempt"
     if node.op == "py.raise":
         names = [name for name in (node.args[0], node.kwargs.get("cause")) if name is not None]
         return node.op if "fields" in node.kwargs or not all(map(_is_builtin, names)) else None
+    if node.op in ATTEMPTS:
+        return "py.attempt"
     key = str(node.args[0]) if node.op == "py.call" else node.op
-    if node.op == "py.call" and key.startswith("dtype."):
-        return "dtype"
+    if key.startswith("dtype."):
+        key = "dtype"
     return key if key in _HELPERS else None
 
 
-def python_expression(node: Operation, text: ArgText) -> str:
-    """A node of a `py.*` operator; `text` writes an argument."""
+def expression(node: Call, text: ArgText) -> str:
+    """A call of an operator; `text` writes an argument."""
+    if node.op.startswith("py."):
+        return _python(node, text)
+    return f"{node.op}({', '.join([*map(text, node.args), *(f'{k}={text(v)}' for k, v in node.kwargs.items())])})"
+
+
+def _attempt(node: Call, text: ArgText) -> str:
+    call, place = tried(node), ""
+    if "taken" in node.kwargs:
+        place = f", ({', '.join(map(text, (*call.args[:3], node.kwargs['taken'])))})"
+    made = f"attempt(lambda: {expression(call, text)}{place})"
+    return made if node.op == "py.attempt" else f"': '.join({made})"
+
+
+def _python(node: Call, text: ArgText) -> str:
     name = node.op.removeprefix("py.")
+    if node.op in ATTEMPTS:
+        return _attempt(node, text)
     args = [_atom(text(a)) for a in node.args]
     plain = [text(a) for a in node.args]
     if name in _INFIX:
@@ -189,7 +211,7 @@ def python_expression(node: Operation, text: ArgText) -> str:
         return f"{_PREFIX[name]}{args[0]}"
     if name in _CALLS:
         return f"{name}({', '.join(plain)})"
-    if node.op in _HELPERS and name not in ("raise", "attempt"):
+    if node.op in _HELPERS and name != "raise":
         return f"{_HELPERS[node.op][0]}({', '.join(plain)})"
     match name:
         case "is_none":
@@ -221,10 +243,6 @@ def python_expression(node: Operation, text: ArgText) -> str:
             return _raise(node, plain[1:], text)
         case "assert":
             return f"assert {', '.join(args)}"
-        case "attempt":
-            return _attempt(node, text)
-        case "raised":
-            return f"': '.join({_attempt(node, text)})"
     raise ValueError(f"{node.op} has no form in Python")
 
 
@@ -233,13 +251,13 @@ def _atom(text: str) -> str:
     return f"({text})" if text.startswith("-") else text
 
 
-def _format(node: Operation, plain: list[str]) -> str:
+def _format(node: Call, plain: list[str]) -> str:
     convert = {"s": "str", "r": "repr", "a": "ascii"}.get(str(node.args[2]), "") if len(node.args) > 2 else ""
     value = f"{convert}({plain[0]})" if convert else plain[0]
     return f"format({', '.join([value, *plain[1:2]])})"
 
 
-def _call(node: Operation, rest: list[str], text: ArgText) -> str:
+def _call(node: Call, rest: list[str], text: ArgText) -> str:
     name = str(node.args[0])
     inner = ", ".join([*rest, *(f"{k}={text(v)}" for k, v in node.kwargs.items())])
     if name.startswith("dtype."):
@@ -250,39 +268,14 @@ def _call(node: Operation, rest: list[str], text: ArgText) -> str:
     return f"list({call})" if name in _AS_LISTS else call
 
 
-def _attempt(node: Operation, text: ArgText) -> str:
-    op, args = str(node.args[0]), node.args[1:]
-    named = {k: v for k, v in node.kwargs.items() if k != "taken"}
-    if "taken" in node.kwargs:
-        run = _in_brackets(args, node.kwargs["taken"], text)
-    elif op.startswith("py."):
-        run = python_expression(Called(op, args, named), text)
-    else:
-        run = f"{op}({', '.join([*map(text, args), *(f'{k}={text(v)}' for k, v in named.items())])})"
-    return f"attempt(lambda: {run})"
-
-
-def _in_brackets(select: Sequence[Arg], taken: Arg, text: ArgText) -> str:
-    """The `select` of an index as that index, which words its error in its own way: `x[:, n]`.
-
-    taken: so many numbers stand before it, and took dimensions out of the tensor.
-    """
-    dim, ahead = select[1], taken
-    assert isinstance(dim, int) and isinstance(ahead, int)
-    keys = [":"] * dim + [text(select[2])] if dim >= 0 else ["...", text(select[2]), *[":"] * (-1 - dim)]
-    tensor = text(select[0])
-    whole = f"{tensor}.expand(({'1, ' * ahead}*{tensor}.shape))" if ahead else tensor
-    return f"{whole}[{', '.join(['0'] * ahead + keys)}]"
-
-
-def _print(node: Operation, plain: list[str], text: ArgText) -> str:
+def _print(node: Call, plain: list[str], text: ArgText) -> str:
     named = [f"{k}={text(v)}" for k, v in node.kwargs.items() if k != "stream"]
     if "stream" in node.kwargs:
         named.append(f"file=sys.{node.kwargs['stream']}")
     return f"print({', '.join([*plain, *named])})"
 
 
-def _raise(node: Operation, plain: list[str], text: ArgText) -> str:
+def _raise(node: Call, plain: list[str], text: ArgText) -> str:
     cause, given = node.kwargs.get("cause"), node.kwargs.get("cause_args", ())
     said = f"raise {_rebuilt(node.args[0], plain, node.kwargs.get('fields'))}"
     if cause is None:

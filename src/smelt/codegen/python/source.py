@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from smelt.codegen.python.expressions import attempted, helpers, modules, python_expression
+from smelt.codegen.python.expressions import calls, expression, helpers, modules
 from smelt.ir import Arg, Device, DType, Graph, Layout, MemoryFormat, Node, Region, TensorType, Value, values_in
 from smelt.ops.modes import context_texts
 
@@ -60,10 +60,9 @@ class _Writer:
         self.names: dict[Value, str] = {}
         self.taken: set[str] = set(_NAMES_TAKEN)
         self.functions: list[_Function] = []
-        asked = [called.op for called in map(attempted, graph.walk()) if called is not None]
-        ops = (*(n.op for n in graph.walk()), *asked)
-        self.namespaces = sorted({_namespace(op) for op in ops if "." in op} - {"py"})
-        self.modules, self.helpers = modules(graph.walk()), helpers(graph.walk())
+        called = list(calls(graph.walk()))
+        self.namespaces = sorted({_namespace(n.op) for n in called if "." in n.op} - {"py"})
+        self.modules, self.helpers = modules(called), helpers(called)
         self.taken.update((*self.namespaces, *self.modules, *self.helpers))
         for value in graph.values():
             self.names[value] = self.fresh(value.name)
@@ -163,11 +162,7 @@ class _Writer:
                 # As text, in which NaN is NaN, and 0 neither -0.0 nor False.
                 item = ".item()" if isinstance(value, Value) and isinstance(value.type, TensorType) else ""
                 return f"assert repr({self.arg(value)}{item}) == {repr(literal)!r}"
-        if node.op.startswith("py."):
-            return python_expression(node, self.arg)
-        parts = [self.arg(a) for a in node.args]
-        parts += [f"{k}={self.arg(v)}" for k, v in node.kwargs.items()]
-        return f"{node.op}({', '.join(parts)})"
+        return expression(node, self.arg)
 
     def constant(self, node: Node, data: Arg) -> str:
         type_ = node.result.type

@@ -28,8 +28,10 @@ _CONTROL: Mapping[str, Callable[..., Any]] = {
     "scan": control.scan,
     "map_impl": control.map_impl,
 }
-# What lifts a constant out of the graph's text: the same for a program that is not changed any more.
+# What lifts a constant out of the graph's text: the same for a program that is not changed any more. What asks a tensor
+# for its truth: asked of Python, it may be the test of a loop.
 _PLAIN: Mapping[Any, Any] = {
+    torch.ops.aten.is_nonzero.default: bool,
     torch.ops.aten.detach_.default: torch.ops.aten.detach.default,
     torch.ops.aten.lift_fresh_copy.default: torch.ops.aten.clone.default,
 }

@@ -38,15 +38,18 @@ if TYPE_CHECKING:
 def graph_module(unit: Unit) -> GraphModule:
     """The program of a unit. Raises: CaptureError (S0110) for what torch.fx has no form for."""
     signature = unit.signature
-    marks = [_Mark(i) for i in range(len(signature.inputs))]
-    args, kwargs = rebuild(signature.args, marks), rebuild(signature.kwargs, marks)
+    if signature.puts is not None:
+        _refuse("what the program leaves in the containers it is given", "torch's pytree hands on their parts alone")
+    given, made = ([_Mark(i) for i in range(len(part))] for part in (signature.inputs, unit.graph.outputs))
+    args, kwargs = rebuild(signature.args, given), rebuild(signature.kwargs, given)
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
-    result = signature.rebuild([_Mark(i) for i in range(len(unit.graph.outputs))], args, kwargs)
-    found, out_spec = pytree.tree_flatten(result)
+    found, out_spec = pytree.tree_flatten(signature.rebuild(made, args, kwargs))
     emitter = _Emitter(unit.graph, unit.lookup)
     emitter.inputs(leaves)
-    outputs = emitter.region(unit.graph.body)
-    emitter.fx.output([outputs[leaf.index] if isinstance(leaf, _Mark) else _leaf(leaf) for leaf in found])
+    results = dict(zip(made, emitter.region(unit.graph.body), strict=True))
+    # A container of the arguments that is returned has their marks.
+    results.update((mark, emitter.values[unit.graph.inputs[mark.index]]) for mark in given)
+    emitter.fx.output([results[leaf] if isinstance(leaf, _Mark) else _leaf(leaf) for leaf in found])
     names = [f"arg_{i}" for i in range(len(args))] + list(kwargs)
     take_structures(emitter.fx, names, in_spec, out_spec)
     return GraphModule(emitter.root, emitter.fx, class_name=unit.captured.name.replace(".", "_") or "Program")
@@ -76,13 +79,21 @@ class _Emitter:
         self.values: dict[Value, Any] = {}
 
     def inputs(self, leaves: Sequence[Any]) -> None:
-        """A placeholder for each leaf of the arguments; those that are no tensors are not used."""
-        for i, leaf in enumerate(leaves):
-            made = self.fx.placeholder(f"input_{i}")
+        """A placeholder for each leaf of the arguments; a number or text has to be the one of the capture."""
+        made = [self.fx.placeholder(f"input_{i}") for i in range(len(leaves))]
+        for leaf, node in zip(leaves, made, strict=True):
             if isinstance(leaf, _Mark):
-                self.values[self.graph.inputs[leaf.index]] = made
-            elif not (leaf is None or isinstance(leaf, bool | int | float | complex | str)) and _has_marks(leaf):
+                self.values[self.graph.inputs[leaf.index]] = node
+            elif leaf is None or isinstance(leaf, bool | int | float | complex | str):
+                self.fixed(node, leaf)
+            elif _has_marks(leaf):
                 _refuse(f"an argument of class {type(leaf).__qualname__}", "torch's pytree does not know the class")
+
+    def fixed(self, node: FxNode, value: Any) -> None:
+        """Assert that an argument is what it was at capture."""
+        if value == value:  # but nan
+            same = self.fx.call_function(operator.is_ if value is None else operator.eq, (node, value))
+            self._call(torch._assert, same, f"the graph holds only where {value!r} is given here")
 
     def region(self, region: Region) -> list[Any]:
         """The values that a region yields, its nodes appended."""
@@ -205,7 +216,7 @@ class _Emitter:
 
     def pop(self, args: list[Any]) -> list[Any]:
         made = self.fx.call_function(list, (args[0],))
-        return [made, self.fx.call_function(list.pop, (made, *args[1:]))]
+        return [made, self.fx.call_method("pop", (made, *args[1:]))]
 
     def branch(self, node: Node) -> list[Any]:
         outer = _outer_values(node)
@@ -298,11 +309,10 @@ def _outer_values(node: Node) -> list[Value]:
 
 def _check_types(node: Node, types: Sequence[Type]) -> None:
     for type_ in types:
-        if not (isinstance(type_, TensorType) or type_ in (INT, FLOAT, BOOL)):
-            what = {"if": "cond takes", "while": "while_loop takes", "for": "while_loop takes"}[node.op]
-            _refuse(
-                f"a {type_} used or carried by {node.op!r}", f"torch.ops.higher_order.{what} tensors and numbers", node
-            )
+        if not (isinstance(type_, TensorType) or type_ in (INT, BOOL)):
+            name = "cond" if node.op == "if" else "while_loop"
+            why = f"torch.ops.higher_order.{name} takes tensors, ints and bools"
+            _refuse(f"a {type_} used or carried by {node.op!r}", why, node)
 
 
 def _has_marks(value: Any) -> bool:

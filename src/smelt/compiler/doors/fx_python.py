@@ -10,6 +10,8 @@ import copy
 import importlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 import torch
@@ -39,7 +41,14 @@ def emit_python(graph: Graph, op: str, args: Sequence[Any], kwargs: Mapping[str,
     if direct is not None:
         return [graph.call_function(direct, tuple(args))]
     special = _SPECIAL.get(op)
-    return None if special is None else special(graph.call_function, list(args), dict(kwargs))
+    return None if special is None else special(partial(emit_call, graph), list(args), dict(kwargs))
+
+
+def emit_call(graph: Graph, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+    """A call of a function, or of a method of a class of Python's, which no module has under a name."""
+    if isinstance(target, MethodDescriptorType | WrapperDescriptorType):
+        return graph.call_method(target.__name__, tuple(args), dict(kwargs or {}))
+    return graph.call_function(target, tuple(args), dict(kwargs or {}))
 
 
 def _is_none(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -100,11 +109,20 @@ def _call(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any] | No
     name = args[0]
     if name not in FUNCTIONS:
         return None
+    if name == "list.sorted_by":
+        return [_sorted_by(call, *args[1:], **kwargs)]
     if name not in _AS_LISTS:
-        return [call(FUNCTIONS[name], tuple(args[1:]), kwargs)]
+        is_own = str(getattr(FUNCTIONS[name], "__module__", "")).startswith("smelt.")
+        return None if is_own else [call(FUNCTIONS[name], tuple(args[1:]), kwargs)]
     owner, _, method = name.partition(".")
     function = getattr(builtins, method) if owner == "builtins" else getattr(dict, method)
     return [call(list, (call(function, tuple(args[1:]), kwargs),))]
+
+
+def _sorted_by(call: Emit, values: Any, keys: Any, reverse: Any = False) -> Any:
+    places = call(range, (call(len, (values,)),))
+    order = call(sorted, (places,), {"key": call(getattr, (keys, "__getitem__")), "reverse": reverse})
+    return call(list, (call(map, (call(getattr, (values, "__getitem__")), order)),))
 
 
 def _draw(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:

@@ -15,20 +15,27 @@ Function = Callable[..., Any]
 _UNROLLED = 8
 
 
+def plain(function: Function) -> Function:
+    """A region without what torch.fx wraps around the call of a module, which no number of the data's gets through."""
+    forward: Function = getattr(function, "forward", function)
+    return forward
+
+
 def cond(pred: Any, true_fn: Function, false_fn: Function, operands: Sequence[Any] = ()) -> Any:
     """One of two functions of the same operands."""
     if pred:
-        return true_fn(*operands)
-    return false_fn(*operands)
+        return plain(true_fn)(*operands)
+    return plain(false_fn)(*operands)
 
 
 def while_loop(
     cond_fn: Function, body_fn: Function, carried_inputs: Sequence[Any], additional_inputs: Sequence[Any] = ()
 ) -> Any:
-    """What is carried, once the condition does not hold for it."""
-    carried = tuple(carried_inputs)
-    while cond_fn(*carried, *additional_inputs):
-        carried = tuple(body_fn(*carried, *additional_inputs))
+    """What is carried, once the condition does not hold for it; never the very tensors that were handed in."""
+    carried = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in carried_inputs)
+    test, body = plain(cond_fn), plain(body_fn)
+    while test(*carried, *additional_inputs):
+        carried = tuple(body(*carried, *additional_inputs))
     return carried
 
 
