@@ -54,6 +54,25 @@ def test_its_code_runs_at_other_sizes(traced: Any) -> None:
         torch.testing.assert_close(program.code.run(x)[0], head(x))
 
 
+def test_its_code_is_refused_what_the_graph_does_not_hold_for(traced: Any) -> None:
+    program, _ = traced
+    with pytest.raises(smelt.CaptureError, match=r"test_dynamic_shapes_trace\.py:\d+.*and here B = 65") as refused:
+        program.code.run(torch.randn(65, 8))
+    assert refused.value.code == "S0107"
+    for x in (torch.randn(4, 9), torch.randn(4, 8, dtype=torch.float64), torch.randn(1, 4, 8)):
+        with pytest.raises(smelt.CaptureError, match=r"\[S0107\]"):
+            program.code.run(x)
+
+
+def test_the_code_of_one_size_is_for_that_size() -> None:
+    program = smelt.trace(lambda x: x.sum() / len(x), (torch.ones(4),))
+    assert program.code.run(torch.ones(4))[0] == 1
+    with pytest.raises(smelt.CaptureError, match=r"has sizes \[5\], the program was captured for \[4\]"):
+        program.code.run(torch.ones(5))
+    with pytest.raises(smelt.CaptureError, match=r"has dtype torch\.float64"):
+        program.code.run(torch.ones(4, dtype=torch.float64))
+
+
 def test_the_graph_for_a_call(traced: Any) -> None:
     program, _ = traced
     assert "aten.softmax" in str(program.graph_for(torch.randn(5, 8)))

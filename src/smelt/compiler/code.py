@@ -7,11 +7,14 @@ import importlib.util
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+State = Callable[[], dict[str, torch.Tensor]]
+Check = Callable[[Sequence[Any]], None]
 
 
 class Code(str):
@@ -19,16 +22,16 @@ class Code(str):
 
     path: the file with this text. forward: the function in it, `forward(state, *inputs) -> tuple of outputs`. state:
     the program's own, names of parameters, buffers, captured tensors and large constants with their tensors.
-    `run(*inputs)` calls `forward` with that.
+    `run(*inputs)` calls `forward` with that, for inputs that the graph holds for.
     """
 
     path: Path
-    _state: Callable[[], dict[str, torch.Tensor]]
+    _state: State
+    _check: Check
 
-    def __new__(cls, text: str, path: Path, state: Callable[[], dict[str, torch.Tensor]]) -> Code:
+    def __new__(cls, text: str, path: Path, state: State, check: Check) -> Code:
         code = super().__new__(cls, text)
-        code.path = path
-        code._state = state
+        code.path, code._state, code._check = path, state, check
         return code
 
     @property
@@ -48,12 +51,16 @@ class Code(str):
         return self._state()
 
     def run(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
-        """The graph's flat outputs for its flat inputs."""
+        """The graph's flat outputs for its flat inputs. Raises: CaptureError (S0107) for other sizes or dtypes."""
+        self._check(inputs)
         return self.forward(self.state, *inputs)
 
 
-def write_code(name: str, text: str, directory: str, state: Callable[[], dict[str, torch.Tensor]]) -> Code:
-    """Put source into `directory` (a temporary one where that cannot be written) under a name made of its content."""
+def write_code(name: str, text: str, directory: str, state: State, check: Check) -> Code:
+    """Put source into `directory` (a temporary one where that cannot be written) under a name made of its content.
+
+    check: raises for inputs that the source does not hold for.
+    """
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     stem = re.sub(r"\W+", "_", name).strip("_") or "program"
     file = f"{stem}_{digest}.py"
@@ -70,8 +77,8 @@ def write_code(name: str, text: str, directory: str, state: Callable[[], dict[st
                 path.write_text(text, encoding="utf-8")
         except OSError:
             continue
-        return Code(text, path, state)
+        return Code(text, path, state, check)
     handle, temporary = tempfile.mkstemp(suffix=f"_{file}")
     with os.fdopen(handle, "w", encoding="utf-8") as out:
         out.write(text)
-    return Code(text, Path(temporary), state)
+    return Code(text, Path(temporary), state, check)

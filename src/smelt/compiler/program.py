@@ -105,7 +105,8 @@ class Program(torch.nn.Module):
         text = python_source(
             unit.graph, f"{unit.captured.name}, captured by Smelt. Run: forward(state, *inputs), state as p.code.state"
         )
-        return write_code(unit.captured.name, text, self._options.cache_dir, lambda: self._named_state(unit))
+        directory, state = self._options.cache_dir, lambda: self._named_state(unit)
+        return write_code(unit.captured.name, text, directory, state, unit.check_inputs)
 
     def graph_for(self, *args: Any, **kwargs: Any) -> Graph:
         """The optimized graph that runs for these arguments. Raises: CaptureError (S0107) if they do not fit."""
@@ -286,17 +287,7 @@ class Program(torch.nn.Module):
         """The inputs of a call. Raises: CaptureError (S0107) for another structure or other sizes."""
         unit = self.unit
         inputs: list[Any] = unit.signature.flatten(args, kwargs)
-        if isinstance(unit, SizedUnit):
-            unit.check_sizes(inputs)
-            return inputs
-        for value, tensor, place in zip(unit.graph.inputs, inputs, unit.signature.inputs, strict=True):
-            if _type(value).is_static and tuple(tensor.shape) != _type(value).sizes:
-                raise CaptureError(
-                    f"{place} has sizes {list(tensor.shape)}, the program was captured for {list(_type(value).sizes)}",
-                    why="the captured graph holds for the sizes it was captured with",
-                    fix="capture it again for these sizes, or use smelt.compile, which does so by itself",
-                    code="S0107",
-                )
+        unit.check_sizes(inputs)
         return inputs
 
     def _unit_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Unit, list[Any]]:

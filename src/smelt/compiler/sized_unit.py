@@ -156,6 +156,18 @@ class SizedUnit(Unit):
         if broken is not None:
             raise _outside(f"the program was captured for {broken}, and here {at}")
 
+    def check_inputs(self, inputs: Sequence[Any]) -> None:
+        """Whether the graph itself holds for so many inputs: for their sizes, too. Raises: CaptureError (S0107)."""
+        super().check_inputs(inputs)
+        if len(inputs) != len(self.graph.inputs):
+            return
+        values = self.values_of(inputs)
+        broken = next((guard for guard in self.facts.guards if not guard.check(values)), None)
+        if broken is not None or not self.facts.holds(values):
+            at = ", ".join(f"{name} = {value}" for name, value in values.items())
+            why = "other sizes" if broken is None else f"{broken} ({broken.span})" if broken.span else str(broken)
+            raise _outside(f"this way through {self.graph.name} is for {why}, and here {at}")
+
     def takes(self, inputs: Sequence[Any]) -> bool:
         """Whether the graph holds for these inputs, of whatever kind they are."""
         for value, given in zip(self.graph.inputs, inputs, strict=True):

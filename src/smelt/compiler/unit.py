@@ -41,8 +41,9 @@ from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.compiler.precision import Precision, output_errors, why_not_repeatable
 from smelt.compiler.prints import SHOWING, muted, prints
 from smelt.compiler.size_conditions import symbols_in, with_conditions
-from smelt.diag import InternalError, Miss, Options, SmeltError, SmeltWarning
-from smelt.ir import STATE_OPS, Graph, Type
+from smelt.diag import CaptureError, InternalError, Miss, Options, SmeltError, SmeltWarning
+from smelt.ir import STATE_OPS, DType, Graph, TensorType, Type
+from smelt.ops.convert import type_of
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
 from smelt.ops.python_draws import Generators
@@ -314,6 +315,33 @@ class Unit:
     def expectations(self) -> Graph:
         """The part of the graph that tells whether the path holds."""
         return expectations(self.graph)
+
+    def check_sizes(self, inputs: Sequence[Any]) -> None:
+        """Raises: CaptureError (S0107) for other sizes than those of the capture."""
+        for value, given, place in zip(self.graph.inputs, inputs, self.signature.inputs, strict=True):
+            type_ = value.type
+            if isinstance(type_, TensorType) and type_.is_static and tuple(given.shape) != type_.sizes:
+                raise CaptureError(
+                    f"{place} has sizes {list(given.shape)}, the program was captured for {list(type_.sizes)}",
+                    why="the captured graph holds for the sizes it was captured with",
+                    fix="capture it again for these sizes, or use smelt.compile, which does so by itself",
+                    code="S0107",
+                )
+
+    def check_inputs(self, inputs: Sequence[Any]) -> None:
+        """Whether the graph itself, as captured, holds for so many inputs. Raises: CaptureError (S0107)."""
+        if len(inputs) != len(self.graph.inputs):
+            return  # Python says so where it is called
+        self.check_sizes(inputs)
+        for value, given, place in zip(self.graph.inputs, inputs, self.signature.inputs, strict=True):
+            type_ = value.type
+            if isinstance(type_, TensorType) and type_.dtype not in (DType.UNKNOWN, type_of(given).dtype):
+                raise CaptureError(
+                    f"{place} has dtype {given.dtype}, the program was captured for {type_}",
+                    why="the captured graph holds for the dtypes it was captured with",
+                    fix="call the program, or smelt.compile's result, which is captured again for others",
+                    code="S0107",
+                )
 
     def check_outcomes(self, inputs: Sequence[torch.Tensor]) -> None:
         """Compute what Python would read of these inputs, operation by operation, and change nothing.
