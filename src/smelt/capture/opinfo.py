@@ -188,11 +188,6 @@ GIVING_BACK_BY_SIZE = frozenset((torch.ops.aten.diff.default,))
 
 
 def apart(result: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:
-    """The result as a tensor of its own, so that the graph is of any size: one object is one value there.
-
-    A parameter has one size in all of a graph, and its class shows that it was given back.
-    """
-    if not args or result is not args[0] or isinstance(result, torch.nn.Parameter):
-        return result
-    given: torch.Tensor = torch.ops.aten.alias.default(result)
+    """The result as a tensor of its own, so that the graph is of any size: one object is one value there."""
+    given: torch.Tensor = torch.ops.aten.alias.default(result) if args and result is args[0] else result
     return given

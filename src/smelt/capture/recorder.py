@@ -197,10 +197,15 @@ class Recorder:
             if op_info(overload).raises:
                 self._quietly(self._note_error, overload, args, kwargs, error)
             raise
-        if overload in GIVING_BACK_BY_SIZE:
+        if overload in GIVING_BACK_BY_SIZE and self.is_made(args):
             result = apart(result, args)
         self._quietly(self._note, overload, args, kwargs, result)
         return result
+
+    def is_made(self, args: Sequence[Any]) -> bool:
+        """Whether an operator's first operand was made by the program: then its sizes may follow from data."""
+        slot = self._slots.get(id(args[0])) if args else None
+        return slot is not None and slot.ref() is args[0] and slot.kind == "result"
 
     def _quietly(
         self, note: Callable[..., None], overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any

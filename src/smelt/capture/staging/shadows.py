@@ -166,9 +166,9 @@ class ShadowRecorder(Recorder):
                 if slot.kind == "unknown" and info.short not in _CONSTANT_MAKERS:
                     self.unknown(slot)  # before it is written
             self._check()
-            result = (
-                apart(overload(*args, **kwargs), args) if overload in GIVING_BACK_BY_SIZE else overload(*args, **kwargs)
-            )
+            result = overload(*args, **kwargs)
+            if overload in GIVING_BACK_BY_SIZE and self.is_made(args):
+                result = apart(result, args)
             self._note(info, args, kwargs, result)
             self._check()
             return result
@@ -338,7 +338,7 @@ class ShadowRecorder(Recorder):
                         result = self._run_symbolic(overload, own_args, own_kwargs)
                         if info.name in COPYING:
                             result = result.clone()
-                        if overload in GIVING_BACK_BY_SIZE:
+                        if overload in GIVING_BACK_BY_SIZE and self.is_made(args):
                             result = apart(result, own_args)
                     else:
                         result = rule(overload, own_args, own_kwargs, numbers[world], self._make)
