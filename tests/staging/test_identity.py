@@ -339,15 +339,15 @@ def test_a_parameter_that_is_given_back_where_it_is_empty_is_the_parameter(captu
     "captured", [smelt.compile, lambda f: smelt.trace(f, (torch.ones(0),))], ids=["compile", "trace"]
 )
 @pytest.mark.parametrize("is_staged", [False, True])
-def test_an_empty_argument_that_is_given_back_is_the_argument(captured: Any, is_staged: bool) -> None:
+def test_what_is_empty_at_its_known_size_is_given_back_itself(captured: Any, is_staged: bool) -> None:
     def f(x: torch.Tensor) -> Any:
-        steps = x.diff()
+        steps, double = x.diff(), x * 2
         more = steps + 1 if is_staged and x.sum() > 0 else steps * 2
-        return steps, more, steps is x
+        return steps, more, double, double.diff(), steps is x
 
     program = captured(f)
     for _ in range(3):
         x = torch.ones(0)
-        steps, more, is_same = program(x)
-        assert steps is x and is_same
+        steps, more, double, given, is_same = program(x)
+        assert steps is x and is_same and given is double
         assert more.shape == (0,)

@@ -188,6 +188,6 @@ GIVING_BACK_BY_SIZE = frozenset((torch.ops.aten.diff.default,))
 
 
 def apart(result: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:
-    """The result as a tensor of its own, so that the graph is of any size: one object is one value there."""
+    """The result as a tensor of its own, for operands whose sizes data decide: one object is one value of the graph."""
     given: torch.Tensor = torch.ops.aten.alias.default(result) if args and result is args[0] else result
     return given

@@ -25,7 +25,7 @@ from smelt.capture.events import watched
 from smelt.capture.fills import is_filling
 from smelt.capture.nested import NAMES as NESTED
 from smelt.capture.nested import NestedTensors
-from smelt.capture.opinfo import GIVING_BACK_BY_SIZE, OpInfo, apart, expectation, op_info
+from smelt.capture.opinfo import OpInfo, expectation, op_info
 from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
 from smelt.capture.spans import Site, SiteFinder
@@ -197,15 +197,8 @@ class Recorder:
             if op_info(overload).raises:
                 self._quietly(self._note_error, overload, args, kwargs, error)
             raise
-        if overload in GIVING_BACK_BY_SIZE and self.is_made(args):
-            result = apart(result, args)
         self._quietly(self._note, overload, args, kwargs, result)
         return result
-
-    def is_made(self, args: Sequence[Any]) -> bool:
-        """Whether an operator's first operand was made by the program: then its sizes may follow from data."""
-        slot = self._slots.get(id(args[0])) if args else None
-        return slot is not None and slot.ref() is args[0] and slot.kind == "result"
 
     def _quietly(
         self, note: Callable[..., None], overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any

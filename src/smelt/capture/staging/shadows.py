@@ -167,8 +167,6 @@ class ShadowRecorder(Recorder):
                     self.unknown(slot)  # before it is written
             self._check()
             result = overload(*args, **kwargs)
-            if overload in GIVING_BACK_BY_SIZE and self.is_made(args):
-                result = apart(result, args)
             self._note(info, args, kwargs, result)
             self._check()
             return result
@@ -338,7 +336,7 @@ class ShadowRecorder(Recorder):
                         result = self._run_symbolic(overload, own_args, own_kwargs)
                         if info.name in COPYING:
                             result = result.clone()
-                        if overload in GIVING_BACK_BY_SIZE and self.is_made(args):
+                        if overload in GIVING_BACK_BY_SIZE and varied:
                             result = apart(result, own_args)
                     else:
                         result = rule(overload, own_args, own_kwargs, numbers[world], self._make)
