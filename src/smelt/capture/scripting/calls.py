@@ -750,10 +750,18 @@ def _conversion(kind: Any) -> Any:
     return make
 
 
+def shape_text(session: Any, value: Any) -> Any:
+    """The text of sizes of an unknown rank, made of texts alone; None for anything else."""
+    if not isinstance(value, ShapeObject) or isinstance(value, PlainShape):
+        return None
+    return session.emit("py.join", "torch.Size(", session.emit("py.str", value), ")")
+
+
 def _str_of(kind: Any) -> Any:
     def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], ShapeObject):
-            return session.emit("py.str", session.as_in_program(args[0]))
+            text = shape_text(session, args[0])
+            return session.emit("py.str", session.as_in_program(args[0])) if text is None else text
         own = own_text(args[0], kind.__name__) if len(args) == 1 and not kwargs else None
         return NotImplemented if own is None else _function(session, own, args, {})
 

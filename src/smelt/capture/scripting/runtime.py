@@ -417,7 +417,8 @@ class ScriptRuntime(StagingRuntime):
 
     def format_value(self, at: int, v: Any, conversion: str | None, spec: Any) -> Any:
         try:
-            v = self.session.as_in_program(v)
+            text = calls.shape_text(self.session, v)
+            v = self.session.as_in_program(v) if text is None else text
             no_format = getattr(type(v), "__format__", None) is object.__format__
             is_plain = conversion in ("r", "s") or (conversion is None and no_format)
             own = calls.own_text(v, "repr" if conversion == "r" else "str") if is_plain else None
