@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from smelt.capture.convert import CannotConvert, convert
-from smelt.capture.scripting import checks, tensors
+from smelt.capture.scripting import checks, conversions, tensors
 from smelt.capture.scripting.casts import cast, is_legacy
 from smelt.capture.scripting.joining import joined
 from smelt.capture.scripting.making import made
@@ -32,7 +32,7 @@ from smelt.capture.staging import calls as staged
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.stops import MEMBERS
 from smelt.capture.staging.symbols import StagedBool, StagedObject, is_staged, slot_of
-from smelt.capture.staging.texts import holds_staged, is_data
+from smelt.capture.staging.texts import holds_staged
 from smelt.capture.staging.texts import own_text as staged_own_text
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
 from smelt.ir import ANY, INT, STR, DictType, DType, ListType, TensorType, TupleType
@@ -736,20 +736,6 @@ def text_of(session: Any, value: Any) -> Any:
     return str(value) if own is None else _function(session, own, (value,), {})
 
 
-def _conversion(kind: Any) -> Any:
-    """`int(tensor)` and its kin, which say other than `item()` of what they do not take."""
-
-    def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor) or not is_data(session, args[0]):
-            return NotImplemented
-        type_ = session.type_of(args[0])
-        if type_.dtype != DType.UNKNOWN and (type_.rank == 0 or (type_.is_static and type_.numel == 1)):
-            return NotImplemented
-        return session.emit(f"py.{kind.__name__}", args[0])
-
-    return make
-
-
 def shape_text(session: Any, value: Any) -> Any:
     """The text of sizes of an unknown rank, made of texts alone; None for anything else."""
     if not isinstance(value, ShapeObject) or isinstance(value, PlainShape):
@@ -776,9 +762,8 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     len: _len, getattr: _getattr, setattr: _setattr, hasattr: _hasattr, isinstance: _isinstance, map: _map,
     filter: _filter, range: _range, list: _tuple_or_list(list), tuple: _tuple_or_list(tuple),
     torch.Size: _size, str: _str_of(str), repr: _str_of(repr),
-    int: _conversion(int), float: _conversion(float), complex: _conversion(complex),
     pow: _pow, torch.finfo: _limits(torch.finfo), torch.iinfo: _limits(torch.iinfo),
-    **checks.HANDLERS,
+    **checks.HANDLERS, **conversions.HANDLERS,
     torch.jit.is_scripting: _is_scripting,
     torch.jit.is_tracing: _is_scripting, torch.jit.annotate: _annotate,
     torch.overrides.has_torch_function: _has_torch_function,

@@ -1,0 +1,28 @@
+"""Tensors of a run made into Python's numbers: `int(x)`, `float(x)`, `complex(x)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.capture.staging.texts import is_data
+from smelt.ir import DType
+
+
+def _conversion(kind: Any) -> Any:
+    """`int(tensor)` and its kin, which say other than `item()` of what they do not take."""
+
+    def make(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor) or not is_data(session, args[0]):
+            return NotImplemented
+        type_ = session.type_of(args[0])
+        if type_.dtype != DType.UNKNOWN and (type_.rank == 0 or (type_.is_static and type_.numel == 1)):
+            return NotImplemented
+        return session.emit(f"py.{kind.__name__}", args[0])
+
+    return make
+
+
+HANDLERS: dict[Any, Callable[..., Any]] = {kind: _conversion(kind) for kind in (int, float, complex)}
