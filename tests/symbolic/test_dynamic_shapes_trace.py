@@ -73,6 +73,38 @@ def test_the_code_of_one_size_is_for_that_size() -> None:
         program.code.run(torch.ones(4, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("free", [None, {"x": {0: "B"}}])
+def test_the_code_of_one_layout_is_for_that_layout(free: Any) -> None:
+    """`contiguous` of what lies row by row is the argument itself, which is written; of other tensors it is a copy."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.contiguous().add_(1)
+
+    program = smelt.trace(fn, (torch.ones(3, 2),), dynamic_shapes=free)
+    for rows in (3, 3 if free is None else 5):
+        x = torch.zeros(rows, 2)
+        assert torch.equal(program.code.run(x)[0], torch.ones(rows, 2)) and torch.equal(x, torch.ones(rows, 2))
+    other = torch.ones(2, 3).t()
+    with pytest.raises(smelt.CaptureError, match=r"args\[0\] has strides \[1, 3\]"):
+        program.code.run(other)
+    assert torch.equal(other, torch.ones(3, 2))
+    columns = smelt.trace(fn, (other,), dynamic_shapes=None if free is None else {"x": {1: "C"}})
+    assert torch.equal(columns.code.run(other)[0], torch.full((3, 2), 2.0)) and torch.equal(other, torch.ones(3, 2))
+    with pytest.raises(smelt.CaptureError, match=r"has strides \[2, 1\]"):
+        columns.code.run(torch.ones(3, 2))
+    row = smelt.trace(fn, (torch.ones(1, 2),))
+    assert torch.equal(row.code.run(torch.ones(2, 1).t())[0], torch.full((1, 2), 2.0))
+
+
+def test_the_code_of_tensors_apart_is_for_tensors_apart() -> None:
+    program = smelt.trace(lambda x, y: x.add_(1) * y, (torch.ones(3), torch.ones(3)))
+    x = torch.ones(4)
+    assert torch.equal(program.code.run(torch.ones(3), x[1:])[0], torch.full((3,), 2.0))
+    with pytest.raises(smelt.CaptureError, match="share memory") as refused:
+        program.code.run(x[:3], x[1:])
+    assert refused.value.code == "S0107" and torch.equal(x, torch.ones(4))
+
+
 def test_the_graph_for_a_call(traced: Any) -> None:
     program, _ = traced
     assert "aten.softmax" in str(program.graph_for(torch.randn(5, 8)))

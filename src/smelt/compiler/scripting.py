@@ -12,7 +12,6 @@ from typing import Any
 
 from smelt.capture import capture, is_capturing
 from smelt.capture.scripting import Scripted, script_graph
-from smelt.capture.sharing import entangled
 from smelt.capture.staging.outside import nothing_outside
 from smelt.capture.staging.stage import stage
 from smelt.compiler.build import build
@@ -23,7 +22,7 @@ from smelt.compiler.program import Program
 from smelt.compiler.unit import Unit
 from smelt.compiler.watching import watch_natively
 from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning
-from smelt.ir import Graph, Value
+from smelt.ir import Graph
 
 _compile = make_compile(build, check_options)
 
@@ -100,14 +99,7 @@ class ScriptedProgram(Program):
     def inputs_for(self, *args: Any, **kwargs: Any) -> list[Any]:
         """The inputs of `graph` for a call, for `smelt.ops.evaluate`. Raises: CaptureError (S0107) where none fit."""
         inputs = self._scripted.parameters.inputs(args, kwargs)
-        written = {n.args[0].name for n in self.graph.walk() if n.op == "write" and isinstance(n.args[0], Value)}
-        if written & (entangled(self.graph, inputs, self.unit.lookup) - self._scripted.captured.entangled):
-            raise CaptureError(
-                "the graph is of other arguments: tensors that share memory are given, and one is written",
-                why="the graph has writes where they end, which is right for tensors apart",
-                fix="call the program itself, which takes any arguments",
-                code="S0107",
-            )
+        self.unit.check_inputs(inputs)
         return inputs
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -168,6 +168,10 @@ class SizedUnit(Unit):
             why = "other sizes" if broken is None else f"{broken} ({broken.span})" if broken.span else str(broken)
             raise _outside(f"this way through {self.graph.name} is for {why}, and here {at}")
 
+    def steps(self, type_: TensorType, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """The strides that a tensor of this type has where these are the inputs."""
+        return _at(type_, self.values_of(inputs)).steps
+
     def takes(self, inputs: Sequence[Any]) -> bool:
         """Whether the graph holds for these inputs, of whatever kind they are."""
         for value, given in zip(self.graph.inputs, inputs, strict=True):

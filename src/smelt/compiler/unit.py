@@ -16,6 +16,7 @@ import torch
 from smelt._torch.autocast import no_autocast
 from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Spot
+from smelt.capture.sharing import entangled
 from smelt.codegen.llvm.executor import executor_object
 from smelt.codegen.lower import Lowered, lower
 from smelt.codegen.lower.packs import packs
@@ -42,7 +43,8 @@ from smelt.compiler.precision import Precision, output_errors, why_not_repeatabl
 from smelt.compiler.prints import SHOWING, muted, prints
 from smelt.compiler.size_conditions import symbols_in, with_conditions
 from smelt.diag import CaptureError, InternalError, Miss, Options, SmeltError, SmeltWarning
-from smelt.ir import STATE_OPS, DType, Graph, TensorType, Type
+from smelt.ir import STATE_OPS, DType, Graph, TensorType, Type, Value
+from smelt.ir.types import contiguous_strides
 from smelt.ops.convert import type_of
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
@@ -329,19 +331,41 @@ class Unit:
                 )
 
     def check_inputs(self, inputs: Sequence[Any]) -> None:
-        """Whether the graph itself, as captured, holds for so many inputs. Raises: CaptureError (S0107)."""
+        """Whether the graph itself, as captured, holds for so many inputs. Raises: CaptureError (S0107).
+
+        Strides along sizes of 1 may be any.
+        """
         if len(inputs) != len(self.graph.inputs):
             return  # Python says so where it is called
         self.check_sizes(inputs)
         for value, given, place in zip(self.graph.inputs, inputs, self.signature.inputs, strict=True):
             type_ = value.type
-            if isinstance(type_, TensorType) and type_.dtype not in (DType.UNKNOWN, type_of(given).dtype):
-                raise CaptureError(
-                    f"{place} has dtype {given.dtype}, the program was captured for {type_}",
-                    why="the captured graph holds for the dtypes it was captured with",
-                    fix="call the program, or smelt.compile's result, which is captured again for others",
-                    code="S0107",
-                )
+            if not isinstance(type_, TensorType) or not isinstance(given, torch.Tensor):
+                continue
+            if type_.dtype not in (DType.UNKNOWN, type_of(given).dtype):
+                raise _other(f"{place} has dtype {given.dtype}", type_, "the dtypes it was captured with")
+            if type_.shape is None or given.layout is not torch.strided or not given.numel():
+                continue
+            steps = contiguous_strides(given.shape) if type_.strides is None else self.steps(type_, inputs)
+            if any(n != 1 and a != b for n, a, b in zip(given.shape, given.stride(), steps, strict=True)):
+                has = f"{place} has strides {list(given.stride())}"
+                raise _other(has, type_, "tensors that lie in memory as they did there")
+        self.check_apart(inputs)
+
+    def steps(self, type_: TensorType, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """The strides that a tensor of this type has where these are the inputs."""
+        return type_.steps
+
+    def check_apart(self, inputs: Sequence[Any]) -> None:
+        """Raises: CaptureError (S0107) where inputs, or state, share memory that did not, and one is written."""
+        written = {n.args[0].name for n in self.graph.walk() if n.op == "write" and isinstance(n.args[0], Value)}
+        if written and written & (entangled(self.graph, inputs, self.lookup) - self.captured.entangled):
+            raise CaptureError(
+                "the graph is of other arguments: tensors that share memory are given, and one is written",
+                why="the graph has writes where they end, which is right for tensors apart",
+                fix="call the program itself, which takes any arguments",
+                code="S0107",
+            )
 
     def check_outcomes(self, inputs: Sequence[torch.Tensor]) -> None:
         """Compute what Python would read of these inputs, operation by operation, and change nothing.
@@ -434,6 +458,15 @@ class _Ready:
     extract: Extract
     executable: Executable
     deliver: Deliver
+
+
+def _other(has: str, type_: TensorType, what: str) -> CaptureError:
+    return CaptureError(
+        f"{has}, the program was captured for {type_}",
+        why=f"the captured graph holds for {what}",
+        fix="call the program, or smelt.compile's result, which is captured again for others",
+        code="S0107",
+    )
 
 
 def _optimized(graph: Graph, options: Options, lookup: Lookup) -> Graph:

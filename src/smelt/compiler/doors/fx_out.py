@@ -9,10 +9,10 @@ Invariant: nodes stand in the order of the graph, so writes and other effects ha
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -23,8 +23,9 @@ from torch.utils import _pytree as pytree
 
 from smelt._torch.fx import take_structures
 from smelt.capture.tree import rebuild
+from smelt.compiler.doors.fx_checks import Head, same_number
 from smelt.compiler.doors.fx_python import emit_python
-from smelt.diag import CaptureError
+from smelt.diag import CaptureError, InternalError
 from smelt.ir import BOOL, FLOAT, INT, STATE_OPS, Arg, Graph, Node, Region, TensorType, Type, Value, values_in
 from smelt.ops.convert import strided_copy, to_torch
 from smelt.ops.evaluate import constant
@@ -45,7 +46,7 @@ def graph_module(unit: Unit) -> GraphModule:
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     found, out_spec = pytree.tree_flatten(signature.rebuild(made, args, kwargs))
     emitter = _Emitter(unit.graph, unit.lookup)
-    emitter.inputs(leaves)
+    emitter.inputs(leaves, unit)
     results = dict(zip(made, emitter.region(unit.graph.body), strict=True))
     # A container of the arguments that is returned has their marks.
     results.update((mark, emitter.values[unit.graph.inputs[mark.index]]) for mark in given)
@@ -78,22 +79,41 @@ class _Emitter:
         self.root: dict[str, Any] = {}
         self.values: dict[Value, Any] = {}
 
-    def inputs(self, leaves: Sequence[Any]) -> None:
-        """A placeholder for each leaf of the arguments; a number or text has to be the one of the capture."""
+    def inputs(self, leaves: Sequence[Any], unit: Unit) -> None:
+        """A placeholder for each leaf of the arguments, then assertions of what the graph holds for."""
         made = [self.fx.placeholder(f"input_{i}") for i in range(len(leaves))]
+        head = Head(self.fx)
         for leaf, node in zip(leaves, made, strict=True):
             if isinstance(leaf, _Mark):
-                self.values[self.graph.inputs[leaf.index]] = node
+                first = self.values.setdefault(self.graph.inputs[leaf.index], node)
+                if first is not node:
+                    head.one(first, node, are_one=True)
             elif leaf is None or isinstance(leaf, bool | int | float | complex | str):
-                self.fixed(node, leaf)
+                head.fixed(node, leaf)
             elif _has_marks(leaf):
                 _refuse(f"an argument of class {type(leaf).__qualname__}", "torch's pytree does not know the class")
+        self.checks(head, unit)
 
-    def fixed(self, node: FxNode, value: Any) -> None:
-        """Assert that an argument is what it was at capture."""
-        if value == value:  # but nan
-            same = self.fx.call_function(operator.is_ if value is None else operator.eq, (node, value))
-            self._call(torch._assert, same, f"the graph holds only where {value!r} is given here")
+    def checks(self, head: Head, unit: Unit) -> None:
+        """Assert what the graph holds for, of its inputs."""
+        symbols = {} if unit.captured.sizes is None else unit.captured.sizes.symbols
+        tensors = []
+        for i, (value, place) in enumerate(zip(self.graph.inputs, unit.signature.inputs, strict=True)):
+            names = {origin.dim: name for name, origin in symbols.items() if origin.input == i}
+            if isinstance(value.type, TensorType):
+                head.tensor(self.values[value], value.type, place, names)
+                tensors.append(value)
+            else:
+                head.number(self.values[value], value.type, place, names.get(None))
+        try:
+            for check in unit.checks:
+                head.check(check)
+        except InternalError as error:
+            _refuse("what the sizes of its inputs must fulfil", error.reason)
+        written = {node.args[0] for node in self.graph.walk() if node.op == "write"}
+        for a, b in combinations(tensors, 2):
+            if not written.isdisjoint((a, b)):
+                head.one(self.values[a], self.values[b], are_one=False)
 
     def region(self, region: Region) -> list[Any]:
         """The values that a region yields, its nodes appended."""
@@ -204,13 +224,7 @@ class _Emitter:
         call = self.fx.call_function
         if isinstance(node.args[0], Value) and isinstance(node.args[0].type, TensorType):
             value = call(torch.ops.aten.item.default, (value,))
-        if isinstance(wanted, float) and math.isnan(wanted):
-            holds = call(math.isnan, (value,))
-        elif isinstance(wanted, float) and wanted == 0:
-            sign = call(operator.eq, (call(math.copysign, (1.0, value)), math.copysign(1.0, wanted)))
-            holds = call(operator.and_, (call(operator.eq, (value, wanted)), sign))
-        else:
-            holds = call(operator.eq, (value, wanted))
+        holds = same_number(self.fx, value, wanted)
         call(torch._assert, (holds, f"the graph holds only where {wanted!r} is found here ({node.span})"))
         return []
 
