@@ -34,6 +34,13 @@ _BINARY = {
 }
 
 
+class Drop(nn.Dropout):
+    """Draws in the order of rows: what is drawn follows memory, and steps keep values, not how they lie in memory."""
+
+    def forward(self, x):
+        return super().forward(x.contiguous())
+
+
 class Counted(nn.Module):
     """A norm by statistics that it keeps: its buffers change in training."""
 
@@ -81,7 +88,7 @@ class Block(nn.Module):
         elif kind == "block":
             made = Block(rng, depth - 1)
         else:
-            made = {"norm": lambda: nn.LayerNorm(WIDTH), "drop": lambda: nn.Dropout(0.3), "counted": Counted}[kind]()
+            made = {"norm": lambda: nn.LayerNorm(WIDTH), "drop": lambda: Drop(0.3), "counted": Counted}[kind]()
         self.layers[name] = made
         return name
 

@@ -1,6 +1,7 @@
 """Steps on matches that keep what is computed: checkpoint, decompose, outline and inline, print_at; compile."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -197,3 +198,50 @@ def test_a_batch_norm_in_training_keeps_its_gradient_and_counts_a_batch_once(ste
             own(x).square().sum().backward()
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), built.buffers(), strict=True))
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), built.parameters(), strict=True))
+
+
+class _Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.a(x)) + torch.tanh(self.b(x))
+
+
+class _Around(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block, self.head = _Two(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.head(self.block(x)))
+
+
+def _tanh(x):
+    return torch.tanh(x)
+
+
+def _tanh_again(x):
+    return 2 * torch.sigmoid(2 * x) - 1
+
+
+@pytest.mark.parametrize("sites", [[1, 2], [2]])
+def test_a_step_that_leaves_an_earlier_one_around_it_nothing_is_refused(sites):
+    """Modules inside take their steps first in what is built, so the step around them is checked again at once."""
+    model, x = _Around().eval(), torch.randn(3, 4)
+    s = smelt.schedule(model, x)
+    whole = s.find(_tanh)
+    s.outline([whole[i] for i in sites], name="part", scope="")
+    shown = str(s)
+    with pytest.raises(smelt.ScheduleError, match=r"earlier step does not fit any more.*is not found") as refused:
+        s["block"].replace(_tanh_again, s["block"].find(_tanh), each=True)
+    assert refused.value.code == "S0609" and str(s) == shown and len(s.log) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(s.build()(x), model(x))
+    other = smelt.schedule(model, x)  # the other way round it fits
+    other["block"].replace(_tanh_again, other["block"].find(_tanh), each=True)
+    other.outline(other.find(_tanh), name="part", scope="")
+    torch.testing.assert_close(other.build()(x), model(x))
+    assert len(other.log) == 2

@@ -166,10 +166,31 @@ class Draft:
             scopes={**before.scopes, **self._scopes} if on_graphs else {},
         )
         before.run = None  # it holds what went through the model
-        if not on_graphs:
-            # A step on modules may change the graphs around it: they are captured anew, and the steps taken again.
-            state.prepare(paths_with_steps(self.root))
+        # A step may change the graphs around it: they are captured anew, and the steps on them taken again.
+        around = self._around if on_graphs else paths_with_steps(self.root)
+        for path in around:
+            state.scopes.pop(path, None)
+        try:
+            state.prepare(around)
+        except ScheduleError as error:
+            if not on_graphs:
+                raise
+            raise ScheduleError(
+                f"an earlier step does not fit any more: {error.what}", error.where,
+                why=f"modules inside take their steps first, and then {error.why}",
+                fix="take this step first, or select in the module of the earlier one", code="S0609",
+            ) from error  # fmt: skip
         return state
+
+    @property
+    def _around(self) -> tuple[str, ...]:
+        """The modules with steps on their graphs that have, somewhere below, one on whose graph this step was taken."""
+        taken = {id(self.module(path)) for path in self._scopes}
+        return tuple(
+            path
+            for path in paths_with_steps(self.root)
+            if any(id(part) in taken for part in self.module(path).modules() if part is not self.module(path))
+        )
 
     @cached_property
     def _known_copies(self) -> dict[int, torch.nn.Module]:
