@@ -130,6 +130,14 @@ def _in_fours(x: torch.Tensor, n: int) -> torch.Tensor:
     return y * n + x.shape[0] if x.shape[0] * x.shape[1] < 100 else y - n
 
 
+def _one_more(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x[1:] * y if x.shape[0] == y.shape[0] + 1 else x
+
+
+def _one_less(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _one_more(y, x)
+
+
 _WIDE, _TALL = torch.rand(3, 4), torch.rand(4, 3)
 _HEADS: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[tuple[Any, ...]], list[tuple[tuple[Any, ...], str]]]] = [
     (
@@ -167,10 +175,18 @@ _HEADS: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[tuple[Any, ...]], 
         [(torch.rand(5, 8)[:, ::2], torch.rand(2, 2))],
         [((torch.rand(5, 4), torch.rand(2, 2)), "with these strides"), ((_WIDE[:, ::2], torch.rand(2, 2)), "is f32")],
     ),
+    (
+        _one_more, (torch.rand(5), torch.rand(4)), {"dynamic_shapes": ({0: "A"}, {0: "B"})},
+        [(torch.rand(8), torch.rand(7))], [((torch.rand(7), torch.rand(7)), r"\(A - 1\)")],
+    ),
+    (
+        _one_less, (torch.rand(4), torch.rand(5)), {"dynamic_shapes": ({0: "A"}, {0: "B"})},
+        [(torch.rand(7), torch.rand(8))], [((torch.rand(7), torch.rand(7)), r"\(A \+ 1\)|\(B - 1\)")],
+    ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("head", _HEADS, ids=["rows", "columns", "one", "sizes", "floats", "strides"])
+@pytest.mark.parametrize("head", _HEADS, ids=["rows", "columns", "one", "sizes", "floats", "strides", "more", "less"])
 @pytest.mark.parametrize("door", ["as it is", "pickled", "torch.compile", "smelt.compile"])
 def test_what_goes_out_holds_for_the_inputs_of_the_capture(head: Any, door: str) -> None:
     """Sizes, dtypes, strides and guards: the right answer, or an error."""

@@ -51,13 +51,11 @@ class Head:
         self.fx = fx
         self._names: dict[str, Any] = {}  # of symbols, what they are
         self._shapes: dict[FxNode, FxNode] = {}
+        self._sizes: dict[tuple[FxNode, int], FxNode] = {}
         self._true: FxNode | None = None
 
     def tensor(self, node: FxNode, type_: TensorType, place: str, names: Mapping[int | None, str]) -> None:
-        """Assert an input's dtype, and its sizes and strides as far as they are known. Strides along 1 may be any.
-
-        names: of the symbols that are read here, by dimension.
-        """
+        """Assert an input's dtype and rank. names: of the symbols that are read here, by dimension."""
         what = f"{place} is {type_}"
         if type_.dtype is not DType.UNKNOWN:
             self._must(self._call(operator.eq, self._attribute(node, "dtype"), dtype_to_torch(type_.dtype)), what)
@@ -65,9 +63,25 @@ class Head:
             return
         if is_static(type_.shape):
             self._must(self._call(operator.eq, self._shape(node), tuple(type_.shape)), what)
-        else:
-            self._must(self._call(operator.eq, self._attribute(node, "ndim"), len(type_.shape)), what)
-            self._sizes(node, type_.shape, what, names)
+            return
+        self._must(self._call(operator.eq, self._attribute(node, "ndim"), len(type_.shape)), what)
+        for dim, size in enumerate(type_.shape):
+            if dim in names:
+                self._names[names[dim]] = self._size(node, dim)
+            elif isinstance(size, Sym) and size.name not in self._names:
+                self._names[size.name] = self._size(node, dim)
+
+    def extents(self, node: FxNode, type_: TensorType, place: str) -> None:
+        """Assert an input's sizes and strides, as far as they are known; all symbols are read by now.
+
+        Strides along sizes of 1 may be any.
+        """
+        if type_.shape is None:
+            return
+        what = f"{place} is {type_}"
+        for dim, size in enumerate(() if is_static(type_.shape) else type_.shape):
+            if not isinstance(size, UnknownDim) and (wanted := self._dim(size)) is not self._size(node, dim):
+                self._must(self._call(operator.eq, self._size(node, dim), wanted), what)
         if type_.layout != "strided":
             return
         if type_.strides is None:
@@ -89,8 +103,8 @@ class Head:
             self._true = self.fx.call_function(scalar, (True,), {"dtype": torch.bool})
         path, wanted = _KINDS[type_]
         found: Any = self._call(torch.ops.aten.mul.Scalar, self._true, node)
-        for name in path.split("."):
-            found = self._attribute(found, name)
+        for part in path.split("."):
+            found = self._attribute(found, part)
         self._must(self._call(operator.eq, found, wanted), f"{place} is of type {type_}")
 
     def fixed(self, node: FxNode, value: Any) -> None:
@@ -128,15 +142,10 @@ class Head:
             self._shapes[node] = self._attribute(node, "shape")
         return self._shapes[node]
 
-    def _sizes(self, node: FxNode, shape: Sequence[Dim], what: str, names: Mapping[int | None, str]) -> None:
-        for dim, size in enumerate(shape):
-            found = self._call(operator.getitem, self._shape(node), dim)
-            if dim in names:
-                self._names[names[dim]] = found
-            elif isinstance(size, Sym):
-                self._names.setdefault(size.name, found)
-            if not isinstance(size, UnknownDim) and (wanted := self._dim(size)) is not found:
-                self._must(self._call(operator.eq, found, wanted), what)
+    def _size(self, node: FxNode, dim: int) -> FxNode:
+        if (node, dim) not in self._sizes:
+            self._sizes[node, dim] = self._call(operator.getitem, self._shape(node), dim)
+        return self._sizes[node, dim]
 
     def _dim(self, dim: Dim) -> Any:
         """A size or stride that is known."""

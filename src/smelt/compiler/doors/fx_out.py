@@ -97,15 +97,17 @@ class _Emitter:
     def checks(self, head: Head, unit: Unit) -> None:
         """Assert what the graph holds for, of its inputs."""
         symbols = {} if unit.captured.sizes is None else unit.captured.sizes.symbols
-        tensors = []
+        tensors = {}
         for i, (value, place) in enumerate(zip(self.graph.inputs, unit.signature.inputs, strict=True)):
             names = {origin.dim: name for name, origin in symbols.items() if origin.input == i}
             if isinstance(value.type, TensorType):
                 head.tensor(self.values[value], value.type, place, names)
-                tensors.append(value)
+                tensors[value] = value.type, place
             else:
                 head.number(self.values[value], value.type, place, names.get(None))
         try:
+            for value, (type_, place) in tensors.items():
+                head.extents(self.values[value], type_, place)
             for check in unit.checks:
                 head.check(check)
         except InternalError as error:
