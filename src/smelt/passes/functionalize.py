@@ -25,6 +25,7 @@ from smelt.ir import Graph, Node, Region, TensorType, TupleType, Value, map_valu
 from smelt.ops.effects import aliases as node_aliases
 from smelt.ops.lowering import GraphEmitter
 from smelt.passes.base import Pass, PassContext, emitter
+from smelt.passes.diagonals import fill_diagonals
 from smelt.passes.fresh_outs import fill_fresh_outs
 from smelt.passes.functional_plan import Plan, Step, plan_of, step_of
 from smelt.passes.identities import settle
@@ -39,7 +40,9 @@ def _run(graph: Graph, context: PassContext) -> bool:
     rewriter = context.rewriter(graph)
     settle(rewriter)
     view_made_tensors(rewriter)
-    fill_fresh_outs(rewriter, emitter(rewriter))
+    emit = emitter(rewriter)
+    fill_fresh_outs(rewriter, emit)
+    fill_diagonals(rewriter, emit)
     plan = plan_of(graph, context.entangled)
     if plan.mutations:
         _Functionalizer(rewriter, plan).run()

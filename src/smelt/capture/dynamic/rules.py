@@ -181,6 +181,11 @@ def _truth(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     return _laid(shadows, torch.bool, [], [], args[0].device)
 
 
+def _filled(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Of a matrix of any sizes: torch's own asks for numbers."""
+    return args[0] if args[0].dim() == 2 else None
+
+
 def _same_layout(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Of one floating-point operand, element by element or along a dimension."""
     x = args[0]
@@ -255,6 +260,7 @@ _RULES: dict[str, Rule] = {
     **{f"aten.conv{n}d.default": _conv for n in (1, 2, 3)},
     **dict.fromkeys(TURNS, _recurrent),
     **dict.fromkeys(("aten._is_all_true.default", "aten._is_any_true.default"), _truth),
+    "aten.fill_diagonal_.default": _filled,
     "aten.softmax.int": _same_layout,
     "aten.log_softmax.int": _same_layout,
     "aten.view.default": _view,
