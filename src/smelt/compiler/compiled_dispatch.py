@@ -146,7 +146,9 @@ class Dispatcher:
             if row.guards.check(args, kwargs) is not None:
                 continue
             if row.paths is None:
-                self._prefer(row, args, kwargs)
+                self._prefer(row)
+            if row.paths is None or row.changes_arguments:
+                self._let_be_native(row, args, kwargs)
             try:
                 result = self._run(row, args, kwargs)
             except Miss as miss:
@@ -154,17 +156,28 @@ class Dispatcher:
                 missed, why = (*missed, row), miss
                 continue
             if row.paths is not None:
-                self._prefer(row, args, kwargs)
+                self._prefer(row)
+                self._let_be_native_after(row, args, kwargs)
             return result
         return self._builds.miss(args, kwargs, missed)
 
-    def _prefer(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _prefer(self, row: Row) -> None:
         # Of paths, one that fits twice running: two that take turns would change places at each call.
         first = next(iter(self._table.rows), row)  # another thread may take rows out
         if first is not row and not row.is_last and (row.paths is None or row.fits_again(first)):
             self._table.move_to_front(row)
+
+    def _let_be_native(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have native code take the calls that are like this one, which has just passed the row's guards."""
         if row.may_be_native and row.is_ready and row.worth is None:
             self._table.make_native(row, args, kwargs)
+
+    def _let_be_native_after(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The same once the call is over: what it has left in its arguments may be like no call of this row."""
+        if row.may_be_native:
+            row.changes_arguments = row.guards.check(args, kwargs) is not None
+            if not row.changes_arguments:
+                self._let_be_native(row, args, kwargs)
 
     def run_row(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in Python from where this row's guards are known to hold."""

@@ -230,6 +230,7 @@ class Row:
     """A line of the table: guards, and the entry to run when they hold; entry None: the original runs, for `reason`.
 
     native: the same for native code, once a call has shown what it is made of; may_be_native: until that was tried.
+    changes_arguments: after a call, its arguments were none of this row's any more.
     paths: for an entry that holds for some outcomes only, what it shares with the others under the same guards.
     is_last: it fits whatever others fit, too, and stands behind them. cause: why no earlier row served the call.
     fitted: when it fitted last, by the clock of its paths; those in front may do so unseen. seen: the call that it was
@@ -245,6 +246,7 @@ class Row:
     is_ready: bool = True
     native: NativeRow | None = None
     may_be_native: bool = True
+    changes_arguments: bool = False
     paths: Paths | None = None
     is_last: bool = False
     cause: str = ""

@@ -85,12 +85,14 @@ class Facts:
     """What fusion knows of a graph's values.
 
     order: each node's place. through: for a view, the value it is a view of, where a nest can follow. segment: how many
-    writes, to parts of tensors too, stand before a node.
+    writes, to parts of tensors too, stand before a node. kept: for nodes with effects, and those that may raise, which
+    earlier ones they stay behind.
     """
 
     graph: Graph
     order: dict[Node, int] = field(default_factory=dict)
     segment: dict[Node, int] = field(default_factory=dict)
+    kept: dict[Node, list[Node]] = field(default_factory=dict)
     through: dict[Value, Value] = field(default_factory=dict)
     numbers: frozenset[Value] = frozenset()
     _users: dict[Value, tuple[frozenset[Node], bool]] = field(default_factory=dict)
@@ -118,7 +120,27 @@ class Facts:
                 if _keeps_dtype(result, source):
                     facts.through[result] = source
         facts.numbers = frozenset(numbers)
+        facts._keep_order()
         return facts
+
+    def _keep_order(self) -> None:
+        last: Node | None = None  # with an effect
+        acting: Node | None = None  # outside
+        raising: list[Node] = []  # since then
+        for node in self.order:
+            found = effects(node)
+            earlier = [] if last is None or found.is_pure else [last]
+            if found.may_throw and acting is not None:
+                earlier.append(acting)
+            if found.io:
+                earlier += raising
+                acting, raising = node, []
+            if found.may_throw:
+                raising.append(node)
+            if not found.is_pure:
+                last = node
+            if earlier:
+                self.kept[node] = earlier
 
     def source(self, value: Value) -> Value:
         """What a value is a view of, views of views followed."""

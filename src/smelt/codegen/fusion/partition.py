@@ -74,6 +74,10 @@ class _Partition:
         self.taken = taken
         self.nodes = list(graph.body)
         self.users: dict[Node, tuple[Node, ...]] = {}
+        self.later: dict[Node, list[Node]] = {}
+        for node, earlier in self.facts.kept.items():
+            for one in earlier:
+                self.later.setdefault(one, []).append(node)
         self.groups_of: dict[Node, list[Group]] = {}
         self.groups: list[Group] = []
         self.decisions: list[Decision] = []
@@ -370,8 +374,10 @@ class _Partition:
         return False
 
     def _users(self, node: Node) -> tuple[Node, ...]:
+        """What has to stand behind a node."""
         if node not in self.users:
-            self.users[node] = tuple({user for result in node.results for user in self.facts.users(result)[0]})
+            users = {user for result in node.results for user in self.facts.users(result)[0]}
+            self.users[node] = (*users, *self.later.get(node, ()))
         return self.users[node]
 
     def _unit(self, node: Node, members: set[Node], done: set[Group]) -> Iterable[Node]:

@@ -1,7 +1,8 @@
 """An order of a graph's nodes in which each unit (a group, a product with its epilogue) stands together.
 
-Invariant: whatever a unit needs stands before it; nodes with effects keep their order, and nothing crosses a write,
-be it to a part of a tensor.
+Invariant: whatever a unit needs stands before it; nodes with effects keep their order, what may raise keeps its place
+before or behind what acts outside (a `print` behind a `raise` is not heard), and nothing crosses a write, be it to a
+part of a tensor.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from smelt.codegen.fusion.parts import writes_parts
 from smelt.codegen.fusion.regions import used_values
 from smelt.diag import InternalError
 from smelt.ir import Graph, Node
-from smelt.ops.effects import effects
 
 
 def schedule(graph: Graph, facts: Facts, units: Sequence[Sequence[Node]]) -> list[Node]:
@@ -62,7 +62,7 @@ def _needs(
         again.setdefault(unit[-1], []).extend(n for n in unit if leader[n] is not unit[-1])
     members = {unit[-1]: set(unit) for unit in units}
     before: dict[Node, set[Node]] = {}
-    last_effect: Node | None = None
+    kept = {node: [leader.get(n, n) for n in earlier] for node, earlier in facts.kept.items()}
     in_segment: list[Node] = []
     last_write: Node | None = None
     for node in facts.order:
@@ -86,9 +86,6 @@ def _needs(
                 in_segment.append(head)
             if last_write is not None:
                 needed.add(last_write)
-        if not effects(node).is_pure:
-            if last_effect is not None:
-                needed.add(last_effect)
-            last_effect = head
+        needed.update(kept.get(node, ()))
         needed.discard(head)
     return before
