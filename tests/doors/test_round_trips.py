@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import pickle
 import subprocess
 import sys
@@ -105,7 +106,20 @@ def test_what_is_left_in_a_container_is_refused() -> None:
     assert caught.value.code == "S0110"
 
 
+class _Kind(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class _Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
 _PAIRS = [
+    (_Kind.RED, _Kind.BLUE), (_Level.LOW, _Level.HIGH), (torch.float64, torch.float16), (slice(0, 2), slice(1, 2)),
+    (range(3), range(4)), (torch.channels_last, torch.contiguous_format), (torch.device("cpu"), torch.device("meta")),
+    (2**70, 2**71), (-(2**63), 1),
     (3, 4), (3, 3.0), (1, True), (True, False), (True, 1), (0.5, 1.5), (2.0, 2), (0.0, -0.0), (-0.0, 0.0),
     (float("nan"), 0.5), (0.5, float("nan")), ("a", "b"), (None, 1), (1j, 2j), (2 + 0j, 2.0),
 ]  # fmt: skip
@@ -221,6 +235,42 @@ def test_what_goes_out_holds_for_tensors_that_are_one_or_not() -> None:
         assert_alike(module(z, z), torch.full((3,), 4.0))
         with pytest.raises(AssertionError, match="one tensor"):
             module(z, y)
+
+
+def test_what_cannot_be_one_tensor_is_not_asked_for() -> None:
+    """Dynamo breaks its graph where torch is asked; of sparse tensors torch cannot tell."""
+    x, counts, sparse = torch.ones(3, 3), torch.ones(3, 3, dtype=torch.int64), torch.eye(3).to_sparse()
+    for other in (counts, torch.ones(1, 3)):
+        out = smelt.trace(lambda a, b: a.add_(1) * b, (x.clone(), other)).to_fx()
+        compiled = torch.compile(out, backend="eager", fullgraph=True)
+        assert_alike(compiled(x.clone(), other), torch.full((3, 3), 2.0))
+    out = smelt.trace(lambda a, b: a.add_(1) * b.to_dense(), (x.clone(), sparse)).to_fx()
+    assert_alike(out(x.clone(), sparse), 2 * torch.eye(3))
+
+
+def test_what_goes_out_holds_for_the_layouts_of_the_capture() -> None:
+    sparse, dense = torch.eye(3).to_sparse(), torch.eye(3)
+
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        return a.to_dense() * 2 if a.layout is torch.sparse_coo else a + 1
+
+    for was, other in ((sparse, dense), (dense, sparse)):
+        program = smelt.trace(fn, (was,))
+        module = program.to_fx()
+        assert_alike(module(was), fn(was))
+        with pytest.raises(AssertionError, match="graph holds only where"):
+            module(other)
+        with pytest.raises(CaptureError, match="has layout"):
+            program.code.run(other)
+
+
+def test_a_rounded_number_goes_through_pickle() -> None:
+    x = torch.ones(8)
+    for fn in (lambda x, s: x * 2 if round(s) > 2 else x, lambda x, s: x[: round(s)] * 2):
+        out = smelt.trace(fn, (x, 3.2), dynamic_shapes={"s": "s"}).to_fx()
+        for module in (out, _pickled(out)):
+            for s in (3.2, 4.5, 5.5):
+                assert_alike(module(x, s), fn(x, s))
 
 
 def _pickled(module: GraphModule) -> Any:

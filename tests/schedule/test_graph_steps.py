@@ -245,3 +245,15 @@ def test_a_step_that_leaves_an_earlier_one_around_it_nothing_is_refused(sites):
     other.outline(other.find(_tanh), name="part", scope="")
     torch.testing.assert_close(other.build()(x), model(x))
     assert len(other.log) == 2
+
+
+def test_a_call_is_inlined_in_a_module_inside_of_one_with_steps():
+    """There the module's graph is made while the one around it is recorded, and nobody watches what a call reads."""
+    model, x = _Around().eval(), torch.randn(3, 4)
+    s = smelt.schedule(model, x)
+    s.checkpoint(s.find(_tanh)[-1])
+    s["block"].outline(s["block"].find(_tanh), name="part")
+    s["block"].inline(s["block"].find(r"part_\d"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(s.build()(x), model(x))

@@ -7,6 +7,7 @@ import torch
 
 import smelt
 from smelt.ir import DType
+from smelt.ops.evaluate import evaluate
 from tests.script.checking import agrees, by_evaluator, ended
 
 X = torch.tensor([1.5, 0.5, 2.5, -1.0])
@@ -106,3 +107,19 @@ def test_conversions_say_what_they_do_not_take(kind):
 def test_errors_name_no_stand_in(program):
     scripted = agrees(lambda x: program(x), (Y,))
     assert ended(lambda: by_evaluator(scripted, Y)) == ended(lambda: program(Y))
+
+
+def test_layouts_of_which_examples_tell_a_part_only():
+    """Two examples that lie by columns, of other sizes: one stride is 1, the other is known in a call."""
+
+    def by_rows(x):
+        return x.contiguous().add_(1) * 2
+
+    program = smelt.script(by_rows, example_inputs=[(torch.rand(4, 8).t(),), (torch.rand(4, 6).t(),)])
+    module, columns, rows = program.to_fx(), torch.rand(4, 5).t(), torch.rand(5, 4)
+    assert torch.equal(module(columns), by_rows(columns))
+    assert torch.equal(evaluate(program.graph, program.inputs_for(columns))[0], by_rows(columns))
+    with pytest.raises(AssertionError, match="with these strides"):
+        module(rows)
+    with pytest.raises(smelt.CaptureError, match="has strides"):
+        program.inputs_for(rows)

@@ -190,3 +190,39 @@ def test_wishes_that_do_not_fit_run_nothing(shapes: Any) -> None:
     with pytest.raises(smelt.SmeltError) as caught:
         smelt.trace(f, (torch.randn(4, 8),), dynamic_shapes=shapes)
     assert caught.value.code == "S0304" and seen == []
+
+
+@pytest.mark.parametrize("args", [(3, 3), (3.0, 3.0), (1, 1)])
+def test_equal_names_of_numbers_are_equal_numbers(args: Any) -> None:
+    """Each number is read where it stands; that they are one is a guard."""
+
+    def fn(x: torch.Tensor, n: Any, m: Any) -> torch.Tensor:
+        return x * n + m
+
+    x, free, kind = torch.rand(3, 2), {"n": "a", "m": "a"}, type(args[0])
+    program, compiled = smelt.trace(fn, (x, *args), dynamic_shapes=free), smelt.compile(fn, dynamic_shapes=free)
+    module = program.to_fx()
+    for call in (args, (kind(4), kind(4))):
+        expected = fn(x, *call)
+        for found in (program(x, *call), program.code.run(x, *call)[0], module(x, *call), compiled(x, *call)):
+            assert torch.equal(found, expected)
+    assert compiled.stats().builds == 1
+    for one, error in ((program, smelt.CaptureError), (program.code.run, smelt.CaptureError), (module, AssertionError)):
+        with pytest.raises(error):
+            one(x, kind(4), kind(5))
+
+
+def test_a_number_may_have_the_name_of_a_size() -> None:
+    def fn(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x.reshape(-1)[: n * 2] * n
+
+    free = {"x": {0: "B"}, "n": "B"}
+    program, compiled = (
+        smelt.trace(fn, (torch.rand(3, 2), 3), dynamic_shapes=free),
+        smelt.compile(fn, dynamic_shapes=free),
+    )
+    for n in (3, 5):
+        x = torch.rand(n, 2)
+        assert torch.equal(program(x, n), fn(x, n)) and torch.equal(compiled(x, n), fn(x, n))
+    with pytest.raises(smelt.CaptureError):
+        program(torch.rand(5, 2), 4)

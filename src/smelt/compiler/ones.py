@@ -61,10 +61,11 @@ def with_ones(captured: Captured, asked: Spec, again: Again) -> Captured | None:
 def _families(facts: SizeFacts, asked: Spec, spots: Mapping[Spot, str]) -> dict[str, list[str]] | None:
     """The symbols that may become 1, equal ones together; None where one is 1 already, or follows from others."""
     families: dict[str, list[str]] = {}
+    numbers = {free.name for spot, free in asked.items() if spot[1] is None}  # a number that is one with a size
     for spot, name in spots.items():
         if spot[1] is None or asked[spot].low is not None or name in facts.fixed:
             continue
-        if facts.symbols[name].hint == 1:
+        if facts.symbols[name].hint == 1 or name in numbers:
             return None
         families.setdefault(facts.equal.get(name, name), []).append(name)
     return families if all(root in names for root, names in families.items()) else None

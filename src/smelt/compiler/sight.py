@@ -125,7 +125,7 @@ def violation(freedom: Freedom, captured: Captured, *, is_for_one: bool = False)
             advice = f"change the line, or leave {name} out of dynamic_shapes"
             return _fixed(name, f"{facts.fixed[name]}", advice, guard_that_fixes(facts, name))
         other = facts.equal.get(name, "")
-        if other in {e.name for e in freedom.entries.values()}:
+        if other != entry.name and other in {e.name for e in freedom.entries.values()}:
             return _fixed(name, other, f"call both {other}", guard_that_fixes(facts, name))
     return None
 

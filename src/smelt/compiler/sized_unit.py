@@ -168,7 +168,7 @@ class SizedUnit(Unit):
             why = "other sizes" if broken is None else f"{broken} ({broken.span})" if broken.span else str(broken)
             raise _outside(f"this way through {self.graph.name} is for {why}, and here {at}")
 
-    def steps(self, type_: TensorType, inputs: Sequence[Any]) -> tuple[int, ...]:
+    def steps(self, type_: TensorType, inputs: Sequence[Any]) -> tuple[int | None, ...]:
         """The strides that a tensor of this type has where these are the inputs."""
         return _at(type_, self.values_of(inputs)).steps
 

@@ -342,19 +342,24 @@ class Unit:
             type_ = value.type
             if not isinstance(type_, TensorType) or not isinstance(given, torch.Tensor):
                 continue
-            if type_.dtype not in (DType.UNKNOWN, type_of(given).dtype):
+            found = type_of(given)
+            if type_.dtype not in (DType.UNKNOWN, found.dtype):
                 raise _other(f"{place} has dtype {given.dtype}", type_, "the dtypes it was captured with")
-            if type_.shape is None or given.layout is not torch.strided or not given.numel():
+            if type_.shape is None:
+                continue
+            if found.layout != type_.layout:
+                raise _other(f"{place} has layout {given.layout}", type_, "the layouts it was captured with")
+            if found.layout != "strided" or not given.numel():
                 continue
             steps = contiguous_strides(given.shape) if type_.strides is None else self.steps(type_, inputs)
-            if any(n != 1 and a != b for n, a, b in zip(given.shape, given.stride(), steps, strict=True)):
+            if any(b not in (None, a) and n != 1 for n, a, b in zip(given.shape, given.stride(), steps, strict=True)):
                 has = f"{place} has strides {list(given.stride())}"
                 raise _other(has, type_, "tensors that lie in memory as they did there")
         self.check_apart(inputs)
 
-    def steps(self, type_: TensorType, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """The strides that a tensor of this type has where these are the inputs."""
-        return type_.steps
+    def steps(self, type_: TensorType, inputs: Sequence[Any]) -> tuple[int | None, ...]:
+        """The strides that a tensor of this type has where these are the inputs; None for one that may be any."""
+        return tuple(step if isinstance(step, int) else None for step in type_.strides or type_.steps)
 
     def check_apart(self, inputs: Sequence[Any]) -> None:
         """Raises: CaptureError (S0107) where inputs, or state, share memory that did not, and one is written."""

@@ -198,15 +198,18 @@ class Editor:
             anchor = node
         return anchor
 
-    def inline(self, function: Callable[..., Any], operands: Sequence[Arg], part: PartOfGraph) -> list[Value] | None:
+    def inline(
+        self, function: Callable[..., Any], operands: Sequence[Arg], part: PartOfGraph, *, reads_nothing: bool = False
+    ) -> list[Value] | None:
         """A function's operators on these operands, put behind the part; None where it is none of operators only.
 
+        reads_nothing: known to read nothing besides its operands.
         Raises: ScheduleError (S0608) where it cannot run on such operands.
         """
         if not self.is_concrete:
             return None
         with entered(part.mode):
-            found = inlined(function, operands, part.where)
+            found = inlined(function, operands, part.where, reads_nothing=reads_nothing)
         if found is None:
             return None
         return self._splice(found, part)

@@ -34,19 +34,24 @@ class Inlined:
     reads: tuple[Any, ...] = ()
 
 
-def inlined(function: Callable[..., Any], operands: Sequence[Arg], where: Span | None) -> Inlined | None:
+def inlined(
+    function: Callable[..., Any], operands: Sequence[Arg], where: Span | None, *, reads_nothing: bool = False
+) -> Inlined | None:
     """The operators of a function on these operands; None where a graph does not do all that it does.
 
+    reads_nothing: known to read nothing besides its operands, also where nobody can watch (a recording is under way).
     Raises: ScheduleError (S0608) where it cannot run on such operands, or gives something else than tensors.
     """
     try:
-        return _inlined(function, operands, where, 0)
+        return _inlined(function, operands, where, 0, reads_nothing)
     except ScheduleError:
         # Some functions have no answer for zeros (a division), others none for ones (an index).
-        return _inlined(function, operands, where, 1)
+        return _inlined(function, operands, where, 1, reads_nothing)
 
 
-def _inlined(function: Callable[..., Any], operands: Sequence[Arg], where: Span | None, fill: int) -> Inlined | None:
+def _inlined(
+    function: Callable[..., Any], operands: Sequence[Arg], where: Span | None, fill: int, reads_nothing: bool
+) -> Inlined | None:
     dummies: dict[Value, torch.Tensor] = {}
     own_gradients = Gradients()
     with torch.random.fork_rng(devices=[]), own_gradients.watched():
@@ -62,7 +67,7 @@ def _inlined(function: Callable[..., Any], operands: Sequence[Arg], where: Span 
     results = _results(captured.result, function, where)
     if captured.error is not None or captured.graph is None or captured.conversions or own_gradients.why:
         return None
-    if log is None or not log.is_replayable:
+    if not reads_nothing if log is None else not log.is_replayable:
         return None  # what it reads is known to nobody, or it does more than a graph: it is called each time
     try:
         graph, _ = functional_graph(captured.graph, Options(), captured.entangled)
@@ -77,7 +82,9 @@ def _inlined(function: Callable[..., Any], operands: Sequence[Arg], where: Span 
     places = {id(tensor): value for value, tensor in dummies.items()}
     inputs = captured.signature.flatten(tuple(given), {})
     state = {path: entry.tensor for (_, path), entry in captured.state.entries.items()}
-    return Inlined(graph, tuple(places[id(tensor)] for tensor in inputs), state, tuple(log.reads))
+    return Inlined(
+        graph, tuple(places[id(tensor)] for tensor in inputs), state, () if log is None else tuple(log.reads)
+    )
 
 
 def run_on_stand_ins(function: Callable[..., Any], operands: Sequence[Arg], where: Span | None) -> list[torch.Tensor]:

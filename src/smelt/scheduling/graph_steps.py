@@ -78,7 +78,8 @@ class Inline(GraphPrimitive):
             results = {value for node in together[1:] for value in node.results}
             part = editor.part([make_match(together, results, {}, match.target)])
             operands = calls[0].args[1] if isinstance(calls[0].args[1], tuple) else ()
-            values = editor.inline(region, operands, part)
+            alone = isinstance(region, EagerRegion) and region.reads_nothing
+            values = editor.inline(region, operands, part, reads_nothing=alone)
             if values is None:
                 raise ScheduleError(
                     f"{calls[0].args[0]} cannot be inlined", part.where,

@@ -64,6 +64,11 @@ class EagerRegion:
             if node.op == "write" and isinstance(target := node.args[0], Value)
         }
 
+    @property
+    def reads_nothing(self) -> bool:
+        """Whether it is operators only, so that nothing besides its operands decides what it does."""
+        return all(isinstance(part, EagerRegion) and part.reads_nothing for part in self.calls.values())
+
     def __call__(self, *operands: Any) -> list[Any]:
         return list(self.forward(self._kept(operands, but=self.written), {}, self.calls))
 

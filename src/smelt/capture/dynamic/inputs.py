@@ -165,6 +165,11 @@ def _numbers(found: Symbols, spec: Spec, arguments: Arguments, taken: set[str]) 
             high = math.inf if free.high is None else free.high
             name = free.name or _fresh("n" if isinstance(value, int) else "f", found, taken)
             number = _symbol(found, name, value, (low, high), index, None)
+            if found.origins[name].input != index:
+                # What it equals is read elsewhere, and this one is read here, too: that they are one is a guard.
+                first = number
+                number = _symbol(found, _fresh(name, found, taken), value, (low, high), index, None)
+                bool(sized(found.trace, first) == sized(found.trace, number))
             found.given[name] = value
             found.numbers.append(SizeSlot(found.trace, number))
             found.paths.append(path)

@@ -13,6 +13,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from functools import reduce
 from typing import Any
 
@@ -22,9 +23,9 @@ from torch.fx import Node as FxNode
 
 from smelt.diag import InternalError
 from smelt.ir import BOOL, COMPLEX, FLOAT, INT, DType, TensorType, Type
-from smelt.ir.dims import Dim, Sym, UnknownDim, is_static
+from smelt.ir.dims import Dim, Sym, SymExpr, UnknownDim, is_static
 from smelt.ops.convert import dtype_to_torch
-from smelt.runtime.guard_sizes import SizeCheck, parsed
+from smelt.runtime.guard_sizes import LIMIT, SizeCheck, parsed
 
 _BINARY: Mapping[type[ast.operator], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -55,12 +56,14 @@ class Head:
         self._true: FxNode | None = None
 
     def tensor(self, node: FxNode, type_: TensorType, place: str, names: Mapping[int | None, str]) -> None:
-        """Assert an input's dtype and rank. names: of the symbols that are read here, by dimension."""
+        """Assert an input's dtype, layout and rank. names: of the symbols that are read here, by dimension."""
         what = f"{place} is {type_}"
         if type_.dtype is not DType.UNKNOWN:
             self._must(self._call(operator.eq, self._attribute(node, "dtype"), dtype_to_torch(type_.dtype)), what)
         if type_.shape is None:
             return
+        layout = getattr(torch, type_.layout)
+        self._must(self._call(operator.eq, self._attribute(node, "layout"), layout), f"{what}, {type_.layout}")
         if is_static(type_.shape):
             self._must(self._call(operator.eq, self._shape(node), tuple(type_.shape)), what)
             return
@@ -80,7 +83,7 @@ class Head:
             return
         what = f"{place} is {type_}"
         for dim, size in enumerate(() if is_static(type_.shape) else type_.shape):
-            if not isinstance(size, UnknownDim) and (wanted := self._dim(size)) is not self._size(node, dim):
+            if _is_known(size) and (wanted := self._dim(size)) is not self._size(node, dim):
                 self._must(self._call(operator.eq, self._size(node, dim), wanted), what)
         if type_.layout != "strided":
             return
@@ -88,7 +91,7 @@ class Head:
             self._must(self.fx.call_method("is_contiguous", (node,)), f"{what}, row by row in memory")
             return
         for dim, (size, stride) in enumerate(zip(type_.shape, type_.strides, strict=True)):
-            if size != 1:
+            if size != 1 and _is_known(stride):
                 found = self.fx.call_method("stride", (node, dim))
                 self._must(self._call(operator.eq, found, self._dim(stride)), f"{what}, with these strides")
 
@@ -111,8 +114,10 @@ class Head:
         """Assert that an argument is what it was at capture, type and all."""
         what = f"{value!r} is given here"
         number = {bool: BOOL, int: INT, float: FLOAT, complex: COMPLEX}.get(type(value))
-        if number is not None:
+        if number is not None and not (number == INT and not -LIMIT <= value < LIMIT):
             self.number(node, number, f"as {value!r}, what is given here")
+        if isinstance(value, Enum) and isinstance(value, int | float | str):  # is equal to what it is made of
+            self._must(self._call(operator.eq, self._attribute(node, "name"), value.name), what)
         self._must(same_number(self.fx, node, value), what)
 
     def check(self, check: SizeCheck) -> None:
@@ -121,8 +126,10 @@ class Head:
         at = f" ({check.span})" if check.span else ""
         self._must(holds if check.outcome else self._call(operator.eq, holds, False), f"{check}{at}")
 
-    def one(self, a: FxNode, b: FxNode, *, are_one: bool) -> None:
-        """Assert that two inputs are one tensor, or that they are not."""
+    def one(self, a: FxNode, b: FxNode, types: tuple[Type, Type], *, are_one: bool) -> None:
+        """Assert that two inputs are one tensor, or that they are not, where their types leave that open."""
+        if not _may_be_asked(*types):
+            return
         what = f"{a.name} and {b.name} are {'one tensor' if are_one else 'two tensors, as it writes to one of them'}"
         self._must(self._call(operator.eq, self.fx.call_method("is_set_to", (a, b)), are_one), what)
 
@@ -168,7 +175,9 @@ class Head:
             case ast.Call(func=ast.Name(id="abs"), args=[arg]):
                 return self._call(operator.abs, self._value(arg))
             case ast.Call(func=ast.Name(id="round"), args=[arg]):
-                return self._call(round, self._value(arg))
+                found = self._value(arg)
+                # As a method, since `round` asks for the class of what it is given.
+                return self.fx.call_method("__round__", (found,)) if isinstance(found, FxNode) else round(found)
             case ast.Call(func=ast.Name(id="ceil_div"), args=[a, b]):
                 negative = self._call(operator.neg, self._value(a))
                 return self._call(operator.neg, self._call(operator.floordiv, negative, self._value(b)))
@@ -194,8 +203,29 @@ class Head:
         return reduce(lambda a, b: self._call(operator.and_, a, b), tests)
 
 
+def _may_be_asked(a: Type, b: Type) -> bool:
+    """Whether tensors of these types may be one, and torch can tell."""
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType) or (a.layout, b.layout) != ("strided", "strided"):
+        return False
+    if DType.UNKNOWN not in (a.dtype, b.dtype) and a.dtype is not b.dtype:
+        return False
+    if a.shape is None or b.shape is None:
+        return True
+    pairs = zip(a.shape, b.shape, strict=False)
+    return len(a.shape) == len(b.shape) and all(m == n for m, n in pairs if isinstance(m, int) and isinstance(n, int))
+
+
+def _is_known(dim: Dim) -> bool:
+    match dim:
+        case UnknownDim():
+            return False
+        case SymExpr(left=left, right=right):
+            return _is_known(left) and _is_known(right)
+    return True
+
+
 def same_number(fx: FxGraph, found: Any, wanted: Any) -> FxNode:
-    """Whether what is found is this number, text or None: nan where it is nan, of the same sign where it is 0."""
+    """Whether what is found is this value: nan where it is nan, of the same sign where it is 0."""
     call = fx.call_function
     if wanted != wanted:
         return call(operator.ne, (found, found))

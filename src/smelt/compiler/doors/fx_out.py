@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -56,6 +57,12 @@ def graph_module(unit: Unit) -> GraphModule:
     return GraphModule(emitter.root, emitter.fx, class_name=unit.captured.name.replace(".", "_") or "Program")
 
 
+_FIXED = (
+    bool, int, float, complex, str, Enum, slice, range, torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+"""Of what class an argument is that the graph has as a constant, and that is compared by its value."""
+
+
 class _Mark:
     """Stands for a tensor in a structure."""
 
@@ -85,13 +92,14 @@ class _Emitter:
         head = Head(self.fx)
         for leaf, node in zip(leaves, made, strict=True):
             if isinstance(leaf, _Mark):
-                first = self.values.setdefault(self.graph.inputs[leaf.index], node)
+                value = self.graph.inputs[leaf.index]
+                first = self.values.setdefault(value, node)
                 if first is not node:
-                    head.one(first, node, are_one=True)
-            elif leaf is None or isinstance(leaf, bool | int | float | complex | str):
-                head.fixed(node, leaf)
+                    head.one(first, node, (value.type, value.type), are_one=True)
             elif _has_marks(leaf):
                 _refuse(f"an argument of class {type(leaf).__qualname__}", "torch's pytree does not know the class")
+            elif leaf is None or isinstance(leaf, _FIXED):
+                head.fixed(node, leaf)
         self.checks(head, unit)
 
     def checks(self, head: Head, unit: Unit) -> None:
@@ -115,7 +123,7 @@ class _Emitter:
         written = {node.args[0] for node in self.graph.walk() if node.op == "write"}
         for a, b in combinations(tensors, 2):
             if not written.isdisjoint((a, b)):
-                head.one(self.values[a], self.values[b], are_one=False)
+                head.one(self.values[a], self.values[b], (a.type, b.type), are_one=False)
 
     def region(self, region: Region) -> list[Any]:
         """The values that a region yields, its nodes appended."""

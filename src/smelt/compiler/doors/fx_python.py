@@ -15,7 +15,7 @@ from types import MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from smelt.ops.python_calls import FUNCTIONS
 
@@ -37,6 +37,8 @@ Emit = Callable[..., Any]
 
 def emit_python(graph: Graph, op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
     """The results of an operator, its nodes appended to the graph; None where only Smelt can do it."""
+    if op == "py.round" and args and isinstance(args[0], Node):  # `round` asks for the class of what it is given
+        return [graph.call_method("__round__", tuple(args))]
     direct = _DIRECT.get(op)
     if direct is not None:
         return [graph.call_function(direct, tuple(args))]
