@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import smelt
 
@@ -105,3 +106,31 @@ def test_nothing_is_heard_of_what_stands_behind(program: Callable[[Tensor], Any]
             assert torch.equal(found[0], expected[0])
         else:
             assert found[0] == expected[0]
+
+
+def one_element(x: Tensor) -> Tensor:
+    return torch.arange(3.0)[x.long() * 2][3] + 1
+
+
+def one_element_behind(x: Tensor) -> Tensor:
+    return (F.embedding(x.long() * 2, torch.eye(3)) + 1)[0, 0] * 2
+
+
+def one_quotient(x: Tensor) -> Tensor:
+    return (torch.arange(4) // (x.long() - 1))[:2].sum()
+
+
+def again_behind(x: Tensor) -> Tensor:
+    y = torch.arange(3.0)[x.long() * 2] + 1
+    print(y[3].item())
+    return y * 2
+
+
+@pytest.mark.parametrize("program", [one_element, one_element_behind, one_quotient, again_behind])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_elements_that_nobody_needs_raise_too(program: Callable[[Tensor], Any], dynamic: bool | None) -> None:
+    compiled = smelt.compile(program, dynamic=dynamic)
+    for x in INPUTS * 2:
+        found, expected = heard(compiled, x), heard(program, x)
+        assert found[1] == expected[1]
+        assert torch.equal(found[0], expected[0]) if isinstance(expected[0], Tensor) else found[0] == expected[0]

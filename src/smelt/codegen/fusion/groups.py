@@ -24,6 +24,8 @@ from smelt.ir import Graph, Node, Region, TensorType, Value, may_hold_tensor
 from smelt.ir.sizes import blind, is_one
 from smelt.ops.effects import effects
 from smelt.ops.meta import call_key
+from smelt.ops.raises import raises_by_data
+from smelt.ops.registry import overload
 
 TAKES_NUMBERS = frozenset(
     (
@@ -86,13 +88,14 @@ class Facts:
 
     order: each node's place. through: for a view, the value it is a view of, where a nest can follow. segment: how many
     writes, to parts of tensors too, stand before a node. kept: for nodes with effects, and those that may raise, which
-    earlier ones they stay behind.
+    earlier ones they stay behind. raising: those that elements of tensors may make raise.
     """
 
     graph: Graph
     order: dict[Node, int] = field(default_factory=dict)
     segment: dict[Node, int] = field(default_factory=dict)
     kept: dict[Node, list[Node]] = field(default_factory=dict)
+    raising: frozenset[Node] = frozenset()
     through: dict[Value, Value] = field(default_factory=dict)
     numbers: frozenset[Value] = frozenset()
     _users: dict[Value, tuple[frozenset[Node], bool]] = field(default_factory=dict)
@@ -121,6 +124,7 @@ class Facts:
                     facts.through[result] = source
         facts.numbers = frozenset(numbers)
         facts._keep_order()
+        facts.raising = frozenset(filter(_may_raise, facts.order))
         return facts
 
     def _keep_order(self) -> None:
@@ -202,6 +206,11 @@ class Facts:
                 if others or not users <= members:
                     found.append(result)
         return tuple(found)
+
+
+def _may_raise(node: Node) -> bool:
+    found = None if node.regions else overload(node.op)
+    return found is not None and raises_by_data(node, found)
 
 
 def is_number(node: Node) -> bool:

@@ -19,6 +19,7 @@ from smelt.codegen.fusion.cost import NestCost
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.fusion.groups import Accepts, Facts, Group, Trials, is_fusible
 from smelt.codegen.fusion.parts import part_of
+from smelt.codegen.fusion.whole import left_out
 from smelt.ir import Graph, Node, Value
 from smelt.ir.sizes import equals
 from smelt.ops.registry import is_by_elements
@@ -212,7 +213,7 @@ class _Partition:
     def _is_by_elements(self, node: Node) -> bool:
         if node in self.groups_of or part_of(node) is not None or not node.op.startswith("aten."):
             return False
-        return is_by_elements(node.op) and self._is_candidate(node)
+        return is_by_elements(node.op) and node not in self.facts.raising and self._is_candidate(node)
 
     def _join(self, node: Node) -> bool:
         """Let a node join the groups that need it."""
@@ -226,7 +227,9 @@ class _Partition:
         wanted = self._homes(node)
         if not wanted:
             return False
-        if len(wanted) > 1 and not others and self._is_cheap_again(node, wanted):
+        # What may raise is computed once, for all its elements.
+        once = len(wanted) == 1 or others or node in self.facts.raising
+        if not once and self._is_cheap_again(node, wanted):
             return self._copy(node, wanted)
         return any(self._enter(node, group) for group in (wanted if len(wanted) == 1 else self._clusters(wanted)))
 
@@ -410,13 +413,17 @@ class _Partition:
     ) -> tuple[Value, ...]:
         """The values that a group must store if it has these nodes; those copied into other groups are not."""
         members = set(nodes)
-        return tuple(
+        roots = tuple(
             result
             for node in nodes
             if node not in copied
             for result in node.results
             if self._is_stored(result, members, groups)
         )
+        more = left_out(self.facts, nodes, roots)
+        if not more:
+            return roots
+        return tuple(r for node in nodes for r in node.results if r in roots or node in more)
 
     def _is_stored(self, result: Value, members: set[Node], groups: Sequence[Group]) -> bool:
         users, others = self.facts.users(result)
