@@ -24,6 +24,9 @@ FOUND = {
     "narrow from the end": Program((T(0, (3, 1), I64),), (), "x0.narrow(0, -1, 1) + 1"),
     "row copied within": Program((T(0, (4, 4)),), ("x0.narrow(1, 0, 1).copy_(x0.narrow(1, -1, 1))",), "x0 * 2"),
     # Arguments that share memory, one of them written.
+    "half precision times a number, beside a written argument's view": Program(
+        (T(1, (4, 4), "torch.bfloat16"), "x0.unsqueeze(0)"), ("x1.abs_()", "v = x0 + 1", "v *= 1e-3"), "v"
+    ),
     "written argument seen through another": Program((T(0, (4, 4)), "x0.t()"), ("x1.sub_(1)", "x0[0] = 1"), "x0 * 1"),
     "argument that is a slice of another": Program((T(0, (8,)), "x0[2:5]"), ("x1.div_(2)",), "F.celu(x0, 1.5)"),
     "argument read after a write to its base": Program((T(0, (8,)), "x0[2:5]"), ("x0.mul_(2)",), "x1 + 1"),

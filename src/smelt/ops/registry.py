@@ -22,6 +22,7 @@ T = TypeVar("T")
 # Overloads about which something is remembered at a time: more than torch has.
 _MOST_OVERLOADS = 8192
 _NUMBERS = (bool, int, float, complex)
+_TAKING_NUMBERS = ("add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide", "floor_divide")
 _REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 _FORMAT_DEFAULTS = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
 
@@ -39,6 +40,9 @@ def as_called(op_name: str, found: Any, args: list[Any]) -> tuple[Any, list[Any]
         return found, args
     name = op_name.split(".")[1]
     if isinstance(args[0], torch.Tensor):
+        # Python's `x * 2` and `x *= 2` are these, too; `mul_.Scalar` rounds otherwise in half precision.
+        if name.removesuffix("_") in _TAKING_NUMBERS:
+            return found, args
         return overload(f"aten.{name}.Scalar") or found, args
     if name in _REFLECTED and len(args) == 2 and isinstance(args[1], torch.Tensor):
         return overload(f"aten.{_REFLECTED[name]}.Scalar") or found, args[::-1]
