@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.programs.aimed.given import given
 from tests.programs.aimed.held import held
 from tests.programs.aimed.lengths import lengths
 from tests.programs.aimed.numbers import numbers
 from tests.programs.aimed.overlaps import overlaps
+from tests.programs.aimed.raises import raises
 from tests.programs.aimed.unset import unset
 from tests.programs.aimed.views import views
 from tests.programs.generate import Generated
 
 FAMILIES: dict[str, Callable[[int, int], Generated]] = {
     "unset": unset, "held": held, "lengths": lengths, "numbers": numbers, "overlaps": overlaps, "views": views,
+    "raises": raises, "given": given,
 }  # fmt: skip
