@@ -67,7 +67,8 @@ def _inlined(
     results = _results(captured.result, function, where)
     if captured.error is not None or captured.graph is None or captured.conversions or own_gradients.why:
         return None
-    if not reads_nothing if log is None else not log.is_replayable:
+    is_known = reads_nothing if log is None else log.is_replayable
+    if not is_known:
         return None  # what it reads is known to nobody, or it does more than a graph: it is called each time
     try:
         graph, _ = functional_graph(captured.graph, Options(), captured.entangled)
