@@ -761,10 +761,20 @@ class Writer:
         self.scope = saved
         return lines
 
+    def grows_over(self, name: str, item: Any, indent: str = "    ") -> list[str]:
+        """A list gets another length in a loop over it, some times and not for ever."""
+        self.note("list changed in a loop over it")
+        value, test = self.bounded(item, self.value(item, 1)), self.test(1) if self.chance(0.6) else "True"
+        if self.chance(0.2):
+            return [f"{indent}if len({name}) > 1 and {test}:", f"{indent}    {name}.pop()"]
+        return [f"{indent}if len({name}) < 6 and {test}:", f"{indent}    {name}.append({value})"]
+
     def write_argument_list(self, place: _Place) -> list[str]:
         if "items" not in self.scope:
             return self.write_assign(place)
         self.note("write to an argument's container")
+        if "items" in self.locked:
+            return self.grows_over("items", VECTOR, "")
         return [self.pick([f"items.append({self.value(VECTOR, 1)})", f"items[0] = {self.value(VECTOR, 1)}",
                            "items[0].add_(1).clamp_(-9, 9)"])]  # fmt: skip
 
@@ -929,9 +939,11 @@ class Writer:
                 if lists:
                     name = self.pick(lists)
                     self.locked.add(name)
-                    lines = self.looped(f"for {t} in {name}:", place, {t: self.scope[name][1]})
+                    item = self.scope[name][1]
+                    grows = self.grows_over(name, item) if self.chance(0.4) else []
+                    lines = self.looped(f"for {t} in {name}:", place, {t: item})
                     self.locked.discard(name)
-                    return lines
+                    return [lines[0], *grows, *lines[1:]]
                 return self.looped(f"for {i} in {self.value(('list', 'int'), 2)}:", place, {i: "int"})
             case 6:
                 self.note("enumerate")

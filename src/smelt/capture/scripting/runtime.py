@@ -361,6 +361,7 @@ class ScriptRuntime(StagingRuntime):
             if isinstance(o, StagedObject) or type(o) in (list, dict):
                 self.session.check_change(o)
             if isinstance(o, StagedObject):
+                self.session.resized += 1
                 o.slot = slot_of(self.session.emit("py.delitem", o, k))
                 return
             super().delitem(at, o, k)

@@ -409,6 +409,7 @@ def method(session: Any, value: StagedObject, name: str) -> Any:
     def bound(*args: Any, **kwargs: Any) -> Any:
         if name in changing:
             session.check_change(value)
+            session.resized += name not in ("reverse", "sort")
             return changing[name](session, value, *args, **kwargs)
         if name == "copy" and kind == "list":
             return session.emit("py.slice", value)
@@ -431,6 +432,7 @@ def extend(session: Any, items: StagedObject, more: Any) -> None:
         more = list(more)
     elif not isinstance(more, (list, StagedObject)):
         more = session.listed(more)
+    session.resized += 1
     items.slot = slot_of(session.emit("py.concat", items, more))
 
 

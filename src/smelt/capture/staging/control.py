@@ -18,14 +18,22 @@ from smelt.capture.recorder import slot_type
 from smelt.capture.staging import calls, choices, ordering
 from smelt.capture.staging.branches import branch, condition
 from smelt.capture.staging.handlers import is_catchable
-from smelt.capture.staging.loops import Loop, run_loop
+from smelt.capture.staging.loops import Loop, grown_over, run_loop
 from smelt.capture.staging.merge import Pending, Poison, check_identity
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.texts import formatted, is_said, text_of
-from smelt.capture.staging.views import KnownRange, Once, StagedRange, StagedSequence, sequence_of
+from smelt.capture.staging.views import (
+    KnownRange,
+    Once,
+    StagedRange,
+    StagedSequence,
+    lists_in,
+    lists_under,
+    sequence_of,
+)
 from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType
 
 _SHORT, _LONG = 8, 64
@@ -114,9 +122,11 @@ class StagingRuntime(PlainRuntime):
     def for_(
         self, at: int, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any, anew: Any = ()
     ) -> None:
-        session = self.session
+        session, key = self.session, _key(at, names)
         _use(session, iterable)
-        sequence, key = sequence_of(session, iterable), _key(at, names)
+        if type(iterable) is list:
+            iterable = grown_over(session, key, iterable, names, get, set, body)
+        sequence = sequence_of(session, iterable)
         if sequence is None and self._is_rolled(key, iterable, more):
             sequence = KnownRange(iterable)
         elif sequence is not None and session.size_trace is not None:
@@ -141,7 +151,10 @@ class StagingRuntime(PlainRuntime):
             if not (bool(go) if slot is None else session.fork(slot)):
                 return
         start = session.peeled.get(key, 0)
-        if more is None:
+        is_live = ("live", key) in session.whole
+        if not is_live:
+            body = self._kept_as_long(key, sequence, body)
+        if more is None and not is_live:
             bounds = sequence.bounds() if not start else (start, sequence.length(), 1)
             item = sequence.item_at if not start else sequence.item
             loop = run_loop(lambda: Loop(session, key, names, get, set, None, lambda i: body(item(i)), bounds))
@@ -151,7 +164,22 @@ class StagingRuntime(PlainRuntime):
                 # What Python computes on the way would depend on data.
                 raise Again(whole=("unrolled", key))
             return
-        self._with_breaks(key, sequence, start, body, names, get, set, more)
+        go_on = more if more is not None else lambda: True
+        self._with_breaks(key, sequence, start, body, names, get, set, go_on, is_live)
+
+    def _kept_as_long(self, key: Any, sequence: StagedSequence, body: Callable[[Any], None]) -> Callable[[Any], None]:
+        """A turn of a loop over lists that keep their lengths. Raises: Again where it makes one longer or shorter:
+        Python asks for the length before each turn."""
+        session = self.session
+        lists = lists_in(sequence)
+
+        def turn(item: Any) -> None:
+            before, resized = [one.slot for one in lists], session.resized
+            body(item)
+            if session.resized != resized and any(one.slot is not old for one, old in zip(lists, before, strict=True)):
+                raise Again(whole=("live", key))
+
+        return turn if lists else body
 
     def _is_rolled(self, key: Any, iterable: Any, more: Any) -> bool:
         """Whether a loop that Python knows all of is one loop of the graph: a long one, or one that data may end."""
@@ -164,13 +192,18 @@ class StagingRuntime(PlainRuntime):
         return rolled and len(iterable) > session.peeled.get(key, 0)
 
     def _with_breaks(
-        self, key: Any, sequence: StagedSequence, start: int, body: Any, names: Any, get: Any, set: Any, more: Any
-    ) -> None:
-        """A loop that may end early: a `while` with a place more for the index, and one for whether to go on."""
+        self, key: Any, sequence: StagedSequence, start: int, body: Any, names: Any, get: Any, set: Any, more: Any,
+        is_live: bool,
+    ) -> None:  # fmt: skip
+        """A loop that may end early: a `while` with a place more for the index, and one for whether to go on.
+
+        is_live: what it goes over becomes longer or shorter in it.
+        """
         state: list[Any] = [start, True]
-        length = sequence.length()
+        at_start = sequence.length()
 
         def test() -> Any:
+            length = sequence.length() if is_live else at_start
             return self.and_(0, lambda: self.session.binary("py.lt", state[0], length), lambda: state[1])
 
         def turn() -> None:
@@ -208,6 +241,16 @@ class StagingRuntime(PlainRuntime):
         session = self.session
         may_roll = type(iterable) is range and len(iterable) > _SHORT
         may_roll = may_roll and session.whole.isdisjoint((key, ("unrolled", key), ("growing", key)))
+        session.gone_over.append((key if type(iterable) is list else None, lists_under(iterable)))
+        try:
+            self._turns(key, iterable, body, names, get, set, more, anew, may_roll)
+        finally:
+            session.gone_over.pop()
+
+    def _turns(
+        self, key: Any, iterable: Any, body: Any, names: Any, get: Any, set: Any, more: Any, anew: Any, may_roll: bool
+    ) -> None:
+        session = self.session
         iterator = iter(iterable)
         for item in iterator:
             records, mark = session.recorder.records, len(session.recorder.records)
@@ -229,7 +272,10 @@ class StagingRuntime(PlainRuntime):
                     return
                 continue
             rest = list(iterator)
+            lengths = [len(one) for one in session.gone_over[-1][1]]
             self._rest(key, rest, body, names, get, set, more, slot, anew)
+            if lengths != [len(one) for one in session.gone_over[-1][1]]:
+                session.cannot("a list changes its length in a loop over it that data may end")
             return
 
     def _rest(

@@ -18,6 +18,7 @@ from smelt.capture.spans import Site
 from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.leaves import leaf_type
 from smelt.capture.staging.session import Session
+from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import WORLDS, ScalarSlot, StagedObject, is_staged, slot_of
 from smelt.ir import ANY, NONE, DictType, ListType, TupleType, Type, join
 
@@ -103,10 +104,18 @@ def stage_container(
     get: Callable[[], tuple[Any, ...]],
     set_: Callable[[tuple[Any, ...]], None],
     snapshot: Snapshot,
-) -> None:
-    """Have a staged container stand for one of Python's, wherever it is referred to. snapshot: of all that may."""
+) -> StagedObject:
+    """A staged container that stands for one of Python's from now on, wherever it is referred to.
+
+    snapshot: of all that may refer to it.
+    """
     if id(grown) in session.callers:
         session.cannot(f"a {type(grown).__name__} of an argument grows", "others hold it, and see it grow")
+    for key, lists in session.gone_over:
+        if any(one is grown for one in lists):
+            if key is not None:
+                raise Again(whole=("over", key, type_))
+            session.cannot("a list grows in a loop over it, in some runs", "Python goes over what is put in, too")
     is_dict = isinstance(grown, dict)
     items = [part for item in grown.items() for part in item] if is_dict else grown
     session.note_held(items)
@@ -134,3 +143,4 @@ def stage_container(
         session.cannot(
             f"a {kind} that grows in a loop is held by the caller", f"a staged {kind} cannot take its place there"
         )
+    return staged

@@ -506,6 +506,17 @@ def run_loop(loop: Callable[[], Loop]) -> Loop:
     raise CannotStage("a loop that depends on data cannot be one loop of the graph", "too many lists grow in it")
 
 
+def grown_over(
+    session: Session, key: Any, items: list[Any], names: Sequence[str], get: Any, set_: Any, body: Any
+) -> Any:
+    """What a loop over a list goes over: a staged one where the list is known to grow in it, in some runs."""
+    found = next((w for w in session.whole if isinstance(w, tuple) and w[:2] == ("over", key)), None)
+    if found is None:
+        return items
+    snapshot = session.whole_snapshot(own_cells(get, set_, names), [body])
+    return stage_container(session, session.site(), items, found[2], get, set_, snapshot)
+
+
 def _within(start: Any, stop: Any, step: Any) -> tuple[Any, Any] | None:
     """Between what the number of a loop lies, where sizes alone tell."""
     ends = None if any(map(is_staged, (start, stop, step))) else [number_of(n) for n in (start, stop, step)]

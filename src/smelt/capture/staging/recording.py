@@ -81,6 +81,7 @@ class Recording:
 
     stages_growth = False
     fixes_texts = has_texts = False
+    resized = 0  # how often a staged container got another length
 
     def __init__(self, native: Any, convertible: Callable[[Any], bool], roots: Any, scope: Any) -> None:
         self.recorder = ShadowRecorder(roots, scope, self)
@@ -127,6 +128,7 @@ class Recording:
         self.watch: Watch | None = None
         self.budget: Budget | None = None
         self.questions: list[ScalarSlot] | None = None  # that operators ask, where answers to them may be staged ones
+        self.gone_over: list[tuple[Any, list[list[Any]]]] = []  # loops that Python unrolls, and lists they go over
         self.picked: dict[int, tuple[Any, Any, object]] = {}  # containers of which there may be copies, by id
 
     @property

@@ -282,6 +282,26 @@ def _item(session: Any, part: Any, number: Any) -> Any:
     return session.getitem(session.container(list(part)), number)
 
 
+def lists_in(sequence: StagedSequence) -> list[StagedObject]:
+    """The staged lists that a sequence is made of."""
+    if isinstance(sequence, StagedList):
+        return [sequence.items]
+    parts = sequence.parts if isinstance(sequence, Zipped) else []
+    return [items for part in parts if isinstance(part, StagedSequence) for items in lists_in(part)]
+
+
+_ITERATORS: tuple[type, ...] = (enumerate, zip, type(iter([])), type(reversed([])))
+
+
+def lists_under(iterable: Any) -> list[list[Any]]:
+    """Python's own lists that going over this takes items from."""
+    if type(iterable) is list:
+        return [iterable]
+    if not isinstance(iterable, _ITERATORS):
+        return []
+    return [found for part in iterable.__reduce__()[1] for found in lists_under(part)]
+
+
 def sequence_of(session: Any, iterable: Any) -> StagedSequence | None:
     """What a loop goes over, None where Python knows how often it turns."""
     if isinstance(iterable, Once):
