@@ -86,6 +86,26 @@ graph f(%x: f32[3], %y: f32[3], %c: bool[]) -> f32[3], f32[3], f32[3] {
     compare(text, [x, y, TRUE], [x, y, FALSE], python=0)
 
 
+def test_branch_yields_an_outer_value_of_unknown_strides_before_a_write() -> None:
+    """Whether it is written is told by the whole graph: a write stands outside of the branch."""
+    text = """\
+graph f(%x: f32[3], %y: f32[4, 3], %c: bool[]) -> f32[4, 3]{_, 1}, f32[4, 3] {
+  %0: f32[4, 3]{_, 1} = if %c {
+    %1: f32[3] = aten.exp.default(%x)
+    %2: f32[4, 3]{0, 1} = aten.expand.default(%1, [4, 3])
+    yield %2
+  } else {
+    yield %y
+  }
+  %3: f32[4, 3] = aten.add.Tensor(%y, %0)
+  %4: f32[3] = aten.neg.default(%x)
+  %5: f32[3] = write(%x, %4)
+  return %0, %3
+}"""
+    x, y = torch.randn(3), torch.randn(4, 3)
+    compare(text, [x, y, TRUE], [x, y, FALSE], exact=False)
+
+
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0, math.nan, -math.inf])
 def test_float_conditions(value: float) -> None:
     text = """\

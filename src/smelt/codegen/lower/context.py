@@ -74,7 +74,8 @@ class Context:
     """The state of one lowering."""
 
     def __init__(self, graph: Graph, lookup: Lookup, options: Options) -> None:
-        self.graph = graph
+        self.graph = graph  # inside a block, its region as a graph
+        self._whole = graph
         self.options = options
         self.lookup = lookup
         self.statics = Statics(graph, lookup)
@@ -185,7 +186,7 @@ class Context:
         if not self.has_writes:
             return False
         if self._aliases is None:
-            self._aliases = alias_analysis(self.graph)
+            self._aliases = alias_analysis(self._whole)
         return self._aliases.is_written(value)
 
     def call_arguments(self, node: Node) -> dict[str, Arg]:
