@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -146,6 +148,27 @@ def test_filters_show_one_a_line_by_default() -> None:
         for x in (-X, X, X, -X, X):
             compiled(x)
     assert [str(w.message) for w in said] == ["positive"]
+
+
+def test_a_warning_on_the_standard_stream_is_no_use_of_a_file() -> None:
+    source = """
+import sys, warnings, torch, smelt
+def arm(x):
+    if x.sum() > 0:
+        warnings.warn("positive")
+        return x * 3
+    return x - 1
+warnings.simplefilter("always")
+warnings.simplefilter("error", smelt.SmeltWarning)
+compiled, traced = smelt.compile(arm), smelt.trace(arm, (torch.ones(2),))
+for x in (torch.ones(2), -torch.ones(2)) * 2:
+    assert torch.equal(compiled(x), traced(x))
+stats = compiled.stats()
+assert stats.builds == 1 and not stats.fallbacks, stats
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("UserWarning: positive") == 5
 
 
 class Made(UserWarning):

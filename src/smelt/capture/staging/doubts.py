@@ -71,7 +71,7 @@ def given_all_the_same(
             if any(t.numel > MOST_TRIED for t in tensors) and not _never_fit(name, tensors):
                 raise Doubt("its operands are too large to try") from None
             return None
-        if any(_is_symbolic(a) for a in (*args, *kwargs.values())):
+        if any(has_symbols(a) for a in (*args, *kwargs.values())):
             raise Doubt("it is refused for sizes that are symbols, and not for the sizes at hand")
     grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
     made = [_shadow(shadows, type_, grad) for type_ in types]
@@ -95,8 +95,6 @@ def _never_fit(name: str, types: Sequence[TensorType]) -> bool:
 
 def in_eagers_words(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> Exception:
     """The error that eager has for operands of which torch's kernel without data raised `error`: tried on zeros."""
-    if not is_second_hand(error):
-        return error
     try:
         with unseen(), torch.no_grad():
             own = {name: _zeros(arg) for name, arg in kwargs.items()}
@@ -114,7 +112,7 @@ def _zeros(arg: Any) -> Any:
         return [_zeros(item) for item in arg]
     if not isinstance(arg, torch.Tensor):
         return arg
-    if _is_symbolic(arg) or arg.numel() > MOST_TRIED:
+    if has_symbols(arg) or arg.numel() > MOST_TRIED:
         raise Doubt("its operands are symbols, or too large to try")
     return dummy_of(_type(arg)).zero_()
 
@@ -148,9 +146,10 @@ def _at_hand(number: Any) -> Any:
     return at_hand(number_of(number)) if is_symbolic(number_of(number)) else number
 
 
-def _is_symbolic(arg: Any) -> bool:
+def has_symbols(arg: Any) -> bool:
+    """Whether a size, or a number, among operands is free."""
     if isinstance(arg, (list, tuple)):
-        return any(map(_is_symbolic, arg))
+        return any(map(has_symbols, arg))
     if isinstance(arg, torch.Tensor):
         return any(is_symbolic(number_of(n)) for n in (*arg.shape, *arg.stride()))
     return is_symbolic(number_of(arg))

@@ -18,12 +18,15 @@ import torch
 from smelt._torch.dispatch import is_live, unseen
 from smelt._torch.record_patches import Patches
 from smelt.capture.dynamic.values import is_sized, own
-from smelt.capture.recorder import slot_type
+from smelt.capture.recorder import StateSlot, slot_type
 from smelt.capture.staging import current
+from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.ir import INT, ListType, UnknownDim
+from smelt.ir.size_numbers import MARK
 
 _patches = Patches()
+_NEW = object()
 
 
 def _session(tensor: Any = None) -> Any:
@@ -268,13 +271,21 @@ def _is_one_by_chance(session: Any, value: Any) -> bool:
 
 @contextlib.contextmanager
 def _indexing(session: Any, key: Any) -> Iterator[None]:
-    """Several indices at once: torch passes over slices of the whole where it knows the sizes, and so do we."""
-    if session is None or session.size_trace is None or not isinstance(key, tuple):
+    """Several indices at once: torch passes over slices of the whole where it knows the sizes, and so do we.
+
+    Raises: CannotStage where the program catches an error whose text has a size that is free.
+    """
+    if session is None or session.size_trace is None:
         yield
         return
-    before, session.recorder.is_indexing = session.recorder.is_indexing, True
+    before = session.recorder.is_indexing
+    session.recorder.is_indexing = before or isinstance(key, tuple)
     try:
         yield
+    except IndexError as error:
+        if MARK in str(error) and is_caught(session):
+            session.cannot("an index raises what is caught", "its text names sizes that are free")
+        raise
     finally:
         session.recorder.is_indexing = before
 
@@ -436,6 +447,56 @@ def _warn(original: Any) -> Any:
     return warn
 
 
+def _stays_as_it_is(self: Any, name: str, value: Any = _NEW) -> None:
+    """Python is about to change a tensor itself, beside its elements (`p.data = y`, `p.grad = y`, a hook on it).
+
+    The tensors from outside of a staged run are the user's own, on each way that is tried.
+
+    Raises: CannotStage for these, unless nothing changes.
+    """
+    session = _session()
+    if session is None or not isinstance(self, torch.Tensor):
+        return
+    slot = session.recorder.slot_of(self)
+    if not (isinstance(slot, StateSlot) or slot.kind == "input"):
+        return
+    if name in ("grad", "requires_grad") and value is not _NEW and getattr(self, name) is value:
+        return
+    session.cannot(f"`{name}` of a tensor from outside is set", "a graph changes the elements of tensors, and no more")
+
+
+def _setattr(original: Any) -> Any:
+    def setattr_(self: Any, name: str, value: Any) -> None:
+        _stays_as_it_is(self, name, value)
+        original(self, name, value)
+
+    return setattr_
+
+
+def _delattr(original: Any) -> Any:
+    def delattr_(self: Any, name: str) -> None:
+        _stays_as_it_is(self, name)
+        original(self, name)
+
+    return delattr_
+
+
+def _requires_grad(original: Any) -> Any:
+    def requires_grad_(self: Any, requires_grad: bool = True) -> Any:
+        _stays_as_it_is(self, "requires_grad", requires_grad)
+        return original(self, requires_grad)
+
+    return requires_grad_
+
+
+def _hooked(original: Any) -> Any:
+    def register(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _stays_as_it_is(self, original.__name__)
+        return original(self, *args, **kwargs)
+
+    return register
+
+
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
     """Tensors answer for the session of this thread in the block."""
@@ -446,7 +507,9 @@ def answering() -> Iterator[None]:
         "__index__": _number(int), "__complex__": _number(complex), "tolist": _tolist, "__repr__": _text,
         "__format__": _text, "__str__": _text, "__contains__": _contains, "__iter__": _iter, "__getitem__": _getitem,
         "__setitem__": _setitem, "is_contiguous": _is_contiguous, "contiguous": _contiguous,
-        "storage_offset": _storage_offset,
+        "storage_offset": _storage_offset, "__setattr__": _setattr, "__delattr__": _delattr,
+        "requires_grad_": _requires_grad, "register_hook": _hooked, "retain_grad": _hooked,
+        "register_post_accumulate_grad_hook": _hooked,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for name, make in made.items():

@@ -33,7 +33,7 @@ from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, Sta
 from smelt.capture.roots import Roots
 from smelt.capture.scopes import Scope
 from smelt.capture.staging.cuts import CUTTING, Cut, cut_of
-from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
+from smelt.capture.staging.doubts import Doubt, given_all_the_same, has_symbols, in_eagers_words
 from smelt.capture.staging.elements import Elements
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.known_layouts import KnownLayouts
@@ -351,6 +351,8 @@ class ShadowRecorder(Recorder):
                 result = DEAD if is_deep else self._doubted(refused, info, own_args, own_kwargs)
                 if result is DEAD and not varied:
                     said = refused if info.is_random else in_eagers_words(overload, own_args, own_kwargs, refused)
+                    if is_caught(self.session) and any(map(has_symbols, (*own_args, *own_kwargs.values()))):
+                        self.session.cannot(f"{info.name} raises what is caught", "its text names sizes that are free")
                     self._refused(said, info)
                 reason = f"{type(refused).__name__}: {refused}"
             results.append(result)

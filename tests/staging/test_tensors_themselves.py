@@ -1,0 +1,125 @@
+"""What is set on a tensor itself, beside its elements, on ways that a staged run tries: the user's tensors stay."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import smelt
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", smelt.SmeltWarning)  # all of these run in pieces, or as they are
+        yield
+
+
+class Layer(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        for number, parameter in enumerate(self.parameters()):
+            parameter.copy_(torch.arange(1.0, parameter.numel() + 1).reshape(parameter.shape) / (number + 2))
+        self.buffer: Tensor
+        self.register_buffer("buffer", torch.arange(4.0).reshape(2, 2))
+
+
+def _vector(layer: Layer, y: Tensor) -> None:
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(layer.parameters()) * 0.9, layer.parameters())
+
+
+def _accumulate(layer: Layer, y: Tensor) -> None:
+    grad = layer.weight.grad
+    layer.weight.grad = y.detach() if grad is None else grad + y
+
+
+ACTS: dict[str, Callable[[Layer, Tensor], Any]] = {
+    "data": lambda layer, y: setattr(layer.weight, "data", layer.weight * 0.9),
+    "data of a buffer": lambda layer, y: setattr(layer.buffer, "data", y * 2),
+    "gradient": lambda layer, y: setattr(layer.weight, "grad", y * 2),
+    "more gradient": _accumulate,
+    "no gradient": lambda layer, y: setattr(layer.weight, "grad", None),
+    "flag": lambda layer, y: setattr(layer.weight, "requires_grad", False),
+    "flag by method": lambda layer, y: layer.weight.requires_grad_(False),
+    "flag of a buffer": lambda layer, y: layer.buffer.requires_grad_(True),
+    "attribute": lambda layer, y: setattr(layer.buffer, "note", y),
+    "class": lambda layer, y: setattr(layer.buffer, "__class__", nn.Parameter),
+    "hook of a tensor": lambda layer, y: layer.weight.register_hook(lambda grad: grad * 2),
+    "hook of a module": lambda layer, y: layer.register_forward_hook(lambda *given: None),
+    "dtype": lambda layer, y: layer.double(),
+    "vector": _vector,
+}
+
+
+def program_of(layer: Layer, name: str, on_one_way: bool) -> Callable[[Tensor], Tensor]:
+    def program(x: Tensor) -> Tensor:
+        y = nn.functional.linear(x.to(layer.weight.dtype), layer.weight, layer.bias) + layer.buffer.sum()
+        if not on_one_way or x.sum() > 0:
+            ACTS[name](layer, y)
+        return y.float() + 1
+
+    return program
+
+
+def state(layer: Layer) -> Any:
+    found = []
+    for tensor in (*layer.parameters(), *layer.buffers()):
+        notes = {key: value.tolist() for key, value in vars(tensor).items() if key == "note"}
+        grad = None if tensor.grad is None else tensor.grad.tolist()
+        hooks = len(tensor._backward_hooks or ())
+        found.append((type(tensor), tensor.dtype, tensor.tolist(), tensor.requires_grad, grad, notes, hooks))
+    return found, len(layer._forward_hooks)
+
+
+X = torch.ones(2, 2)
+
+
+@pytest.mark.parametrize("on_one_way", [False, True])
+@pytest.mark.parametrize("name", ACTS)
+def test_compiled(name: str, on_one_way: bool) -> None:
+    for xs in ([X, -X, X], [-X, X, X, -X]):
+        one, other = Layer(), Layer()
+        program, compiled = program_of(one, name, on_one_way), smelt.compile(program_of(other, name, on_one_way))
+        for x in xs:
+            assert torch.equal(compiled(x), program(x))
+            assert state(other) == state(one)
+
+
+@pytest.mark.parametrize("on_one_way", [False, True])
+@pytest.mark.parametrize("name", ACTS)
+def test_making_a_script_changes_nothing(name: str, on_one_way: bool) -> None:
+    layer = Layer()
+    before = state(layer)
+    try:
+        scripted = smelt.script(program_of(layer, name, on_one_way))
+    except smelt.CaptureError as error:
+        assert error.where is not None and error.where.file == __file__
+        assert state(layer) == before
+        return
+    assert state(layer) == before
+    one = Layer()
+    program = program_of(one, name, on_one_way)
+    for x in (X, -X, X):
+        assert torch.equal(scripted(x), program(x))
+        assert state(layer) == state(one)
+
+
+def test_a_hook_that_is_taken_away_again_is_no_change() -> None:
+    layer = Layer()
+
+    def program(x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        handle = layer.register_forward_hook(lambda module, args, out: seen.append(out))
+        y = layer(x)
+        handle.remove()
+        return y + seen[0]
+
+    compiled = smelt.compile(program, options={"measure": False})
+    for x in (X, -X, X):
+        assert torch.equal(compiled(x), program(x)) and not layer._forward_hooks
+    assert compiled.stats().builds == 1 and compiled.stats().fallbacks == {}
