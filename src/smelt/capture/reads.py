@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
+from torch.utils.hooks import RemovableHandle
+
 from smelt._torch.state import torch_state
 from smelt.capture.events import RECORDING, profiled
 from smelt.capture.fills import KEEPS_PROPERTY
@@ -31,9 +33,11 @@ from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import (
     DRAWS,
     ENVIRONMENT,
+    HOOKS_CODE,
     IMPORT_CODE,
     LEVEL_CODES,
     PRINTS,
+    SHOWS_WARNING,
     SUSPECT_NAMES,
     WARNS,
     Callers,
@@ -42,7 +46,9 @@ from smelt.capture.reads_effects import (
     code_effect,
     file_kind,
     is_by_recorder,
+    is_registered,
     note_callers,
+    shows_warning,
     user_site,
 )
 from smelt.capture.reads_facts import Read
@@ -154,6 +160,7 @@ class _Recorder:
         self.callers: Callers = {}
         self.asked: dict[Span | None, str] = {}
         self.warned = False
+        self.hooks: list[tuple[RemovableHandle, Effect]] = []
         self.collector = {getattr(callback, "__code__", None) for callback in gc.callbacks} - {None}
 
     def profile(self, frame: FrameType, event: str, arg: Any) -> bool:
@@ -189,6 +196,8 @@ class _Recorder:
             return
         if what == PRINTS and (sys.stdout, sys.stderr) != self.streams:
             what = "replaces the standard streams and prints"
+        if what is not None and shows_warning(frame):
+            what = SHOWS_WARNING
         if what is not None:
             self._on_effect(what, arg.__name__, frame, _PYTHONS if draw_name(arg) is not None else "")
 
@@ -199,6 +208,11 @@ class _Recorder:
             return
         if code is IMPORT_CODE:
             self.roots.enter_import(frame)
+            return
+        if code is HOOKS_CODE:
+            place = user_site(frame)
+            effect = Effect("registers a hook", code.co_qualname, None if place is None else Site(*place).span)
+            self.hooks.append((frame.f_locals["self"], effect))
             return
         if code in LEVEL_CODES:
             self.roots.enter_logger(frame)
@@ -334,6 +348,7 @@ def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
     log.warned = recorder.warned
     log.drawers.extend({**recorder.drawers, **{site.code: None for _, site in found.numpys_draws}})
     log.effects.extend(recorder.effects.values())
+    log.effects.extend(effect for handle, effect in recorder.hooks if is_registered(handle))
     log.effects.extend(Effect(what, name, site.span if site else None) for what, name, site in found.refusals)
     for kept, of in ((log.mutations, changes), (log.put_back, put_back)):
         kept.extend(Mutation(c.name, c.before, c.after, c.site.span if c.site else None) for c in of)

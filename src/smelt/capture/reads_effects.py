@@ -17,6 +17,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any, Final
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from smelt.diag import Span
 
@@ -34,6 +35,7 @@ LOGGING = "logs a message"
 LOOKS = "looks at files"
 PRINTS = "prints"
 WARNS = "warns"
+SHOWS_WARNING = "shows a warning"
 LOCKS = "takes a lock"
 DEBUGS = "stops in the debugger"
 _OPENS, _USES_FILE, _CHANGES_FILES, _RUNS = "opens a file", "uses a file", "changes files", "runs a command"
@@ -195,6 +197,23 @@ def builtin_effect(function: Any) -> str | None:
     return None
 
 
+def is_registered(handle: RemovableHandle) -> bool:
+    """Whether a hook is still where it was registered. It is there by a number that no other one gets, ever."""
+    hooks = handle.hooks_dict_ref()
+    return hooks is not None and handle.id in hooks
+
+
+def shows_warning(frame: FrameType) -> bool:
+    """Whether this frame is Python's own, and writes what `warnings.warn` gave."""
+    caller = frame.f_back
+    return (
+        frame.f_code.co_name == "_showwarnmsg_impl"
+        and frame.f_globals.get("__name__") in ("warnings", "_py_warnings")
+        and caller is not None
+        and caller.f_code.co_name == "_showwarnmsg"
+    )
+
+
 # Python functions of the standard library and of torch, by the end of their file's path: (names or None for all, what).
 _PYTHON: tuple[tuple[str, frozenset[str] | None, str], ...] = (
     (_STDLIB_DIR + "random.py", None, DRAWS),
@@ -216,6 +235,7 @@ _PYTHON_FILES["<frozen os>"] = _PYTHON_FILES[_STDLIB_DIR + "os.py"]  # some inte
 # How the standard library's loggers find out whether a message is wanted.
 LEVEL_CODES: Final = frozenset({logging.Logger.isEnabledFor.__code__, logging.Logger.getEffectiveLevel.__code__})
 IMPORT_CODE: Final = importlib.import_module.__code__
+HOOKS_CODE: Final = RemovableHandle.__init__.__code__
 # A library may look at these for its own sake; they count only when the program itself asks.
 _ONLY_FROM_USER = frozenset({ENVIRONMENT, LOOKS, "reads the clock"})
 # The standard library looks at files for the program in these, elsewhere (source lines of a warning) for itself.
