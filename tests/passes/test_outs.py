@@ -71,3 +71,40 @@ def test_an_argument_gets_its_size(size: int) -> None:
             mine, eager = torch.zeros(size), torch.zeros(size)
             assert torch.equal(compiled(torch.ones(4), mine), program(torch.ones(4), eager))
             assert torch.equal(mine, eager)
+
+
+OF_DTYPES = {
+    "sum": lambda x, out: torch.sum(x, 0, out=out),
+    "mean": lambda x, out: torch.mean(x, 0, out=out),
+    "prod": lambda x, out: torch.prod(x, 0, out=out),
+    "nansum": lambda x, out: torch.nansum(x, 0, out=out),
+    "told": lambda x, out: torch.sum(x, 0, dtype=out.dtype, out=out),
+    "cumsum": lambda x, out: torch.cumsum(x, 0, out=out.expand(3).clone())[-1],
+    "cumprod": lambda x, out: torch.cumprod(x, 0, out=out.expand(3).clone())[-1],
+    "var": lambda x, out: torch.var(x, 0, out=out),
+    "std": lambda x, out: torch.std(x, 0, out=out),
+    "logsumexp": lambda x, out: torch.logsumexp(x, 0, out=out),
+    "amax": lambda x, out: torch.amax(x, 0, out=out),
+    "add": lambda x, out: torch.add(x[0], x[1], out=out),
+}
+
+
+@pytest.mark.parametrize("name", OF_DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")  # `var` and its kin cannot be told the dtype: eager answers
+def test_sums_are_computed_in_the_dtype_they_are_written_in(name: str, dtype: torch.dtype) -> None:
+    program = OF_DTYPES[name]
+    compiled = smelt.compile(program, options=OPTIONS)
+    first = 1e8 if dtype == torch.float64 else 1.5  # in float32 the sum of the first three is 0
+    for x in (torch.tensor([first, 1.0, -first]), torch.tensor([0.1, 1.7, 3.3]), torch.tensor([2.5, 1e-4, 1.0])):
+        outs = [torch.zeros((), dtype=dtype) for _ in range(4)]
+        try:
+            want = program(x, outs[0])
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError) as raised:
+                compiled(x, outs[1])
+            assert str(raised.value) == str(error)
+            continue
+        for out in outs[1:]:
+            torch.testing.assert_close(compiled(x, out), want)
+            torch.testing.assert_close(out, outs[0])

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from smelt.ir import Arg, Node, TensorType, TupleType, Value, contiguous_strides
+from smelt.diag import InternalError
+from smelt.ir import Arg, DType, Node, TensorType, TupleType, Type, Value, contiguous_strides
 from smelt.ir.sizes import is_less, value
 from smelt.ops.effects import effects
-from smelt.ops.registry import Schema, arguments_of, overload, schema_of, siblings, tags_of
+from smelt.ops.registry import Schema, arguments_of, is_by_elements, overload, schema_of, siblings, tags_of
+from smelt.ops.typing import infer
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +160,37 @@ def functional_call(node: Node, schema: Schema) -> FunctionalCall | None:
         targets = tuple(t for t in (call.get(o) for o in outs) if isinstance(t, Value))
         if len(targets) != len(outs) or len(set(targets)) != len(targets):
             return None
-        args, kwargs = _arrange(other, {k: v for k, v in call.items() if k not in outs})
-        return FunctionalCall(name, args, kwargs, targets)
+        return _of_dtypes(other, {k: v for k, v in call.items() if k not in outs}, targets)
     return None
+
+
+def _of_dtypes(schema: Schema, call: dict[str, Arg], targets: tuple[Value, ...]) -> FunctionalCall | None:
+    """The call that computes in what torch computes in where it writes to tensors of these dtypes.
+
+    Of a number for each element that is the operands' dtype, and the result is converted. `sum`, `cumsum` and their kin
+    compute in the dtype of `out`, as they do where they are told `dtype`; `var`, `std` and `logsumexp` do so, too, and
+    cannot be told.
+    """
+    args, kwargs = _arrange(schema, call)
+    found, wanted = _dtypes(schema.name, args, kwargs), [_dtype(t.type) for t in targets]
+    if is_by_elements(schema.name) or found == wanted or DType.UNKNOWN in (*found, *wanted):
+        return FunctionalCall(schema.name, args, kwargs, targets)
+    if all(a.name != "dtype" for a in schema.arguments):
+        return None
+    if call.get("dtype") is None:
+        args, kwargs = _arrange(schema, {**call, "dtype": wanted[0]})
+    return FunctionalCall(schema.name, args, kwargs, targets)
+
+
+def _dtypes(op: str, args: tuple[Arg, ...], kwargs: Mapping[str, Arg]) -> list[DType | None]:
+    try:
+        return [_dtype(type_) for type_ in infer(op, args, kwargs)]
+    except InternalError:
+        return []
+
+
+def _dtype(type_: Type) -> DType | None:
+    return type_.dtype if isinstance(type_, TensorType) else None
 
 
 def _out_variant(node: Node, schema: Schema) -> Mutation | None:
