@@ -498,6 +498,42 @@ def test_unknown_passes_are_named() -> None:
     assert caught.value.code == "S0301"
 
 
+def test_arguments_beside_each_other_are_told_to_stand_in_a_tuple() -> None:
+    with pytest.raises(CaptureError, match="kwargs is a Tensor") as caught:
+        smelt.trace(torch.add, torch.ones(3), torch.ones(3))  # type: ignore[arg-type]
+    assert caught.value.code == "S0106" and "smelt.trace(f, (x, y))" in (caught.value.fix or "")
+
+
+@pytest.mark.parametrize("sizes", [None, {"x": {0: "B"}, "n": None}])
+def test_a_graphs_code_names_the_input_that_is_not_right(sizes: Any) -> None:
+    def power(x: torch.Tensor, n: int) -> torch.Tensor:
+        return x**n
+
+    code = smelt.trace(power, (torch.ones(3), 2), dynamic_shapes=sizes).code
+    for inputs, told in [
+        ((torch.ones(3), 2), r"2 inputs are given, and the graph takes 1: x \(f32"),
+        ((), r"0 inputs are given, and the graph takes 1: x \(f32"),
+        ((None,), r"args\[0\] is None, the program was captured for f32"),
+    ]:
+        with pytest.raises(CaptureError, match=told) as caught:
+            code.run(*inputs)  # type: ignore[arg-type]
+        assert caught.value.code == "S0107"
+
+
+def test_explain_tells_what_to_do_to_the_end() -> None:
+    def shift(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x + y
+
+    shared = torch.zeros(6)
+    compiled = smelt.compile(shift)
+    with pytest.warns(SmeltWarning, match=r"write to a \.clone\(\)"):
+        compiled(shared[:4], shared[2:])
+    report = smelt.explain(compiled)
+    assert report.breaks[0]["why"].endswith("write to a .clone()")
+    assert " ".join(str(report).split()).count("write to a .clone()") == 1
+
+
 def test_what_cannot_be_compiled_at_all() -> None:
     for thing in (3, "text", torch.ones(2)):
         with pytest.raises(SmeltError) as caught:

@@ -159,8 +159,6 @@ class SizedUnit(Unit):
     def check_inputs(self, inputs: Sequence[Any]) -> None:
         """Whether the graph itself holds for so many inputs: for their sizes, too. Raises: CaptureError (S0107)."""
         super().check_inputs(inputs)
-        if len(inputs) != len(self.graph.inputs):
-            return
         values = self.values_of(inputs)
         broken = next((guard for guard in self.facts.guards if not guard.check(values)), None)
         if broken is not None or not self.facts.holds(values):

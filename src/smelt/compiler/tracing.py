@@ -72,6 +72,13 @@ def trace(
             fix="give a function or an nn.Module",
             code="S0106",
         )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise CaptureError(
+            f"kwargs is a {type(kwargs).__name__}, where a dict of arguments by name is meant",
+            why="trace takes the positional arguments as one tuple",
+            fix="write smelt.trace(f, (x, y)), and smelt.trace(f, (x,), {'y': y}) for arguments by name",
+            code="S0106",
+        )
     given, named = as_args(args), dict(kwargs or {})
     free = wished(dynamic_shapes, target, given, named)
     before = copies_of(tensors_of((given, named))) if check else []

@@ -335,12 +335,22 @@ class Unit:
 
         Strides along sizes of 1 may be any.
         """
-        if len(inputs) != len(self.graph.inputs):
-            return  # Python says so where it is called
+        wanted = self.graph.inputs
+        if len(inputs) != len(wanted):
+            names = ", ".join(f"{value.name} ({value.type})" for value in wanted) or "none"
+            raise CaptureError(
+                f"{len(inputs)} inputs are given, and the graph takes {len(wanted)}: {names}",
+                why="its inputs are the tensors and free numbers of the arguments; all else is part of it",
+                fix="give these, or call the program, which takes the arguments themselves",
+                code="S0107",
+            )
+        for value, given, place in zip(wanted, inputs, self.signature.inputs, strict=True):
+            if isinstance(value.type, TensorType) and not isinstance(given, torch.Tensor):
+                raise _other(f"{place} is {given!r}", value.type, "tensors where it was captured with tensors")
         self.check_sizes(inputs)
-        for value, given, place in zip(self.graph.inputs, inputs, self.signature.inputs, strict=True):
+        for value, given, place in zip(wanted, inputs, self.signature.inputs, strict=True):
             type_ = value.type
-            if not isinstance(type_, TensorType) or not isinstance(given, torch.Tensor):
+            if not isinstance(type_, TensorType):
                 continue
             found = type_of(given)
             if type_.dtype not in (DType.UNKNOWN, found.dtype):

@@ -24,6 +24,7 @@ NBYTES = ("bytes", "bytes apart", "bytes as one")
 """Columns of bytes, which are shown with a unit."""
 _WIDTH = 100  # characters
 _CROPPED_TO = 160  # of a cell
+_WHOLE = {"why", "reason", "no graph of all ways"}  # what to do stands at their end
 _ROWS_SHOWN = 40
 _MOST_COLUMNS, _MOST_ACROSS, _MOST_BLOCKS = 8, 4, 4
 _ALL = "Not all rows are shown: report.to_text(everything=True) or `smelt explain --all` has them, to_dict() too."
@@ -145,7 +146,7 @@ def _shown(column: str, value: Any) -> str:
     text = cell(column, value)
     if column == "where":
         text = short_places(text)
-    return text if len(text) <= _CROPPED_TO else f"{text[: _CROPPED_TO - 3]}..."
+    return text if column in _WHOLE or len(text) <= _CROPPED_TO else f"{text[: _CROPPED_TO - 3]}..."
 
 
 def short_places(where: str) -> str:

@@ -64,6 +64,7 @@ from smelt.diag import InternalError, Options, SmeltError
 from smelt.ir import STATE_OPS, Graph, Node, TensorType, TupleType, print_node
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import no_state
+from smelt.passes.mutations import mutation_of
 from smelt.passes.overlaps import reads_what_it_writes
 from smelt.runtime.cache import code_cache
 from smelt.runtime.executable import Executable
@@ -348,7 +349,8 @@ def _defect(node: Node, error: Exception) -> InternalError:
     )
 
 
-_WRITES: Final = "it writes to an operand, and the graph must be functional here"
+_WRITES: Final = "it writes to memory that other tensors share in ways not known before the call; write to a .clone()"
+_NO_TWIN: Final = "no operator computes that without a write; write to a tensor of its result's own size and dtype"
 _SEES_ITS_WRITES: Final = (
     "it reads other places of the memory that it writes, where eager sees what it has written already; have it read a "
     "copy (.clone()), if it is to see what was there before"
@@ -361,7 +363,8 @@ def _check(graph: Graph) -> None:
         if node.op != "write" and not node.regions and effects(node).writes and not is_idle_dropout(node):
             aliases = alias_analysis(graph)
             turned = any(reads_what_it_writes(node, value, aliases) for value in effects(node).writes)
-            raise cannot_lower(node, _SEES_ITS_WRITES if turned else _WRITES)
+            told = _SEES_ITS_WRITES if turned else _NO_TWIN if mutation_of(node) is None else _WRITES
+            raise cannot_lower(node, told)
         if node.op == "write" and node.parent is not graph.body:
             raise cannot_lower(node, "it writes back inside a region")
         for value in node.results:
