@@ -201,7 +201,8 @@ def test_one_build_for_all_sizes(program: Callable[[torch.Tensor], torch.Tensor]
 
 def test_distributions_are_whole() -> None:
     def scored(x: torch.Tensor) -> torch.Tensor:
-        return torch.distributions.Normal(x, 1.0).log_prob(x * 2)
+        # Dynamo turns validation off for the whole process.
+        return torch.distributions.Normal(x, 1.0, validate_args=True).log_prob(x * 2)
 
     compiled = smelt.compile(scored, options={"measure": False})
     x = torch.randn(3, 4)

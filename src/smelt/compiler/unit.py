@@ -345,12 +345,14 @@ class Unit:
                 code="S0107",
             )
         for value, given, place in zip(wanted, inputs, self.signature.inputs, strict=True):
-            if isinstance(value.type, TensorType) and not isinstance(given, torch.Tensor):
-                raise _other(f"{place} is {given!r}", value.type, "tensors where it was captured with tensors")
+            type_ = value.type
+            # One of unknown rank may be a parameter that a source does not say anything of.
+            if isinstance(type_, TensorType) and type_.shape is not None and not isinstance(given, torch.Tensor):
+                raise _other(f"{place} is {given!r}", type_, "tensors where it was captured with tensors")
         self.check_sizes(inputs)
         for value, given, place in zip(wanted, inputs, self.signature.inputs, strict=True):
             type_ = value.type
-            if not isinstance(type_, TensorType):
+            if not isinstance(type_, TensorType) or not isinstance(given, torch.Tensor):
                 continue
             found = type_of(given)
             if type_.dtype not in (DType.UNKNOWN, found.dtype):
