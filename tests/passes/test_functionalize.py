@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import smelt
 from smelt.ir import parse
 from smelt.ops.effects import effects
+from smelt.ops.evaluate import evaluate
 from smelt.passes.functionalize import functionalize
 from smelt.passes.manager import compare, observe, run_passes
 
@@ -451,3 +453,15 @@ def test_a_view_that_is_ahead_is_seen_by_all_others() -> None:
         }""",
         T,
     )
+
+
+def test_what_eager_refuses_to_write_from_itself_is_refused_by_a_sources_graph() -> None:
+    def program(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        y = torch.ones(4)
+        y.index_put_((index,), y, accumulate=True)
+        return y + x
+
+    scripted = smelt.script(program)
+    inputs = scripted.inputs_for(torch.ones(4), torch.tensor([0, 1, 2, 3]))
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        evaluate(scripted.graph, inputs, scripted.unit.lookup)

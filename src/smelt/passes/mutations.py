@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from smelt.diag import InternalError
-from smelt.ir import Arg, DType, Node, TensorType, TupleType, Type, Value, contiguous_strides
+from smelt.ir import Arg, DType, Node, TensorType, TupleType, Type, Value, contiguous_strides, values_in
 from smelt.ir.sizes import is_less, value
 from smelt.ops.effects import effects
 from smelt.ops.registry import Schema, arguments_of, is_by_elements, overload, schema_of, siblings, tags_of
@@ -70,10 +70,18 @@ def _functional_name(op: str) -> str | None:
     return f"{namespace}.{name[:-1]}.{variant}"
 
 
+# Eager refuses these where what they write is an operand, too; their functional twins do not.
+_APART = frozenset((
+    "index_put_", "index_add_", "index_copy_", "scatter_", "scatter_add_", "scatter_reduce_", "masked_scatter_",
+))  # fmt: skip
+
+
 def _in_place(node: Node, schema: Schema, call: dict[str, Arg]) -> Mutation | None:
     name = _twin(node.op, schema)
     target = node.args[0] if node.args else None
     if name is None or not isinstance(target, Value):
+        return None
+    if node.op.split(".")[1] in _APART and target in values_in((node.args[1:], tuple(node.kwargs.values()))):
         return None
     results: tuple[Value | int, ...] = (target,) if len(schema.returns) == 1 else ()
     if len(schema.returns) > 1:
