@@ -351,3 +351,21 @@ def test_what_is_empty_at_its_known_size_is_given_back_itself(captured: Any, is_
         steps, more, double, given, is_same = program(x)
         assert steps is x and is_same and given is double
         assert more.shape == (0,)
+
+
+def test_a_view_of_written_memory_chosen_on_one_way_is_that_view() -> None:
+    def program(x: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chosen = s.clone()
+        first, second = -x
+        first += 1
+        if chosen != -2:
+            chosen = first
+        return chosen, first, second
+
+    compiled = smelt.compile(program, options={"measure": False})
+    with torch.no_grad():
+        for s in (3.0, 3.0, -2.0, -2.0, 1.0, 3.0):
+            chosen, first, second = compiled(torch.ones(2), torch.tensor(s))
+            assert (chosen is first) == (s != -2)
+            assert second.data_ptr() - first.data_ptr() == 4
+            assert [t.item() for t in (chosen, first, second)] == [0 if s != -2 else s, 0, -1]

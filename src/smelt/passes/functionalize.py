@@ -143,7 +143,8 @@ class _Functionalizer:
             self.walk(region)
             with self.rewriter.builder.inside(region):
                 self.catch_up()
-                for root in yielded:
+                own = {self.root(value) for arg in region.yields for value in values_in(arg)} - {None}
+                for root in dict.fromkeys((*yielded, *(r for r in self.plan.roots if r in own))):
                     # What is handed on beside a content lies in it, as its aliases do.
                     self.version[root] = next(self.versions)
                 self._substitute_yields(region)
