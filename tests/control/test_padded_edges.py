@@ -427,3 +427,25 @@ def test_a_cut_from_a_number_that_is_returned_is_a_view() -> None:
         assert part.shape == wanted.shape
         whole.zero_()
         assert not part.any()
+
+
+def _column(m: Tensor, x: Tensor) -> Any:
+    return m[:, 1].nonzero(), x[m[:, 0]], m[:, 2].nonzero().shape[0]
+
+
+def _row_of_columns(m: Tensor, x: Tensor) -> Any:
+    return m.t()[0].nonzero(), torch.where(m[::2, 0])[0], m[0:1, 0].expand(5).nonzero()
+
+
+def _column_by_number(m: Tensor, x: Tensor, n: int = 0) -> Any:
+    return m[:, n % 3].nonzero(), x[m[:, n % 3]]
+
+
+@pytest.mark.parametrize("program", [_column, _row_of_columns, _column_by_number])
+def test_masks_that_do_not_lie_in_one_piece(program: Callable[..., Any]) -> None:
+    compiled, generator = smelt.compile(program, options={"measure": False}), torch.Generator().manual_seed(0)
+    for number in range(12):
+        m, x = torch.rand(5, 3, generator=generator) > 0.5, torch.randn(5, 2, generator=generator)
+        more = (number,) if program is _column_by_number else ()
+        for found, want in zip(compiled(m, x, *more), program(m, x, *more), strict=True):
+            assert torch.equal(found, want) if isinstance(want, Tensor) else found == want

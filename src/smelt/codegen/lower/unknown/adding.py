@@ -144,7 +144,7 @@ def lower_index_add(ctx: Context, node: Node) -> bool:
     expected = (*type_.sizes[:at], indices.sizes[0], *type_.sizes[at + 1 :])
     if other.dtype is not type_.dtype or other.sizes != expected or node.result.type != type_:
         return False
-    if any(t.strides is not None for t in (type_, other)) or host_isa() is None or not ctx.options.own_kernels:
+    if any(t.strides is not None for t in (type_, other, indices)) or host_isa() is None or not ctx.options.own_kernels:
         return False
     if any(equals(n, 0) for n in (*type_.sizes, *expected)):
         return False

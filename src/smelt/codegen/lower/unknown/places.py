@@ -1,6 +1,6 @@
 """Where a flat mask holds, by a kernel of our own: one pass without branches, then zeros behind what counts.
 
-    for i < n: out[k] = i; k += mask[i]         for k <= j < n: out[j] = 0
+    for i < n: out[k] = i; k += mask[i * step]         for k <= j < n: out[j] = 0
 
 Invariant: what `aten.nonzero_static` gives for as many places as the mask has elements.
 """
@@ -26,6 +26,8 @@ entry:
   %out = load ptr, ptr %at1
   %at2 = getelementptr i64, ptr %args, i64 2
   %n = load i64, ptr %at2
+  %at3 = getelementptr i64, ptr %args, i64 3
+  %step = load i64, ptr %at3
   %some = icmp sgt i64 %n, 0
   br i1 %some, label %pass, label %done
 pass:
@@ -33,7 +35,8 @@ pass:
   %k = phi i64 [ 0, %entry ], [ %k1, %pass ]
   %to = getelementptr i64, ptr %out, i64 %k
   store i64 %i, ptr %to
-  %from = getelementptr i8, ptr %mask, i64 %i
+  %place = mul i64 %i, %step
+  %from = getelementptr i8, ptr %mask, i64 %place
   %bit = load i8, ptr %from
   %one = zext i8 %bit to i64
   %k1 = add i64 %k, %one
@@ -78,7 +81,7 @@ def lower_places(ctx: Context, node: Node) -> bool:
         ctx,
         KernelSource.of(_TEXT),
         (source, out),
-        (count,),
+        (count, type_.steps[0]),
         items=1,
         eager=_eager,
         writes=(1,),
