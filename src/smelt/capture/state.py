@@ -90,7 +90,8 @@ class Place:
         """Whether it is this entry of a container."""
         if container is not self.space:
             return False
-        return self.kind == "cell" or (self.kind in ("entry", "class") and type(key) is str and key == self.key)
+        name = self.key.__name__ if self.kind == "slot" else self.key
+        return self.kind == "cell" or (self.kind in ("entry", "class", "slot") and type(key) is str and key == name)
 
     @property
     def attribute(self) -> tuple[int, str] | None:

@@ -8,15 +8,11 @@ well make it; where its result would be laid out otherwise, the node stays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from smelt.diag import InternalError
-from smelt.ir import STATE_OPS, Arg, TensorType, Type, Value
+from smelt.ir import STATE_OPS, TensorType, Value
 from smelt.ops.effects import aliases, effects
 from smelt.ops.lowering import GraphEmitter
 from smelt.ops.registry import schema_of
-from smelt.ops.typing import infer
-from smelt.passes.mutations import functional_call
+from smelt.passes.mutations import functional_call, types_of
 from smelt.rewrite import Rewriter
 
 
@@ -32,18 +28,11 @@ def fill_fresh_outs(rewriter: Rewriter, emit: GraphEmitter) -> None:
         if not all(_is_its_own(target) for target in found.targets):
             continue
         types = [r.type for r in node.results]
-        if _types(found.op, found.args, found.kwargs) != types:
+        if types_of(found.op, found.args, found.kwargs) != types:
             continue
         with rewriter.builder.at(node):
             made = emit.node(found.op, found.args, found.kwargs)
         rewriter.replace_node(node, tuple(made.results))
-
-
-def _types(op: str, args: tuple[Arg, ...], kwargs: Mapping[str, Arg]) -> list[Type]:
-    try:
-        return list(infer(op, args, kwargs))
-    except InternalError:  # what torch refuses is refused when the node itself runs
-        return []
 
 
 def _is_resized(target: Value) -> bool:

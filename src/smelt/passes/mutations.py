@@ -180,7 +180,8 @@ def _of_dtypes(schema: Schema, call: dict[str, Arg], targets: tuple[Value, ...])
     cannot be told.
     """
     args, kwargs = _arrange(schema, call)
-    found, wanted = _dtypes(schema.name, args, kwargs), [_dtype(t.type) for t in targets]
+    found = [_dtype(t) for t in types_of(schema.name, args, kwargs)]
+    wanted = [_dtype(t.type) for t in targets]
     if is_by_elements(schema.name) or found == wanted or DType.UNKNOWN in (*found, *wanted):
         return FunctionalCall(schema.name, args, kwargs, targets)
     if all(a.name != "dtype" for a in schema.arguments):
@@ -190,9 +191,10 @@ def _of_dtypes(schema: Schema, call: dict[str, Arg], targets: tuple[Value, ...])
     return FunctionalCall(schema.name, args, kwargs, targets)
 
 
-def _dtypes(op: str, args: tuple[Arg, ...], kwargs: Mapping[str, Arg]) -> list[DType | None]:
+def types_of(op: str, args: tuple[Arg, ...], kwargs: Mapping[str, Arg]) -> list[Type]:
+    """The types of an operator's results; none where torch refuses it, which it does when the node itself runs."""
     try:
-        return [_dtype(type_) for type_ in infer(op, args, kwargs)]
+        return list(infer(op, args, kwargs))
     except InternalError:
         return []
 

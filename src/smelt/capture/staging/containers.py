@@ -1,4 +1,7 @@
-"""The containers of Python's that can be copied and compared: what they hold, told without calling the user's code."""
+"""The containers of Python's that can be copied and compared: what they hold, told without calling the user's code.
+
+An object with slots is one, too: it holds what stands in them by name.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,43 @@ from collections import OrderedDict, deque
 from collections.abc import Collection
 from typing import Any
 
+from smelt.capture.reads_arguments import slots_of
 from smelt.capture.staging.symbols import StagedObject, wrap
 
 MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "MISSING"})()
 WHOLE: Any = type("_Whole", (), {"__repr__": lambda self: "WHOLE"})()
 
 
+def put_slot(value: Any, name: str, held: Any) -> None:
+    """Have an object's slot hold something (MISSING: nothing)."""
+    member = dict(slots_of(type(value)))[name]
+    if held is not MISSING:
+        member.__set__(value, held)
+    elif name in _slots(value):
+        member.__delete__(value)
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    """What an object holds in slots, by name."""
+    found = {}
+    for name, member in slots_of(type(value)):
+        try:
+            found[name] = member.__get__(value)
+        except AttributeError:
+            continue
+    return found
+
+
+def has_slots_only(container: Any) -> bool:
+    """Whether what an object holds besides its attributes are slots."""
+    return not isinstance(container, (dict, list, set, deque, type, types.CellType, StagedObject))
+
+
 def refill(container: Any, contents: Any) -> None:
+    if has_slots_only(container):
+        for name in {**_slots(container), **contents}:
+            put_slot(container, name, contents.get(name, MISSING))
+        return
     base = base_of(container)
     base.clear(container)
     if isinstance(container, dict):
@@ -44,6 +77,8 @@ def contents(container: Any) -> Any:
         return dict(vars(container))
     if isinstance(container, dict):
         return {key: value for key, value in dict.items(container)}  # noqa: C416 (a subclass's own keys() stays out)
+    if has_slots_only(container):
+        return _slots(container)
     base = base_of(container)
     return set(base.__iter__(container)) if base is set else list(base.__iter__(container))
 
@@ -80,6 +115,9 @@ def holds_the_same(container: Any, old: Any) -> bool:
         return are_the_same(now.keys(), old) and are_the_same(now.values(), old.values())
     if isinstance(container, dict):
         return are_the_same(dict.keys(container), old) and are_the_same(dict.values(container), old.values())
+    if has_slots_only(container):
+        held = _slots(container)
+        return are_the_same(held.keys(), old) and are_the_same(held.values(), old.values())
     if isinstance(container, set):
         return len(container) == len(old) and set(map(id, set.__iter__(container))) == set(map(id, old))
     return are_the_same(contents(container), old)

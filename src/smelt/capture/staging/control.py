@@ -200,10 +200,10 @@ class StagingRuntime(PlainRuntime):
         is_live: what it goes over becomes longer or shorter in it.
         """
         state: list[Any] = [start, True]
-        at_start = sequence.length()
+        at_start = None if is_live else sequence.length()
 
         def test() -> Any:
-            length = sequence.length() if is_live else at_start
+            length = sequence.length() if at_start is None else at_start
             return self.and_(0, lambda: self.session.binary("py.lt", state[0], length), lambda: state[1])
 
         def turn() -> None:

@@ -15,6 +15,7 @@ from types import CellType
 from typing import Any
 
 from smelt.capture.spans import Site
+from smelt.capture.staging.containers import contents, has_slots_only, refill
 from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.leaves import leaf_type
 from smelt.capture.staging.session import Session
@@ -136,6 +137,8 @@ def stage_container(
             holder[:] = [staged if item is grown else item for item in holder]
         elif isinstance(holder, CellType):
             holder.cell_contents = staged
+        elif has_slots_only(holder):
+            refill(holder, {name: staged if held is grown else held for name, held in contents(holder).items()})
         else:
             session.cannot(f"a {kind} that grows in a loop is held where it cannot be replaced")
     set_(tuple(staged if value is grown else value for value in values))

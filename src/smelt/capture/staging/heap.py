@@ -1,8 +1,8 @@
 """Python's own state around a staged run: what is reachable, what changed, and how it is put back.
 
 A snapshot holds shallow copies of all containers that can be reached from some roots: dictionaries (those of objects
-and modules too), lists, sets, deques, closure cells. Contents are compared by identity. What a `functools.lru_cache`
-came to hold is no change, for nobody can tell, but is taken out again: it may be a shadow.
+and modules too), lists, sets, deques, closure cells, objects with slots. Contents are compared by identity. What a
+`functools.lru_cache` came to hold is no change, for nobody can tell, but is taken out again: it may be a shadow.
 
 Invariant: nothing of the user's is called; restoring leaves each container the same object with its old contents.
 """
@@ -21,7 +21,9 @@ from smelt.capture.staging.containers import (
     are_the_same,
     base_of,
     contents,
+    has_slots_only,
     is_as_it_was,
+    put_slot,
     refill,
 )
 from smelt.capture.staging.settled import Settled
@@ -55,6 +57,8 @@ class Change(NamedTuple):
                 container.cell_contents = value
         elif self.key is WHOLE:
             refill(container, value)
+        elif has_slots_only(container):
+            put_slot(container, self.key, value)
         elif value is MISSING:
             if dict.__contains__(container, self.key):
                 base_of(container).__delitem__(container, self.key)
@@ -65,8 +69,8 @@ class Change(NamedTuple):
 class Snapshot:
     """Copies of the containers that were reachable from the roots.
 
-    parents: by id, what holds a list or a dictionary. hidden: what objects hold outside of any container (slots, bytes)
-    is put back, too, though its change is none. iterators: by id, those that a run would advance for good.
+    parents: by id, what holds a list or a dictionary. hidden: what objects hold outside of any container (bytes) is put
+    back, too, though its change is none. iterators: by id, those that a run would advance for good.
 
     settled: what was reachable before. Of that only what is different by now is gone to again, and has no parents here.
     """
@@ -189,11 +193,12 @@ def _differences(container: Any, old: Any) -> Iterator[Change]:
             is_method = is_method or _is_hook(before) or _is_hook(after)
             if before is not after and not is_method and key not in ("__dict__", "__weakref__"):
                 yield Change(container, key, before, after)
-    elif isinstance(container, dict):
-        if are_the_same(dict.keys(container), old) and are_the_same(dict.values(container), old.values()):
+    elif isinstance(container, dict) or has_slots_only(container):
+        now = contents(container)
+        if are_the_same(now.keys(), old) and are_the_same(now.values(), old.values()):
             return
-        for key in {**old, **contents(container)}:
-            before, after = old.get(key, MISSING), dict.get(container, key, MISSING)
+        for key in {**old, **now}:
+            before, after = old.get(key, MISSING), now.get(key, MISSING)
             if before is not after:
                 yield Change(container, key, before, after)
     else:

@@ -37,7 +37,7 @@ from smelt.capture.history import WHY, begun_inside
 from smelt.capture.inferred import WHY as WHY_KINDS
 from smelt.capture.inferred import MixedKinds, kinds_on_all_ways
 from smelt.capture.places import After, NotPut, Puts
-from smelt.capture.reads_arguments import ArgumentHeap, contents_of, put_contents, slots_of
+from smelt.capture.reads_arguments import ArgumentHeap, contents_of, put_contents
 from smelt.capture.reads_outer import Outer, appended
 from smelt.capture.recorder import Slot
 from smelt.capture.results import Result
@@ -402,8 +402,6 @@ class _Run:
     def _left(self, heap: ArgumentHeap, outcome: Outcome, after: After) -> tuple[Tree, Puts]:
         """The structure of the result, and of what all ways leave in the arguments' objects. Raises: CannotStage."""
         heap.known = {**dict.fromkeys(self.native.known), **heap.by_id}
-        if any(held.is_open and slots_of(type(held.value)) for held in heap.held):
-            raise CannotStage("an argument with slots is changed", "slots are not put back between ways", None)
         try:
             for change in outcome.writes.values():
                 if heap.takes(change.container, change.key):

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from smelt._torch.lru import LRU_CACHE
+from smelt.capture.reads_arguments import slots_of
 from smelt.capture.reads_values import HOOKED
 from smelt.capture.roots import _is_skipped as is_skipped_module
 from smelt.capture.roots import names_in
-from smelt.capture.staging.containers import MISSING, contents
+from smelt.capture.staging.containers import MISSING, contents, has_slots_only
 from smelt.capture.staging.hidden import PutBack, keepers_of
 from smelt.capture.staging.symbols import StagedObject
 
@@ -200,12 +201,13 @@ class Walk:
         self.objects.append((value, cls, state))
         if not is_skipped_module(cls.__module__):
             self._add(cls)
-            for base in cls.__mro__:
-                slots = base.__dict__.get("__slots__", ())
-                for name in (slots,) if isinstance(slots, str) else slots:
-                    held = slot_in(value, name)
-                    self.slots.append((value, name, held))
-                    self._add(held)
+            names = slots_of(cls)
+            if names and has_slots_only(value):
+                self._copy(value)
+            for name, _ in names:
+                held = slot_in(value, name)
+                self.slots.append((value, name, held))
+                self._held(held, value)
 
 
 def slot_in(value: Any, name: str) -> Any:
