@@ -94,8 +94,10 @@ def module_kind(name: str) -> str:
 
 def _kind_of(cls: type) -> Kind:
     """What to do with values of this class."""
-    if cls in _ATOMS or issubclass(cls, (torch.Tensor, Enum, BaseException, numbers.Number)):
+    if cls in _ATOMS or issubclass(cls, (torch.Tensor, Enum, numbers.Number)):
         return "atom"
+    if issubclass(cls, BaseException):
+        return _instance_kind(cls) if module_kind(cls.__module__) == "user" else "atom"
     if issubclass(cls, types.FunctionType):
         return "function"
     if cls is types.MethodType:

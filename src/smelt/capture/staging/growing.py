@@ -137,10 +137,13 @@ def stage_container(
             holder[:] = [staged if item is grown else item for item in holder]
         elif isinstance(holder, CellType):
             holder.cell_contents = staged
-        elif has_slots_only(holder):
+        elif isinstance(holder, type):
+            session.cannot(f"a {kind} that grows in a loop is an attribute of a class")
+        elif has_slots_only(holder) and any(held is grown for held in contents(holder).values()):
             refill(holder, {name: staged if held is grown else held for name, held in contents(holder).items()})
         else:
-            session.cannot(f"a {kind} that grows in a loop is held where it cannot be replaced")
+            held_by = "a method that is bound to it" if callable(holder) else f"a {type(holder).__name__}"
+            session.cannot(f"a {kind} that grows in a loop is held by {held_by}", "it cannot be replaced there")
     set_(tuple(staged if value is grown else value for value in values))
     if session.held_by_callers(grown):
         session.cannot(

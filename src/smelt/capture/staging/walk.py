@@ -6,6 +6,8 @@ Invariant: nothing of the user's is called.
 from __future__ import annotations
 
 import functools
+import gc
+import itertools
 import sys
 import types
 from collections import OrderedDict, deque
@@ -25,11 +27,18 @@ from smelt.capture.staging.symbols import StagedObject
 
 _ATOMS = (
     int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
-    torch.Size, torch.Generator, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, types.BuiltinFunctionType,
+    torch.Size, torch.Generator, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool,
     types.CodeType, types.ModuleType, range, slice, types.FrameType, types.TracebackType,
 )  # fmt: skip
 # Most of what is met, told without asking each class of the above.
 _OFTEN_ATOMS = frozenset((*_ATOMS, torch.nn.Parameter))
+_EMPTY: tuple[Any, ...] = (
+    iter([]), reversed([]), {}.keys(), {}.values(), {}.items(), iter({}), iter({}.values()), iter({}.items()),
+    enumerate(()), zip(), map(len, ()), filter(None, ()), iter(()), types.MappingProxyType({}), itertools.chain(),
+    itertools.islice((), 0), itertools.cycle(()),
+)  # fmt: skip
+# What goes over a container, or shows it, and so holds it.
+_OVER = frozenset(map(type, _EMPTY))
 _OFTEN_NOT = frozenset((dict, list, tuple, set, frozenset, deque, types.FunctionType, types.MethodType, types.CellType))
 
 
@@ -44,6 +53,11 @@ def _is_installed(name: str | None) -> bool:
     """Whether a module is an installed library's: what its own globals hold is not followed, there is too much."""
     file = getattr(sys.modules.get(name or ""), "__file__", None) or ""
     return "site-packages" in file or "dist-packages" in file
+
+
+def _has_attributes(value: Any) -> bool:
+    """Whether this is a number or text of a class of the program's own, which may have attributes."""
+    return isinstance(value, (int, float, complex, str, bytes)) and type(value).__dictoffset__ != 0
 
 
 class Walk:
@@ -84,9 +98,13 @@ class Walk:
 
     def _add(self, value: Any) -> None:
         kind = type(value)
+        if kind is types.BuiltinFunctionType:
+            if isinstance(value.__self__, (list, dict)):
+                self._held(value.__self__, value)  # a method that is bound to it
+            return
         if kind in _OFTEN_ATOMS or id(value) in self.seen or id(value) in self._without:
             return
-        if kind not in _OFTEN_NOT and isinstance(value, _ATOMS):
+        if kind not in _OFTEN_NOT and isinstance(value, _ATOMS) and not _has_attributes(value):
             return
         self.seen.add(id(value))
         self.keep.append(value)
@@ -131,11 +149,11 @@ class Walk:
         elif isinstance(value, types.FunctionType):
             self._function(value)
         elif isinstance(value, types.MethodType):
-            self._add(value.__self__)
+            self._held(value.__self__, value)
             self._add(value.__func__)
         elif isinstance(value, functools.partial):
             for item in (value.func, value.args, value.keywords):
-                self._add(item)
+                self._held(item, value)
         elif isinstance(value, StagedObject):
             self._copy(value)
         elif isinstance(value, types.CellType):
@@ -145,6 +163,9 @@ class Walk:
                 self._held(held, value)
         elif isinstance(value, LRU_CACHE):
             self.caches.append(value)
+        elif kind in _OVER:
+            for item in gc.get_referents(value):
+                self._held(item, value)
         elif isinstance(value, (staticmethod, classmethod)):
             self._add(value.__func__)
         elif isinstance(value, property):
@@ -173,14 +194,14 @@ class Walk:
         self._copy(namespace)
         for name in names:
             if name in namespace:
-                self._add(namespace[name])
+                self._held(namespace[name], namespace)
 
     def _class(self, cls: type) -> None:
         for base in cls.__mro__:
             if not (is_skipped_module(base.__module__) or _is_installed(base.__module__)):
                 self._copy(base)
                 for item in list(vars(base).values()):
-                    self._add(item)
+                    self._held(item, base)
 
     def _attributes(self, value: Any) -> None:
         cls = type(value)
