@@ -215,7 +215,10 @@ def raised(session: Session, error: Exception) -> Outcome:
 
 
 def check_genuine(session: Session, error: Exception) -> None:
-    """Raises: CannotStage for an error that eager might not meet."""
+    """Raises: CannotStage for an error that eager might not meet; Again."""
+    if isinstance(error, NameError):
+        for loop in session.loops:
+            loop.check_unset(error)
     # A variable without a value is so in eager too, on this path: merged ones hold a poison instead.
     if (
         isinstance(error, UnboundLocalError)

@@ -87,11 +87,13 @@ class Loop:
             self.init = self.get()
             self.snapshot = self.look()
             session.snapshots.append(self.snapshot)
+            session.loops.append(self)
             saved = self.saved = session.recorder.enter()
             try:
                 regions = self._try()
             finally:
                 session.recorder.leave(saved)
+                session.loops.pop()
                 session.snapshots.pop()
                 self.snapshot.restore()
                 self.set(self.init)
@@ -116,6 +118,11 @@ class Loop:
         if self.session.peeled.get(self.key, 0) < _PEELED:
             raise Again(peel=self.key)
         raise CannotStage("a loop that depends on data cannot be one loop of the graph", why, self.site)
+
+    def check_unset(self, error: NameError) -> None:
+        """An error of a variable without a value: an earlier turn may have given it one. Raises: Again, CannotStage."""
+        if any(f"'{self.names[number]}'" in str(error) for number in self.poisoned):
+            self.unstable("a variable has a value from an earlier turn only")
 
     # --- one try -----------------------------------------------------------------------------------------------------
 
@@ -177,8 +184,6 @@ class Loop:
                 changes = self.snapshot.changes()
                 return Outcome(left, changes, test=given if part is self.test else None)
             except Exception as error:
-                if isinstance(error, UnboundLocalError) and self.poisoned:
-                    self.unstable("a variable has a value from an earlier turn only")
                 check_genuine(self.session, error)
                 if is_catchable(self.session):
                     self.session.cannot("an exception is raised in a loop that depends on data", "it may be caught")

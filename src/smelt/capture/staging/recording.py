@@ -123,6 +123,7 @@ class Recording:
         self.merge: Any = None
         self.is_catchable: Callable[[], bool] = lambda: True
         self.snapshots: list[Snapshot] = []
+        self.loops: list[Any] = []  # those being staged, outermost first
         self.stopped: BaseException | None = None
         self.negations: dict[Slot, Slot] = {}
         self.watch: Watch | None = None
