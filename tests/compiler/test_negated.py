@@ -104,3 +104,56 @@ def test_what_is_resolved_has_memory_of_its_own(
         assert [t.is_conj() for t in got] == [t.is_conj() for t in wanted]
         own, eagers = ([t.untyped_storage()._cdata for t in of] for of in (got, wanted))
         assert list(map(own.index, own)) == list(map(eagers.index, eagers))
+
+
+def through_a_conjugate(x: Tensor) -> tuple[Tensor, ...]:
+    z = torch.complex(x, x + 1)
+    w = z.conj()
+    w.mul_(2j)
+    return z, w, w.resolve_conj()
+
+
+def into_a_part(x: Tensor) -> tuple[Tensor, ...]:
+    z = torch.complex(x, x + 1)
+    w = z.mH
+    w[0] = 5j
+    return z, w * 1
+
+
+def through_a_negative(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 1
+    torch._neg_view(y).add_(1)
+    return y, y + 1
+
+
+def in_a_branch(x: Tensor) -> tuple[Tensor, ...]:
+    z = torch.complex(x, x + 1)
+    w = z.conj()
+    if x.sum() > 0:
+        w.mul_(2j)
+    return z, w, w * 1
+
+
+@pytest.mark.parametrize("program", [through_a_conjugate, into_a_part, through_a_negative, in_a_branch])
+def test_a_write_is_seen_in_the_memory_below(program: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    compiled, x = smelt.compile(program), torch.arange(1.0, 5.0).reshape(2, 2)
+    for given in (x, x, -x, x):
+        for ours, theirs in zip(compiled(given), program(given), strict=True):
+            torch.testing.assert_close(ours, theirs, check_stride=True)
+            assert (ours.is_conj(), ours.is_neg()) == (theirs.is_conj(), theirs.is_neg())
+
+
+def test_a_write_to_an_argument() -> None:
+    def program(z: Tensor) -> Tensor:
+        w = z.adjoint()
+        w.add_(1j)
+        return w * 2
+
+    def given() -> Tensor:
+        return torch.arange(4.0).reshape(2, 2) * (1 + 2j)
+
+    traced = smelt.trace(program, (given(),))
+    for _ in range(3):
+        ours, theirs = given(), given()
+        torch.testing.assert_close(traced(ours), program(theirs))
+        torch.testing.assert_close(ours, theirs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import smelt
 from smelt.codegen.llvm.isa import host_isa
 from smelt.diag import Options, SmeltError
 from smelt.ops.catalogue import CATALOGUE
@@ -35,3 +36,17 @@ def test_samples_equal_eager(record: OpRecord) -> None:
             for a, b in zip(expected, call(plan, executable, tensors, {}), strict=True):
                 assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
                 assert difference(record.name, a, b) is None, (sample.args, dict(sample.kwargs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_an_extreme_is_the_element_at_its_index(dtype: torch.dtype, dim: int) -> None:
+    compiled = smelt.compile(lambda x: (*x.max(dim), *x.min(dim)), options={"measure": False})
+    torch.manual_seed(0)
+    signs = torch.randn(17, 40, dtype=dtype)
+    for x in (signs * 0, signs.relu() * signs.sign(), -signs * 0, torch.where(signs > 0, signs, -0.0)):
+        with torch.no_grad():
+            largest, first, least, second = compiled(x)
+        for found, (values, indices) in ((largest, first), x.max(dim)), ((least, second), x.min(dim)):
+            assert torch.equal(found[0], values) and torch.equal(found[1], indices)
+            assert torch.equal(found[0].signbit(), values.signbit())

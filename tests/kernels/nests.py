@@ -6,7 +6,20 @@ from collections.abc import Sequence
 
 import torch
 
-from smelt.codegen.kernels.nest import Buffer, Const, Expr, Index, Load, Nest, Op, Reduce, Ref, Statement, Store
+from smelt.codegen.kernels.nest import (
+    POSITIONS,
+    Buffer,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Nest,
+    Op,
+    Reduce,
+    Ref,
+    Statement,
+    Store,
+)
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.nest_ir import EmittedKernel, emit_nest
 from smelt.ir import DType
@@ -90,14 +103,14 @@ def layer_norm(rows: int, n: int) -> Nest:
 
 def reduce_rows(kind: str, rows: int, n: int, dtype: DType = F32) -> Nest:
     """A reduction of each row."""
-    out = DType.I64 if kind.startswith("arg") else dtype
+    out = DType.I64 if kind in POSITIONS else dtype
     reduce = Reduce("r", kind, load(0, n, 1, dtype=dtype), dtype)  # type: ignore[arg-type]
     return nest([dtype, out], (rows,), (n,), [reduce, Store(1, at(1, 0), Ref("r", out))])
 
 
 def reduce_columns(kind: str, n: int, columns: int, dtype: DType = F32) -> Nest:
     """A reduction of each column."""
-    out = DType.I64 if kind.startswith("arg") else dtype
+    out = DType.I64 if kind in POSITIONS else dtype
     reduce = Reduce("r", kind, load(0, 1, columns, dtype=dtype), dtype)  # type: ignore[arg-type]
     return nest([dtype, out], (columns,), (n,), [reduce, Store(1, at(1, 0), Ref("r", out))])
 

@@ -10,7 +10,23 @@ import pytest
 import torch
 
 from smelt.codegen.kernels.evaluate import evaluate_nest
-from smelt.codegen.kernels.nest import FAILED, Expr, Gather, Index, Let, Load, Nest, Position, Reduce, Ref, Scan, Store
+from smelt.codegen.kernels.nest import (
+    FAILED,
+    POSITIONS,
+    Expr,
+    Gather,
+    Index,
+    Let,
+    Load,
+    Nest,
+    Position,
+    Reduce,
+    ReduceKind,
+    Ref,
+    Scan,
+    Statement,
+    Store,
+)
 from smelt.codegen.llvm.isa import NEON, Isa
 from smelt.codegen.llvm.nest_ir import emit_nest, simplify_nest, unsupported
 from smelt.diag import InternalError
@@ -275,12 +291,12 @@ def test_rows_of_every_length(kind: str, isa: Isa) -> None:
 
 
 @ISAS
-@pytest.mark.parametrize("kind", ["sum", "prod", "max", "min", "argmax", "argmin"])
+@pytest.mark.parametrize("kind", ["sum", "prod", "max", "min", "argmax", "argmin", "argmax_element", "argmin_element"])
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.I64, DType.I32, DType.U8], ids=str)
 def test_rows_and_columns(kind: str, dtype: DType, isa: Isa) -> None:
     for rows, columns in ((5, 43), (40, 7), (3, 300)):
         x = _drawn([rows, columns], dtype)
-        out = torch.int64 if kind.startswith("arg") else TORCH_DTYPE[dtype]
+        out = torch.int64 if kind in POSITIONS else TORCH_DTYPE[dtype]
         check(reduce_rows(kind, rows, columns, dtype), isa, [x], torch.zeros(rows, dtype=out), tolerance=1e-5)
         check(reduce_columns(kind, rows, columns, dtype), isa, [x], torch.zeros(columns, dtype=out), tolerance=1e-5)
 
@@ -296,7 +312,7 @@ def test_any_and_all(kind: str, isa: Isa) -> None:
 
 
 @ISAS
-@pytest.mark.parametrize("kind", ["max", "min", "argmax", "argmin"])
+@pytest.mark.parametrize("kind", ["max", "min", "argmax", "argmin", "argmax_element", "argmin_element"])
 def test_ties_nan_and_infinities(kind: str, isa: Isa) -> None:
     n = 150
     x = torch.zeros(8, n)
@@ -307,13 +323,33 @@ def test_ties_nan_and_infinities(kind: str, isa: Isa) -> None:
     x[5, [3, 99, 140]] = -5.0
     x[6] = math.nan
     x[7, n - 1] = math.nan
-    want = getattr(torch, kind if kind.startswith("arg") else f"a{kind}")(x, dim=1)
+    name = kind.removesuffix("_element")
+    want = getattr(torch, name if name.startswith("arg") else f"a{name}")(x, dim=1)
+    if kind != name:
+        want = x.gather(1, want[:, None])[:, 0]
     out = torch.zeros_like(want)
     assert run(emit_nest(reduce_rows(kind, 8, n), isa), isa, [x, out]) == 0
     torch.testing.assert_close(out, want, equal_nan=True, rtol=0, atol=0)
     across = torch.zeros_like(want)
     assert run(emit_nest(reduce_columns(kind, n, 8), isa), isa, [x.T.contiguous(), across]) == 0
     torch.testing.assert_close(across, want, equal_nan=True, rtol=0, atol=0)
+
+
+@ISAS
+@pytest.mark.parametrize("is_up", [True, False])
+@pytest.mark.parametrize("n", [2, 15, 64, 150])
+def test_of_equal_zeros_the_first_one_is_the_extreme(is_up: bool, n: int, isa: Isa) -> None:
+    x = torch.zeros(8, n).copysign(_drawn([8, n]))
+
+    kinds: tuple[ReduceKind, ReduceKind] = ("argmax", "argmax_element") if is_up else ("argmin", "argmin_element")
+    for strides, given in (((n, 1), x), ((1, 8), x.T.contiguous())):
+        body: list[Statement] = [Reduce(kind, kind, load(0, *strides), F32) for kind in kinds]
+        body += [Store(1, at(1, 0), Ref(kinds[0], DType.I64)), Store(2, at(1, 0), Ref(kinds[1], F32))]
+        places, elements = torch.ones(8, dtype=torch.int64), torch.ones(8)
+        kernel = emit_nest(nest([F32, DType.I64, F32], (8,), (n,), body), isa)
+        assert run(kernel, isa, [given, places, elements]) == 0
+        assert not places.any()
+        assert torch.equal(elements.signbit(), x[:, 0].signbit()) and not elements.any()
 
 
 @ISAS

@@ -9,6 +9,7 @@ import torch
 
 from smelt.codegen.kernels.evaluate import evaluate_nest
 from smelt.codegen.kernels.nest import (
+    POSITIONS,
     Const,
     Expr,
     Gather,
@@ -65,12 +66,13 @@ class Fuzz:
     def nest(self) -> Nest:
         """Make it."""
         for k in range(self.random.choice((0, 1, 2)) if self.inner else 0):
-            kind = self.random.choice(("sum", "max", "min", "argmax", "argmin", "any", "all"))
+            kinds = ("sum", "max", "min", "argmax", "argmin", "argmax_element", "argmin_element", "any", "all")
+            kind = self.random.choice(kinds)
             dtype = DType.BOOL if kind in ("any", "all") else self.random.choice((DType.F32, DType.F64, DType.I64))
             if kind != "sum" and dtype is not DType.BOOL and self.random.random() < 0.3:
                 dtype = self.random.choice((DType.I32, DType.U8))
             self.body.append(Reduce(f"r{k}", kind, self.expr(dtype, 2, True), dtype))
-            result = DType.I64 if kind.startswith("arg") else dtype
+            result = DType.I64 if kind in POSITIONS else dtype
             self.names.append((f"r{k}", result, False))
             if self.random.random() < 0.5:
                 dtype = self.random.choice(_DTYPES[:4])

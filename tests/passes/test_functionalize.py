@@ -79,6 +79,9 @@ def test_write_through_a_view_is_seen_by_the_base_and_other_views() -> None:
         ("aten.contiguous.default(%b)", "f32[3, 4]"),
         ("aten.mT.default(%b)", "f32[4, 3]{1, 4}"),
         ("aten.movedim.int(%b, 0, 1)", "f32[4, 3]{1, 4}"),
+        ("aten._neg_view.default(%b)", "f32[3, 4]"),
+        ("aten.conj.default(%b)", "f32[3, 4]"),
+        ("aten.mH.default(%b)", "f32[4, 3]{1, 4}"),
     ],
 )
 @pytest.mark.parametrize("local", [False, True])
@@ -95,6 +98,30 @@ def test_each_view_can_be_written_through(view: str, type_: str, local: bool) ->
           return %y, %v, %b
         }}""",
         T,
+    )
+
+
+@pytest.mark.parametrize(
+    ("view", "type_"),
+    [
+        ("aten._conj.default(%b)", "c64[3, 4]"),
+        ("aten.conj.default(%b)", "c64[3, 4]"),
+        ("aten.adjoint.default(%b)", "c64[4, 3]{1, 4}"),
+        ("aten.mH.default(%b)", "c64[4, 3]{1, 4}"),
+        ("aten.matrix_H.default(%b)", "c64[4, 3]{1, 4}"),
+    ],
+)
+def test_each_conjugate_can_be_written_through(view: str, type_: str) -> None:
+    check(
+        f"""graph f(%x: c64[3, 4]) -> c64[3, 4], {type_}, c64[3, 4] {{
+          %b: c64[3, 4] = aten.clone.default(%x)
+          %v: {type_} = {view}
+          %m: {type_} = aten.add_.Tensor(%v, complex(0.5, 2.0))
+          %n: {type_} = aten.mul_.Tensor(%v, %m)
+          %y: c64[3, 4] = aten.mul.Tensor(%b, 2)
+          return %y, %v, %b
+        }}""",
+        torch.complex(T, T + 1),
     )
 
 

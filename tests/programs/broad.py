@@ -35,6 +35,7 @@ from tests.programs.generate import (
     _tensor,
     generate,
     is_tensor,
+    one_zero,
     tensor,
 )
 from tests.programs.wide import Wide
@@ -260,7 +261,7 @@ class Broad(Wide):
         if dtype in HALVES:
             a, b = self.tensor(dtype, shape, d), self.tensor(dtype, shape, d)
             if self.chance(0.3):
-                return f"torch.{self.rng.choice(['maximum', 'minimum'])}({a}, {b})"
+                return one_zero(f"torch.{self.rng.choice(['maximum', 'minimum'])}({a}, {b})", dtype)
             return f"({a} {self.rng.choice('+-')} {b}).clamp(-8, 8)"
         if dtype in NARROW:
             a, b = self.tensor(dtype, shape, d), self.tensor(dtype, shape, d)

@@ -27,6 +27,11 @@ def tensor(dtype: str, shape: tuple[Any, ...]) -> Kind:
     return ("t", dtype, shape)
 
 
+def one_zero(extreme: str, dtype: str) -> str:
+    """An extreme of numbers. Which one it is of two zeros eager leaves open (decision 0004), and Python tells."""
+    return f"({extreme} + 0.0)" if "float" in dtype else extreme
+
+
 def is_tensor(kind: Kind) -> bool:
     """Whether it is a tensor whose numbers are exact."""
     return isinstance(kind, tuple) and kind[0] == "t"
@@ -311,7 +316,7 @@ class Writer:
                 tail = " % 7" if dtype == LONG else ".round().clamp(-16, 16)"
                 return f"(({a} * {b}){tail})"
             case 3:
-                return f"torch.{self.rng.choice(['maximum', 'minimum'])}({a}, {b})"
+                return one_zero(f"torch.{self.rng.choice(['maximum', 'minimum'])}({a}, {b})", dtype)
             case _:
                 return f"{a}.{self.rng.choice(['add', 'sub'])}({b}, alpha={self.rng.randint(-2, 3)})"
 
@@ -377,7 +382,7 @@ class Writer:
             size = self.pick([(4,), (3,), (3, 4)])
             a = self.tensor(dtype, size, d)
             if sums and self.chance(0.6):
-                return f"{a}.{r.choice(['sum', 'amax', 'amin', 'max', 'sum'])}()"
+                return one_zero(f"{a}.{r.choice(['sum', 'amax', 'amin', 'max', 'sum'])}()", dtype)
             return f"{a}[{', '.join(self.index(n, d) for n in size)}]"
         if shape in ((4,), (3,)):
             n = shape[0]
@@ -388,7 +393,7 @@ class Writer:
             kinds = [f"{a}.select({1 - axis}, {self.index(7 - n, d)})"]
             kinds += [f"{a}[{self.index(7 - n, d)}]" if axis == 1 else f"{a}[:, {self.index(7 - n, d)}]"]
             if sums:
-                kinds += [f"{a}.sum({1 - axis})", f"{a}.amax({1 - axis})"]
+                kinds += [f"{a}.sum({1 - axis})", one_zero(f"{a}.amax({1 - axis})", dtype)]
             if n == 3:
                 kinds += [f"{self.tensor(dtype, (4,), d)}[{r.choice(['1:', ':3', ':-1'])}]"]
             else:

@@ -48,6 +48,11 @@ def test_random_programs_by_script(part: int, tmp_path: Path) -> None:
     print(report(_check(tmp_path, BY_SCRIPT[part::3], 5, ways=("script",))))
 
 
+def test_no_program_reads_which_zero_is_the_greater(tmp_path: Path) -> None:
+    # Its first call makes a number of `maximum(-0.0, 0.0)`, of which eager gives either, by the place in memory.
+    _check(tmp_path, range(3304251, 3304252), 5, options=OWN, orders=ORDERS[1:], ways=WAYS)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("is_wide", [False, True])
 @pytest.mark.parametrize("own", [False, True])

@@ -118,6 +118,19 @@ def _movedim(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
     return b.call("aten.movedim.int", new, call["destination"], call["source"])
 
 
+def _conjugate(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    """Memory holds the conjugates of what such a view shows; of real numbers the numbers."""
+    return b.call("aten.conj_physical.default", new) if tensor_type(whole).dtype.kind == "complex" else new
+
+
+def _adjoint(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    return _conjugate(b, whole, _matrix(b, whole, new, node), node)
+
+
+def _negative(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
+    return b.call("aten.neg.default", new)
+
+
 def _scatter(op: str, *names: str) -> Inverse:
     def inverse(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
         call = call_of(node)
@@ -150,6 +163,9 @@ _INVERSES: dict[str, Inverse] = {
     **dict.fromkeys(("aten.transpose.int", "aten.swapaxes.default", "aten.swapdims.default"), _transpose),
     "aten.t.default": _t,
     "aten.mT.default": _matrix,
+    **dict.fromkeys(("aten.mH.default", "aten.adjoint.default", "aten.matrix_H.default"), _adjoint),
+    **dict.fromkeys(("aten.conj.default", "aten._conj.default"), _conjugate),
+    "aten._neg_view.default": _negative,
     "aten.numpy_T.default": _reverse,
     "aten.permute.default": _permute,
     "aten.movedim.int": _movedim,

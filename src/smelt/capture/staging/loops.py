@@ -385,6 +385,7 @@ class Loop:
                 found = leaf_type(session, last)
                 if found is None:
                     self.unstable(f"{place.name or 'a place'} becomes a {type(last).__name__}")
+                self._check_shown(place, last)
                 if not fits(found, place.types[i]):  # type: ignore[arg-type]
                     place.types[i] = self._widen(place, place.types[i], found)
                     self._note_number(place, i, first, last)
@@ -403,7 +404,13 @@ class Loop:
         before, after = leaf_type(self.session, first), leaf_type(self.session, last)
         if before is None or after is None:
             self.unstable(f"{place.name or 'a place'} changes from {type(first).__name__} to {type(last).__name__}")
+        self._check_shown(place, first)
         return self._widen(place, before, after)
+
+    def _check_shown(self, place: Place, leaf: Any) -> None:
+        """What is carried shows its memory as it is. Raises: Again, CannotStage."""
+        if self.session.recorder.is_lazy(leaf):
+            self.unstable(f"{place.name or 'a place'} is a conjugate or negative view")
 
     def _widen(self, place: Place, before: Any, after: Any) -> Type:
         wider = self.session.widened(before, after)

@@ -448,6 +448,8 @@ class Merger:
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _yield(self, left: Any, right: Any, result: Slot) -> None:
+        if self.session.recorder.is_lazy(left) or self.session.recorder.is_lazy(right):
+            self._fail("a conjugate or negative view meets another tensor")
         self.left.append(left)
         self.right.append(right)
         self.results.append(result)

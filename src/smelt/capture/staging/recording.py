@@ -52,6 +52,7 @@ from smelt.ops.python_draws import put_back_after
 from smelt.ops.python_ops import infer_python, python_op
 
 _NUMBERS = (bool, int, float, complex)
+_HOLDING = frozenset(("py.append", "py.setitem", "py.insert", "py.list", "py.tuple", "py.dict"))
 _STATEMENTS = ("py.raise", "py.assert", "py.print", "py.warn")
 _MOST_BITS, _MOST_FACTORS = 1 << 16, 1 << 10
 
@@ -228,6 +229,8 @@ class Recording:
     ) -> None:
         """Record an operator that no dispatcher shows."""
         recorder = self.recorder
+        if name in _HOLDING and any(map(recorder.is_lazy, args)):
+            self.cannot("a staged container takes in a conjugate or negative view", "its type does not tell")
         recorder.records.append(
             (plain_info(name), list(args), dict(kwargs), tuple(results), site or self.site(), recorder.scope.path,
              recorder._modes_now())

@@ -240,6 +240,17 @@ class ShadowRecorder(Recorder):
         """Whether what a slot stands for differs between worlds."""
         return slot in self.varied or isinstance(slot, ScalarSlot)
 
+    def is_lazy(self, value: Any) -> bool:
+        """Whether a value is a tensor that shows the conjugates, or the negatives, of what its memory holds.
+
+        No type says so: what regions hand on and what containers hold is taken to show its memory as it is.
+        """
+        tensor = value.ref() if isinstance(value, Slot) else value
+        if not isinstance(tensor, torch.Tensor):
+            return False
+        with unseen():
+            return tensor.is_neg() or (tensor.dtype.is_complex and tensor.is_conj())
+
     def becomes(self, cls: type) -> None:
         if cls is not torch.Tensor:
             self.session.cannot(

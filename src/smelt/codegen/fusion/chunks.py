@@ -134,7 +134,7 @@ def _combines(nest: Nest) -> bool:
             return False
         match statement:
             case Reduce(kind=kind, name=name):
-                if kind in ("argmax", "argmin") or uses & derived:
+                if kind.startswith("arg") or uses & derived:
                     return False
                 derived.add(name)
             case Let(name=name):

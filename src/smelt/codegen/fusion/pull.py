@@ -31,6 +31,7 @@ from smelt.codegen.fusion.index import (
 from smelt.codegen.fusion.promote import DTYPES, INTEGERS, LARGEST, LIMITS, NUMBER_TYPES, number
 from smelt.codegen.kernels.nest import (
     OPS,
+    POSITIONS,
     Buffer,
     Const,
     Expr,
@@ -558,14 +559,14 @@ class Pull:
         """An expression combined over the inner loops (over none: itself)."""
         loops = self.loops_of(expr)
         if not self.inner:
-            return Const(0, DType.I64) if kind in ("argmax", "argmin") else self.cast(expr, dtype)
+            return Const(0, DType.I64) if kind in POSITIONS else self.cast(expr, dtype)
         if not loops.intersection(self.inner):
             raise Unfusible("what it reduces is the same for all")
         self._check_mask()
         key = ("reduce", kind, dtype, _key(expr))
         known = self._numbered.get(key)
         if known is None:
-            result = DType.I64 if kind in ("argmax", "argmin") else dtype
+            result = DType.I64 if kind in POSITIONS else dtype
             known = self._numbered[key] = Ref(f"r{len(self._loops_of)}", result)
             self._loops_of[known.name] = loops.difference(self.inner)
             self.statements.append(Reduce(known.name, kind, expr, dtype))

@@ -107,11 +107,18 @@ def _extreme_at(p: Pull, kind: ReduceKind, x: Expr) -> Expr:
 
 
 def _with_position(kind: ReduceKind, at: ReduceKind) -> Rule:
-    """max.dim and min.dim: the element and its position."""
+    """max.dim and min.dim: the element and its position.
+
+    Beside its position it is that very element, at no cost; alone it may be the other zero of two (decision 0004).
+    """
+    element: ReduceKind = "argmax_element" if at == "argmax" else "argmin_element"
 
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         x, _ = _operand(p, node, idx)
-        return extreme(p, kind, x) if k == 0 else _extreme_at(p, at, x)
+        if k == 1:
+            return _extreme_at(p, at, x)
+        is_beside = bool(node.results[1].users) and x.dtype is not DType.BOOL
+        return p.cast(_extreme_at(p, element, x), x.dtype) if is_beside else extreme(p, kind, x)
 
     return rule
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from smelt.codegen.kernels.nest import (
     FAILED,
+    POSITIONS,
     Const,
     Expr,
     Index,
@@ -116,8 +117,10 @@ class _Evaluation:
         nouter = len(self.nest.outer)
         whole = self.whole(value)
         rows = whole.reshape(*whole.shape[:nouter], -1)
-        if kind in ("argmax", "argmin"):
-            found = (torch.argmax if kind == "argmax" else torch.argmin)(rows, -1)
+        if kind.startswith("arg"):
+            found = (torch.argmax if kind.startswith("argmax") else torch.argmin)(rows, -1)
+            if kind not in POSITIONS:
+                found = rows.to(dtype).gather(-1, found.unsqueeze(-1)).squeeze(-1)
         elif kind in ("sum", "prod"):
             found = (torch.sum if kind == "sum" else torch.prod)(rows.to(dtype), -1, dtype=dtype)
         elif kind in ("max", "min"):

@@ -145,9 +145,13 @@ OPS: dict[str, int] = {
 
 # --- statements -------------------------------------------------------------------------------------------------------
 
-ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
+ReduceKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "argmax_element", "argmin_element"]
 """max and min are NaN if any element is; argmax and argmin give the i64 row-major position over the inner loops of the
-first extreme element, NaN counting as the extreme (as torch)."""
+first extreme element, NaN counting as the extreme (as torch), and their `_element` kinds that very element: of equal
+zeros the first one's sign."""
+
+POSITIONS: tuple[ReduceKind, ...] = ("argmax", "argmin")
+"""Kinds whose result is a position."""
 
 ScanKind = Literal["sum", "prod", "max", "min"]
 
@@ -163,7 +167,7 @@ class Let:
 @dataclass(frozen=True, slots=True)
 class Reduce:
     """A value of the outer point: `expr` combined over all inner loops. `dtype` is the accumulator's and the result's
-    (for arg kinds the result is i64). Sums are two-level.
+    (for positions the result is i64). Sums are two-level.
     """
 
     name: str

@@ -10,7 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from smelt.codegen.kernels.nest import Const, Expr, Index, Let, Load, Nest, Op, Position, Reduce, Ref, Scan, Store
+from smelt.codegen.kernels.nest import (
+    POSITIONS,
+    Const,
+    Expr,
+    Index,
+    Let,
+    Load,
+    Nest,
+    Op,
+    Position,
+    Reduce,
+    Ref,
+    Scan,
+    Store,
+)
 from smelt.codegen.llvm.lanes import BOOL_RESULTS
 from smelt.ir import DType
 
@@ -127,7 +141,7 @@ class Graph:
             case Let(name=name):
                 self._names[name] = value
             case Reduce(name=name, kind=kind, dtype=dtype):
-                result = DType.I64 if kind.startswith("arg") else dtype
+                result = DType.I64 if kind in POSITIONS else dtype
                 key = ("reduce", kind, dtype, value.number)
                 loops = value.loops & ~self.inner_bits
                 made = self._new(key, statement, result, (value,), loops, value.stage + 1, 0.0)

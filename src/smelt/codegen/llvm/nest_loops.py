@@ -32,9 +32,13 @@ Carry = list[tuple[str, str]]
 
 @dataclass(slots=True)
 class Slot:
-    """The part of what a pass carries that belongs to one reduction and one copy of its vectors."""
+    """The part of what a pass carries that belongs to one reduction and one copy of its vectors.
+
+    others: reductions that are found in the same state, as an extreme and its position are.
+    """
 
     owner: Value
+    others: dict[Value, Accumulator]
     accumulator: Accumulator
     lanes: int
     copy: int
@@ -335,10 +339,17 @@ class Loops:
         span = self.frame.span
         slots: list[Slot] = []
         carry: Carry = []
+        firsts: dict[object, dict[Value, Accumulator]] = {}
         for owner in (*step.scans, *step.reduces):
             assert isinstance(owner.source, Reduce | Scan)
             index_type = self.index_type if owner.source.kind.startswith("arg") else "i64"
             accumulator = Accumulator(owner.source, owner.args[0].dtype, self.frame.emitter, self.fn, index_type)
+            others: dict[Value, Accumulator] = {}
+            if accumulator.shared is not None:
+                known = firsts.setdefault((owner.args[0].number, accumulator.shared), others)
+                if known is not others:
+                    known[owner] = accumulator
+                    continue
             if self.lane_is_inner:
                 shapes = [(self.schedule.lanes, copy) for copy in range(self.schedule.copies)]
                 if not self.schedule.masked:
@@ -348,7 +359,7 @@ class Loops:
             else:
                 shapes = [(1, 0)]
             for lanes, copy in shapes:
-                slots.append(Slot(owner, accumulator, lanes, copy, len(carry)))
+                slots.append(Slot(owner, others, accumulator, lanes, copy, len(carry)))
                 carry += list(zip(accumulator.types(lanes), accumulator.start(lanes), strict=True))
         return slots, carry
 
@@ -480,16 +491,19 @@ class Loops:
             states = [[carry[s.at + k][1] for k in range(s.width)] for s in mine]
             if self.lane_is_inner:
                 done.add(slot.owner.number)
-                self.values.remember(slot.owner, self._combined(mine, states))
+                total = self._combined(mine, states)
+                for owner, accumulator in {slot.owner: slot.accumulator, **slot.others}.items():
+                    self.values.remember(owner, accumulator.value(total, 1))
                 continue
             done.add(slot.owner.number)
             for one, state in zip(mine, states, strict=True):
                 self.frame.copy = one.copy
-                self.values.remember(slot.owner, one.accumulator.value(state, one.lanes))
+                for owner, accumulator in {slot.owner: one.accumulator, **slot.others}.items():
+                    self.values.remember(owner, accumulator.value(state, one.lanes))
             self.frame.copy = 0
 
-    def _combined(self, slots: list[Slot], states: list[list[str]]) -> str:
-        """All vectors of one reduction as a scalar: copies in pairs, then halves of the lanes, then the remainder."""
+    def _combined(self, slots: list[Slot], states: list[list[str]]) -> list[str]:
+        """All vectors of one reduction as the state of one lane: copies in pairs, halves of lanes, the remainder."""
         accumulator = slots[0].accumulator
         vectors = [state for slot, state in zip(slots, states, strict=True) if slot.lanes > 1]
         single = [state for slot, state in zip(slots, states, strict=True) if slot.lanes == 1]
@@ -502,4 +516,4 @@ class Loops:
         total = parts[0]
         for part in parts[1:]:
             total = accumulator.merge(total, part, 1)
-        return accumulator.value(total, 1)
+        return total

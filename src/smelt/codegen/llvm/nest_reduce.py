@@ -1,7 +1,7 @@
 """Accumulators of reductions and scans: what they start from, how an element goes in, how two are combined.
 
 Invariant: combining is in a fixed order that depends on the loop's size alone, so a result has the same bits whatever
-the ranges of work items were. argmax and argmin take the first extreme, NaN being the extreme (as torch).
+the ranges of work items were. arg kinds take the first extreme, NaN being the extreme (as torch).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from smelt.codegen.kernels.nest import Reduce, Scan
+from smelt.codegen.kernels.nest import POSITIONS, Reduce, Scan
 from smelt.codegen.llvm.lanes import ExprEmitter
 from smelt.codegen.llvm.lanes_types import register_type, vector_type
 from smelt.codegen.llvm.text import FunctionText
@@ -20,7 +20,10 @@ _NO_INDEX = {"i32": 2**31 - 1, "i64": 2**63 - 1}
 
 
 class Accumulator:
-    """A reduction's state on vectors of any width: one value, for arg kinds a value and its index."""
+    """A reduction's state on vectors of any width: one value, for arg kinds a value and its index.
+
+    shared: what another reduction needs to be found in the same state, None for those that share none.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,8 @@ class Accumulator:
     ) -> None:
         self.kind = source.kind
         self.is_arg = source.kind.startswith("arg")
+        self.is_position = source.kind in POSITIONS
+        self.is_up = source.kind.startswith("argmax")
         self.result = source.dtype
         self.fn, self.emitters, self.index = fn, emitters, index
         # bf16 and f16 accumulate in f32, and are rounded at the end; extremes of bools are found among bytes.
@@ -39,6 +44,7 @@ class Accumulator:
         if self.is_arg:
             self.dtype = {DType.F16: DType.F32, DType.BF16: DType.F32, DType.BOOL: DType.U8}.get(operand, operand)
         self.operand = operand
+        self.shared = (self.is_up, self.dtype) if self.is_arg else None
 
     @property
     def is_float_sum(self) -> bool:
@@ -54,7 +60,7 @@ class Accumulator:
         """The state of no element."""
         emitter = self.emitters(lanes)
         if self.is_arg:
-            value = emitter.const(self._extreme(least=self.kind == "argmax"), self.dtype)
+            value = emitter.const(self._extreme(least=self.is_up), self.dtype)
             return [value, self._index_const(_NO_INDEX[self.index], lanes)]
         if self.kind in ("max", "min"):
             return [emitter.const(self._extreme(least=self.kind == "max"), self.dtype)]
@@ -109,7 +115,7 @@ class Accumulator:
     def _better(self, new: str, old: str, lanes: int) -> str:
         """Where a value goes before another: more extreme, or NaN where the other is not."""
         emitter, mask = self.emitters(lanes), vector_type("i1", lanes)
-        up = self.kind == "argmax"
+        up = self.is_up
         if not self.dtype.is_floating:
             return emitter.emit("gt" if up else "lt", DType.BOOL, [new, old], self.dtype)
         type_ = emitter.type(self.dtype)
@@ -171,9 +177,9 @@ class Accumulator:
         return self.fn.let(f"shufflevector {type_} {name}, {type_} poison, <{count} x i32> <{lanes}>")
 
     def value(self, state: list[str], lanes: int) -> str:
-        """The result: rounded to the reduction's dtype; of arg kinds the index as i64."""
+        """The result: rounded to the reduction's dtype; of positions the index as i64."""
         emitter = self.emitters(lanes)
-        if not self.is_arg:
+        if not self.is_position:
             return emitter.emit("cast", self.result, [state[0]], self.dtype) if self.result != self.dtype else state[0]
         type_ = vector_type(self.index, lanes)
         # Nothing beat the start: every element equals it, and the first is the answer.
