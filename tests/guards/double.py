@@ -41,6 +41,7 @@ class ReplayEntry:
         self.repeats_errors = False
         self.is_staged = False
         self.goes_through_python = False
+        self.prints = False
         self.forms: dict[str, Any] = {}
         self.checks = ()
         self.free: frozenset[Any] = frozenset()

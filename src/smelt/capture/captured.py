@@ -34,13 +34,13 @@ from smelt.capture.noting import call_notes
 from smelt.capture.places import After, NotPut, Puts
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.recorder import Conversion, Recorder, Slot
-from smelt.capture.results import Result
+from smelt.capture.results import OWN, Result, holds_its_own
 from smelt.capture.roots import Roots, StateTensor, reachable
 from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.state import STATE, Place, argument
-from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_lazy, tensors_at
+from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_iterator, is_lazy, tensors_at
 from smelt.capture.written import Record, Written
 from smelt.diag import CaptureError, SmeltError, Span
 from smelt.ir import Graph
@@ -257,8 +257,10 @@ def _take_apart(
     """The structure of the result, the slots of its tensors, and these tensors; what is put in the arguments' objects,
     whose tensors then follow those of the result, or why it cannot be."""
 
+    was_there = None if heap is None else heap.was_there
+
     def check(value: Any, path: str) -> None:
-        if is_lazy(value):
+        if is_lazy(value) or (is_iterator(value) and not (was_there is not None and was_there(value))):
             recorder.fail(
                 f"{path} is a {type(value).__qualname__}",
                 "it runs only when it is read, after the program returned",
@@ -272,6 +274,13 @@ def _take_apart(
                 "return tensors",
                 "S0104",
             )
+        elif was_there is not None and holds_its_own(value, was_there):
+            recorder.fail(
+                f"{path} is a {type(value).__qualname__} that holds what may change",
+                OWN,
+                "return what it holds in a list, a tuple, a dict or an object's attributes",
+                "S0104",
+            )
         elif not isinstance(value, torch.Tensor):
             for tensor in hidden_tensors(value):
                 if id(tensor) not in recorder.roots.entries:
@@ -283,7 +292,6 @@ def _take_apart(
                     )
 
     recorder.check_lent()
-    was_there = None if heap is None else heap.was_there
     flattener: Flattener = (found := Result(check, arguments.containers, was_there))
     puts, not_put = None, ""
     if heap is not None and (heap.is_live or heap.outer):

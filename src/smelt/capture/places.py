@@ -94,6 +94,8 @@ class After(Flattener):
         value = self.convert(value)
         if isinstance(value, torch.Tensor):
             return super().flatten(value, path)
+        if type(value) is slice:
+            return self.of_slice(value, path)
         place = self._place(value)
         if place is not None:
             return SameObject(place)
@@ -107,10 +109,14 @@ class After(Flattener):
             return Made(self._numbers[id(value)], None)
         is_plain = isinstance(value, (list, dict)) or type(value) in (tuple, deque) or hasattr(value, "_fields")
         is_plain = is_plain or (is_transparent(value) and kind_of(type(value)) == "instance")
-        if not is_plain or isinstance(value, torch.nn.Module) or is_called_only(value):
+        is_set = type(value) is set and self.is_result
+        if not (is_plain or is_set) or isinstance(value, torch.nn.Module) or is_called_only(value):
             return super().flatten(value, path) if self.is_result else self._constant(value, path)
         number = self._numbers[id(value)] = len(self._numbers)
         self._keep.append(value)
+        if is_set:
+            self.check(value, path)
+            return Made(number, self.of_set(value))
         self._under_way.add(id(value))
         try:
             return Made(number, self._container(value, path))

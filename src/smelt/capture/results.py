@@ -6,14 +6,19 @@ where the run found it is guarded.
 
 from __future__ import annotations
 
+import dis
+import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from smelt.capture.reads_values import kind_of
-from smelt.capture.tree import ConstantLeaf, Container, Flattener, Made, Tree, has_parts, is_called_only
+from smelt.capture.tree import ConstantLeaf, Container, Flattener, Made, Tree, has_parts, held_inside, is_called_only
+
+OWN = "each call makes one of its own, and what becomes of it is nothing to the others"
 
 
 class Result(Flattener):
@@ -51,7 +56,9 @@ class Result(Flattener):
             return Made(self._numbers[id(value)], None)
         if type(value) is set and self._is_made(value):
             self.check(value, path)
-            tree: Tree = Container("sequence", set, tuple(map(ConstantLeaf, value)))
+            tree: Tree = self.of_set(value)
+        elif type(value) is slice:
+            tree = self.of_slice(value, path)
         else:
             tree = super().flatten(value, path)
         if not isinstance(tree, Container):
@@ -70,6 +77,29 @@ class Result(Flattener):
         # An object is the attributes that were found in it, whatever its class makes of others.
         is_object = kind_of(type(value)) == "instance" and not isinstance(value, torch.nn.Module)
         return isinstance(value, dict) or type(value) is set or (is_object and not is_called_only(value))
+
+
+def holds_its_own(value: Any, was_there: Callable[[Any], bool]) -> bool:
+    """Whether a leaf is, or holds, what may change and was made by the run: another call's must have its own."""
+    if kind_of(type(value)) in ("array", "hidden") and not was_there(value):
+        return True
+    for found in held_inside(value, was_there):
+        if found is value and not isinstance(value, types.FunctionType):
+            continue
+        kind = kind_of(type(found))
+        changes = kind in ("array", "hidden", "iterator", "instance")
+        changes = changes or (kind == "container" and not isinstance(found, (tuple, frozenset)))
+        if (changes or (kind == "function" and _rebinds(found.__code__))) and not was_there(found):
+            return True
+    return False
+
+
+@lru_cache(maxsize=1024)
+def _rebinds(code: types.CodeType) -> bool:
+    """Whether a function, or one inside it, assigns to a variable of a function around it."""
+    stores = (step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_DEREF", "DELETE_DEREF"))
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return any(name in code.co_freevars for name in stores) or any(map(_rebinds, inner))
 
 
 def _settled(tree: Tree, met_again: Collection[int]) -> Tree:

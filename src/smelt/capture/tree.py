@@ -10,6 +10,7 @@ Invariant: rebuilding calls no constructor of the user's classes, and no class i
 
 from __future__ import annotations
 
+import functools
 import gc
 import struct
 import types
@@ -69,8 +70,8 @@ class Made:
 class Container:
     """A value with parts.
 
-    kind: "sequence" (cls is tuple, list or a subclass, or deque; in a result, set), "mapping" (dict or a subclass),
-        "object" (attributes only) or "registered" (torch's pytree knows the class).
+    kind: "sequence" (cls is tuple, list or a subclass, or deque; in a result, set or slice), "mapping" (dict or a
+        subclass), "object" (attributes only) or "registered" (torch's pytree knows the class).
     keys: the keys of a mapping; names: attributes beside the items; context: of a registered class, the default
         factory of a defaultdict, or the greatest length of a deque.
     """
@@ -93,39 +94,62 @@ _ATOMS = (
 )  # fmt: skip
 
 
+# What these hold beside their attributes is out of sight.
+_NOT_ATTRIBUTES = (set, frozenset, BaseException)
 _PLAIN = (int, float, complex, str, bytes)
 _INERT = (
-    int, float, bool, complex, str, bytes, type(None), type(Ellipsis), slice, range, torch.dtype, torch.device,
-    torch.layout, torch.memory_format, torch.Size, torch.Generator, type, types.ModuleType,
+    int, float, bool, complex, str, bytes, type(None), type(Ellipsis), range, torch.dtype, torch.device,
+    torch.layout, torch.memory_format, torch.Generator, type, types.ModuleType,
 )  # fmt: skip
+_OF_SLICE = ("start", "stop", "step")
 _SEARCH_LIMIT = 4096
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 
 
 def is_inert(value: Any) -> bool:
     """Whether a value has no parts that could be memory of a tensor: a tensor itself, a number, a text, a type."""
-    return isinstance(value, (torch.Tensor, *_INERT))
+    if type(value) is slice:
+        return all(map(is_inert, (value.start, value.stop, value.step)))
+    return isinstance(value, (torch.Tensor, torch.Size, *_INERT))
 
 
 def hidden_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Tensors inside a leaf, where no structure leads to them: in closures, sets, dict views, iterators."""
+    return (found for found in held_inside(value) if isinstance(found, torch.Tensor))
+
+
+def held_inside(value: Any, is_known: Callable[[Any], bool] = lambda value: False) -> Iterator[Any]:
+    """A leaf, and all that it holds where no structure leads there; nothing is called, and no iterator is advanced.
+
+    is_known: of things of which it does not matter what they hold.
+    """
     stack, seen = [value], {id(value)}
     while stack and len(seen) < _SEARCH_LIMIT:
         found = stack.pop()
-        if isinstance(found, torch.Tensor):
-            yield found
-            continue
-        if isinstance(found, _INERT):
-            continue
-        if isinstance(found, types.FunctionType):
-            # Not its globals: what stands there is not the result's.
-            inner: Sequence[Any] = (*(found.__closure__ or ()), *(found.__defaults__ or ()))
-        else:
-            inner = gc.get_referents(found)
-        for item in inner:
+        yield found
+        for item in () if is_known(found) else _held_next(found):
             if id(item) not in seen:
                 seen.add(id(item))
                 stack.append(item)
+
+
+def _held_next(value: Any) -> Sequence[Any]:
+    """What a value holds by itself."""
+    cls = type(value)
+    if isinstance(value, type):
+        # One that a function made holds what is that call's.
+        return tuple(vars(value).values()) if "<locals>" in value.__qualname__ else ()
+    if cls in _INERT or isinstance(value, (torch.Tensor, types.ModuleType)):
+        return ()
+    if str(cls.__module__).startswith("smelt."):
+        return ()  # not the program's: a staged number leads to the whole run
+    if isinstance(value, types.FunctionType):
+        # Not its globals: what stands there is not the result's.
+        named = {**(value.__kwdefaults__ or {}), **vars(value)}
+        return (*(value.__closure__ or ()), *(value.__defaults__ or ()), *named.values())
+    if cls is functools.partial:
+        return (value.func, *value.args, *value.keywords.values(), *vars(value).values())
+    return gc.get_referents(value)
 
 
 class UnfitError(ValueError):
@@ -135,6 +159,11 @@ class UnfitError(ValueError):
 def is_lazy(value: Any) -> bool:
     """Whether a value computes its parts only when asked (generators, coroutines, iterators of them)."""
     return isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, map, filter, zip))
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether a value gives its parts once, so that each call has one of its own."""
+    return hasattr(type(value), "__next__")
 
 
 def is_called_only(value: Any) -> bool:
@@ -157,7 +186,7 @@ def has_parts(value: Any) -> bool:
     if type(value) is deque:
         return True
     # A dataclass is its fields for guards, too, whether it can be called or not.
-    if isinstance(value, _ATOMS) or is_called_only(value):
+    if isinstance(value, (*_ATOMS, *_NOT_ATTRIBUTES)) or is_called_only(value):
         return False
     return registered(type(value)) is not None or bool(_attribute_names(value))
 
@@ -175,6 +204,9 @@ def _attribute_names(value: Any) -> tuple[str, ...]:
 
 def parts(value: Any) -> Iterator[tuple[str, Any]]:
     """The parts of a value that can come apart, each with the suffix of its path (`[0]`, `['k']`, `.name`)."""
+    if type(value) is slice:
+        yield from ((f".{name}", getattr(value, name)) for name in _OF_SLICE)
+        return
     if isinstance(value, dict):
         yield from zip(key_labels(value), value.values(), strict=True)
     elif isinstance(value, (list, tuple)) or type(value) is deque:
@@ -237,6 +269,16 @@ class Flattener:
             tree = ConstantLeaf(value, tree)
         self.containers[id(value)] = path
         return tree
+
+    def of_slice(self, value: slice, path: str) -> Tree:
+        """The structure of a slice in a result; one of plain numbers is itself."""
+        trees = tuple(self.flatten(part, path + suffix) for suffix, part in parts(value))
+        is_plain = all(isinstance(tree, ConstantLeaf) for tree in trees)
+        return ConstantLeaf(value) if is_plain else Container("sequence", slice, trees)
+
+    def of_set(self, value: set[Any]) -> Container:
+        """The structure of a set that the run made: a new one around the same items."""
+        return Container("sequence", set, tuple(ConstantLeaf(self.key(item)) for item in value))
 
     def is_closed(self, value: Any) -> bool:
         """Whether an object without tensors stays whole."""
@@ -462,6 +504,8 @@ def _shell(tree: Container, items: Sequence[Any]) -> Any:
         return deque(items, tree.context)
     if cls is set:
         return set(items)
+    if cls is slice:
+        return slice(*items)
     if issubclass(cls, list):
         new_list = list.__new__(cls)
         list.extend(new_list, items)

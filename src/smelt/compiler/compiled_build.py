@@ -134,7 +134,7 @@ class Builds:
         self._count_build(missed, 1)
         program = ObservedProgram(
             self._target, self._name, self._settings,
-            next_path=bool(missed), freedom=look.freedom, state=self._places,
+            next_path=bool(missed) and not _show(missed), freedom=look.freedom, state=self._places,
             replaced=frozenset(self._table.replaced), alone=self._alone,
         )  # fmt: skip
         started = time.perf_counter()
@@ -453,6 +453,11 @@ def _watcher(get_builds: Callable[[], Builds | None], get_row: Callable[[], Row 
 def _by_data(missed: tuple[Row, ...]) -> bool:
     """Whether data led a call away from these rows, and not its sizes alone: then their paths are counted instead."""
     return any(row.entry is None or not row.entry.forms for row in missed)
+
+
+def _show(missed: tuple[Row, ...]) -> bool:
+    """Whether what these paths print or warn of is in their graphs, as it is in no recorded one."""
+    return any(row.entry is not None and row.entry.prints for row in missed)
 
 
 def _sentence(failure: BaseException | None) -> str:

@@ -19,7 +19,7 @@ from smelt.compiler.compiled_build import BEGAN_WITHOUT, Builds, building
 from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_state import SLOT, StateGone, UnderWay
 from smelt.compiler.compiled_table import Table
-from smelt.compiler.compiled_types import Entry, LeftAlone, Row, Settings, SplitProgram, Stats, attempt
+from smelt.compiler.compiled_types import Entry, LeftAlone, Row, Settings, SplitProgram, Stats, Undelivered, attempt
 from smelt.compiler.paths import contradicts
 from smelt.compiler.prints import muted_again, pieces_since, pieces_written
 from smelt.compiler.second_sight import shown
@@ -233,6 +233,8 @@ class Dispatcher:
         match failure:
             case None:
                 return result
+            case Undelivered():
+                raise failure.error
             case SmeltError():
                 return self.recover(row, failure, args, kwargs, pieces_since(before))
             case LeftAlone():

@@ -184,12 +184,13 @@ def _target(
     def deliver(results: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         named = kwargs or {}
         result, failure = attempt(lambda: make(results, chosen(args, named), args, named))
-        if isinstance(failure, SmeltError):
+        if isinstance(failure, SmeltError) and not acts:
             return recovered(failure, args, kwargs)
         if failure is not None:
             raise failure
         return result
 
+    acts = unit.acts
     is_path, repeats_errors = unit.is_path, unit.repeats_errors
     chosen = pick or extractor(unit.signature, args, kwargs)
     make = deliverer(unit.signature, unit.lowered, unit.lookup)

@@ -55,6 +55,10 @@ class Entry(Protocol):
         """Whether Python goes through parts of a call, so that the program as it is may be faster; after `finish`."""
 
     @property
+    def prints(self) -> bool:
+        """Whether a call prints something, or gives a warning."""
+
+    @property
     def repeats_errors(self) -> bool:
         """Whether an error of `run` that is none of Smelt's is the program's own, before which nothing has happened."""
 
@@ -78,7 +82,7 @@ class Entry(Protocol):
         """The program's answer for arguments that pass the guards.
 
         Raises: SmeltError if it cannot be computed; Miss where other `outcomes` are found: nothing has happened;
-            LeftAlone where it is left to the original.
+            LeftAlone where it is left to the original; Undelivered after all that it does.
         """
 
     def prepare(self) -> None:
@@ -117,6 +121,14 @@ def attempt(run: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]
         return run(*args), None
     except Exception as error:
         return None, error
+
+
+class Undelivered(Exception):
+    """The program ran to its end, with all that it does, and its result cannot be made: it must not run once more."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class LeftAlone(Exception):
@@ -162,9 +174,10 @@ class ObservedProgram:
     """The user's program, to be called once by a builder: runs it natively and records what it reads.
 
     target: the function or module itself (for its parameters, names, signature). next_path: other ways through it are
-    kept as paths already. freedom: the sizes and numbers that are to be free. state: the places that it is called
-    with (`smelt.capture.state`). replaced: places of objects that differ from call to call, to be known by their parts.
-    alone: keeps other calls away while it runs. learnt: by its stagings, one for each choice of sizes that are free.
+    kept as recorded paths already. freedom: the sizes and numbers that are to be free. state: the places that it is
+    called with (`smelt.capture.state`). replaced: places of objects that differ from call to call, to be known by their
+    parts. alone: keeps other calls away while it runs. learnt: by its stagings, one for each choice of sizes that are
+    free.
     """
 
     def __init__(

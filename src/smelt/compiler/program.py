@@ -20,7 +20,7 @@ from smelt.capture import Captured, capture, is_capturing
 from smelt.capture.sharing import entangled
 from smelt.codegen.python import python_source
 from smelt.compiler.code import Code, write_code
-from smelt.compiler.compiled_types import LeftAlone
+from smelt.compiler.compiled_types import LeftAlone, Undelivered
 from smelt.compiler.doors.fx_out import graph_module
 from smelt.compiler.pipeline import first_wrong_pass
 from smelt.compiler.prints import muted_again, pieces_since, pieces_written
@@ -163,6 +163,8 @@ class Program(torch.nn.Module):
             return unit.run(args, kwargs)
         except LeftAlone:
             return self._by_op(unit, unit.signature.flatten(args, kwargs), args, kwargs)
+        except Undelivered as undelivered:
+            raise undelivered.error from None
         except Miss:
             # Either the call takes another way, which raises, or only rounding decides.
             return self._by_op(unit, unit.signature.flatten(args, kwargs), args, kwargs)

@@ -363,7 +363,7 @@ class SizedUnit(Unit):
         unit = Unit(self.captured, self.options, self.lookup, self.graph, sample=self.sample, moved=self.moved)
         unit.optimized = variant.graph
         # Asked in each run, and found by a walk of the graph: once for all plans.
-        _ = unit.is_path, unit.draws, unit.repeats_errors, unit.is_staged, unit.prints
+        _ = unit.is_path, unit.draws, unit.repeats_errors, unit.is_staged, unit.prints, unit.acts
         return Template(made, made.executable(machine_code(self.options)), unit)
 
     @cached_property

@@ -23,6 +23,7 @@ from smelt.codegen.lower.packs import packs
 from smelt.codegen.lower.report import Report
 from smelt.codegen.lower.result import Either, Fresh, OfKind, Same, StateName
 from smelt.compiler import kept_plans
+from smelt.compiler.compiled_types import Undelivered
 from smelt.compiler.copies import copies_of
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
 from smelt.compiler.forms import checks_of, forms_of, free_spots
@@ -263,6 +264,12 @@ class Unit:
         return any(node.op == "write" or effects(node).writes for node in self.graph.walk())
 
     @cached_property
+    def acts(self) -> bool:
+        """Whether a call leaves more than its answer, so that it must not be done twice."""
+        leaves = self.writes or self.draws or self.draws_in_python or self.prints
+        return leaves or (self.captured.signature is not None and self.captured.signature.puts is not None)
+
+    @cached_property
     def is_path(self) -> bool:
         """Whether it holds only for what Python read of data in the recorded run."""
         return is_path(self.graph)
@@ -405,7 +412,7 @@ class Unit:
         """The program's answer for arguments that fit.
 
         Raises: SmeltError (S0401, S0403) where a native call fails; Miss where this is a path and the call takes
-            another one: then nothing has happened.
+            another one: then nothing has happened; Undelivered where all has.
         """
         if not (
             self.is_path or self.repeats_errors or (self.draws and self.captured.conversions) or self.draws_in_python
@@ -418,7 +425,7 @@ class Unit:
             # On data of another path an operator may fail before it is known that the path does not fit.
             if before is not None:
                 before.restore()
-            if isinstance(error, Miss) or not self.is_path:
+            if isinstance(error, (Miss, Undelivered)) or not self.is_path:
                 raise
             raise Miss("a run to its end", f"{type(error).__name__}: {error}") from error
 
@@ -428,7 +435,13 @@ class Unit:
             ready = self._make_ready(args, kwargs)
             self.keep_sample(ready.extract(args, kwargs))
         inputs = ready.extract(args, kwargs)
-        return ready.deliver(ready.executable.run(inputs), inputs, args, kwargs)
+        results = ready.executable.run(inputs)
+        try:
+            return ready.deliver(results, inputs, args, kwargs)
+        except Exception as error:
+            if self.acts:
+                raise Undelivered(error) from error
+            raise
 
     def keep_sample(self, inputs: Sequence[torch.Tensor]) -> None:
         """Remember the inputs of the first call where its errors may be asked for."""

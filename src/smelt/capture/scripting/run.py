@@ -59,8 +59,9 @@ from smelt.capture.staging.outside import nothing_outside
 from smelt.capture.staging.patches import answering
 from smelt.capture.staging.recording import Budget
 from smelt.capture.staging.records import Structured
+from smelt.capture.staging.returned import as_key, check_effect, check_result, check_structure, stand_in
 from smelt.capture.staging.session import Outcome
-from smelt.capture.staging.stage import _check_effect, _check_leaves, _check_result, _everything_kept, _stand_in
+from smelt.capture.staging.stage import _everything_kept
 from smelt.capture.staging.stops import (
     EFFECT,
     MEMBERS,
@@ -364,10 +365,11 @@ class _Run:
         for change in outcome.writes.values():
             self._check_effect(change)
         stand_ins: dict[int, Slot] = {}
-        check = _check_result(recorder, self.roots)
-        flattener = Result(check, {}, snapshot.reached, lambda value: _stand_in(value, stand_ins, session))
+        check = check_result(self.roots, snapshot.reached)
+        flattener = Result(check, {}, snapshot.reached, lambda value: stand_in(value, stand_ins, session))
+        flattener.key = as_key
         tree = flattener.result(result)
-        _check_leaves(tree)
+        check_structure(tree)
         slots = [stand_ins.get(id(t)) or recorder.slot_of(t) for t in flattener.tensors]
         for slot in slots:
             if slot.kind == "unknown":
@@ -398,7 +400,7 @@ class _Run:
     def _check_effect(self, change: Change) -> None:
         """Raises: CaptureError where it keeps what depends on data, at the line that writes it."""
         try:
-            _check_effect(change)
+            check_effect(change, self.roots)
         except CannotStage as stop:
             error = _error(stop.what, stop.why, None)
             raise replace(error, where=_line_that_writes(self.fn, change.key) or self.parameters.span) from None

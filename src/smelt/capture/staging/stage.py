@@ -32,7 +32,6 @@ from smelt.capture.dynamic.agreement import disagreement
 from smelt.capture.dynamic.inputs import Symbols, held_memory, make_symbols
 from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.dynamic.trace import CaptureTrace
-from smelt.capture.dynamic.values import is_sized, plain
 from smelt.capture.history import WHY, begun_inside
 from smelt.capture.inferred import WHY as WHY_KINDS
 from smelt.capture.inferred import MixedKinds, kinds_on_all_ways
@@ -52,18 +51,24 @@ from smelt.capture.staging.control import StagingRuntime
 from smelt.capture.staging.draws import drawing
 from smelt.capture.staging.functions import Functions
 from smelt.capture.staging.handlers import is_catchable
-from smelt.capture.staging.heap import Change, Snapshot
-from smelt.capture.staging.merge import Merger, Pending, Poison
+from smelt.capture.staging.heap import Snapshot
+from smelt.capture.staging.merge import Merger
 from smelt.capture.staging.ordering import check_unchanged
 from smelt.capture.staging.patches import answering
 from smelt.capture.staging.recording import Budget
+from smelt.capture.staging.returned import (
+    as_key,
+    check_effect,
+    check_result,
+    check_structure,
+    depends_on_data,
+    stand_in,
+)
 from smelt.capture.staging.session import Outcome, Session
-from smelt.capture.staging.stops import EFFECT, GROWTH, NO_GROWTH, Again, CannotGrow, CannotStage, Stop
-from smelt.capture.staging.symbols import is_staged, slot_of
-from smelt.capture.staging.views import StagedRange
+from smelt.capture.staging.stops import GROWTH, NO_GROWTH, Again, CannotGrow, CannotStage, Stop
 from smelt.capture.staging.watch import Watch
 from smelt.capture.state import Place, holding
-from smelt.capture.tree import ConstantLeaf, Flattener, Tree, hidden_tensors, is_lazy, leaves
+from smelt.capture.tree import Flattener, Tree
 from smelt.diag import CaptureError, InternalError, SmeltError
 from smelt.ir import Graph
 from smelt.ops.python_draws import Generators, python_states
@@ -333,25 +338,25 @@ class _Run:
         heap = self.heap if puts_some or self.state else None
         for change in outcome.writes.values():
             if heap is None or not heap.takes(change.container, change.key):
-                arm = session.arm_of(change) if _depends(change.new) else None
+                arm = session.arm_of(change) if depends_on_data(change.new, self.roots) else None
                 if arm is not None and arm not in session.whole:
                     # The native run changed nothing there: the graph holds for what goes the other way, too.
                     raise Again(whole=arm)
-                _check_effect(change)
+                check_effect(change, self.roots)
         stand_ins: dict[int, Slot] = {}
         given = arguments if symbols is None else symbols
-        check = _check_result(recorder, self.roots)
+        check = check_result(self.roots, self._was_there)
         flattener: Flattener
         puts = None
         if heap is None:
             flattener = found = Result(
-                check, given.containers, self._was_there, lambda value: _stand_in(value, stand_ins, session)
+                check, given.containers, self._was_there, lambda value: stand_in(value, stand_ins, session)
             )
-            found.key = _as_key
+            found.key = as_key
             tree = found.result(outcome.value)
         else:
-            flattener = After(heap, check, given.containers, lambda value: _stand_in(value, stand_ins, session))
-            flattener.key = _as_key
+            flattener = After(heap, check, given.containers, lambda value: stand_in(value, stand_ins, session))
+            flattener.key = as_key
             tree, puts = self._left(heap, outcome, flattener)
         slots = [stand_ins.get(id(t)) or recorder.slot_of(t) for t in flattener.tensors]
         for slot in slots:
@@ -362,7 +367,7 @@ class _Run:
             raise CannotStage(inside, WHY, made_at)
         for name, part in (("result", tree), *(puts.trees() if puts is not None else ())):
             if part is not None:
-                _check_leaves(part, name)
+                check_structure(part, name)
         if recorder.error is not None or tree is None:
             raise CannotStage("the result has no structure", "it holds what no graph returns", None)
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths, puts)
@@ -428,72 +433,6 @@ def _after(outer: Outer) -> Outer | None:
     if grown is None:
         raise CannotStage(f"{outer.place.name} is not only appended to", "its items are no argument", None)
     return grown if grown.items else None
-
-
-def _check_effect(change: Change) -> None:
-    if _depends(change.new):
-        raise CannotStage(
-            f"a {type(change.container).__name__} outside the program keeps what depends on data",
-            EFFECT,
-            None,
-        )
-
-
-def _depends(value: Any) -> bool:
-    if isinstance(value, (list, tuple, set)):
-        return any(map(_depends, value))
-    if isinstance(value, dict):
-        return any(map(_depends, value.values()))
-    return isinstance(value, (torch.Tensor, Poison)) or is_staged(value) or is_sized(value)
-
-
-def _stand_in(value: Any, found: dict[int, Slot], session: Session) -> Any:
-    """A tensor in the place of a staged number; other values as they are. Raises: CannotStage for what is no value."""
-    slot = slot_of(value) if is_staged(value) else session.size_slot(value) if is_sized(value) else None
-    if isinstance(slot, Slot):
-        stand_in = torch.empty(0)
-        session.keep.append(stand_in)
-        found[id(stand_in)] = slot
-        return stand_in
-    if isinstance(value, torch.Size):
-        return torch.Size(map(plain, value))
-    if isinstance(value, StagedRange):
-        return value.whole()
-    if slot is not None:
-        return slot
-    if isinstance(value, Pending):
-        raise CannotStage("a function returns a value on some paths only", "None and a value have no common form", None)
-    if isinstance(value, Poison):
-        session.unmerge(value.why)
-    return value
-
-
-def _as_key(key: Any) -> Any:
-    """A key of a dictionary as it is there after a call: it was looked up, so the graph holds for a size that it is."""
-    return tuple(map(_as_key, key)) if type(key) is tuple else plain(key) if is_sized(key) else key
-
-
-def _check_leaves(tree: Tree, name: str = "result") -> None:
-    for path, leaf in leaves(tree, name):
-        value = leaf.value if isinstance(leaf, ConstantLeaf) else None
-        parts = value if isinstance(value, tuple) else (value,)
-        if any(is_staged(part) or is_sized(part) or isinstance(part, (Pending, Poison)) for part in parts):
-            raise CannotStage(
-                f"{path} is a {type(value).__qualname__} that depends on data", "no graph returns it", None
-            )
-
-
-def _check_result(recorder: Any, roots: Roots) -> Callable[[Any, str], None]:
-    def check(value: Any, path: str) -> None:
-        if is_lazy(value):
-            raise CannotStage(f"{path} is a {type(value).__qualname__}", "it runs only when it is read", None)
-        if not isinstance(value, torch.Tensor):
-            for tensor in hidden_tensors(value):
-                if id(tensor) not in roots.entries:
-                    raise CannotStage(f"{path} is a {type(value).__qualname__} that holds tensors",
-                                      "they have no fixed places in it", None)  # fmt: skip
-
-    return check
 
 
 def _error(what: str, why: str, site: Any) -> CaptureError:
