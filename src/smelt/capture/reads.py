@@ -235,7 +235,7 @@ class _Recorder:
                 self.roots.enter_code(code, frame)
             return
         if kind == "torch":
-            self.roots.enter_library_code(code)
+            self.roots.enter_library_code(code, frame.f_globals)
         what = code_effect(code) if kind in ("stdlib", "torch") else None
         if what is not None and self._is_aside(frame.f_back):
             return

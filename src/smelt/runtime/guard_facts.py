@@ -114,7 +114,10 @@ class FactTest:
 
     @property
     def is_internal(self) -> bool:
-        """Whether it is on a wrapper of Smelt's own, which the program reads only while it is recorded."""
+        """Whether it is on a wrapper of Smelt's own, which the program reads only while it is recorded, or on a method
+        of tensors that is as torch has it."""
+        if self.kind == "static" and self.read.owner is torch.Tensor:
+            return getattr(self.seen, "__module__", "torch").startswith("torch")
         if self.kind == "function":
             return str(self.read.owner.__globals__.get("__name__", "")).startswith("smelt.capture.")
         if self.kind not in ("item", "absent", "content") or not isinstance(self.read.owner, dict):
