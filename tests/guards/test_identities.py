@@ -6,7 +6,7 @@ import copy
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -140,3 +140,79 @@ def test_calls_with_containers_are_native() -> None:
         compiled([1.0], [1.0], ones())
     row = dispatcher_of(compiled).stats().rows[0]
     assert row.native is not None and row.hits == 3
+
+
+def asks_of_a_list(a: Any, b: Any) -> tuple[Any, Callable[[Any, Any], None], Callable[[Tensor], Tensor]]:
+    held = [a, b, a]
+
+    def put(first: Any, second: Any) -> None:
+        held[:] = [first, second, first]
+
+    return held, put, lambda t: t * (2 if held[0] is held[1] else 3) * len({id(x) for x in held})
+
+
+def asks_of_a_dict(a: Any, b: Any) -> tuple[Any, Callable[[Any, Any], None], Callable[[Tensor], Tensor]]:
+    held = {"a": (a, 1), "b": b}
+
+    def put(first: Any, second: Any) -> None:
+        held.update(a=(first, 1), b=second)
+
+    return held, put, lambda t: t * (2 if held["a"][0] is held["b"] else 3)
+
+
+@pytest.mark.parametrize("make", CONTAINERS.values(), ids=CONTAINERS)
+@pytest.mark.parametrize("asks", [asks_of_a_list, asks_of_a_dict])
+def test_members_outside_the_arguments_that_are_one_or_two(make: Callable[[], Any], asks: Any) -> None:
+    first = make()
+    _, put, f = asks(first, first)
+    compiled = smelt.compile(f)
+    for how in "sssddsd":
+        first = make()
+        put(first, first if how == "s" else make())
+        for _ in range(2):
+            assert torch.equal(compiled(ones()), f(ones())), how
+
+
+class Tables:
+    shared: ClassVar[list[Any]] = [[1.0], [2.0]]
+
+
+def test_what_is_returned_is_what_a_place_outside_holds_now() -> None:
+    rows, table, cell = [[1.0, 2.0], [3.0]], {"a": [1.0]}, [4.0]
+
+    def f(t: Tensor) -> Any:
+        return t * rows[0][0], rows[0], table["a"], cell, Tables.shared
+
+    compiled = smelt.compile(f)
+    for _ in range(3):
+        compiled(ones())
+    rows[0], table["a"], cell, Tables.shared = [1.0, 2.0], [1.0], [4.0], [[1.0], [2.0]]
+    for _ in range(3):
+        found = compiled(ones())
+        assert all(a is b for a, b in zip(found[1:], f(ones())[1:], strict=True))
+    rows[0][0] = 7.0
+    assert torch.equal(compiled(ones())[0], ones() * 7)
+
+
+def test_what_the_program_itself_replaces_by_an_equal_one_compiles_once() -> None:
+    kept = [2.0]
+
+    def f(t: Tensor) -> Tensor:
+        nonlocal kept
+        kept = [2.0]
+        return t * kept[0]
+
+    compiled = smelt.compile(f)
+    for _ in range(5):
+        assert torch.equal(compiled(ones()), ones() * 2)
+    assert compiled.stats().builds == 1
+
+
+def test_a_miss_tells_of_an_equal_object() -> None:
+    rows = [[1.0]]
+    compiled = smelt.compile(lambda t: t * rows[0][0])
+    for _ in range(2):
+        compiled(ones())
+    rows[0] = [1.0]
+    compiled(ones())
+    assert "another object that is equal" in str(compiled.stats())

@@ -60,6 +60,20 @@ def by_import(x: Tensor) -> Any:
     return x * module_of_a_test.number
 
 
+def by_threads(x: Tensor) -> Any:
+    return x * torch.get_num_threads()
+
+
+@contextmanager
+def another_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @contextmanager
 def precision() -> Iterator[None]:
     with decimal.localcontext() as context:
@@ -97,6 +111,7 @@ def module(number: int) -> types.ModuleType:
 PROGRAMS: list[tuple[Callable[[Tensor], Any], Callable[[], Any]]] = [
     (by_context, precision), (by_decimals, precision), (by_a_decimal, precision), (by_numpys_errors, errors_ignored),
     (by_documentation, renamed), (by_name, renamed), (by_importing, replaced), (by_import, replaced),
+    (by_threads, another_thread),
 ]  # fmt: skip
 
 

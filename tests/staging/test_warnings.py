@@ -202,3 +202,38 @@ def test_a_program_that_counts_its_warnings() -> None:
         warnings.simplefilter("ignore")
         for x in (-X, X, -X, X):
             assert torch.equal(compiled(x), program(x))
+
+
+def none_or_more(x: torch.Tensor) -> torch.Tensor | None:
+    warnings.warn("at each call")
+    if x.sum() < 0:
+        return None
+    return x * 2
+
+
+def test_warnings_of_a_program_that_is_no_one_graph() -> None:
+    compiled = smelt.compile(none_or_more)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for x in (-X, X, -X, X):
+            found = compiled(x)
+            assert found is None if x.sum() < 0 else torch.equal(found, x * 2)
+    with torch.no_grad():
+        for x in (X, -X, X, -X):
+            assert shown(compiled, x) == shown(none_or_more, x)
+        told = shown(lambda x: smelt.trace(none_or_more, (x,)), X)
+    assert any("does not repeat all that the run did: it warns" in str(one) for one in told)
+
+
+def test_what_the_program_itself_does_not_hear_splits_nothing() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor | None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.warn("nobody hears")
+        return None if x.sum() < 0 else x.sin()
+
+    compiled = smelt.compile(program)
+    with torch.no_grad():
+        for x in (X, X, X):
+            assert shown(compiled, x) == [""]
+    assert compiled.stats().fallbacks == {}

@@ -1,14 +1,15 @@
 """Exact equality of Python values: what a guard means by "the same value as before".
 
 Invariant: `same(a, b)` is True only if no Python program could tell a from b by value, type or sign of zero. Tensors
-and all objects that are not plain data count as the same only when they are the same object.
+and all objects that are not plain data count as the same only when they are the same object. `still(now, seen)` asks
+for more: what can be changed in place is the same object, too, since its contents are watched in the one that was seen.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ MISSING: Final = _Missing()
 _BY_EQUALITY = (int, str, bytes, torch.device, range)
 _SEQUENCES = (tuple, list, torch.Size)
 _MAPPINGS = (dict, OrderedDict)
+_MUTABLE = frozenset({dict, OrderedDict, list, set, deque})
 
 
 def _bits(value: float) -> bytes:
@@ -58,6 +60,18 @@ def same(a: Any, b: Any) -> bool:
     if kind in (set, frozenset):
         return _same_set(a, b)
     return kind is deque and a.maxlen == b.maxlen and len(a) == len(b) and all(map(same, a, b))
+
+
+def still(now: Any, seen: Any) -> bool:
+    """Whether a place that held `seen` holds it now: the same plain value, with the very same lists, dicts and sets."""
+    if now is seen:
+        return True
+    kind = type(now)
+    if kind in _MUTABLE:
+        return False
+    if kind is tuple:
+        return type(seen) is tuple and len(now) == len(seen) and all(map(still, now, seen))
+    return same(now, seen)
 
 
 def _same_set(a: Any, b: Any) -> bool:
@@ -92,14 +106,14 @@ def _members(container: Any) -> Iterator[Any]:
     return members
 
 
-def same_contents(container: Any, seen: Any) -> bool:
+def same_contents(container: Any, seen: Any, alike: Callable[[Any, Any], bool] = same) -> bool:
     """Whether a container still holds what `contents` saw: the same members in the same order."""
     if isinstance(container, dict):
         now = _items(container)
         return len(now) == len(seen) and all(
-            same(k, k0) and same(v, v0) for (k, v), (k0, v0) in zip(now, seen.items(), strict=True)
+            alike(k, k0) and alike(v, v0) for (k, v), (k0, v0) in zip(now, seen.items(), strict=True)
         )
     if isinstance(container, (set, frozenset)):
         return _same_set(container, seen)
     members = tuple(_members(container))
-    return len(members) == len(seen) and all(map(same, members, seen))
+    return len(members) == len(seen) and all(map(alike, members, seen))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -153,6 +154,7 @@ class _Recorder:
         self.roots = roots
         self.boundary = boundary  # the frame whose block is recorded
         self.streams = (sys.stdout, sys.stderr)
+        self.filters = warnings.filters
         self.codes: dict[int, CodeType] = {}
         self.effects: dict[tuple[str, Any], Effect] = {}
         self.drawers: dict[CodeType, None] = {}
@@ -191,9 +193,12 @@ class _Recorder:
             self.asked.setdefault(Site(user.f_code, user.f_lasti).span, text)
             return
         what = builtin_effect(arg)
-        if what == WARNS:  # no effect: where the graph does not warn, its answers are right all the same
-            self.warned |= not (is_by_recorder(frame) or self._is_aside(frame))
-            return
+        if what == WARNS:
+            if is_by_recorder(frame) or self._is_aside(frame):
+                return
+            self.warned = True
+            if file_kind(frame.f_code.co_filename) != "user" or self._is_unheard():
+                return  # no effect: where the graph does not warn, its answers are right all the same
         if what == PRINTS and (sys.stdout, sys.stderr) != self.streams:
             what = "replaces the standard streams and prints"
         if what is not None and shows_warning(frame):
@@ -230,7 +235,7 @@ class _Recorder:
                 self.roots.enter_code(code, frame)
             return
         if kind == "torch":
-            self.roots.enter_library_code(code)
+            self.roots.enter_library_code(code, frame.f_globals)
         what = code_effect(code) if kind in ("stdlib", "torch") else None
         if what is not None and self._is_aside(frame.f_back):
             return
@@ -240,6 +245,11 @@ class _Recorder:
             self.codes[id(code)] = code
         else:
             self._on_effect(what, code.co_qualname, frame.f_back, _drawn_from(frame) if what == DRAWS else "")
+
+    def _is_unheard(self) -> bool:
+        """Whether the program itself asked for no warnings of any kind here (`warnings.catch_warnings`)."""
+        ignored = ("ignore", None, Warning, None, 0)
+        return warnings.filters is not self.filters and tuple(warnings.filters[:1]) == (ignored,)
 
     def _is_aside(self, frame: FrameType | None) -> bool:
         """Whether this runs because the program imports something for the first time, or because the garbage

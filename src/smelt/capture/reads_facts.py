@@ -149,6 +149,9 @@ class _Classifier:
             self._called.add(cls)
             for name in CALL_METHODS:
                 self.add("static", cls, name, raw_lookup(cls, name), raw)
+            for base in cls.__mro__[: cls.__mro__.index(torch.nn.Module)]:
+                label = f"{base.__qualname__}.__call__"
+                self.add("unset", base, "__call__", MISSING, raw, label)
 
     def attribute(self, raw: RawRead) -> None:
         """One attribute access, as the facts that make it come out the same."""

@@ -37,7 +37,7 @@ from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, 
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
 from smelt.capture.reads_scan import NAMES, Chain, is_for_append, may_take_locks, runs_in_order, scan_code
-from smelt.capture.reads_tensors import TensorMarks, steps_by_gradients
+from smelt.capture.reads_tensors import TensorMarks, methods_of_tensors, steps_by_gradients
 from smelt.capture.reads_values import (
     CALL_HOOKS,
     CALL_PROTOCOL,
@@ -59,6 +59,7 @@ from smelt.capture.state import Place
 from smelt.diag import Span
 from smelt.ops.python_draws import PYTHONS, draw_name, numpys_generator
 
+_LAYERS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "")
 _SMALL_ARRAY_NBYTES = 4096
 _ASSIGN, _REGISTER = torch.nn.Module.__setattr__.__code__, torch.nn.Module.register_buffer.__code__
 _REGISTRY_ITEM = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
@@ -393,6 +394,9 @@ class Roots:
                     self.reach(table, id(value), f".{name}", site)
             self._watch(value, site, CALL_PROTOCOL)
             return
+        if isinstance(value, torch.nn.Module):
+            cls = type(value)
+            self._fact("static", cls, "__call__", raw_lookup(cls, "__call__"), site, f"{cls.__qualname__}.__call__")
         held = instance_dict(value)
         if held is not None:  # `type(value)` and `isinstance` are no reads of an attribute
             self._fact("object", value, None, (type(value), held), site)
@@ -479,6 +483,7 @@ class Roots:
         self._nested.update(id(c) for c in code.co_consts if isinstance(c, CodeType))
         scan, locks = scan_code(code), len(self._locks)
         texts = [text for text in code.co_consts if isinstance(text, str)] if scan.calls_getattr else []
+        self._hold_methods((*code.co_names, *texts), Site(code, 0))
         self._names.update(code.co_names, texts)
         for module, *_ in list(self._held_modules.values()):
             self._read_held(module, (*code.co_names, *texts))
@@ -504,10 +509,25 @@ class Roots:
         if scan.calls_getattr:
             self._widen_modules(scan.chains, namespace, texts)
 
-    def enter_library_code(self, code: CodeType) -> None:
+    def _hold_methods(self, names: Sequence[str], site: Site) -> None:
+        """Methods of tensors that code names, which somebody has set or may set: no tensor's class is watched."""
+        for name, held, is_users in methods_of_tensors([name for name in names if name not in self._names]):
+            self._fact("static", torch.Tensor, name, held, site, f"torch.Tensor.{name}")
+            if is_users:
+                self.reach(held, 0, f"torch.Tensor.{name}", site)
+
+    def enter_library_code(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """A function of torch's runs for the first time."""
         if steps_by_gradients(code):
             self._names.add("grad")
+        if not code.co_filename.startswith(_LAYERS):
+            return
+        functions = vars(torch.nn.functional)
+        for chain in scan_code(code).chains:  # what `nn.Linear` calls, somebody may set to a function of their own
+            if chain.path and chain.path[0] in functions and namespace.get(chain.name) is torch.nn.functional:
+                name, site = chain.path[0], Site(code, chain.offset)
+                self._fact("item", functions, name, functions[name], site, f"torch.nn.functional.{name}")
+                self.reach(functions[name], 0, f"torch.nn.functional.{name}", site)
 
     def _hold_given_classes(self, code: CodeType, frame: FrameType) -> None:
         """Classes that a function is given, as a classmethod is: what they hold is read and written by its own name."""

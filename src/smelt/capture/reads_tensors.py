@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from smelt._torch.exact import same
+from smelt._torch.exact import MISSING, same
 from smelt._torch.leaves import gradient, is_leaf
+from smelt.capture.reads_effects import file_kind
 from smelt.capture.reads_facts import Change, Read
+from smelt.capture.reads_values import raw_lookup
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -28,6 +31,26 @@ _FLAGS: dict[str, Callable[[torch.Tensor], bool]] = {
     "requires_grad": lambda tensor: tensor.requires_grad,
     "is_leaf": is_leaf,
 }
+
+
+# What recorders of other threads set for a while.
+_RECORDED = frozenset((
+    "shape", "size", "stride", "numel", "nelement", "item", "tolist", "is_contiguous", "contiguous", "storage_offset",
+    "requires_grad_", "register_hook", "retain_grad", "register_post_accumulate_grad_hook", "data", "numpy",
+    "untyped_storage", "data_ptr", "requires_grad", "grad", "is_leaf", "backward", "dim", "ndim", "dtype", "device",
+))  # fmt: skip
+
+
+def methods_of_tensors(names: Collection[str]) -> Iterator[tuple[str, Any, bool]]:
+    """What `torch.Tensor` holds under these names, which somebody may set to other functions, and whether it is
+    somebody's already."""
+    for name in names:
+        if name in _RECORDED or name.startswith("__"):
+            continue
+        held = raw_lookup(torch.Tensor, name)
+        kind = file_kind(held.__code__.co_filename) if type(held) is FunctionType else ""
+        if held is not MISSING and kind != "smelt":
+            yield name, held, kind == "user" or (not kind and name in torch.Tensor.__dict__)
 
 
 def steps_by_gradients(code: CodeType) -> bool:

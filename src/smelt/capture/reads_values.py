@@ -220,10 +220,11 @@ def peek(value: Any, name: str) -> Any:
     return MISSING
 
 
-def _has_standard_call(cls: type) -> bool:
+def has_standard_call(cls: type) -> bool:
     """Whether calling instances of this module class is torch's own doing, so that what it reads is known.
 
-    Seen through the wrapper that stands in torch's class while a program is recorded.
+    Seen through the wrapper that stands in torch's class while a program is recorded. Asked anew each time: a class of
+    torch's may be given another call.
     """
     return raw_lookup(cls, "__call__") is own_attribute(torch.nn.Module, "__call__") and not has_own_lookup(cls)
 
@@ -263,4 +264,3 @@ def cell_contents(cell: Any) -> Any:
 kind_of: Callable[[type], Kind] = lru_cache(maxsize=8192)(_kind_of)
 is_plain_container: Callable[[type], bool] = lru_cache(maxsize=8192)(_is_plain_container)
 has_own_lookup: Callable[[type], bool] = lru_cache(maxsize=8192)(_has_own_lookup)
-has_standard_call: Callable[[type], bool] = lru_cache(maxsize=8192)(_has_standard_call)

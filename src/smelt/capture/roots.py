@@ -55,27 +55,48 @@ class StateTensor:
 
     def current(self) -> torch.Tensor:
         """The tensor that stands at the place now. Raises: KeyError, AttributeError, ... where the place is gone."""
-        if isinstance(self.owner, types.CellType):
-            found = self.owner.cell_contents
-        elif isinstance(self.owner, (dict, list, tuple, deque, types.MappingProxyType)):
-            found = self.owner[self.key]
-        else:
-            found = getattr(self.owner, self.key)
+        found = _held_at(self.owner, self.key)
         if not isinstance(found, torch.Tensor):
             raise LookupError(f"{self.path} holds no tensor any more")
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class ModulePlace:
+    """A module that something else than a module's registry holds, and where; owner None: it is itself the place."""
+
+    owner: Any
+    key: Any
+    module: torch.nn.Module
+
+    def current(self) -> Any:
+        """What stands at the place now; None where it is gone."""
+        if self.owner is None:
+            return self.module
+        try:
+            return _held_at(self.owner, self.key)
+        except (LookupError, AttributeError, ValueError):
+            return None
+
+
+def _held_at(owner: Any, key: Any) -> Any:
+    if isinstance(owner, types.CellType):
+        return owner.cell_contents
+    if isinstance(owner, (dict, list, tuple, deque, types.MappingProxyType)):
+        return owner[key]
+    return getattr(owner, key)
+
+
 class _Member:
-    """The place of a tensor among what has no names: the items of a set, the keys of a dictionary."""
+    """The place of a tensor or module among what has no names: the items of a set, the keys of a dictionary."""
 
     __slots__ = ("_members", "_tensor")
 
-    def __init__(self, members: Any, tensor: torch.Tensor) -> None:
+    def __init__(self, members: Any, tensor: Any) -> None:
         self._members, self._tensor = members, tensor
 
     @property
-    def tensor(self) -> torch.Tensor | None:
+    def tensor(self) -> Any:
         return self._tensor if any(item is self._tensor for item in contents(self._members)) else None
 
 
@@ -117,6 +138,7 @@ class _Walk:
         self.tensors: dict[int, Entry] = {}
         self.modules: dict[int, str] = {}
         self.module_list: list[torch.nn.Module] = []
+        self.module_places: list[ModulePlace] = []
         self.functions: list[types.FunctionType] = []
         self.fillers: set[int] = set()
         self._queue: deque[tuple[Any, str]] = deque()
@@ -140,6 +162,8 @@ class _Walk:
             elif path != entry.path:
                 entry.aliases.append(path)
             return
+        if isinstance(value, torch.nn.Module):
+            self.module_places.append(ModulePlace(owner, key, value))
         if id(value) not in self._seen:
             self._seen.add(id(value))
             self._queue.append((value, path))
@@ -331,8 +355,8 @@ def _runs_tests(module_name: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """What a program could reach before it ran: tensors by id, the paths of its modules by id, functions, and the ids
-    of the code of those whose results are cached.
+    """What a program could reach before it ran: tensors by id, the paths of its modules by id, functions, the ids of
+    the code of those whose results are cached, and the places of modules that are no other module's members.
     """
 
     entries: Mapping[int, Entry]
@@ -340,6 +364,7 @@ class Roots:
     module_list: tuple[torch.nn.Module, ...] = ()
     functions: tuple[types.FunctionType, ...] = ()
     fillers: frozenset[int] = frozenset()
+    module_places: tuple[ModulePlace, ...] = ()
 
     def __iter__(self) -> Iterator[StateTensor]:
         return (entry.freeze() for entry in self.entries.values())
@@ -355,4 +380,7 @@ def reachable(fn: Callable[..., Any], opaque: Mapping[str, Any] | None = None) -
     for path, value in (opaque or {}).items():
         walk.add(value, path, None, None)
     walk.run()
-    return Roots(walk.tensors, walk.modules, tuple(walk.module_list), tuple(walk.functions), frozenset(walk.fillers))
+    return Roots(
+        walk.tensors, walk.modules, tuple(walk.module_list), tuple(walk.functions), frozenset(walk.fillers),
+        tuple(walk.module_places),
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Settings of libraries that their C code reads, seen as context variables: guards ask them again."""
+"""Settings of libraries, and of torch, that C code reads, seen as context variables: guards ask them again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
+
+import torch
 
 _OF_NUMPY = ("geterr", "geterrcall", "getbufsize")
 
@@ -28,6 +30,8 @@ def setting_of(value: Any) -> Setting | None:
     """The setting that decides what comes of a value which a program names; None of nearly all."""
     if isinstance(value, ModuleType):
         return _decimals() if value.__name__ == "decimal" else None
+    if value is torch.get_num_threads:
+        return _threads()
     holder = value if isinstance(value, (type, FunctionType, BuiltinFunctionType)) else type(value)
     module = holder.__module__
     if module == "decimal":
@@ -44,6 +48,11 @@ def _decimals() -> Setting:
         return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, tuple(now.traps.values())
 
     return Setting("decimal.getcontext()", read)
+
+
+@lru_cache
+def _threads() -> Setting:
+    return Setting("torch.get_num_threads()", torch.get_num_threads)
 
 
 @lru_cache

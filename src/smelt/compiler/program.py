@@ -26,6 +26,7 @@ from smelt.compiler.pipeline import first_wrong_pass
 from smelt.compiler.prints import muted_again, pieces_since, pieces_written
 from smelt.compiler.program_calls import KnownCall
 from smelt.compiler.program_copy import SavedCapture, load, save
+from smelt.compiler.program_modules import SourceModules
 from smelt.compiler.second_sight import NO_FREEDOM, Freedom
 from smelt.compiler.sized_capture import sized_capture
 from smelt.compiler.sized_unit import SizedUnit, unit_of
@@ -43,13 +44,14 @@ CAPTURE_LIMIT = 8
 
 class Setting(NamedTuple):
     """What a capture was made under: `training` flags, devices of autocast with their dtypes, torch's default dtype,
-    and the ids of the program's modules.
+    the ids of the modules that the program may call, and the numbers of the hooks on them.
     """
 
     training: tuple[bool, ...]
     autocast: tuple[tuple[str, torch.dtype], ...]
     dtype: torch.dtype
     modules: tuple[int, ...]
+    hooks: tuple[int, ...]
 
 
 Key: TypeAlias = tuple[Setting, tuple[int, ...], tuple[Type, ...], tuple[str, ...]]
@@ -66,8 +68,8 @@ class Program(torch.nn.Module):
     A call runs natively, or operation by operation where gradients are needed, with the same answer. The program holds
     for the captured sizes and Python arguments, where these were not left free (`dynamic_shapes`), and raises for
     others. For other dtypes or strides, arguments that were different tensors and are one, other `training` flags,
-    autocast or default dtype, or parameters or modules that were moved or replaced, it is captured anew from its source
-    (at most `CAPTURE_LIMIT` captures are kept).
+    autocast or default dtype, parameters or modules that were moved or replaced, or other hooks on these, it is
+    captured anew from its source (at most `CAPTURE_LIMIT` captures are kept).
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Program(torch.nn.Module):
         self._held: dict[int, Constants] = {}
         self._known: KnownCall | None = None
         self._of: tuple[torch.nn.Module, ...] = ()  # what the ids of settings stand for: kept, so that they stay theirs
+        self._modules_of = SourceModules(source, captured.roots)
         self.native_failure: str | None = None
         self._add(captured)
 
@@ -216,10 +219,11 @@ class Program(torch.nn.Module):
         unit = unit_of(captured, self._options, captured.state.current)
         unit.on_constants(_holder(weakref.ref(self), id(unit)))
         self._known = None
+        self._modules_of = SourceModules(self._source, captured.roots)
         setting = self._setting()._replace(autocast=captured.autocast, dtype=captured.default_dtype)
         if training is not None:
             setting = setting._replace(training=training)
-        self._keep_only(setting.modules)
+        self._keep_only(setting)
         types = tuple(value.type for value in unit.graph.inputs)
         key = setting, unit.signature.same, types, tuple(map(str, unit.checks))
         if key not in self._units and len(self._units) >= CAPTURE_LIMIT:
@@ -227,11 +231,12 @@ class Program(torch.nn.Module):
         self._units[key] = unit
         return unit
 
-    def _keep_only(self, modules: tuple[int, ...]) -> None:
-        """Let go of what was captured of other modules than these."""
-        for key in [key for key in self._units if key[0].modules != modules]:
+    def _keep_only(self, setting: Setting) -> None:
+        """Let go of what was captured of other modules than these, or with other hooks on them."""
+        kept = setting.modules, setting.hooks
+        for key in [key for key in self._units if (key[0].modules, key[0].hooks) != kept]:
             self._held.pop(id(self._units.pop(key)), None)
-        self._of = self._source_modules()
+        self._of = self._modules_of.all()
 
     def _capture(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Unit:
         try:
@@ -342,6 +347,7 @@ class Program(torch.nn.Module):
             "_held",
             "_known",
             "_of",
+            "_modules_of",
             "native_failure",
             "training",
             *_SHARED,
@@ -351,12 +357,8 @@ class Program(torch.nn.Module):
         return (_restore, (self._source, self._options, saved, extra, self._free))
 
     def _setting(self) -> Setting:
-        modules = self._source_modules()
-        flags, ids = tuple(module.training for module in modules), tuple(map(id, modules))
-        return Setting(flags, autocast(), default_dtype(), ids)
-
-    def _source_modules(self) -> tuple[torch.nn.Module, ...]:
-        return tuple(self._source.modules()) if isinstance(self._source, torch.nn.Module) else ()
+        now = self._modules_of.now()
+        return Setting(now.training, autocast(), default_dtype(), now.modules, now.hooks)
 
     def _by_op(self, unit: Unit, inputs: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # The raw graph has the program's own in-place operations and views, so gradients, aliases and other dtypes come

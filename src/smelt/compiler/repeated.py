@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterable
 
 from smelt.capture.reads import Effect, ReadLog
-from smelt.capture.reads_effects import PRINTS, SHOWS_WARNING
+from smelt.capture.reads_effects import PRINTS, SHOWS_WARNING, WARNS
 from smelt.ir import Graph, Node
 
 _STREAMS = frozenset(("sys.stdout", "sys.stderr"))
+_WARNINGS = (WARNS, SHOWS_WARNING)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]")  # an object made anew at each call says where it lies
 
 
@@ -37,14 +38,14 @@ def without_repeated(log: ReadLog, graph: Graph) -> ReadLog:
             return effect.generator not in drawn
         if effect.span is None or not is_repeatable(effect):
             return True
-        return (effect.span.file, effect.span.line) not in (warned if effect.what == SHOWS_WARNING else printed)
+        return (effect.span.file, effect.span.line) not in (warned if effect.what in _WARNINGS else printed)
 
     return ReadLog(log.reads, [effect for effect in log.effects if is_left(effect)], log.mutations)
 
 
 def is_repeatable(effect: Effect) -> bool:
     """Whether a graph of all ways can do this, too."""
-    return bool(effect.generator) or effect.what == SHOWS_WARNING or _prints(effect)
+    return bool(effect.generator) or effect.what in _WARNINGS or _prints(effect)
 
 
 def _lines_of(nodes: Iterable[Node]) -> set[tuple[str, int]]:

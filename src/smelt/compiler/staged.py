@@ -218,7 +218,7 @@ def _place(read: Any) -> tuple[Any, ...]:
 
 def _as_now(read: Any) -> Any:
     """A fact of the staged run, as it is after it; None for what was there during that run only."""
-    test = FactTest(read)
+    test = FactTest.of(read)
     if test.holds():
         return read
     if type(read.value) is Draw:  # for the time of that run

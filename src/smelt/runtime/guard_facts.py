@@ -21,14 +21,13 @@ Invariant: the compact test holds only if every fact does. Facts on dicts, class
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from smelt._torch.exact import MISSING, contents, same, same_contents
+from smelt._torch.exact import MISSING, contents, same, same_contents, still
 from smelt._torch.lru import cached_tensors, still_cached
 from smelt._torch.record_patches import TRACKS
 from smelt.diag import Span
@@ -81,9 +80,20 @@ _NOW: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class FactTest:
-    """A fact that can be asked again; `read` is what it was made of (a `ReadFact`)."""
+    """A fact that can be asked again; `read` is what it was made of (a `ReadFact`).
+
+    alike: how a value compares with the one that was seen. Where the run itself put an equal list, dict or set in the
+    place of the one that it found, an equal one will do.
+    """
 
     read: Any
+    alike: Callable[[Any, Any], bool] = still
+
+    @classmethod
+    def of(cls, read: Any) -> FactTest:
+        """The test of a fact, as it is after the run."""
+        test = cls(read)
+        return test if test.holds() else cls(read, same)
 
     @property
     def kind(self) -> str:
@@ -104,7 +114,10 @@ class FactTest:
 
     @property
     def is_internal(self) -> bool:
-        """Whether it is on a wrapper of Smelt's own, which the program reads only while it is recorded."""
+        """Whether it is on a wrapper of Smelt's own, which the program reads only while it is recorded, or on a method
+        of tensors that is as torch has it."""
+        if self.kind == "static" and self.read.owner is torch.Tensor:
+            return getattr(self.seen, "__module__", "torch").startswith("torch")
         if self.kind == "function":
             return str(self.read.owner.__globals__.get("__name__", "")).startswith("smelt.capture.")
         if self.kind not in ("item", "absent", "content") or not isinstance(self.read.owner, dict):
@@ -120,7 +133,7 @@ class FactTest:
         """Whether its place still holds what was seen, exactly."""
         kind, seen = self.kind, self.seen
         if kind == "content":
-            return same_contents(self.read.owner, seen)
+            return same_contents(self.read.owner, seen, self.alike)
         if kind == "cached":
             return still_cached(self.read.owner, seen)
         now = self.now()
@@ -128,9 +141,9 @@ class FactTest:
             return all(a is b for a, b in zip(now[:2], seen[:2], strict=True)) and _same_tables(now[2:], seen[2:])
         if kind == "array":
             return bool(now == seen)
-        if kind == "item" and isinstance(seen, (dict, list, set, deque)):
-            return now is seen  # its contents are a fact about this very object
-        return same(now, seen)
+        if kind == "class":
+            return same_contents(now, seen, self.alike)
+        return (still if kind == "item" else self.alike)(now, seen)
 
 
 def _same_tables(now: tuple[Any, ...], seen: tuple[Any, ...]) -> bool:
@@ -142,7 +155,7 @@ class Facts:
 
     def __init__(self, reads: Iterable[Any]) -> None:
         known = [read for read in reads if read.kind in _NOW]
-        self.tests = [FactTest(read) for read in known if not _is_constant(read)]
+        self.tests = [FactTest.of(read) for read in known if not _is_constant(read)]
         self.tensors = _tensors(known)
         self._spaces: dict[int, _SpaceBuilder] = {}
         self._objects: list[Any] = []

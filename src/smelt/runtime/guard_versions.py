@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,11 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from smelt._torch.exact import MISSING, same
+from smelt._torch.exact import MISSING, same, still
 
 _STAMP_OFFSET = 24  # PyDictObject: object header (16), ma_used (8), ma_version_tag
-# Replaced by an equal one, a container counts as changed: its contents are watched in the object that was seen.
-_IDENTITY = frozenset({dict, OrderedDict, list, set, deque})
 _TYPE_OFFSET = 8  # PyObject: ob_type
 _DICT_OFFSET = -24  # the managed dict pointer, before the object
 _FUNCTION_OFFSETS = (48, 56, 64)  # PyFunctionObject: func_code, func_defaults, func_kwdefaults
@@ -59,7 +57,7 @@ class Namespace:
             return True
         for name, seen in zip(self.names, self.values, strict=True):
             now = dict.get(entries, name, MISSING)
-            if now is not seen and (type(now) in _IDENTITY or not same(now, seen)):
+            if not still(now, seen):
                 return False
         return True
 

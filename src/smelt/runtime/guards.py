@@ -222,6 +222,8 @@ class GuardSet:
         if guard.kind == "check":
             return f"{guard.expr} does not hold for {self._shown_values(args, kwargs)}{where}"
         before, now = _difference(guard.seen, self._now(failed, args, kwargs))
+        if failed >= len(self._arguments.tests) and same(now, before):
+            return f"{guard.kind} of {guard.expr} holds another object that is equal to {_short(before)}{where}"
         return f"{guard.kind} of {guard.expr} was {_short(before)}, now {_short(now)}{where}"
 
     def _shown_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
