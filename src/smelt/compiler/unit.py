@@ -421,11 +421,13 @@ class Unit:
         before = Generators() if self.draws else None
         try:
             return self._run(args, kwargs)
+        except Undelivered:  # all of it has happened, draws too
+            raise
         except Exception as error:
             # On data of another path an operator may fail before it is known that the path does not fit.
             if before is not None:
                 before.restore()
-            if isinstance(error, (Miss, Undelivered)) or not self.is_path:
+            if isinstance(error, Miss) or not self.is_path:
                 raise
             raise Miss("a run to its end", f"{type(error).__name__}: {error}") from error
 
