@@ -8,6 +8,7 @@ under inference mode, or from NumPy) to a few elements that are not sampled is n
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 SAMPLES = 16
 Sample = npt.NDArray[np.generic]
+_ORDER = "<" if sys.byteorder == "little" else ">"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -34,7 +36,26 @@ def sample_view(tensor: torch.Tensor) -> Sample | None:
         n = flat.shape[axis]
         flat = flat.movedim(axis, -1)[(0,) * (flat.dim() - 1)]
     step = max((n - 1) // (SAMPLES - 1), 1)
-    return np.asarray(flat.view(bits)[: step * (SAMPLES - 1) + 1 : step].numpy())
+    return np.asarray(_Memory(flat.view(bits)[: step * (SAMPLES - 1) + 1 : step]))
+
+
+class _Memory:
+    """The elements of a flat tensor of whole numbers as NumPy asks for them, to be read.
+
+    Not `Tensor.numpy`: torch then never lets the tensor's owner resize it again. Its memory lies there as long as the
+    tensor itself says so (`data_ptr`), which is asked first.
+    """
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        size = flat.element_size()
+        self.tensor = flat
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1" if size == 1 else f"{_ORDER}i{size}",
+            "data": (flat.data_ptr(), True),
+            "shape": tuple(flat.shape),
+            "strides": tuple(stride * size for stride in flat.stride()),
+        }
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
