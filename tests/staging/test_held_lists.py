@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -115,3 +118,111 @@ def test_scripts_refuse_before_anything_changes(program: Callable[..., Any]) -> 
     assert not FOUND
     assert not Kept.items
     assert not Kept.table
+
+
+class Note:
+    """Appends at the end of its block."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __enter__(self) -> list[Any]:
+        return self.items
+
+    def __exit__(self, *error: object) -> None:
+        self.items.append("out")
+
+
+@contextlib.contextmanager
+def noted(items: list[Any]) -> Iterator[list[Any]]:
+    items.append("in")
+    yield items
+    items.append("out")
+
+
+def _again(items: list[Any]) -> Iterator[list[Any]]:
+    while True:
+        yield items
+
+
+def in_a_block(x: Tensor) -> Any:
+    found: list[Any] = []
+    with Note(found) as inner:
+        if x.sum() > 0:
+            return found, x
+        inner.append("mid")
+    return found, x
+
+
+def in_a_generators_block(x: Tensor) -> Any:
+    found: list[Any] = []
+    with noted(found) as inner:
+        if x.sum() > 0:
+            return found, x
+        inner.append("mid")
+    return found, x
+
+
+def in_a_generator(x: Tensor) -> Any:
+    found: list[Tensor] = []
+    holder = _again(found)
+    if x.sum() > 0:
+        found.append(x * 3)
+    kept = next(holder)
+    found.append(x * 3)
+    return kept, len(found)
+
+
+def in_an_error(x: Tensor) -> Any:
+    found: list[Tensor] = []
+    error = ValueError(found)
+    if x.sum() > 0:
+        found.append(x * 3)
+    kept = error.args[0]
+    found.append(x * 3)
+    return kept, len(found)
+
+
+def in_a_cache(x: Tensor) -> Any:
+    found: list[Tensor] = []
+    cached = functools.lru_cache(lambda key: found)
+    cached(1)
+    if x.sum() > 0:
+        found.append(x * 3)
+    kept = cached(1)
+    found.append(x * 3)
+    return kept, len(found)
+
+
+def by_a_method_of_its_own(x: Tensor) -> Any:
+    found: list[Tensor] = []
+    length = found.__len__
+    if x.sum() > 0:
+        found.append(x)
+        found.append(x)
+    else:
+        found.append(x)
+    return length(), found
+
+
+def repeated(x: Tensor) -> Any:
+    found: list[Tensor] = []
+    holder = itertools.repeat(found)
+    if x.sum() > 0:
+        found.append(x * 3)
+    kept = next(holder)
+    found.append(x * 3)
+    return kept, len(found)
+
+
+HIDDEN = [
+    in_a_block, in_a_generators_block, in_a_generator, in_an_error, in_a_cache, by_a_method_of_its_own, repeated,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", HIDDEN, ids=lambda p: p.__name__)
+def test_held_where_no_walk_comes_to(program: Callable[..., Any]) -> None:
+    expected = _run(program)
+    compiled = smelt.compile(program)
+    for _ in range(2):
+        assert _run(compiled) == expected

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from smelt.capture.convert.runtime import HIDDEN
-from smelt.capture.convert.structure import exits_of_all
+from smelt.capture.convert.structure import exits_of_all, is_mixed
 
 GLOBAL: Final = "global"
 FREE: Final = "free"
@@ -237,6 +237,11 @@ class Names:
         self._fields(node, scope)
 
     _visit_MatchStar = _visit_MatchAs
+
+    def _visit_MatchOr(self, node: ast.MatchOr, scope: Scope) -> None:
+        if is_mixed(node):
+            self._refuse(scope, "alternatives of a pattern hold True or False, and more", node)
+        self._fields(node, scope)
 
     def _visit_MatchMapping(self, node: ast.MatchMapping, scope: Scope) -> None:
         if node.rest is not None:

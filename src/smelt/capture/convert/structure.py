@@ -12,6 +12,8 @@ The trees given are not changed; the caller may still use them.
 from __future__ import annotations
 
 import ast
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -225,6 +227,24 @@ class Structure:
         assign = ast.Assign([ast.Name(subject, ast.Store())], node.subject, lineno=node.lineno)
         return [_at(assign, node.subject), *self._cases(node.cases, subject)]
 
+    def _structural(
+        self, pattern: ast.pattern, subject: str, is_guarded: bool
+    ) -> tuple[list[Any], ast.expr, list[ast.stmt]]:
+        """A pattern that takes its subject apart: what stands before its test, the test, and what stands behind it
+        where it held."""
+        flag = self.fresh("matched")
+        if not _holds_truths(pattern):
+            return [_native_match(pattern, subject, flag)], _name(flag, pattern), []
+        compared = _Compared(self.fresh)
+        native = _native_match(compared.visit(copy.deepcopy(pattern)), subject, flag)
+        test = _at(ast.BoolOp(ast.And(), [_name(flag, pattern), *compared.tests]), pattern)
+        binds = [_assign(name, _name(hidden, pattern), pattern) for name, hidden in compared.names.items()]
+        if not (is_guarded and binds):
+            return [native], test, binds
+        held = self.fresh("matched")  # a guard sees what is bound
+        bound = _at(ast.If(_name(held, pattern), binds, []), pattern)
+        return [native, _assign(held, test, pattern), bound], _name(held, pattern), []
+
     def _cases(self, cases: list[ast.match_case], subject: str) -> list[Any]:
         if not cases:
             return []
@@ -240,14 +260,50 @@ class Structure:
         else:
             test = _value_test(pattern, subject)
             if test is None:
-                flag = self.fresh("matched")
-                out.append(_native_match(pattern, subject, flag))
-                test = _at(ast.Name(flag, ast.Load()), pattern)
+                before, test, behind = self._structural(pattern, subject, case.guard is not None)
+                out += before
+                case = ast.match_case(pattern, case.guard, [*behind, *case.body])
         if case.guard is not None:
             test = case.guard if test is None else _at(ast.BoolOp(ast.And(), [test, case.guard]), case.guard)
         if test is None:
             return [*out, *case.body]
         return [*out, ast.copy_location(ast.If(test, case.body, self._cases(rest, subject)), pattern)]
+
+
+def is_mixed(pattern: ast.MatchOr) -> bool:
+    """Whether alternatives that compare with True or False bind something, or take something apart."""
+    return _holds_truths(pattern) and _value_test(pattern, "") is None
+
+
+class _Compared(ast.NodeTransformer):
+    """A pattern whose True and False, which Python compares by identity, are captured, to be compared after it.
+
+    What the pattern binds is captured under hidden names, too: names are bound where all of it has matched.
+    """
+
+    def __init__(self, fresh: Callable[[str], str]) -> None:
+        self._fresh = fresh
+        self.tests: list[ast.expr] = []
+        self.names: dict[str, str] = {}
+
+    def visit(self, node: Any) -> Any:
+        """The pattern in the place of this one."""
+        if isinstance(node, ast.MatchSingleton | ast.MatchOr) and _holds_truths(node):
+            name = self._fresh("part")
+            test = _value_test(node, name)
+            assert test is not None  # others are refused (`names`)
+            self.tests.append(test)
+            return _at(ast.MatchAs(None, name), node)
+        if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name is not None:
+            node.name = self.names.setdefault(node.name, self._fresh("bound"))
+        if isinstance(node, ast.MatchMapping) and node.rest is not None:
+            node.rest = self.names.setdefault(node.rest, self._fresh("bound"))
+        return self.generic_visit(node)
+
+
+def _holds_truths(pattern: ast.pattern) -> bool:
+    """Whether a pattern compares with True or False."""
+    return any(isinstance(n, ast.MatchSingleton) and n.value is not None for n in ast.walk(pattern))
 
 
 def _value_test(pattern: ast.pattern, subject: str) -> ast.expr | None:
@@ -281,7 +337,9 @@ def _native_match(pattern: ast.pattern, subject: str, flag: str) -> Native:
             names.add(node.name)
         if isinstance(node, ast.MatchMapping) and node.rest is not None:
             names.add(node.rest)
-    native: Native = _placed(Native(match, frozenset(names), 0, 0, 0, 0), pattern)
+    # Hidden ones are asked right behind it, and by nobody else.
+    targets = frozenset(name for name in names if not name.startswith(HIDDEN))
+    native: Native = _placed(Native(match, targets, 0, 0, 0, 0), pattern)
     return native
 
 
@@ -292,6 +350,14 @@ def _is_irrefutable(pattern: ast.pattern) -> bool:
         case ast.MatchOr():
             return any(_is_irrefutable(p) for p in pattern.patterns)
     return False
+
+
+def _name(name: str, where: Any) -> Any:
+    return _at(ast.Name(name, ast.Load()), where)
+
+
+def _assign(name: str, value: ast.expr, where: Any) -> Any:
+    return _at(ast.Assign([ast.Name(name, ast.Store())], value, lineno=where.lineno), where)
 
 
 def _take_in(node: ast.If, rest: list[Any]) -> tuple[ast.If, list[Any]]:

@@ -17,7 +17,7 @@ from smelt.capture.staging.heap import Change
 from smelt.capture.staging.merge import Poison, resolved
 from smelt.capture.staging.ordering import check_unchanged
 from smelt.capture.staging.session import Outcome, Session
-from smelt.capture.staging.stops import CannotGrow, CannotMerge, CannotStage
+from smelt.capture.staging.stops import ACTS, CannotGrow, CannotMerge, CannotStage
 from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.ir import BOOL
 
@@ -165,8 +165,16 @@ def arm(
     session: Session, body: Callable[[], Any], before: Any, get: Any, set_: Any, snapshot: Any, start: Any
 ) -> Callable[[], Outcome]:
     """One run of an arm: what it leaves, with everything put back."""
+    acted = False
 
     def run() -> Outcome:
+        outcome = once()
+        if acted:
+            session.cannot(*ACTS)
+        return outcome
+
+    def once() -> Outcome:
+        nonlocal acted
         session.recorder.depth += 1
         modes = session.recorder._modes_now()
         changes: dict[tuple[int, Any], Change] | None = None
@@ -185,7 +193,7 @@ def arm(
             return raised(session, error)
         finally:
             session.recorder.depth -= 1
-            snapshot.restore(None if changes is None else changes.values())
+            acted |= snapshot.restore(None if changes is None else changes.values())
             set_(before)
 
     return run

@@ -43,6 +43,11 @@ def has_slots_only(container: Any) -> bool:
     return not isinstance(container, (dict, list, set, deque, type, types.CellType, StagedObject))
 
 
+def _items(container: dict[Any, Any]) -> Any:
+    """What a dictionary holds, in its order; a subclass's own `items` stays out."""
+    return (OrderedDict if isinstance(container, OrderedDict) else dict).items(container)
+
+
 def refill(container: Any, contents: Any) -> None:
     if has_slots_only(container):
         for name in {**_slots(container), **contents}:
@@ -76,7 +81,7 @@ def contents(container: Any) -> Any:
     if isinstance(container, type):
         return dict(vars(container))
     if isinstance(container, dict):
-        return {key: value for key, value in dict.items(container)}  # noqa: C416 (a subclass's own keys() stays out)
+        return dict(_items(container))
     if has_slots_only(container):
         return _slots(container)
     base = base_of(container)
@@ -90,8 +95,8 @@ def is_as_it_was(container: Any, old: Any) -> bool:
         return len(container) == len(old) and (
             not old
             or (
-                all(map(operator.is_, dict.keys(container), old))
-                and all(map(operator.is_, dict.values(container), old.values()))
+                all(map(operator.is_, kind.keys(container), old))
+                and all(map(operator.is_, kind.values(container), old.values()))
             )
         )
     if kind is list:
@@ -114,7 +119,8 @@ def holds_the_same(container: Any, old: Any) -> bool:
         now = vars(container)
         return are_the_same(now.keys(), old) and are_the_same(now.values(), old.values())
     if isinstance(container, dict):
-        return are_the_same(dict.keys(container), old) and are_the_same(dict.values(container), old.values())
+        now = contents(container)
+        return are_the_same(now.keys(), old) and are_the_same(now.values(), old.values())
     if has_slots_only(container):
         held = _slots(container)
         return are_the_same(held.keys(), old) and are_the_same(held.values(), old.values())

@@ -10,8 +10,9 @@ Invariant: nobody still holds the container that was there before, which is none
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
-from types import CellType
+from types import CellType, FrameType
 from typing import Any
 
 from smelt.capture.spans import Site
@@ -22,6 +23,9 @@ from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import WORLDS, ScalarSlot, StagedObject, is_staged, slot_of
 from smelt.ir import ANY, NONE, DictType, ListType, TupleType, Type, join
+
+# Where a walk finds what it holds, and what a run itself makes to look at things.
+_OF_WALKS = (dict, list, tuple, CellType, FrameType)
 
 
 class Grows(BaseException):
@@ -97,6 +101,27 @@ def _joined(session: Session, types: Iterable[Type | None]) -> Type:
     return ANY if found is None else found
 
 
+def _check_holders(session: Session, site: Site | None, grown: Any, snapshot: Snapshot) -> None:
+    """Nothing holds a container that no walk comes to: a generator's frame, a context manager, `itertools`' objects.
+
+    All that Python's collector knows of is asked, which takes a while, so once for each place of a program.
+
+    Raises: CannotStage.
+    """
+    place = (site, len(session.recorder.records))
+    asked = session.budget.asked if session.budget is not None else set()
+    if place in asked:
+        return
+    known_holders = snapshot.parents.get(id(grown), ())
+    for holder in gc.get_referrers(grown):
+        if isinstance(holder, _OF_WALKS) or any(holder is known for known in known_holders):
+            continue
+        if not type(holder).__module__.startswith("smelt."):
+            what = f"a {type(grown).__name__} that grows in a loop is held by a {type(holder).__name__}"
+            session.cannot(what, "it cannot be replaced there")
+    asked.add(place)
+
+
 def stage_container(
     session: Session,
     site: Site | None,
@@ -117,6 +142,7 @@ def stage_container(
             if key is not None:
                 raise Again(whole=("over", key, type_))
             session.cannot("a list grows in a loop over it, in some runs", "Python goes over what is put in, too")
+    _check_holders(session, site, grown, snapshot)
     is_dict = isinstance(grown, dict)
     items = [part for item in grown.items() for part in item] if is_dict else grown
     session.note_held(items)

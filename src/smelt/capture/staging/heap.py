@@ -26,6 +26,7 @@ from smelt.capture.staging.containers import (
     put_slot,
     refill,
 )
+from smelt.capture.staging.hidden import keepers_of
 from smelt.capture.staging.settled import Settled
 from smelt.capture.staging.symbols import StagedObject, slot_of, wrap
 from smelt.capture.staging.walk import Walk
@@ -93,7 +94,8 @@ class Snapshot:
         ]
         self._walk = walk
         self.parents = walk.parents
-        self._keepers = walk.keepers
+        held = (*walk.hidden, *(() if settled is None else settled.hidden))
+        self._keepers = [put_back for value in held for put_back in keepers_of(value)]
         self.iterators = walk.iterators
 
     def holds(self, value: Any) -> bool:
@@ -124,10 +126,12 @@ class Snapshot:
         return found
 
     @unwatched
-    def restore(self, changes: Iterable[Change] | None = None) -> None:
-        """Put everything back. changes: all that is different, where that was just asked."""
-        for put_back in self._keepers:
-            put_back()
+    def restore(self, changes: Iterable[Change] | None = None) -> bool:
+        """Put everything back; whether something was changed that objects hold outside of any container.
+
+        changes: all that is different, where that was just asked.
+        """
+        hidden = [put_back() for put_back in self._keepers]
         for table, keys in self._caches:
             if len(table) > len(keys):
                 _take_out(table, keys)
@@ -146,6 +150,7 @@ class Snapshot:
                     change.put(change.old)
             else:
                 refill(container, old)
+        return any(hidden)
 
     def _copy_of(self, container: Any) -> tuple[Any, Any]:
         found = self._own.get(id(container))
@@ -196,6 +201,9 @@ def _differences(container: Any, old: Any) -> Iterator[Change]:
     elif isinstance(container, dict) or has_slots_only(container):
         now = contents(container)
         if are_the_same(now.keys(), old) and are_the_same(now.values(), old.values()):
+            return
+        if isinstance(container, dict) and list(now) != list(old) and now.keys() == old.keys():
+            yield Change(container, WHOLE, old, now)  # in another order
             return
         for key in {**old, **now}:
             before, after = old.get(key, MISSING), now.get(key, MISSING)

@@ -9,14 +9,27 @@ import array
 import random
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 _MISSING = object()
+_KINDS = (bytearray, array.array, random.Random, threading.local, ContextVar)
 _MOST_BYTES = 1 << 20  # of an array that is copied
 
-PutBack = Callable[[], None]
+PutBack = Callable[[], bool]
+"""Puts back what was there; whether that was another."""
+
+
+def is_keeper(value: Any) -> bool:
+    """Whether an object holds something outside of any container."""
+    cls = type(value)
+    if cls in _KINDS or isinstance(value, BaseException):
+        return True
+    if isinstance(value, (dict, list, set, deque)):
+        return hasattr(cls, "__slots__")  # of other objects with slots these are containers
+    return cls.__module__ == "numpy" and cls.__name__ == "ndarray"
 
 
 def keepers_of(value: Any) -> Iterator[PutBack]:
@@ -25,8 +38,7 @@ def keepers_of(value: Any) -> Iterator[PutBack]:
     if cls is bytearray or cls is array.array:
         yield _bytes(value)
     elif cls is random.Random:
-        state = value.getstate()
-        yield lambda: value.setstate(state)
+        yield _drawn(value)
     elif cls is threading.local:
         yield _own_of_thread(value)
     elif cls is ContextVar:
@@ -34,6 +46,8 @@ def keepers_of(value: Any) -> Iterator[PutBack]:
     elif cls.__module__ == "numpy" and cls.__name__ == "ndarray":
         if value.nbytes <= _MOST_BYTES and not value.dtype.hasobject and value.flags.writeable:
             yield _elements(value)
+    elif isinstance(value, BaseException):
+        yield _error(value)
     elif hasattr(cls, "__slots__"):
         yield _slots(value)
 
@@ -41,9 +55,23 @@ def keepers_of(value: Any) -> Iterator[PutBack]:
 def _bytes(value: Any) -> PutBack:
     old = value[:]
 
-    def put_back() -> None:
-        if value != old:
-            value[:] = old
+    def put_back() -> bool:
+        if value == old:
+            return False
+        value[:] = old
+        return True
+
+    return put_back
+
+
+def _drawn(value: random.Random) -> PutBack:
+    old = value.getstate()
+
+    def put_back() -> bool:
+        if value.getstate() == old:
+            return False
+        value.setstate(old)
+        return True
 
     return put_back
 
@@ -51,9 +79,11 @@ def _bytes(value: Any) -> PutBack:
 def _elements(value: Any) -> PutBack:
     old = value.copy()
 
-    def put_back() -> None:
-        if value.shape == old.shape:
-            value[...] = old
+    def put_back() -> bool:
+        if value.shape != old.shape or value.tobytes() == old.tobytes():
+            return False
+        value[...] = old
+        return True
 
     return put_back
 
@@ -62,9 +92,12 @@ def _own_of_thread(value: Any) -> PutBack:
     held = value.__dict__
     old = dict(held)
 
-    def put_back() -> None:
+    def put_back() -> bool:
+        if len(held) == len(old) and all(held.get(name, _MISSING) is before for name, before in old.items()):
+            return False
         held.clear()
         held.update(old)
+        return True
 
     return put_back
 
@@ -72,10 +105,24 @@ def _own_of_thread(value: Any) -> PutBack:
 def _variable(value: ContextVar[Any]) -> PutBack:
     old = value.get(_MISSING)
 
-    def put_back() -> None:
+    def put_back() -> bool:
+        now = value.get(_MISSING)
         # One that had no value has none again when the context ends that the run has of its own.
-        if old is not _MISSING and value.get(_MISSING) is not old:
+        if old is not _MISSING and now is not old:
             value.set(old)
+        return now is not old
+
+    return put_back
+
+
+def _error(value: BaseException) -> PutBack:
+    args, cause = value.args, value.__cause__
+
+    def put_back() -> bool:
+        if value.args is args and value.__cause__ is cause:
+            return False
+        value.args, value.__cause__ = args, cause
+        return True
 
     return put_back
 
@@ -87,14 +134,17 @@ def _slots(value: Any) -> PutBack:
     ]
     old = [_read(place, value, cls) for place in places]
 
-    def put_back() -> None:
+    def put_back() -> bool:
+        is_other = False
         for place, before in zip(places, old, strict=True):
             if _read(place, value, cls) is before:
                 continue
+            is_other = True
             if before is _MISSING:
                 place.__delete__(value)
             else:
                 place.__set__(value, before)
+        return is_other
 
     return put_back
 

@@ -34,7 +34,7 @@ from smelt.capture.staging.merge import Pending, Poison, check_identities, flag_
 from smelt.capture.staging.ordering import check_unchanged
 from smelt.capture.staging.records import RegionRecords, Structured
 from smelt.capture.staging.session import Outcome, Session
-from smelt.capture.staging.stops import Again, CannotStage
+from smelt.capture.staging.stops import ACTS, Again, CannotStage
 from smelt.capture.staging.symbols import ScalarSlot, is_staged, slot_of
 from smelt.ir import ANY, ListType, TensorType, Type, fits, join, type_of_arg
 
@@ -170,8 +170,16 @@ class Loop:
 
     def _thunk(self, part: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[], Outcome]:
         values, writes = self._values, self._writes
+        acted = False
 
         def run() -> Outcome:
+            outcome = once()
+            if acted:
+                self.session.cannot(*ACTS)
+            return outcome
+
+        def once() -> Outcome:
+            nonlocal acted
             self.session.recorder.depth += 1
             changes: dict[tuple[int, Any], Change] | None = None
             try:
@@ -191,7 +199,7 @@ class Loop:
                 return Outcome(is_raised=True)
             finally:
                 self.session.recorder.depth -= 1
-                self.snapshot.restore(None if changes is None else changes.values())
+                acted |= self.snapshot.restore(None if changes is None else changes.values())
                 self.set(self.init)
 
         return run

@@ -162,7 +162,7 @@ class Merger:
         if change.key is WHOLE:
             if left is _RAISED or right is _RAISED:
                 return self._export(right if left is _RAISED else left)
-            if isinstance(left, set) or len(left) != len(right):
+            if isinstance(left, (set, dict)) or len(left) != len(right):
                 what = f"a {type(change.container).__name__} has other contents on one path than on the other"
                 raise CannotGrow(self._where(what), _NOT_ONE, self.site, change.container, (left, right))
             return [self.merge(x, y) for x, y in zip(left, right, strict=True)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import thread_time
 from typing import Any
 
@@ -62,11 +62,12 @@ class Budget:
     """What all runs of a program on shadows may take together.
 
     steps: operators and paths, a number that the machine's load does not change. until: of the thread's own time, for
-    programs that do little else than compute in Python.
+    programs that do little else than compute in Python. asked: places whose containers nothing else was found to hold.
     """
 
     steps: int
     until: float
+    asked: set[Any] = field(default_factory=set)
 
     def spend(self) -> bool:
         """Take one step; whether there was one left."""

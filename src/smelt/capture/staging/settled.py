@@ -9,6 +9,7 @@ Invariant: what a walk from the same roots would come to is what was come to the
 from __future__ import annotations
 
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -36,6 +37,7 @@ class _Kind:
 
 
 _KINDS: dict[type, _Kind] = {
+    OrderedDict: _Kind(dict.__len__, (OrderedDict.keys, OrderedDict.values)),
     dict: _Kind(dict.__len__, (dict.keys, dict.values)),
     list: _Kind(list.__len__, (list.__iter__,)),
     set: _Kind(set.__len__, (set.__iter__,)),
@@ -88,7 +90,7 @@ class _Others:
 class Settled:
     """What was reachable from some roots.
 
-    copies: by id, the containers and what they held. caches: those of functions.
+    copies: by id, the containers and what they held. caches: those of functions. hidden: what holds more than these.
     """
 
     def __init__(self, roots: Iterable[Any], without: Iterable[Any] = ()) -> None:
@@ -96,6 +98,7 @@ class Settled:
         walk.run(roots)
         self.copies = walk.copies
         self.caches = walk.caches
+        self.hidden = walk.hidden
         self._batches = list(_batches(self.copies.values()))
         self._objects = [value for value, _, _ in walk.objects]
         self._classes = [cls for _, cls, _ in walk.objects]

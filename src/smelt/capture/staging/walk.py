@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from smelt._torch.lru import LRU_CACHE
+from smelt._torch.lru import LRU_CACHE, table_of
 from smelt.capture.reads_arguments import slots_of
 from smelt.capture.reads_values import HOOKED
 from smelt.capture.roots import _is_skipped as is_skipped_module
 from smelt.capture.roots import names_in
 from smelt.capture.staging.containers import MISSING, contents, has_slots_only
-from smelt.capture.staging.hidden import PutBack, keepers_of
+from smelt.capture.staging.hidden import is_keeper
 from smelt.capture.staging.symbols import StagedObject
 
 _ATOMS = (
@@ -65,6 +65,7 @@ class Walk:
 
     What else leads on, and may lead elsewhere later, is noted, so that one can tell whether it still leads there:
     objects: those with attributes, their class and their own dictionary. slots: what stands in them, by name.
+    hidden: those that hold something outside of any container.
     functions: by id of their globals. caches: of functions. seen: ids of all that was come to, keep: these themselves.
 
     known: ids of what needs no visit, it was seen by another walk, as were the containers `copied`.
@@ -77,7 +78,7 @@ class Walk:
         self.copies: dict[int, tuple[Any, Any]] = {}
         self.parents: dict[int, list[Any]] = {}
         self.caches: list[Any] = []
-        self.keepers: list[PutBack] = []
+        self.hidden: list[Any] = []
         self.iterators: dict[int, Any] = {}
         self.objects: list[tuple[Any, type, dict[str, Any] | None]] = []
         self.slots: list[tuple[Any, str, Any]] = []
@@ -163,6 +164,11 @@ class Walk:
                 self._held(held, value)
         elif isinstance(value, LRU_CACHE):
             self.caches.append(value)
+            for item in (table_of(value) or {}).values():
+                if isinstance(item, (list, dict)):
+                    self.parents.setdefault(id(item), []).append(value)
+        elif isinstance(value, BaseException):
+            self._add(value.args)
         elif kind in _OVER:
             for item in gc.get_referents(value):
                 self._held(item, value)
@@ -207,10 +213,10 @@ class Walk:
         cls = type(value)
         if cls in (dict, list, tuple, set, frozenset, deque):
             return
-        if self._hidden:
-            self.keepers.extend(keepers_of(value))
-            if hasattr(cls, "__next__"):
-                self.iterators[id(value)] = value
+        if is_keeper(value):
+            self.hidden.append(value)
+        if self._hidden and hasattr(cls, "__next__"):
+            self.iterators[id(value)] = value
         try:
             state = object.__getattribute__(value, "__dict__")
         except AttributeError:
