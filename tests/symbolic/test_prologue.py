@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -155,3 +156,26 @@ def test_memory_that_kernels_work_in_is_zero() -> None:
     assert lent is dirty and not lent[:200].any()
     fresh = _scratch(64, None)
     assert fresh is not None and not fresh.any()
+
+
+@torch.no_grad()
+def test_what_acts_is_done_in_each_run(capsys: pytest.CaptureFixture[str]) -> None:
+    module = Biased()
+
+    def program(x: Any) -> Any:
+        print("called")
+        warnings.warn("told", UserWarning, stacklevel=1)
+        return module(x)
+
+    compiled = smelt.compile(program)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for length in (5, 7, 9, 33, 7, 2, 33):
+            x = torch.randn(2, length, 6)
+            capsys.readouterr()
+            heard.clear()
+            result = compiled(x)
+            assert capsys.readouterr().out == "called\n"
+            assert [str(warning.message) for warning in heard] == ["told"]
+            torch.testing.assert_close(result, module(x))
+    assert unit_of(compiled).templates

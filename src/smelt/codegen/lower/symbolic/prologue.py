@@ -107,7 +107,7 @@ def prologue_of(graph: Graph, inputs: Mapping[int, str]) -> Prologue | None:
     rewriter = Rewriter(first)
     there = list(first.values())
     rewriter.set_yields(first.body, tuple(there[number] for number in numbers))
-    _drop_unused(rewriter)
+    _drop_unused(rewriter, only_values=True)
     state = {state_name(node): None for node in first.walk() if node.op in STATE_OPS}
     rewriter = Rewriter(rest)
     there = list(rest.values())
@@ -143,10 +143,11 @@ def _may_be_kept(value: Value, aliases: Aliases) -> bool:
     )
 
 
-def _drop_unused(rewriter: Rewriter) -> None:
+def _drop_unused(rewriter: Rewriter, only_values: bool = False) -> None:
+    """Drop what nobody uses. only_values: what acts (prints, checks, writes), too, which is done in each run."""
     used = {value for arg in rewriter.graph.outputs for value in values_in(arg)}
     for node in reversed(list(rewriter.graph.body)):
-        if is_pure(node) and used.isdisjoint(node.results):
+        if (only_values or is_pure(node)) and used.isdisjoint(node.results):
             rewriter.erase(node)
             continue
         used.update(node.operands())
