@@ -81,7 +81,8 @@ class Captured:
     kinds: which outputs are inference tensors, or are none, otherwise than the caller's mode makes them.
     reruns: the graph may raise where the program catches that.
     drawers: functions that draw numbers of Python's or NumPy's global generator. class_askers: those of the run that
-        may ask what class a thing is of; None where nobody looked.
+        may ask what class a thing is of; None where nobody looked. rangers: those that are staged only for their long
+        loops over ranges (see `compiler.long_loops`).
     flags: by source line, what the program read of its tensors that another call may find otherwise.
     autocast, default_dtype: what the run found set.
     """
@@ -111,6 +112,7 @@ class Captured:
     reruns: bool = False
     drawers: Sequence[CodeType] = ()
     class_askers: Sequence[CodeType] | None = None
+    rangers: Sequence[CodeType] = ()
     autocast: tuple[tuple[str, torch.dtype], ...] = field(default_factory=autocast)
     default_dtype: torch.dtype = field(default_factory=default_dtype)
 

@@ -103,6 +103,7 @@ class ReadLog:
     mutations: list[Mutation] = field(default_factory=list)
     drawers: list[CodeType] = field(default_factory=list)  # functions that drew from a global generator
     class_askers: list[CodeType] = field(default_factory=list)  # those that may have asked what class a thing is of
+    rangers: list[CodeType] = field(default_factory=list)  # those that name `range`: they may have a loop over one
     callers: Callers = field(default_factory=dict)  # who called each function of the user's first
     heap: ArgumentHeap | None = None
     put_back: list[Mutation] = field(default_factory=list)
@@ -159,6 +160,7 @@ class _Recorder:
         self.effects: dict[tuple[str, Any], Effect] = {}
         self.drawers: dict[CodeType, None] = {}
         self.class_askers: list[CodeType] = []
+        self.rangers: list[CodeType] = []
         self.callers: Callers = {}
         self.asked: dict[Span | None, str] = {}
         self.warned = False
@@ -231,6 +233,8 @@ class _Recorder:
                 self.codes[id(code)] = code
                 if asks_classes(frame):
                     self.class_askers.append(code)
+                if "range" in code.co_names:
+                    self.rangers.append(code)
                 note_callers(frame, self.boundary, self.callers)
                 self.roots.enter_code(code, frame)
             return
@@ -354,6 +358,7 @@ def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
     log.state = found.new_state
     log.callers.update(recorder.callers)
     log.class_askers.extend(recorder.class_askers)
+    log.rangers.extend(recorder.rangers)
     log.asked.update(recorder.asked)
     log.warned = recorder.warned
     log.drawers.extend({**recorder.drawers, **{site.code: None for _, site in found.numpys_draws}})

@@ -10,6 +10,7 @@ from typing import Any
 from smelt.capture import Captured, capture
 from smelt.capture.staging.stops import TOO_LONG, TOO_MANY
 from smelt.compiler.compiled_types import ObservedProgram
+from smelt.compiler.long_loops import with_long_loops
 from smelt.compiler.originals import move_originals
 from smelt.compiler.repeated import acts_repeatably
 from smelt.compiler.source_digest import begin_source_digest
@@ -63,6 +64,9 @@ def _unit(
                 break
         if unit is None and asks:
             unit, why_paths = staged_unit(fn, captured, args, kwargs, options)
+        elif unit is None:
+            looped = with_long_loops(captured, fn.log)
+            unit, _ = (None, "") if looped is None else staged_unit(fn, looped, args, kwargs, options)
     if unit is None:
         unit = Unit.of(captured, options)
     unit.why_paths, unit.why_fixed, unit.background = why_paths, why_fixed, fn.background

@@ -20,6 +20,7 @@ from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled import Compiled
 from smelt.compiler.copies import copies_of
 from smelt.compiler.interrupts import SignalsWait
+from smelt.compiler.long_loops import with_long_loops
 from smelt.compiler.originals import move_originals
 from smelt.compiler.paths import lines_of, other_path, outcomes
 from smelt.compiler.pipeline import check_options
@@ -106,8 +107,10 @@ def trace(
         with observed.as_before():
             if free:
                 program = _with_free_sizes(target, captured, given, named, chosen, free, before if check else None, rng)
-            elif asks:
-                program = _staged(target, captured, given, named, chosen, before if check else None, rng)
+            else:
+                looped = captured if asks else with_long_loops(captured, observed.log)
+                if looped is not None:
+                    program = _staged(target, looped, given, named, chosen, before if check else None, rng)
             left_out = observed.left_out(program.unit.captured.graph if program is not None else captured.graph)
             if left_out is not None:
                 what = f"the program traced from {captured.name} does not repeat all that the run did"
@@ -146,6 +149,8 @@ def _staged(
         program = Program(target, captured, options)
         if before is not None:
             _check(program.unit, native.result_tensors, copies_of(before), rng)
+        if native.rangers:
+            program.unit.finish()
     except Exception:  # whatever is wrong with it, the recorded way stands
         return None
     return program

@@ -36,7 +36,10 @@ from smelt.capture.staging.views import (
 )
 from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType
 
-_SHORT, _LONG = 8, 64
+_SHORT = 8
+LONG = 64
+"""Turns up to which a loop that Python knows all of is taken turn by turn: small bodies run faster so."""
+
 _MOST_GROWING = 16
 _PLAIN = PlainRuntime()
 _PY = {
@@ -186,7 +189,7 @@ class StagingRuntime(PlainRuntime):
         session = self.session
         if type(iterable) is not range or not session.whole.isdisjoint((("unrolled", key), ("growing", key))):
             return False
-        rolled = key in session.whole or (more is None and len(iterable) > _LONG)
+        rolled = key in session.whole or (more is None and len(iterable) > LONG)
         if rolled:
             session.rolled.add(key)
         return rolled and len(iterable) > session.peeled.get(key, 0)

@@ -156,7 +156,7 @@ class _Run:
         functions = Functions(self.roots.functions)
         asking = (found.site.code for found in self.native.conversions if found.site is not None)
         class_askers = self.native.class_askers or ()
-        for code in dict.fromkeys((*asking, *self.native.drawers, *class_askers)):
+        for code in dict.fromkeys((*asking, *self.native.drawers, *class_askers, *self.native.rangers)):
             if functions.can(code) and not functions.has(code):
                 functions.want(code)
         # On other ways than the recorded run's there may be more.
@@ -184,6 +184,8 @@ class _Run:
                 before.peeled, before.converted = peeled, frozenset(converted)
                 return found
             except Again as known:
+                if self.native.rangers and known.whole is not None:
+                    return self.failed(_error("a long loop stays as it was recorded", "its turns differ", None))
                 if known.convert is not None:
                     functions.want(known.convert)
                     converted.add(known.convert)
@@ -198,6 +200,8 @@ class _Run:
                 else:
                     peeled[known.peel] = peeled.get(known.peel, 0) + 1
             except CannotStage as stop:
+                if self.native.rangers:
+                    return self.failed(_error(stop.what, stop.why, stop.site))
                 if session.has_texts:
                     # Python itself may have to know a text, as the name of something.
                     fixes_texts = True
