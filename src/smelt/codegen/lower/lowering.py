@@ -30,6 +30,7 @@ from smelt.codegen.lower.convolution import (
 from smelt.codegen.lower.expects import lower_expect
 from smelt.codegen.lower.fuse import Epilogue, epilogue_of
 from smelt.codegen.lower.generic import dispatch
+from smelt.codegen.lower.handed_out import with_own_constants
 from smelt.codegen.lower.hoist import hoisted
 from smelt.codegen.lower.kernels import with_code
 from smelt.codegen.lower.library import lower_gelu, lower_histc, lower_pad
@@ -161,7 +162,7 @@ def lower(
     if known is not rows:
         # Memory that is longer than what it holds is each value's own, so that this is not seen any more.
         refuse_shared(rows)
-    graph, chosen = with_choices(with_parts(hoisted(known)))
+    graph, chosen = with_choices(with_parts(hoisted(with_own_constants(known))))
     ctx = Context(graph, state, options or Options())
     ctx.compiler = compiler(ctx.options)
     ctx.told.update(choice.which for choice in chosen.values())

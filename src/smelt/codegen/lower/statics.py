@@ -7,7 +7,6 @@ within a run; between runs the caller guards `constants`.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from time import perf_counter
@@ -15,9 +14,9 @@ from typing import Any
 
 import torch
 
+from smelt.codegen.lower.handed_out import handed_out_in_parts
 from smelt.codegen.lower.plain import is_plain
 from smelt.codegen.lower.result import Lookup, StateName
-from smelt.codegen.lower.sharing import sources_of
 from smelt.diag import SmeltError
 from smelt.ir import STATE_OPS, Arg, Graph, Node, TensorType, Value, values_in
 from smelt.ir.sizes import current_trace, is_symbolic
@@ -36,18 +35,6 @@ TYPE_ONLY = frozenset(
 )  # fmt: skip
 
 
-def _handed_out_in_parts(graph: Graph) -> set[Value]:
-    """What is returned several times, once cut at a number of the run: all that leaves shares one call's memory."""
-    chains = [sources_of(v) for arg in graph.outputs for v in values_in(arg)]
-    cut = {chain[-1] for chain in chains if any(map(_is_cut_by_a_run, chain))}
-    counts = Counter(chain[-1] for chain in chains)
-    return {root for root in cut if counts[root] > 1}
-
-
-def _is_cut_by_a_run(value: Value) -> bool:
-    return value.node is not None and any(not isinstance(v.type, TensorType) for v in value.node.operands())
-
-
 def state_name(node: Node) -> StateName:
     """The name of the tensor that a `param`, `buffer` or `captured` node stands for."""
     return StateName(node.op, str(node.args[0]))
@@ -60,7 +47,7 @@ class Statics:
         self.graph = graph
         self._lookup = lookup
         self._written = {_state_root(n.args[0]) for n in graph.walk() if n.op == "write"}
-        self._handed_out = _handed_out_in_parts(graph)
+        self._handed_out = handed_out_in_parts(graph)
         self._is_static: dict[Value, bool] = {}
         self._tensors: dict[Value, Any] = {}
         self._sources: dict[Value, frozenset[StateName]] = {}
