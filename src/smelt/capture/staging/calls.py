@@ -88,7 +88,7 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         return fn(*args, **kwargs)
     if ordering.is_sort(fn) and not args:
         return ordering.sort(session, runtime, fn.__self__, **kwargs)
-    if session.picked:
+    if session.picked or session.copies.copied:
         ordering.check_call(session, fn)
     if looks_inside(fn):
         args, kwargs = all_plain(args), all_plain(kwargs)
@@ -98,7 +98,11 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         args = tuple(asked if arg is type else arg for arg in args)
     args = tuple(_for_torch(session, a, fn) for a in args)
     kwargs = {k: _for_torch(session, v, fn) for k, v in kwargs.items()}
-    return session.asked(lambda: fn(*args, **kwargs)) if asks(fn) else fn(*args, **kwargs)
+    if asks(fn):
+        return session.asked(lambda: fn(*args, **kwargs))
+    if session.copies.copied:
+        return session.copies.calling(lambda: fn(*args, **kwargs), (*args, *kwargs.values()))
+    return fn(*args, **kwargs)
 
 
 def asks(fn: Any) -> bool:

@@ -83,13 +83,16 @@ def check_call(session: Any, fn: Any) -> None:
 
 def check_change(session: Any, container: Any) -> None:
     """A container is going to be changed, or asked who it is. Raises: Again where a copy of it may be held, too."""
+    if type(container) in (list, dict):
+        session.copies.check_change(container)
     held = session.picked.get(id(container))
     if held is not None and held[0] is container:
         session.unmerge(("fork", held[2]))
 
 
 def check_unchanged(session: Any) -> None:
-    """At the end of a way: nothing has changed what stands in two places. Raises: Again."""
+    """At the end of a way: nothing has changed what stands in two places. Raises: Again, CannotStage."""
+    session.copies.check_unchanged()
     for container, contents, place in list(session.picked.values()):
         now = _contents(container)
         if len(now) != len(contents) or any(a is not b for a, b in zip(now, contents, strict=True)):

@@ -22,6 +22,7 @@ from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of, sized
 from smelt.capture.recorder import Family, Slot, slot_type
 from smelt.capture.spans import Site
+from smelt.capture.staging.copies import Copies
 from smelt.capture.staging.cuts import affine_of
 from smelt.capture.staging.examples import Examples
 from smelt.capture.staging.heap import Snapshot
@@ -133,6 +134,7 @@ class Recording:
         self.questions: list[ScalarSlot] | None = None  # that operators ask, where answers to them may be staged ones
         self.gone_over: list[tuple[Any, list[list[Any]]]] = []  # loops that Python unrolls, and lists they go over
         self.picked: dict[int, tuple[Any, Any, object]] = {}  # containers of which there may be copies, by id
+        self.copies = Copies(self)
 
     @property
     def examples(self) -> Examples:
@@ -196,7 +198,8 @@ class Recording:
         return items
 
     def check_change(self, container: Any) -> None:
-        """A staged container is going to be changed. Raises: CannotStage where others would have to see that."""
+        """A container is going to be changed. Raises: CannotStage where others would have to see that."""
+        self.copies.check_change(container)
 
     def caught(self, op: str) -> None:
         """The same of an operator that leaves nothing behind. Raises: CannotStage where no call is run again."""
@@ -209,10 +212,12 @@ class Recording:
         self.cannot(f"{op} may raise", "the program handles exceptions there, which a graph does not")
 
     def note_held(self, items: Sequence[Any]) -> None:
-        """Values are put into a staged container."""
+        """Values are put into a staged container. Raises: CannotStage."""
+        self.copies.note(items)
 
     def note_merged(self, parts: Sequence[Sequence[Any]], results: Sequence[Slot]) -> None:
         """Values become those of an `if` or a loop."""
+        self.copies.note_merged(parts, results)
 
     def note_refused(self, error: BaseException) -> None:
         """An error that types alone decided."""
@@ -283,6 +288,7 @@ class Recording:
 
     def emit(self, op: str, *args: Any, **kwargs: Any) -> Any:
         """Record an operator of Python's; the value it gives (a tuple of values where it gives several)."""
+        self.copies.note_operands(op, args)
         operands = [self.encode(arg) for arg in args]
         named = {k: self.encode(v) for k, v in kwargs.items()}
         typed = [_typed(o) for o in operands]
@@ -308,6 +314,7 @@ class Recording:
             slots.append(slot)
             if isinstance(type_, (TensorType, TupleType, ListType, DictType)):
                 self.turns_of[slot] = (("element", op), *operands)
+        self.copies.note_results(op, operands, slots)
         if len(slots) == 1 and isinstance(slots[0], ScalarSlot):
             slots[0].affine = affine_of(op, operands)
         self.append(op, operands, named, slots)

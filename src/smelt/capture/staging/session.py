@@ -242,9 +242,10 @@ class Session(Reading):
         known: questions that have an answer throughout the region.
         """
         given = dict(known or {})
+        start = self.copies.state()
         region = self._explore(thunk, (), given)
         self._check_again(region)
-        return self._combine(region, 0, (thunk, names, why, given, [1]))
+        return self._combine(region, 0, (thunk, names, why, given, [1], start))
 
     def _explore(
         self, thunk: Callable[[], Outcome], prefix: tuple[bool, ...], known: dict[Slot, bool], site: Site | None = None
@@ -269,7 +270,7 @@ class Session(Reading):
         return region
 
     def _combine(self, region: Region, number: int, part: Any) -> tuple[list[Any], Outcome]:
-        thunk, names, why, known, explored = part
+        thunk, names, why, known, explored, start = part
         records, slot, site = region.segments[number]
         if slot is None:
             return list(records), region.outcome
@@ -278,7 +279,10 @@ class Session(Reading):
         self._check_growth(explored[0] - before + 1, len(region.taken) - number - 1, number + 1, site)
         saved_asked, self._asked = self._asked, dict(region.asked)
         explored[0] += 1
+        copies = self.copies.state()
+        self.copies.back(start)
         other = self._explore(thunk, (*region.taken[:number], not region.taken[number]), known, site)
+        self.copies.meet(copies)
         self._asked = saved_asked
         try:
             for ours, theirs in zip(region.segments[: number + 1], other.segments[: number + 1], strict=True):

@@ -325,7 +325,9 @@ class _Run:
             session.picked.clear()
             result = self.fn(*args, **kwargs)
             check_unchanged(session)
-            return Outcome(result, self.snapshot.changes())
+            changes = self.snapshot.changes()
+            session.copies.check_left([result, *(change.new for change in changes.values())], self._was_there)
+            return Outcome(result, changes)
         except Exception as error:
             check_genuine(session, error)
             record_raise(session, error)
