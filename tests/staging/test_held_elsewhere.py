@@ -117,3 +117,16 @@ def test_an_arguments_order_and_error() -> None:
             seen.append(str((run(torch.tensor([first]), table, error), list(table), error.args)))
         found.append(seen)
     assert found[0] == found[1]
+
+
+def test_an_order_that_was_changed_before_an_arm() -> None:
+    def program(x: Tensor) -> Any:
+        table = OrderedDict(a=1, b=2, c=3)
+        table.move_to_end("a")
+        if x.sum() > 0:
+            x = x + 1
+        return list(table), x
+
+    compiled = smelt.compile(program)
+    for first in (1.0, -1.0, 2.0, -2.0):
+        assert str(compiled(torch.tensor([first]))) == str(program(torch.tensor([first])))
