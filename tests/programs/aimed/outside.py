@@ -185,9 +185,9 @@ def outside(seed: int, size: int = 0) -> Generated:
     names = tuple(lines.rng.sample(sorted(THINGS), lines.rng.choice((1, 2, 2, 3))))
     lines.names = names
     lines.put(1, "a, seen, L = x + 1, [], [x, x * 3]", "M = L")
-    for name in names:
-        made = THINGS[name][0]
-        lines.put(1, f"{name} = {lines.pick((made, made, made, made, f'given[{name!r}]', f'G[{name!r}]'))}")
+    origins = {name: lines.pick(("here", "here", "here", "given", "G")) for name in names}
+    for name, origin in origins.items():
+        lines.put(1, f"{name} = {THINGS[name][0] if origin == 'here' else f'{origin}[{name!r}]'}")
     held = [lines.rng.choice(HOLDERS) for _ in range(lines.rng.choice((0, 1, 2)))]
     for number, (made, _) in enumerate(held):
         lines.put(1, f"h{number} = {lines.fill(made)}")
@@ -196,10 +196,13 @@ def outside(seed: int, size: int = 0) -> Generated:
     asked = [lines.fill(ask, f"h{number}") for number, (_, ask) in enumerate(held)]
     more = lines.rng.sample((*names, "a", "L", "seen", "M", "len(L)"), 3)
     lines.put(1, f"return {', '.join([lines.read(), *asked, *more])}")
-    made = ", ".join(f"{name!r}: {THINGS[name][0]}" for name in names)
+    given, kept = (
+        ", ".join(f"{name!r}: {THINGS[name][0]}" for name in names if origins[name] == where)
+        for where in ("given", "G")
+    )
     head = f"""{HEAD}
-def given(x, c): return torch.tensor(x), torch.tensor(c), {{{made}}}
-G = STATE.globals = {{{made}}}
+def given(x, c): return torch.tensor(x), torch.tensor(c), {{{given}}}
+G = STATE.globals = {{{kept}}}
 """
     return generated(seed, head, "x, c, given", lines.lines, [_call(lines) for _ in range(5)])
 
