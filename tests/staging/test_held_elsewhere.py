@@ -130,3 +130,18 @@ def test_an_order_that_was_changed_before_an_arm() -> None:
     compiled = smelt.compile(program)
     for first in (1.0, -1.0, 2.0, -2.0):
         assert str(compiled(torch.tensor([first]))) == str(program(torch.tensor([first])))
+
+
+@pytest.mark.parametrize("name, value", [("__name__", "zed"), ("__defaults__", (7,)), ("__kwdefaults__", {"b": 8})])
+def test_what_a_function_is_called_and_has_by_default(name: str, value: Any) -> None:
+    def program(x: Tensor) -> Any:
+        def inner(a: int = 1, *, b: int = 2) -> Any:
+            return a, b
+
+        if x.sum() > 0:
+            setattr(inner, name, value)
+        return inner.__name__, inner(), x + 1
+
+    compiled = smelt.compile(program)
+    for first in (1.0, -1.0, 2.0, -2.0):
+        assert str(compiled(torch.tensor([first]))) == str(program(torch.tensor([first])))

@@ -196,7 +196,10 @@ class Walk:
                 self._add(item)
         names, namespace = names_in(function.__code__), function.__globals__
         self.functions.setdefault(id(namespace), []).append(function)
-        if not names or is_skipped_module(function.__module__) or _is_installed(function.__module__):
+        if is_skipped_module(function.__module__) or _is_installed(function.__module__):
+            return
+        self.hidden.append(function)
+        if not names:
             return
         self._copy(namespace)
         for name in names:
