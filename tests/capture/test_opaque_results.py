@@ -86,6 +86,7 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
     "items": lambda n: {"a": n}.items(),
     "closure": lambda n: lambda: n,
     "nested closure": lambda n: lambda: (lambda: n)(),
+    "closure of a range": lambda n: (lambda numbers: lambda: numbers)(range(int(n))),
     "default": lambda n: lambda k=n: k,
     "keyword default": lambda n: lambda *, k=n: k,
     "function with an attribute": lambda n: _with(lambda: 1, "held", n),

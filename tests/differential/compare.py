@@ -77,17 +77,20 @@ def snapshot(t: torch.Tensor) -> torch.Tensor:
     return plain.clone(memory_format=torch.contiguous_format) if t.layout is torch.strided else plain.clone()
 
 
-def leaves_of(result: Any) -> Iterator[Any]:
-    """The parts of a nest of tuples, lists, dicts and dataclasses."""
+def leaves_of(result: Any, above: tuple[int, ...] = ()) -> Iterator[Any]:
+    """The parts of a nest of tuples, lists, dicts and dataclasses. above: those that it lies in, which end a circle."""
+    if id(result) in above:
+        return
+    inner = (*above, id(result))
     if isinstance(result, Mapping):
         for value in result.values():
-            yield from leaves_of(value)
+            yield from leaves_of(value, inner)
     elif isinstance(result, (tuple, list)) and not isinstance(result, torch.Size):
         for value in result:
-            yield from leaves_of(value)
+            yield from leaves_of(value, inner)
     elif dataclasses.is_dataclass(result) and not isinstance(result, type):
         for f in dataclasses.fields(result):
-            yield from leaves_of(getattr(result, f.name))
+            yield from leaves_of(getattr(result, f.name), inner)
     else:
         yield result
 

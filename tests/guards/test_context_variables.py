@@ -92,3 +92,19 @@ def test_what_was_there_before_is_guarded() -> None:
     finally:
         COLLECTOR.reset(token)
     assert compiled(x).tolist() == [2, 2]
+
+
+UNSET: ContextVar[Any] = ContextVar("UNSET")
+
+
+def _set_in_an_arm(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        UNSET.set([x])
+    return x + 1
+
+
+def test_an_arm_that_is_not_taken_sets_nothing() -> None:
+    compiled = smelt.compile(_set_in_an_arm, options={"measure": False})
+    for _ in range(3):
+        torch.testing.assert_close(compiled(-torch.ones(2)), torch.zeros(2))
+        assert UNSET.get(None) is None

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tests.differential.compare import Outcome, difference, leaves_of, observe, snapshot, tensor_difference
-from tests.programs.objects import Objects, objects
+from tests.programs.objects import PLAIN, Objects, objects
 from tests.programs.ways import arguments, between, mode
 
 _LOADED = itertools.count()
@@ -122,7 +122,11 @@ def call(
     results = []
 
     def program(*_: Any) -> Any:
-        results.append(run(*args, **kwargs))
+        try:
+            results.append(run(*args, **kwargs))
+        except Exception as error:
+            results.append(error)
+            raise
         return results[0]
 
     with contextlib.ExitStack() as stack:
@@ -132,8 +136,8 @@ def call(
         elif vary is not None:
             stack.enter_context(mode(vary))
         outcome = observe(program, tensors, subject.tensors(), seed=number)
-        # Each subject has functions of its own.
-        outcome.leaves = [a.__qualname__ if isinstance(a, types.FunctionType) else a for a in outcome.leaves]
+        # Each subject has functions and objects of its own, whose parts are told below.
+        outcome.leaves = [a if isinstance(a, (Tensor, *PLAIN)) else _told(a) for a in outcome.leaves]
         gradients = [] if grad is None else _gradients(outcome, leaves)
     state = [snapshot(t) for t in subject.tensors()]
     seen = objects(results, list(given), subject.held())
@@ -215,8 +219,7 @@ def _outside(want: Seen, got: Seen, *, effects: bool) -> str:
 
 def _told(value: Any) -> str:
     """A value that is no tensor as text; an object by its class's name, since each subject has classes of its own."""
-    is_plain = type(value).__repr__ is not object.__repr__
-    return f"{type(value).__qualname__} {value!r}" if is_plain else type(value).__qualname__
+    return f"{type(value).__qualname__} {value!r}" if isinstance(value, PLAIN) else type(value).__qualname__
 
 
 def said(outcome: Outcome) -> tuple[str, str] | None:

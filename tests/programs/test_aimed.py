@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +44,18 @@ def test_objects_differ_by_who_is_whom() -> None:
         def __init__(self, held: object) -> None:
             self.held = held
 
+    class Slot:
+        __slots__ = ("held", "other")
+
+        def __init__(self, held: object) -> None:
+            self.held = held
+
+    def ask_for(v: object) -> Callable[[], object]:
+        def ask() -> object:
+            return v
+
+        return ask
+
     x = torch.zeros(3)
     for one, other in (
         ((x, x), (x, x.clone())),
@@ -50,11 +65,23 @@ def test_objects_differ_by_who_is_whom() -> None:
         ((Box([x]), x), (Box([x.clone()]), x)),
         ((Box(x),), (Box(x + 1),)),
         ((1,), (1.0,)),
+        ((Slot(1),), (Slot(2),)),
+        ((slice(x, 1),), (slice(x + 1, 1),)),
+        ((ValueError(1),), (ValueError(True),)),
+        ((partial(max, 1),), (partial(max, 2),)),
+        (({1, 2},), (frozenset({1, 2}),)),
+        (({1: x}.values(),), ({1: x + 1}.values(),)),
+        ((ask_for(1),), (ask_for(2),)),
+        (([1, 2].append,), ([1].append,)),
+        ((np.ones(2),), (np.zeros(2),)),
     ):
         assert objects(*one).difference(objects(*one)) == ""
         assert objects(*one).difference(objects(*other))
     shared = [x]
     assert objects(shared, shared).difference(objects([x], [x]))
+    assert objects(iter([1, 2])).text != objects(iter([1])).text
+    ahead = enumerate([1, 2])
+    assert objects(ahead).text == objects(ahead).text  # nothing was taken
     looped: list[object] = []
     looped.append(looped)
     assert objects(looped).text == "tuple(#0 list[#0])"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import types
 from collections.abc import Callable
@@ -169,3 +170,26 @@ def test_what_did_not_change_is_not_gone_to_again(monkeypatch: pytest.MonkeyPatc
     walk = settled.further([root, [root]], set())
     assert len(walk.keep) == 1
     assert list(walk.copies) == [id(walk.keep[0]), id(root.parts[7].items)]
+
+
+class Over:
+    """A key that nobody can hash any more, as a number of a staged run is behind it."""
+
+    is_over = False
+
+    def __hash__(self) -> int:
+        assert not self.is_over
+        return 7
+
+
+@pytest.mark.parametrize("held", [{1, 2}, {1: 2}, collections.OrderedDict({1: 2})])
+def test_what_cannot_be_hashed_any_more_is_taken_out(held: Any) -> None:
+    before, key = copy.copy(held), Over()
+    snapshot = Snapshot([held])
+    if isinstance(held, set):
+        held.add(key)
+    else:
+        held[key] = 1
+    key.is_over = True
+    snapshot.restore()
+    assert held == before

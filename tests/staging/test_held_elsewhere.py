@@ -101,6 +101,7 @@ def test_as_in_eager(program: Callable[..., Any]) -> None:
         assert _run(compiled) == expected
 
 
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")  # an error's arguments are changed in Python
 def test_an_arguments_order_and_error() -> None:
     def program(x: Tensor, table: Any, error: Any) -> Any:
         if x.sum() > 0:
@@ -116,3 +117,31 @@ def test_an_arguments_order_and_error() -> None:
             seen.append(str((run(torch.tensor([first]), table, error), list(table), error.args)))
         found.append(seen)
     assert found[0] == found[1]
+
+
+def test_an_order_that_was_changed_before_an_arm() -> None:
+    def program(x: Tensor) -> Any:
+        table = OrderedDict(a=1, b=2, c=3)
+        table.move_to_end("a")
+        if x.sum() > 0:
+            x = x + 1
+        return list(table), x
+
+    compiled = smelt.compile(program)
+    for first in (1.0, -1.0, 2.0, -2.0):
+        assert str(compiled(torch.tensor([first]))) == str(program(torch.tensor([first])))
+
+
+@pytest.mark.parametrize("name, value", [("__name__", "zed"), ("__defaults__", (7,)), ("__kwdefaults__", {"b": 8})])
+def test_what_a_function_is_called_and_has_by_default(name: str, value: Any) -> None:
+    def program(x: Tensor) -> Any:
+        def inner(a: int = 1, *, b: int = 2) -> Any:
+            return a, b
+
+        if x.sum() > 0:
+            setattr(inner, name, value)
+        return inner.__name__, inner(), x + 1
+
+    compiled = smelt.compile(program)
+    for first in (1.0, -1.0, 2.0, -2.0):
+        assert str(compiled(torch.tensor([first]))) == str(program(torch.tensor([first])))

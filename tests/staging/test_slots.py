@@ -161,3 +161,18 @@ def _assert_same(got: Any, expected: Any) -> None:
     for mine, other in zip(ours[0], theirs[0], strict=True):
         assert type(mine) is type(other)
         assert torch.equal(mine, other) if isinstance(other, Tensor) else mine == other
+
+
+class Beside(Particle):
+    """Attributes beside the slots of its base."""
+
+
+def _answered(x: Tensor) -> Any:
+    return Beside(x, 1.0) if x.sum() > 0 else Beside(x * 2, 2.0)
+
+
+def test_what_either_arm_answers_has_its_slots() -> None:
+    given = smelt.compile(_answered)
+    for first in (1.0, -1.0, 2.0, -2.0):
+        got, expected = given(torch.full((2,), first)), _answered(torch.full((2,), first))
+        _assert_same([got.place, got.speed, got.turns], [expected.place, expected.speed, expected.turns])

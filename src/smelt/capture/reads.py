@@ -189,6 +189,9 @@ class _Recorder:
         if type(arg.__self__) is ContextVar:
             self.roots.enter_context_variable(arg.__self__, frame)
             return
+        if isinstance(arg.__self__, BaseException):
+            self.roots.enter_note(arg.__self__, frame)
+            return
         setting = asked_setting(arg, frame)
         if setting is not None:
             text, user = setting

@@ -154,6 +154,7 @@ SUSPECT_NAMES = frozenset(
     | {name for _, name in _CLOCK_METHODS}
     | _RANDOM_METHODS
     | {"get", "set", "reset"}  # of context variables
+    | {"add_note"}  # of errors
     | set(_SETTINGS)
 )
 

@@ -453,10 +453,8 @@ class Roots:
         return frame.f_lasti >= 0 and is_for_append(frame.f_code, frame.f_lasti)
 
     def _note_read(self, owner: Any, name: str, value: Any, frame: FrameType) -> None:
-        place = user_site(frame)
-        site = None if place is None else Site(*place)
-        if value is MISSING:
-            value = peek(owner, name)
+        site = _site(frame)
+        value = peek(owner, name) if value is MISSING else value
         self.raw.append((owner, name, value, site))
         if name.startswith("__"):
             if name == "__dict__" and file_kind(frame.f_code.co_filename) == "user":
@@ -471,8 +469,10 @@ class Roots:
     def _on_write(self, owner: Any, name: str) -> None:
         key = (id(owner), name)
         if get_ident() == self._thread and id(owner) in self.rooted and key not in self.written:
-            place = user_site(sys._getframe(2))
-            self.written[key] = (owner, name, peek(owner, name), None if place is None else Site(*place))
+            site = _site(sys._getframe(2))
+            self.written[key] = (owner, name, peek(owner, name), site)
+            if isinstance(owner, BaseException) and hasattr(BaseException, name):  # where nothing can be put
+                self.refusals.append(("changes what an error holds", f"{self.name(id(owner))}.{name}", site))
 
     # ---------------------------------------------------------------- globals and cells
 
@@ -638,11 +638,15 @@ class Roots:
         from, what it holds later the program put there itself."""
         if ("context", id(variable), None) in self.facts:
             return
-        place = user_site(frame)
-        site = None if place is None else Site(*place)
+        site = _site(frame)
         value = variable.get(MISSING)
         self._fact("context", variable, None, value, site, f"ContextVar {variable.name!r}")
         self.reach(value, 0, f"ContextVar {variable.name!r}", site)
+
+    def enter_note(self, error: BaseException, frame: FrameType) -> None:
+        """`error.add_note(text)` is about to read and change an attribute, which no hook sees."""
+        if id(error) in self.rooted:
+            self._widen(error, _site(frame))
 
     def enter_import(self, frame: FrameType) -> None:
         """`importlib.import_module(name)` is about to run: the module that it gives is a fact, if there is one."""
@@ -770,6 +774,10 @@ class Roots:
                 )
             name = self.name(fill.holder) + (f".{fill.key}" if fill.key else "")
             yield Change(name, MISSING, fill.tensors, fill.site)
+
+
+def _site(frame: FrameType) -> Site | None:
+    return None if (place := user_site(frame)) is None else Site(*place)
 
 
 def _text(text: str) -> str:

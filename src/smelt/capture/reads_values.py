@@ -97,7 +97,8 @@ def _kind_of(cls: type) -> Kind:
     if cls in _ATOMS or issubclass(cls, (torch.Tensor, Enum, numbers.Number)):
         return "atom"
     if issubclass(cls, BaseException):
-        return _instance_kind(cls) if module_kind(cls.__module__) == "user" else "atom"
+        # Of Python's own, nothing tells when attributes and arguments are read or set.
+        return _instance_kind(cls) if module_kind(cls.__module__) == "user" else "hidden"
     if issubclass(cls, types.FunctionType):
         return "function"
     if cls is types.MethodType:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.programs.aimed.answers import answers
+from tests.programs.aimed.blocks import blocks
 from tests.programs.aimed.given import given
 from tests.programs.aimed.held import held
 from tests.programs.aimed.lengths import lengths
 from tests.programs.aimed.numbers import numbers
+from tests.programs.aimed.outside import outside
 from tests.programs.aimed.overlaps import overlaps
 from tests.programs.aimed.raises import raises
+from tests.programs.aimed.slots import slots
 from tests.programs.aimed.unset import unset
 from tests.programs.aimed.views import views
 from tests.programs.generate import Generated
 
 FAMILIES: dict[str, Callable[[int, int], Generated]] = {
     "unset": unset, "held": held, "lengths": lengths, "numbers": numbers, "overlaps": overlaps, "views": views,
-    "raises": raises, "given": given,
+    "raises": raises, "given": given, "slots": slots, "blocks": blocks, "outside": outside, "answers": answers,
 }  # fmt: skip

@@ -119,8 +119,8 @@ def holds_the_same(container: Any, old: Any) -> bool:
         now = vars(container)
         return are_the_same(now.keys(), old) and are_the_same(now.values(), old.values())
     if isinstance(container, dict):
-        now = contents(container)
-        return are_the_same(now.keys(), old) and are_the_same(now.values(), old.values())
+        base = base_of(container)
+        return are_the_same(base.keys(container), old) and are_the_same(base.values(container), old.values())
     if has_slots_only(container):
         held = _slots(container)
         return are_the_same(held.keys(), old) and are_the_same(held.values(), old.values())

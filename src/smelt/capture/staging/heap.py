@@ -22,6 +22,7 @@ from smelt.capture.staging.containers import (
     base_of,
     contents,
     has_slots_only,
+    holds_the_same,
     is_as_it_was,
     put_slot,
     refill,
@@ -140,15 +141,10 @@ class Snapshot:
         else:
             pairs = list({id(c.container): self._copy_of(c.container) for c in changes}.values())
         for container, old in pairs:
-            changed = list(_differences(container, old))
-            if not changed:
-                continue
-            if isinstance(container, (types.CellType, StagedObject)):
-                changed[0].put(old)
-            elif isinstance(container, type):
-                for change in changed:
+            if isinstance(container, (types.CellType, StagedObject, type)):
+                for change in list(_differences(container, old)):
                     change.put(change.old)
-            else:
+            elif not holds_the_same(container, old):  # which asks no member's hash: that of a staged number is no more
                 refill(container, old)
         return any(hidden)
 

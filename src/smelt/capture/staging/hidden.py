@@ -48,6 +48,8 @@ def keepers_of(value: Any) -> Iterator[PutBack]:
             yield _elements(value)
     elif isinstance(value, BaseException):
         yield _error(value)
+    elif cls is types.FunctionType:
+        yield _named(value)
     elif hasattr(cls, "__slots__"):
         yield _slots(value)
 
@@ -122,6 +124,19 @@ def _error(value: BaseException) -> PutBack:
         if value.args is args and value.__cause__ is cause:
             return False
         value.args, value.__cause__ = args, cause
+        return True
+
+    return put_back
+
+
+def _named(value: types.FunctionType) -> PutBack:
+    names, defaults, by_name = (value.__name__, value.__qualname__), value.__defaults__, value.__kwdefaults__
+
+    def put_back() -> bool:
+        now = (value.__name__, value.__qualname__)
+        if now == names and value.__defaults__ is defaults and value.__kwdefaults__ is by_name:
+            return False
+        (value.__name__, value.__qualname__), value.__defaults__, value.__kwdefaults__ = names, defaults, by_name
         return True
 
     return put_back

@@ -14,6 +14,7 @@ import torch
 
 from smelt.capture.convert.runtime import HIDDEN, UNDEF
 from smelt.capture.dynamic.slots import SizeSlot
+from smelt.capture.reads_arguments import slots_of
 from smelt.capture.recorder import Slot
 from smelt.capture.roots import _is_skipped as is_skipped_module
 from smelt.capture.spans import Site
@@ -30,6 +31,7 @@ from smelt.ir import ANY, ListType, TensorType, Type, join, type_of_arg
 _RAISED: Any = type("_Raised", (), {})()
 _NUMBERS = (bool, int, float, complex, str)
 _NOT_ONE = "no single value stands for both"
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 
 
 class Poison:
@@ -308,6 +310,7 @@ class Merger:
             or not hasattr(a, "__dict__")
             or callable(a)
             or isinstance(a, enum.Enum)  # of which there are no others
+            or _holds_more(type(a))
         ):
             self._fail(f"two objects of kind {type(a).__qualname__} meet")
         self._must_be_new(a.__dict__, b.__dict__)
@@ -504,3 +507,8 @@ def _kind(value: Any) -> str:
     if is_staged(value):
         return f"staged {'object' if isinstance(value, StagedObject) else slot_of(value).type}"
     return type(value).__name__
+
+
+def _holds_more(cls: type) -> bool:
+    """Whether objects of a class are more than their attributes: they have slots, or are errors, numbers, texts."""
+    return bool(slots_of(cls)) or next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE) is not object

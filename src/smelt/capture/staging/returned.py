@@ -19,7 +19,7 @@ from smelt.capture.staging.merge import Pending, Poison
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import EFFECT, CannotStage
 from smelt.capture.staging.symbols import is_staged, slot_of
-from smelt.capture.staging.views import StagedRange
+from smelt.capture.staging.views import StagedRange, StagedSequence
 from smelt.capture.tree import (
     ConstantLeaf,
     Container,
@@ -56,7 +56,7 @@ def depends_on_data(value: Any, roots: Roots) -> bool:
 
 
 def _is_of_run(value: Any) -> bool:
-    return is_staged(value) or is_sized(value) or isinstance(value, (Pending, Poison))
+    return is_staged(value) or is_sized(value) or isinstance(value, (Pending, Poison, StagedSequence))
 
 
 def stand_in(value: Any, found: dict[int, Slot], session: Session) -> Any:

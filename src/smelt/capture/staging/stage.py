@@ -14,6 +14,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from time import thread_time
 from typing import Any
@@ -323,7 +324,8 @@ class _Run:
         try:
             args, kwargs = self.call
             session.picked.clear()
-            result = self.fn(*args, **kwargs)
+            # What it sets of context variables is set in a context of its own.
+            result = copy_context().run(self.fn, *args, **kwargs)
             check_unchanged(session)
             changes = self.snapshot.changes()
             session.copies.check_left([result, *(change.new for change in changes.values())], self._was_there)

@@ -119,7 +119,8 @@ class Walk:
     def _visit(self, value: Any) -> None:
         kind = type(value)
         if kind is dict or kind is OrderedDict or kind is list:
-            copy: Any = list(value) if kind is list else dict(dict.items(value))
+            items = OrderedDict.items if kind is OrderedDict else dict.items  # in the order that it shows
+            copy: Any = list(value) if kind is list else dict(items(value))
             self._copy(value, copy)
             for item in copy if kind is list else copy.values():
                 if type(item) not in _OFTEN_ATOMS:
@@ -195,7 +196,10 @@ class Walk:
                 self._add(item)
         names, namespace = names_in(function.__code__), function.__globals__
         self.functions.setdefault(id(namespace), []).append(function)
-        if not names or is_skipped_module(function.__module__) or _is_installed(function.__module__):
+        if is_skipped_module(function.__module__) or _is_installed(function.__module__):
+            return
+        self.hidden.append(function)
+        if not names:
             return
         self._copy(namespace)
         for name in names:
