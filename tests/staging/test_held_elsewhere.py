@@ -101,6 +101,7 @@ def test_as_in_eager(program: Callable[..., Any]) -> None:
         assert _run(compiled) == expected
 
 
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 def test_an_arguments_order_and_error() -> None:
     def program(x: Tensor, table: Any, error: Any) -> Any:
         if x.sum() > 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from smelt.capture.staging.loops import Loop, grown_over, run_loop
 from smelt.capture.staging.merge import Pending, Poison, check_identity
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Session
-from smelt.capture.staging.stops import Again
+from smelt.capture.staging.stops import EFFECT, Again
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.texts import formatted, is_said, text_of
 from smelt.capture.staging.views import (
@@ -34,6 +35,7 @@ from smelt.capture.staging.views import (
     lists_under,
     sequence_of,
 )
+from smelt.capture.staging.walk import is_own_module
 from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType
 
 _SHORT, _LONG = 8, 64
@@ -477,6 +479,7 @@ class StagingRuntime(PlainRuntime):
     def setattr_(self, at: int, o: Any, name: str, v: Any) -> None:
         _use(self.session, o)
         ordering.check_change(self.session, o)
+        _check_library(self.session, o, f"`{name}` of a module")
         setattr(o, name, v)
 
     def getitem(self, at: int, o: Any, k: Any) -> Any:
@@ -514,6 +517,8 @@ class StagingRuntime(PlainRuntime):
             o.slot = slot_of(self.session.emit("py.setitem", o, k, v))
             return
         ordering.check_change(self.session, o)
+        if o is sys.modules:
+            _check_library(self.session, sys, "a module")
         o[k] = v
 
     def held(self, at: int, value: Any) -> Any:
@@ -621,6 +626,12 @@ def _columns(code: Any) -> tuple[str, str]:
     """Where on its lines a part of an expression begins and ends."""
     places = [(line, begin, end) for line, _, begin, end in code.co_positions() if line and end]
     return (str(min(places)[1:]), str(max(places)[1:])) if places else ("", "")
+
+
+def _check_library(session: Session, owner: Any, what: str) -> None:
+    """A name of a library's module is about to be set: nothing puts it back between ways. Raises: CannotStage."""
+    if type(owner) is ModuleType and not session.is_on_all_paths and not is_own_module(owner):
+        session.cannot(f"{what} is set on one path only", EFFECT)
 
 
 def _use(session: Session, *values: Any) -> None:
