@@ -457,6 +457,13 @@ class StagingRuntime(PlainRuntime):
             c = c.listed()
         if isinstance(item, StagedRange) and item.known_length() is None:
             item = item.itself()
+        if is_staged(item) and type(c) in (list, tuple):
+            if any(one is item or (is_staged(one) and slot_of(one) is slot_of(item)) for one in c):
+                return True  # whatever it is equal to, as a NaN is to nothing
+            if c and slot_of(item).type == FLOAT and all(map(_is_number, c)):
+                # Not by the operator of lists: which numbers are one object is lost in a graph.
+                found = [session.emit("py.eq", item, one) for one in c]
+                return functools.reduce(functools.partial(self.binop, at, "|"), found)
         if is_staged(c) or (is_staged(item) and type(c) in (list, tuple, dict)):
             return session.emit("py.in_", item, c)
         if is_staged(item) and type(c) in (set, frozenset) and all(type(one) in (bool, int, str) for one in c):
@@ -653,6 +660,12 @@ def _are_alike(left: Any, right: Any) -> bool:
     if type(left) not in _SEQUENCES or type(right) not in _SEQUENCES or len(left) != len(right):
         return False
     return isinstance(left, list) == isinstance(right, list)
+
+
+def _is_number(value: Any) -> bool:
+    if is_staged(value):
+        return slot_of(value).type in (INT, FLOAT, BOOL)
+    return type(value) in (int, float, bool)
 
 
 def _staged(session: Session, value: Any) -> Any:
