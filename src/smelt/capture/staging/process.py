@@ -123,16 +123,19 @@ def _sys_so(old: tuple[Any, ...]) -> None:
             setattr(sys, name, held)
 
 
-def _loggers() -> list[logging.Logger]:
-    return [found for found in logging.root.manager.loggerDict.values() if type(found) is logging.Logger]
+@lru_cache(maxsize=1)
+def _loggers(count: int) -> list[logging.Logger]:
+    """Those that are known, without torch's, of which there are hundreds. count: how many there are; none ever goes."""
+    known = logging.root.manager.loggerDict.items()
+    return [found for name, found in known if type(found) is logging.Logger and not name.startswith("torch.")]
 
 
 _LEVEL = attrgetter("level", "propagate")
 
 
 def _logging() -> tuple[Any, ...]:
-    """Who logs, from what level on. A flat tuple: there are hundreds."""
-    loggers = [logging.root, *_loggers()]
+    """Who logs, from what level on, as a flat tuple."""
+    loggers = [logging.root, *_loggers(len(logging.root.manager.loggerDict))]
     return (logging.root.manager.disable, *logging.root.handlers, *loggers, *chain.from_iterable(map(_LEVEL, loggers)))
 
 
