@@ -123,3 +123,101 @@ def test_a_hook_that_is_taken_away_again_is_no_change() -> None:
     for x in (X, -X, X):
         assert torch.equal(compiled(x), program(x)) and not layer._forward_hooks
     assert compiled.stats().builds == 1 and compiled.stats().fallbacks == {}
+
+
+# --- tensors that the program makes: one way does not see what another one did ---------------------------------------
+
+
+def _named(o: Tensor) -> None:
+    o.k = 2  # type: ignore[attr-defined]
+
+
+def _unnamed(o: Tensor) -> None:
+    del o.k
+
+
+def _longer(o: Tensor) -> None:
+    o.items.append(7)  # type: ignore[attr-defined]
+
+
+INSIDE: dict[str, Callable[[Tensor], Any]] = {
+    "attribute": _named,
+    "attribute that goes": _unnamed,
+    "dictionary": lambda o: vars(o).update(k=3, m=4),
+    "list": _longer,
+    "flag": lambda o: o.requires_grad_(),
+    "class": lambda o: setattr(o, "__class__", nn.Parameter),
+    "gradient": lambda o: setattr(o, "grad", torch.ones(1)),
+    "hook": lambda o: o.requires_grad_().register_hook(lambda grad: grad),
+}
+
+
+def _seen(o: Tensor) -> Any:
+    notes = {name: vars(o)[name] for name in ("k", "m", "items") if name in vars(o)}
+    return type(o).__name__, notes, o.requires_grad, o.grad is None, len(o._backward_hooks or ())
+
+
+@pytest.mark.parametrize("make", [smelt.compile, smelt.script])
+@pytest.mark.parametrize("is_parameter", [False, True])
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_tensor_that_the_program_makes(name: str, is_parameter: bool, make: Any) -> None:
+    def program(x: Tensor) -> Any:
+        o: Any = torch.zeros(1)
+        if is_parameter:
+            o = nn.Parameter(o, requires_grad=False)
+        o.k, o.items = 1, []
+        if x.sum() > 0:
+            INSIDE[name](o)
+        return x + 1, str(_seen(o))
+
+    try:
+        made = make(program)
+    except smelt.CaptureError:
+        assert make is smelt.script  # an honest refusal
+        return
+    for x in (X, -X, 2 * X, -2 * X):
+        assert str(made(x)) == str(program(x))
+
+
+def test_a_list_of_an_attribute_grows_in_a_loop() -> None:
+    def program(x: Tensor) -> Any:
+        o: Any = torch.zeros(1)
+        o.items = []
+        for v in x:
+            if v > 0:
+                o.items.append(v * 2)
+        return sum(o.items), len(o.items)
+
+    compiled = smelt.compile(program)
+    for values in ([1.0, 2.0, 3.0], [-1.0, 2.0, -3.0], [-1.0, -2.0, -3.0], [1.0, -2.0, 3.0]):
+        assert str(compiled(torch.tensor(values))) == str(program(torch.tensor(values)))
+
+
+HELD = torch.zeros(1)
+
+
+def test_a_list_of_an_attribute_outside() -> None:
+    def program(x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            HELD.items.append(1)  # type: ignore[attr-defined]
+        return x + len(HELD.items)  # type: ignore[attr-defined]
+
+    found = []
+    for run in (program, smelt.compile(program)):
+        HELD.items = []  # type: ignore[attr-defined]
+        found.append([(run(x).tolist(), list(HELD.items)) for x in (X, -X, X, -X, X)])  # type: ignore[attr-defined]
+    assert found[0] == found[1]
+
+
+def test_a_result_keeps_its_attributes() -> None:
+    def program(x: Tensor) -> Tensor:
+        o: Any = x + 1
+        o.k = 5
+        return o  # type: ignore[no-any-return]
+
+    compiled = smelt.compile(program)
+    for x in (X, -X, 2 * X):
+        result: Any = compiled(x)
+        assert torch.equal(result, x + 1) and result.k == 5
+    with pytest.raises(smelt.CaptureError, match="attribute that the program gave it, `k`"):
+        smelt.script(program)

@@ -9,6 +9,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -70,6 +71,22 @@ class Shadows:
         """Operators run on shadows in the block, and nobody sees them."""
         with unlogged, dispatch.unseen(), self._mode:
             yield
+
+
+@lru_cache(maxsize=1)
+def _names_of_shadows() -> frozenset[str]:
+    """What every shadow has among its attributes."""
+    made = Shadows().fresh(torch.float32, (1,), (1,), torch.device("cpu"))
+    return frozenset(object.__getattribute__(made, "__dict__"))
+
+
+def attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes that a tensor was given by name, without what makes it a shadow."""
+    held: dict[str, Any] = object.__getattribute__(tensor, "__dict__")
+    if not held or not is_shadow(tensor):
+        return dict(held)
+    names = _names_of_shadows()
+    return {name: value for name, value in held.items() if name not in names}
 
 
 def wants_numbers(error: Exception) -> bool:

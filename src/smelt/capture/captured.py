@@ -27,7 +27,7 @@ from smelt._torch.state import autocast, default_dtype
 from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
-from smelt.capture.history import FIX, WHY, begun_inside, check_classes
+from smelt.capture.history import begun_inside, check_classes
 from smelt.capture.inferred import kinds_of
 from smelt.capture.keeping import keeper
 from smelt.capture.noting import call_notes
@@ -188,9 +188,9 @@ def capture(
     heap = changed()
     not_kept = recorder.keep(heap.filled, reachable(program, opaque)) if heap is not None and heap.filled else ""
     tree, outputs, tensors, puts, not_put = _take_apart(result, arguments, recorder, heap)
-    inside, made_at = begun_inside(tensors, recorder, caller)
-    if inside:
-        recorder.fail(inside, WHY, FIX, "S0104", made_at)
+    odd = begun_inside(tensors, recorder, caller)
+    if odd is not None:
+        recorder.fail(odd.what, odd.why, odd.fix, "S0104", odd.site)
     check_classes(tensors, recorder)
     arguments = arguments.opened(heap)
     graph, signature = None, None

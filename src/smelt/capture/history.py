@@ -1,7 +1,8 @@
-"""Results that autograd knows more of than a graph of values tells.
+"""Results of which autograd, or Python, knows more than a graph of values tells.
 
     w = torch.ones(3, requires_grad=True)      a leaf that the program makes
     return (w * x).sum()                       its caller may go backward from here
+    y.note = "mine"; return y                  its caller may ask for it
 
 A graph holds what is computed. That a result requires grad follows from what goes in, as long as something that goes in
 does and gradients are on: then the program itself runs, under autograd. Gradients that begin inside are seen by nobody.
@@ -10,30 +11,41 @@ does and gradients are on: then the program itself runs, under autograd. Gradien
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from smelt._torch.leaves import is_leaf
 from smelt._torch.record_modes import Modes
 from smelt._torch.record_patches import is_plain_tensor_type
+from smelt._torch.shadow import attributes
 from smelt.capture.recorder import Recorder
 from smelt.capture.spans import Site
 
-WHY = (
+_WHY = (
     "a graph holds values: the result would have no history that begins in the program, and backward() would find none"
 )
-FIX = "return it detached (y.detach()), or make the tensor that requires gradients outside and pass it as an argument"
+_FIX = "return it detached (y.detach()), or make the tensor that requires gradients outside and pass it as an argument"
+_WHY_NAMED = "a graph holds values: the result would have no attributes"
+_FIX_NAMED = "return what the attribute holds beside the tensor"
 
 _KINDS = (torch.nn.Parameter, torch.nn.Buffer)
 
 
-def begun_inside(tensors: Sequence[torch.Tensor], recorder: Recorder, caller: Modes) -> tuple[str, Site | None]:
-    """What a result is that no graph repeats, and where it was made: one that requires gradients, or is a parameter, by
-    what the program did itself. "" where there is none.
-    """
-    odd = [t for t in tensors if t.requires_grad or isinstance(t, _KINDS)]
+class Odd(NamedTuple):
+    """A result that no graph repeats: what it is, why, what to do, where it was made."""
+
+    what: str
+    why: str
+    fix: str
+    site: Site | None
+
+
+def begun_inside(tensors: Sequence[torch.Tensor], recorder: Recorder, caller: Modes) -> Odd | None:
+    """A result that requires gradients, is a parameter, or has attributes by what the program did itself."""
+    odd = [t for t in tensors if t.requires_grad or isinstance(t, _KINDS) or attributes(t)]
     if not odd:
-        return "", None
+        return None
     inputs = {id(t): t for t in (slot.ref() for slot in recorder.inputs) if t is not None}
     from_outside = caller.grad and (
         any(t.requires_grad for t in inputs.values()) or any(s.entry.tensor.requires_grad for s in recorder.states)
@@ -46,16 +58,20 @@ def begun_inside(tensors: Sequence[torch.Tensor], recorder: Recorder, caller: Mo
     for tensor in odd:
         if is_outside(tensor):
             continue
-        if not isinstance(tensor, _KINDS) and is_leaf(tensor) and tensor._base is not None and is_outside(tensor._base):
-            # A view that is made without gradients requires them where its base does.
-            continue
-        if isinstance(tensor, _KINDS):
-            return f"a {type(tensor).__qualname__} that the program made is among its results", _site_of(
-                tensor, recorder
-            )
-        if tensor.requires_grad and not from_outside:
-            return "a result requires gradients, which begin inside the program", _site_of(tensor, recorder)
-    return "", None
+        what = f"a {type(tensor).__qualname__} that the program made is among its results"
+        if not isinstance(tensor, _KINDS):
+            if attributes(tensor):
+                name = next(iter(attributes(tensor)))
+                what = f"a result has an attribute that the program gave it, `{name}`"
+                return Odd(what, _WHY_NAMED, _FIX_NAMED, _site_of(tensor, recorder))
+            if is_leaf(tensor) and tensor._base is not None and is_outside(tensor._base):
+                # A view that is made without gradients requires them where its base does.
+                continue
+            if not tensor.requires_grad or from_outside:
+                continue
+            what = "a result requires gradients, which begin inside the program"
+        return Odd(what, _WHY, _FIX, _site_of(tensor, recorder))
+    return None
 
 
 def check_classes(tensors: Sequence[torch.Tensor], recorder: Recorder) -> None:

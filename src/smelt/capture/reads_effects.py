@@ -41,8 +41,10 @@ DEBUGS = "stops in the debugger"
 _OPENS, _USES_FILE, _CHANGES_FILES, _RUNS = "opens a file", "uses a file", "changes files", "runs a command"
 _CONNECTS, _ASKS, _SLEEPS, _STARTS = "uses the network", "reads from the terminal", "sleeps", "starts a thread"
 _FORKS, _SETS = "forks the process", "changes the environment"
+_SETS_PROCESS, _AT_EXIT = "changes a setting of the process", "leaves something to be done at the end"
 OUTSIDE = frozenset((
-    _OPENS, _USES_FILE, _CHANGES_FILES, _RUNS, _CONNECTS, _ASKS, _SLEEPS, _STARTS, _FORKS, _SETS,
+    _OPENS, _USES_FILE, _CHANGES_FILES, _RUNS, _CONNECTS, _ASKS, _SLEEPS, _STARTS, _FORKS, _SETS, _SETS_PROCESS,
+    _AT_EXIT,
 ))  # fmt: skip
 """What is done outside of this process, or cannot be taken back in it."""
 
@@ -100,6 +102,18 @@ _FUNCTIONS: dict[tuple[str, str], str] = {
     ("posix", "putenv"): _SETS,
     ("posix", "unsetenv"): _SETS,
     ("posix", "fork"): _FORKS,
+    **{(module, name): _SETS_PROCESS for module, names in {
+        "sys": ("setrecursionlimit", "setswitchinterval", "set_int_max_str_digits", "set_asyncgen_hooks",
+                "set_coroutine_origin_tracking_depth", "setdlopenflags", "addaudithook"),
+        "gc": ("enable", "disable", "set_threshold", "set_debug", "freeze", "unfreeze"),
+        "posix": ("umask", "nice", "setpriority", "sched_setaffinity", "sched_setscheduler"),
+        "_signal": ("signal", "setitimer", "alarm", "siginterrupt", "set_wakeup_fd", "pthread_sigmask"),
+        "_socket": ("setdefaulttimeout", "sethostname"),
+        "faulthandler": ("enable", "disable", "register", "unregister", "dump_traceback_later"),
+        "_locale": ("setlocale",), "time": ("tzset",), "_thread": ("stack_size",), "resource": ("setrlimit",),
+        "_abc": ("_abc_register",), "torch": ("set_flush_denormal", "set_num_threads", "set_num_interop_threads"),
+    }.items() for name in names},
+    **{("atexit", name): _AT_EXIT for name in ("register", "unregister")},
     ("_thread", "start_new_thread"): _STARTS,
     ("_thread", "start_joinable_thread"): _STARTS,
 }  # fmt: skip

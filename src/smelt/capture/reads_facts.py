@@ -432,6 +432,8 @@ def _now(fact: Read) -> Any:
         return owner.get(key, MISSING)
     if kind == "cell":
         return cell_contents(owner)
+    if kind == "attr" and isinstance(owner, (types.FunctionType, BaseException)):
+        return getattr(owner, key, MISSING)
     if kind == "static":
         return raw_lookup(owner, key)
     if kind == "context":

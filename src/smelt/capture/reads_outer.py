@@ -137,8 +137,12 @@ def _only_appends(roots: Roots, place: Place) -> bool:
         return place.attribute not in roots.read_lists
     if place.kind == "cell":
         return all(only_appends(code, "cell", place.key_name) for code, _ in roots.executed.values())
-    used = [code for code, namespace in roots.executed.values() if namespace is place.space]
-    return all(only_appends(code, "global", place.key) for code in used)
+    # A module's: others ask the module for it.
+    return all(
+        only_appends(code, "attribute", place.key)
+        and (namespace is not place.space or only_appends(code, "global", place.key))
+        for code, namespace in roots.executed.values()
+    )
 
 
 def _is_list_of_a_call(held: Held) -> bool:

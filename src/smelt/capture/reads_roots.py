@@ -12,7 +12,6 @@ import importlib
 import logging
 import os
 import random
-import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,24 +26,32 @@ from typing import Any, NamedTuple
 import torch
 
 from smelt._torch.exact import MISSING, contents
-from smelt._torch.labels import key_labels
 from smelt._torch.lru import LRU_CACHE, cached_tensors
 from smelt.capture.events import watched
 from smelt.capture.fills import Fills
-from smelt.capture.reads_arguments import ArgumentHeap
+from smelt.capture.reads_arguments import ArgumentHeap, argument_parts
 from smelt.capture.reads_effects import DRAWS, ENVIRONMENT, LOCKS, file_kind, user_site
 from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of, state_path
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
 from smelt.capture.reads_scan import NAMES, Chain, is_for_append, may_take_locks, runs_in_order, scan_code
-from smelt.capture.reads_tensors import TensorMarks, methods_of_tensors, steps_by_gradients
+from smelt.capture.reads_tensors import (
+    TensorMarks,
+    is_assigning_buffer,
+    methods_of_tensors,
+    own_of,
+    steps_by_gradients,
+)
 from smelt.capture.reads_values import (
     CALL_HOOKS,
     CALL_PROTOCOL,
     COMPILED_TARGET,
     QUICK_ATOMS,
+    as_written,
     cell_contents,
     class_attributes,
+    field_of,
+    fields_of_errors,
     has_own_lookup,
     has_standard_call,
     instance_dict,
@@ -61,13 +68,6 @@ from smelt.ops.python_draws import PYTHONS, draw_name, numpys_generator
 
 _LAYERS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "")
 _SMALL_ARRAY_NBYTES = 4096
-_ASSIGN, _REGISTER = torch.nn.Module.__setattr__.__code__, torch.nn.Module.register_buffer.__code__
-_REGISTRY_ITEM = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
-
-
-def _as_attribute(item: re.Match[str]) -> str:
-    """A member of a module's registry, as the user writes it: `[3]` or `.weight`."""
-    return f"[{item[1]}]" if item[1].isdigit() else f".{item[1]}"
 
 
 class Site(NamedTuple):
@@ -170,7 +170,7 @@ class Roots:
             self.passed.add(id(value))
             if isinstance(value, (list, dict)) or cls is deque:
                 self.copies[id(value)] = (value, contents(value), None)
-            for part, inner in _argument_parts(value):
+            for part, inner in argument_parts(value):
                 self._reach_argument(inner, id(value), part)
             if is_record:
                 self.patches.watch(cls)
@@ -182,7 +182,12 @@ class Roots:
         kind = kind_of(type(value))
         if kind == "atom":
             if isinstance(value, torch.Tensor):
-                self._tensors.meet(value, partial(self._name_at, parent, label), site)
+                self._meet_tensor(value, parent, label, site)
+            elif isinstance(value, BaseException) and id(value) not in self.rooted:
+                self.rooted[id(value)] = Reached(value, parent, label, site)
+                self._hold_error(value, site)
+                if (own := instance_dict(value)) is not None:
+                    self._reach_own(own, id(value), site)
             elif type(value) not in QUICK_ATOMS and isinstance(value, (Enum, Number)):
                 self._reach_named(value, parent, label, site)
             return
@@ -204,6 +209,21 @@ class Roots:
                 self._reach_own(own, id(value), site)
         if kind not in ("opaque", "module", "lock"):
             getattr(self, f"_reach_{kind}")(value, site)
+
+    def _meet_tensor(self, tensor: torch.Tensor, parent: int, label: str, site: Site | None) -> None:
+        """A tensor; what is read of what its attributes hold is seen where they hold it."""
+        if self._tensors.meet(tensor, partial(self._name_at, parent, label), site):
+            for name, held in own_of(tensor).items():
+                if kind_of(type(held)) in ("container", "instance", "array"):
+                    self.reach(held, parent, f"{label}.{name}", site)
+
+    def _hold_error(self, error: BaseException, site: Site | None) -> None:
+        """What an error holds beside its attributes: read and set without anything to watch."""
+        for name, field in fields_of_errors(type(error)).items():
+            held = field_of(error, field)
+            if held is not MISSING:
+                self._fact("attr", error, name, held, site)
+                self.reach(held, id(error), f".{name}", site)
 
     def _reach_named(self, value: Any, parent: int, label: str, site: Site | None) -> None:
         """A member of an enumeration, or number of a class of its own: what is read of it is seen nowhere, so that all
@@ -400,6 +420,8 @@ class Roots:
         held = instance_dict(value)
         if held is not None:  # `type(value)` and `isinstance` are no reads of an attribute
             self._fact("object", value, None, (type(value), held), site)
+        if isinstance(value, BaseException):
+            self._hold_error(value, site)
         self._watch(value, site)
 
     def _watch(self, value: Any, site: Site | None, ignore: frozenset[str] = frozenset()) -> None:
@@ -427,7 +449,7 @@ class Roots:
             reached = self.rooted[of]
             parts.append(reached.label)
             of = reached.parent
-        return _REGISTRY_ITEM.sub(_as_attribute, "".join(reversed(parts))) or "<unnamed>"
+        return as_written("".join(reversed(parts))) or "<unnamed>"
 
     # ---------------------------------------------------------------- attribute access
 
@@ -460,8 +482,8 @@ class Roots:
             if name == "__dict__" and file_kind(frame.f_code.co_filename) == "user":
                 self._widen(owner, site)
         elif isinstance(value, torch.Tensor):
-            self._tensors.meet(value, partial(self._name_at, id(owner), f".{name}"), site)
-        elif _is_assigning_buffer(name, frame):
+            self._meet_tensor(value, id(owner), f".{name}", site)
+        elif is_assigning_buffer(name, frame):
             pass  # the one that is written, which is known
         elif type(value) not in QUICK_ATOMS and (id(value) not in self.rooted or self._is_given(value)):
             self.reach(value, id(owner), f".{name}", site)
@@ -725,7 +747,7 @@ class Roots:
     # ---------------------------------------------------------------- the end of the run
 
     def _name_at(self, parent: int, label: str) -> str:
-        return _REGISTRY_ITEM.sub(_as_attribute, self.name(parent) + label if parent in self.rooted else label)
+        return as_written(self.name(parent) + label if parent in self.rooted else label)
 
     def finish(self) -> tuple[list[Read], list[Change], list[Change]]:
         """What must hold again, what is different now, and what of the arguments is, where it can be put back."""
@@ -782,19 +804,3 @@ def _site(frame: FrameType) -> Site | None:
 
 def _text(text: str) -> str:
     return text
-
-
-def _argument_parts(value: Any) -> list[tuple[str, Any]]:
-    """The members of a structured argument with the text that selects each."""
-    if dataclasses.is_dataclass(value):
-        return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value)]
-    if isinstance(value, dict):
-        return list(zip(key_labels(dict.keys(value)), dict.values(value), strict=True))
-    return [(f"[{i}]", inner) for i, inner in enumerate(value)]
-
-
-def _is_assigning_buffer(name: str, frame: FrameType) -> bool:
-    """Whether torch reads a module's buffers to assign one of them."""
-    if name != "_buffers" or frame.f_code is not _REGISTER or frame.f_back is None:
-        return False
-    return frame.f_back.f_code is _ASSIGN

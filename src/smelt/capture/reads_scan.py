@@ -54,6 +54,7 @@ _STORE_FAST = _OP["STORE_FAST"]
 _STORE_GLOBAL = {_OP["STORE_GLOBAL"], _OP["DELETE_GLOBAL"]}
 _STORE_ATTR = {_OP["STORE_ATTR"], _OP["DELETE_ATTR"]}
 _IMPORT_NAME, _IMPORT_FROM = _OP["IMPORT_NAME"], _OP["IMPORT_FROM"]
+_OF_ATTRIBUTES = {*_LOAD_ATTR, *_STORE_ATTR, _IMPORT_FROM}
 _COPY = _OP["COPY"]
 _EXTENDED_ARG = _OP["EXTENDED_ARG"]
 _TRANSPARENT = {code for name, code in _OP.items() if name in ("CACHE", "NOP", "PRECALL", "PUSH_NULL", "RESUME")}
@@ -161,14 +162,19 @@ def is_for_append(code: CodeType, offset: int) -> bool:
     return code.co_code[offset] in _LOAD_ATTR and offset in _appends(code)
 
 
-def only_appends(code: CodeType, root: Root, name: str) -> bool:
-    """Whether all that a code object does with a global, or with what a closure cell holds, is to append to it."""
+def only_appends(code: CodeType, root: Root | Literal["attribute"], name: str) -> bool:
+    """Whether all that a code object does with a global, with what a closure cell holds, or with attributes of a name,
+    is to append to it.
+    """
     names = _local_names(code)
     for offset, op, arg in _instructions(code):
         if root == "global":
             is_use = (op == _LOAD_GLOBAL and code.co_names[arg >> 1] == name) or (
                 (op == _LOAD_NAME or op in _STORE_GLOBAL) and code.co_names[arg] == name
             )
+        elif root == "attribute":
+            place = arg >> 1 if _METHOD_BIT and op == _OP["LOAD_ATTR"] else arg
+            is_use = op in _OF_ATTRIBUTES and code.co_names[place] == name
         else:
             is_use = op in _OF_CELLS and names[arg] == name
         if is_use and not (op in _LOADS and offset in _appends(code)):

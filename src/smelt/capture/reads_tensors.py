@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _KINDS = frozenset({torch.Tensor, torch.nn.Parameter})
 _OPTIMIZERS = os.path.join(os.path.dirname(torch.__file__), "optim", "")
+_ASSIGN, _REGISTER = torch.nn.Module.__setattr__.__code__, torch.nn.Module.register_buffer.__code__
 _FLAGS: dict[str, Callable[[torch.Tensor], bool]] = {
     "requires_grad": lambda tensor: tensor.requires_grad,
     "is_leaf": is_leaf,
@@ -73,10 +74,12 @@ class TensorMarks:
     def __init__(self) -> None:
         self._met: dict[int, _Met] = {}
 
-    def meet(self, tensor: Any, name: Callable[[], str], site: Site | None) -> None:
-        """Note a tensor."""
-        if id(tensor) not in self._met and type(tensor) in _KINDS:
-            self._met[id(tensor)] = _Met(tensor, name, site, tensor.requires_grad, gradient(tensor), _own(tensor))
+    def meet(self, tensor: Any, name: Callable[[], str], site: Site | None) -> bool:
+        """Note a tensor; whether it is met for the first time."""
+        is_new = id(tensor) not in self._met and type(tensor) in _KINDS
+        if is_new:
+            self._met[id(tensor)] = _Met(tensor, name, site, tensor.requires_grad, gradient(tensor), own_of(tensor))
+        return is_new
 
     def changes(self) -> Iterator[Change]:
         """What is different now."""
@@ -86,7 +89,7 @@ class TensorMarks:
                 yield Change(f"{met.name()}.requires_grad", met.requires_grad, tensor.requires_grad, met.site)
             if gradient(tensor) is not met.grad:
                 yield Change(f"{met.name()}.grad", met.grad, gradient(tensor), met.site)
-            own = _own(tensor)
+            own = own_of(tensor)
             if not same(met.own, own):
                 yield Change(f"the attributes of {met.name()}", met.own, own, met.site)
 
@@ -115,7 +118,14 @@ class TensorMarks:
         return Read(kind, owner, key, value, met.site, f"{met.name()}.{key}", owner, namer)
 
 
-def _own(tensor: torch.Tensor) -> dict[str, Any]:
+def own_of(tensor: Any) -> dict[str, Any]:
     """The attributes that a tensor was given, but for marks that tell torch's own compiler how to treat it."""
     own = tensor.__dict__
     return {key: value for key, value in own.items() if not key.startswith("_dynamo_")} if own else {}
+
+
+def is_assigning_buffer(name: str, frame: FrameType) -> bool:
+    """Whether torch reads a module's buffers to assign one of them."""
+    if name != "_buffers" or frame.f_code is not _REGISTER or frame.f_back is None:
+        return False
+    return frame.f_back.f_code is _ASSIGN

@@ -12,6 +12,7 @@ import functools
 import mmap
 import numbers
 import queue
+import re
 import sys
 import threading
 import types
@@ -72,6 +73,8 @@ _HIDDEN_MODULES = (
     "shelve",
     "dbm",
 )
+_FIELDS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 _TORCH_OPAQUE = (
     "torch._",
     "torch.autograd",
@@ -97,8 +100,7 @@ def _kind_of(cls: type) -> Kind:
     if cls in _ATOMS or issubclass(cls, (torch.Tensor, Enum, numbers.Number)):
         return "atom"
     if issubclass(cls, BaseException):
-        # Of Python's own, nothing tells when attributes and arguments are read or set.
-        return _instance_kind(cls) if module_kind(cls.__module__) == "user" else "hidden"
+        return _instance_kind(cls) if module_kind(cls.__module__) == "user" else "atom"
     if issubclass(cls, types.FunctionType):
         return "function"
     if cls is types.MethodType:
@@ -144,13 +146,36 @@ def _instance_kind(cls: type) -> Kind:
         return "opaque"
     if not is_torch and module_kind(cls.__module__) == "stdlib":
         return "opaque"
-    heap = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
-    return "instance" if cls.__flags__ & heap else "opaque"
+    return "instance" if cls.__flags__ & _HEAP_TYPE else "opaque"
 
 
 def _is_plain_container(cls: type) -> bool:
     """Whether the class is a builtin container, with no attributes of its own to observe."""
     return cls in _PLAIN_CONTAINERS
+
+
+_BY_RAISING = ("__traceback__", "__dict__", "__weakref__")
+
+
+def _fields_of_errors(cls: type) -> dict[str, Any]:
+    """What errors of a class hold beside attributes (`args`, `__cause__`, `errno`), as descriptors by name; not what
+    raising one sets.
+    """
+    found: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if issubclass(base, BaseException) and not base.__flags__ & _HEAP_TYPE:
+            for name, field in vars(base).items():
+                if isinstance(field, _FIELDS) and name not in _BY_RAISING:
+                    found.setdefault(name, field)
+    return found
+
+
+def field_of(value: Any, field: Any) -> Any:
+    """What stands in a field of C's, MISSING where nothing does."""
+    try:
+        return field.__get__(value)
+    except AttributeError:
+        return MISSING
 
 
 # The attribute of a hook (see reads_patch) that holds the method it stands for.
@@ -264,4 +289,18 @@ def cell_contents(cell: Any) -> Any:
 # A class's answers, kept: each is asked thousands of times in one run.
 kind_of: Callable[[type], Kind] = lru_cache(maxsize=8192)(_kind_of)
 is_plain_container: Callable[[type], bool] = lru_cache(maxsize=8192)(_is_plain_container)
+fields_of_errors: Callable[[type], dict[str, Any]] = lru_cache(maxsize=1024)(_fields_of_errors)
 has_own_lookup: Callable[[type], bool] = lru_cache(maxsize=8192)(_has_own_lookup)
+
+
+_REGISTRY_ITEM = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+
+
+def _as_attribute(item: re.Match[str]) -> str:
+    """A member of a module's registry, as the user writes it: `[3]` or `.weight`."""
+    return f"[{item[1]}]" if item[1].isdigit() else f".{item[1]}"
+
+
+def as_written(name: str) -> str:
+    """The name of a place, with members of modules as the user writes them."""
+    return _REGISTRY_ITEM.sub(_as_attribute, name)

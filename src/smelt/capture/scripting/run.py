@@ -35,7 +35,7 @@ from smelt.capture.captured import Captured, State, _name_of, _returned
 from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.convert.runtime import installed
 from smelt.capture.detector import detecting
-from smelt.capture.history import FIX, WHY, begun_inside
+from smelt.capture.history import begun_inside
 from smelt.capture.inferred import WHY as WHY_KINDS
 from smelt.capture.inferred import MixedKinds, kinds_on_all_ways
 from smelt.capture.recorder import Slot
@@ -374,9 +374,9 @@ class _Run:
         for slot in slots:
             if slot.kind == "unknown":
                 recorder.unknown(slot)
-        inside, made_at = begun_inside(flattener.tensors, recorder, self.caller)
-        if inside:
-            recorder.fail(inside, WHY, FIX, "S0104", made_at)
+        odd = begun_inside(flattener.tensors, recorder, self.caller)
+        if odd is not None:
+            recorder.fail(odd.what, odd.why, odd.fix, "S0104", odd.site)
         if recorder.error is not None:
             raise recorder.error
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths)

@@ -9,6 +9,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import islice
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -40,6 +41,20 @@ _WARN = warnings.warn  # staged runs have another one there
 # What can be gone over without a change to it that others would see, or that Python itself would go over just so.
 _KNOWN: tuple[type, ...] = (list, tuple, range, zip, enumerate, type({}.keys()), type({}.values()), type({}.items()))
 
+
+_SIZED = (
+    list,
+    tuple,
+    range,
+    dict,
+    set,
+    frozenset,
+    str,
+    bytes,
+    torch.Tensor,
+    *map(type, ({}.keys(), {}.values(), {}.items())),
+)
+_MOST_TAKEN = 4096
 
 _ASKING = ("equal", "allclose", "is_nonzero")
 # What makes a tensor of numbers.
@@ -353,8 +368,36 @@ def _zip(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return zip(*args, **kwargs)  # noqa: B905
     if kwargs:
         session.cannot("zip(strict=) over what depends on data")
-    parts = [s if s is not None else list(a) for s, a in zip(sequences, args, strict=True)]
+    lengths = [_length(s, a) for s, a in zip(sequences, args, strict=True)]
+    shortest = min((length for length in lengths if length is not None), default=None)
+    parts: list[Any] = []
+    for sequence, given in zip(sequences, args, strict=True):
+        # The first that has no more items ends it: those before that one have been asked for theirs.
+        is_asked = shortest is not None and shortest not in lengths[: len(parts)]
+        parts.append(_taken(session, given, shortest, is_asked) if sequence is None else sequence)
     return Zipped(session, parts)
+
+
+def _length(sequence: StagedSequence | None, given: Any) -> int | None:
+    if sequence is not None:
+        return sequence.known_length()
+    return len(given) if isinstance(given, _SIZED) else None
+
+
+def _taken(session: Any, given: Any, shortest: int | None, is_asked: bool) -> list[Any]:
+    """What `zip` takes of something that Python goes over: all, or as much as the shortest of the others is long."""
+    if isinstance(given, _SIZED):
+        return list(given)
+    return all_of(session, given) if shortest is None else list(islice(given, shortest + is_asked))
+
+
+def all_of(session: Any, given: Any) -> list[Any]:
+    """All that an iterator gives. Raises: CannotStage for one that may have no end."""
+    found = list(islice(given, _MOST_TAKEN + 1))
+    if len(found) > _MOST_TAKEN:
+        what = f"an iterator of no known end ({type(given).__name__}) is gone over at once"
+        session.cannot(what, f"it has more than {_MOST_TAKEN} items")
+    return found
 
 
 def _sorted(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

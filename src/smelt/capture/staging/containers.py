@@ -1,6 +1,6 @@
 """The containers of Python's that can be copied and compared: what they hold, told without calling the user's code.
 
-An object with slots is one, too: it holds what stands in them by name.
+An object with slots is one, too: it holds what stands in them by name. So is a tensor: it holds its attributes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from collections import OrderedDict, deque
 from collections.abc import Collection
 from typing import Any
 
+import torch
+
+from smelt._torch.shadow import attributes
 from smelt.capture.reads_arguments import slots_of
 from smelt.capture.staging.symbols import StagedObject, wrap
 
@@ -20,6 +23,13 @@ WHOLE: Any = type("_Whole", (), {"__repr__": lambda self: "WHOLE"})()
 
 def put_slot(value: Any, name: str, held: Any) -> None:
     """Have an object's slot hold something (MISSING: nothing)."""
+    if isinstance(value, torch.Tensor):
+        space = object.__getattribute__(value, "__dict__")
+        if held is MISSING:
+            space.pop(name, None)
+        else:
+            space[name] = held
+        return
     member = dict(slots_of(type(value)))[name]
     if held is not MISSING:
         member.__set__(value, held)
@@ -29,6 +39,8 @@ def put_slot(value: Any, name: str, held: Any) -> None:
 
 def _slots(value: Any) -> dict[str, Any]:
     """What an object holds in slots, by name."""
+    if isinstance(value, torch.Tensor):
+        return attributes(value)
     found = {}
     for name, member in slots_of(type(value)):
         try:

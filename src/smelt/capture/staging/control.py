@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from smelt.capture.staging.loops import Loop, grown_over, run_loop
 from smelt.capture.staging.merge import Pending, Poison, check_identity
 from smelt.capture.staging.records import Structured
 from smelt.capture.staging.session import Session
-from smelt.capture.staging.stops import Again
+from smelt.capture.staging.stops import EFFECT, Again
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.texts import formatted, is_said, text_of
 from smelt.capture.staging.views import (
@@ -34,6 +35,7 @@ from smelt.capture.staging.views import (
     lists_under,
     sequence_of,
 )
+from smelt.capture.staging.walk import is_own_module
 from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType
 
 _SHORT = 8
@@ -458,6 +460,13 @@ class StagingRuntime(PlainRuntime):
             c = c.listed()
         if isinstance(item, StagedRange) and item.known_length() is None:
             item = item.itself()
+        if is_staged(item) and type(c) in (list, tuple):
+            if any(one is item or (is_staged(one) and slot_of(one) is slot_of(item)) for one in c):
+                return True  # whatever it is equal to, as a NaN is to nothing
+            if c and slot_of(item).type == FLOAT and all(map(_is_number, c)):
+                # Not by the operator of lists: which numbers are one object is lost in a graph.
+                found = [session.emit("py.eq", item, one) for one in c]
+                return functools.reduce(functools.partial(self.binop, at, "|"), found)
         if is_staged(c) or (is_staged(item) and type(c) in (list, tuple, dict)):
             return session.emit("py.in_", item, c)
         if is_staged(item) and type(c) in (set, frozenset) and all(type(one) in (bool, int, str) for one in c):
@@ -480,6 +489,7 @@ class StagingRuntime(PlainRuntime):
     def setattr_(self, at: int, o: Any, name: str, v: Any) -> None:
         _use(self.session, o)
         ordering.check_change(self.session, o)
+        _check_library(self.session, o, f"`{name}` of a module")
         setattr(o, name, v)
 
     def getitem(self, at: int, o: Any, k: Any) -> Any:
@@ -517,6 +527,8 @@ class StagingRuntime(PlainRuntime):
             o.slot = slot_of(self.session.emit("py.setitem", o, k, v))
             return
         ordering.check_change(self.session, o)
+        if o is sys.modules:
+            _check_library(self.session, sys, "a module")
         o[k] = v
 
     def held(self, at: int, value: Any) -> Any:
@@ -626,6 +638,12 @@ def _columns(code: Any) -> tuple[str, str]:
     return (str(min(places)[1:]), str(max(places)[1:])) if places else ("", "")
 
 
+def _check_library(session: Session, owner: Any, what: str) -> None:
+    """A name of a library's module is about to be set: nothing puts it back between ways. Raises: CannotStage."""
+    if type(owner) is ModuleType and not session.is_on_all_paths and not is_own_module(owner):
+        session.cannot(f"{what} is set on one path only", EFFECT)
+
+
 def _use(session: Session, *values: Any) -> None:
     for value in values:
         if isinstance(value, Poison):
@@ -645,6 +663,12 @@ def _are_alike(left: Any, right: Any) -> bool:
     if type(left) not in _SEQUENCES or type(right) not in _SEQUENCES or len(left) != len(right):
         return False
     return isinstance(left, list) == isinstance(right, list)
+
+
+def _is_number(value: Any) -> bool:
+    if is_staged(value):
+        return slot_of(value).type in (INT, FLOAT, BOOL)
+    return type(value) in (int, float, bool)
 
 
 def _staged(session: Session, value: Any) -> Any:

@@ -10,7 +10,7 @@ Invariant: nothing of the user's is called; restoring leaves each container the 
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from smelt._torch.lru import table_of
@@ -28,9 +28,10 @@ from smelt.capture.staging.containers import (
     refill,
 )
 from smelt.capture.staging.hidden import keepers_of
+from smelt.capture.staging.process import Settings
 from smelt.capture.staging.settled import Settled
 from smelt.capture.staging.symbols import StagedObject, slot_of, wrap
-from smelt.capture.staging.walk import Walk
+from smelt.capture.staging.walk import Walk, fields_of
 from smelt.capture.staging.watch import unwatched
 
 
@@ -74,11 +75,18 @@ class Snapshot:
     parents: by id, what holds a list or a dictionary. hidden: what objects hold outside of any container (bytes) is put
     back, too, though its change is none. iterators: by id, those that a run would advance for good.
 
+    codes: whether the code of functions is put back, too.
+
     settled: what was reachable before. Of that only what is different by now is gone to again, and has no parents here.
     """
 
     def __init__(
-        self, roots: Iterable[Any], without: Iterable[Any] = (), hidden: bool = False, settled: Settled | None = None
+        self,
+        roots: Iterable[Any],
+        without: Iterable[Any] = (),
+        hidden: bool = False,
+        settled: Settled | None = None,
+        codes: bool = True,
     ) -> None:
         left_out = {id(item) for item in without}
         self._settled = settled
@@ -89,7 +97,7 @@ class Snapshot:
             walk = settled.further(roots, left_out)
         self._own = walk.copies
         self._caches = [
-            (table, frozenset(map(id, table)))
+            (table, dict(table))
             for cache in (*walk.caches, *(() if settled is None else settled.caches))
             if (table := table_of(cache)) is not None
         ]
@@ -97,6 +105,8 @@ class Snapshot:
         self.parents = walk.parents
         held = (*walk.hidden, *(() if settled is None else settled.hidden))
         self._keepers = [put_back for value in held for put_back in keepers_of(value)]
+        self._fields = [*fields_of(walk, codes), *(() if settled is None else settled.fields())]
+        self._settings = Settings()
         self.iterators = walk.iterators
 
     def holds(self, value: Any) -> bool:
@@ -133,9 +143,9 @@ class Snapshot:
         changes: all that is different, where that was just asked.
         """
         hidden = [put_back() for put_back in self._keepers]
-        for table, keys in self._caches:
-            if len(table) > len(keys):
-                _take_out(table, keys)
+        hidden.extend(fields.put_back() for fields in self._fields)
+        hidden.append(self._settings.put_back())
+        hidden.extend([_as_it_was(table, held) for table, held in self._caches])
         if changes is None:
             pairs = list(self._changed())
         else:
@@ -156,11 +166,20 @@ class Snapshot:
         return found
 
 
-def _take_out(table: dict[Any, Any], keys: Collection[int]) -> None:
-    """Leave those keys in a cache's table that have these ids."""
+def _as_it_was(table: dict[Any, Any], held: dict[Any, Any]) -> bool:
+    """Leave those entries in a cache's table that were there; whether some of them are gone.
+
+    Those come back, but for a bounded cache's, which are parts of more than the table.
+    """
+    keys = set(map(id, held))
     kept = [(key, value) for key, value in table.items() if id(key) in keys]
-    table.clear()
-    table.update(kept)
+    is_less = len(kept) < len(held)
+    if is_less and not any(type(value).__name__ == "_lru_list_elem" for value in held.values()):
+        kept = list(held.items())
+    if len(kept) != len(table) or is_less:
+        table.clear()
+        table.update(kept)
+    return is_less
 
 
 def _hashable(key: Any) -> Any:

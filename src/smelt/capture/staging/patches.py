@@ -21,12 +21,14 @@ from smelt.capture.dynamic.values import is_sized, own
 from smelt.capture.recorder import StateSlot, slot_type
 from smelt.capture.staging import current
 from smelt.capture.staging.handlers import is_caught
+from smelt.capture.staging.stops import CannotMerge
 from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.ir import INT, ListType, UnknownDim
 from smelt.ir.size_numbers import MARK
 
 _patches = Patches()
 _NEW = object()
+_NO_MORE = "a graph changes the elements of tensors, and no more"
 
 
 def _session(tensor: Any = None) -> Any:
@@ -450,19 +452,28 @@ def _warn(original: Any) -> Any:
 def _stays_as_it_is(self: Any, name: str, value: Any = _NEW) -> None:
     """Python is about to change a tensor itself, beside its elements (`p.data = y`, `p.grad = y`, a hook on it).
 
-    The tensors from outside of a staged run are the user's own, on each way that is tried.
+    The tensors from outside of a staged run are the user's own, on each way that is tried. Others are made anew on each
+    way that parts after them, but for those in which an arm or a loop finds them; attributes by name are put back.
 
     Raises: CannotStage for these, unless nothing changes.
     """
     session = _session()
     if session is None or not isinstance(self, torch.Tensor):
         return
-    slot = session.recorder.slot_of(self)
-    if not (isinstance(slot, StateSlot) or slot.kind == "input"):
-        return
     if name in ("grad", "requires_grad") and value is not _NEW and getattr(self, name) is value:
         return
-    session.cannot(f"`{name}` of a tensor from outside is set", "a graph changes the elements of tensors, and no more")
+    slot = session.recorder.slot_of(self)
+    if isinstance(slot, StateSlot) or slot.kind == "input":
+        session.cannot(f"`{name}` of a tensor from outside is set", _NO_MORE)
+    is_noted = name != "data"  # else the recorder refuses it
+    if is_noted and _is_of_torch(type(self), name) and session.snapshots and session.snapshots[-1].reached(self):
+        raise CannotMerge(f"`{name}` of a tensor is set on one path only", _NO_MORE, session.site())
+
+
+def _is_of_torch(cls: type, name: str) -> bool:
+    """Whether what tensors of a class have by a name is no attribute in their own dictionary."""
+    found = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+    return hasattr(type(found), "__set__") or callable(found)
 
 
 def _setattr(original: Any) -> Any:

@@ -16,8 +16,11 @@ from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any
 
+import torch
+
 from smelt.capture.staging.containers import MISSING, holds_the_same
-from smelt.capture.staging.walk import Walk, slot_in
+from smelt.capture.staging.hidden import Fields
+from smelt.capture.staging.walk import Walk, fields_of, slot_in
 
 _SIZE = 128
 """So many containers are compared at once: where one is different, each of these is looked at."""
@@ -36,12 +39,18 @@ class _Kind:
     view: Callable[[Any], Any] | None = None
 
 
+def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    found: dict[str, Any] = object.__getattribute__(tensor, "__dict__")
+    return found
+
+
 _KINDS: dict[type, _Kind] = {
     OrderedDict: _Kind(dict.__len__, (OrderedDict.keys, OrderedDict.values)),
     dict: _Kind(dict.__len__, (dict.keys, dict.values)),
     list: _Kind(list.__len__, (list.__iter__,)),
     set: _Kind(set.__len__, (set.__iter__,)),
     type: _Kind(len, (types.MappingProxyType.keys, types.MappingProxyType.values), vars),
+    torch.Tensor: _Kind(dict.__len__, (dict.keys, dict.values), _attributes),
 }
 
 
@@ -106,6 +115,10 @@ class Settled:
         self._states = [state for _, _, state in walk.objects if state is not None]
         self._functions = [function for functions in walk.functions.values() for function in functions]
         self._of_functions = [(get, list(map(get, self._functions))) for get in _OF_FUNCTIONS]
+
+    def fields(self) -> list[Fields]:
+        """What objects of the kinds that there are most of hold beside containers."""
+        return fields_of(self._walk)
 
     def is_apart_from(self, ids: set[int]) -> bool:
         """Whether none of these was come to."""

@@ -33,7 +33,7 @@ from smelt.capture.dynamic.agreement import disagreement
 from smelt.capture.dynamic.inputs import Symbols, held_memory, make_symbols
 from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.dynamic.trace import CaptureTrace
-from smelt.capture.history import WHY, begun_inside
+from smelt.capture.history import begun_inside
 from smelt.capture.inferred import WHY as WHY_KINDS
 from smelt.capture.inferred import MixedKinds, kinds_on_all_ways
 from smelt.capture.places import After, NotPut, Puts
@@ -268,7 +268,8 @@ class _Run:
         self.heap = self._heap()
         session.callers = {} if self.heap is None else self.heap.by_id
         session.heap_roots = [self.program, self.fn, *self.call]
-        self.snapshot = Snapshot(session.heap_roots)
+        # Functions run other code in the run itself.
+        self.snapshot = Snapshot(session.heap_roots, codes=False)
         session.snapshots.append(self.snapshot)
         session.watch = watch = Watch(session, functions.can, functions.codes)
         before = current.enter(session)
@@ -370,9 +371,9 @@ class _Run:
         for slot in slots:
             if slot.kind == "unknown":
                 recorder.unknown(slot)
-        inside, made_at = begun_inside(flattener.tensors, recorder, self.caller)
-        if inside:
-            raise CannotStage(inside, WHY, made_at)
+        odd = begun_inside(flattener.tensors, recorder, self.caller)
+        if odd is not None:
+            raise CannotStage(odd.what, odd.why, odd.site)
         for name, part in (("result", tree), *(puts.trees() if puts is not None else ())):
             if part is not None:
                 check_structure(part, name)

@@ -12,7 +12,7 @@ EFFECT = "an effect on Python's objects is no part of a graph"
 MEMBERS = "which of them are equal, and so how many there are, only a run tells"
 TAKEN_APART = "how many numbers it has only a run tells"
 NO_FORM = "it has no form in a graph"
-ACTS = ("an array, bytes or an error is changed on one path only", EFFECT)
+ACTS = ("something that objects hold outside of containers, or a setting, is changed on one path only", EFFECT)
 OUTSIDE_OF_PYTHON = "a run on tensors without data must not do what cannot be taken back"
 """Reasons for which there is a way of their own out."""
 

@@ -17,21 +17,22 @@ from typing import Any
 import torch
 
 from smelt._torch.lru import LRU_CACHE, table_of
+from smelt._torch.shadow import attributes
 from smelt.capture.reads_arguments import slots_of
 from smelt.capture.reads_values import HOOKED
 from smelt.capture.roots import _is_skipped as is_skipped_module
 from smelt.capture.roots import names_in
 from smelt.capture.staging.containers import MISSING, contents, has_slots_only
-from smelt.capture.staging.hidden import is_keeper
+from smelt.capture.staging.hidden import CLASSES, CODES, FUNCTIONS, HAVE_ANNOTATIONS, OBJECTS, Fields, is_keeper
 from smelt.capture.staging.symbols import StagedObject
 
 _ATOMS = (
     int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
-    torch.Size, torch.Generator, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool,
-    types.CodeType, types.ModuleType, range, slice, types.FrameType, types.TracebackType,
+    torch.Size, torch.Generator, torch.SymInt, torch.SymFloat, torch.SymBool,
+    types.CodeType, range, slice, types.FrameType, types.TracebackType,
 )  # fmt: skip
 # Most of what is met, told without asking each class of the above.
-_OFTEN_ATOMS = frozenset((*_ATOMS, torch.nn.Parameter))
+_OFTEN_ATOMS = frozenset(_ATOMS)
 _EMPTY: tuple[Any, ...] = (
     iter([]), reversed([]), {}.keys(), {}.values(), {}.items(), iter({}), iter({}.values()), iter({}.items()),
     enumerate(()), zip(), map(len, ()), filter(None, ()), iter(()), types.MappingProxyType({}), itertools.chain(),
@@ -55,6 +56,21 @@ def _is_installed(name: str | None) -> bool:
     return "site-packages" in file or "dist-packages" in file
 
 
+def is_own_module(module: types.ModuleType) -> bool:
+    """Whether a module is no library's."""
+    name = str(module.__name__)
+    is_pythons = name.partition(".")[0] in sys.stdlib_module_names and name != "__main__"
+    return not (is_pythons or is_skipped_module(name) or _is_installed(name))
+
+
+@functools.lru_cache(maxsize=4096)
+def _texts_in(code: types.CodeType) -> frozenset[str]:
+    """The texts in a code object, and those inside it: what converted code asks an object for is one."""
+    found = {constant for constant in code.co_consts if type(constant) is str}
+    inner = (_texts_in(constant) for constant in code.co_consts if type(constant) is types.CodeType)
+    return frozenset(found.union(*inner))
+
+
 def _has_attributes(value: Any) -> bool:
     """Whether this is a number or text of a class of the program's own, which may have attributes."""
     return isinstance(value, (int, float, complex, str, bytes)) and type(value).__dictoffset__ != 0
@@ -66,7 +82,8 @@ class Walk:
     What else leads on, and may lead elsewhere later, is noted, so that one can tell whether it still leads there:
     objects: those with attributes, their class and their own dictionary. slots: what stands in them, by name.
     hidden: those that hold something outside of any container.
-    functions: by id of their globals. caches: of functions. seen: ids of all that was come to, keep: these themselves.
+    functions: by id of their globals. classes: those that are not a library's. caches: of functions. seen: ids of all
+    that was come to, keep: these themselves.
 
     known: ids of what needs no visit, it was seen by another walk, as were the containers `copied`.
     """
@@ -83,6 +100,7 @@ class Walk:
         self.objects: list[tuple[Any, type, dict[str, Any] | None]] = []
         self.slots: list[tuple[Any, str, Any]] = []
         self.functions: dict[int, list[types.FunctionType]] = {}
+        self.classes: list[type] = []
         self.seen: set[int] = set(known)
         self.keep: list[Any] = []
         self._copied = copied
@@ -132,6 +150,15 @@ class Walk:
         if kind is tuple:
             for item in value:
                 self._held(item, value)
+            return
+        if isinstance(value, torch.Tensor):
+            self._copy(value)
+            for item in attributes(value).values():
+                self._held(item, value)
+            return
+        if kind is types.ModuleType:
+            if is_own_module(value) and id(vars(value)) not in self._without:
+                self._copy(vars(value))
             return
         is_of_the_log = _is_of_the_log(value)
         if is_of_the_log:
@@ -194,6 +221,8 @@ class Walk:
         for item in (function.__defaults__, function.__kwdefaults__):
             if item:
                 self._add(item)
+        if HAVE_ANNOTATIONS:
+            self._copy(function.__annotations__)
         names, namespace = names_in(function.__code__), function.__globals__
         self.functions.setdefault(id(namespace), []).append(function)
         if is_skipped_module(function.__module__) or _is_installed(function.__module__):
@@ -205,11 +234,30 @@ class Walk:
         for name in names:
             if name in namespace:
                 self._held(namespace[name], namespace)
+                if type(namespace[name]) is types.ModuleType:
+                    self._module(namespace[name], names | _texts_in(function.__code__))
+
+    def _module(self, module: types.ModuleType, names: Collection[str]) -> None:
+        """A module of the user's that code names: what of it is named, too, may be anything that it holds."""
+        space = vars(module)
+        if not is_own_module(module):
+            return
+        if id(space) not in self._without:
+            self._copy(space)
+            for name in names:
+                held = space.get(name, module)
+                if held is not module:
+                    self._held(held, space)
+                    if type(held) is types.ModuleType and held.__name__.startswith(module.__name__):
+                        self._module(held, names)
 
     def _class(self, cls: type) -> None:
         for base in cls.__mro__:
             if not (is_skipped_module(base.__module__) or _is_installed(base.__module__)):
                 self._copy(base)
+                if base is cls:
+                    self.classes.append(cls)
+                    self.objects.append((cls, type(cls), None))
                 for item in list(vars(base).values()):
                     self._held(item, base)
 
@@ -247,3 +295,14 @@ def slot_in(value: Any, name: str) -> Any:
         return object.__getattribute__(value, name)
     except AttributeError:
         return None
+
+
+def fields_of(walk: Walk, codes: bool = True) -> list[Fields]:
+    """What the objects, functions and classes of a walk hold in fields. codes: with the code of functions."""
+    functions = [function for found in walk.functions.values() for function in found]
+    found = [
+        Fields([value for value, _, _ in walk.objects], OBJECTS),
+        Fields(functions, FUNCTIONS),
+        Fields(walk.classes, CLASSES),
+    ]
+    return [*found, Fields(functions, CODES)] if codes else found
