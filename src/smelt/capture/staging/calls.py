@@ -101,9 +101,11 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         getattr(fn, "__self__", None), StagedObject
     ):
         return fn(*args, **kwargs)
+    if session.copies.copied:
+        ordering.check_call(session, fn)
     if ordering.is_sort(fn) and not args:
         return ordering.sort(session, runtime, fn.__self__, **kwargs)
-    if session.picked or session.copies.copied:
+    if session.picked:
         ordering.check_call(session, fn)
     if looks_inside(fn):
         args, kwargs = all_plain(args), all_plain(kwargs)
