@@ -56,6 +56,11 @@ def matrix_mask(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x[x > 0.2], row, column + m.sum()
 
 
+def columns_of_rows(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    kept = x[m]
+    return kept, kept[:, 1:3], kept[:, 0]
+
+
 def selected(x: Tensor, m: Tensor) -> Tensor:
     return torch.masked_select(x, x > 0.3).exp()
 
@@ -191,7 +196,7 @@ def in_a_counted_loop(x: Tensor, m: Tensor) -> Tensor:
 
 
 NATIVE = [
-    chain, two_masks, matrix_mask, selected, reductions, means, along_rows, products, put_rows,
+    chain, two_masks, matrix_mask, columns_of_rows, selected, reductions, means, along_rows, products, put_rows,
     put_number, put_row, added, looked_up, joined, of_counts, columns, cut_of_kept, first_if_any, branch_sizes,
     shrinking, collected, in_a_counted_loop,
 ]  # fmt: skip

@@ -146,3 +146,55 @@ def test_what_is_returned_shares_memory_as_in_eager(fn: Callable[..., Any], own:
             y = torch.tensor([0.0, at])
             assert _seen(compiled, y) == _seen(fn, y)
     assert not compiled.stats().fallbacks
+
+
+def selected_rows(x: Tensor, m: Tensor) -> Any:
+    return x[m], x[:, 0][m] * 2, m.nonzero()
+
+
+def columns_of_selected_rows(x: Tensor, m: Tensor) -> Any:
+    b = x[m]
+    return b[:, :1].clamp(0, 1), b[:, 1], b
+
+
+def pieces_of_selected_rows(x: Tensor, m: Tensor) -> Any:
+    b = x[m] * 2
+    return *b.unbind(1), b[1:], b.t(), b[:, None]
+
+
+def selected_on_one_way(x: Tensor, m: Tensor) -> Any:
+    b = x[m]
+    if b.sum() > 5:
+        b = b * 2
+    return b[:, 1:], b
+
+
+def filled_by_a_loop(x: Tensor, m: Tensor) -> Any:
+    rows, i = [x[0] * 2], 0
+    while i < 2 and m[i]:
+        rows.append(x[i] * 2)
+        i += 1
+    return (torch.stack(rows),)
+
+
+SELECTIONS = [
+    selected_rows, columns_of_selected_rows, pieces_of_selected_rows, selected_on_one_way, filled_by_a_loop,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", SELECTIONS, ids=lambda fn: fn.__name__)
+def test_what_is_returned_lies_in_memory_of_the_size_that_data_tell(fn: Callable[..., Any]) -> None:
+    x = torch.tensor([[0.0, 2.0], [5.0, 4.0], [2.0, 1.0]])
+
+    def seen(run: Callable[..., Any], m: Tensor) -> Any:
+        every = run(x, m)
+        starts = [t.untyped_storage().data_ptr() for t in every]
+        shared = [[a == b for a in starts] for b in starts] if m.any() else None
+        return shared, [(t.tolist(), t.stride(), t.storage_offset(), t.untyped_storage().nbytes()) for t in every]
+
+    compiled = smelt.compile(fn)
+    with torch.no_grad():
+        for count in (2, 1, 0, 3, 2):
+            m = torch.arange(3) < count
+            assert seen(compiled, m) == seen(fn, m)
+    assert not compiled.stats().fallbacks

@@ -64,12 +64,15 @@ def baddbmm_out(out: int, bias: int, a: int, b: int, *, beta: float = 1.0, alpha
     )
 
 
-def cut(dst: int, src: int, sizes: Sequence[int | Use], strides: Sequence[int]) -> Call:
-    """A handle over the memory of src from where it starts, of sizes that are known or stand in slots of ints."""
+def cut(dst: int, src: int, sizes: Sequence[int | Use], strides: Sequence[int], offset: int = 0) -> Call:
+    """A handle over the memory of src, from its start or behind it, of sizes that are known or stand in slots of ints.
+
+    src begins where its memory does, if there is an offset.
+    """
     return Call(
         "aoti_torch__reinterpret_tensor",
-        (Use(src), len(sizes), Numbers(tuple(sizes)), Ints(tuple(strides)), 0, Out(dst)),
-        lambda t, found: t.as_strided(found, strides, t.storage_offset()),
+        (Use(src), len(sizes), Numbers(tuple(sizes)), Ints(tuple(strides)), offset, Out(dst)),
+        lambda t, found: t.as_strided(found, strides, t.storage_offset() + offset),
     )
 
 

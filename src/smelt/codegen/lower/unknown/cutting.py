@@ -10,7 +10,7 @@ from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, tensor_type
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.numbers import operand
-from smelt.codegen.lower.unknown.cuts import is_copy
+from smelt.codegen.lower.unknown.cuts import is_copy, is_view
 from smelt.ir import Node, Region, TensorType, Value
 from smelt.ir.sizes import equals
 from smelt.runtime.calls import cut
@@ -23,6 +23,8 @@ def lower_cut(ctx: Context, node: Node) -> bool:
     source = ctx.cuts[node]
     if is_copy(node):
         return _lower_copy(ctx, node, source)
+    if is_view(node):
+        return _lower_view(ctx, node, source)
     type_, whole = node.result.type, tensor_type(source)
     place = ctx.place(source)
     assert isinstance(type_, TensorType)
@@ -70,6 +72,23 @@ def _lower_copy(ctx: Context, node: Node, source: Value) -> bool:
     ctx.builder.emit(Dispatch(torch.ops.aten.clone.default, (Use(slot), torch.contiguous_format), (storage.slot,)))
     ctx.cut_slots[node.result] = storage.slot
     ctx.note(node, "dispatcher", "aten.clone")
+    return True
+
+
+def _lower_view(ctx: Context, node: Node, source: Value) -> bool:
+    """Make a handle over a copy of a cut; False where that was not made."""
+    slot = ctx.cut_slots.get(source)
+    if slot is None:
+        return False
+    _, sizes, strides, offset = node.args
+    assert isinstance(sizes, tuple) and isinstance(strides, tuple) and isinstance(offset, int)
+    whole = ctx.builder.storage_of(slot)
+    made = ctx.builder.made(whole.base, whole.dtype, checked=True)
+    told = [operand(ctx, size) for size in sizes]
+    steps = [step for step in strides if isinstance(step, int)]
+    ctx.builder.emit(cut(made.slot, slot, [n for n in told if isinstance(n, int | Use)], steps, offset))
+    ctx.cut_slots[node.result] = made.slot
+    ctx.note(node, "view", "cut")
     return True
 
 

@@ -13,13 +13,13 @@ one gives, by the same operators' meaning: the evaluator runs both.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 
 from smelt.codegen.lower.unknown.branches import rewrite_branch
 from smelt.codegen.lower.unknown.carried import Carried
 from smelt.codegen.lower.unknown.cost import saved_ns, work_ns
 from smelt.codegen.lower.unknown.facts import Facts, known_outcome
 from smelt.codegen.lower.unknown.forms import Exact, check, has_unknown, is_by_columns, sweep, tensor_type
+from smelt.codegen.lower.unknown.leaving import Leaving
 from smelt.codegen.lower.unknown.rules import rule_for
 from smelt.codegen.lower.unknown.selecting import SOURCES
 from smelt.codegen.lower.unknown.sharing import Sharing, reached
@@ -107,6 +107,7 @@ class Rewriting:
         self.sharing = Sharing(graph)
         # The most that a count can be, where a tensor of that length is to be made.
         self.bounds: dict[Value, int] = {}
+        self._leaving_exactly = Leaving(self)
 
     def run(self) -> Graph:
         """The new graph. Raises: Exact."""
@@ -127,16 +128,14 @@ class Rewriting:
         """
         if not may_hold_tensor(old.type):
             return self.exact_value(self.held[old], old.type, old)
-        held, memory = self.held[old], reached([old])
+        memory = reached([old])
         for value in memory:
             if value.node is not None and value.node not in self.exact and _may_be_given_back(value.node):
                 raise Exact(value.node)
-        tensor = held.tensor if isinstance(held, Padded) else held
-        made = reached([tensor]) if isinstance(tensor, Value) else set()
-        if isinstance(tensor, Value) and any(made & other and not memory & known for other, known in left):
-            tensor = self.builder.add("aten.clone.default", (tensor,), [tensor.type]).result
-            held = replace(held, tensor=tensor) if isinstance(held, Padded) else tensor
-        leaving = self.exact_value(held, old.type, old)
+        leaving = self._leaving_exactly.value(old)
+        made = reached(values_in(leaving))
+        if isinstance(leaving, Value) and any(made & other and not memory & known for other, known in left):
+            leaving = self.builder.add("aten.clone.default", (leaving,), [leaving.type]).result
         made = reached(values_in(leaving))
         for other, known in left:
             shared = memory & known
