@@ -20,7 +20,7 @@ import torch
 from smelt._torch.lru import cached_tensors
 
 if TYPE_CHECKING:
-    from smelt.capture.reads_roots import Site
+    from smelt.capture.reads_facts import Site
 
 KEEPS_PROPERTY: CodeType | None = getattr(functools.cached_property.__get__, "__code__", None)
 _MISSING = object()

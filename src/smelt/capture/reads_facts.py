@@ -32,11 +32,27 @@ from smelt.capture.state import Place
 from smelt.diag import Span
 
 if TYPE_CHECKING:
-    from smelt.capture.reads_roots import Roots, Site
+    from smelt.capture.reads_roots import Roots
+
+
+class Site(NamedTuple):
+    """A place in executed code; the line is looked up only when someone asks."""
+
+    code: types.CodeType
+    offset: int
+
+    @property
+    def span(self) -> Span:
+        """The source line of the instruction."""
+        line = self.code.co_firstlineno
+        for start, end, number in self.code.co_lines():
+            if start <= self.offset < end and number is not None:
+                line = number
+        return Span(self.code.co_filename, line, self.code.co_qualname)
 
 
 # One attribute access on a rooted object: (object, name, value or MISSING, site).
-RawRead = tuple[Any, str, Any, "Site | None"]
+RawRead = tuple[Any, str, Any, Site | None]
 
 
 class Read(NamedTuple):
