@@ -276,6 +276,9 @@ class Roots:
         for base in cls.__mro__:
             if is_user_class(base) and ("class", id(base), None) not in self.facts:
                 self._hold_own(base, id(cls), site)
+        if not is_user_class(cls):  # a library's, whose constructor somebody may replace
+            for name in ("__new__", "__init__"):
+                self.fact("static", cls, name, raw_lookup(cls, name), site, f"{cls.__qualname__}.{name}")
         if is_user_class(type(cls)):  # a class shows what its metaclass holds
             self._hold_class(type(cls), site)
 

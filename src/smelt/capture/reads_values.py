@@ -293,6 +293,27 @@ def class_attributes(cls: type) -> dict[str, Any]:
     }
 
 
+# What a class is that its own namespace does not hold; what that holds by itself, or what may be put there unread.
+CLASS_PARTS: Final = ("__mro__", "__name__", "__qualname__")
+_UNREAD = frozenset((
+    *CLASS_PARTS, "__dict__", "__weakref__", "__doc__", "__annotations__", "__module__", "__slotnames__",
+    "__signature__", "__abstractmethods__", "__slots__", "__static_attributes__", "__firstlineno__",
+))  # fmt: skip
+# What Python looks up by itself, with another answer where there is none.
+_LOOKED_UP = (
+    "new init post_init call str repr format bytes hash eq ne lt le gt ge bool len contains iter next reversed getitem "
+    "setitem delitem missing getattr getattribute setattr delattr get set delete enter exit copy deepcopy reduce "
+    "reduce_ex getstate setstate dir class_getitem match_args int float index round abs neg add radd sub rsub mul rmul "
+    "truediv rtruediv matmul rmatmul iadd isub imul instancecheck subclasscheck torch_function"
+)
+SPECIAL: Final = tuple(f"__{name}__" for name in _LOOKED_UP.split())
+
+
+def is_special(name: str) -> bool:
+    """Whether an attribute of a class is one that Python, or a library, looks up by itself."""
+    return name[:1] == "_" and name[-1:] == "_" and name not in _UNREAD
+
+
 def cell_contents(cell: Any) -> Any:
     """What a closure cell holds, MISSING if it is not assigned."""
     try:
