@@ -27,7 +27,7 @@ import torch
 
 from smelt._torch.exact import MISSING, contents
 from smelt._torch.labels import key_labels
-from smelt._torch.lru import LRU_CACHE, cached_tensors
+from smelt._torch.lru import LRU_CACHE, cached_tensors, has_tensor, results_of, table_of
 from smelt.capture.events import watched
 from smelt.capture.fills import Fills
 from smelt.capture.reads_arguments import ArgumentHeap
@@ -256,12 +256,19 @@ class Roots:
     def _reach_partial(self, value: Any, site: Site | None) -> None:
         if isinstance(value, LRU_CACHE):
             self.fills.meet(value, site)
+            for _, result in results_of(value):
+                self._reach_result(result, value, site)
             if held := cached_tensors(value):
                 self.fact("cached", value, None, held, site)
         for name in ("func", "args", "keywords", "__func__", "__wrapped__", "fget", "fset"):
             inner = getattr(value, name, None)
             if inner is not None:
                 self.reach(inner, id(value), f".{name}", site)
+
+    def _reach_result(self, result: Any, cache: Any, site: Site | None) -> None:
+        """What a cache gives is one object at each call, which others may change. Of tensors `fills` knows."""
+        if not has_tensor(result) and kind_of(type(result)) in ("container", "instance", "array"):
+            self.reach(result, id(cache), "(...)", site)
 
     def _reach_container(self, value: Any, site: Site | None) -> None:
         held = contents(value)
@@ -700,6 +707,7 @@ class Roots:
         for generator, state, site in self._generators:
             if generator is not PYTHONS and generator.getstate() != state:
                 self.refusals.append((DRAWS, self.name(id(generator)), site))
+        self._hold_results()
         for fact in (*self._tensors.facts(self._names, self.passed, self.name), *self._loggers.facts(self._names)):
             self.facts.setdefault((fact.kind, id(fact.owner), fact.key), fact)
         for text, site in self._tensors.attributes_of(self._names, self.passed):
@@ -723,6 +731,15 @@ class Roots:
         put_back = [change for change in changes if change.name not in names]
         put_back.extend(self._filled(self.heap))
         return facts_of(self), kept, put_back
+
+    def _hold_results(self) -> None:
+        """What functions gave out of a cache: that it still gives the same is a fact, whatever was computed for it."""
+        for cache, key, result, site in self.fills.used():
+            label, table = f"{self.name(id(cache))}(...)", table_of(cache) or {}
+            self.fact("item", table, key, table[key], site, label)
+            self._reach_result(result, cache, site)
+            if "cache_info" in self._names:
+                self.refusals.append(("asks how often a cache was used", self.name(id(cache)), site))
 
     def _filled(self, heap: ArgumentHeap) -> Iterator[Change]:
         """What the run put in caches, as changes where it cannot be state of the graph."""
