@@ -14,7 +14,7 @@ import random
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
@@ -101,6 +101,7 @@ class Roots:
         self._tensors = TensorMarks()
         self._loggers = Loggers()
         self._names: set[str] = set()  # that code which has run names
+        self._texts: set[str] = set()  # those that it may ask for with `getattr`
         self._classes: set[type] = set()  # whose descriptors are reached
         self._held_modules: dict[int, tuple[ModuleType, dict[str, Any], Site | None]] = {}  # with what they held
         self._locks: list[tuple[Any, Site | None, bool]] = []  # whether code names it there
@@ -212,6 +213,8 @@ class Roots:
             if name in held and (id(space), name) not in self.state:
                 self.fact("item", space, name, held[name], site, f"{module.__name__}.{name}")
                 self.reach(held[name], id(module), f".{name}", site)
+            elif name in self._texts and name not in held:
+                self.fact("absent", space, name, MISSING, site, f"{module.__name__}.{name}")
 
     def _is_given(self, value: Any) -> bool:
         """Whether this is one of the arguments' objects."""
@@ -482,6 +485,7 @@ class Roots:
         texts = [text for text in code.co_consts if isinstance(text, str)] if scan.calls_getattr else []
         self._hold_methods((*code.co_names, *texts), Site(code, 0))
         self._names.update(code.co_names, texts)
+        self._texts.update(texts)
         for module, *_ in list(self._held_modules.values()):
             self._read_held(module, (*code.co_names, *texts))
         self._hold_given_classes(code, frame)
@@ -504,7 +508,7 @@ class Roots:
                 if kind_of(type(reached.value)) == "instance":
                     self._hold_class(type(reached.value), Site(code, 0))
         if scan.calls_getattr:
-            self._widen_modules(scan.chains, namespace, texts)
+            self._widen_modules(scan.chains, {"global": namespace, "cell": cells, "import": sys.modules}, texts)
 
     def _hold_methods(self, names: Sequence[str], site: Site) -> None:
         """Methods of tensors that code names, which somebody has set or may set: no tensor's class is watched."""
@@ -627,8 +631,13 @@ class Roots:
             chain, site, module, start = self._unresolved.pop()
             if module is MISSING and chain.name in sys.modules:
                 self._follow(sys.modules[chain.name], chain, site)
-            elif isinstance(module, ModuleType) and chain.path[start] in module.__dict__:
+            elif module is MISSING:
+                self.fact("absent", sys.modules, chain.name, MISSING, site, f"sys.modules[{chain.name!r}]")
+            elif chain.path[start] in module.__dict__:
                 self._follow(module, chain, site, start)
+            else:
+                label = ".".join((chain.name, *chain.path[: start + 1]))
+                self.fact("absent", module.__dict__, chain.path[start], MISSING, site, label)
 
     def enter_context_variable(self, variable: ContextVar[Any], frame: FrameType) -> None:
         """A context variable is about to be read or set; what it holds the first time is what the program started
@@ -676,19 +685,27 @@ class Roots:
         if owner.startswith("numpy.random") or (isinstance(module, str) and module.startswith("numpy.random")):
             self.refusals.append((DRAWS, label, site))
 
-    def _widen_modules(self, chains: tuple[Chain, ...], namespace: dict[str, Any], texts: Sequence[str]) -> None:
-        """`getattr(module, name)` reads a global of a module by a name that no scan can know, or finds none."""
+    def _widen_modules(
+        self, chains: tuple[Chain, ...], spaces: dict[str, Mapping[str, Any]], texts: Sequence[str]
+    ) -> None:
+        """`getattr(module, name)` reads a global of a module by a name that no scan can know, or finds none; of a
+        library's module, by one that stands in the code.
+        """
         for chain in chains:
-            value = namespace.get(chain.name) if chain.root == "global" and not chain.path else None
-            if isinstance(value, ModuleType) and file_kind(getattr(value, "__file__", None) or "<none>") == "user":
-                site = Site(next(iter(self.executed.values()))[0], chain.offset)
-                for name, member in list(value.__dict__.items()):
-                    if not name.startswith("__"):
-                        self.fact("item", value.__dict__, name, member, site, f"{chain.name}.{name}")
-                        self.reach(member, id(value), f".{name}", site)
-                for name in texts:
-                    if name not in value.__dict__:
-                        self.fact("absent", value.__dict__, name, MISSING, site, f"{chain.name}.{name}")
+            value = spaces[chain.root].get(chain.name)
+            for name in chain.path:
+                value = value.__dict__.get(name) if isinstance(value, ModuleType) else value
+            if not isinstance(value, ModuleType):
+                continue
+            site, label = Site(next(iter(self.executed.values()))[0], chain.offset), ".".join((chain.name, *chain.path))
+            is_users = file_kind(getattr(value, "__file__", None) or "<none>") == "user"
+            names = [name for name in value.__dict__ if name[:2] != "__"] if is_users and chain.root == "global" else ()
+            for name in dict.fromkeys((*names, *filter(str.isidentifier, texts))):
+                if (id(value.__dict__), name) not in self.state:
+                    member = value.__dict__.get(name, MISSING)
+                    kind = "absent" if member is MISSING else "item"
+                    self.fact(kind, value.__dict__, name, member, site, f"{label}.{name}")
+                    self.reach(member, id(value), f".{name}", site)
 
     # ---------------------------------------------------------------- the end of the run
 
