@@ -210,3 +210,82 @@ def test_a_trace_follows_what_its_run_put_in_a_cache() -> None:
         found = program(torch.ones(3))
         assert found[1] is model.table and torch.equal(found[0], model(torch.ones(3))[0])
         model.table.add_(1)
+
+
+class Settings:
+    def __init__(self) -> None:
+        self.k = 2
+        self.ks = [2]
+
+
+def _number_world(maxsize: int | None) -> tuple[Callable[..., Any], Any, Settings]:
+    settings = Settings()
+
+    @functools.lru_cache(maxsize=maxsize)
+    def scale(a: int) -> int:
+        return a * settings.k
+
+    return (lambda x: x * scale(1)), scale, settings
+
+
+@pytest.mark.parametrize("maxsize", [None, 1, 2])
+@pytest.mark.parametrize("warm", [False, True])
+def test_numbers_out_of_a_cache_are_those_that_it_holds(maxsize: int | None, warm: bool) -> None:
+    f, scale, settings = _number_world(maxsize)
+    compiled, x = smelt.compile(f), torch.ones(2)
+    if warm:
+        scale(1)
+    for _ in range(3):
+        assert torch.equal(compiled(x), x * 2)
+    settings.k = 5
+    assert torch.equal(compiled(x), x * 2)  # as in eager: the cache still has it
+    scale.cache_clear()
+    for _ in range(2):
+        assert torch.equal(compiled(x), x * 5)
+    assert scale.cache_info().currsize == 1
+    settings.k = 7
+    scale(2), scale(3)
+    assert torch.equal(compiled(x), x * (5 if maxsize is None else 7))
+
+
+def test_other_results_come_and_go() -> None:
+    f, scale, _ = _number_world(4)
+    scale(5), scale(6), scale(1)
+    compiled, x = smelt.compile(f), torch.ones(2)
+    for i in range(8):
+        scale(10 + i)
+        scale(1)
+        assert torch.equal(compiled(x), x * 2)
+    assert compiled.stats().builds == 1
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+@pytest.mark.parametrize("warm", [False, True])
+def test_objects_out_of_a_cache_are_read_as_they_are(warm: bool) -> None:
+    @functools.lru_cache
+    def settings() -> Settings:
+        return Settings()
+
+    compiled, x = smelt.compile(lambda x: x * settings().k * settings().ks[0]), torch.ones(2)
+    if warm:
+        settings()
+    for _ in range(3):
+        assert torch.equal(compiled(x), x * 4)
+    settings().k = 3
+    assert torch.equal(compiled(x), x * 6)
+    settings().ks[0] = 5
+    assert torch.equal(compiled(x), x * 15)
+    settings.cache_clear()
+    assert torch.equal(compiled(x), x * 4)
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+def test_how_often_a_cache_was_used_is_asked_at_each_call() -> None:
+    (_, ours, _), (_, theirs, _) = _number_world(2), _number_world(2)
+
+    def f(x: torch.Tensor, scale: Any) -> torch.Tensor:
+        return x * scale(1) + scale.cache_info().hits
+
+    compiled, x = smelt.compile(lambda x: f(x, ours)), torch.ones(2)
+    for _ in range(5):
+        assert torch.equal(compiled(x), f(x, theirs))

@@ -25,7 +25,7 @@ def cached_tensors(cache: Any) -> tuple[Any, ...]:
             found.append(held)  # of a bounded cache, each key and each result
         elif held is not getattr(cache, "__dict__", None):
             found.extend(held.values())  # of an unbounded one, the table itself
-    return tuple(value for value in found if _has_tensor(value))
+    return tuple(value for value in found if has_tensor(value))
 
 
 def still_cached(cache: Any, seen: tuple[Any, ...]) -> bool:
@@ -46,8 +46,26 @@ def table_of(cache: Any) -> dict[Any, Any] | None:
     return None
 
 
-def _has_tensor(value: Any, depth: int = 0) -> bool:
+def asked(cache: Any) -> int:
+    """How often a cache was asked for a result until now."""
+    info = cache.cache_info()
+    return int(info.hits + info.misses)
+
+
+def results_of(cache: Any) -> list[tuple[Any, Any]]:
+    """What a cache holds, as (key, result), of a bounded one in the order in which it was asked for them, the latest
+    last; empty where it cannot be told.
+    """
+    table = table_of(cache) or {}
+    if cache.cache_parameters()["maxsize"] is None:
+        return list(table.items())
+    keys = set(map(id, table))
+    return [(held, result) for held, result in pairwise(gc.get_referents(cache)) if id(held) in keys]
+
+
+def has_tensor(value: Any, depth: int = 0) -> bool:
+    """Whether a value is a tensor, or a plain container with one in it."""
     if isinstance(value, torch.Tensor):
         return not isinstance(value, FakeTensor)
     items = value.values() if type(value) is dict else value if type(value) in (tuple, list) else ()
-    return depth < _DEEPEST and any(_has_tensor(item, depth + 1) for item in items)
+    return depth < _DEEPEST and any(has_tensor(item, depth + 1) for item in items)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smelt._torch.lru import cached_tensors
+from smelt._torch.lru import asked, cached_tensors, results_of
 
 if TYPE_CHECKING:
-    from smelt.capture.reads_roots import Site
+    from smelt.capture.reads_facts import Site
 
 KEEPS_PROPERTY: CodeType | None = getattr(functools.cached_property.__get__, "__code__", None)
 _MISSING = object()
@@ -43,11 +43,22 @@ class Fills:
     """The caches that a run came to, and what they held then."""
 
     _caches: dict[int, tuple[Any, frozenset[int], Site | None]] = field(default_factory=dict)
+    _asked: dict[int, int] = field(default_factory=dict)
     _properties: dict[tuple[int, str], tuple[Any, str, Site | None]] = field(default_factory=dict)
 
     def meet(self, cache: Any, site: Site | None) -> None:
         """Note a `functools.lru_cache` before the run calls it."""
         self._caches.setdefault(id(cache), (cache, frozenset(map(id, cached_tensors(cache))), site))
+        self._asked.setdefault(id(cache), asked(cache))
+
+    def used(self) -> Iterator[tuple[Any, Any, Any, Site | None]]:
+        """What a run may have been given out of caches, as (cache, key, result, site). What a cache without bounds was
+        asked for is nowhere noted."""
+        for cache, _, site in self._caches.values():
+            times, held = asked(cache) - self._asked[id(cache)], results_of(cache)
+            if cache.cache_parameters()["maxsize"] is not None:
+                held = held[-times:]
+            yield from ((cache, key, result, site) for key, result in (held if times else ()))
 
     def enter_property(self, frame: FrameType, site: Site | None) -> Any:
         """A cached property is about to be computed; the object that will hold it."""

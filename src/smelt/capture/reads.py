@@ -52,9 +52,10 @@ from smelt.capture.reads_effects import (
     shows_warning,
     user_site,
 )
-from smelt.capture.reads_facts import Read
+from smelt.capture.reads_facts import Read, Site
+from smelt.capture.reads_library import enter_environment, enter_logger
 from smelt.capture.reads_outer import State
-from smelt.capture.reads_roots import Roots, Site
+from smelt.capture.reads_roots import Roots
 from smelt.capture.staging.classes import asks_classes
 from smelt.capture.staging.outside import refuse_outside
 from smelt.capture.state import Place
@@ -225,7 +226,7 @@ class _Recorder:
             self.hooks.append((frame.f_locals["self"], effect))
             return
         if code in LEVEL_CODES:
-            self.roots.enter_logger(frame)
+            enter_logger(self.roots, frame)
             return
         kind = file_kind(code.co_filename)
         if kind == "user":
@@ -246,7 +247,7 @@ class _Recorder:
         what = code_effect(code) if kind in ("stdlib", "torch") else None
         if what is not None and self._is_aside(frame.f_back):
             return
-        if what == ENVIRONMENT and code.co_name == "__getitem__" and self.roots.enter_environment(frame):
+        if what == ENVIRONMENT and code.co_name == "__getitem__" and enter_environment(self.roots, frame):
             return
         if what is None:
             self.codes[id(code)] = code

@@ -28,10 +28,12 @@ _DOORS = os.path.join("compiler", "doors", "programs")
 PROGRAM_DIRS = tuple(os.path.join(_SMELT_DIR, name, "") for name in ("bench", "cli", _DOORS))
 _STDLIB_DIR = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+_CACHES_FILE = _STDLIB_DIR + "functools.py"  # takes a cached property's value from there, and puts it there
 _CLASSIFY_LIMIT = 4096
 ENVIRONMENT = "uses the environment"
 DRAWS = "draws random numbers"
 LOGGING = "logs a message"
+SETS_LOGGING = "changes what is logged"
 LOOKS = "looks at files"
 PRINTS = "prints"
 WARNS = "warns"
@@ -61,6 +63,11 @@ def file_kind(filename: str) -> str:
     if filename.startswith(_STDLIB_DIR) and not any(part in filename for part in _PACKAGES):
         return "stdlib"
     return "user"
+
+
+def reads_all(filename: str) -> bool:
+    """Whether code of this file that asks for an object's `__dict__` may read, or change, any attribute by it."""
+    return file_kind(filename) in ("user", "stdlib") and filename != _CACHES_FILE
 
 
 # Builtins by (module, name) ...
@@ -229,7 +236,13 @@ def shows_warning(frame: FrameType) -> bool:
     )
 
 
-# Python functions of the standard library and of torch, by the end of their file's path: (names or None for all, what).
+_LOGGING_FILE = os.path.join(_STDLIB_DIR, "logging", "__init__.py")
+_SETS_LOGGERS = frozenset({  # by qualified name: what asks has the same names
+    "Logger.setLevel", "Handler.setLevel", "Handler.setFormatter", "Logger.addHandler", "Logger.removeHandler",
+    "Filterer.addFilter", "Filterer.removeFilter", "disable", "basicConfig", "addLevelName", "captureWarnings",
+    "setLoggerClass", "setLogRecordFactory",
+})  # fmt: skip
+# Python functions of the standard library and of torch, by the path of their file: (names or None for all, what).
 _PYTHON: tuple[tuple[str, frozenset[str] | None, str], ...] = (
     (_STDLIB_DIR + "random.py", None, DRAWS),
     (_STDLIB_DIR + "secrets.py", None, DRAWS),
@@ -242,7 +255,7 @@ _PYTHON: tuple[tuple[str, frozenset[str] | None, str], ...] = (
     (_STDLIB_DIR + "subprocess.py", frozenset({"__init__", "run"}), _RUNS),
     (_STDLIB_DIR + "socket.py", None, _CONNECTS),
     (_TORCH_DIR + "serialization.py", frozenset({"save", "load"}), _USES_FILE),
-    (os.path.join(_STDLIB_DIR, "logging", "__init__.py"), frozenset({"_log"}), LOGGING),
+    (_LOGGING_FILE, frozenset({"_log"}), LOGGING),
     (_TORCH_DIR + "random.py", None, "uses the random generator's state"),
 )
 _PYTHON_FILES = {path: (names, what) for path, names, what in _PYTHON}
@@ -268,6 +281,8 @@ def code_effect(code: CodeType) -> str | None:
     if entry is None or code.co_name.startswith("<"):
         return None
     names, what = entry
+    if what == LOGGING and code.co_qualname in _SETS_LOGGERS:
+        return SETS_LOGGING
     return what if names is None or code.co_name in names else None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,14 +18,18 @@ from smelt._torch.exact import MISSING, contents, same, same_contents
 from smelt.capture.reads_values import (
     CALL_HOOKS,
     CALL_METHODS,
+    CLASS_PARTS,
     REGISTRIES,
+    SPECIAL,
     cell_contents,
     class_attributes,
     has_own_lookup,
     instance_dict,
+    is_special,
     is_user_class,
     overrides_instance,
     own_attribute,
+    owner_kind,
     peek,
     raw_lookup,
 )
@@ -32,11 +37,27 @@ from smelt.capture.state import Place
 from smelt.diag import Span
 
 if TYPE_CHECKING:
-    from smelt.capture.reads_roots import Roots, Site
+    from smelt.capture.reads_roots import Roots
+
+
+class Site(NamedTuple):
+    """A place in executed code; the line is looked up only when someone asks."""
+
+    code: types.CodeType
+    offset: int
+
+    @property
+    def span(self) -> Span:
+        """The source line of the instruction."""
+        line = self.code.co_firstlineno
+        for start, end, number in self.code.co_lines():
+            if start <= self.offset < end and number is not None:
+                line = number
+        return Span(self.code.co_filename, line, self.code.co_qualname)
 
 
 # One attribute access on a rooted object: (object, name, value or MISSING, site).
-RawRead = tuple[Any, str, Any, "Site | None"]
+RawRead = tuple[Any, str, Any, Site | None]
 
 
 class Read(NamedTuple):
@@ -51,6 +72,8 @@ class Read(NamedTuple):
         "cell"      owner.cell_contents is value
         "content"   the container owner holds value (a shallow copy)
         "class"     the class owner's own attributes are value (a dict), but for those that key names
+        "special"   the class owner has the bases and names of value (a dict), and of its own attributes those that key
+                    names (MISSING: not there)
         "function"  (owner.__code__, owner.__defaults__, owner.__kwdefaults__) is value
         "object"    (type(owner), owner.__dict__) is value
         "module"    calling the nn.Module owner finds value: (type, __dict__, its tables of hooks, the methods it
@@ -343,10 +366,40 @@ def _classes_of_instances(roots: Roots, classifier: _Classifier) -> None:
         for name in _ASKED:
             label = f"{cls.__qualname__}.{name}"
             classifier.add("static", cls, name, raw_lookup(cls, name), None, label)
+    for base in {**bases, **dict.fromkeys(filter(_is_own_class, _named_classes(roots)))}:
+        _special(base, classifier)
     for base in bases:
         for name, member in list(base.__dict__.items()):
             if any(id(code) in roots.executed for code in _codes(member)):
                 classifier.add("static", base, name, own_attribute(base, name), None, f"{base.__qualname__}.{name}")
+
+
+def _named_classes(roots: Roots) -> Iterator[type]:
+    """The classes that the run reached by themselves, as what it calls, and of containers, with their bases."""
+    for reached in roots.rooted.values():
+        cls = reached.value if isinstance(reached.value, type) else type(reached.value)
+        if cls is reached.value or issubclass(cls, (Enum, dict, list, tuple, set, frozenset)):
+            yield from cls.__mro__
+        if type(cls) is not type:
+            yield from type.mro(type(cls))
+
+
+def _is_own_class(cls: type) -> bool:
+    return owner_kind(cls) == "user" and not issubclass(cls, torch.Tensor)
+
+
+def _special(cls: type, classifier: _Classifier) -> None:
+    """What a class is: its bases, its names, and what Python looks up by itself, there or not."""
+    own = cls.__dict__
+    names = (*CLASS_PARTS, *(name for name in own if is_special(name)), *(n for n in SPECIAL if n not in own))
+    held = {name: getattr(cls, name) if name in CLASS_PARTS else own_attribute(cls, name) for name in names}
+    classifier.add("special", cls, names, held, None, f"what {cls.__qualname__} is")
+    for name in ("__new__", "__init__"):
+        made = own.get(name)
+        made = made.__func__ if isinstance(made, staticmethod) else made
+        if isinstance(made, types.FunctionType):
+            seen = (made.__code__, made.__defaults__, made.__kwdefaults__)
+            classifier.add("function", made, None, seen, None, f"{cls.__qualname__}.{name}")
 
 
 def _codes(member: Any) -> Iterator[types.CodeType]:

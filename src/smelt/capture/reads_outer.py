@@ -21,7 +21,7 @@ import torch
 
 from smelt._torch.exact import MISSING, same, same_contents
 from smelt.capture.reads_arguments import Held, slots_of
-from smelt.capture.reads_facts import Change, Read, facts_of
+from smelt.capture.reads_facts import Change, Read, Site, facts_of
 from smelt.capture.reads_scan import only_appends
 from smelt.capture.reads_values import (
     REGISTRIES,
@@ -36,7 +36,7 @@ from smelt.capture.reads_values import (
 from smelt.capture.state import STATE, Place
 
 if TYPE_CHECKING:
-    from smelt.capture.reads_roots import Roots, Site
+    from smelt.capture.reads_roots import Roots
 
 
 _STATE_ITSELF = re.compile(re.escape(f"kwargs[{STATE!r}]") + r"\[\d+\]")

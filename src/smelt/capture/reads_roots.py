@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
-import logging
 import os
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
@@ -26,12 +25,13 @@ from typing import Any, NamedTuple
 import torch
 
 from smelt._torch.exact import MISSING, contents
-from smelt._torch.lru import LRU_CACHE, cached_tensors
+from smelt._torch.lru import LRU_CACHE, cached_tensors, has_tensor, results_of, table_of
 from smelt.capture.events import watched
 from smelt.capture.fills import Fills
 from smelt.capture.reads_arguments import ArgumentHeap, argument_parts
-from smelt.capture.reads_effects import DRAWS, ENVIRONMENT, LOCKS, file_kind, user_site
-from smelt.capture.reads_facts import Change, RawRead, Read, Store, changes_of, facts_of, state_path
+from smelt.capture.reads_effects import DRAWS, LOCKS, file_kind, reads_all, user_site
+from smelt.capture.reads_facts import Change, RawRead, Read, Site, Store, changes_of, facts_of, state_path
+from smelt.capture.reads_library import Loggers
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
 from smelt.capture.reads_scan import NAMES, Chain, is_for_append, may_take_locks, runs_in_order, scan_code
@@ -63,27 +63,10 @@ from smelt.capture.reads_values import (
 )
 from smelt.capture.settings import setting_of
 from smelt.capture.state import Place
-from smelt.diag import Span
 from smelt.ops.python_draws import PYTHONS, draw_name, numpys_generator
 
 _LAYERS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "")
 _SMALL_ARRAY_NBYTES = 4096
-
-
-class Site(NamedTuple):
-    """A place in executed code; the line is looked up only when someone asks."""
-
-    code: CodeType
-    offset: int
-
-    @property
-    def span(self) -> Span:
-        """The source line of the instruction."""
-        line = self.code.co_firstlineno
-        for start, end, number in self.code.co_lines():
-            if start <= self.offset < end and number is not None:
-                line = number
-        return Span(self.code.co_filename, line, self.code.co_qualname)
 
 
 class Reached(NamedTuple):
@@ -116,7 +99,9 @@ class Roots:
         self.functions: dict[int, FunctionType] = {}
         self.refusals: list[tuple[str, str, Site | None]] = []
         self._tensors = TensorMarks()
+        self._loggers = Loggers()
         self._names: set[str] = set()  # that code which has run names
+        self._texts: set[str] = set()  # those that it may ask for with `getattr`
         self._classes: set[type] = set()  # whose descriptors are reached
         self._held_modules: dict[int, tuple[ModuleType, dict[str, Any], Site | None]] = {}  # with what they held
         self._locks: list[tuple[Any, Site | None, bool]] = []  # whether code names it there
@@ -222,7 +207,7 @@ class Roots:
         for name, field in fields_of_errors(type(error)).items():
             held = field_of(error, field)
             if held is not MISSING:
-                self._fact("attr", error, name, held, site)
+                self.fact("attr", error, name, held, site)
                 self.reach(held, id(error), f".{name}", site)
 
     def _reach_named(self, value: Any, parent: int, label: str, site: Site | None) -> None:
@@ -246,8 +231,10 @@ class Roots:
         space, (_, held, site) = module.__dict__, self._held_modules[id(module)]
         for name in names:
             if name in held and (id(space), name) not in self.state:
-                self._fact("item", space, name, held[name], site, f"{module.__name__}.{name}")
+                self.fact("item", space, name, held[name], site, f"{module.__name__}.{name}")
                 self.reach(held[name], id(module), f".{name}", site)
+            elif name in self._texts and name not in held:
+                self.fact("absent", space, name, MISSING, site, f"{module.__name__}.{name}")
 
     def _is_given(self, value: Any) -> bool:
         """Whether this is one of the arguments' objects."""
@@ -268,7 +255,7 @@ class Roots:
                 self._reach_function_dict(function, site)
             return
         seen = (function.__code__, function.__defaults__, function.__kwdefaults__)
-        self._fact("function", function, None, seen, site)
+        self.fact("function", function, None, seen, site)
         if function.__kwdefaults__:
             self.reach(function.__kwdefaults__, id(function), ".__kwdefaults__", site)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
@@ -292,12 +279,19 @@ class Roots:
     def _reach_partial(self, value: Any, site: Site | None) -> None:
         if isinstance(value, LRU_CACHE):
             self.fills.meet(value, site)
+            for _, result in results_of(value):
+                self._reach_result(result, value, site)
             if held := cached_tensors(value):
-                self._fact("cached", value, None, held, site)
+                self.fact("cached", value, None, held, site)
         for name in ("func", "args", "keywords", "__func__", "__wrapped__", "fget", "fset"):
             inner = getattr(value, name, None)
             if inner is not None:
                 self.reach(inner, id(value), f".{name}", site)
+
+    def _reach_result(self, result: Any, cache: Any, site: Site | None) -> None:
+        """What a cache gives is one object at each call, which others may change. Of tensors `fills` knows."""
+        if not has_tensor(result) and kind_of(type(result)) in ("container", "instance", "array"):
+            self.reach(result, id(cache), "(...)", site)
 
     def _reach_container(self, value: Any, site: Site | None) -> None:
         held = contents(value)
@@ -312,6 +306,9 @@ class Roots:
         for base in cls.__mro__:
             if is_user_class(base) and ("class", id(base), None) not in self.facts:
                 self._hold_own(base, id(cls), site)
+        if not is_user_class(cls):  # a library's, whose constructor somebody may replace
+            for name in ("__new__", "__init__"):
+                self.fact("static", cls, name, raw_lookup(cls, name), site, f"{cls.__qualname__}.{name}")
         if is_user_class(type(cls)):  # a class shows what its metaclass holds
             self._hold_class(type(cls), site)
 
@@ -363,10 +360,13 @@ class Roots:
             return
         self.refusals.append(("holds a random generator", self.name(id(value)), site))
 
+    def _reach_logger(self, value: Any, site: Site | None) -> None:
+        self._loggers.meet(value, site)
+
     def _reach_array(self, value: Any, site: Site | None) -> None:
         if value.nbytes > _SMALL_ARRAY_NBYTES:
             self.refusals.append(("reads a large NumPy array", self.name(id(value)), site))
-        self._fact("array", value, None, (value.dtype, value.shape, value.tobytes()), site)
+        self.fact("array", value, None, (value.dtype, value.shape, value.tobytes()), site)
 
     def class_state(self, cls: type, name: str) -> bool:
         """Whether what a class shows under a name is state; that it is this place which it shows is noted then."""
@@ -416,10 +416,10 @@ class Roots:
             return
         if isinstance(value, torch.nn.Module):
             cls = type(value)
-            self._fact("static", cls, "__call__", raw_lookup(cls, "__call__"), site, f"{cls.__qualname__}.__call__")
+            self.fact("static", cls, "__call__", raw_lookup(cls, "__call__"), site, f"{cls.__qualname__}.__call__")
         held = instance_dict(value)
         if held is not None:  # `type(value)` and `isinstance` are no reads of an attribute
-            self._fact("object", value, None, (type(value), held), site)
+            self.fact("object", value, None, (type(value), held), site)
         if isinstance(value, BaseException):
             self._hold_error(value, site)
         self._watch(value, site)
@@ -435,9 +435,9 @@ class Roots:
         own = instance_dict(value)
         if own is not None and id(own) not in self.copies:
             self.reach(own, id(value), ".__dict__", site)
-            self._fact("object", value, None, (type(value), own), site)
+            self.fact("object", value, None, (type(value), own), site)
 
-    def _fact(self, kind: str, owner: Any, key: Any, value: Any, site: Site | None, name: str | None = None) -> None:
+    def fact(self, kind: str, owner: Any, key: Any, value: Any, site: Site | None, name: str | None = None) -> None:
         place = (kind, id(owner), key)
         if place not in self.facts:
             self.facts[place] = Read(kind, owner, key, value, site, name, owner, self.name)
@@ -479,7 +479,7 @@ class Roots:
         value = peek(owner, name) if value is MISSING else value
         self.raw.append((owner, name, value, site))
         if name.startswith("__"):
-            if name == "__dict__" and file_kind(frame.f_code.co_filename) == "user":
+            if name == "__dict__" and reads_all(frame.f_code.co_filename):
                 self._widen(owner, site)
         elif isinstance(value, torch.Tensor):
             self._meet_tensor(value, id(owner), f".{name}", site)
@@ -507,6 +507,7 @@ class Roots:
         texts = [text for text in code.co_consts if isinstance(text, str)] if scan.calls_getattr else []
         self._hold_methods((*code.co_names, *texts), Site(code, 0))
         self._names.update(code.co_names, texts)
+        self._texts.update(texts)
         for module, *_ in list(self._held_modules.values()):
             self._read_held(module, (*code.co_names, *texts))
         self._hold_given_classes(code, frame)
@@ -529,12 +530,12 @@ class Roots:
                 if kind_of(type(reached.value)) == "instance":
                     self._hold_class(type(reached.value), Site(code, 0))
         if scan.calls_getattr:
-            self._widen_modules(scan.chains, namespace, texts)
+            self._widen_modules(scan.chains, {"global": namespace, "cell": cells, "import": sys.modules}, texts)
 
     def _hold_methods(self, names: Sequence[str], site: Site) -> None:
         """Methods of tensors that code names, which somebody has set or may set: no tensor's class is watched."""
         for name, held, is_users in methods_of_tensors([name for name in names if name not in self._names]):
-            self._fact("static", torch.Tensor, name, held, site, f"torch.Tensor.{name}")
+            self.fact("static", torch.Tensor, name, held, site, f"torch.Tensor.{name}")
             if is_users:
                 self.reach(held, 0, f"torch.Tensor.{name}", site)
 
@@ -548,7 +549,7 @@ class Roots:
         for chain in scan_code(code).chains:  # what `nn.Linear` calls, somebody may set to a function of their own
             if chain.path and chain.path[0] in functions and namespace.get(chain.name) is torch.nn.functional:
                 name, site = chain.path[0], Site(code, chain.offset)
-                self._fact("item", functions, name, functions[name], site, f"torch.nn.functional.{name}")
+                self.fact("item", functions, name, functions[name], site, f"torch.nn.functional.{name}")
                 self.reach(functions[name], 0, f"torch.nn.functional.{name}", site)
 
     def _hold_given_classes(self, code: CodeType, frame: FrameType) -> None:
@@ -579,7 +580,7 @@ class Roots:
                 continue
             values[name] = cell_contents(cell)
             site = Site(code, 0)
-            self._fact("cell", cell, name, values[name], site, name)
+            self.fact("cell", cell, name, values[name], site, name)
         return values
 
     def _read_global(self, namespace: dict[str, Any], builtins: dict[str, Any], name: str, site: Site) -> Any:
@@ -587,11 +588,11 @@ class Roots:
         if (id(namespace), name) in self.state:
             return MISSING
         if value is not MISSING:
-            self._fact("item", namespace, name, value, site, name)
+            self.fact("item", namespace, name, value, site, name)
             return value
         value = builtins.get(name, MISSING)
-        self._fact("absent", namespace, name, MISSING, site, name)
-        self._fact("absent" if value is MISSING else "item", builtins, name, value, site, name)
+        self.fact("absent", namespace, name, MISSING, site, name)
+        self.fact("absent" if value is MISSING else "item", builtins, name, value, site, name)
         return value
 
     def _follow_import(self, chain: Chain, site: Site) -> None:
@@ -599,7 +600,7 @@ class Roots:
         if module is MISSING:
             self._unresolved.append((chain, site, MISSING, 0))
         else:
-            self._fact("item", sys.modules, chain.name, module, site, f"sys.modules[{chain.name!r}]")
+            self.fact("item", sys.modules, chain.name, module, site, f"sys.modules[{chain.name!r}]")
         self._follow(module, chain, site)
 
     def _follow(self, base: Any, chain: Chain, site: Site, start: int = 0) -> None:
@@ -620,17 +621,17 @@ class Roots:
                     return
                 if (id(space), name) in self.state:
                     return
-                self._fact("item", space, name, space[name], site, label)
+                self.fact("item", space, name, space[name], site, label)
                 value = space[name]
             elif isinstance(value, type):
                 raw = raw_lookup(value, name)
                 if raw is MISSING or self.class_state(value, name):
                     return
-                self._fact("static", value, name, raw, site, label)
+                self.fact("static", value, name, raw, site, label)
                 value = raw
             else:
                 if isinstance(value, FunctionType) and name in NAMES:
-                    self._fact("attr", value, name, getattr(value, name), site, label)
+                    self.fact("attr", value, name, getattr(value, name), site, label)
                 return
             self._reach_by_name(value, parent, f".{name}", site)
             self._refuse_random(value, label, site)
@@ -639,7 +640,7 @@ class Roots:
         """The same as `reach`, for what is named in code: what is read of a module there is named, too."""
         setting = setting_of(value)
         if setting is not None:
-            self._fact("context", setting, None, setting.get(), site, setting.name)
+            self.fact("context", setting, None, setting.get(), site, setting.name)
         if isinstance(value, ModuleType):
             self.rooted.setdefault(id(value), Reached(value, parent, label, site))
         else:
@@ -652,8 +653,13 @@ class Roots:
             chain, site, module, start = self._unresolved.pop()
             if module is MISSING and chain.name in sys.modules:
                 self._follow(sys.modules[chain.name], chain, site)
-            elif isinstance(module, ModuleType) and chain.path[start] in module.__dict__:
+            elif module is MISSING:
+                self.fact("absent", sys.modules, chain.name, MISSING, site, f"sys.modules[{chain.name!r}]")
+            elif chain.path[start] in module.__dict__:
                 self._follow(module, chain, site, start)
+            else:
+                label = ".".join((chain.name, *chain.path[: start + 1]))
+                self.fact("absent", module.__dict__, chain.path[start], MISSING, site, label)
 
     def enter_context_variable(self, variable: ContextVar[Any], frame: FrameType) -> None:
         """A context variable is about to be read or set; what it holds the first time is what the program started
@@ -662,7 +668,7 @@ class Roots:
             return
         site = _site(frame)
         value = variable.get(MISSING)
-        self._fact("context", variable, None, value, site, f"ContextVar {variable.name!r}")
+        self.fact("context", variable, None, value, site, f"ContextVar {variable.name!r}")
         self.reach(value, 0, f"ContextVar {variable.name!r}", site)
 
     def enter_note(self, error: BaseException, frame: FrameType) -> None:
@@ -677,33 +683,8 @@ class Roots:
             return
         module, site = sys.modules.get(name, MISSING), Site(caller.f_code, caller.f_lasti)
         if module is not MISSING:
-            self._fact("item", sys.modules, name, module, site, f"sys.modules[{name!r}]")
+            self.fact("item", sys.modules, name, module, site, f"sys.modules[{name!r}]")
             self.reach(module, 0, f"sys.modules[{name!r}]", site)
-
-    def enter_environment(self, frame: FrameType) -> bool:
-        """`os.environ[key]` is about to be read: what it holds is a fact. Whether it could be noted as one."""
-        environ, key = frame.f_locals.get("self"), frame.f_locals.get("key")
-        space = getattr(environ, "_data", None)
-        if environ is not os.environ or not isinstance(space, dict) or not isinstance(key, str):
-            return False
-        place = user_site(frame, ENVIRONMENT)
-        if place is not None:
-            held = os.fsencode(key) if os.supports_bytes_environ else key.upper()
-            kind, seen = ("item", space[held]) if held in space else ("absent", MISSING)
-            self._fact(kind, space, held, seen, Site(*place), f"os.environ[{key!r}]")
-        return True
-
-    def enter_logger(self, frame: FrameType) -> None:
-        """A logger is about to be asked whether a message is wanted: its level, and those that it takes it from."""
-        logger, place = frame.f_locals.get("self"), user_site(frame, ENVIRONMENT)
-        site = None if place is None else Site(*place)
-        while site is not None and isinstance(logger, logging.Logger):
-            manager = logger.manager
-            for owner, key in ((logger, "level"), (logger, "disabled"), (logger, "parent"), (manager, "_disable")):
-                own = instance_dict(owner)
-                if own is not None and key in own:
-                    self._fact("item", own, key, own[key], site, f"logger {logger.name!r}.{key}")
-            logger = None if logger.level else logger.parent
 
     def _expect_store(self, namespace: dict[str, Any], chain: Chain, site: Site) -> None:
         """Remember what a global, or an attribute of a module or class, holds before executed code assigns it."""
@@ -730,19 +711,27 @@ class Roots:
         if owner.startswith("numpy.random") or (isinstance(module, str) and module.startswith("numpy.random")):
             self.refusals.append((DRAWS, label, site))
 
-    def _widen_modules(self, chains: tuple[Chain, ...], namespace: dict[str, Any], texts: Sequence[str]) -> None:
-        """`getattr(module, name)` reads a global of a module by a name that no scan can know, or finds none."""
+    def _widen_modules(
+        self, chains: tuple[Chain, ...], spaces: dict[str, Mapping[str, Any]], texts: Sequence[str]
+    ) -> None:
+        """`getattr(module, name)` reads a global of a module by a name that no scan can know, or finds none; of a
+        library's module, by one that stands in the code.
+        """
         for chain in chains:
-            value = namespace.get(chain.name) if chain.root == "global" and not chain.path else None
-            if isinstance(value, ModuleType) and file_kind(getattr(value, "__file__", None) or "<none>") == "user":
-                site = Site(next(iter(self.executed.values()))[0], chain.offset)
-                for name, member in list(value.__dict__.items()):
-                    if not name.startswith("__"):
-                        self._fact("item", value.__dict__, name, member, site, f"{chain.name}.{name}")
-                        self.reach(member, id(value), f".{name}", site)
-                for name in texts:
-                    if name not in value.__dict__:
-                        self._fact("absent", value.__dict__, name, MISSING, site, f"{chain.name}.{name}")
+            value = spaces[chain.root].get(chain.name)
+            for name in chain.path:
+                value = value.__dict__.get(name) if isinstance(value, ModuleType) else value
+            if not isinstance(value, ModuleType):
+                continue
+            site, label = Site(next(iter(self.executed.values()))[0], chain.offset), ".".join((chain.name, *chain.path))
+            is_users = file_kind(getattr(value, "__file__", None) or "<none>") == "user"
+            names = [name for name in value.__dict__ if name[:2] != "__"] if is_users and chain.root == "global" else ()
+            for name in dict.fromkeys((*names, *filter(str.isidentifier, texts))):
+                if (id(value.__dict__), name) not in self.state:
+                    member = value.__dict__.get(name, MISSING)
+                    kind = "absent" if member is MISSING else "item"
+                    self.fact(kind, value.__dict__, name, member, site, f"{label}.{name}")
+                    self.reach(member, id(value), f".{name}", site)
 
     # ---------------------------------------------------------------- the end of the run
 
@@ -761,7 +750,8 @@ class Roots:
         for generator, state, site in self._generators:
             if generator is not PYTHONS and generator.getstate() != state:
                 self.refusals.append((DRAWS, self.name(id(generator)), site))
-        for fact in self._tensors.facts(self._names, self.passed, self.name):
+        self._hold_results()
+        for fact in (*self._tensors.facts(self._names, self.passed, self.name), *self._loggers.facts(self._names)):
             self.facts.setdefault((fact.kind, id(fact.owner), fact.key), fact)
         for text, site in self._tensors.attributes_of(self._names, self.passed):
             self.refusals.append(("reads an attribute of an argument that is not a field", text, site))
@@ -784,6 +774,15 @@ class Roots:
         put_back = [change for change in changes if change.name not in names]
         put_back.extend(self._filled(self.heap))
         return facts_of(self), kept, put_back
+
+    def _hold_results(self) -> None:
+        """What functions gave out of a cache: that it still gives the same is a fact, whatever was computed for it."""
+        for cache, key, result, site in self.fills.used():
+            label, table = f"{self.name(id(cache))}(...)", table_of(cache) or {}
+            self.fact("item", table, key, table[key], site, label)
+            self._reach_result(result, cache, site)
+            if "cache_info" in self._names:
+                self.refusals.append(("asks how often a cache was used", self.name(id(cache)), site))
 
     def _filled(self, heap: ArgumentHeap) -> Iterator[Change]:
         """What the run put in caches, as changes where it cannot be state of the graph."""

@@ -142,6 +142,7 @@ def scan_code(code: CodeType) -> Scan:
             chains.setdefault(here, offset)
     found = tuple(Chain(root, name, path, offset) for (root, name, path), offset in chains.items())
     computed = any(c.root == "global" and c.name in ("getattr", "hasattr", "vars") and not c.path for c in found)
+    computed = computed or "__dict__" in names
     stores_found = tuple(Chain(root, name, path, offset) for (root, name, path), offset in stored.items())
     return Scan(found, stores_found, computed, _asks_classes(code))
 

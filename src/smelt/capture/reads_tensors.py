@@ -23,7 +23,7 @@ from smelt.capture.reads_values import raw_lookup
 if TYPE_CHECKING:
     from types import CodeType
 
-    from smelt.capture.reads_roots import Site
+    from smelt.capture.reads_facts import Site
 
 _KINDS = frozenset({torch.Tensor, torch.nn.Parameter})
 _OPTIMIZERS = os.path.join(os.path.dirname(torch.__file__), "optim", "")

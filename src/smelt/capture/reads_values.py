@@ -5,10 +5,11 @@ Invariant: a class's answer never changes, so it is cached; nothing here runs th
 
 from __future__ import annotations
 
-import argparse
 import array
+import builtins
 import ctypes
 import functools
+import logging
 import mmap
 import numbers
 import queue
@@ -18,7 +19,7 @@ import threading
 import types
 import weakref
 from _ctypes import CFuncPtr
-from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from enum import Enum
 from functools import lru_cache
@@ -32,7 +33,7 @@ from smelt.capture.reads_effects import file_kind
 
 Kind = Literal[
     "atom", "function", "method", "partial", "container", "class", "module", "iterator", "random", "array", "instance",
-    "hidden", "lock", "bound", "view", "weak", "opaque",
+    "hidden", "lock", "bound", "view", "weak", "logger", "opaque",
 ]  # fmt: skip
 
 
@@ -45,7 +46,19 @@ _ATOMS = (
 QUICK_ATOMS: Final = frozenset({*_ATOMS, torch.Tensor, torch.nn.Parameter})
 _CONTAINERS = (list, dict, set, frozenset, tuple, deque)
 _PLAIN_CONTAINERS = frozenset({*_CONTAINERS, OrderedDict, defaultdict})
-_STDLIB_INSTANCES = (types.SimpleNamespace, argparse.Namespace, ChainMap, UserDict, UserList)
+# Objects of the standard library are watched as anyone's are, but for those of these modules (and of the ones inside of
+# them), which stay as they are made, or are known in another way.
+_FIXED_MODULES = frozenset((
+    "__future__", "_abc", "_contextvars", "_frozen_importlib", "_frozen_importlib_external", "_io", "_json",
+    "_operator", "_pydatetime", "_pydecimal", "_sitebuiltins", "_socket", "_ssl", "_struct", "_thread",
+    "_weakref", "abc", "builtins", "codecs", "copyreg", "ctypes", "dataclasses", "datetime", "decimal", "enum",
+    "fractions", "functools", "importlib", "inspect", "io", "ipaddress", "logging", "numbers", "operator", "os",
+    "pathlib", "re", "tempfile", "threading", "types", "typing", "unicodedata", "uuid", "warnings", "weakref",
+    "zipimport", "zoneinfo",
+))  # fmt: skip
+# Of these modules, the classes whose instances are watched all the same.
+_CHANGING = (types.SimpleNamespace, logging.LoggerAdapter, logging.Formatter, logging.Filterer, logging.Filter)
+_LOGGING = (logging.Logger, logging.Handler, logging.Manager, logging.PlaceHolder)
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _VIEWS = (
     types.MappingProxyType, *(type(getattr(cls(), name)()) for cls in (dict, OrderedDict) for name in (
@@ -74,7 +87,8 @@ _HIDDEN_MODULES = (
     "dbm",
 )
 _FIELDS = (types.GetSetDescriptorType, types.MemberDescriptorType)
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE: as a class statement makes them; Py_TPFLAGS_IMMUTABLETYPE
+_BY_STATEMENT = frozenset(("__dict__", "__weakref__", "__slots__"))
 _TORCH_OPAQUE = (
     "torch._",
     "torch.autograd",
@@ -100,7 +114,7 @@ def _kind_of(cls: type) -> Kind:
     if cls in _ATOMS or issubclass(cls, (torch.Tensor, Enum, numbers.Number)):
         return "atom"
     if issubclass(cls, BaseException):
-        return _instance_kind(cls) if module_kind(cls.__module__) == "user" else "atom"
+        return _instance_kind(cls) if owner_kind(cls) == "user" else "atom"
     if issubclass(cls, types.FunctionType):
         return "function"
     if cls is types.MethodType:
@@ -121,13 +135,13 @@ def _kind_of(cls: type) -> Kind:
         return "bound"
     if cls in _VIEWS:
         return "view"
-    if issubclass(cls, _HIDDEN) or cls.__module__.startswith(_HIDDEN_MODULES):
+    if issubclass(cls, _HIDDEN) or home_of(cls).startswith(_HIDDEN_MODULES):
         return "hidden"
-    if any(base.__name__ == "ndarray" and base.__module__ == "numpy" for base in cls.__mro__):
+    if any(base.__name__ == "ndarray" and home_of(base) == "numpy" for base in cls.__mro__):
         return "array"
-    if cls.__module__.startswith("numpy"):
-        return "random" if cls.__module__.startswith("numpy.random") else "opaque"
-    if cls.__module__ == "random":
+    if home_of(cls).startswith("numpy"):
+        return "random" if home_of(cls).startswith("numpy.random") else "opaque"
+    if home_of(cls) == "random":
         return "random"
     if issubclass(cls, _CONTAINERS):
         return "container"
@@ -137,16 +151,43 @@ def _kind_of(cls: type) -> Kind:
 
 
 def _instance_kind(cls: type) -> Kind:
-    if issubclass(cls, (*_STDLIB_INSTANCES, torch.nn.Module)):
+    home = home_of(cls)
+    if issubclass(cls, _LOGGING) and module_kind(home) == "stdlib":
+        return "logger"
+    if issubclass(cls, (*_CHANGING, torch.nn.Module)):
         return "instance"
-    if cls.__module__.startswith("smelt."):
+    if home.startswith("smelt."):
         return "opaque"
-    is_torch = cls.__module__.split(".")[0] == "torch"
-    if is_torch and cls.__module__.startswith(_TORCH_OPAQUE):
+    is_torch = home.split(".")[0] == "torch"
+    if is_torch and home.startswith(_TORCH_OPAQUE):
         return "opaque"
-    if not is_torch and module_kind(cls.__module__) == "stdlib":
-        return "opaque"
-    return "instance" if cls.__flags__ & _HEAP_TYPE else "opaque"
+    if not is_torch and owner_kind(cls) == "stdlib":
+        if home.split(".")[0] in _FIXED_MODULES:
+            return "opaque"
+        return "instance" if _is_made_in_python(cls) else "hidden"
+    return "instance" if cls.__flags__ & _HEAP else "opaque"
+
+
+def home_of(cls: type) -> str:
+    """The name of the module that a class says it is of; "" where it names none, as one of a nameless namespace."""
+    home = getattr(cls, "__module__", "")
+    return home if isinstance(home, str) else ""
+
+
+def owner_kind(cls: type) -> str:
+    """Whose class this is, as `module_kind`. In a namespace without a name, classes are made that have the name of
+    `builtins`, or none: they are the user's."""
+    home = home_of(cls)
+    if home in ("", "builtins"):
+        is_made = cls.__flags__ & _HEAP and not cls.__flags__ & _IMMUTABLE
+        return "user" if is_made and getattr(builtins, cls.__name__, None) is not cls else "stdlib"
+    return module_kind(home)
+
+
+def _is_made_in_python(cls: type) -> bool:
+    """Whether a class was made by a class statement: such a one has a dictionary, weak references or slots."""
+    made = [base for base in cls.__mro__ if base.__flags__ & _HEAP]
+    return bool(cls.__flags__ & _HEAP) and any(not _BY_STATEMENT.isdisjoint(vars(base)) for base in made)
 
 
 def _is_plain_container(cls: type) -> bool:
@@ -163,7 +204,7 @@ def _fields_of_errors(cls: type) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for base in cls.__mro__:
-        if issubclass(base, BaseException) and not base.__flags__ & _HEAP_TYPE:
+        if issubclass(base, BaseException) and not base.__flags__ & _HEAP:
             for name, field in vars(base).items():
                 if isinstance(field, _FIELDS) and name not in _BY_RAISING:
                     found.setdefault(name, field)
@@ -266,7 +307,7 @@ REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
 
 def is_user_class(cls: type) -> bool:
     """Whether a class is the user's, so that its attributes may be settings that someone changes."""
-    return module_kind(cls.__module__) == "user" and not issubclass(cls, (Enum, torch.Tensor))
+    return owner_kind(cls) == "user" and not issubclass(cls, (Enum, torch.Tensor))
 
 
 def class_attributes(cls: type) -> dict[str, Any]:
@@ -276,6 +317,27 @@ def class_attributes(cls: type) -> dict[str, Any]:
         for k, v in cls.__dict__.items()
         if k[:2] != "__" or k[-2:] != "__"
     }
+
+
+# What a class is that its own namespace does not hold; what that holds by itself, or what may be put there unread.
+CLASS_PARTS: Final = ("__mro__", "__name__", "__qualname__")
+_UNREAD = frozenset((
+    *CLASS_PARTS, "__dict__", "__weakref__", "__doc__", "__annotations__", "__module__", "__slotnames__",
+    "__signature__", "__abstractmethods__", "__slots__", "__static_attributes__", "__firstlineno__",
+))  # fmt: skip
+# What Python looks up by itself, with another answer where there is none.
+_LOOKED_UP = (
+    "new init post_init call str repr format bytes hash eq ne lt le gt ge bool len contains iter next reversed getitem "
+    "setitem delitem missing getattr getattribute setattr delattr get set delete enter exit copy deepcopy reduce "
+    "reduce_ex getstate setstate dir class_getitem match_args int float index round abs neg add radd sub rsub mul rmul "
+    "truediv rtruediv matmul rmatmul iadd isub imul instancecheck subclasscheck torch_function"
+)
+SPECIAL: Final = tuple(f"__{name}__" for name in _LOOKED_UP.split())
+
+
+def is_special(name: str) -> bool:
+    """Whether an attribute of a class is one that Python, or a library, looks up by itself."""
+    return name[:1] == "_" and name[-1:] == "_" and name not in _UNREAD
 
 
 def cell_contents(cell: Any) -> Any:

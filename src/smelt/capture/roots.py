@@ -24,7 +24,8 @@ import torch
 from smelt._torch.exact import contents
 from smelt._torch.leaves import gradient
 from smelt._torch.lru import LRU_CACHE, cached_tensors, still_cached
-from smelt.capture.reads_values import COMPILED_TARGET
+from smelt.capture.reads_effects import file_kind
+from smelt.capture.reads_values import COMPILED_TARGET, home_of, owner_kind
 
 # What runs tests, whose asserts name it in the program's own code. It holds every test of the process and all that
 # those name, and nothing of the program's; `pytest` itself, on which people keep globals, is a module like any other.
@@ -208,7 +209,7 @@ class _Walk:
             for i, item in enumerate(cached_tensors(value)):
                 self.add(item, f"{path}.cache[{i}]", _Cached(value, item), "tensor")
             self._object(value, path)
-        elif not (isinstance(value, types.ModuleType) or _runs_tests(type(value).__module__)):
+        elif not (isinstance(value, types.ModuleType) or _runs_tests(home_of(type(value)))):
             self._object(value, path)
 
     def _module(self, module: torch.nn.Module, path: str) -> None:
@@ -284,7 +285,7 @@ class _Walk:
             self.add(default, _join(path, f"__kwdefaults__[{name!r}]"), function.__kwdefaults__, name)
         for name, item in vars(function).items():
             self.add(item, _join(path, name), vars(function), name)
-        if _is_skipped(function.__module__):
+        if is_skipped_function(function):
             return
         names = names_in(code)
         self._names.update(names)
@@ -296,7 +297,7 @@ class _Walk:
                 continue
             value = namespace[name]
             if isinstance(value, types.ModuleType):
-                if depth < 4 and not _is_skipped(value.__name__):
+                if depth < 4 and not is_skipped_module(value.__name__):
                     self._globals(vars(value), names, _join(prefix, name), depth + 1)
             else:
                 self.add(value, _join(prefix, name), namespace, name)
@@ -304,7 +305,7 @@ class _Walk:
     def _class(self, cls: type, path: str) -> None:
         for base in cls.__mro__:
             # Not `_seen`: a class that a global or a container holds is there before it comes here.
-            if not _is_skipped(base.__module__) and id(base) not in self._known_classes:
+            if not is_skipped_class(base) and id(base) not in self._known_classes:
                 self._known_classes.add(id(base))
                 self._classes.append((base, base.__qualname__))
 
@@ -344,8 +345,26 @@ def names_in(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_skipped(module_name: str | None) -> bool:
+def is_skipped_module(module_name: str | None) -> bool:
+    """Whether a module is one of those whose globals are not followed."""
     return (module_name or "builtins").partition(".")[0] in _SKIPPED_ROOTS
+
+
+def is_skipped_function(function: types.FunctionType) -> bool:
+    """Whether a function is a library's whose globals are not followed. One made in a namespace without a name has the
+    name of no module, or of `builtins`."""
+    if function.__module__ in (None, "builtins"):
+        return file_kind(function.__code__.co_filename) != "user"
+    return is_skipped_module(function.__module__)
+
+
+def _is_skipped_class(cls: type) -> bool:
+    """Whether a class is a library's, whose own attributes are not followed."""
+    home = home_of(cls)
+    return owner_kind(cls) != "user" if home in ("", "builtins") else is_skipped_module(home)
+
+
+is_skipped_class: Callable[[type], bool] = functools.lru_cache(maxsize=4096)(_is_skipped_class)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -33,7 +33,7 @@ def setting_of(value: Any) -> Setting | None:
     if value is torch.get_num_threads:
         return _threads()
     holder = value if isinstance(value, (type, FunctionType, BuiltinFunctionType)) else type(value)
-    module = holder.__module__
+    module = getattr(holder, "__module__", None)
     if module == "decimal":
         return _decimals()
     return _numpys(value) if module == "numpy" and getattr(value, "__name__", "") in _OF_NUMPY else None

@@ -52,7 +52,7 @@ def check_argument(value: Any, path: str) -> None:
                 "its rows have sizes of their own, which no type of the graph tells",
                 "pad the rows (torch.nn.utils.rnn.pad_sequence), or pass them in a list",
             )
-    elif type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
+    elif getattr(type(value), "__module__", "") == "numpy" and hasattr(value, "__array_interface__"):
         raise _refuse(
             f"{path} is a NumPy {type(value).__qualname__}",
             "its data would be read outside torch, where it cannot be followed",

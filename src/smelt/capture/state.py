@@ -22,7 +22,7 @@ from smelt._torch.exact import MISSING
 from smelt.capture.reads_values import cell_contents
 
 if TYPE_CHECKING:
-    from smelt.capture.reads_roots import Site
+    from smelt.capture.reads_facts import Site
 
 STATE = "<state>"
 """The keyword; no name that Python code can write."""

@@ -141,7 +141,7 @@ def _held_next(value: Any) -> Sequence[Any]:
         return tuple(vars(value).values()) if "<locals>" in value.__qualname__ else ()
     if cls in _INERT or isinstance(value, (torch.Tensor, types.ModuleType)):
         return ()
-    if str(cls.__module__).startswith("smelt."):
+    if str(getattr(cls, "__module__", "")).startswith("smelt."):
         return ()  # not the program's: a staged number leads to the whole run
     if isinstance(value, types.FunctionType):
         # Not its globals: what stands there is not the result's.
@@ -174,7 +174,13 @@ def is_called_only(value: Any) -> bool:
     if not callable(value) or is_dataclass(value):
         return False
     cls = type(value)
-    is_own = cls.__module__.partition(".")[0] not in ("torch", "functools", "numpy", "typing", "smelt")
+    is_own = str(getattr(cls, "__module__", "")).partition(".")[0] not in (
+        "torch",
+        "functools",
+        "numpy",
+        "typing",
+        "smelt",
+    )
     call = next((c.__dict__["__call__"] for c in cls.__mro__ if "__call__" in c.__dict__), None)
     return not (is_own and type(call) is types.FunctionType)
 

@@ -9,6 +9,8 @@ Kinds of facts, as (owner, key, value); each says what must be true now:
     content   the container owner holds value (a shallow copy)
     unset     the class owner itself has no attribute key
     class     the class owner's own attributes are value (special ones, and those that key names, left out)
+    special   the class owner is what it was: its name, its bases, and those of its own attributes that key names are
+              value (a dict; MISSING: not there)
     function  (owner.__code__, owner.__defaults__, owner.__kwdefaults__) is value
     object    (type(owner), owner.__dict__) is value
     module    the nn.Module owner is (type, __dict__, tables of hooks, shadowed methods) of value
@@ -31,7 +33,7 @@ from smelt._torch.exact import MISSING, contents, same, same_contents, still
 from smelt._torch.lru import cached_tensors, still_cached
 from smelt._torch.record_patches import TRACKS
 from smelt.diag import Span
-from smelt.runtime.guard_versions import Identities, Namespace, Namespaces, class_namespace, lookup_path
+from smelt.runtime.guard_versions import CLASS_PARTS, Identities, Namespace, Namespaces, class_namespace, lookup_path
 
 CALL_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 CALL_METHODS = ("forward", "_call_impl", "_compiled_call_impl")
@@ -41,6 +43,11 @@ _TENSOR_TABLES = ("._parameters", "._buffers", ".__dict__")
 
 def _class_attributes(cls: type) -> dict[str, Any]:
     return {k: v for k, v in cls.__dict__.items() if not (k.startswith("__") and k.endswith("__"))}
+
+
+def _special_now(cls: type, names: tuple[str, ...]) -> dict[str, Any]:
+    own = cls.__dict__
+    return {name: getattr(cls, name) if name in CLASS_PARTS else own.get(name, MISSING) for name in names}
 
 
 def _module_now(module: Any) -> tuple[Any, ...]:
@@ -69,6 +76,7 @@ _NOW: dict[str, Callable[[Any, Any], Any]] = {
     "content": lambda owner, _: contents(owner),
     "unset": lambda owner, key: owner.__dict__.get(key, MISSING),
     "class": lambda owner, key: {k: v for k, v in _class_attributes(owner).items() if k not in (key or ())},
+    "special": _special_now,
     "function": lambda owner, _: (owner.__code__, owner.__defaults__, owner.__kwdefaults__),
     "object": lambda owner, _: (type(owner), owner.__dict__),
     "module": lambda owner, _: _module_now(owner),
@@ -114,8 +122,10 @@ class FactTest:
 
     @property
     def is_internal(self) -> bool:
-        """Whether it is on a wrapper of Smelt's own, which the program reads only while it is recorded, or on a method
-        of tensors that is as torch has it."""
+        """Whether it is on a wrapper of Smelt's own, which the program reads only while it is recorded, on a method of
+        tensors that is as torch has it, or on what a class is."""
+        if self.kind == "special":
+            return True
         if self.kind == "static" and self.read.owner is torch.Tensor:
             return getattr(self.seen, "__module__", "torch").startswith("torch")
         if self.kind == "function":
@@ -141,7 +151,7 @@ class FactTest:
             return all(a is b for a, b in zip(now[:2], seen[:2], strict=True)) and _same_tables(now[2:], seen[2:])
         if kind == "array":
             return bool(now == seen)
-        if kind == "class":
+        if kind in ("class", "special"):
             return same_contents(now, seen, self.alike)
         return (still if kind == "item" else self.alike)(now, seen)
 
@@ -160,11 +170,12 @@ class Facts:
         self._spaces: dict[int, _SpaceBuilder] = {}
         self._objects: list[Any] = []
         self._functions: list[Any] = []
+        self._classes: list[type] = []
         self.single: list[FactTest] = []
         for test in self.tests:
             self._sort(test)
         self.namespaces = Namespaces([builder.build() for builder in self._spaces.values()])
-        self.identities = Identities(self._objects, self._functions)
+        self.identities = Identities(self._objects, self._functions, self._classes)
 
     def first_failed(self) -> int | None:
         """The position of the first fact that no longer holds."""
@@ -195,7 +206,7 @@ class Facts:
         if self._spaces:
             scope["namespaces_unchanged"] = self.namespaces.unchanged
             lines.append(f"if not namespaces_unchanged(): {fail}")
-        if self._objects or self._functions:
+        if self._objects or self._functions or self._classes:
             scope["identities_unchanged"] = self.identities.unchanged
             lines.append(f"if not identities_unchanged(): {fail}")
         conditions = [self._single_condition(i, test, scope) for i, test in enumerate(self.single)]
@@ -237,6 +248,11 @@ class Facts:
             if entries is not None:
                 self._space(entries).names.update(read.value)
                 self._space(entries).order = tuple(entries)
+        elif kind == "special":
+            self._classes.append(read.owner)
+            if (entries := class_namespace(read.owner)) is not None:
+                names = {name: held for name, held in read.value.items() if name not in CLASS_PARTS}
+                self._space(entries).names.update(names)
         elif kind == "object":
             self._objects.append(read.owner)
         elif kind == "module":

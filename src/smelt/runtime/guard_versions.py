@@ -30,6 +30,9 @@ _FUNCTION_OFFSETS = (48, 56, 64)  # PyFunctionObject: func_code, func_defaults, 
 _SET_OFFSETS = (24, 32, 40)  # PySetObject: object header, fill, then used, mask, table
 _SET_ENTRY = 16  # key, hash
 _SET_LIMIT = 4096
+# What a class is that its dict does not hold; the words are looked for in the class, as the interpreter lays it out.
+CLASS_PARTS = ("__mro__", "__name__", "__qualname__")
+_CLASS_PARTS = attrgetter(*CLASS_PARTS)
 _FUNCTION_PARTS = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _DICT_OF = attrgetter("__dict__")
 Stamps = npt.NDArray[np.int64]
@@ -174,6 +177,32 @@ def pointers_work() -> bool:
     return True
 
 
+@lru_cache(maxsize=1)
+def class_offsets() -> tuple[int, ...]:
+    """Where in a class the words are that change with its `CLASS_PARTS`; none where they are not found."""
+
+    class Base:
+        pass
+
+    class Other:
+        pass
+
+    class Probe(Base):
+        pass
+
+    def found() -> tuple[int, ...]:
+        words = [_word(id(Probe) + offset) for offset in range(0, sys.getsizeof(Probe), 8)]
+        parts = [id(part) for part in _CLASS_PARTS(Probe)]
+        return tuple(8 * words.index(part) if words.count(part) == 1 else -1 for part in parts)
+
+    if not _HAVE_POINTERS:
+        return ()
+    Probe.__name__, Probe.__qualname__ = "AProbe", "A.Probe"
+    first = found()
+    Probe.__bases__, Probe.__name__, Probe.__qualname__ = (Other,), "Renamed", "Re.Named"
+    return first if first == found() and -1 not in first else ()
+
+
 def has_dict_pointer(value: Any) -> bool:
     """Whether this object's `__dict__` is held at the usual place."""
     return id(value.__dict__) == _word(id(value) + _DICT_OFFSET)  # asking for the dict first: it may be made now
@@ -231,9 +260,10 @@ def _stamp_reader(dicts: Sequence[dict[Any, Any]]) -> Callable[[], Stamps] | Non
 
 
 class Identities:
-    """Objects that must keep their type and `__dict__`, and functions that must keep their code and defaults."""
+    """Objects that must keep their type and `__dict__`, functions that must keep their code and defaults, and classes
+    that must keep their bases and names."""
 
-    def __init__(self, objects: Sequence[Any], functions: Sequence[Any]) -> None:
+    def __init__(self, objects: Sequence[Any], functions: Sequence[Any], classes: Sequence[type] = ()) -> None:
         fast = [value for value in objects if _HAVE_POINTERS and has_dict_pointer(value)]
         known = {id(value) for value in fast}
         self._objects = [value for value in objects if id(value) not in known]
@@ -241,12 +271,17 @@ class Identities:
         self._dicts = [value.__dict__ for value in self._objects]
         self._functions = [] if _HAVE_POINTERS else list(functions)
         self._parts = [part for function in self._functions for part in _FUNCTION_PARTS(function)]
+        offsets = class_offsets()
+        self._classes = [] if offsets else list(classes)
+        self._class_parts = [part for cls in self._classes for part in _CLASS_PARTS(cls)]
         # What the words point to is kept alive here, so a word names one object only.
         self._alive = [(value, type(value), value.__dict__) for value in fast]
         self._alive_parts = [(function, _FUNCTION_PARTS(function)) for function in functions]
+        self._alive_classes = [(cls, _CLASS_PARTS(cls)) for cls in classes]
         self._addresses = [id(value) + offset for value in fast for offset in (_TYPE_OFFSET, _DICT_OFFSET)]
         if _HAVE_POINTERS:
             self._addresses += [id(function) + offset for function in functions for offset in _FUNCTION_OFFSETS]
+        self._addresses += [id(cls) + offset for cls in classes for offset in offsets]
         self._read = reader(self._addresses) if self._addresses else None
         self._seen = b"" if self._read is None else self._read().tobytes()
 
@@ -258,7 +293,7 @@ class Identities:
     @property
     def needs_python(self) -> bool:
         """Whether something is not told by `words`."""
-        return bool(self._objects or self._functions)
+        return bool(self._objects or self._functions or self._classes)
 
     def unchanged(self) -> bool:
         """Whether all of them are what they were, about 2 us for 200 objects and 100 functions."""
@@ -268,4 +303,5 @@ class Identities:
             all(map(is_, map(type, self._objects), self._types))
             and all(map(is_, map(_DICT_OF, self._objects), self._dicts))
             and all(map(is_, chain.from_iterable(map(_FUNCTION_PARTS, self._functions)), self._parts))
+            and all(map(is_, chain.from_iterable(map(_CLASS_PARTS, self._classes)), self._class_parts))
         )

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from smelt.capture.convert import CannotConvert, convert
+from smelt.capture.reads_values import home_of
 from smelt.capture.scripting import checks, conversions, tensors
 from smelt.capture.scripting.casts import cast, is_legacy
 from smelt.capture.scripting.joining import joined
@@ -262,9 +263,9 @@ def _instance(session: ScriptSession, runtime: Any, at: int, cls: Any, args: Any
         made = cls.__new__(cls, *args, **kwargs) if is_error else cls.__new__(cls)
         _function(session, init, (made, *args), kwargs)
         return made
-    if cls.__module__.startswith("torch") and issubclass(cls, torch.autograd.Function):
+    if home_of(cls).startswith("torch") and issubclass(cls, torch.autograd.Function):
         return cls(*args, **kwargs)
-    if cls.__module__.startswith("torch"):
+    if home_of(cls).startswith("torch"):
         # A mode that data chooses: torch's C code takes nothing but a bool, and what follows runs under either.
         args = tuple(bool(a) if isinstance(a, StagedBool) else a for a in args)
         kwargs = {name: bool(v) if isinstance(v, StagedBool) else v for name, v in kwargs.items()}

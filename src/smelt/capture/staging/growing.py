@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import CellType, FrameType
 from typing import Any
 
+from smelt.capture.reads_values import home_of
 from smelt.capture.spans import Site
 from smelt.capture.staging.containers import contents, has_slots_only, refill
 from smelt.capture.staging.heap import Snapshot
@@ -116,7 +117,7 @@ def _check_holders(session: Session, site: Site | None, grown: Any, snapshot: Sn
     for holder in gc.get_referrers(grown):
         if isinstance(holder, _OF_WALKS) or any(holder is known for known in known_holders):
             continue
-        if not type(holder).__module__.startswith("smelt."):
+        if not home_of(type(holder)).startswith("smelt."):
             what = f"a {type(grown).__name__} that grows in a loop is held by a {type(holder).__name__}"
             session.cannot(what, "it cannot be replaced there")
     asked.add(place)

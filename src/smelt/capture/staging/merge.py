@@ -16,7 +16,7 @@ from smelt.capture.convert.runtime import HIDDEN, UNDEF
 from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.reads_arguments import slots_of
 from smelt.capture.recorder import Slot
-from smelt.capture.roots import _is_skipped as is_skipped_module
+from smelt.capture.roots import is_skipped_class
 from smelt.capture.spans import Site
 from smelt.capture.staging.containers import MISSING, WHOLE
 from smelt.capture.staging.heap import Change
@@ -306,7 +306,7 @@ class Merger:
         if isinstance(a, (dict, list)) and not (self.session.is_outer(a) or self.session.is_outer(b)):
             return self._structures(a, b)
         if (
-            is_skipped_module(type(a).__module__)
+            is_skipped_class(type(a))
             or not hasattr(a, "__dict__")
             or callable(a)
             or isinstance(a, enum.Enum)  # of which there are no others

@@ -24,7 +24,7 @@ import torch
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import is_sized, number_of
 from smelt.capture.recorder import slot_type
-from smelt.capture.roots import _is_skipped as is_skipped_module
+from smelt.capture.roots import is_skipped_class
 from smelt.capture.staging.stops import CannotMerge
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.tree import tuple_of
@@ -265,12 +265,7 @@ def _is_row(value: Any) -> bool:
 
 def _is_plain_object(value: Any) -> bool:
     """Whether an object is what its attributes are, and nothing else."""
-    if (
-        not hasattr(value, "__dict__")
-        or callable(value)
-        or is_staged(value)
-        or is_skipped_module(type(value).__module__)
-    ):
+    if not hasattr(value, "__dict__") or callable(value) or is_staged(value) or is_skipped_class(type(value)):
         return False
     return type(value).__basicsize__ == _BASIC_SIZE and not isinstance(
         value, (torch.Tensor, type, ModuleType, enum.Enum)

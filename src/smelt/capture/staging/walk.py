@@ -19,9 +19,8 @@ import torch
 from smelt._torch.lru import LRU_CACHE, table_of
 from smelt._torch.shadow import attributes
 from smelt.capture.reads_arguments import slots_of
-from smelt.capture.reads_values import HOOKED
-from smelt.capture.roots import _is_skipped as is_skipped_module
-from smelt.capture.roots import names_in
+from smelt.capture.reads_values import HOOKED, home_of
+from smelt.capture.roots import is_skipped_class, is_skipped_function, is_skipped_module, names_in
 from smelt.capture.staging.containers import MISSING, contents, has_slots_only
 from smelt.capture.staging.hidden import CLASSES, CODES, FUNCTIONS, HAVE_ANNOTATIONS, OBJECTS, Fields, is_keeper
 from smelt.capture.staging.symbols import StagedObject
@@ -46,7 +45,7 @@ _OFTEN_NOT = frozenset((dict, list, tuple, set, frozenset, deque, types.Function
 def _is_of_the_log(value: Any) -> bool:
     """Whether it notes what the program reads: no state of the program's, though the classes it watches refer to it."""
     owner = value if isinstance(value, types.FunctionType) else type(value)
-    return str(owner.__module__).startswith("smelt.capture.reads")
+    return str(getattr(owner, "__module__", "")).startswith("smelt.capture.reads")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -225,7 +224,7 @@ class Walk:
             self._copy(function.__annotations__)
         names, namespace = names_in(function.__code__), function.__globals__
         self.functions.setdefault(id(namespace), []).append(function)
-        if is_skipped_module(function.__module__) or _is_installed(function.__module__):
+        if is_skipped_function(function) or _is_installed(function.__module__):
             return
         self.hidden.append(function)
         if not names:
@@ -253,7 +252,7 @@ class Walk:
 
     def _class(self, cls: type) -> None:
         for base in cls.__mro__:
-            if not (is_skipped_module(base.__module__) or _is_installed(base.__module__)):
+            if not (is_skipped_class(base) or _is_installed(home_of(base))):
                 self._copy(base)
                 if base is cls:
                     self.classes.append(cls)
@@ -278,7 +277,7 @@ class Walk:
         else:
             state = None
         self.objects.append((value, cls, state))
-        if not is_skipped_module(cls.__module__):
+        if not is_skipped_class(cls):
             self._add(cls)
             names = slots_of(cls)
             if names and has_slots_only(value):

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from smelt.capture.events import watched
+from smelt.capture.reads_values import home_of, owner_kind
 from smelt.capture.spans import is_smelts, is_users
 from smelt.capture.staging.classes import asks_classes, is_stand_in
 from smelt.capture.staging.stops import Again, CannotStage
@@ -253,11 +254,14 @@ def check_c(session: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _is_pythons(cls: type) -> bool:
     """Whether a class was made by a class statement."""
     is_heap = bool(cls.__flags__ & 1 << 9)
-    return is_heap and (cls.__module__ == "__main__" or _file_of(cls).endswith((".py", ".pyc")))
+    home = home_of(cls)
+    if home in ("", "builtins"):  # of a namespace without a name
+        return owner_kind(cls) == "user"
+    return is_heap and (home == "__main__" or _file_of(cls).endswith((".py", ".pyc")))
 
 
 def _file_of(cls: type) -> str:
-    return getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    return getattr(sys.modules.get(home_of(cls)), "__file__", None) or ""
 
 
 def _home(fn: Any) -> str:
@@ -269,7 +273,7 @@ def _home(fn: Any) -> str:
             return module
         owner = type(getattr(fn, "__self__", None))
     # A class of Python's is at home where the class of C is that it is made of.
-    return next((base.__module__ for base in owner.__mro__ if not _is_pythons(base)), "")
+    return next((home_of(base) for base in owner.__mro__ if not _is_pythons(base)), "")
 
 
 def unwatched(function: Any) -> Any:
