@@ -18,9 +18,12 @@ import torch
 
 import smelt
 from smelt.capture import reads, reads_patch, reads_values
+from smelt.capture.recorder import Recorder, Slot
 from smelt.capture.roots import reachable
+from smelt.capture.spans import Site
 from smelt.capture.staging import functions
 from smelt.compiler.collector import full_collections_later
+from smelt.diag import Span
 from smelt.passes.base import PassContext
 
 _X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 4.0, -1.0]])
@@ -262,3 +265,46 @@ def test_analyses_are_kept_until_the_next_edit() -> None:
     rewriter.replace_node(node, (node.args[0],))
     assert context.aliases(graph) is not aliases and context.dependence(graph) is not depends
     assert node.results[0] not in context.aliases(graph).roots
+
+
+def _until(x: torch.Tensor) -> torch.Tensor:
+    n = 0
+    while n < 200 and x[0, 0] < 9:
+        x, n = x * 1.5 - 0.5, n + 1
+    return x
+
+
+def test_a_place_that_runs_many_times_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[object] = Counter()
+
+    def counted(site: Site) -> Span:
+        asked[site] += 1
+        return found(site)
+
+    found = Site.span.fget
+    assert found is not None
+    monkeypatch.setattr(Site, "span", property(counted))
+    with torch.no_grad():
+        smelt.compile(_until)(torch.zeros(1, 1))
+    assert asked and max(asked.values()) < 50
+
+
+def _while_far(x: torch.Tensor) -> torch.Tensor:
+    far, n = x.abs().sum() < 9, 0
+    while n < 200 and far:
+        x, n = x * 0.5 + 0.5, n + 1
+    return x
+
+
+def test_what_made_a_tensor_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sought: Counter[int] = Counter()
+
+    def counted(recorder: Recorder, slot: Slot) -> object:
+        sought[id(slot)] += 1
+        return found(recorder, slot)
+
+    found = Recorder.maker_of
+    monkeypatch.setattr(Recorder, "maker_of", counted)
+    with torch.no_grad():
+        smelt.compile(_while_far)(torch.ones(2))
+    assert sought and max(sought.values()) < 50

@@ -12,7 +12,7 @@ from smelt._torch.record_modes import Modes
 from smelt._torch.state import is_any_autocast
 from smelt.capture.expects import ExpectEmitter
 from smelt.capture.recorder import Record, Recorder, Slot, StateSlot, slot_type
-from smelt.capture.spans import Site
+from smelt.capture.spans import Site, Spans
 from smelt.diag import CaptureError, Span
 from smelt.ir import NONE, Arg, Builder, Graph, Node, TensorType, TupleType, Type, Value
 from smelt.ops.convert import constant_of, dtype_from_torch, from_torch, type_of
@@ -47,7 +47,7 @@ class GraphBuilder:
         self.values: dict[Slot, Value] = {}
         self.states: dict[tuple[str, str], Value] = {}
         self.modes: dict[Modes, str] = {}
-        self.spans: dict[Site, Span] = {}
+        self.spans = Spans()
         self.position = 0  # of the record that becomes a node
 
     def build(self, input_names: Sequence[str], outputs: Sequence[Slot]) -> Graph:
@@ -142,12 +142,7 @@ class GraphBuilder:
         return self.values.get(slot)
 
     def _span(self, site: Site | None) -> Span | None:
-        if site is None:
-            return None
-        span = self.spans.get(site)
-        if span is None:
-            span = self.spans[site] = site.span
-        return span
+        return None if site is None else self.spans.of(site)
 
     def _constant(self, slot: Slot, escaping: set[Any]) -> Value:
         args, large = constant_of(self.recorder.constants[slot])

@@ -28,7 +28,7 @@ from smelt.capture.nested import NestedTensors
 from smelt.capture.opinfo import OpInfo, expectation, op_info
 from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
-from smelt.capture.spans import Site, SiteFinder
+from smelt.capture.spans import Site, SiteFinder, Spans
 from smelt.capture.staging.handlers import is_caught
 from smelt.diag import CaptureError, InternalError, SmeltError, Span
 from smelt.ir import TensorType
@@ -177,6 +177,8 @@ class Recorder:
         default_factory=lambda: {torch.Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST}
     )
     _find_site: SiteFinder = field(default_factory=SiteFinder)
+    _spans: Spans = field(default_factory=Spans)
+    _origins: dict[Slot, str] = field(default_factory=dict)
     base_frame: Any = None  # where the program is called from, while it runs
     _nested: NestedTensors = field(default_factory=NestedTensors)
 
@@ -678,7 +680,13 @@ class Recorder:
         return str(slot_type(slot))
 
     def origin_text(self, slot: Slot) -> str:
-        """Where a slot's tensor came from, for an error."""
+        """Where a slot's tensor came from, for an error; looked for once: a loop may ask at each turn."""
+        found = self._origins.get(slot)
+        if found is None:
+            found = self._origins[slot] = self._origin_text(slot)
+        return found
+
+    def _origin_text(self, slot: Slot) -> str:
         if isinstance(slot, StateSlot):
             return f"{slot.kind} {slot.entry.path}"
         if slot.kind == "input":
@@ -686,7 +694,7 @@ class Recorder:
         record = self.maker_of(slot)
         if record is None:
             return "made outside torch's operators"
-        where = f", {record.site.span}" if record.site else ""
+        where = f", {self._spans.of(record.site)}" if record.site else ""
         name = record.info if isinstance(record.info, str) else record.info.name  # a branch or a loop is its own record
         return f"result of {name}{where}"
 

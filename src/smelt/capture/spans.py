@@ -51,6 +51,24 @@ class Site(NamedTuple):
         return text[column - 1 : column] == b"]"
 
 
+class Spans:
+    """The spans of sites, each found once.
+
+    By identity of the code, which the site holds: its hash and its equality go through all its instructions.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int], tuple[Span, CodeType]] = {}
+
+    def of(self, site: Site) -> Span:
+        """The line and qualified name of a place."""
+        key = id(site.code), site.instruction
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = site.span, site.code
+        return found[0]
+
+
 def is_users(filename: str) -> bool:
     """Whether a source file is the user's (or a library's), not torch's, Smelt's or the standard library's."""
     if filename.startswith(PROGRAM_DIRS):

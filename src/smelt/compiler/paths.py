@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smelt.analysis.aliases import alias_analysis, is_external
-from smelt.capture import Captured, Conversion
+from smelt.capture import Captured
+from smelt.capture.spans import Spans
 from smelt.diag import CaptureError, Miss, Span
 from smelt.ir import Graph
 from smelt.ops.effects import effects
@@ -142,12 +143,8 @@ def outcomes(captured: Captured) -> tuple[Outcome, ...]:
         # What follows from sizes and numbers alone is no conversion of data, but another at other sizes.
         expected = (node for node in captured.graph.body if node.op == "expect")
         return tuple(Outcome(node.span, "item", node.args[1]) for node in expected)
-    return tuple(_outcome(c) for c in captured.conversions)
-
-
-def _outcome(conversion: Conversion) -> Outcome:
-    site = conversion.site
-    return Outcome(site.span if site is not None else None, conversion.what, conversion.value)
+    spans = Spans()
+    return tuple(Outcome(None if c.site is None else spans.of(c.site), c.what, c.value) for c in captured.conversions)
 
 
 def contradicts(missed: Sequence[Outcome], miss: Miss, other: Sequence[Outcome]) -> bool:

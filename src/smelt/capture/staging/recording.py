@@ -21,7 +21,7 @@ from smelt.capture.dynamic.slots import SizeSlot
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import is_sized, is_symbolic, number_of, sized
 from smelt.capture.recorder import Family, Slot, slot_type
-from smelt.capture.spans import Site
+from smelt.capture.spans import Site, Spans
 from smelt.capture.staging.copies import Copies
 from smelt.capture.staging.cuts import affine_of
 from smelt.capture.staging.examples import Examples
@@ -487,11 +487,12 @@ def _is_endless(op: str, values: Sequence[Any]) -> bool:
 
 def _native_values(native: Any) -> dict[tuple[str, int, str], list[Any]]:
     found: dict[tuple[str, int, str], list[Any]] = {}
+    spans = Spans()
     for conversion in getattr(native, "conversions", ()):
         value = getattr(conversion, "value", None)
         if conversion.site is None or value is None:
             continue
-        span = conversion.site.span
+        span = spans.of(conversion.site)
         what = {"_local_scalar_dense": "item"}.get(conversion.what, conversion.what)
         found.setdefault((span.file, span.line, what), []).append(value)
     return found

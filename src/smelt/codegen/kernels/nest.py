@@ -243,10 +243,14 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """The expression and everything inside it, each occurrence."""
-    yield expr
-    for child in children(expr):
-        yield from walk(child)
+    """The expression and everything inside it, each occurrence: what is around something before it, left to right."""
+    # A generator in a generator would hand each of them on once for each level.
+    pending = [expr]
+    while pending:
+        found = pending.pop()
+        yield found
+        if inside := children(found):
+            pending.extend(reversed(inside))
 
 
 def expressions(statement: Statement) -> tuple[Expr, ...]:
