@@ -383,3 +383,12 @@ def is_same(before: Any, after: Any) -> bool:
     if type(before) is tuple:
         return len(before) == len(after) and all(map(is_same, before, after))
     return isinstance(before, (*_PLAIN, torch.Size)) and same(before, after)
+
+
+def argument_parts(value: Any) -> list[tuple[str, Any]]:
+    """The members of a structured argument with the text that selects each."""
+    if dataclasses.is_dataclass(value):
+        return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+    if isinstance(value, dict):
+        return list(zip(key_labels(dict.keys(value)), dict.values(value), strict=True))
+    return [(f"[{i}]", inner) for i, inner in enumerate(value)]

@@ -26,11 +26,10 @@ from typing import Any, NamedTuple
 import torch
 
 from smelt._torch.exact import MISSING, contents
-from smelt._torch.labels import key_labels
 from smelt._torch.lru import LRU_CACHE, cached_tensors, has_tensor, results_of, table_of
 from smelt.capture.events import watched
 from smelt.capture.fills import Fills
-from smelt.capture.reads_arguments import ArgumentHeap
+from smelt.capture.reads_arguments import ArgumentHeap, argument_parts
 from smelt.capture.reads_effects import DRAWS, LOCKS, file_kind, reads_all, user_site
 from smelt.capture.reads_facts import Change, RawRead, Read, Site, Store, changes_of, facts_of, state_path
 from smelt.capture.reads_library import Loggers
@@ -54,7 +53,7 @@ from smelt.capture.reads_values import (
     peek,
     raw_lookup,
 )
-from smelt.capture.settings import setting_of
+from smelt.capture.settings import flag_of, home_in, setting_of
 from smelt.capture.state import Place
 from smelt.ops.python_draws import PYTHONS, draw_name, numpys_generator
 
@@ -155,7 +154,7 @@ class Roots:
             self.passed.add(id(value))
             if isinstance(value, (list, dict)) or cls is deque:
                 self.copies[id(value)] = (value, contents(value), None)
-            for part, inner in _argument_parts(value):
+            for part, inner in argument_parts(value):
                 self._reach_argument(inner, id(value), part)
             if is_record:
                 self.patches.watch(cls)
@@ -591,9 +590,15 @@ class Roots:
         for i, name in enumerate(chain.path[start:], start):
             parent, label = id(value), f"{label}.{name}"
             if isinstance(value, ModuleType):
-                space = value.__dict__
+                home = home_in(value, name)
+                if home is not value:
+                    self.fact("absent", value.__dict__, name, MISSING, site, label)
+                value, space = home, home.__dict__
                 if name == "random" and name not in space and value.__name__ == "numpy":
                     importlib.import_module("numpy.random")  # as asking for it does
+                flag = flag_of(value, name) if name not in space else None
+                if flag is not None:
+                    self.fact("context", flag, None, flag.get(), site, flag.name)
                 if name not in space:
                     self._unresolved.append((chain, site, value, i))
                     return
@@ -666,8 +671,13 @@ class Roots:
         if chain.path:
             owner = namespace.get(chain.name, MISSING) if chain.root == "global" else sys.modules.get(chain.name)
             for part in chain.path[:-1]:
+                owner = home_in(owner, part) if isinstance(owner, ModuleType) else owner
                 owner = owner.__dict__.get(part, MISSING) if isinstance(owner, (ModuleType, type)) else MISSING
             if not isinstance(owner, (ModuleType, type)):
+                return
+            flag = flag_of(owner, chain.path[-1]) if isinstance(owner, ModuleType) else None
+            if flag is not None:
+                self.fact("context", flag, None, flag.get(), site, flag.name)
                 return
             name, space = chain.path[-1], owner.__dict__  # type: ignore[assignment]  # a class's is a read-only view
         label = ".".join((chain.name, *chain.path))
@@ -773,15 +783,6 @@ class Roots:
 
 def _text(text: str) -> str:
     return text
-
-
-def _argument_parts(value: Any) -> list[tuple[str, Any]]:
-    """The members of a structured argument with the text that selects each."""
-    if dataclasses.is_dataclass(value):
-        return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value)]
-    if isinstance(value, dict):
-        return list(zip(key_labels(dict.keys(value)), dict.values(value), strict=True))
-    return [(f"[{i}]", inner) for i, inner in enumerate(value)]
 
 
 def _is_assigning_buffer(name: str, frame: FrameType) -> bool:
