@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import gc
 import importlib
 import sys
 import types
@@ -129,3 +130,67 @@ def test_a_setting_that_changed_is_seen(
     for _ in range(3):
         assert torch.equal(compiled(x), f(x))
     assert compiled.stats().fallbacks == {} and compiled.stats().builds <= 3
+
+
+def _flag(name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    owner: Any = torch.backends
+    *path, last = name.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    return (lambda: getattr(owner, last)), (lambda value: setattr(owner, last, value))
+
+
+# Each as (what the program asks, what is set elsewhere, and how it is put back).
+FLAGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "mkldnn": (lambda: torch.backends.mkldnn.enabled, _flag("mkldnn.enabled")[1]),
+    "cudnn": (lambda: torch.backends.cudnn.enabled, _flag("cudnn.enabled")[1]),
+    "cudnn's benchmark": (lambda: torch.backends.cudnn.benchmark, _flag("cudnn.benchmark")[1]),
+    "cudnn's determinism": (lambda: torch.backends.cudnn.deterministic, _flag("cudnn.deterministic")[1]),
+    "einsum": (lambda: torch.backends.opt_einsum.enabled, _flag("opt_einsum.enabled")[1]),
+    "the fast path": (lambda: torch.backends.mha.get_fastpath_enabled(), torch.backends.mha.set_fastpath_enabled),
+    "flash attention": (lambda: torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.enable_flash_sdp),
+    "plain attention": (lambda: torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.enable_math_sdp),
+    "anomalies": (lambda: torch.is_anomaly_enabled(), torch.set_anomaly_enabled),
+    "all warnings": (lambda: torch.is_warn_always_enabled(), torch.set_warn_always),
+    "memory that nothing fills": (
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        lambda value: setattr(torch.utils.deterministic, "fill_uninitialized_memory", value),
+    ),
+    "the garbage collector": (lambda: gc.isenabled(), lambda value: gc.enable() if value else gc.disable()),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_flag_that_changed_is_seen(name: str) -> None:
+    ask, change = FLAGS[name]
+
+    def f(x: Tensor) -> Tensor:
+        return x * 2 if ask() else x * 3
+
+    compiled, x, before = smelt.compile(f), torch.ones(3), ask()
+    try:
+        for _ in range(3):
+            assert torch.equal(compiled(x), f(x))
+        assert compiled.stats().builds == 1
+        change(not before)
+        for _ in range(2):
+            assert torch.equal(compiled(x), f(x))
+    finally:
+        change(before)
+    assert torch.equal(compiled(x), f(x)) and compiled.stats().fallbacks == {}
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+def test_a_flag_that_a_program_sets_is_set_at_each_call() -> None:
+    def f(x: Tensor) -> Tensor:
+        torch.backends.cudnn.benchmark = True
+        return x * 2
+
+    compiled, before = smelt.compile(f), torch.backends.cudnn.benchmark
+    try:
+        for _ in range(4):
+            torch.backends.cudnn.benchmark = False
+            compiled(torch.ones(3))
+            assert torch.backends.cudnn.benchmark
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -2,6 +2,7 @@
 
 enter_environment(roots, frame)     os.environ[key] is about to be read
 enter_logger(roots, frame)          a logger is about to be asked whether a message is wanted
+hold_error(roots, error, site)      an error was reached, of which anybody may read and set the arguments
 Loggers                             loggers and handlers, which are read by name
 """
 
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from smelt._torch.exact import MISSING
 from smelt.capture.reads_effects import ENVIRONMENT, user_site
 from smelt.capture.reads_facts import Read, Site
-from smelt.capture.reads_values import instance_dict
+from smelt.capture.reads_values import field_of, fields_of_errors, instance_dict
 
 if TYPE_CHECKING:
     from smelt.capture.reads_roots import Roots
@@ -32,18 +33,17 @@ def enter_environment(roots: Roots, frame: FrameType) -> bool:
     space = getattr(environ, "_data", None)
     if environ is not os.environ or not isinstance(space, dict) or not isinstance(key, str):
         return False
-    place = user_site(frame, ENVIRONMENT)
-    if place is not None:
+    site = site_of(frame, ENVIRONMENT)
+    if site is not None:
         held = os.fsencode(key) if os.supports_bytes_environ else key.upper()
         kind, seen = ("item", space[held]) if held in space else ("absent", MISSING)
-        roots.fact(kind, space, held, seen, Site(*place), f"os.environ[{key!r}]")
+        roots.fact(kind, space, held, seen, site, f"os.environ[{key!r}]")
     return True
 
 
 def enter_logger(roots: Roots, frame: FrameType) -> None:
     """A logger is about to be asked whether a message is wanted: its level, and those that it takes it from."""
-    logger, place = frame.f_locals.get("self"), user_site(frame, ENVIRONMENT)
-    site = None if place is None else Site(*place)
+    logger, site = frame.f_locals.get("self"), site_of(frame, ENVIRONMENT)
     while site is not None and isinstance(logger, logging.Logger):
         manager = logger.manager
         for owner, key in ((logger, "level"), (logger, "disabled"), (logger, "parent"), (manager, "_disable")):
@@ -51,6 +51,21 @@ def enter_logger(roots: Roots, frame: FrameType) -> None:
             if own is not None and key in own:
                 roots.fact("item", own, key, own[key], site, f"logger {logger.name!r}.{key}")
         logger = None if logger.level else logger.parent
+
+
+def hold_error(roots: Roots, error: BaseException, site: Site | None) -> None:
+    """What an error holds beside its attributes: read and set without anything to watch."""
+    for name, field in fields_of_errors(type(error)).items():
+        held = field_of(error, field)
+        if held is not MISSING:
+            roots.fact("attr", error, name, held, site)
+            roots.reach(held, id(error), f".{name}", site)
+
+
+def site_of(frame: FrameType, what: str = "") -> Site | None:
+    """Where the program stands that leads to a frame; None as `user_site` gives it."""
+    place = user_site(frame, what)
+    return None if place is None else Site(*place)
 
 
 class Loggers:

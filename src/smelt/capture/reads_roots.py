@@ -29,9 +29,9 @@ from smelt._torch.lru import LRU_CACHE, cached_tensors, has_tensor, results_of, 
 from smelt.capture.events import watched
 from smelt.capture.fills import Fills
 from smelt.capture.reads_arguments import ArgumentHeap, argument_parts
-from smelt.capture.reads_effects import DRAWS, LOCKS, file_kind, reads_all, user_site
+from smelt.capture.reads_effects import DRAWS, LOCKS, file_kind, reads_all
 from smelt.capture.reads_facts import Change, RawRead, Read, Site, Store, changes_of, facts_of, state_path
-from smelt.capture.reads_library import Loggers
+from smelt.capture.reads_library import Loggers, hold_error, site_of
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
 from smelt.capture.reads_scan import NAMES, Chain, is_for_append, may_take_locks, runs_in_order, scan_code
@@ -50,8 +50,6 @@ from smelt.capture.reads_values import (
     as_written,
     cell_contents,
     class_attributes,
-    field_of,
-    fields_of_errors,
     has_own_lookup,
     has_standard_call,
     instance_dict,
@@ -61,7 +59,7 @@ from smelt.capture.reads_values import (
     peek,
     raw_lookup,
 )
-from smelt.capture.settings import setting_of
+from smelt.capture.settings import flag_of, home_in, setting_of
 from smelt.capture.state import Place
 from smelt.ops.python_draws import PYTHONS, draw_name, numpys_generator
 
@@ -145,7 +143,7 @@ class Roots:
         cls = type(value)
         if isinstance(value, torch.Tensor):
             self.passed.add(id(value))
-            self._tensors.meet(value, partial(_text, label), None)
+            self._tensors.meet(value, lambda: label, None)
         is_record = dataclasses.is_dataclass(cls)
         if isinstance(value, (list, tuple, dict)) or cls is deque or is_record:
             if id(value) in self.rooted:
@@ -170,7 +168,7 @@ class Roots:
                 self._meet_tensor(value, parent, label, site)
             elif isinstance(value, BaseException) and id(value) not in self.rooted:
                 self.rooted[id(value)] = Reached(value, parent, label, site)
-                self._hold_error(value, site)
+                hold_error(self, value, site)
                 if (own := instance_dict(value)) is not None:
                     self._reach_own(own, id(value), site)
             elif type(value) not in QUICK_ATOMS and isinstance(value, (Enum, Number)):
@@ -201,14 +199,6 @@ class Roots:
             for name, held in own_of(tensor).items():
                 if kind_of(type(held)) in ("container", "instance", "array"):
                     self.reach(held, parent, f"{label}.{name}", site)
-
-    def _hold_error(self, error: BaseException, site: Site | None) -> None:
-        """What an error holds beside its attributes: read and set without anything to watch."""
-        for name, field in fields_of_errors(type(error)).items():
-            held = field_of(error, field)
-            if held is not MISSING:
-                self.fact("attr", error, name, held, site)
-                self.reach(held, id(error), f".{name}", site)
 
     def _reach_named(self, value: Any, parent: int, label: str, site: Site | None) -> None:
         """A member of an enumeration, or number of a class of its own: what is read of it is seen nowhere, so that all
@@ -421,7 +411,7 @@ class Roots:
         if held is not None:  # `type(value)` and `isinstance` are no reads of an attribute
             self.fact("object", value, None, (type(value), held), site)
         if isinstance(value, BaseException):
-            self._hold_error(value, site)
+            hold_error(self, value, site)
         self._watch(value, site)
 
     def _watch(self, value: Any, site: Site | None, ignore: frozenset[str] = frozenset()) -> None:
@@ -475,7 +465,7 @@ class Roots:
         return frame.f_lasti >= 0 and is_for_append(frame.f_code, frame.f_lasti)
 
     def _note_read(self, owner: Any, name: str, value: Any, frame: FrameType) -> None:
-        site = _site(frame)
+        site = site_of(frame)
         value = peek(owner, name) if value is MISSING else value
         self.raw.append((owner, name, value, site))
         if name.startswith("__"):
@@ -491,7 +481,7 @@ class Roots:
     def _on_write(self, owner: Any, name: str) -> None:
         key = (id(owner), name)
         if get_ident() == self._thread and id(owner) in self.rooted and key not in self.written:
-            site = _site(sys._getframe(2))
+            site = site_of(sys._getframe(2))
             self.written[key] = (owner, name, peek(owner, name), site)
             if isinstance(owner, BaseException) and hasattr(BaseException, name):  # where nothing can be put
                 self.refusals.append(("changes what an error holds", f"{self.name(id(owner))}.{name}", site))
@@ -613,9 +603,15 @@ class Roots:
         for i, name in enumerate(chain.path[start:], start):
             parent, label = id(value), f"{label}.{name}"
             if isinstance(value, ModuleType):
-                space = value.__dict__
+                home = home_in(value, name)
+                if home is not value:
+                    self.fact("absent", value.__dict__, name, MISSING, site, label)
+                value, space = home, home.__dict__
                 if name == "random" and name not in space and value.__name__ == "numpy":
                     importlib.import_module("numpy.random")  # as asking for it does
+                flag = flag_of(value, name) if name not in space else None
+                if flag is not None:
+                    self.fact("context", flag, None, flag.get(), site, flag.name)
                 if name not in space:
                     self._unresolved.append((chain, site, value, i))
                     return
@@ -666,7 +662,7 @@ class Roots:
         from, what it holds later the program put there itself."""
         if ("context", id(variable), None) in self.facts:
             return
-        site = _site(frame)
+        site = site_of(frame)
         value = variable.get(MISSING)
         self.fact("context", variable, None, value, site, f"ContextVar {variable.name!r}")
         self.reach(value, 0, f"ContextVar {variable.name!r}", site)
@@ -674,7 +670,7 @@ class Roots:
     def enter_note(self, error: BaseException, frame: FrameType) -> None:
         """`error.add_note(text)` is about to read and change an attribute, which no hook sees."""
         if id(error) in self.rooted:
-            self._widen(error, _site(frame))
+            self._widen(error, site_of(frame))
 
     def enter_import(self, frame: FrameType) -> None:
         """`importlib.import_module(name)` is about to run: the module that it gives is a fact, if there is one."""
@@ -692,8 +688,13 @@ class Roots:
         if chain.path:
             owner = namespace.get(chain.name, MISSING) if chain.root == "global" else sys.modules.get(chain.name)
             for part in chain.path[:-1]:
+                owner = home_in(owner, part) if isinstance(owner, ModuleType) else owner
                 owner = owner.__dict__.get(part, MISSING) if isinstance(owner, (ModuleType, type)) else MISSING
             if not isinstance(owner, (ModuleType, type)):
+                return
+            flag = flag_of(owner, chain.path[-1]) if isinstance(owner, ModuleType) else None
+            if flag is not None:
+                self.fact("context", flag, None, flag.get(), site, flag.name)
                 return
             name, space = chain.path[-1], owner.__dict__  # type: ignore[assignment]  # a class's is a read-only view
         label = ".".join((chain.name, *chain.path))
@@ -795,11 +796,3 @@ class Roots:
                 )
             name = self.name(fill.holder) + (f".{fill.key}" if fill.key else "")
             yield Change(name, MISSING, fill.tensors, fill.site)
-
-
-def _site(frame: FrameType) -> Site | None:
-    return None if (place := user_site(frame)) is None else Site(*place)
-
-
-def _text(text: str) -> str:
-    return text

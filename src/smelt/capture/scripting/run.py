@@ -71,6 +71,7 @@ from smelt.capture.staging.stops import (
     Again,
     CannotMerge,
     CannotStage,
+    letting_go,
 )
 from smelt.capture.staging.views import StagedRange
 from smelt.diag import CaptureError, InternalError, Span
@@ -289,6 +290,7 @@ class _Run:
                 self.parameters.declare(session)
                 stack.enter_context(recording(recorder.record, "entry"))
                 stack.enter_context(nothing_outside())
+                stack.enter_context(letting_go())
                 records, outcome = session.trace(lambda: self._program(runtime, snapshot))
             recorder.records = records
             if session.stopped is not None:

@@ -66,7 +66,7 @@ from smelt.capture.staging.returned import (
     stand_in,
 )
 from smelt.capture.staging.session import Outcome, Session
-from smelt.capture.staging.stops import GROWTH, NO_GROWTH, Again, CannotGrow, CannotStage, Stop
+from smelt.capture.staging.stops import GROWTH, NO_GROWTH, Again, CannotGrow, CannotStage, Stop, letting_go
 from smelt.capture.staging.watch import Watch
 from smelt.capture.state import Place, holding
 from smelt.capture.tree import Flattener, Tree
@@ -285,6 +285,7 @@ class _Run:
                 stack.enter_context(installed(StagingRuntime(session)))
                 stack.enter_context(recording(recorder.record, "entry"))
                 stack.enter_context(watch.ready(self.is_watched))
+                stack.enter_context(letting_go())
                 before_draws = python_states()
                 records, outcome = session.trace(lambda: self._program(session))
                 if python_states() != before_draws:

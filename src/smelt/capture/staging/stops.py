@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-from smelt.capture.spans import Site
+from smelt.capture.spans import Site, is_smelts
 from smelt.capture.staging import current
 
 EFFECT = "an effect on Python's objects is no part of a graph"
@@ -70,6 +75,37 @@ class Again(Stop):
         self.convert, self.fork, self.peel, self.whole = convert, fork, peel, whole
         self.join, self.unjoin = join, unjoin
         _note(self)
+
+
+@contextlib.contextmanager
+def letting_go() -> Iterator[None]:
+    """What the program's frames hold is let go of where the block raises: a generator that is left unfinished acts as
+    it ends (`finally`), and what it does then is put back with all else.
+    """
+    try:
+        yield
+    except BaseException as error:
+        session = current.found()
+        _let_go(error)
+        _let_go(None if session is None else session.stopped)
+        raise
+
+
+def _let_go(error: BaseException | None) -> None:
+    told, sys.unraisablehook = sys.unraisablehook, lambda of: None  # this is not the program's own run
+    seen: set[int] = set()
+    try:
+        while error is not None and id(error) not in seen:
+            seen.add(id(error))
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                is_own = is_smelts(frame.f_code.co_filename)
+                if not (is_own and frame.f_code.co_flags & inspect.CO_GENERATOR):  # those hold what is patched
+                    with contextlib.suppress(RuntimeError):  # it runs
+                        frame.clear()
+                        _ = frame.f_locals  # a copy that somebody asked for is made anew, of nothing
+            error = error.__cause__ or error.__context__
+    finally:
+        sys.unraisablehook = told
 
 
 def _note(stop: Stop) -> None:
