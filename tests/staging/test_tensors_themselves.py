@@ -221,3 +221,15 @@ def test_a_result_keeps_its_attributes() -> None:
         assert torch.equal(result, x + 1) and result.k == 5
     with pytest.raises(smelt.CaptureError, match="attribute that the program gave it, `k`"):
         smelt.script(program)
+
+
+def test_an_argument_is_itself_in_a_result_where_sizes_are_free() -> None:
+    def program(x: Tensor) -> Any:
+        return [x, x.sum()]
+
+    compiled = smelt.compile(program)
+    for n in (4, 9, 9, 3):
+        x = torch.ones(n)
+        given, total = compiled(x)
+        assert given is x
+        assert float(total) == n

@@ -49,6 +49,8 @@ class Result(Flattener):
     def flatten(self, value: Any, path: str) -> Tree:
         """The structure of a value, with a number for each container that may have a second place."""
         value = self.convert(value)
+        if isinstance(value, torch.Tensor):
+            return super().flatten(value, path)
         if self._was_there is not None and id(value) not in self.same and has_parts(value) and self._was_there(value):
             return ConstantLeaf(value)
         if id(value) in self._numbers and id(value) not in self._open:

@@ -12,6 +12,7 @@ from tests.programs.aimed.blocks import blocks
 from tests.programs.aimed.given import given
 from tests.programs.aimed.held import held
 from tests.programs.aimed.lengths import lengths
+from tests.programs.aimed.nested import nested
 from tests.programs.aimed.numbers import numbers
 from tests.programs.aimed.outside import outside
 from tests.programs.aimed.overlaps import overlaps
@@ -24,4 +25,5 @@ from tests.programs.generate import Generated
 FAMILIES: dict[str, Callable[[int, int], Generated]] = {
     "unset": unset, "held": held, "lengths": lengths, "numbers": numbers, "overlaps": overlaps, "views": views,
     "raises": raises, "given": given, "slots": slots, "blocks": blocks, "outside": outside, "answers": answers,
+    "nested": nested,
 }  # fmt: skip
