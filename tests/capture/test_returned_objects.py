@@ -207,3 +207,17 @@ def test_tuples_that_a_way_through_data_makes() -> None:
         x = sign * torch.ones(3)
         pair, (again,) = compiled(x)
         assert pair is again and str(pair) == str(f(x)[0])
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+def test_each_call_has_an_error_of_its_own() -> None:
+    def program(x: torch.Tensor) -> Any:
+        error = ValueError("a", 1)
+        if x[0] > 0:
+            x = x * 2
+        return error, x
+
+    compiled = smelt.compile(program)
+    errors = [compiled(x)[0] for x in (torch.ones(2), torch.ones(2), -torch.ones(2), torch.ones(2))]
+    assert len({id(error) for error in errors}) == 4
+    assert all(error.args == ("a", 1) for error in errors)

@@ -102,9 +102,15 @@ def _judged(
 
 
 def _eager_seen(path: Path, order: Sequence[int], vary: int | None = None, with_grad: bool = False) -> Iterator[Seen]:
-    subject = load(path)
+    subject = _keeping(load(path))
     for at, number in enumerate(order):
         yield call(subject.fn, subject, number, _random(vary, at), _random(0, at) if with_grad else None)
+
+
+def _keeping(subject: Subject) -> Subject:
+    """The subject; what its calls give is looked at after later calls, too."""
+    subject.earlier = []
+    return subject
 
 
 def _random(vary: int | None, at: int) -> Random | None:
@@ -121,7 +127,7 @@ def _compiled(
     with_grad: bool = False,
 ) -> str:
     for order in orders:
-        subject = load(path)
+        subject = _keeping(load(path))
         compiled = smelt.compile(subject.fn, options=options, dynamic=dynamic)
         for at, want in enumerate(_eager_seen(path, order, vary, with_grad)):
             got = call(compiled, subject, order[at], _random(vary, at), _random(0, at) if with_grad else None)

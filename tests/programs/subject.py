@@ -31,10 +31,14 @@ _LOADED = itertools.count()
 
 @dataclass
 class Subject:
-    """A program's live object and what can be seen of it outside."""
+    """A program's live object and what can be seen of it outside.
+
+    earlier: where they are to be kept, what the latest calls gave and were given: later ones may change it.
+    """
 
     space: dict[str, Any]
     fn: Any = None
+    earlier: list[Any] | None = None
 
     def __post_init__(self) -> None:
         self.fn = self.space["make"]()
@@ -140,8 +144,15 @@ def call(
         outcome.leaves = [a if isinstance(a, (Tensor, *PLAIN)) else _told(a) for a in outcome.leaves]
         gradients = [] if grad is None else _gradients(outcome, leaves)
     state = [snapshot(t) for t in subject.tensors()]
-    seen = objects(results, list(given), subject.held())
+    seen = objects(results, list(given), subject.held(), subject.earlier)
+    if subject.earlier is not None:
+        subject.earlier = [*subject.earlier[-1:], (_containers(results), given)]
     return Seen(outcome, given, out.getvalue(), subject.effects(), state, gradients, seen)
+
+
+def _containers(results: list[Any]) -> list[Any]:
+    """A result, where looking at it takes nothing from it."""
+    return [result for result in results if isinstance(result, (list, tuple, dict, Tensor))]
 
 
 def _differentiable(value: Any, leaves: list[Tensor], rng: Random) -> Any:

@@ -83,7 +83,8 @@ class Result(Flattener):
 
 def holds_its_own(value: Any, was_there: Callable[[Any], bool]) -> bool:
     """Whether a leaf is, or holds, what may change and was made by the run: another call's must have its own."""
-    if kind_of(type(value)) in ("array", "hidden") and not was_there(value):
+    # Of an error each call has one of its own, too: whoever raises it or adds a note changes it.
+    if (kind_of(type(value)) in ("array", "hidden") or isinstance(value, BaseException)) and not was_there(value):
         return True
     for found in held_inside(value, was_there):
         if found is value and not isinstance(value, types.FunctionType):
