@@ -123,3 +123,35 @@ def test_layouts_of_which_examples_tell_a_part_only():
         module(rows)
     with pytest.raises(smelt.CaptureError, match="has strides"):
         program.inputs_for(rows)
+
+
+def _appended(x, table):
+    if x.sum() > 0:
+        table["list"].append(0)
+    return x + table["n"]
+
+
+def _of_some_kind(x, items):
+    y = x + 1
+    items[0] = x.double()
+    for item in items:
+        y = y + (item.sum() if hasattr(item, "sum") else item)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("program", "given"),
+    [(_appended, {"n": 0, "list": [1]}), (_of_some_kind, [torch.zeros(4), torch.ones(4)])],
+    ids=["append", "hasattr"],
+)
+def test_what_may_be_of_any_kind_is_not_taken_for_a_tensor(program, given):
+    with pytest.raises(smelt.CaptureError, match="may be of any kind"):
+        smelt.script(program, example_inputs=(X, given))
+
+
+def test_numbers_have_the_attributes_of_numbers():
+    def f(x, n: int):
+        m = int(x.sum())
+        return x * (2 if hasattr(m, "bit_length") and hasattr(n, "real") and not hasattr(m, "sum") else 3)
+
+    agrees(f, (X, 3), (X, 4))

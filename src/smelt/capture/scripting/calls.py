@@ -30,13 +30,14 @@ from smelt.capture.scripting.marking import mark
 from smelt.capture.scripting.session import DEEP, PlainShape, ScriptSession, ShapeObject, Spread, TensorsObject
 from smelt.capture.scripting.types import TENSOR
 from smelt.capture.staging import calls as staged
+from smelt.capture.staging.classes import CLASSES
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.stops import MEMBERS
 from smelt.capture.staging.symbols import StagedBool, StagedObject, is_staged, slot_of
 from smelt.capture.staging.texts import holds_staged
 from smelt.capture.staging.texts import own_text as staged_own_text
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
-from smelt.ir import ANY, INT, STR, DictType, DType, ListType, TensorType, TupleType
+from smelt.ir import ANY, INT, DictType, DType, ListType, TensorType, TupleType
 from smelt.ops import in_python
 
 _TORCH = f"{Path(torch.__file__).parent.resolve()}/"
@@ -510,8 +511,10 @@ def _hasattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     value, name = args
     if is_staged(value):
         kind = slot_of(value).type
-        plain = {ListType: list, DictType: dict, TupleType: tuple}.get(type(kind), str if kind == STR else object)
-        return hasattr(torch.Size if isinstance(value, ShapeObject) else plain, name)
+        plain = {ListType: list, DictType: dict, TupleType: tuple}.get(type(kind)) or CLASSES.get(kind)
+        if plain is None and not hasattr(object, name):
+            session.cannot(f"whether a value has {name} is asked, which may be of any kind", "nothing says what it is")
+        return hasattr(torch.Size if isinstance(value, ShapeObject) else plain or object, name)
     if isinstance(value, torch.Tensor) and name not in _OF_SOME and hasattr(torch.Tensor, name):
         return True  # to read it would leave its sizes in the graph, of a tensor that may have another rank
     return hasattr(value, name)

@@ -77,6 +77,8 @@ class ScriptRuntime(StagingRuntime):
             if isinstance(o, StagedObject):
                 kind = slot_of(o).type
                 if kind == ANY:
+                    if not hasattr(torch.Tensor, name):
+                        session.cannot(f"{name} is asked of a value that may be of any kind", "nothing says what it is")
                     return self._of_tensor(session.as_tensor(o), name)
                 if str(kind) in ("device", "dtype") or (kind == COMPLEX and name in ("real", "imag")):
                     return session.emit("py.getattr", o, name)
