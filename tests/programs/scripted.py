@@ -72,12 +72,13 @@ def _annotation(value: Any) -> str:
         return "None" if value is None else type(value).__name__
     if isinstance(value, torch.Tensor):
         return "torch.Tensor"
-    if type(value) is list and len({_annotation(item) for item in value}) == 1:
-        return f"list[{_annotation(value[0])}]"
+    if type(value) is list and len(kinds := {_annotation(item) for item in value}) == 1:
+        return f"list[{kinds.pop()}]" if all(kinds) else ""
     if type(value) is dict:
         return "dict[str, torch.Tensor]"
     if type(value) is tuple:
-        return f"tuple[{', '.join(map(_annotation, value))}]"
+        parts = list(map(_annotation, value))
+        return f"tuple[{', '.join(parts)}]" if parts and all(parts) else ""
     return type(value).__name__ if dataclasses.is_dataclass(value) else ""
 
 

@@ -31,6 +31,7 @@ from smelt.capture.tree import (
     Made,
     SameObject,
     Tree,
+    has_parts,
     hidden_tensors,
     is_called_only,
     is_lazy,
@@ -129,7 +130,8 @@ class After(Flattener):
             held = self.heap.held[number]
             self.named[held.place] = self.heap.steps(held)
             return held.place
-        return self.same.get(id(value)) if self.is_result else None
+        # What does not come apart is no more than equal to what the run was given, as sets are.
+        return self.same.get(id(value)) if self.is_result or not has_parts(value) else None
 
     def _constant(self, value: Any, path: str) -> Tree:
         """An object that was there before, and is known by identity."""

@@ -51,7 +51,8 @@ class Source:
     def function(self) -> Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], Any]:
         """The code, compiled."""
         named = {place: self._way(steps) for place, steps in self.ways.items()}
-        rest = [place for place in _named_in(self.result) if place not in named]
+        trees = (self.result, *(tree for put in self.puts for tree in put.items))
+        rest = list(dict.fromkeys(place for tree in trees for place in _named_in(tree) if place not in named))
         entries = ", ".join(f"{place!r}: {variable}" for place, variable in named.items())
         self.lines.append(f"same = {{{entries}}}")
         if rest:

@@ -257,7 +257,11 @@ class Flattener:
             self.check(value, path)
             return TensorLeaf(self._slot(value, path))
         if not has_parts(value) or id(value) in self._open or self.stays(value):
+            if id(value) in self.same and not self.stays(value):
+                return SameObject(self.same[id(value)])
             self.check(value, path)
+            if not isinstance(value, _ATOMS):
+                self.containers[id(value)] = path
             return ConstantLeaf(value, _held_by(value))
         if id(value) in self.same:
             return SameObject(self.same[id(value)])
