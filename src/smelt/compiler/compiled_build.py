@@ -32,6 +32,7 @@ from smelt.compiler.compiled_table import STORM_LIMIT, Table
 from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, SplitProgram, Stats
 from smelt.compiler.interrupts import SignalsWait, errors_in_programs
 from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
+from smelt.compiler.program_modules import is_uninitialized
 from smelt.compiler.sight import Look, Sight
 from smelt.compiler.watching import watch_natively
 from smelt.compiler.worth import Worth
@@ -108,6 +109,8 @@ class Builds:
         if self._unrecorded and not missed and not self._original.is_whole:
             self._unrecorded -= 1
             return self._original.run(RAISED, args, kwargs, is_fault=False)
+        if is_uninitialized(self._target):
+            return self._original.run("parameters get their sizes in this call", args, kwargs, is_fault=False)
         if not self._table.lock.acquire(blocking=False):
             return self._original.run("another thread is compiling it", args, kwargs, is_fault=False)
         building.active = True

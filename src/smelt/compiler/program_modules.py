@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from smelt._torch.state import global_hooks
 from smelt.capture.roots import Roots, reachable
@@ -55,6 +56,13 @@ class SourceModules:
 
     def _own(self) -> Iterator[torch.nn.Module]:
         return iter(()) if self._source is None else self._source.modules()
+
+
+def is_uninitialized(program: Callable[..., Any]) -> bool:
+    """Whether a module of a program, or it itself, gets the sizes of its parameters in its first call
+    (`nn.LazyLinear`)."""
+    modules = (program,) if isinstance(program, torch.nn.Module) else reachable(program).module_list
+    return any(is_lazy(held) for module in modules for held in chain(module.parameters(), module.buffers()))
 
 
 def _tree(value: Any) -> Iterator[torch.nn.Module]:

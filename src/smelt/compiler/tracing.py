@@ -25,6 +25,7 @@ from smelt.compiler.originals import move_originals
 from smelt.compiler.paths import lines_of, other_path, outcomes
 from smelt.compiler.pipeline import check_options
 from smelt.compiler.program import Program
+from smelt.compiler.program_modules import is_uninitialized
 from smelt.compiler.repeated import is_repeatable, without_repeated
 from smelt.compiler.second_sight import Freedom
 from smelt.compiler.sized_capture import sized_capture, wished
@@ -78,6 +79,13 @@ def trace(
             f"kwargs is a {type(kwargs).__name__}, where a dict of arguments by name is meant",
             why="trace takes the positional arguments as one tuple",
             fix="write smelt.trace(f, (x, y)), and smelt.trace(f, (x,), {'y': y}) for arguments by name",
+            code="S0106",
+        )
+    if is_uninitialized(target):
+        raise CaptureError(
+            f"{getattr(target, '__name__', type(target).__name__)} has parameters without sizes",
+            why="a lazy module gets them in its first call",
+            fix="call it once before it is traced",
             code="S0106",
         )
     given, named = as_args(args), dict(kwargs or {})
