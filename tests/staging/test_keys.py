@@ -41,3 +41,18 @@ def test_a_place_outside_raises_as_ever() -> None:
     traced = smelt.trace(f, (X, of_ints(0, 3)))
     with pytest.raises(IndexError):
         traced(X, of_ints(0, 6))
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+def test_dictionaries_whose_keys_are_numbers_of_data_meet() -> None:
+    def program(x, c):
+        n = int(c[0])
+        kept = {n: x}
+        chosen = {0: x + 1, 1: x * 2, 2: "text"}.get(int(c[1]), x)
+        return [kept, chosen]
+
+    compiled = smelt.compile(program)
+    for numbers in ((1, 0), (-1, 1), (2, 2), (-1, 3), (1, 1), (0, 0)):
+        assert repr(compiled(X[0], of_ints(*numbers))) == repr(program(X[0], of_ints(*numbers)))
+    rows = [row.entry.why_paths for row in compiled.stats().rows if row.entry is not None]
+    assert not any("defect" in why for why in (*rows, *compiled.stats().fallbacks))

@@ -20,6 +20,7 @@ from smelt.capture.roots import is_skipped_class
 from smelt.capture.spans import Site
 from smelt.capture.staging.containers import MISSING, WHOLE
 from smelt.capture.staging.heap import Change
+from smelt.capture.staging.leaves import same
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.shadows import tensor_type_of
 from smelt.capture.staging.stops import CannotGrow, CannotMerge
@@ -294,7 +295,7 @@ class Merger:
             self._must_be_new(a, b)
             return [self.merge(x, y) for x, y in zip(a, b, strict=True)]
         if type(a) is dict:
-            if list(a) != list(b):
+            if len(a) != len(b) or not all(map(same, a, b)):  # a key may be staged
                 self._fail("dictionaries with other keys meet")
             self._must_be_new(a, b)
             return {k: self.merge(a[k], b[k]) for k in a}
