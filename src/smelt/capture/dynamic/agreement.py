@@ -6,10 +6,23 @@ way without any question that leaves a guard. Where neither run has control flow
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from smelt.ir import STATE_OPS, Dim, Graph, Node, ScalarType, TensorType, TupleType, Type, UnknownDim, Value
+from smelt.ir import (
+    STATE_OPS,
+    Dim,
+    Graph,
+    Node,
+    ScalarType,
+    TensorType,
+    TupleType,
+    Type,
+    UnknownDim,
+    Value,
+    contiguous_strides,
+)
 from smelt.ir.dims import size_of
 
 _MADE_BEFORE = (*STATE_OPS, "const")
@@ -22,7 +35,7 @@ _SAME = {"aten.fill_.Scalar": "aten.fill_.Tensor", "aten.slice.Tensor": "aten.al
 def disagreement(native: Graph, symbolic: Graph, hints: Mapping[str, int | float]) -> str:
     """The first operator that differs, or ""."""
     if not (_is_straight(native) and _is_straight(symbolic)):
-        return ""
+        return _laid_otherwise(native, symbolic, hints)
     ours, theirs = list(_operators(native)), list(_operators(symbolic))
     if any(node.op == "aten.scalar_tensor.default" for node in theirs) and len(ours) != len(theirs):
         # Tensors are made of sizes, one by one, where the native run made them of a list.
@@ -43,6 +56,34 @@ def disagreement(native: Graph, symbolic: Graph, hints: Mapping[str, int | float
                 return f"{other.op} gives {found.type}, where it gave {value.type}"
             numbers.pair(value, found)
     return "" if len(ours) == len(theirs) else f"{len(theirs)} operators, where {len(ours)} were called"
+
+
+def _laid_otherwise(native: Graph, symbolic: Graph, hints: Mapping[str, int | float]) -> str:
+    """The same of graphs with branches and loops: the first operator of those that one line calls once in both whose
+    result lies otherwise, or ""."""
+    ours, theirs = _called_once(native), _called_once(symbolic)
+    for place, one in ours.items():
+        other = theirs.get(place)
+        for value, found in zip(one.results, () if other is None else other.results, strict=False):
+            if not _lies_alike(value.type, found.type, hints):
+                return f"{one.op} gives {found.type}, where it gave {value.type}"
+    return ""
+
+
+def _called_once(graph: Graph) -> dict[tuple[str, Any], Node]:
+    nodes = [node for node in _operators(graph) if node.span is not None]
+    times = Counter((node.op, node.span) for node in nodes)
+    return {(node.op, node.span): node for node in nodes if times[node.op, node.span] == 1}
+
+
+def _lies_alike(native: Type, symbolic: Type, hints: Mapping[str, int | float]) -> bool:
+    if not isinstance(native, TensorType) or not isinstance(symbolic, TensorType):
+        return True
+    if native.shape is None or symbolic.shape is None or len(native.shape) != len(symbolic.shape):
+        return True
+    # What an operator gives in another turn, or on another way, may have other sizes.
+    sizes = [_at_hints(d, hints) for d in symbolic.shape]
+    return sizes != list(native.shape) or _lies_so(native, symbolic, hints)
 
 
 def _is_straight(graph: Graph) -> bool:
@@ -87,15 +128,31 @@ def _fits(native: Type, symbolic: Type, hints: Mapping[str, int | float]) -> boo
     if isinstance(native, TensorType) and isinstance(symbolic, TensorType):
         if native.dtype != symbolic.dtype or native.shape is None or symbolic.shape is None:
             return native == symbolic
-        return len(native.shape) == len(symbolic.shape) and all(
-            found is None or found == size
-            for size, found in zip(native.shape, (_at_hints(d, hints) for d in symbolic.shape), strict=True)
-        )
+        if len(native.shape) != len(symbolic.shape):
+            return False
+        sizes = [_at_hints(d, hints) for d in symbolic.shape]
+        if any(found is not None and found != size for size, found in zip(native.shape, sizes, strict=True)):
+            return False
+        return _lies_so(native, symbolic, hints)
     if isinstance(native, TupleType) and isinstance(symbolic, TupleType):
         return len(native.elements) == len(symbolic.elements) and all(
             _fits(a, b, hints) for a, b in zip(native.elements, symbolic.elements, strict=True)
         )
     return True
+
+
+def _lies_so(native: TensorType, symbolic: TensorType, hints: Mapping[str, int | float]) -> bool:
+    """Whether a tensor lies as torch's own kernel laid it: those that take symbols may lay it otherwise."""
+    if symbolic.strides is None and native.strides is None:
+        return True
+    if not native.is_static or 0 in native.sizes:
+        return True
+    dims = symbolic.strides
+    steps = contiguous_strides(native.sizes) if dims is None else [_at_hints(d, hints) for d in dims]
+    return all(
+        found is None or found == step or size == 1
+        for found, step, size in zip(steps, native.steps, native.sizes, strict=True)
+    )
 
 
 def _at_hints(dim: Dim, hints: Mapping[str, int | float]) -> int | None:

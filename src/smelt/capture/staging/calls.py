@@ -43,18 +43,10 @@ _KNOWN: tuple[type, ...] = (list, tuple, range, zip, enumerate, type({}.keys()),
 
 
 _SIZED = (
-    list,
-    tuple,
-    range,
-    dict,
-    set,
-    frozenset,
-    str,
-    bytes,
-    torch.Tensor,
+    list, tuple, range, dict, set, frozenset, str, bytes, torch.Tensor,
     *map(type, ({}.keys(), {}.values(), {}.items())),
-)
-_MOST_TAKEN = 4096
+)  # fmt: skip
+_MOST_TAKEN = 4096  # items of an iterator that may have no end
 
 _ASKING = ("equal", "allclose", "is_nonzero")
 # What makes a tensor of numbers.
@@ -370,7 +362,9 @@ def _zip(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return zip(*args, **kwargs)  # noqa: B905
     if kwargs:
         session.cannot("zip(strict=) over what depends on data")
-    lengths = [_length(s, a) for s, a in zip(sequences, args, strict=True)]
+    # To know the length of a sequence fixes it, so it is asked for only where an iterator might have no end.
+    has_unsized = any(s is None and not isinstance(a, _SIZED) for s, a in zip(sequences, args, strict=True))
+    lengths = [_length(s, a) if has_unsized else None for s, a in zip(sequences, args, strict=True)]
     shortest = min((length for length in lengths if length is not None), default=None)
     parts: list[Any] = []
     for sequence, given in zip(sequences, args, strict=True):
