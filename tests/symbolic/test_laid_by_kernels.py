@@ -1,4 +1,4 @@
-"""Results whose strides torch's kernels for symbolic sizes tell otherwise than those that run: sizes are fixed there."""
+"""Results whose strides torch's kernels for symbolic sizes tell otherwise than those that run: sizes stay fixed."""
 
 from __future__ import annotations
 
