@@ -43,7 +43,7 @@ class Odd(NamedTuple):
 
 def begun_inside(tensors: Sequence[torch.Tensor], recorder: Recorder, caller: Modes) -> Odd | None:
     """A result that requires gradients, is a parameter, or has attributes by what the program did itself."""
-    odd = [t for t in tensors if t.requires_grad or isinstance(t, _KINDS) or attributes(t)]
+    odd = [t for t in tensors if t.requires_grad or isinstance(t, _KINDS) or _given_by_name(t)]
     if not odd:
         return None
     inputs = {id(t): t for t in (slot.ref() for slot in recorder.inputs) if t is not None}
@@ -60,9 +60,9 @@ def begun_inside(tensors: Sequence[torch.Tensor], recorder: Recorder, caller: Mo
             continue
         what = f"a {type(tensor).__qualname__} that the program made is among its results"
         if not isinstance(tensor, _KINDS):
-            if attributes(tensor):
-                name = next(iter(attributes(tensor)))
-                what = f"a result has an attribute that the program gave it, `{name}`"
+            given = _given_by_name(tensor)
+            if given:
+                what = f"a result has an attribute that the program gave it, `{given[0]}`"
                 return Odd(what, _WHY_NAMED, _FIX_NAMED, _site_of(tensor, recorder))
             if is_leaf(tensor) and tensor._base is not None and is_outside(tensor._base):
                 # A view that is made without gradients requires them where its base does.
@@ -72,6 +72,11 @@ def begun_inside(tensors: Sequence[torch.Tensor], recorder: Recorder, caller: Mo
             what = "a result requires gradients, which begin inside the program"
         return Odd(what, _WHY, _FIX, _site_of(tensor, recorder))
     return None
+
+
+def _given_by_name(tensor: torch.Tensor) -> list[str]:
+    """The attributes that a program gave a tensor; what torch notes there for its own compiler is none."""
+    return [name for name in attributes(tensor) if not name.startswith("_dynamo_")]
 
 
 def check_classes(tensors: Sequence[torch.Tensor], recorder: Recorder) -> None:

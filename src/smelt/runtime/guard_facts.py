@@ -127,7 +127,8 @@ class FactTest:
         if self.kind == "special":
             return True
         if self.kind == "static" and self.read.owner is torch.Tensor:
-            return getattr(self.seen, "__module__", "torch").startswith("torch")
+            # Those of C have no module.
+            return (getattr(self.seen, "__module__", None) or "torch").startswith("torch")
         if self.kind == "function":
             return str(self.read.owner.__globals__.get("__name__", "")).startswith("smelt.capture.")
         if self.kind not in ("item", "absent", "content") or not isinstance(self.read.owner, dict):
