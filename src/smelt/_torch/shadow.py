@@ -74,8 +74,9 @@ class Shadows:
 
 
 @lru_cache(maxsize=1)
-def _names_of_shadows() -> frozenset[str]:
-    """What every shadow has among its attributes."""
+def names_of_shadows() -> frozenset[str]:
+    """What every shadow has among its attributes. To be asked for before a run that is watched: torch reads files where
+    it makes the first one."""
     made = Shadows().fresh(torch.float32, (1,), (1,), torch.device("cpu"))
     return frozenset(object.__getattribute__(made, "__dict__"))
 
@@ -85,7 +86,7 @@ def attributes(tensor: torch.Tensor) -> dict[str, Any]:
     held: dict[str, Any] = object.__getattribute__(tensor, "__dict__")
     if not held or not is_shadow(tensor):
         return dict(held)
-    names = _names_of_shadows()
+    names = names_of_shadows()
     return {name: value for name, value in held.items() if name not in names}
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import unseen
+from smelt._torch.shadow import names_of_shadows
 from smelt.capture.convert import runtime
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.slots import SizeSlot
@@ -87,6 +88,7 @@ class Recording:
     resized = 0  # how often a staged container got another length
 
     def __init__(self, native: Any, convertible: Callable[[Any], bool], roots: Any, scope: Any) -> None:
+        names_of_shadows()
         self.recorder = ShadowRecorder(roots, scope, self)
         self.size_trace: CaptureTrace | None = None
         self.size_slots: dict[Any, SizeSlot] = {}

@@ -1,0 +1,37 @@
+"""The first program of a process: what torch does but once (it reads files, imports modules) is none of its effects."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import torch, smelt
+
+model = torch.nn.Linear(3, 3)
+
+def program(x):
+    y = model(x)
+    y = y * 2 if y.sum() > 0 else y - 1
+    for row in x:
+        if row.sum() > 0:
+            y = y + row
+    return y
+
+compiled = smelt.compile(program)
+with torch.no_grad():
+    for n in range(4):
+        torch.manual_seed(n)
+        x = torch.randn(2, 3)
+        torch.testing.assert_close(compiled(x), program(x))
+print(compiled.stats().builds)
+"""
+
+
+def test_it_is_one_graph(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    ran = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["1"]
