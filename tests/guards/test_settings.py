@@ -26,7 +26,7 @@ NAME = "module_of_a_test"
 @pytest.fixture(autouse=True)
 def settable(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's flags can be set, whatever the process has imported: torch's own test helpers freeze them."""
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
 
 
 def named() -> None:
