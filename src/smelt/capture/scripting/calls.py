@@ -492,19 +492,16 @@ def _map(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         if len(rest) == 1:
             return _in_python(session, in_python.mapped, fn, rest[0])
         return _in_python(session, in_python.mapped_together, fn, runtime.call(0, zip, tuple(rest), {}))
-    return [runtime.call(0, fn, items, {}) for items in staged.all_of(session, zip(*rest, strict=False))]
+    # Taken as it is asked, as Python's: its lists may change until then.
+    return map(lambda *items: runtime.call(0, fn, items, {}), *rest)
 
 
 def _filter(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     fn, items = args
     if _is_open(session, items):
         return _in_python(session, in_python.filtered, fn, items)
-    kept = []
-    for item in items if isinstance(items, (list, tuple)) else staged.all_of(session, items):
-        keeps = item if fn is None else runtime.call(0, fn, (item,), {})
-        if bool(keeps):
-            kept.append(item)
-    return iter(kept)
+    keeps = bool if fn is None else lambda item: bool(runtime.call(0, fn, (item,), {}))
+    return filter(keeps, items)
 
 
 def _hasattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:

@@ -120,6 +120,8 @@ class ScriptRuntime(StagingRuntime):
             if setter is not None:
                 calls.call(self.session, self, at, setter, (o, v), {})
                 return
+            if name == "data" and isinstance(o, torch.Tensor):
+                self.session.cannot("`data` of a tensor is set", "how it lies is known in a run only")
             super().setattr_(at, o, name, v)
         except Exception as error:
             self._programs(error)
