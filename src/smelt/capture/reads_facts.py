@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from smelt._torch.exact import MISSING, contents, same, same_contents
+from smelt._torch.exact import MISSING, contents, same_contents, still
 from smelt.capture.reads_values import (
     CALL_HOOKS,
     CALL_METHODS,
@@ -427,7 +427,7 @@ def changes_of(roots: Roots) -> list[Change]:
         if id(owner) in opened or (id(owner), name) in roots.outer or (id(owner), name) in roots.state_names:
             continue
         after = peek(owner, name)
-        if not same(before, after) or id(after) in roots.passed:
+        if not still(after, before) or id(after) in roots.passed:
             note(f"{roots.name(id(owner))}.{name}", before, after, site)
         else:
             _keep_attribute(roots, owner, name, after, site)
@@ -435,7 +435,7 @@ def changes_of(roots: Roots) -> list[Change]:
         if store.spot in roots.state:
             continue
         after = store.space.get(store.key, MISSING)
-        if not same(store.before, after) or id(after) in roots.passed:
+        if not still(after, store.before) or id(after) in roots.passed:
             note(store.name, store.before, after, store.site)
         else:  # stored again what was there: only from there is leaving it alone the same
             kind = "absent" if after is MISSING else "item"
@@ -446,20 +446,20 @@ def changes_of(roots: Roots) -> list[Change]:
         own = instance_dict(owner)
         if id(owner) in opened or own is None or name not in own or value is own[name] or has_own_lookup(type(owner)):
             continue
-        if not same(value, own[name]) and not overrides_instance(raw_lookup(type(owner), name)):
+        if not still(own[name], value) and not overrides_instance(raw_lookup(type(owner), name)):
             note(f"{roots.name(id(owner))}.{name}", value, own[name], site)
     for fact in roots.facts.values():
         if id(fact.owner) in opened:
             continue
         after = _now(fact)
-        if not same(fact.value, after):
+        if not (same_contents(after, fact.value, still) if fact.kind == "class" else still(after, fact.value)):
             note(fact.name, fact.value, after, fact.site)
     for container, copy, site in roots.copies.values():
         if id(container) in opened:
             continue
         members = copy.values() if isinstance(copy, dict) else copy
         holds_argument = id(container) not in roots.arguments and any(id(m) in roots.passed for m in members)
-        if not same_contents(container, copy) or holds_argument:
+        if not same_contents(container, copy, still) or holds_argument:
             note(roots.name(id(container)), copy, contents(container), site)
     return list(changes.values())
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smelt._torch.exact import MISSING, same, same_contents
+from smelt._torch.exact import MISSING, same_contents, still
 from smelt.capture.reads_arguments import Held, slots_of
 from smelt.capture.reads_facts import Change, Read, Site, facts_of
 from smelt.capture.reads_scan import only_appends
@@ -112,7 +112,7 @@ def changed_state(roots: Roots) -> list[Outer]:
             if grown is not None and grown.items:
                 found.append(grown)
             continue
-        if place.kind != "object" and not same(before, after):
+        if place.kind != "object" and not still(after, before):
             found.append(Outer(place, before, after))
     return found
 
@@ -199,12 +199,12 @@ class _Finder:
             known = roots.outer | roots.state_names
             if id(owner) not in roots.opened and (id(owner), name) not in known:
                 after = peek(owner, name)
-                if not same(before, after):
+                if not still(after, before):
                     self.at = f"{roots.name(id(owner))}.{name}"
                     self._attribute(owner, name, before, after, site)
         for store in roots.stores.values():
             after = store.space.get(store.key, MISSING)
-            if not same(store.before, after) and store.spot not in roots.state:
+            if not still(after, store.before) and store.spot not in roots.state:
                 self.at = store.name
                 self.names.add(store.name)
                 if store.cls is not None:
@@ -216,12 +216,12 @@ class _Finder:
         for fact in roots.facts.values():
             if fact.kind in ("class", "static"):
                 self._class_fact(fact)
-            if fact.kind == "cell" and not same(fact.value, cell_contents(fact.owner)):
+            if fact.kind == "cell" and not still(cell_contents(fact.owner), fact.value):
                 self.at = fact.name
                 place = Place("cell", fact.owner, None, self.at, None, fact.site, fact.key)
                 self._add(place, fact.value, cell_contents(fact.owner))
         for container, copy, _ in roots.copies.values():
-            if id(container) not in roots.opened and not same_contents(container, copy):
+            if id(container) not in roots.opened and not same_contents(container, copy, still):
                 self.at = roots.name(id(container))
                 self.names.add(self.at)
                 self._container(container)
@@ -231,12 +231,12 @@ class _Finder:
         if fact.kind == "class":
             now = class_attributes(fact.owner)
             changed = [key for key in {**fact.value, **now} if key not in (fact.key or ())]
-            changed = [key for key in changed if not same(fact.value.get(key, MISSING), now.get(key, MISSING))]
+            changed = [key for key in changed if not still(now.get(key, MISSING), fact.value.get(key, MISSING))]
             for key in changed:
                 self.at = fact.name
                 self._of_class(fact.owner, key, fact.value.get(key, MISSING), fact.site)
         else:
-            if same(fact.value, raw_lookup(fact.owner, fact.key)):
+            if still(raw_lookup(fact.owner, fact.key), fact.value):
                 return
             self.at = fact.name
             holder = next((base for base in fact.owner.__mro__ if fact.key in base.__dict__), fact.owner)
