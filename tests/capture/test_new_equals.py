@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ NAMED: list[int] = []
 
 
 class Class:
-    held: list[int] = []
+    held: ClassVar[list[int]] = []
 
 
 class Layer(torch.nn.Module):

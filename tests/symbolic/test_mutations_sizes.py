@@ -98,6 +98,20 @@ def transposed(x: Any, n: Any) -> Any:
     return out
 
 
+def rest_filled(x: Any, n: Any) -> Any:
+    x = x.clone()
+    x[n:] = 0
+    x[:, n + 1 :].mul_(2)
+    return x.sum(0), x[n:]
+
+
+def halves_of_eights(x: Any) -> Any:
+    assert x.shape[0] % 8 == 0
+    x = x.clone()
+    x[x.shape[0] // 8 :] = 0
+    return torch.nn.functional.pad(x.unflatten(0, (8, -1)), (0, 1)).sum(0)
+
+
 SHAPES = ((4, 9), (5, 7), (6, 11), (9, 8))
 
 
@@ -124,6 +138,8 @@ PROGRAMS: dict[Callable[..., Any], list[tuple[Any, ...]]] = {
     cached: calls_of(lambda r, c, n: (random(2, 2, 16, 4), random(2, 2, r, 4), n)),
     in_a_loop: calls_of(lambda r, c, n: (random(r, c),)),
     transposed: calls_of(lambda r, c, n: (random(r, c), n)),
+    rest_filled: calls_of(lambda r, c, n: (random(10, 8), n)),
+    halves_of_eights: [(random(rows, 3),) for rows in (8, 24, 16, 80)],
 }
 
 

@@ -610,6 +610,7 @@ def test_symbols_of_types_become_sizes():
         made = size_of(SymExpr("+", SymExpr("*", Sym("B"), Sym("S")), 1), trace.symbols)
         assert str(made) == "⟨B*S + 1⟩"
         assert dim_of(made) == SymExpr("+", SymExpr("*", Sym("B"), Sym("S")), 1)
+        assert str(dim_of(10 - trace.symbols["B"])) == "(10 - B)"
         with pytest.raises(TypeError):
             dim_of(_tiles(made, ()))
     assert size_of(SymExpr("max", Sym("B"), 3), {"B": 2}) == 3 and size_of(7, {}) == 7

@@ -112,7 +112,10 @@ def dim_of(size: int) -> Dim:
 
 def _dim_of_poly(size: Size, poly: tuple[tuple[tuple[int, ...], int], ...]) -> Dim:
     total: Dim = 0
-    for monomial, coefficient in sorted(poly, key=lambda term: (-len(term[0]), term[1] < 0, term)):
+    terms = sorted(poly, key=lambda term: (-len(term[0]), term[1] < 0, term))
+    added = next((term for term in terms if term[1] > 0), None)
+    terms.sort(key=lambda term: term != added)  # `10 - N`: one that is added comes first where there is one
+    for monomial, coefficient in terms:
         product: Dim | None = None
         for index in monomial:
             factor = _dim_of_atom(size, index)

@@ -41,14 +41,15 @@ def follow_at_all_sizes(op: str, b: Emitter, call: Mapping[str, Any]) -> Value:
     assert trace is not None
     operands = operands_of(call)
     ways: list[tuple[dict[Value, int], _Noted, Value]] = []
-    for at in (tried := points(trace)):
+    sizes = sizes_in([v.type for v in operands])
+    for at in (tried := points(trace, sizes)):
         noted = _Noted()
         standins = {v: Value(v.name, type_at(v.type, at), v.owner) for v in operands}
         swapped = {name: map_values(arg, standins.__getitem__) for name, arg in call.items()}
         result = follow(op, noted, swapped)
         numbers = {v: i for i, v in enumerate((*standins.values(), *(step[3] for step in noted.steps)))}
         ways.append((numbers, noted, result))
-    fit = Fit(op, tried, sizes_in([v.type for v in operands]))
+    fit = Fit(op, tried, sizes)
     if len({tuple(step[0] for step in noted.steps) for _, noted, _ in ways}) != 1 or len(tried) < 3:
         raise CannotFollow
     made: list[Value] = list(operands)

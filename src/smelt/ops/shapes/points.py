@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 
 from smelt.ir import ListType, TensorType, TupleType, Type
 from smelt.ir import size_terms as terms
@@ -13,21 +12,29 @@ from smelt.ir.sizes import Evaluation, Size, current_trace
 # Sizes that tell symbols apart: each symbol takes every so many-th.
 _PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
 _FEW = (3, 2, 5, 4, 7, 6)
-# Ways to choose that are tried, and points that are enough besides the sizes at hand.
-_MOST_TRIES = 64
-_ENOUGH = 3
+# Where guards allow none of these (`n <= 10`), such as these are tried, and multiples of those at hand (`s % 8 == 0`).
+_SMALL = (2, 5, 3, 7, 4, 9, 6, 8)
+_TIMES = (2, 3, 5, 4, 7, 6, 9, 8)
+_ENOUGH = 3  # points besides the sizes at hand
 
 
-def points(trace: Trace) -> list[Evaluation]:
-    """The sizes at hand, then others within the ranges at which all guards hold, the last one small."""
+def points(trace: Trace, sizes: Sequence[int] = ()) -> list[Evaluation]:
+    """The sizes at hand, then others within the ranges at which all guards hold, the last one small.
+
+    sizes: none of these may be negative, which no guard need say (`4 - n` of `x[n:]`).
+    """
+
+    def holds(point: Evaluation) -> bool:
+        return all(map(point.holds, trace.guards)) and all(point(size) >= 0 for size in sizes)
+
     names = [name for name, size in trace.symbols.items() if type(size) is Size]
     floats = {name: x.value for name, x in trace.symbols.items() if name not in names}
     at_hand = {name: trace.symbols[name].value for name in names}
     found = [Evaluation(trace, {**at_hand, **floats})]
     known = {tuple(at_hand.values())}
-    for chosen in islice(_choices(trace, names), _MOST_TRIES):
+    for chosen in _choices(trace, at_hand):
         point = Evaluation(trace, {**chosen, **floats})
-        if tuple(chosen.values()) not in known and all(map(point.holds, trace.guards)):
+        if tuple(chosen.values()) not in known and holds(point):
             known.add(tuple(chosen.values()))
             found.append(point)
             if len(found) > _ENOUGH:
@@ -35,7 +42,7 @@ def points(trace: Trace) -> list[Evaluation]:
     small = {name: _within(trace, name, _FEW[i % len(_FEW)]) for i, name in enumerate(names)}
     _equalize(trace, small)
     point = Evaluation(trace, {**small, **floats})
-    if tuple(small.values()) not in known and all(map(point.holds, trace.guards)):
+    if tuple(small.values()) not in known and holds(point):
         found.append(point)
     return found
 
@@ -72,13 +79,19 @@ def _has_sizes(type_: Type) -> bool:
     )
 
 
-def _choices(trace: Trace, names: list[str]) -> Iterator[dict[str, int]]:
-    step = 0
-    while True:
-        step += 1
-        chosen = {name: _within(trace, name, _PRIMES[(i + step * (1 + i % 3)) % 8]) for i, name in enumerate(names)}
-        _equalize(trace, chosen)
-        yield chosen
+def _choices(trace: Trace, at_hand: dict[str, int]) -> Iterator[dict[str, int]]:
+    wanted: tuple[Callable[[str, int], int], ...] = (
+        lambda name, turn: _PRIMES[turn],
+        lambda name, turn: _SMALL[turn],
+        lambda name, turn: at_hand[name] * _TIMES[turn],
+    )
+    for want in wanted:
+        for step in range(1, 9):  # all the ways there are to go through eight of these
+            chosen = {
+                name: _within(trace, name, want(name, (i + step * (1 + i % 3)) % 8)) for i, name in enumerate(at_hand)
+            }
+            _equalize(trace, chosen)
+            yield chosen
 
 
 def _within(trace: Trace, name: str, wanted: int) -> int:

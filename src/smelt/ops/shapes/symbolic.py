@@ -181,7 +181,8 @@ def _trials(
     trace: Trace, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of: TypeOf, ask: Ask
 ) -> list[_Trial]:
     found: list[_Trial] = []
-    for number, at in enumerate(points(trace)):
+    sizes = sizes_in([type_of(v) for v in operands_of(args, kwargs)])
+    for number, at in enumerate(points(trace, sizes)):
         try:
             types, shares = ask(
                 op,
