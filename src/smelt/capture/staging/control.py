@@ -36,7 +36,7 @@ from smelt.capture.staging.views import (
     sequence_of,
 )
 from smelt.capture.staging.walk import is_own_module
-from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType
+from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType, UnknownDim
 
 _SHORT = 8
 LONG = 64
@@ -73,17 +73,25 @@ class StagingRuntime(PlainRuntime):
 
     def while_(self, at: int, test: Any, body: Any, names: Any, get: Any, set: Any) -> None:
         session, key = self.session, _key(at, names)
-        peeled, turns = session.peeled.get(key, 0), 0
+        peeled, turns, trace = session.peeled.get(key, 0), 0, session.size_trace
+        is_unrolled = ("unrolled", key) in session.whole
+        is_whole = key in session.whole and not is_unrolled
         while True:
             records = session.recorder.records
             mark, answers = len(records), dict(session.regions[-1].answers)
             known = session.recorder.marked()
             before, snapshot = get(), session.snapshot()
+            start = trace.mark() if trace is not None and is_whole else None
+            asked = 0 if trace is None else len(trace.guards)
             value = test()
             slot = condition(session, value)
             if slot is None and not value:
                 return
-            if peeled > 0 or (slot is None and key not in session.whole):
+            is_of_sizes = slot is None and trace is not None and len(trace.guards) > asked
+            if is_of_sizes and turns and not is_whole and not is_unrolled:
+                # How often it turns follows from a free size or number: one loop for all of them.
+                raise Again(whole=key)
+            if peeled > 0 or (slot is None and not is_whole):
                 if slot is not None and not session.fork(slot):
                     return
                 peeled, turns = peeled - 1, turns + 1
@@ -100,10 +108,15 @@ class StagingRuntime(PlainRuntime):
             session.regions[-1].answers = answers
             snapshot.restore()
             set(before)
+            if is_of_sizes and trace is not None:
+                trace.back(start)
+                session.rolled.add(key)
             if ("test", key) in session.whole:
                 self._testing(key, test, body, names, get, set)
-                return
-            run_loop(lambda: Loop(session, key, names, get, set, lambda: _plain_bool(session, test()), body, None))
+            else:
+                run_loop(lambda: Loop(session, key, names, get, set, lambda: _plain_bool(session, test()), body, None))
+            if is_of_sizes and _loses_sizes(session, before, get()):
+                raise Again(whole=("unrolled", key))
             return
 
     def _testing(self, key: Any, test: Any, body: Any, names: Any, get: Any, set: Any) -> None:
@@ -680,6 +693,21 @@ def _staged(session: Session, value: Any) -> Any:
 def _known(value: Any, answer: bool) -> Any:
     """What a value is where its truth is known: a bool is that."""
     return answer if is_staged(value) and slot_of(value).type == BOOL else value
+
+
+def _loses_sizes(session: Session, before: Any, after: Any) -> bool:
+    """Whether a loop leaves tensors of unknown sizes in variables that held others."""
+    pairs = zip(before, after, strict=True)
+    return any(_has_unknown(session, new) and not _has_unknown(session, old) for old, new in pairs)
+
+
+def _has_unknown(session: Session, value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_has_unknown(session, item) for item in value)
+    if not isinstance(value, torch.Tensor):
+        return False
+    type_ = slot_type(session.recorder.slot_of(value))
+    return type_.shape is None or any(isinstance(dim, UnknownDim) for dim in (*type_.shape, *(type_.strides or ())))
 
 
 def _all_known(session: Session, value: Any) -> bool:

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from smelt.capture.dynamic.values import is_sized, number_of
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.symbols import is_staged, slot_of
 from smelt.capture.tree import tuple_of
 from smelt.ir import Type, type_of_arg
+from smelt.ir.sizes import expression
 
 
 class Unread:
@@ -64,6 +66,8 @@ def same(a: Any, b: Any) -> bool:
         return slot_of(a) is slot_of(b)
     if is_staged(a) or is_staged(b) or type(a) is not type(b):
         return False
+    if is_sized(a):
+        return bool(is_sized(b)) and bool(expression(number_of(a)) == expression(number_of(b)))
     if isinstance(a, (bool, int, float, complex, str)):
         return repr(a) == repr(b)
     if isinstance(a, tuple):

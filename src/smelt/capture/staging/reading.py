@@ -5,6 +5,7 @@ Invariant: a number that depends on data is one of the graph; a plain one follow
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Mapping, Sequence
 from types import CodeType, FrameType
@@ -189,6 +190,19 @@ class Reading(Recording):
         if site is not None and _may_do_without(site.code) and self.convertible(site.code):
             raise Again(convert=site.code)
 
+    def asked_by(self) -> Any:
+        """Who asks how large a size is, which is a guard from now on. Where a line asks again and again, it may be the
+        test of a loop (`while i < n`), which is one of the graph in converted code. Raises: Again.
+        """
+        site = self.site()
+        if site is None or self._asking_code() is not site.code:
+            return site
+        line = (site.code, site.span.line)
+        self._guarding[line] = self._guarding.get(line, 0) + 1
+        if self._guarding[line] > 2 and _has_loop(site.code) and self.convertible(site.code):
+            raise Again(convert=site.code)
+        return site
+
     def _asking_code(self) -> CodeType | None:
         """What the program or torch runs now, behind our own functions."""
         frame: FrameType | None = sys._getframe(1)
@@ -200,6 +214,10 @@ class Reading(Recording):
 def _may_do_without(code: CodeType) -> bool:
     """Whether a function, converted, may leave a size free where Python's own code wants its value."""
     return not _ASKING.isdisjoint(code.co_names) or any(type(c) is str and "%" in c for c in code.co_consts)
+
+
+def _has_loop(code: CodeType) -> bool:
+    return any("BACKWARD" in instruction.opname for instruction in dis.get_instructions(code))
 
 
 def _step(type_: TensorType, dim: int) -> Any:

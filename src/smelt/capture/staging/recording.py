@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import thread_time
+from types import CodeType
 from typing import Any
 
 import torch
@@ -125,6 +126,7 @@ class Recording:
         self._hints = _native_values(native)
         # How often a value was asked for, by the place; kept for each way.
         self._asked: dict[tuple[str, int, str], int] = {}
+        self._guarding: dict[tuple[CodeType, int], int] = {}  # how often a line asked how large a size is
         self.merge: Any = None
         self.is_catchable: Callable[[], bool] = lambda: True
         self.snapshots: list[Snapshot] = []

@@ -304,7 +304,7 @@ class _Run:
             return None
         own = set(map(id, arguments.tensors)) if self.state else set()
         held = held_memory([entry.tensor for entry in self.roots.entries.values() if id(entry.tensor) not in own])
-        trace = CaptureTrace(site=session.site)
+        trace = CaptureTrace(site=session.asked_by)
         return make_symbols(self.dynamic, arguments, session.recorder.shadows, trace, held)
 
     def _facts(self, symbols: Symbols, graph: Graph) -> SizeFacts:
