@@ -163,7 +163,7 @@ PROGRAMS: list[tuple[Callable[..., Any], Call, list[Call], list[Call]]] = [
     (hashed, (f(4, 3),), [(f(4, 2),)], [(f(7, 2),)]),
     (numpys, (f(4, 3),), [(f(7, 3),)], [(f(4, 2),)]),
     (list_times, (f(4, 3),), [(f(7, 3),)], [(f(4, 2),)]),
-    (counted_down, (f(4), 3), [(f(5), 4)], [(f(5), 5), (f(5), 2)]),
+    (counted_down, (f(4), 3), [(f(5), 4), (f(5), 5), (f(5), 2), (f(5), 12)], [(f(5), 0), (f(5), -1)]),
     (logarithm, (f(4, 3),), [(f(7, 9),)], []),
     (positions_read, (f(4, 3),), [(f(7, 9),)], []),
 ]
