@@ -92,7 +92,8 @@ def _light_classes(mode: Any) -> tuple[Any, Any, Any] | None:
 
         light = Light, LightConverter, LightMemory
         made = _made(*light)
-        given = made.from_tensor(torch.empty(2, 2)[0], static_shapes=True)
+        # No view: for its `as_strided` torch would load `torch.distributed.tensor`, a third of a second.
+        given = made.from_tensor(torch.empty(2), static_shapes=True)
         with unmarked(), made:
             is_right = type(given + 1) is type(given) is not torch.Tensor
     except Exception:  # pragma: no cover - another torch
