@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -251,3 +252,54 @@ graph f(%x: f32[4096], %y: f32[512, 4096]) -> f32[512, 4096] {
 }""")
     first, second = _texts(graph)
     assert "exp(" in first and "exp(" not in second
+
+
+def _running(turns: int) -> Graph:
+    """Running values, all of which are results: a list of a loop that `stack` takes."""
+    lines = ["%m0: f32[4, 16] = aten.mul.Tensor(%x, 0.9)"]
+    for i in range(1, turns):
+        lines.append(f"%a{i}: f32[4, 16] = aten.add.Tensor(%m{i - 1}, %x)")
+        lines.append(f"%m{i}: f32[4, 16] = aten.mul.Tensor(%a{i}, 0.9)")
+    lines += [f"%u{i}: f32[1, 4, 16] = aten.unsqueeze.default(%m{i}, 0)" for i in range(turns)]
+    pieces = ", ".join(f"%u{i}" for i in range(turns))
+    lines.append(f"%out: f32[{turns}, 4, 16] = aten.cat.default([{pieces}], 0)")
+    body = "\n".join(f"  {line}" for line in lines)
+    return parse(f"graph f(%x: f32[4, 16]) -> f32[{turns}, 4, 16] {{\n{body}\n  return %out\n}}")
+
+
+@pytest.mark.parametrize("turns", [4, 9, 30])
+def test_what_many_pieces_need_is_computed_once(turns: int) -> None:
+    graph = _running(turns)
+    parts = partition(graph, lambda built: None)
+    homes = [group.nodes for group in parts.groups]
+    joined = next(nodes for nodes in homes if nodes[-1].op == "aten.cat.default")
+    # Few pieces are computed where they are joined; of many, the last one's own nodes at most.
+    assert len(joined) == 2 * turns if turns <= 8 else len(joined) <= 3
+    assert turns <= 8 or sum(map(len, homes)) == 2 * turns
+    x = torch.randn(4, 16)
+    (expected,) = evaluate(graph, [x])
+    _, (found,) = run_partition(graph, [x])
+    assert tensor_difference(found, expected, is_exact=False) is None
+
+
+def test_what_many_groups_need_is_stored() -> None:
+    """A value is computed again where it is needed, but not in as many groups as there are."""
+    lines, results = ["%h0: f32[2] = aten.mul.Tensor(%x, 0.9)"], list[str]()
+    for i in range(1, 40):
+        lines.append(f"%h{i}: f32[2] = aten.mul.Tensor(%h{i - 1}, 0.{5 + i % 5})")
+        lines.append(f"%a{i}: f32[2] = aten.abs.default(%h{i})")
+        lines.append(f"%s{i}: f32[] = aten.amax.default(%a{i})")
+        lines.append(f"%c{i}: bool[] = aten.lt.Scalar(%s{i}, 0.5)")
+        lines.append(f"%t{i}: f32[] = aten.select.int(%h{i}, 0, 0)")
+        lines.append(f"%d{i}: bool[] = aten.gt.Scalar(%t{i}, 0.5)")
+        results += [f"%c{i}", f"%d{i}"]
+    body = "\n".join(f"  {line}" for line in lines)
+    types = ", ".join(["bool[]"] * len(results))
+    graph = parse(f"graph f(%x: f32[2]) -> {types} {{\n{body}\n  return {', '.join(results)}\n}}")
+    trials: list[Any] = []
+    parts = partition(graph, lambda built: trials.append(built))
+    assert max(Counter(node for group in parts.groups for node in group.nodes).values()) <= 16
+    assert len(trials) < 200, len(trials)  # 524 where each value was tried in all groups
+    x = torch.randn(2)
+    _, found = run_partition(graph, [x])
+    assert all(map(torch.equal, found, evaluate(graph, [x])))

@@ -77,6 +77,7 @@ class Builds:
         self._effects_seen = 0
         self._guarded = 0  # those that no path asked for
         self._raised = 0  # recorded runs in a row that raised, after which ever more calls run as they are
+        self._exhausted = 0  # stagings that came to no end in their time
         self._unrecorded = 0  # of these calls, those that are to come
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
@@ -140,12 +141,14 @@ class Builds:
             next_path=bool(missed) and not _show(missed), freedom=look.freedom, state=self._places,
             replaced=frozenset(self._table.replaced), alone=self._alone,
         )  # fmt: skip
+        program.learnt.exhausted = self._exhausted
         started = time.perf_counter()
         before = errors_in_programs()
         failure: Exception | None = None
         entry: Entry | None = None
         try:
             entry = self._settings.builder(program, args, kwargs, self._settings.options)
+            self._exhausted = program.learnt.exhausted
         except RecorderBusy:
             self._count_build(missed, -1)
             return self._original.run("another thread is recording a program", args, kwargs, is_fault=False)

@@ -66,7 +66,16 @@ from smelt.capture.staging.returned import (
     stand_in,
 )
 from smelt.capture.staging.session import Outcome, Session
-from smelt.capture.staging.stops import GROWTH, NO_GROWTH, Again, CannotGrow, CannotStage, Stop, letting_go
+from smelt.capture.staging.stops import (
+    GROWTH,
+    NO_GROWTH,
+    Again,
+    CannotGrow,
+    CannotStage,
+    Exhausted,
+    Stop,
+    letting_go,
+)
 from smelt.capture.staging.watch import Watch
 from smelt.capture.state import Place, holding
 from smelt.capture.tree import Flattener, Tree
@@ -85,6 +94,7 @@ _SECONDS, _SECONDS_EACH = 10.0, 10e-3
 class Learnt:
     """What one staging of a program finds out about where its ways meet, with which the next one begins: where they are
     kept apart, loops that are one loop of the graph, turns that stand before their loops, functions that are converted.
+    exhausted: how many came to no end in their time; the next has a quarter of it, all further ones a sixteenth.
     """
 
     forked: frozenset[object] = frozenset()
@@ -92,6 +102,7 @@ class Learnt:
     whole: frozenset[object] = frozenset()
     peeled: Mapping[object, int] = field(default_factory=dict)
     converted: frozenset[Any] = frozenset()
+    exhausted: int = 0
 
 
 def stage(
@@ -170,7 +181,8 @@ class _Run:
         forked, grew, whole, peeled = set(before.forked), set(before.grew), set(before.whole), dict(before.peeled)
         fixes_texts = False
         length = 0 if self.native.graph is None else sum(1 for _ in self.native.graph.walk())
-        budget = Budget(_STEPS + _STEPS_EACH * length, thread_time() + _SECONDS + _SECONDS_EACH * length)
+        seconds = (_SECONDS + _SECONDS_EACH * length) / 4 ** min(before.exhausted, 2)
+        budget = Budget(_STEPS + _STEPS_EACH * length, thread_time() + seconds)
         for _ in range(_MOST_RUNS):
             session = Session(self.native, functions.can, self.roots, Scope(self.roots.modules))
             session.is_catchable = functools.partial(is_catchable, session, False)
@@ -225,6 +237,7 @@ class _Run:
                     # A loop over what Python knows need not be one of the graph.
                     whole |= unrolled
                     continue
+                before.exhausted += isinstance(stop, Exhausted)
                 if session.recorder.error is not None:
                     return self.failed(session.recorder.error)
                 return self.failed(_error(stop.what, stop.why, stop.site))

@@ -19,6 +19,7 @@ from smelt.codegen.fusion.cost import NestCost
 from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.fusion.groups import Accepts, Facts, Group, Trials, is_fusible
 from smelt.codegen.fusion.parts import part_of
+from smelt.codegen.fusion.pieces import is_needed_by_many
 from smelt.codegen.fusion.whole import left_out
 from smelt.ir import Graph, Node, Value
 from smelt.ir.sizes import equals
@@ -30,6 +31,8 @@ _NEIGHBOURS = 12
 """How many groups back a neighbour to merge with is looked for."""
 _NEIGHBOURS_OF_ONE = 6
 """How many groups that need one value are tried as one."""
+_MOST_COPIES = 16
+"""Groups in which one value may be computed again; each is a nest to build, and again for what that value needs."""
 _FIRST_RUN = 4
 """How many nodes are tried at once at first; as many again with each that joins."""
 
@@ -229,7 +232,7 @@ class _Partition:
             return False
         # What may raise is computed once, for all its elements.
         once = len(wanted) == 1 or others or node in self.facts.raising
-        if not once and self._is_cheap_again(node, wanted):
+        if not once and len(wanted) <= _MOST_COPIES and self._is_cheap_again(node, wanted):
             return self._copy(node, wanted)
         return any(self._enter(node, group) for group in (wanted if len(wanted) == 1 else self._clusters(wanted)))
 
@@ -358,6 +361,8 @@ class _Partition:
             return "a write stands between them"
         if len(nodes) > MAX_NODES:
             return "the nest would be too large"
+        if is_needed_by_many(nodes, self.facts):
+            return "it would be computed again for many pieces of one tensor"
         return "another kernel stands between them" if self._has_way_back(nodes) else ""
 
     def _has_way_back(self, nodes: Sequence[Node]) -> bool:
