@@ -65,9 +65,13 @@ def file_kind(filename: str) -> str:
     return "user"
 
 
-def reads_all(filename: str) -> bool:
-    """Whether code of this file that asks for an object's `__dict__` may read, or change, any attribute by it."""
-    return file_kind(filename) in ("user", "stdlib") and filename != _CACHES_FILE
+def reads_all(name: str, filename: str) -> bool:
+    """Whether code of this file that asks an object for its own attribute of this name may read, or change, any of
+    them by it: its `__dict__`, and what copies and pickles are made with.
+    """
+    if name in ("__reduce_ex__", "__reduce__", "__getstate__"):
+        return True
+    return name == "__dict__" and file_kind(filename) in ("user", "stdlib") and filename != _CACHES_FILE
 
 
 # Builtins by (module, name) ...

@@ -469,7 +469,7 @@ class Roots:
         value = peek(owner, name) if value is MISSING else value
         self.raw.append((owner, name, value, site))
         if name.startswith("__"):
-            if name == "__dict__" and reads_all(frame.f_code.co_filename):
+            if reads_all(name, frame.f_code.co_filename):
                 self._widen(owner, site)
         elif isinstance(value, torch.Tensor):
             self._meet_tensor(value, id(owner), f".{name}", site)
@@ -494,7 +494,8 @@ class Roots:
         self.executed[id(code)] = (code, namespace)
         self._nested.update(id(c) for c in code.co_consts if isinstance(c, CodeType))
         scan, locks = scan_code(code), len(self._locks)
-        texts = [text for text in code.co_consts if isinstance(text, str)] if scan.calls_getattr else []
+        known = (*code.co_consts, *frame.f_locals.values()) if scan.calls_getattr else ()
+        texts = [text for text in known if isinstance(text, str)]
         self._hold_methods((*code.co_names, *texts), Site(code, 0))
         self._names.update(code.co_names, texts)
         self._texts.update(texts)
