@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from smelt.diag import InternalError
-from smelt.ir import Arg, Type, Value, map_values, values_in
+from smelt.ir import INT, Arg, TensorType, Type, Value, map_values, values_in
 from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.catalogue import record_of
 from smelt.ops.meta import CannotRun, data_outcome, fake_outcome, meta_outcome, symbolic_outcome
@@ -31,9 +31,12 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
     if scalar is not None:
         return (scalar.result(args),)
     named = kwargs or {}
-    if len(args) > 1 and isinstance(args[0], Value) and "pointwise" in tags_of(op) and is_symbolic(args[1]):
+    if len(args) > 1 and isinstance(args[0], Value) and ("pointwise" in tags_of(op) or op == "aten.fill.Scalar"):
         # Beside a tensor the kind of a number decides.
-        args = (args[0], 2 if isinstance(args[1], int) else 2.5, *args[2:])
+        if is_symbolic(args[1]):
+            args = (args[0], 2 if isinstance(args[1], int) else 2.5, *args[2:])
+        elif isinstance(args[1], Value) and args[1].type == INT and isinstance(args[0].type, TensorType):
+            args = (args[0], 2, *args[2:])
     if open_call(args, named, _own):
         try:
             return symbolic_outcome(op, args, named, _own, _by_trying)[0].types

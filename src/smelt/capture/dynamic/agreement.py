@@ -29,7 +29,11 @@ _MADE_BEFORE = (*STATE_OPS, "const")
 _NUMBERS = ("py.", "aten.sym_")
 # A number in the place of a tensor of one element, as torch makes them where it knows the number; a slice that at this
 # size is all there is.
-_SAME = {"aten.fill_.Scalar": "aten.fill_.Tensor", "aten.slice.Tensor": "aten.alias.default"}
+_SAME = {
+    "aten.fill_.Scalar": ("aten.fill_.Tensor", "aten.copy_.default"),
+    "aten.scalar_tensor.default": ("aten.clone.default", "aten.lift_fresh_copy.default"),
+    "aten.slice.Tensor": ("aten.alias.default",),
+}
 
 
 def disagreement(native: Graph, symbolic: Graph, hints: Mapping[str, int | float]) -> str:
@@ -44,7 +48,7 @@ def disagreement(native: Graph, symbolic: Graph, hints: Mapping[str, int | float
     for a, b in zip(symbolic.inputs, native.inputs, strict=False):
         numbers.pair(b, a)
     for one, other in zip(ours, theirs, strict=False):
-        if one.op not in (other.op, _SAME.get(other.op)):
+        if one.op != other.op and not (one.op in _SAME.get(other.op, ()) and _is_of_number(one, other)):
             return f"{other.op}, where {one.op} was called"
         if other.op == one.op and not (
             numbers.agree(one.args, other.args)
@@ -56,6 +60,14 @@ def disagreement(native: Graph, symbolic: Graph, hints: Mapping[str, int | float
                 return f"{other.op} gives {found.type}, where it gave {value.type}"
             numbers.pair(value, found)
     return "" if len(ours) == len(theirs) else f"{len(theirs)} operators, where {len(ours)} were called"
+
+
+def _is_of_number(one: Node, other: Node) -> bool:
+    """Whether what the native run copied is a number that it knew, where the other one makes it of the number."""
+    if one.op not in ("aten.copy_.default", "aten.clone.default", "aten.lift_fresh_copy.default"):
+        return True
+    source = one.args[1] if one.op == "aten.copy_.default" else one.args[0]
+    return isinstance(source, Value) and source.node is not None and source.node.op == "const"
 
 
 def _laid_otherwise(native: Graph, symbolic: Graph, hints: Mapping[str, int | float]) -> str:

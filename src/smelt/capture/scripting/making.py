@@ -26,6 +26,8 @@ def made(session: ScriptSession, mapped: Mapped, fn: Any, args: tuple[Any, ...],
     data = args[0] if args else named.pop("data", named.pop("obj", named.pop("s", None)))
     if holds_staged(data):
         named.pop("copy", None)  # it is a new one
+        if fn is torch.scalar_tensor and named.get("dtype") is None:
+            named["dtype"] = torch.get_default_dtype()  # whatever the number is
         return _tensor_of(session, mapped, data, *args[1:], **named)
     is_constant = isinstance(data, (bool, int, float, complex, list, tuple))
     if fn in (torch.tensor, torch.as_tensor) and is_constant and is_staged(kwargs.get("dtype")):

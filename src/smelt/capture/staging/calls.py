@@ -81,7 +81,8 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
             return found
     if args and (holds_staged(args[0]) or holds_sized(args[0])):
         if any(fn is known for known in _OF_ITEMS):
-            return _tensor(session, args[0], **kwargs)
+            default = torch.get_default_dtype() if fn is torch.scalar_tensor else None  # whatever the number is
+            return _tensor(session, args[0], **{"dtype": default, **kwargs})
         like = getattr(fn, "__self__", None)
         if name == "new_tensor" and isinstance(like, torch.Tensor) and len(args) == 1:
             return _tensor(session, args[0], **{"dtype": like.dtype, "device": like.device, **kwargs})
