@@ -105,6 +105,21 @@ def rest_filled(x: Any, n: Any) -> Any:
     return x.sum(0), x[n:]
 
 
+def number_added_to_a_part(x: Any, n: Any) -> Any:
+    y = x * 2
+    y[n:] = 0
+    y[:, -n:] += 1
+    return y
+
+
+def scaled(x: Any, n: Any) -> Any:
+    x = x.clone()
+    x.mul_(n)
+    x[0, 1] = n
+    x[1:].fill_(n)
+    return x
+
+
 def halves_of_eights(x: Any) -> Any:
     assert x.shape[0] % 8 == 0
     x = x.clone()
@@ -138,6 +153,8 @@ PROGRAMS: dict[Callable[..., Any], list[tuple[Any, ...]]] = {
     cached: calls_of(lambda r, c, n: (random(2, 2, 16, 4), random(2, 2, r, 4), n)),
     in_a_loop: calls_of(lambda r, c, n: (random(r, c),)),
     transposed: calls_of(lambda r, c, n: (random(r, c), n)),
+    number_added_to_a_part: calls_of(lambda r, c, n: (random(r, c), n)),
+    scaled: calls_of(lambda r, c, n: (random(r, c), n)),
     rest_filled: calls_of(lambda r, c, n: (random(10, 8), n)),
     halves_of_eights: [(random(rows, 3),) for rows in (8, 24, 16, 80)],
 }
@@ -208,3 +225,11 @@ def test_a_minimum_in_a_guard_is_an_expression() -> None:
         check(diagonal, compiled, (random(*shape),))
     guards = [guard for entry in compiled.stats().to_dict()["entries"] for guard in entry["guards"]]
     assert all("Hole" not in guard for guard in guards)
+
+
+def test_ends_from_both_sides() -> None:
+    compiled = smelt.compile(number_added_to_a_part)
+    for n, rows in ((-1, 4), (-9, 3), (2, 5), (3, 6), (0, 3), (1, 2), (7, 5), (-2, 9)):
+        check(number_added_to_a_part, compiled, (random(rows, 5), n))
+    assert not any("S09" in str(unit.why_alone) for row in compiled.stats().rows if (unit := row.entry) is not None
+                   and isinstance(unit, SizedUnit))  # fmt: skip

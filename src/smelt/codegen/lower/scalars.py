@@ -17,9 +17,9 @@ import torch
 
 from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
 from smelt.codegen.lower.generic import emit_operator, lower_in_place, predicted_strides
-from smelt.codegen.lower.geometry import dummy
 from smelt.codegen.lower.static_program import Content
 from smelt.ir import Arg, Node, TensorType, Value
+from smelt.ops.convert import dtype_to_torch
 from smelt.ops.registry import overload
 from smelt.runtime import calls
 from smelt.runtime.plan import Use
@@ -64,7 +64,7 @@ def number_slot(ctx: Context, number: Arg, beside: TensorType) -> int | None:
     """A 0-d tensor that acts like the Python number beside a tensor of the given type; None where none does."""
     if not isinstance(number, (bool, int, float)):
         return None
-    sample = dummy(beside, beside.steps)
+    sample = torch.empty((1,) * len(beside.sizes), dtype=dtype_to_torch(beside.dtype), device="meta")
     wanted = torch.result_type(sample, number)
     if isinstance(number, bool):
         own = torch.bool
