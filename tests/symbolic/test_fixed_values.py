@@ -145,3 +145,48 @@ def test_what_a_number_is_used_for_is_said(f: Callable[..., Any], use: str) -> N
     # What matters comes first, and values in which misses differ are counted.
     assert [line.partition(":")[0] for line in text.splitlines()[1:3]] == ["fell back 5 times", "not free"]
     assert len(text.splitlines()) < 8 and "took 16 values, 3 first and 18 last" in text
+
+
+SENTINEL = float("0.1")
+
+
+def same_number(x: Any, n: Any, m: Any) -> Any:
+    return (x + n) if n is m else (x - m)
+
+
+def sentinel(x: Any, n: Any, m: Any, rate: float = SENTINEL) -> Any:
+    return x * rate * n if rate is not SENTINEL else x * 100
+
+
+def sizes_of_two(x: Any, n: Any, m: Any) -> Any:
+    y = torch.ones(n + m)
+    return x + 1, y, n + 0 is n, y.shape[0] is x.shape[0]
+
+
+def in_a_list(x: Any, n: Any, m: Any) -> Any:
+    return [k for k in (m, n, n) if k is n], x * n
+
+
+def none_and_others(x: Any, n: Any, m: Any) -> Any:
+    return x * n if n is not None and m is not ... and x is not n else x
+
+
+@pytest.mark.parametrize("f", [same_number, sentinel, sizes_of_two, in_a_list, none_and_others])
+def test_which_object_a_number_is(f: Any) -> None:
+    compiled = smelt.compile(f)
+    x = torch.ones(8)
+    for n, m in ((5, 3), (7, 2), (4, 4), (6, 6), (6, 1), (3, 5)):
+        assert str(compiled(x, n, m)) == str(f(x, n, m)), (n, m)
+    assert (compiled.stats().builds <= 2) == (f in (none_and_others, sentinel))  # which ask nothing of n and m
+
+
+def test_a_sentinel_among_floats() -> None:
+    compiled = smelt.compile(sentinel)
+    for rate in (0.5, 0.7, 0.9, SENTINEL, 0.25):
+        assert torch.equal(compiled(torch.ones(2), 2, 3, rate), sentinel(torch.ones(2), 2, 3, rate))
+
+
+def test_a_trace_says_that_identity_is_asked_for() -> None:
+    with pytest.raises(smelt.CaptureError, match="the identity of a number that is free") as error:
+        smelt.trace(same_number, (torch.ones(2), 5, 3), dynamic_shapes={"x": None, "n": "n", "m": "m"})
+    assert error.value.where is not None and error.value.where.file == __file__

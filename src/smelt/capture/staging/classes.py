@@ -10,6 +10,7 @@ import dis
 import operator
 import types
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,14 +26,15 @@ CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool, COMPLEX: complex
 # Take numbers apart by what they are made of.
 _LOOKING = frozenset(("json", "_json", "pickle", "_pickle", "marshal", "decimal", "_decimal", "statistics", "pprint",
                       "datetime", "_datetime", "plistlib", "ast"))  # fmt: skip
+_IS_OP = dis.opmap["IS_OP"]
 _BETWEEN = frozenset(("CACHE", "PRECALL", "PUSH_NULL", "NOP", "EXTENDED_ARG"))
 _GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 def asks_classes(frame: types.FrameType) -> bool:
-    """Whether the code of a frame that has just begun may ask for the class of what it holds."""
+    """Whether the code of a frame that has just begun may ask for the class of what it holds, or which object it is."""
     code = frame.f_code
-    if "type" in code.co_names and _calls_type(code):
+    if ("type" in code.co_names and _calls_type(code)) or _asks_identity(code):
         return True
     known = frame.f_globals
     if any(_is_asking(known[name]) for name in code.co_names if name in known):
@@ -66,6 +68,17 @@ def _calls_type(code: types.CodeType) -> bool:
             if not (len(names) == 2 and names[0] == ("LOAD_FAST", "self") and names[1][0] == "CALL"):
                 return True
     return False
+
+
+def _asks_identity(code: types.CodeType) -> bool:
+    """Whether code asks for the identity of something with anything else than None, True, False and `...`."""
+    if _IS_OP not in code.co_code[::2]:
+        return False
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _BETWEEN]
+    return any(
+        step.opname == "IS_OP" and not (before.opname == "LOAD_CONST" and before.argval in (None, True, False, ...))
+        for before, step in pairwise(steps)
+    )
 
 
 def class_of(session: Any, value: Any) -> type:

@@ -15,6 +15,7 @@ import torch
 
 from smelt._torch.shadow import is_shadow
 from smelt.capture.convert.runtime import PlainRuntime, nothing
+from smelt.capture.dynamic.values import is_sized
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging import calls, choices, ordering
 from smelt.capture.staging.branches import branch, condition
@@ -426,6 +427,8 @@ class StagingRuntime(PlainRuntime):
             ordering.check_change(self.session, right)
             if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor) and left is not right:
                 check_identity(self.session, left, right)
+            if left is not right and _are_numbers(left, right) and (is_sized(left) or is_sized(right)):
+                self.session.cannot("the identity of a number that is free is asked for", "compare with `==`")
         if op in ("is", "is not") and (is_staged(left) or is_staged(right)):
             found = self._identical(left, right)
             return found if op == "is" else self.not_(0, found)
@@ -676,6 +679,10 @@ def _are_alike(left: Any, right: Any) -> bool:
     if type(left) not in _SEQUENCES or type(right) not in _SEQUENCES or len(left) != len(right):
         return False
     return isinstance(left, list) == isinstance(right, list)
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(is_sized(value) or type(value) in (int, float) for value in values)
 
 
 def _is_number(value: Any) -> bool:
