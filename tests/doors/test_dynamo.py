@@ -221,3 +221,25 @@ def test_options_reach_smelt(run: Run) -> None:
         else:
             raise SystemExit("an unknown option was taken")
     """)
+
+
+def test_weights_go_away_with_what_torch_forgets(run: Run) -> None:
+    run("""
+        import gc, weakref
+        class Held(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 4)
+            def forward(self, x):
+                return self.layer(x)
+        module = Held().eval()
+        weight = weakref.ref(module.layer.weight)
+        compiled = torch.compile(module, backend="smelt")
+        with torch.no_grad():
+            for rows in (2, 2, 3):
+                compiled(torch.randn(rows, 4))
+        del module, compiled
+        torch._dynamo.reset()
+        gc.collect()
+        assert weight() is None
+    """)

@@ -290,15 +290,22 @@ def code_effect(code: CodeType) -> str | None:
     return what if names is None or code.co_name in names else None
 
 
+CALLED_BY_TORCH: set[int] = set()
+"""The ids of code that torch's compiler calls. What it made of the user's functions goes away with their code: of the
+frames above, a copy of the code is kept."""
+
+
 def user_site(frame: FrameType | None, what: str = "") -> tuple[CodeType, int] | None:
     """The nearest frame of the user's own code at or above `frame`, as (code, offset of the instruction).
 
     None if there is none, or, for what libraries may do on their own account, if torch did it.
     """
+    is_torchs = False
     while frame is not None:
         kind = file_kind(frame.f_code.co_filename)
         if kind == "user":
-            return frame.f_code, frame.f_lasti
+            return (frame.f_code.replace() if is_torchs else frame.f_code), frame.f_lasti
+        is_torchs = is_torchs or id(frame.f_code) in CALLED_BY_TORCH
         if kind == "torch" and what in _ONLY_FROM_USER:
             return None
         if kind == "stdlib" and what == LOOKS and not frame.f_code.co_filename.startswith(_FILE_HELPERS):

@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule
 
 from smelt._torch.compiled_by_torch import being_compiled, given_to_torch
+from smelt.capture.reads_effects import CALLED_BY_TORCH
 from smelt.compiler.doors.fx_in import with_control_flow
 from smelt.diag import Options
 
@@ -89,6 +90,9 @@ class _Served:
         from smelt.compiler import compile  # noqa: PLC0415  # which imports this package
 
         return compile(program, dynamic=self._dynamic, options=self._options)
+
+
+CALLED_BY_TORCH.add(id(_Served.__call__.__code__))
 
 
 class _Bound(torch.nn.Module):
