@@ -90,6 +90,8 @@ def op_info(overload: Any) -> OpInfo:
     returns_tensors = all(a.is_tensor for a in schema.returns)
     takes_tensors = any(a.is_tensor for a in schema.arguments)
     shared = [positions.get(a.name, -1) for a in schema.arguments if a.alias and not a.is_write]
+    # A list of views says so by its operand alone, `Tensor(a -> *)`.
+    is_shared = any(r.alias for r in schema.returns) or any("*" in a.alias for a in schema.arguments)
     return OpInfo(
         schema.name,
         short,
@@ -100,7 +102,7 @@ def op_info(overload: Any) -> OpInfo:
         not returns_tensors and takes_tensors and short not in METADATA,
         tuple((a.name, positions.get(a.name)) for a in schema.arguments if a.is_write),
         _undeclared(schema, positions),
-        shared[0] if shared and any(r.alias for r in schema.returns) else -1,
+        shared[0] if shared and is_shared else -1,
         "maybe_aliasing_or_mutating" in tags or short in UNDECLARED_ALIAS,
         _sized_by(schema, short, tags),
         may_raise_by_data(overload),
