@@ -158,3 +158,13 @@ def test_places_that_entries_share_are_one_row() -> None:
     breaks = [{"entry": i, "why": "it prints"} for i in range(3)]
     rows = [line.split() for line in str(Report("f", breaks=breaks)).splitlines() if "it prints" in line]
     assert rows == [["0-2", "it", "prints"]]
+
+
+def test_the_time_of_stagings_that_came_to_nothing_is_told() -> None:
+    def program(x: torch.Tensor) -> Any:
+        return [x] if x.sum() > 0 else None
+
+    compiled = smelt.compile(program)
+    compiled(torch.ones(2))
+    (row,) = compiled.stats().rows
+    assert row.entry is not None and row.entry.stages_ms["staged runs that came to no graph"] > 0

@@ -53,21 +53,28 @@ def _unit(
 ) -> Unit:
     """The program compiled for more than the recorded way and its sizes where it can be and is to be."""
     unit, why_paths, why_fixed = None, "", ""
+    began = last = perf_counter()
     # A run whose effects no graph repeats is not taken up again: a debugger would stop in it a second time.
     is_whole = fn.log is None or fn.log.is_replayable or acts_repeatably(fn.log)
     asks = bool(captured.conversions) or (fn.log is not None and (fn.log.warned or acts_repeatably(fn.log)))
     odd = fn.freedom.odd if fn.freedom else ()
     if captured.error is None and is_whole and not fn.next_path:
         for spec, is_wide in fn.freedom.specs if fn.freedom else ():
+            last = perf_counter()
             unit, why_fixed = staged_unit(fn, captured, args, kwargs, options, spec, is_wide=is_wide, odd=odd)
             if unit is not None or why_fixed in (TOO_LONG, TOO_MANY):
                 break
+        last = perf_counter() if unit is None else last
         if unit is None and asks:
             unit, why_paths = staged_unit(fn, captured, args, kwargs, options)
         elif unit is None:
             looped = with_long_loops(captured, fn.log)
             unit, _ = (None, "") if looped is None else staged_unit(fn, looped, args, kwargs, options)
     if unit is None:
+        last = perf_counter()
         unit = Unit.of(captured, options)
+    lost_ms = round((last - began) * 1000, 3)
+    if lost_ms >= 1:
+        unit.stages_ms = {"staged runs that came to no graph": lost_ms, **unit.stages_ms}
     unit.why_paths, unit.why_fixed, unit.background = why_paths, why_fixed, fn.background
     return unit
