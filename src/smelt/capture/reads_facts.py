@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -485,7 +486,7 @@ def _now(fact: Read) -> Any:
         return owner.get(key, MISSING)
     if kind == "cell":
         return cell_contents(owner)
-    if kind == "attr" and isinstance(owner, (types.FunctionType, BaseException)):
+    if kind == "attr" and isinstance(owner, (types.FunctionType, BaseException, defaultdict)):
         return getattr(owner, key, MISSING)
     if kind == "static":
         return raw_lookup(owner, key)

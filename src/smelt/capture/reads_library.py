@@ -2,7 +2,10 @@
 
 enter_environment(roots, frame)     os.environ[key] is about to be read
 enter_logger(roots, frame)          a logger is about to be asked whether a message is wanted
+enter_import(roots, frame)          `importlib.import_module` is about to run
+enter_context_variable(roots, ...)  a context variable is about to be read or set
 hold_error(roots, error, site)      an error was reached, of which anybody may read and set the arguments
+hold_factory(roots, value, site)    a container was reached, which may make what it does not hold
 Loggers                             loggers and handlers, which are read by name
 """
 
@@ -10,12 +13,15 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from contextvars import ContextVar
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from smelt._torch.exact import MISSING
-from smelt.capture.reads_effects import ENVIRONMENT, user_site
+from smelt.capture.reads_effects import ENVIRONMENT, file_kind, user_site
 from smelt.capture.reads_facts import Read, Site
 from smelt.capture.reads_values import field_of, fields_of_errors, instance_dict
 
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
 # What of a logger can be set; what it keeps for itself, as whether it is enabled, follows from that.
 _SET = frozenset(("level", "disabled", "propagate", "parent", "handlers", "filters", "formatter"))
 _ASKS = frozenset(("hasHandlers",))
+
+_FACTORY = defaultdict.__dict__["default_factory"]
 
 
 def enter_environment(roots: Roots, frame: FrameType) -> bool:
@@ -51,6 +59,37 @@ def enter_logger(roots: Roots, frame: FrameType) -> None:
             if own is not None and key in own:
                 roots.fact("item", own, key, own[key], site, f"logger {logger.name!r}.{key}")
         logger = None if logger.level else logger.parent
+
+
+def enter_import(roots: Roots, frame: FrameType) -> None:
+    """`importlib.import_module(name)` is about to run: the module that it gives is a fact, if there is one."""
+    caller, name = frame.f_back, frame.f_locals.get("name")
+    if caller is None or file_kind(caller.f_code.co_filename) != "user" or not isinstance(name, str):
+        return
+    module, site = sys.modules.get(name, MISSING), Site(caller.f_code, caller.f_lasti)
+    if module is not MISSING:
+        roots.fact("item", sys.modules, name, module, site, f"sys.modules[{name!r}]")
+        roots.reach(module, 0, f"sys.modules[{name!r}]", site)
+
+
+def enter_context_variable(roots: Roots, variable: ContextVar[Any], frame: FrameType) -> None:
+    """A context variable is about to be read or set; what it holds the first time is what the program started from,
+    what it holds later the program put there itself."""
+    if ("context", id(variable), None) in roots.facts:
+        return
+    site = site_of(frame)
+    value = variable.get(MISSING)
+    roots.fact("context", variable, None, value, site, f"ContextVar {variable.name!r}")
+    roots.reach(value, 0, f"ContextVar {variable.name!r}", site)
+
+
+def hold_factory(roots: Roots, value: Any, site: Site | None) -> None:
+    """What a `defaultdict` calls for a key that it lacks, which nobody sees. Of arguments it is known by structure."""
+    if isinstance(value, defaultdict):
+        factory = _FACTORY.__get__(value)
+        if id(value) not in roots.arguments:
+            roots.fact("attr", value, "default_factory", factory, site)
+        roots.reach(factory, id(value), ".default_factory", site)
 
 
 def hold_error(roots: Roots, error: BaseException, site: Site | None) -> None:
