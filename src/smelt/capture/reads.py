@@ -39,6 +39,7 @@ from smelt.capture.reads_effects import (
     LEVEL_CODES,
     PRINTS,
     SHOWS_WARNING,
+    STATIC_CODE,
     SUSPECT_NAMES,
     WARNS,
     Callers,
@@ -53,7 +54,13 @@ from smelt.capture.reads_effects import (
     user_site,
 )
 from smelt.capture.reads_facts import Read, Site
-from smelt.capture.reads_library import enter_context_variable, enter_environment, enter_import, enter_logger
+from smelt.capture.reads_library import (
+    enter_context_variable,
+    enter_environment,
+    enter_import,
+    enter_logger,
+    enter_static,
+)
 from smelt.capture.reads_outer import State
 from smelt.capture.reads_roots import Roots
 from smelt.capture.staging.classes import asks_classes
@@ -224,6 +231,9 @@ class _Recorder:
             place = user_site(frame)
             effect = Effect("registers a hook", code.co_qualname, None if place is None else Site(*place).span)
             self.hooks.append((frame.f_locals["self"], effect))
+            return
+        if code is STATIC_CODE:
+            enter_static(self.roots, frame)
             return
         if code in LEVEL_CODES:
             enter_logger(self.roots, frame)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -486,8 +485,10 @@ def _now(fact: Read) -> Any:
         return owner.get(key, MISSING)
     if kind == "cell":
         return cell_contents(owner)
-    if kind == "attr" and isinstance(owner, (types.FunctionType, BaseException, defaultdict)):
+    if kind == "attr" and isinstance(owner, (types.FunctionType, BaseException)):
         return getattr(owner, key, MISSING)
+    if kind == "attr" and isinstance(raw_lookup(type(owner), key), types.MemberDescriptorType):
+        return peek(owner, key)
     if kind == "static":
         return raw_lookup(owner, key)
     if kind == "context":

@@ -30,7 +30,7 @@ from smelt.capture.fills import Fills
 from smelt.capture.reads_arguments import ArgumentHeap, argument_parts
 from smelt.capture.reads_effects import DRAWS, LOCKS, file_kind, reads_all
 from smelt.capture.reads_facts import Change, RawRead, Read, Site, Store, changes_of, facts_of, state_path
-from smelt.capture.reads_library import Loggers, hold_error, hold_factory, site_of
+from smelt.capture.reads_library import Loggers, RawAsks, hold_error, hold_factory, site_of
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
 from smelt.capture.reads_scan import NAMES, Chain, is_for_append, may_take_locks, runs_in_order, scan_code
@@ -100,6 +100,7 @@ class Roots:
         self._tensors = TensorMarks()
         self._loggers = Loggers()
         self._supers = Supers()
+        self._raw_asks = RawAsks()
         self._names: set[str] = set()  # that code which has run names
         self._texts: set[str] = set()  # those that it may ask for with `getattr`
         self._classes: set[type] = set()  # whose descriptors are reached
@@ -336,10 +337,13 @@ class Roots:
         if id(frame.f_code) in self._holders:
             self._holders[id(frame.f_code)].append(frame)
         self._supers.enter(self, frame)
+        self._raw_asks.enter(self, frame)
 
     def counts_calls(self, code: CodeType) -> bool:
-        """Whether each call of a function of the user's counts: it names a lock, or what `super()` finds differs."""
-        return id(code) in self._holders or code in self._supers
+        """Whether each call of a function of the user's counts: it names a lock, or what it asks follows from what it
+        is given, as what `super()` finds does.
+        """
+        return id(code) in self._holders or code in self._supers or code in self._raw_asks
 
     def _left_alone(self, site: Site | None) -> bool:
         """Whether every call of the function that names a lock ended before it came to it."""
@@ -424,9 +428,9 @@ class Roots:
         cls = type(value)
         own_lookup = has_own_lookup(cls)
         if not self.patches.watch(cls, ignore) or own_lookup:
-            self._widen(value, site)
+            self.widen(value, site)
 
-    def _widen(self, value: Any, site: Site | None) -> None:
+    def widen(self, value: Any, site: Site | None) -> None:
         """Hold the whole object to what it is now: its lookups are not ours to see."""
         own = instance_dict(value)
         if own is not None and id(own) not in self.copies:
@@ -476,7 +480,7 @@ class Roots:
         self.raw.append((owner, name, value, site))
         if name.startswith("__"):
             if reads_all(name, frame.f_code.co_filename):
-                self._widen(owner, site)
+                self.widen(owner, site)
         elif isinstance(value, torch.Tensor):
             self._meet_tensor(value, id(owner), f".{name}", site)
         elif is_assigning_buffer(name, frame):
@@ -529,6 +533,7 @@ class Roots:
                     self._hold_class(type(reached.value), Site(code, 0))
         if scan.calls_getattr:
             self._widen_modules(scan.chains, {"global": namespace, "cell": cells, "import": sys.modules}, texts)
+        self._raw_asks.enter(self, frame)
 
     def _hold_methods(self, names: Sequence[str], site: Site) -> None:
         """Methods of tensors that code names, which somebody has set or may set: no tensor's class is watched."""
@@ -668,7 +673,7 @@ class Roots:
     def enter_note(self, error: BaseException, frame: FrameType) -> None:
         """`error.add_note(text)` is about to read and change an attribute, which no hook sees."""
         if id(error) in self.rooted:
-            self._widen(error, site_of(frame))
+            self.widen(error, site_of(frame))
 
     def _expect_store(self, namespace: dict[str, Any], chain: Chain, site: Site) -> None:
         """Remember what a global, or an attribute of a module or class, holds before executed code assigns it."""
