@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import configparser
 import contextlib
 import email.message
 import graphlib
+import itertools
 import json
 import logging
 import optparse
@@ -95,8 +97,24 @@ def handlers_of_a_logger() -> Made:
     return (lambda x: x * len(held.handlers)), (lambda: held.addHandler(logging.NullHandler()))
 
 
+def factory() -> Made:
+    held = collections.defaultdict(lambda: 2)
+
+    def f(x: Tensor) -> Tensor:
+        found = held["a"]
+        del held["a"]
+        return x * found
+
+    return f, (lambda: setattr(held, "default_factory", lambda: 7))
+
+
+def no_factory() -> Made:
+    held: Any = collections.defaultdict(int)
+    return (lambda x: x * (1 if held.default_factory is None else 2)), (lambda: setattr(held, "default_factory", None))
+
+
 READS = [namespace, own_namespace, parser, wrapper, message, values, encoder, template, distribution, mock,
-         level_of_a_logger, handlers_of_a_logger]  # fmt: skip
+         level_of_a_logger, handlers_of_a_logger, factory, no_factory]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", READS, ids=lambda make: make.__name__)
@@ -241,8 +259,27 @@ def compress() -> Made:
     return f, lambda: len(held.flush())
 
 
+def count_by_a_factory() -> Made:
+    held = collections.defaultdict(itertools.count().__next__)
+
+    def f(x: Tensor) -> Tensor:
+        return x * (held[len(held) % 3] + len(held))
+
+    return f, lambda: (held.clear(), held["a"])[1]
+
+
+def set_a_factory() -> Made:
+    held = collections.defaultdict(int)
+
+    def f(x: Tensor) -> Tensor:
+        held.default_factory = float if held.default_factory is int else int
+        return x * (1 if held.default_factory is int else 2)
+
+    return f, lambda: held.default_factory
+
+
 WRITES = [set_option, add_header, add_values, add_nodes, enter_callbacks, enter_events, add_filters, set_levels,
-          add_elements, compress]  # fmt: skip
+          add_elements, compress, count_by_a_factory, set_a_factory]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
@@ -253,3 +290,15 @@ def test_what_methods_of_the_library_change_is_changed_at_each_call(make: Callab
     for _ in range(5):
         assert torch.equal(c(x), f(x))
     assert compiled_state() == state()
+
+
+@pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
+def test_what_the_factory_of_an_argument_changes_is_changed_at_each_call() -> None:
+    def f(x: Tensor, ids: dict[str, int]) -> Tensor:
+        found = ids["a"]
+        del ids["a"]
+        return x * found
+
+    c, x, ids = smelt.compile(f), torch.ones(2), collections.defaultdict(itertools.count().__next__)
+    for n in range(5):
+        assert torch.equal(c(x, ids), x * n)

@@ -39,6 +39,7 @@ from smelt.capture.reads_effects import (
     LEVEL_CODES,
     PRINTS,
     SHOWS_WARNING,
+    STATIC_CODE,
     SUSPECT_NAMES,
     WARNS,
     Callers,
@@ -53,7 +54,13 @@ from smelt.capture.reads_effects import (
     user_site,
 )
 from smelt.capture.reads_facts import Read, Site
-from smelt.capture.reads_library import enter_environment, enter_logger
+from smelt.capture.reads_library import (
+    enter_context_variable,
+    enter_environment,
+    enter_import,
+    enter_logger,
+    enter_static,
+)
 from smelt.capture.reads_outer import State
 from smelt.capture.reads_roots import Roots
 from smelt.capture.staging.classes import asks_classes
@@ -176,9 +183,9 @@ class _Recorder:
             code = frame.f_code
             if id(code) not in self.codes:
                 self._on_code(code, frame)
-            elif self.roots.names_lock(code):
+            elif self.roots.counts_calls(code):
                 self.roots.enter_again(frame)
-            return id(code) in self.codes and not self.roots.names_lock(code)
+            return id(code) in self.codes and not self.roots.counts_calls(code)
         if event != "c_call":
             return False
         if arg.__name__ not in SUSPECT_NAMES or type(arg.__self__) is dict:
@@ -188,7 +195,7 @@ class _Recorder:
 
     def _on_builtin(self, arg: Any, frame: FrameType) -> None:
         if type(arg.__self__) is ContextVar:
-            self.roots.enter_context_variable(arg.__self__, frame)
+            enter_context_variable(self.roots, arg.__self__, frame)
             return
         if isinstance(arg.__self__, BaseException):
             self.roots.enter_note(arg.__self__, frame)
@@ -218,12 +225,15 @@ class _Recorder:
             self.roots.fills.enter_property(frame, None if place is None else Site(*place))
             return
         if code is IMPORT_CODE:
-            self.roots.enter_import(frame)
+            enter_import(self.roots, frame)
             return
         if code is HOOKS_CODE:
             place = user_site(frame)
             effect = Effect("registers a hook", code.co_qualname, None if place is None else Site(*place).span)
             self.hooks.append((frame.f_locals["self"], effect))
+            return
+        if code is STATIC_CODE:
+            enter_static(self.roots, frame)
             return
         if code in LEVEL_CODES:
             enter_logger(self.roots, frame)

@@ -7,6 +7,7 @@ type it is bound to, never by the name alone.
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import logging
 import os
@@ -266,6 +267,7 @@ _PYTHON_FILES = {path: (names, what) for path, names, what in _PYTHON}
 _PYTHON_FILES["<frozen os>"] = _PYTHON_FILES[_STDLIB_DIR + "os.py"]  # some interpreters carry it inside
 # How the standard library's loggers find out whether a message is wanted.
 LEVEL_CODES: Final = frozenset({logging.Logger.isEnabledFor.__code__, logging.Logger.getEffectiveLevel.__code__})
+STATIC_CODE: Final = inspect.getattr_static.__code__
 IMPORT_CODE: Final = importlib.import_module.__code__
 HOOKS_CODE: Final = RemovableHandle.__init__.__code__
 # A library may look at these for its own sake; they count only when the program itself asks.

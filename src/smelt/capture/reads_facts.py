@@ -487,6 +487,8 @@ def _now(fact: Read) -> Any:
         return cell_contents(owner)
     if kind == "attr" and isinstance(owner, (types.FunctionType, BaseException)):
         return getattr(owner, key, MISSING)
+    if kind == "attr" and isinstance(raw_lookup(type(owner), key), types.MemberDescriptorType):
+        return peek(owner, key)
     if kind == "static":
         return raw_lookup(owner, key)
     if kind == "context":

@@ -14,7 +14,6 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from enum import Enum
 from functools import partial
 from numbers import Number
@@ -31,10 +30,11 @@ from smelt.capture.fills import Fills
 from smelt.capture.reads_arguments import ArgumentHeap, argument_parts
 from smelt.capture.reads_effects import DRAWS, LOCKS, file_kind, reads_all
 from smelt.capture.reads_facts import Change, RawRead, Read, Site, Store, changes_of, facts_of, state_path
-from smelt.capture.reads_library import Loggers, hold_error, site_of
+from smelt.capture.reads_library import Loggers, RawAsks, hold_error, hold_factory, site_of
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
 from smelt.capture.reads_scan import NAMES, Chain, is_for_append, may_take_locks, runs_in_order, scan_code
+from smelt.capture.reads_super import Supers
 from smelt.capture.reads_tensors import (
     TensorMarks,
     is_assigning_buffer,
@@ -60,7 +60,7 @@ from smelt.capture.reads_values import (
     raw_lookup,
 )
 from smelt.capture.settings import flag_of, home_in, setting_of
-from smelt.capture.state import Place
+from smelt.capture.state import Place, in_names
 from smelt.ops.python_draws import PYTHONS, draw_name, numpys_generator
 
 _LAYERS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "")
@@ -80,6 +80,7 @@ class Roots:
     """Everything reached so far. Methods that begin with `enter`, `add` and `_on` are called during the run."""
 
     def __init__(self, state: Sequence[Place] = ()) -> None:
+        self._places = state
         self.state = {place.spot: place for place in state}
         self.held = {p.spot: tuple(p.read()) if p.is_appended else p.read() for p in state}
         self.read_lists: set[tuple[int, str]] = set()  # attributes that hold lists which are not only appended to
@@ -98,6 +99,8 @@ class Roots:
         self.refusals: list[tuple[str, str, Site | None]] = []
         self._tensors = TensorMarks()
         self._loggers = Loggers()
+        self._supers = Supers()
+        self._raw_asks = RawAsks()
         self._names: set[str] = set()  # that code which has run names
         self._texts: set[str] = set()  # those that it may ask for with `getattr`
         self._classes: set[type] = set()  # whose descriptors are reached
@@ -153,6 +156,7 @@ class Roots:
             self.passed.add(id(value))
             if isinstance(value, (list, dict)) or cls is deque:
                 self.copies[id(value)] = (value, contents(value), None)
+                hold_factory(self, value, None)
             for part, inner in argument_parts(value):
                 self._reach_argument(inner, id(value), part)
             if is_record:
@@ -289,6 +293,7 @@ class Roots:
         for key, member in held.items() if isinstance(value, dict) else enumerate(held):
             if type(member) not in QUICK_ATOMS or isinstance(member, torch.Tensor):
                 self.reach(member, id(value), f"[{key!r}]", site)
+        hold_factory(self, value, site)
         if not is_plain_container(type(value)):
             self._watch(value, site)
 
@@ -328,12 +333,17 @@ class Roots:
             self.refusals.append(("holds a weak reference", self.name(id(value)), site))
 
     def enter_again(self, frame: FrameType) -> None:
-        """A further call of a function that names a lock."""
-        self._holders[id(frame.f_code)].append(frame)
+        """A further call of a function each of whose calls counts."""
+        if id(frame.f_code) in self._holders:
+            self._holders[id(frame.f_code)].append(frame)
+        self._supers.enter(self, frame)
+        self._raw_asks.enter(self, frame)
 
-    def names_lock(self, code: CodeType) -> bool:
-        """Whether a function of the user's that runs names a lock: each of its calls counts."""
-        return id(code) in self._holders
+    def counts_calls(self, code: CodeType) -> bool:
+        """Whether each call of a function of the user's counts: it names a lock, or what it asks follows from what it
+        is given, as what `super()` finds does.
+        """
+        return id(code) in self._holders or code in self._supers or code in self._raw_asks
 
     def _left_alone(self, site: Site | None) -> bool:
         """Whether every call of the function that names a lock ended before it came to it."""
@@ -418,9 +428,9 @@ class Roots:
         cls = type(value)
         own_lookup = has_own_lookup(cls)
         if not self.patches.watch(cls, ignore) or own_lookup:
-            self._widen(value, site)
+            self.widen(value, site)
 
-    def _widen(self, value: Any, site: Site | None) -> None:
+    def widen(self, value: Any, site: Site | None) -> None:
         """Hold the whole object to what it is now: its lookups are not ours to see."""
         own = instance_dict(value)
         if own is not None and id(own) not in self.copies:
@@ -439,7 +449,7 @@ class Roots:
             reached = self.rooted[of]
             parts.append(reached.label)
             of = reached.parent
-        return as_written("".join(reversed(parts))) or "<unnamed>"
+        return as_written(in_names("".join(reversed(parts)), self._places)) or "<unnamed>"
 
     # ---------------------------------------------------------------- attribute access
 
@@ -470,7 +480,7 @@ class Roots:
         self.raw.append((owner, name, value, site))
         if name.startswith("__"):
             if reads_all(name, frame.f_code.co_filename):
-                self._widen(owner, site)
+                self.widen(owner, site)
         elif isinstance(value, torch.Tensor):
             self._meet_tensor(value, id(owner), f".{name}", site)
         elif is_assigning_buffer(name, frame):
@@ -502,6 +512,7 @@ class Roots:
         for module, *_ in list(self._held_modules.values()):
             self._read_held(module, (*code.co_names, *texts))
         self._hold_given_classes(code, frame)
+        self._supers.enter(self, frame)
         cells = self._cells_of(code, frame)
         for chain in scan.chains:
             site = Site(code, chain.offset)
@@ -522,6 +533,7 @@ class Roots:
                     self._hold_class(type(reached.value), Site(code, 0))
         if scan.calls_getattr:
             self._widen_modules(scan.chains, {"global": namespace, "cell": cells, "import": sys.modules}, texts)
+        self._raw_asks.enter(self, frame)
 
     def _hold_methods(self, names: Sequence[str], site: Site) -> None:
         """Methods of tensors that code names, which somebody has set or may set: no tensor's class is watched."""
@@ -658,30 +670,10 @@ class Roots:
                 label = ".".join((chain.name, *chain.path[: start + 1]))
                 self.fact("absent", module.__dict__, chain.path[start], MISSING, site, label)
 
-    def enter_context_variable(self, variable: ContextVar[Any], frame: FrameType) -> None:
-        """A context variable is about to be read or set; what it holds the first time is what the program started
-        from, what it holds later the program put there itself."""
-        if ("context", id(variable), None) in self.facts:
-            return
-        site = site_of(frame)
-        value = variable.get(MISSING)
-        self.fact("context", variable, None, value, site, f"ContextVar {variable.name!r}")
-        self.reach(value, 0, f"ContextVar {variable.name!r}", site)
-
     def enter_note(self, error: BaseException, frame: FrameType) -> None:
         """`error.add_note(text)` is about to read and change an attribute, which no hook sees."""
         if id(error) in self.rooted:
-            self._widen(error, site_of(frame))
-
-    def enter_import(self, frame: FrameType) -> None:
-        """`importlib.import_module(name)` is about to run: the module that it gives is a fact, if there is one."""
-        caller, name = frame.f_back, frame.f_locals.get("name")
-        if caller is None or file_kind(caller.f_code.co_filename) != "user" or not isinstance(name, str):
-            return
-        module, site = sys.modules.get(name, MISSING), Site(caller.f_code, caller.f_lasti)
-        if module is not MISSING:
-            self.fact("item", sys.modules, name, module, site, f"sys.modules[{name!r}]")
-            self.reach(module, 0, f"sys.modules[{name!r}]", site)
+            self.widen(error, site_of(frame))
 
     def _expect_store(self, namespace: dict[str, Any], chain: Chain, site: Site) -> None:
         """Remember what a global, or an attribute of a module or class, holds before executed code assigns it."""

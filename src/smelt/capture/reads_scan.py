@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from types import CodeType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Root = Literal["global", "cell", "import"]
 _Place = tuple[Root, str, tuple[str, ...]]
@@ -44,6 +44,14 @@ class Scan:
     asks_classes: bool
 
 
+class SuperRead(NamedTuple):
+    """An attribute that code asks `super()` for; is_explicit: it says itself where that begins (`super(A, self)`)."""
+
+    name: str
+    offset: int
+    is_explicit: bool
+
+
 _OP = dis.opmap
 _LOAD_GLOBAL = _OP["LOAD_GLOBAL"]
 _LOAD_NAME = _OP["LOAD_NAME"]
@@ -61,6 +69,7 @@ _TRANSPARENT = {code for name, code in _OP.items() if name in ("CACHE", "NOP", "
 _CALLS = {code for name, code in _OP.items() if name in ("CALL", "CALL_FUNCTION", "CALL_FUNCTION_EX")}
 _COMPARES = {code for name, code in _OP.items() if name in ("IS_OP", "COMPARE_OP", "CONTAINS_OP", "FORMAT_VALUE")}
 _LOADS = {code for name, code in _OP.items() if name.startswith("LOAD_")}
+_LOAD_SUPER = _OP.get("LOAD_SUPER_ATTR")
 _LOAD_METHOD = {_OP["LOAD_METHOD"]} if "LOAD_METHOD" in _OP else {_OP["LOAD_ATTR"]}
 _OF_CELLS = {code for name, code in _OP.items() if name.endswith("_DEREF") or name in ("LOAD_CLOSURE", "MAKE_CELL")}
 _WITHS = {_OP[name] for name in ("BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL") if name in _OP}
@@ -194,6 +203,37 @@ def runs_in_order(code: CodeType) -> bool:
     """Whether a call that ended at an instruction has executed none after it: no loop, and nothing that is resumed."""
     resumed = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
     return not code.co_flags & resumed and not any(op in _BACKWARD for _, op, _ in _instructions(code))
+
+
+@lru_cache(maxsize=8192)
+def super_reads(code: CodeType) -> tuple[SuperRead, ...]:
+    """What a code object reads through `super()`: the names after it, or all that it has, where it keeps one."""
+    if "super" not in code.co_names:
+        return ()
+    steps = [step for step in _instructions(code) if step[1] not in _TRANSPARENT]
+    found: dict[str, SuperRead] = {}
+    for i, (offset, op, arg) in enumerate(steps):
+        if op != _LOAD_GLOBAL or code.co_names[arg >> 1] != "super":
+            continue
+        name, is_explicit = _after_super(code, steps[i + 1 :])
+        texts = [text for text in code.co_consts if isinstance(text, str) and text.isidentifier()]
+        for read in (*code.co_names, *texts) if name is None else (name,):
+            known = found.get(read)
+            found[read] = SuperRead(read, offset, is_explicit or (known is not None and known.is_explicit))
+    return tuple(found.values())
+
+
+def _after_super(code: CodeType, steps: Sequence[tuple[int, int, int]]) -> tuple[str | None, bool]:
+    """The attribute that is asked for where `super` was loaded, and whether it is told its class; None: not known."""
+    for i, (_, op, arg) in enumerate(steps):
+        if op == _LOAD_SUPER:
+            return code.co_names[arg >> 2], bool(arg & 2)
+        if op in _CALLS:
+            is_asked = i + 1 < len(steps) and steps[i + 1][1] in _LOAD_ATTR
+            return _attribute(code, steps[i + 1][2]) if is_asked else None, arg > 0
+        if op not in _LOADS:
+            break
+    return None, True
 
 
 def _asks_classes(code: CodeType) -> bool:
