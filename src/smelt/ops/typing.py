@@ -31,12 +31,12 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
     if scalar is not None:
         return (scalar.result(args),)
     named = kwargs or {}
-    if len(args) > 1 and isinstance(args[0], Value) and ("pointwise" in tags_of(op) or op == "aten.fill.Scalar"):
+    tensor, number = (args[0], args[1]) if len(args) > 1 else (None, None)
+    if isinstance(tensor, Value) and ("pointwise" in tags_of(op) or op == "aten.fill.Scalar"):
         # Beside a tensor the kind of a number decides.
-        if is_symbolic(args[1]):
-            args = (args[0], 2 if isinstance(args[1], int) else 2.5, *args[2:])
-        elif isinstance(args[1], Value) and args[1].type == INT and isinstance(args[0].type, TensorType):
-            args = (args[0], 2, *args[2:])
+        is_int = isinstance(number, Value) and number.type == INT and isinstance(tensor.type, TensorType)
+        if is_int or is_symbolic(number):
+            args = (tensor, 2 if is_int or isinstance(number, int) else 2.5, *args[2:])
     if open_call(args, named, _own):
         try:
             return symbolic_outcome(op, args, named, _own, _by_trying)[0].types
