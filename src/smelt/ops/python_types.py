@@ -396,7 +396,7 @@ def called(args: Args) -> Types:
     match name:
         case "builtins.sorted" | "builtins.list" | "builtins.reversed" if rest:
             return (ListType(element(first)),)
-        case "list.sorted_by" if isinstance(first, ListType):
+        case "list.sorted_by" | "list.remove" if isinstance(first, ListType):
             return (first,)
         case "torch.BoolTensor" | "torch.LongTensor" | "torch.DoubleTensor" if isinstance(first, ListType):
             return (TensorType(_OF_LISTS[name], (UNKNOWN_DIM,)),)

@@ -473,7 +473,7 @@ def extend(session: Any, items: StagedObject, more: Any) -> None:
         more = more.listed()
     elif isinstance(more, (tuple, str, range, dict, set, frozenset)):
         more = list(more)
-    elif not isinstance(more, (list, StagedObject)):
+    elif not isinstance(more, list):
         more = session.listed(more)
     session.resized += 1
     items.slot = slot_of(session.emit("py.concat", items, more))
@@ -500,7 +500,7 @@ def _sort(session: Any, items: StagedObject, *, key: Any = None, reverse: bool =
 
 
 def _remove(session: Any, items: StagedObject, value: Any) -> None:
-    items.slot = slot_of(session.emit("py.delitem", items, session.emit("py.call", "list.index", items, value)))
+    items.slot = slot_of(session.emit("py.call", "list.remove", items, value))
 
 
 def _clear(session: Any, items: StagedObject) -> None:
