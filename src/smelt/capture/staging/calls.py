@@ -89,9 +89,9 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
             return _tensor(session, args[0], fn.dtype)
         if name == "join" and holds_staged(args[0]) and isinstance(getattr(fn, "__self__", None), str):
             return session.emit("py.call", "str.join", fn.__self__, args[0])
-    if getattr(fn, "__objclass__", None) in (int, float) and args and is_staged(args[0]):
-        if isinstance(args[0], fn.__objclass__) and hasattr(args[0], name):
-            return runtime.call(0, getattr(args[0], name), args[1:], kwargs)  # `int.bit_count(n)`
+    of_numbers = getattr(fn, "__objclass__", None) in (int, float) and args and is_staged(args[0])
+    if of_numbers and isinstance(args[0], fn.__objclass__) and hasattr(args[0], name):
+        return runtime.call(0, getattr(args[0], name), args[1:], kwargs)  # `int.bit_count(n)`
     if getattr(fn, "__name__", "") in ("append", "extend", "insert") and isinstance(
         getattr(fn, "__self__", None), StagedObject
     ):
