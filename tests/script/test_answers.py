@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -145,3 +146,25 @@ def two_for_sure(xs: list[F32], mask: F32, n: int) -> Any:
 
 def test_what_can_be_told_apart_is() -> None:
     answers(two_for_sure, lambda: ([torch.ones(2, 2)], torch.zeros(2, 2), 1))
+
+
+def turned(x: Tensor, y: Tensor | None = None, w: bool = False) -> Any:
+    if y is not None and not w:
+        x = x + y
+    elif w:
+        x = x @ (y if y is not None else x).T
+    return x
+
+
+@pytest.mark.parametrize("f", [turned, lambda x: x.T * 2])
+def test_what_torch_warns_of_is_not_shown_while_a_script_is_made(f: Callable[..., Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        smelt.script(f)
+    assert not torch.is_warn_always_enabled()
+
+
+def test_what_torch_says_once_it_still_says_after_a_script_is_made() -> None:
+    smelt.script(lambda x: x.H * 2)
+    with pytest.warns(UserWarning, match="deprecated on 0-D tensors"):
+        _ = torch.ones(()).H

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from smelt.capture.convert.runtime import PlainRuntime, nothing
-from smelt.capture.scripting import calls, tensors
+from smelt.capture.scripting import calls, quiet, tensors
 from smelt.capture.scripting.marking import mark
 from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread, TensorsObject
 from smelt.capture.staging import choices
@@ -113,7 +113,7 @@ class ScriptRuntime(StagingRuntime):
                     f"parameter {session.assumable[slot]} has an attribute {name}, which tensors have not",
                     "nothing says what it is",
                 )
-        return getattr(tensor, name)
+        return quiet.read(tensor, name)
 
     def setattr_(self, at: int, o: Any, name: str, v: Any) -> None:
         try:
@@ -313,7 +313,8 @@ class ScriptRuntime(StagingRuntime):
                     session.assume(o, DictType(STR, calls.tensors_any()))
                 if tensors.needs_care(session, o, k):
                     return tensors.index(session, o, k)
-                return o[k]
+                with quiet.unwarned():
+                    return o[k]
             if isinstance(o, torch.nn.ModuleList | torch.nn.Sequential) and (
                 is_staged(k) or _is_open_number(session, k)
             ):
@@ -348,7 +349,8 @@ class ScriptRuntime(StagingRuntime):
                 if tensors.needs_care(session, o, k) or is_staged(v) or tensors.has_open_sizes(session, v):
                     tensors.set_index(session, o, k, v)
                 else:
-                    o[k] = v
+                    with quiet.unwarned():
+                        o[k] = v
                 return
             own = getattr(type(o), "__setitem__", None)
             if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
