@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,10 @@ def grown_by_a_tuple(xs: list[int], t: tuple[int, ...]) -> Any:
     return out, t
 
 
+def chained(xs: list[int], t: tuple[int, ...]) -> Any:
+    return list(itertools.chain(xs, t, xs)), list(itertools.chain(t, [1]))
+
+
 def held_tuples(ts: list[tuple[int, ...]]) -> Any:
     return [*ts[0], 1]
 
@@ -58,6 +63,7 @@ def held_tuples(ts: list[tuple[int, ...]]) -> Any:
     [
         (lists_and_tuples, (3,)), (tuple_twice, (2, "ab")), (given_tuple, ([1], (2, 3))),
         (given_keys, (["c"], {"a": 1, "b": 2})), (grown_by_a_tuple, ([4], (1, 2))), (held_tuples, ([(1, 2)],)),
+        (chained, ([1], (2, 3))),
     ],
     ids=lambda v: getattr(v, "__name__", ""),
 )  # fmt: skip
@@ -141,7 +147,9 @@ def two_for_sure(xs: list[F32], mask: F32, n: int) -> Any:
     for _ in range(n):
         out = out + xs[0]
     same_list = xs is xs
-    return xs[0] is made, xs[0] is mask, out is made, [made, mask][n] is xs[0], same_list
+    k = n - 1
+    same_item = xs[k] is xs[k], xs[0] is not xs[0]
+    return xs[0] is made, xs[0] is mask, out is made, [made, mask][n] is xs[0], same_list, same_item
 
 
 def test_what_can_be_told_apart_is() -> None:

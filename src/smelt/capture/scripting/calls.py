@@ -634,9 +634,9 @@ def _accumulate(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 def _chain(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     if not any(_is_open(session, a) for a in args):
         return NotImplemented
-    whole = list_of(session, args[0])
+    whole = session.listed(args[0])
     for more in args[1:]:
-        whole = session.emit("py.concat", whole, list_of(session, more))
+        whole = session.emit("py.concat", whole, session.listed(more))
     return whole
 
 

@@ -151,6 +151,8 @@ class ScriptSession(Session):
         self.most_depth = 200
         # How often each function is running within itself, and how often it may.
         self.running: dict[CodeType, int] = {}
+        # Where what was taken out of a container stood: containers of a graph are values.
+        self.places: dict[Slot, object] = {}
         # What is a list in every run: what has a list's type may be a tuple.
         self.lists: set[Slot] = set()
         # Lists and dicts that stand in others, of the graph and of Python's: nobody changes them.
@@ -219,6 +221,8 @@ class ScriptSession(Session):
         if a is b:
             return True
         if mine is None and yours is None:
+            if self.is_one_item(self.recorder.slot_of(a), self.recorder.slot_of(b)):
+                return True
             check_identity(self, a, b)
             return False
         condition = (mine or yours)[0]  # type: ignore[index]
@@ -246,6 +250,11 @@ class ScriptSession(Session):
             self.cannot("calls lie too deep inside each other", DEEP)
         self.internal = error
         self.cannot(f"scripting failed: {type(error).__name__}: {error}", "this is a defect of Smelt")
+
+    def is_one_item(self, a: Slot, b: Slot) -> bool:
+        """Whether two values were taken out of one container, at one place."""
+        place = self.places.get(a)
+        return place is not None and place == self.places.get(b)
 
     def unmerge(self, why: object) -> None:
         if isinstance(why, tuple) and why[0] == "element":
@@ -288,6 +297,8 @@ class ScriptSession(Session):
                 self.turns_of[slot] = (("element", op), *moved)
             if op in LISTING:
                 self.lists.add(slot)
+        if op == "py.getitem":
+            self.places[pairs[0][1]] = tuple(map(_asked_of, operands))
         self.append(op, operands, named, [slot for _, slot in pairs])
         self._remember(key, pairs[0][1] if pairs else None)
         if op == "py.not_" and isinstance(operands[0], Slot):
