@@ -568,3 +568,44 @@ def test_modes_that_a_run_chooses(mode):
             return x @ x
 
     agrees(under, (torch.ones(4, 4), True), (torch.ones(4, 4), False))
+
+
+CALLS = 0
+
+
+def counts(x, n: int):
+    y = x * 2
+    global CALLS
+    CALLS += n
+    return y + CALLS
+
+
+def counts_elsewhere(x, n: int):
+    counts(x, n)
+    return x
+
+
+def counter():
+    total = 0
+
+    def add(x, n: int):
+        nonlocal total
+
+        total += n
+        return x
+
+    return add
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "line"),
+    [
+        (counts, "global variable CALLS", line_of(counts, 3)),
+        (counts_elsewhere, "global variable CALLS", line_of(counts, 3)),
+        (counter(), "nonlocal variable total", line_of(counter, 6)),
+    ],
+)
+def test_a_variable_outside_that_keeps_data_is_named_where_it_is_bound(program, name, line):
+    with pytest.raises(CaptureError, match=f"{name} keeps what depends on data") as caught:
+        smelt.script(program)
+    assert (caught.value.where.file, caught.value.where.line) == (HERE, line)

@@ -82,6 +82,13 @@ def _sorted_by(values: list[Any], keys: list[Any], reverse: bool = False) -> lis
     return [values[i] for i in order]
 
 
+def _without(items: list[Any], value: Any) -> list[Any]:
+    """The list after `items.remove(value)`."""
+    copy = items.copy()
+    copy.remove(value)
+    return copy
+
+
 FUNCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
     {
         **{f"{m.__name__}.{n}": f for m in (math, cmath) for n, f in vars(m).items() if callable(f) and n[0] != "_"},
@@ -91,6 +98,7 @@ FUNCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
         **{n: _listed(f) for n, f in _AS_LISTS.items()},
         **{f"dtype.{n}": _limit(n) for n in _LIMITS},
         "list.sorted_by": _sorted_by,
+        "list.remove": _without,
         "enum.member": _member,
         "operator.index": operator.index,
         "range": range,
@@ -102,7 +110,8 @@ FUNCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType(
     }
 )
 """By the names that `py.call` takes: math.*, cmath.*, builtins.*, methods as `str.upper`, `dict.items`, limits of
-numbers as `dtype.min`, and a few of our own: `list.sorted_by(values, keys, reverse)`, `range` for the range itself,
+numbers as `dtype.min`, and a few of our own: `list.sorted_by(values, keys, reverse)`, `list.remove(values, value)`
+that gives the list without it, `range` for the range itself,
 `enum.member("module.Color", "RED")`, `torch.int` for what torch takes as an int, and `torch.LongTensor(numbers)` and
 its kin for tensors of lists.
 """

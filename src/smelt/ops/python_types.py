@@ -361,7 +361,10 @@ _CALLED: dict[str, Type] = {
     **dict.fromkeys(("math.isclose", "math.isfinite", "math.isinf", "math.isnan"), BOOL),
     **dict.fromkeys(("builtins.all", "builtins.any", "float.is_integer"), BOOL),
     **dict.fromkeys(("builtins.ord", "int.bit_length", "int.bit_count", "list.index", "list.count"), INT),
-    **dict.fromkeys(("builtins.repr", "builtins.ascii", "builtins.bin", "builtins.hex", "builtins.oct"), STR),
+    "float.as_integer_ratio": TupleType((INT, INT)),
+    **dict.fromkeys(
+        ("float.hex", "builtins.repr", "builtins.ascii", "builtins.bin", "builtins.hex", "builtins.oct"), STR
+    ),
     **dict.fromkeys(("builtins.chr", *(f"str.{name}" for name in _TEXTS_OF_TEXTS)), STR),
     **dict.fromkeys((f"str.{name}" for name in ("count", "find", "index", "rfind", "rindex")), INT),
     **dict.fromkeys((f"str.{name}" for name in _QUESTIONS_OF_TEXTS), BOOL),
@@ -396,7 +399,7 @@ def called(args: Args) -> Types:
     match name:
         case "builtins.sorted" | "builtins.list" | "builtins.reversed" if rest:
             return (ListType(element(first)),)
-        case "list.sorted_by" if isinstance(first, ListType):
+        case "list.sorted_by" | "list.remove" if isinstance(first, ListType):
             return (first,)
         case "torch.BoolTensor" | "torch.LongTensor" | "torch.DoubleTensor" if isinstance(first, ListType):
             return (TensorType(_OF_LISTS[name], (UNKNOWN_DIM,)),)

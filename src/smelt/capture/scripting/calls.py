@@ -12,7 +12,6 @@ import operator
 import re
 import sysconfig
 import types
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -22,7 +21,7 @@ import torch
 
 from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.reads_values import home_of
-from smelt.capture.scripting import checks, conversions, tensors
+from smelt.capture.scripting import checks, conversions, quiet, tensors
 from smelt.capture.scripting.casts import cast, is_legacy
 from smelt.capture.scripting.joining import joined
 from smelt.capture.scripting.making import made
@@ -360,9 +359,7 @@ def _of_kinds(session: ScriptSession, fn: Any, args: tuple[Any, ...], kwargs: di
             try:
                 positional = [mark(session, _instead(known, a)) for a in args]
                 named = {k: mark(session, _instead(known, v)) for k, v in kwargs.items()}
-                with warnings.catch_warnings():
-                    # Torch gathers what it warns of until the call ends: also what no run may be, tried for its type.
-                    warnings.simplefilter("ignore")
+                with quiet.unwarned():
                     return fn(*positional, **named)
             except TypeError as error:
                 if not unknown or any(error is own for own in (*session.raised, *session.refused)):
@@ -637,9 +634,9 @@ def _accumulate(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 def _chain(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     if not any(_is_open(session, a) for a in args):
         return NotImplemented
-    whole = list_of(session, args[0])
+    whole = session.listed(args[0])
     for more in args[1:]:
-        whole = session.emit("py.concat", whole, list_of(session, more))
+        whole = session.emit("py.concat", whole, session.listed(more))
     return whole
 
 

@@ -48,6 +48,7 @@ from smelt.capture.scripting.parameters import Parameters, parameters_of
 from smelt.capture.scripting.runtime import ScriptRuntime
 from smelt.capture.scripting.session import DEEP, Assume, ScriptSession, ShapeObject, TensorsObject
 from smelt.capture.scripting.tensors import answering_open
+from smelt.capture.scripting.variables import outer_variable
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Signature, flatten_arguments
 from smelt.capture.staging import current
@@ -404,8 +405,9 @@ class _Run:
         try:
             check_effect(change, self.roots)
         except CannotStage as stop:
-            error = _error(stop.what, stop.why, None)
-            raise replace(error, where=_line_that_writes(self.fn, change.key) or self.parameters.span) from None
+            functions = [entry_of(self.fn)[0], *(known[0] for known in self.session.functions.copies.values())]
+            what, line = outer_variable(functions, change) or (stop.what, _line_that_writes(self.fn, change.key))
+            raise replace(_error(what, stop.why, None), where=line or self.parameters.span) from None
 
     def _failure(self, stop: CannotStage) -> Exception:
         session = self.session

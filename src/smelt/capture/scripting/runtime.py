@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from smelt.capture.convert.runtime import PlainRuntime, nothing
-from smelt.capture.scripting import calls, tensors
+from smelt.capture.scripting import calls, quiet, tensors
 from smelt.capture.scripting.marking import mark
-from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread
+from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread, TensorsObject
 from smelt.capture.staging import choices
 from smelt.capture.staging.branches import branch, is_raised_by_user
 from smelt.capture.staging.control import StagingRuntime, _use, _use_in_call, compared
 from smelt.capture.staging.growing import container_type, extends, must_be_staged
+from smelt.capture.staging.merge import check_told_apart
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.views import StagedSequence
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, STR, DictType, DType, ListType, OptionalType, TupleType
@@ -112,7 +113,7 @@ class ScriptRuntime(StagingRuntime):
                     f"parameter {session.assumable[slot]} has an attribute {name}, which tensors have not",
                     "nothing says what it is",
                 )
-        return getattr(tensor, name)
+        return quiet.read(tensor, name)
 
     def setattr_(self, at: int, o: Any, name: str, v: Any) -> None:
         try:
@@ -176,7 +177,7 @@ class ScriptRuntime(StagingRuntime):
                 found = calls.call(self.session, self, at, MethodType(own, a), (b,), {})
                 if found is not NotImplemented:
                     return found
-            if isinstance(a, (ShapeObject, torch.Size)) and op == "+":
+            if isinstance(a, (ShapeObject, TensorsObject, torch.Size)) and op == "+":
                 return self.binop(at, op, a, b)
             if op == "+":
                 a, b = self._lists(a, b)
@@ -279,6 +280,11 @@ class ScriptRuntime(StagingRuntime):
         plain = [k for k in (kind, theirs) if k == ANY or k in _OF_CLASS.values()]
         if len(plain) == 2 and (kind == theirs or ANY in plain):
             self.session.cannot(f"the identity of a value {kind} is asked for", "annotate it, or compare with ==")
+        if isinstance(other, torch.Tensor) or (is_staged(other) and not plain):
+            one, two = slot_of(value), self.session.encode(other)
+            if self.session.is_one_item(one, two):
+                return True
+            check_told_apart(self.session, one, two)
         return False
 
     def contains(self, at: int, item: Any, c: Any) -> Any:
@@ -310,7 +316,8 @@ class ScriptRuntime(StagingRuntime):
                     session.assume(o, DictType(STR, calls.tensors_any()))
                 if tensors.needs_care(session, o, k):
                     return tensors.index(session, o, k)
-                return o[k]
+                with quiet.unwarned():
+                    return o[k]
             if isinstance(o, torch.nn.ModuleList | torch.nn.Sequential) and (
                 is_staged(k) or _is_open_number(session, k)
             ):
@@ -345,7 +352,8 @@ class ScriptRuntime(StagingRuntime):
                 if tensors.needs_care(session, o, k) or is_staged(v) or tensors.has_open_sizes(session, v):
                     tensors.set_index(session, o, k, v)
                 else:
-                    o[k] = v
+                    with quiet.unwarned():
+                        o[k] = v
                 return
             own = getattr(type(o), "__setitem__", None)
             if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
@@ -406,11 +414,12 @@ class ScriptRuntime(StagingRuntime):
     def display(self, at: int, is_list: bool, *parts: Any) -> Any:
         session = self.session
         _use(session, *parts)
-        if not any(isinstance(p, StagedObject) and isinstance(slot_of(p).type, ListType) for p in parts):
+        if not any(isinstance(p, StagedObject) and not isinstance(slot_of(p).type, TupleType) for p in parts):
             return super().display(at, is_list, *(p if type(p) is tuple else self.iterate(at, p) for p in parts))
         whole: Any = None
         for part in parts:
-            items = part if isinstance(part, StagedObject) else list(self.iterate(at, part))
+            is_open = isinstance(part, StagedObject) and not isinstance(slot_of(part).type, TupleType)
+            items = session.taken_in(part) if is_open else list(self.iterate(at, part))
             whole = items if whole is None else session.emit("py.concat", whole, items)
         if is_list:
             return StagedObject(slot_of(session.emit("py.slice", whole)))

@@ -16,10 +16,12 @@ from smelt.capture.convert import helpers
 from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.scripting.joining import want_joined
 from smelt.capture.scripting.merging import widened
+from smelt.capture.scripting.moving import LISTING, WHOLE_VALUES, moved_by
 from smelt.capture.scripting.recorder import ScriptRecorder
 from smelt.capture.scripting.types import TENSOR, is_known
 from smelt.capture.spans import Site
 from smelt.capture.staging.handlers import is_caught
+from smelt.capture.staging.merge import check_identity
 from smelt.capture.staging.reading import ITEM_TYPES
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.session import Outcome, Region, Session
@@ -38,6 +40,7 @@ from smelt.ir import (
     DType,
     ListType,
     TensorType,
+    TupleType,
     Type,
     Value,
 )
@@ -148,6 +151,10 @@ class ScriptSession(Session):
         self.most_depth = 200
         # How often each function is running within itself, and how often it may.
         self.running: dict[CodeType, int] = {}
+        # Where what was taken out of a container stood: containers of a graph are values.
+        self.places: dict[Slot, object] = {}
+        # What is a list in every run: what has a list's type may be a tuple.
+        self.lists: set[Slot] = set()
         # Lists and dicts that stand in others, of the graph and of Python's: nobody changes them.
         self.held: set[Slot] = set()
         self.given: dict[int, Any] = {}
@@ -211,10 +218,17 @@ class ScriptSession(Session):
     def same_tensor(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         """`a is b`, where that may follow from the path that was taken."""
         mine, yours = self.merged.get(id(a)), self.merged.get(id(b))
-        if a is b or (mine is None and yours is None):
-            return a is b
+        if a is b:
+            return True
+        if mine is None and yours is None:
+            if self.is_one_item(self.recorder.slot_of(a), self.recorder.slot_of(b)):
+                return True
+            check_identity(self, a, b)
+            return False
         condition = (mine or yours)[0]  # type: ignore[index]
         if mine is not None and yours is not None and mine[0] is not yours[0]:
+            if any(self.same_tensor(x, y) is not False for x in mine[1:] for y in yours[1:]):
+                self.cannot("whether two tensors are the same follows from several branches")
             return False
         left, right = ((v[1:] if v is not None else (t, t)) for v, t in ((mine, a), (yours, b)))
         answers = [self.same_tensor(x, y) for x, y in zip(left, right, strict=True)]
@@ -236,6 +250,16 @@ class ScriptSession(Session):
             self.cannot("calls lie too deep inside each other", DEEP)
         self.internal = error
         self.cannot(f"scripting failed: {type(error).__name__}: {error}", "this is a defect of Smelt")
+
+    def is_one_item(self, a: Slot, b: Slot) -> bool:
+        """Whether two values were taken out of one container, at one place."""
+        place = self.places.get(a)
+        return place is not None and place == self.places.get(b)
+
+    def unmerge(self, why: object) -> None:
+        if isinstance(why, tuple) and why[0] == "element":
+            self.cannot("whether what a container holds is the very object is asked", WHOLE_VALUES)
+        super().unmerge(why)
 
     # --- values ------------------------------------------------------------------------------------------------------
 
@@ -267,6 +291,14 @@ class ScriptSession(Session):
             self.held.update(s for _, s in pairs[-1:] if isinstance(slot_type(s), (ListType, DictType)))
         if op in _ARITHMETIC and all(map(self.is_number, operands)):
             self.numbers.update(slot for _, slot in pairs if slot_type(slot) == ANY)
+        for _, slot in pairs:
+            moved = moved_by(op, operands, slot)
+            if moved:
+                self.turns_of[slot] = (("element", op), *moved)
+            if op in LISTING:
+                self.lists.add(slot)
+        if op == "py.getitem":
+            self.places[pairs[0][1]] = tuple(map(_asked_of, operands))
         self.append(op, operands, named, [slot for _, slot in pairs])
         self._remember(key, pairs[0][1] if pairs else None)
         if op == "py.not_" and isinstance(operands[0], Slot):
@@ -288,7 +320,17 @@ class ScriptSession(Session):
         return {k: self.as_in_program(v) for k, v in value.items()} if type(value) is dict else value
 
     def listed(self, items: Any) -> Any:
-        return self.list_of(self, items)
+        is_open = isinstance(items, StagedObject) and not isinstance(slot_of(items).type, TupleType)
+        return self.taken_in(items) if is_open else self.list_of(self, items)
+
+    def taken_in(self, items: StagedObject) -> StagedObject:
+        """What a list takes in of a value that a run knows, as a list: of tuples, strings and dictionaries, too."""
+        slot = slot_of(items)
+        is_parameter = slot in self.params and not isinstance(items, TensorsObject)
+        if isinstance(slot.type, ListType) and (slot in self.lists or is_parameter or isinstance(items, ShapeObject)):
+            return items
+        found: StagedObject = self.emit("py.call", "builtins.list", items)
+        return found
 
     def is_real_power(self, base: Any, exponent: Any) -> bool:
         return False  # nothing says what the base will be, and what it gives may be of any kind

@@ -14,6 +14,7 @@ import torch
 
 from smelt._torch.dispatch import is_live
 from smelt._torch.record_patches import Patches
+from smelt.capture.scripting.putting import put
 from smelt.capture.scripting.session import PlainShape, ScriptSession, TensorsObject
 from smelt.capture.scripting.types import POSITIONS, is_known
 from smelt.capture.staging import current
@@ -230,7 +231,7 @@ def set_index(session: ScriptSession, tensor: torch.Tensor, key: Any, value: Any
     if rest is not None:
         torch.ops.aten.index_put_.default(view, rest, value)
     else:
-        torch.ops.aten.copy_.default(view, value)
+        put(session, view, value)
 
 
 def _mark(session: ScriptSession, value: Any) -> Any:

@@ -100,7 +100,9 @@ def branch(
                 session.will_fork(key)
                 session.not_again(before)
         except Grows as grows:
-            if not _staged_before(session, key, grows.grown, grows.type, (then, orelse), names, get, set_, site):
+            if session.is_older(grows.grown) or not _staged_before(
+                session, key, grows.grown, grows.type, (then, orelse), names, get, set_, site
+            ):
                 raise
         except CannotMerge:
             session.will_fork(key)
@@ -128,6 +130,7 @@ def _merged(
     before = get()
     snapshot = session.snapshot(own_cells(get, set_, names))
     session.snapshots.append(snapshot)
+    session.befores.append((snapshot, before))
     why = ("fork", key)
     try:
         arms = []
@@ -138,6 +141,7 @@ def _merged(
         return session.branch(slot, arms, site, why, names, anew)
     finally:
         session.snapshots.pop()
+        session.befores.pop()
 
 
 def _staged_before(

@@ -90,6 +90,9 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
             return _tensor(session, args[0], fn.dtype)
         if name == "join" and holds_staged(args[0]) and isinstance(getattr(fn, "__self__", None), str):
             return session.emit("py.call", "str.join", fn.__self__, args[0])
+    of_numbers = getattr(fn, "__objclass__", None) in (int, float) and args and is_staged(args[0])
+    if of_numbers and isinstance(args[0], fn.__objclass__) and hasattr(args[0], name):
+        return runtime.call(0, getattr(args[0], name), args[1:], kwargs)  # `int.bit_count(n)`
     if getattr(fn, "__name__", "") in ("append", "extend", "insert") and isinstance(
         getattr(fn, "__self__", None), StagedObject
     ):
@@ -474,7 +477,7 @@ def extend(session: Any, items: StagedObject, more: Any) -> None:
         more = more.listed()
     elif isinstance(more, (tuple, str, range, dict, set, frozenset)):
         more = list(more)
-    elif not isinstance(more, (list, StagedObject)):
+    elif not isinstance(more, list):
         more = session.listed(more)
     session.resized += 1
     items.slot = slot_of(session.emit("py.concat", items, more))
@@ -501,7 +504,7 @@ def _sort(session: Any, items: StagedObject, *, key: Any = None, reverse: bool =
 
 
 def _remove(session: Any, items: StagedObject, value: Any) -> None:
-    items.slot = slot_of(session.emit("py.delitem", items, session.emit("py.call", "list.index", items, value)))
+    items.slot = slot_of(session.emit("py.call", "list.remove", items, value))
 
 
 def _clear(session: Any, items: StagedObject) -> None:

@@ -87,6 +87,7 @@ class Loop:
             self.init = self.get()
             self.snapshot = self.look()
             session.snapshots.append(self.snapshot)
+            session.befores.append((self.snapshot, self.init))
             session.loops.append(self)
             saved = self.saved = session.recorder.enter()
             try:
@@ -94,6 +95,7 @@ class Loop:
             finally:
                 session.recorder.leave(saved)
                 session.loops.pop()
+                session.befores.pop()
                 session.snapshots.pop()
                 self.snapshot.restore()
                 self.set(self.init)
@@ -520,6 +522,8 @@ def run_loop(loop: Callable[[], Loop]) -> Loop:
         try:
             made.run()
         except Grows as grows:
+            if made.session.is_older(grows.grown):
+                raise
             stage_container(made.session, made.site, grows.grown, grows.type, made.get, made.set, made.look(whole=True))
             continue
         return made

@@ -82,10 +82,14 @@ def resolved(names: Sequence[str], values: Sequence[Any], slot: Slot, answer: bo
 
 def check_identity(session: Any, a: torch.Tensor, b: torch.Tensor) -> None:
     """Whether two tensors are one object is asked. Raises: Again where that follows from the way that was taken."""
-    pair = session.recorder.slot_of(a), session.recorder.slot_of(b)
-    if _check_pair(session, *pair):
+    check_told_apart(session, session.recorder.slot_of(a), session.recorder.slot_of(b))
+
+
+def check_told_apart(session: Any, a: Slot, b: Slot) -> None:
+    """The same of two values of the graph, which the program is told are two."""
+    if _check_pair(session, a, b):
         # What the turns of a loop make of its variables is not known before its end.
-        session.told_apart.append(pair)
+        session.told_apart.append((a, b))
 
 
 def check_identities(session: Any) -> None:

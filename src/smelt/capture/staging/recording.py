@@ -130,6 +130,8 @@ class Recording:
         self.merge: Any = None
         self.is_catchable: Callable[[], bool] = lambda: True
         self.snapshots: list[Snapshot] = []
+        # What there was before each branch and loop that runs, and what their variables held.
+        self.befores: list[tuple[Snapshot, tuple[Any, ...]]] = []
         self.loops: list[Any] = []  # those being staged, outermost first
         self.stopped: BaseException | None = None
         self.negations: dict[Slot, Slot] = {}
@@ -196,6 +198,13 @@ class Recording:
     def as_in_program(self, value: Any) -> Any:
         """A value of the graph with the class that it has in the program."""
         return value
+
+    def is_older(self, container: Any) -> bool:
+        """Whether a dictionary was there before a branch or loop that runs: staged, it is one value before that."""
+        return type(container) is dict and any(
+            snapshot.holds(container) or any(value is container for value in values)
+            for snapshot, values in self.befores
+        )
 
     def listed(self, items: Any) -> Any:
         """What a staged list can take in of items that are no list."""

@@ -218,10 +218,27 @@ def _class(kind: type) -> Any:
     return property(lambda self: kind)
 
 
+def _itself(self: Any) -> Any:
+    return self
+
+
+def _as_int(self: Any) -> Any:
+    return current.session().emit("py.int", self)
+
+
 class StagedInt(_Staged, SymInt):
     """An int that the graph computes."""
 
     __class__ = _class(int)
+
+    real = numerator = property(_itself)
+    imag = property(lambda self: 0)
+    denominator = property(lambda self: 1)
+    conjugate = _itself
+    bit_length, bit_count = _call("int.bit_length"), _call("int.bit_count")
+
+    def as_integer_ratio(self) -> Any:
+        return self, 1
 
     __index__ = _specialized(int)
     __int__ = _specialized(int)
@@ -237,17 +254,37 @@ class StagedFloat(_Staged, SymFloat):
 
     __class__ = _class(float)
 
+    real = property(_itself)
+    imag = property(lambda self: 0.0)
+    conjugate = _itself
+    is_integer, hex = _call("float.is_integer"), _call("float.hex")
+
     __int__ = _specialized(int)
     __float__ = _specialized(float)
 
-    def is_integer(self) -> Any:
-        return current.session().emit("py.call", "float.is_integer", self)
+    def as_integer_ratio(self) -> Any:
+        session = current.session()
+        found = session.emit("py.call", "float.as_integer_ratio", self)
+        return tuple(session.emit("py.getitem", found, i) for i in range(2))
 
 
 class StagedBool(_Staged, SymBool):
     """A truth value that the graph computes."""
 
     __class__ = _class(bool)
+
+    real = numerator = property(_as_int)
+    imag = property(lambda self: 0)
+    denominator = property(lambda self: 1)
+    conjugate = _as_int
+
+    def bit_length(self) -> Any:
+        return _as_int(self)  # of 1 it is 1, of 0 it is 0, and so is the count
+
+    bit_count = bit_length
+
+    def as_integer_ratio(self) -> Any:
+        return _as_int(self), 1
 
     __int__ = _specialized(int)
     __index__ = _specialized(int)

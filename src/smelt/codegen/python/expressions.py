@@ -68,6 +68,12 @@ _HELPERS = {
             order = sorted(range(len(values)), key=keys.__getitem__, reverse=reverse)
             return [values[i] for i in order]
         """),
+    "list.remove": ("without", """
+        def without(items, value):
+            items = items.copy()
+            items.remove(value)
+            return items
+        """),
     "torch.int": ("as_int", """
         def as_int(value):
             if type(value) is bool:

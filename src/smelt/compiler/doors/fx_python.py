@@ -113,6 +113,8 @@ def _call(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any] | No
         return None
     if name == "list.sorted_by":
         return [_sorted_by(call, *args[1:], **kwargs)]
+    if name == "list.remove":
+        return _changed(list.remove)(call, args[1:], kwargs)
     if name not in _AS_LISTS:
         is_own = str(getattr(FUNCTIONS[name], "__module__", "")).startswith("smelt.")
         return None if is_own else [call(FUNCTIONS[name], tuple(args[1:]), kwargs)]
