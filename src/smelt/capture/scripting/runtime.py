@@ -492,7 +492,7 @@ _DOERS = frozenset((
     "contains", "_compare", "compare", "_with_tensor", "_function", "torch_call", "_instance", "<lambda>", "_len",
     "_getattr", "make", "convert", "_module", "at_number", "_conversion", "_sorted", "_range", "_next", "_str",
     "extreme", "_sum", "item", "_bound", "_scoped", "fold", "_zip", "_on_shadows", "record", "_unrolled", "for_",
-    "_map", "_filter", "_isinstance", "index", "set_index", "_basic", "_hasattr", "_fresh", "method", "_divmod",
+    "_map", "_filter", "_isinstance", "index", "set_index", "_basic", "_hasattr", "_fresh", "method", "_divmod", "read",
     "_repr", "_with_marks", "_of_kinds", "load",
 ))  # fmt: skip
 
