@@ -88,9 +88,8 @@ class StagingRuntime(PlainRuntime):
             slot = condition(session, value)
             if slot is None and not value:
                 return
-            is_of_sizes = slot is None and trace is not None
-            more = 0 if trace is None else len(trace.guards) - asked
-            if is_of_sizes and turns and more and not is_whole and not is_unrolled:
+            is_of_sizes = slot is None and trace is not None and len(trace.guards) > asked
+            if is_of_sizes and turns and not is_whole and not is_unrolled:
                 # How often it turns follows from a free size or number: one loop for all of them.
                 raise Again(whole=key)
             if peeled > 0 or (slot is None and not is_whole):
