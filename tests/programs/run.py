@@ -119,7 +119,9 @@ def _collect(options: Any) -> list[dict[str, Any]]:
             time.sleep(0.2)
             for item in list(running):
                 process, log, first, count = item
-                lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+                # The last one may be half written yet.
+                whole = log.read_text().rpartition("\n")[0].splitlines() if log.exists() else []
+                lines = [json.loads(line) for line in whole]
                 hangs = log.exists() and time.time() - log.stat().st_mtime > _HANGS_S
                 if process.poll() is None and not hangs:
                     continue
