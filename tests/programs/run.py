@@ -119,11 +119,12 @@ def _collect(options: Any) -> list[dict[str, Any]]:
             time.sleep(0.2)
             for item in list(running):
                 process, log, first, count = item
+                is_over = process.poll() is not None  # asked first: what it wrote at last is read then
                 # The last one may be half written yet.
                 whole = log.read_text().rpartition("\n")[0].splitlines() if log.exists() else []
                 lines = [json.loads(line) for line in whole]
                 hangs = log.exists() and time.time() - log.stat().st_mtime > _HANGS_S
-                if process.poll() is None and not hangs:
+                if not is_over and not hangs:
                     continue
                 if hangs:
                     process.kill()
