@@ -369,3 +369,37 @@ def test_a_view_of_written_memory_chosen_on_one_way_is_that_view() -> None:
             assert (chosen is first) == (s != -2)
             assert second.data_ptr() - first.data_ptr() == 4
             assert [t.item() for t in (chosen, first, second)] == [0 if s != -2 else s, 0, -1]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: (x[1], x.select(0, 1)),
+        lambda x: (x, x.t().t()),
+        lambda x: (x[0], x[0].to(x.dtype)),
+        lambda x: (x.mT, x.mT),
+    ],
+    ids=["select", "transposed twice", "unchanged", "transposed"],
+)
+@pytest.mark.parametrize("is_dict", [False, True], ids=["list", "dict"])
+def test_equal_views_in_a_container_that_grows_are_two_tensors(view: Callable[[Tensor], Any], is_dict: bool) -> None:
+    def program(x: Tensor, s: Tensor) -> Any:
+        x = x * 2
+        kept: Any = dict(enumerate(view(x))) if is_dict else list(view(x))
+        if s > 0:
+            for i in range(2):
+                if is_dict:
+                    kept[i + 2] = x * 3
+                else:
+                    kept.append(x * 3)
+        return kept
+
+    compiled = smelt.compile(program, options={"measure": False})
+    for s in (2.0, -1.0, 1.0, -2.0, 2.0, -1.0):
+        x = torch.arange(12.0).view(3, 4)
+        want, kept = program(x, torch.tensor(s)), compiled(x, torch.tensor(s))
+        assert len(kept) == len(want)
+        assert kept[0] is not kept[1]
+        assert kept[0].untyped_storage().data_ptr() == kept[1].untyped_storage().data_ptr()
+        assert torch.equal(kept[0], want[0])
+        assert torch.equal(kept[1], want[1])

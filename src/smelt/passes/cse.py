@@ -14,6 +14,7 @@ from smelt.ir import Arg, Graph, Node, Region, Value, values_in
 from smelt.ops.effects import effects
 from smelt.passes.base import Pass, PassContext
 from smelt.passes.keys import arg_key
+from smelt.passes.returned import is_returned
 from smelt.rewrite import Rewriter
 
 
@@ -97,14 +98,10 @@ class _Merger:
                     return False
                 if roots_a & self.kept and roots_b & self.kept:
                     return False
-            elif _is_yielded(a) and _is_yielded(b):
+            elif is_returned(a) and is_returned(b):
                 # Two views of one memory are two tensor objects.
                 return False
         return True
-
-
-def _is_yielded(value: Value) -> bool:
-    return any(isinstance(user, Region) for user in value.users)
 
 
 cse = Pass("cse", "%1 = sin %x; %2 = sin %x; return %1 + %2   ==>   %1 = sin %x; return %1 + %1", _run)

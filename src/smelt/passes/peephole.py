@@ -15,16 +15,9 @@ from smelt.ops.catalogue.views import view_strides
 from smelt.ops.effects import alias_of, aliases
 from smelt.ops.typing import infer
 from smelt.passes.base import Pass, PassContext, call_of, can_erase
+from smelt.passes.returned import WHOLE_VIEWS, is_returned
 from smelt.rewrite import Match, Rewriter, Rule, anything, apply_rules, literal, op
 
-# Views of the whole operand when the types agree. Not as_strided (which names a place), not conj (which sets a bit).
-_VIEWS = (
-    "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints",
-    "aten.expand.default", "aten.slice.Tensor", "aten.narrow.default", "aten.permute.default", "aten.transpose.int",
-    "aten.t.default", "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.alias.default",
-    "aten.detach.default", "aten.lift_fresh.default", "aten.view_as.default", "aten.expand_as.default",
-    "aten.reshape_as.default",
-)  # fmt: skip
 # Operators that return the operand itself, the same tensor object, where there is nothing to do.
 _RETURN_SELF = (
     "aten.contiguous.default", "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten.to.other",
@@ -38,29 +31,13 @@ def _drop(rewriter: Rewriter, match: Match) -> Arg | None:
     kind = node.result.type
     if operand is None or operand.type != kind or not (isinstance(kind, TensorType) and kind.is_static):
         return None
-    if node.op in _VIEWS and _is_returned(node.result):
+    if node.op in WHOLE_VIEWS and is_returned(node.result):
         # A view that is returned is a tensor object of its own.
         return None
     if node.op == "aten.detach.default" and _is_seen(node.result):
         # Of what a parameter's view shows, autograd is to know nothing.
         return None
     return operand
-
-
-def _is_returned(value: Value) -> bool:
-    """Whether the very tensor object may be among the graph's outputs: a loop that begins with it, or a container that
-    holds it, may hand it on.
-    """
-    return any(
-        isinstance(user, Region)
-        or bool(user.regions)
-        or user.op.startswith("py.")
-        or (
-            (user.op not in _VIEWS and alias_of(user) is value and user.result.type == value.type)
-            and _is_returned(user.result)
-        )
-        for user in value.users
-    )
 
 
 def _is_seen(value: Value) -> bool:
@@ -95,7 +72,7 @@ def _compose(rewriter: Rewriter, match: Match) -> Arg | None:
     if outer is None or inner is None or len(outer) != len(inner):
         return None
     order = tuple(inner[i] for i in outer)
-    if order == tuple(range(len(order))) and not any(isinstance(u, Region) for u in match.root.result.users):
+    if order == tuple(range(len(order))) and not is_returned(match.root.result):
         return base
     made = rewriter.builder.add("aten.permute.default", (base, order), (match.root.result.type,))
     rewriter.adopt(made)
@@ -168,7 +145,7 @@ _X = anything("x", _is_value)
 _ANY_LITERAL = literal(lambda arg: True)
 
 RULES: tuple[Rule, ...] = (
-    Rule("drop-view", op(_VIEWS, anything(), open_ended=True), _drop),
+    Rule("drop-view", op(WHOLE_VIEWS, anything(), open_ended=True), _drop),
     Rule("drop-conversion", op(_RETURN_SELF, anything(), open_ended=True), _drop),
     Rule(
         "compose-transposes",

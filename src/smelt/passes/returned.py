@@ -1,0 +1,31 @@
+"""Which values leave the graph as the tensor objects they are, so that nobody may put another object in their place."""
+
+from __future__ import annotations
+
+from smelt.ir import Region, Value
+from smelt.ops.effects import alias_of
+
+# Views of the whole operand when the types agree. Not as_strided (which names a place), not conj (which sets a bit).
+WHOLE_VIEWS = (
+    "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints",
+    "aten.expand.default", "aten.slice.Tensor", "aten.narrow.default", "aten.permute.default", "aten.transpose.int",
+    "aten.t.default", "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.alias.default",
+    "aten.detach.default", "aten.lift_fresh.default", "aten.view_as.default", "aten.expand_as.default",
+    "aten.reshape_as.default",
+)  # fmt: skip
+
+
+def is_returned(value: Value) -> bool:
+    """Whether the very tensor object may be among the graph's outputs: a loop that begins with it, or a container that
+    holds it, may hand it on.
+    """
+    return any(
+        isinstance(user, Region)
+        or bool(user.regions)
+        or user.op.startswith("py.")
+        or (
+            (user.op not in WHOLE_VIEWS and alias_of(user) is value and user.result.type == value.type)
+            and is_returned(user.result)
+        )
+        for user in value.users
+    )
