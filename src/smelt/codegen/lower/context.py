@@ -21,6 +21,7 @@ from smelt.codegen.fusion.decisions import Decision
 from smelt.codegen.kernels.nest import Nest
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place, PlanBuilder, Storage
+from smelt.codegen.lower.copies import copy_into
 from smelt.codegen.lower.elements import Elements, maker
 from smelt.codegen.lower.fills import Fills
 from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
@@ -40,7 +41,7 @@ from smelt.diag import Options, SmeltError
 from smelt.ir import STATE_OPS, Arg, Graph, Node, Region, TensorType, Value, values_in
 from smelt.ops.convert import dtype_to_torch
 from smelt.ops.registry import arguments_of, schema_of
-from smelt.runtime.plan import Copy, Dispatch, Use
+from smelt.runtime.plan import Dispatch, Use
 
 
 def cannot_lower(node: Node, why: str) -> SmeltError:
@@ -391,11 +392,10 @@ class Context:
         """A copy of a place with other strides, the same copy each time."""
         key = (place.storage, place.geometry, strides)
         if key not in self._copies:
-            source = self.builder.handle(place)
             self.builder.check(place.storage)
             storage = self.builder.empty(Geometry(place.geometry.sizes, strides), place.storage.dtype)
-            self.builder.emit(Copy(storage.slot, source))
             self._copies[key] = Place(storage, storage.base)
+            copy_into(self.builder, self._copies[key], place)
         return self._copies[key]
 
     def overwritten(self, storage: Storage) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from smelt.codegen.lower.builder import Place
-from smelt.codegen.lower.context import Context
+from smelt.codegen.lower.builder import Place, PlanBuilder
 from smelt.codegen.lower.geometry import Geometry
 from smelt.runtime.plan import Blit, Copy
 
 
-def copy_into(ctx: Context, target: Place, source: Place) -> None:
+def copy_into(builder: PlanBuilder, target: Place, source: Place) -> None:
     """Copy a tensor into planned memory: its bytes where both lie alike and densely, else element by element."""
-    builder = ctx.builder
-    target, source = _once(target, source), _once(source, target)
+    repeated = _repeated(target.geometry)
+    target, source = _once(target, repeated), _once(source, repeated)
     slot = builder.handle(source)
     builder.check(source.storage)
     at = target.geometry
@@ -23,12 +22,16 @@ def copy_into(ctx: Context, target: Place, source: Place) -> None:
         builder.emit(Copy(builder.handle(target), slot))
 
 
-def _once(place: Place, other: Place) -> Place:
-    """A place with each element once that is repeated there and in the other (dimensions of stride 0)."""
-    at = place.geometry
-    repeated = [s == 0 == t for s, t in zip(at.strides, other.geometry.strides, strict=True)]
-    if not any(repeated) or 0 in at.sizes:
+def _repeated(at: Geometry) -> tuple[bool, ...]:
+    """The dimensions of stride 0: of the elements there, which are all the same, one is copied."""
+    return tuple(stride == 0 and 0 not in at.sizes for stride in at.strides)
+
+
+def _once(place: Place, repeated: tuple[bool, ...]) -> Place:
+    """A place with the first element alone of the dimensions that are repeated."""
+    if not any(repeated):
         return place
+    at = place.geometry
     sizes = tuple(1 if again else n for n, again in zip(at.sizes, repeated, strict=True))
     strides = tuple(1 if again else s for s, again in zip(at.strides, repeated, strict=True))
     return Place(place.storage, Geometry(sizes, strides, at.offset))

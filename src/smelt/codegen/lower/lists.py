@@ -28,7 +28,7 @@ def begin(ctx: Context, result: Value, growing: Growing) -> Place:
     if storage.base != geometry:
         storage = ctx.builder.arena(geometry, dtype)
     for index, value in enumerate(growing.first):
-        copy_into(ctx, Place(storage, growing.row(index)), ctx.place(value))
+        copy_into(ctx.builder, Place(storage, growing.row(index)), ctx.place(value))
     ctx.lists[result] = [Place(storage, growing.row(i)) for i in range(growing.length)]
     return Place(storage, geometry)
 
@@ -80,7 +80,7 @@ def lower_joined(ctx: Context, node: Node) -> bool:
         ctx.note(node, "view")
         return True
     target = ctx.memory_for(node.result, Geometry.of(type_))
-    copy_into(ctx, Place(target, row_major(sizes)), seen)
+    copy_into(ctx.builder, Place(target, row_major(sizes)), seen)
     ctx.bind(node.result, Place(target, target.base))
     ctx.note(node, "copy")
     return True

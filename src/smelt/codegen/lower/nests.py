@@ -247,7 +247,7 @@ class Nests:
         part = None if root.node is None else part_of(root.node)
         assert part is not None
         storage = self._result(root, strides)
-        copy_into(self.ctx, Place(storage, storage.base), self.ctx.place(part.base))
+        copy_into(self.ctx.builder, Place(storage, storage.base), self.ctx.place(part.base))
         return storage
 
     def _replay(

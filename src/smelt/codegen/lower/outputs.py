@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.chosen import Choice
 from smelt.codegen.lower.context import Context, cannot_lower, tensor_type
+from smelt.codegen.lower.copies import copy_into
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.plain import is_plain_type
 from smelt.codegen.lower.python_nodes import collect
@@ -15,7 +16,6 @@ from smelt.codegen.lower.sharing import sources_of, very_tensor
 from smelt.codegen.lower.unknown.sharing import reached
 from smelt.ir import STATE_OPS, TensorType, Value, values_in
 from smelt.ops.convert import to_torch
-from smelt.runtime.plan import Copy
 
 
 def lower_outputs(ctx: Context, chosen: Mapping[int, Choice]) -> tuple[tuple[int, ...], tuple[OutputRecipe, ...]]:
@@ -142,5 +142,6 @@ def _own_root(ctx: Context, root: Value) -> Place:
         return ctx.to_eager(root)
     place = ctx.place(root)
     storage = ctx.builder.empty(Geometry.of(tensor_type(root)), place.storage.dtype)
-    ctx.builder.emit(Copy(storage.slot, ctx.builder.handle(place)))
-    return Place(storage, storage.base)
+    made = Place(storage, storage.base)
+    copy_into(ctx.builder, made, place)
+    return made

@@ -239,7 +239,7 @@ def _append(ctx: Context, grown: Growing, buffer: Place, row: Storage) -> None:
     element = grown.row(0)
     if found.geometry.strides != element.strides:
         dense = ctx.builder.arena(element, buffer.storage.dtype)
-        copy_into(ctx, Place(dense, dense.base), found)
+        copy_into(ctx.builder, Place(dense, dense.base), found)
         found = Place(dense, dense.base)
     slot = ctx.builder.handle(found)
     ctx.builder.check(found.storage)
@@ -307,7 +307,7 @@ def _store(ctx: Context, arg: Arg, place: Place) -> None:
     assert isinstance(arg, Value)
     found = ctx.place(arg)
     if found != place:
-        copy_into(ctx, place, found)
+        copy_into(ctx.builder, place, found)
 
 
 def _of_kind(number: Use | int | float | bool, target: Storage, ctx: Context) -> Use | int | float | bool:
@@ -338,7 +338,7 @@ def _carry(ctx: Context, yields: Sequence[Arg], places: Sequence[Place]) -> None
             continue
         if is_plain:
             kept = ctx.builder.arena(place.geometry, place.storage.dtype)
-            copy_into(ctx, Place(kept, kept.base), found)
+            copy_into(ctx.builder, Place(kept, kept.base), found)
         else:
             kept = ctx.builder.number(kind_of(arg.type))
             ctx.builder.emit(Scalar(Arith.COPY, kept.slot, (Use(found.storage.slot),), same))
@@ -350,4 +350,4 @@ def _carry(ctx: Context, yields: Sequence[Arg], places: Sequence[Place]) -> None
         if place.storage.kind == "number":
             ctx.builder.emit(Scalar(Arith.COPY, place.storage.slot, (Use(kept_at.storage.slot),), same))
         else:
-            copy_into(ctx, place, kept_at)
+            copy_into(ctx.builder, place, kept_at)

@@ -7,7 +7,7 @@ import torch
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, cannot_lower
 from smelt.codegen.lower.generic import dispatch
-from smelt.codegen.lower.geometry import view_geometry
+from smelt.codegen.lower.geometry import row_major, view_geometry
 from smelt.codegen.lower.sharing import view_source
 from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, Value
 from smelt.ops.lazy_bits import is_copied
@@ -84,9 +84,12 @@ def _copy_elements(ctx: Context, node: Node) -> None:
             raise cannot_lower(node, "its memory, which is seen outside, may hold the negated elements")
         return
     lazy = ctx.place(value)
-    storage = ctx.builder.empty(lazy.geometry, lazy.storage.dtype)
+    at = lazy.geometry
+    is_repeated = at.extent < at.numel
+    storage = ctx.builder.empty(row_major(at.sizes) if is_repeated else at, lazy.storage.dtype)
     ctx.builder.emit(Copy(storage.slot, ctx.builder.handle(lazy)))
-    ctx.bind(value, Place(storage, storage.base))
+    read = Place(storage, storage.base)
+    ctx.bind(value, ctx.with_strides(read, at.strides) if is_repeated else read)
 
 
 def _may_be_negated(node: Node) -> bool:

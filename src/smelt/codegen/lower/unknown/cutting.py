@@ -8,13 +8,14 @@ import torch
 
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, tensor_type
+from smelt.codegen.lower.copies import copy_into
 from smelt.codegen.lower.geometry import Geometry
 from smelt.codegen.lower.numbers import operand
 from smelt.codegen.lower.unknown.cuts import is_copy, is_view
 from smelt.ir import Node, Region, TensorType, Value
 from smelt.ir.sizes import equals
 from smelt.runtime.calls import cut
-from smelt.runtime.plan import Copy, Dispatch, Scalar, Use
+from smelt.runtime.plan import Dispatch, Scalar, Use
 from smelt.runtime.table import Arith
 
 
@@ -40,7 +41,7 @@ def lower_cut(ctx: Context, node: Node) -> bool:
     sizes[dim] = left
     if place.storage.kind == "held" and not is_copied:
         made = ctx.builder.empty(Geometry.of(whole), place.storage.dtype)
-        ctx.builder.emit(Copy(made.slot, ctx.builder.handle(place)))
+        copy_into(ctx.builder, Place(made, made.base), place)
         place = Place(made, made.base)
     storage = place.storage
     slot = ctx.builder.handle(place)
