@@ -172,3 +172,25 @@ def test_a_call_that_raises_has_written_and_printed_once() -> None:
             seen.append((*told(program, x), x.tolist()))
         assert seen[0] == seen[1] == seen[2], value
     assert not compiled.stats().fallbacks
+
+
+def test_a_recorded_way_that_raises_after_printing_prints_once() -> None:
+    def program(x: Tensor, f: float) -> Tensor:
+        y = x * (1 if torch.full([], f) == 0 else 2)
+        print("before", file=sys.stderr)
+        print("here")
+        if torch.equal(x, torch.zeros(3)):
+            raise ValueError("nothing")
+        print("after", f)
+        return y
+
+    compiled, traced = smelt.compile(program), smelt.trace(program, (torch.ones(3), 0.5))
+    for value, f in ((1.0, -1.5), (1.0, 0.5), (1.0, 0.25), (0.0, 0.5), (0.0, -1.5), (0.0, 2.5), (1.0, 2.5), (1.0, 0.0)):
+        x = torch.full((3,), value)
+        for run in (compiled, traced) if f == 0.5 else (compiled,):
+            assert told(at(run, f), x) == told(at(program, f), x), (value, f)
+    assert not compiled.stats().fallbacks
+
+
+def at(program: Callable[..., Any], f: float) -> Callable[..., Any]:
+    return lambda x: program(x, f)

@@ -154,6 +154,8 @@ class Dispatcher:
             except Miss as miss:
                 row.missed()
                 missed, why = (*missed, row), miss
+                if miss.printed is not None and any(miss.printed.values()):
+                    return self._serve_next(args, kwargs, missed, miss)
                 continue
             if row.paths is not None:
                 self._prefer(row)
@@ -191,7 +193,14 @@ class Dispatcher:
     def try_others(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any], why: Exception | None = None) -> Any:
         """The answer of a call that took another path than this row's; why: where it did."""
         row.missed()
-        return self._serve(args, kwargs, (row,), why if isinstance(why, Miss) else None)
+        return self._serve_next(args, kwargs, (row,), why if isinstance(why, Miss) else None)
+
+    def _serve_next(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...], why: Miss | None
+    ) -> Any:
+        """The answer by another row, which shows nothing again that the last one has shown."""
+        with muted_again(None if why is None else why.printed):
+            return self._serve(args, kwargs, missed, why)
 
     def _run(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         row.hit(self._table.counters.tick())
@@ -241,6 +250,8 @@ class Dispatcher:
                 return self._original.run(str(failure), args, kwargs, is_fault=False)
             case Exception() if entry.repeats_errors and not isinstance(failure, Miss):
                 return self.repeat(row, failure, args, kwargs, pieces_since(before))
+            case Miss():
+                failure.printed = pieces_since(before)
         raise failure
 
     def repeat(

@@ -170,7 +170,8 @@ class Program(torch.nn.Module):
             raise undelivered.error from None
         except Miss:
             # Either the call takes another way, which raises, or only rounding decides.
-            return self._by_op(unit, unit.signature.flatten(args, kwargs), args, kwargs)
+            with muted_again(pieces_since(before)):
+                return self._by_op(unit, unit.signature.flatten(args, kwargs), args, kwargs)
         except SmeltError as error:
             if self._options.strict:
                 raise

@@ -140,11 +140,13 @@ class Miss(Exception):
     """A run met another value than the only one that its graph holds for (`expect`); nothing visible has happened.
 
     where: the line that read the value; no error of the program's, and nobody sees it but who tries the next graph.
+    printed: how many pieces of text the run has shown all the same, by stream, which are not to be shown again.
     """
 
     def __init__(self, expected: object, found: object = None, where: Span | None = None) -> None:
         super().__init__(f"expected {expected!r}, found {found!r}" + (f" at {where}" if where is not None else ""))
         self.expected, self.found, self.where = expected, found, where
+        self.printed: dict[str, int] | None = None
 
 
 class SmeltWarning(UserWarning):
