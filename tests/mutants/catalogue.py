@@ -160,7 +160,7 @@ PASSES = (
     Mutant(
         "peephole: views that are returned",
         "passes/peephole.py",
-        "if node.op in _VIEWS and _is_returned(node.result):",
+        "if node.op in WHOLE_VIEWS and is_returned(node.result):",
         "if False:",
         "a view that does nothing is returned as the very object that it is a view of",
         (f"{_GOLDEN}::test_golden",),

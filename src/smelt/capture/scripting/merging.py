@@ -17,6 +17,7 @@ from smelt.ir import (
     FLOAT,
     INT,
     NONE,
+    DictType,
     DType,
     ListType,
     OptionalType,
@@ -62,6 +63,9 @@ class ScriptMerger(Merger):
         return result
 
     def _merge(self, a: Any, b: Any) -> Any:
+        if a is not b and (self._was_there_staged(a) or self._was_there_staged(b)):
+            # What is changed in it later is changed for who holds it since before the branch, too.
+            self._fail("a list or dict that was there before meets another")
         for one, other in ((a, b), (b, a)):
             if isinstance(one, torch.Tensor) and is_staged(other) and slot_of(other).type == ANY:
                 return self._tensors(*((a, self.session.as_tensor(b)) if one is a else (self.session.as_tensor(a), b)))
@@ -75,6 +79,11 @@ class ScriptMerger(Merger):
             if found is not NotImplemented:
                 return found
         return super()._merge(a, b)
+
+    def _was_there_staged(self, value: Any) -> bool:
+        """Whether a value is a list or dict of the graph's that the program had before the branch."""
+        is_container = is_staged(value) and isinstance(slot_of(value).type, (ListType, DictType))
+        return is_container and self.session.is_outer(value)
 
     def _lists(self, a: Any, b: Any) -> Any:
         """Lists of other lengths, or of one that a run knows, as one of the graph's."""
