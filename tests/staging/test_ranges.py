@@ -55,3 +55,35 @@ def test_a_range_stays_a_range(taken: Any, capsys: pytest.CaptureFixture[str]) -
     for x in (X, X - 1, -X, X):
         want, said = f(x), capsys.readouterr().out
         assert repr(compiled(x)) == repr(want) and capsys.readouterr().out == said
+
+
+def test_a_range_that_is_left_has_nobody_go_over_the_process() -> None:
+    class Told:
+        def __getattribute__(self, name: str) -> Any:
+            if name == "__dict__":
+                asked.append(name)
+            return super().__getattribute__(name)
+
+    asked: list[str] = []
+    HEAP.append(Told())
+
+    def alone(x: torch.Tensor) -> Any:
+        return range(int(x.sum()))
+
+    def beside_rows(x: torch.Tensor) -> Any:
+        rows = [[x]]
+        for _ in range(int(x.sum())):
+            rows.append([x + 1])
+        return range(int(x.sum())), rows
+
+    try:
+        for f in (alone, beside_rows):
+            compiled = smelt.compile(f)
+            for x in (X, X - 1, X):
+                assert repr(compiled(x)) == repr(f(x))
+            assert not asked
+    finally:
+        HEAP.clear()
+
+
+HEAP: list[Any] = []

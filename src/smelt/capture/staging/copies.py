@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from smelt.capture.recorder import Slot
 from smelt.capture.staging.containers import are_the_same
 from smelt.capture.staging.symbols import is_staged, slot_of
+from smelt.capture.staging.views import StagedSequence
 from smelt.ir import DictType, ListType, OptionalType, TupleType, Type
 
 _WHY = "containers of a graph are values, of which nobody else sees a change"
@@ -135,6 +137,8 @@ class Copies:
 
     def check_left(self, left: Iterable[Any], was_there: Callable[[Any], bool]) -> None:
         """What the program leaves holds no copy beside what it is one of. Raises: CannotStage."""
+        if not self.held and not self.copied:
+            return  # all that can be reached may be all that the process holds
         values, known = _walked(left)
         nested = {slot_of(value) for value in values if is_staged(value) and self._may_be_copied(slot_of(value))}
         if len(nested) > 1 and (self.has_moved or not nested.isdisjoint(self.held)):
@@ -188,7 +192,9 @@ def _walked(values: Iterable[Any]) -> tuple[list[Any], set[int]]:
             waiting.extend(value)
         elif isinstance(value, dict):
             waiting.extend(_contents(value) if type(value) is dict else [*value.keys(), *value.values()])
-        elif not isinstance(value, type) and hasattr(value, "__dict__") and not callable(value):
+        elif isinstance(value, StagedSequence):
+            waiting.extend(part for name, part in vars(value).items() if name != "session")
+        elif not isinstance(value, (type, ModuleType)) and hasattr(value, "__dict__") and not callable(value):
             waiting.extend(vars(value).values())
         else:
             continue
