@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture import reads, reads_patch, reads_values
+from smelt.capture import captured, reads, reads_patch, reads_values
 from smelt.capture.recorder import Recorder, Slot
 from smelt.capture.roots import reachable
 from smelt.capture.spans import Site
@@ -198,6 +198,23 @@ def test_the_recorders_own_calls_are_no_events_of_the_program(monkeypatch: pytes
         smelt.compile(model)(_X)
     assert seen["Linear.forward"] == 1 and seen["Recorder.record"] >= 2
     assert not any(seen[f"Recorder.{name}"] for name in ("_note", "_define", "_family", "_encode"))
+
+
+def test_what_a_recording_does_beside_the_run_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = reads._Recorder.profile
+    seen: Counter[str] = Counter()
+
+    def counted(self: Any, frame: types.FrameType, event: str, arg: Any) -> bool:
+        seen[frame.f_code.co_qualname.partition(".")[0]] += 1
+        return profile(self, frame, event, arg)
+
+    monkeypatch.setattr(reads._Recorder, "profile", counted)
+    layer = torch.nn.Linear(4, 4)
+    with torch.no_grad(), reads.record_reads({"layer": layer}, (torch.ones(2, 4),), {}):
+        got = captured.capture(layer, (torch.ones(2, 4),))
+    assert got.graph is not None
+    assert seen["Linear"] > 0  # the run itself is
+    assert not seen.keys() & {"_Walk", "GraphBuilder", "Builder"}
 
 
 def test_what_torchs_own_call_of_a_module_reads_is_one_fact() -> None:

@@ -27,6 +27,7 @@ from smelt._torch.state import autocast, default_dtype
 from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
+from smelt.capture.events import unwatched
 from smelt.capture.history import begun_inside, check_classes
 from smelt.capture.inferred import kinds_of
 from smelt.capture.keeping import keeper
@@ -174,7 +175,8 @@ def capture(
     except CaptureError as error:
         return Captured(title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {}))
     opaque = {path: v for path, v in arguments.constants() if callable(v)}
-    roots = reachable(program, opaque)
+    with unwatched():
+        roots = reachable(program, opaque)
     scope = Scope(roots.modules, call_notes())
     recorder = Recorder(roots, scope, at_entry=chosen == "entry", specialize=specialize, reruns=reruns)
     for tensor in arguments.tensors:
@@ -198,7 +200,8 @@ def capture(
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths, puts)
         try:
             names = _input_names(program, arguments.paths, state)
-            graph = GraphBuilder(title, recorder, caller).build(names, outputs)
+            with unwatched():
+                graph = GraphBuilder(title, recorder, caller).build(names, outputs)
         except CaptureError as error:
             recorder.error = error
     used = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})

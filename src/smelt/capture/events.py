@@ -57,6 +57,20 @@ RECORDING = threading.Lock()
 
 
 @contextmanager
+def unwatched() -> Iterator[None]:
+    """This thread's hook, where there is one, does not see the block, which is work of our own."""
+    resume, watched.resume = watched.resume, None  # nor does anything in it install the hook again
+    if resume is not None:
+        sys.setprofile(None)
+    try:
+        yield
+    finally:
+        watched.resume = resume
+        if resume is not None:
+            resume()
+
+
+@contextmanager
 def profiled(hook: Hook, *, natively: bool = True) -> Iterator[None]:
     """Install a profile hook for this thread; whatever profiler was there is put back after.
 

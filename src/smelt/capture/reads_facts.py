@@ -388,12 +388,16 @@ def _is_own_class(cls: type) -> bool:
     return owner_kind(cls) == "user" and not issubclass(cls, torch.Tensor)
 
 
+_NOT_HELD = dict.fromkeys(SPECIAL, MISSING)
+
+
 def _special(cls: type, classifier: _Classifier) -> None:
     """What a class is: its bases, its names, and what Python looks up by itself, there or not."""
     own = cls.__dict__
-    names = (*CLASS_PARTS, *(name for name in own if is_special(name)), *(n for n in SPECIAL if n not in own))
-    held = {name: getattr(cls, name) if name in CLASS_PARTS else own_attribute(cls, name) for name in names}
-    classifier.add("special", cls, names, held, None, f"what {cls.__qualname__} is")
+    held = dict(_NOT_HELD)
+    held.update((name, own_attribute(cls, name)) for name in own if is_special(name))
+    held.update((name, getattr(cls, name)) for name in CLASS_PARTS)
+    classifier.add("special", cls, tuple(held), held, None, f"what {cls.__qualname__} is")
     for name in ("__new__", "__init__"):
         made = own.get(name)
         made = made.__func__ if isinstance(made, staticmethod) else made

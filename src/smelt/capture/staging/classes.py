@@ -70,6 +70,7 @@ def _calls_type(code: types.CodeType) -> bool:
     return False
 
 
+@lru_cache(maxsize=4096)
 def _asks_identity(code: types.CodeType) -> bool:
     """Whether code asks for the identity of something with anything else than None, True, False and `...`."""
     if _IS_OP not in code.co_code[::2]:
