@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import enum
 import inspect
 import re
 import sys
@@ -45,8 +44,9 @@ from smelt.capture.scopes import Scope
 from smelt.capture.scripting import calls
 from smelt.capture.scripting.merging import ScriptMerger
 from smelt.capture.scripting.parameters import Parameters, parameters_of
+from smelt.capture.scripting.returning import AsReturned
 from smelt.capture.scripting.runtime import ScriptRuntime
-from smelt.capture.scripting.session import DEEP, Assume, ScriptSession, ShapeObject, TensorsObject
+from smelt.capture.scripting.session import DEEP, Assume, ScriptSession
 from smelt.capture.scripting.tensors import answering_open
 from smelt.capture.scripting.variables import outer_variable
 from smelt.capture.sharing import entangled
@@ -74,10 +74,8 @@ from smelt.capture.staging.stops import (
     CannotStage,
     letting_go,
 )
-from smelt.capture.staging.views import StagedRange
 from smelt.diag import CaptureError, InternalError, Span
 from smelt.ir import Type
-from smelt.ops.python_calls import class_of
 
 _MOST_RUNS, _MOST_ASKED = 64, 6
 # What all runs of a program may take together: operators and ways, and seconds of the thread's own time.
@@ -319,7 +317,8 @@ class _Run:
             # What it sets of context variables is set in a context of its own.
             result = copy_context().run(calls.call, session, runtime, 0, self.fn, args, kwargs)
             self.gets_through = True
-            return Outcome(_as_returned(session, result), snapshot.changes())
+            changes = snapshot.changes()
+            return Outcome(AsReturned(session, changes.values()).of(result), changes)
         except Exception as error:
             try:
                 check_genuine(session, error)
@@ -435,26 +434,6 @@ class _Run:
         # What is found when the run has ended has no place of its own, or its caller's: the program's first line.
         is_placed = error.where is not None and not _runs_now(error.where)
         return error if is_placed else replace(error, where=self.parameters.span)
-
-
-def _as_returned(session: ScriptSession, value: Any) -> Any:
-    """A result with Python's own kind of sequence where the graph has lists."""
-    if isinstance(value, (ShapeObject, TensorsObject)):
-        return session.as_in_program(value)
-    if isinstance(value, StagedRange) and value.known_length() is None:
-        return value.itself()
-    if isinstance(value, enum.Enum) and session.regions[-1].taken:
-        # Another way may return another one.
-        cls = f"{type(value).__module__}.{type(value).__qualname__}"
-        if class_of(cls) is type(value) and value.name in type(value).__members__:
-            return session.emit("py.call", "enum.member", cls, value.name)
-    if type(value) in (list, tuple):
-        items = [_as_returned(session, item) for item in value]
-        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
-    if type(value) is dict:
-        found = {k: _as_returned(session, item) for k, item in value.items()}
-        return value if all(found[k] is value[k] for k in value) else found
-    return value
 
 
 def _runs_now(where: Span) -> bool:
