@@ -155,3 +155,19 @@ def test_numbers_have_the_attributes_of_numbers():
         return x * (2 if hasattr(m, "bit_length") and hasattr(n, "real") and not hasattr(m, "sum") else 3)
 
     agrees(f, (X, 3), (X, 4))
+
+
+def test_a_graph_that_asks_for_a_tensor_says_where_there_is_none():
+    def total(x, items, table):
+        items.append(table["n"])
+        return x + items[-1].reshape(6).sum()
+
+    given = X, [X, X], {"n": 0, "t": X}
+    scripted = smelt.script(total, example_inputs=given)
+    assert torch.equal(by_evaluator(scripted, X, [X], {"n": Y, "t": X}), X + Y.sum())
+    with pytest.raises(smelt.SmeltError, match="takes a tensor, and there is a int in its place") as caught:
+        by_evaluator(scripted, *given)
+    assert caught.value.code == "S0107" and caught.value.where is not None
+    assert caught.value.where.text.strip() == "return x + items[-1].reshape(6).sum()"
+    with pytest.raises(RuntimeError, match="is invalid for input of size 4"):  # torch's own is as it was
+        by_evaluator(scripted, X, [X], {"n": X, "t": X})

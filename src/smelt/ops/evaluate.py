@@ -17,7 +17,7 @@ import torch
 
 from smelt._torch.autocast import no_autocast
 from smelt.diag import InternalError, Miss, SmeltError
-from smelt.ir import Graph, Node, Region, TensorType, Value, print_node, values_in
+from smelt.ir import ANY, Graph, Node, Region, TensorType, Value, print_node, values_in
 from smelt.ops.convert import bind, strided_copy, tensor_of_literal
 from smelt.ops.index_words import words_of_brackets
 from smelt.ops.modes import entered
@@ -49,8 +49,8 @@ def evaluate(
     observe: called after each node with its results. silent: nothing is printed, and no warning given.
     as_written: inference mode makes inference tensors, which fits raw graphs only: passes mix what was made in it and
     what was not.
-    Raises: SmeltError (S0107 wrong number of inputs, S0203 missing constant or state), Miss where an `expect` fails,
-    and what torch raises.
+    Raises: SmeltError (S0107 wrong number of inputs, or another kind of value than the graph is of, S0203 missing
+    constant or state), Miss where an `expect` fails, and what torch raises.
     """
     if len(inputs) != len(graph.inputs):
         raise SmeltError(
@@ -160,7 +160,24 @@ class _Run:
             if not text:
                 raise
             raise IndexError(text) from None
+        except (RuntimeError, TypeError) as error:
+            kind = next((type(v).__name__ for v in self._of_any_kind(node) if not isinstance(v, torch.Tensor)), None)
+            if kind is None:
+                raise
+            raise SmeltError(
+                f"{node.op} takes a tensor, and there is a {kind} in its place",
+                node.span,
+                why="of a value of any kind, what tensors have was asked; the graph holds for tensors alone",
+                fix="annotate what the program is given, or use smelt.compile",
+                code="S0107",
+            ) from error
         return self.results(node, result)
+
+    def _of_any_kind(self, node: Node) -> list[Any]:
+        """The operands of one of torch's operators of which only a run tells what they are."""
+        if python_op(node.op) is not None:
+            return []
+        return [self.values[value] for arg in node.args for value in values_in(arg) if value.type == ANY]
 
     def results(self, node: Node, result: Any) -> Sequence[Any]:
         if len(node.results) == 1:

@@ -74,18 +74,31 @@ def functions_of(codes: Iterable[CodeType], hints: Iterable[object] = ()) -> lis
 def named_functions(codes: Iterable[CodeType], hints: Iterable[object] = ()) -> list[FunctionType]:
     """Those to which the hints and the modules' names lead."""
     wanted = {id(code): code for code in codes}
-    files = {code.co_filename for code in wanted.values()}
     found: dict[int, FunctionType] = {}
     seen: set[int] = set()
     for hint in hints:
         for start in _in_hint(hint):
             _look(start, wanted, found, seen)
-    modules = [m for m in list(sys.modules.values()) if getattr(m, "__file__", None) in files]
     for code in wanted.values():
-        for module in modules:
-            if module.__file__ == code.co_filename:
-                _resolve(vars(module), code.co_qualname, wanted, found, seen)
+        for name in _modules_of(len(sys.modules), next(reversed(sys.modules), "")).get(code.co_filename, ()):
+            held = getattr(sys.modules.get(name), "__dict__", None)
+            if held is not None:
+                _resolve(held, code.co_qualname, wanted, found, seen)
     return list(found.values())
+
+
+@functools.lru_cache(maxsize=1)
+def _modules_of(count: int, last: str) -> dict[str, list[str]]:
+    """The names of the modules of each file; known again while as many are there, and the last one is the same.
+
+    Should that not tell (a module was put in another's place), a function is found among all objects instead.
+    """
+    found: dict[str, list[str]] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            found.setdefault(file, []).append(name)
+    return found
 
 
 def _is_found(code: CodeType, found: dict[int, FunctionType]) -> bool:

@@ -122,8 +122,8 @@ class Watch:
     def __init__(self, session: Any, convertible: Callable[[types.CodeType], bool], converted: Any) -> None:
         self.session, self.convertible, self.converted = session, convertible, converted
         self.is_on = False
-        self._kinds: dict[types.CodeType, int] = {}
         # By identity, since the hash of a code object goes through all of it; held, so that it stays.
+        self._kinds: dict[int, tuple[int, types.CodeType]] = {}
         self._met: dict[int, types.CodeType] = {}
         self._asking: set[int] = set()
 
@@ -197,10 +197,10 @@ class Watch:
         if frame is None:
             return _INNER
         code = frame.f_code
-        found = self._kinds.get(code)
+        found = self._kinds.get(id(code))
         if found is None:
-            found = self._kinds[code] = self._kind_of(code, frame)
-        return found
+            found = self._kinds[id(code)] = self._kind_of(code, frame), code
+        return found[0]
 
     def _kind_of(self, code: types.CodeType, frame: Any) -> int:
         if code in self.converted:
