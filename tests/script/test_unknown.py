@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import torch
 
@@ -171,3 +173,31 @@ def test_a_graph_that_asks_for_a_tensor_says_where_there_is_none():
     assert caught.value.where.text.strip() == "return x + items[-1].reshape(6).sum()"
     with pytest.raises(RuntimeError, match="is invalid for input of size 4"):  # torch's own is as it was
         by_evaluator(scripted, X, [X], {"n": X, "t": X})
+
+
+def test_lists_of_tuples_of_an_example_are_inputs_like_others():
+    def scaled(x, items):
+        return [t * n for t, n in items]
+
+    scripted = smelt.script(scaled, example_inputs=(X, [(X, 3), (X, 1)]))
+    assert "captured" not in str(scripted.graph)  # no tensor of the example is in it
+    for items in ([(X, 2)], [(X + 1, 4), (X, 0), (X * 2, 1)]):
+        assert str(by_evaluator(scripted, X, items)) == str(scaled(X, items))
+
+
+def test_a_graph_is_of_a_container_that_has_no_type_by_its_items():
+    def counted(x, items):
+        return x + sum(items), [len(items)]
+
+    scripted = smelt.script(counted, example_inputs=(X, {1, 2}))
+    assert str(by_evaluator(scripted, X, {2, 1})) == str(counted(X, {1, 2}))
+    with pytest.raises(smelt.CaptureError, match=r"the graph is of \{1, 2\}, not of \{3\}"):
+        by_evaluator(scripted, X, {3})
+
+    def of_objects(x, items):
+        return x + items[0] * items[1].numerator
+
+    scripted = smelt.script(of_objects, example_inputs=(X, [X, Fraction(1, 2)]))
+    with pytest.raises(smelt.CaptureError, match="the graph is of"):
+        by_evaluator(scripted, X, [X + 1, Fraction(1, 2)])
+    assert torch.equal(scripted(X, [X + 1, Fraction(3, 2)]), X + (X + 1) * 3)

@@ -64,16 +64,14 @@ class Assignments(Expressions):
 
     def _unpack(self, target: ast.Tuple | ast.List, value: ast.expr) -> None:
         plain = [part.value if isinstance(part, ast.Starred) else part for part in target.elts]
-        inner = [node for part in plain for node in ast.walk(part)]
-        is_simple = all(isinstance(node, (ast.Name, ast.Tuple, ast.List, ast.expr_context)) for node in inner)
-        if is_simple and not any(isinstance(n, ast.Starred) and not isinstance(n.value, ast.Name) for n in target.elts):
+        names = [part for part in plain if isinstance(part, ast.Name)]
+        if len(names) == len(plain):
             self.emit(ast.Assign([target], value, None, **self.place))
-            for node in inner:
-                if isinstance(node, ast.Name):
-                    self.bind(node.id)
-            for part, given in zip(plain, target.elts, strict=True):
-                if isinstance(given, ast.Starred) and isinstance(part, ast.Name):
-                    self.emit_assign(part.id, self.ask("starred", self.variable(part.id)))
+            for one in names:
+                self.bind(one.id)
+            for one, given in zip(names, target.elts, strict=True):
+                if isinstance(given, ast.Starred):
+                    self.emit_assign(one.id, self.ask("starred", self.variable(one.id)))
             return
         # Python unpacks one level, then binds its targets from left to right.
         parts: list[ast.expr] = []

@@ -6,6 +6,7 @@ import dataclasses
 import dis
 import inspect
 import typing
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from smelt._torch.exact import contents, same
 from smelt.capture.recorder import Slot
 from smelt.capture.scripting.annotations import TENSOR, Fields, type_of_annotation
 from smelt.capture.scripting.arguments import misfit
@@ -33,11 +35,11 @@ from smelt.ir import (
     ListType,
     OptionalType,
     TensorType,
+    TupleType,
     Type,
     join_all,
 )
 from smelt.ops.convert import type_of
-from smelt.ops.evaluate import same_number
 
 _DEFAULTS: dict[type, Type] = {bool: BOOL, int: INT, float: FLOAT, complex: COMPLEX, str: STR}
 _MOST_OPTIONALS = 3
@@ -272,8 +274,14 @@ def _collect(parameter: Any, value: Any, found: list[Any]) -> None:
                 _collect(part, value, found)
             else:
                 found += map(absent, _types_of(part))
-    elif value is not parameter.value and not same_number(value, parameter.value):
+    elif not _is_same(value, parameter.value):
         raise _unfit(f"the graph is of {parameter.value!r}, not of {value!r}")
+
+
+def _is_same(given: Any, held: Any) -> bool:
+    """Whether an argument is the plain value that a graph is of; other containers than Python's own by their items."""
+    is_container = isinstance(given, (dict, set, deque)) and type(given) is type(held)
+    return same(given, held) or (is_container and same(contents(given), contents(held)))
 
 
 def _types_of(parameter: Any) -> list[Type]:
@@ -467,6 +475,9 @@ def _type_of_value(value: Any) -> Type | None:
     if type(value) is list and value:
         inner = [_type_of_value(v) for v in value]
         return None if None in inner else ListType(join_all(inner))  # type: ignore[arg-type]
+    if type(value) is tuple:  # an item of a list or dict
+        parts = [_type_of_value(v) for v in value]
+        return None if None in parts else TupleType(tuple(parts))  # type: ignore[arg-type]
     if type(value) is dict and value:
         keys, items = [_type_of_value(k) for k in value], [_type_of_value(v) for v in value.values()]
         return None if None in (*keys, *items) else DictType(join_all(keys), join_all(items))  # type: ignore[arg-type]
