@@ -27,7 +27,7 @@ from smelt._torch.state import autocast, default_dtype
 from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
-from smelt.capture.events import unwatched
+from smelt.capture.events import put_aside
 from smelt.capture.history import begun_inside, check_classes
 from smelt.capture.inferred import kinds_of
 from smelt.capture.keeping import keeper
@@ -175,7 +175,7 @@ def capture(
     except CaptureError as error:
         return Captured(title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {}))
     opaque = {path: v for path, v in arguments.constants() if callable(v)}
-    with unwatched():
+    with put_aside():
         roots = reachable(program, opaque)
     scope = Scope(roots.modules, call_notes())
     recorder = Recorder(roots, scope, at_entry=chosen == "entry", specialize=specialize, reruns=reruns)
@@ -200,7 +200,7 @@ def capture(
         signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths, puts)
         try:
             names = _input_names(program, arguments.paths, state)
-            with unwatched():
+            with put_aside():
                 graph = GraphBuilder(title, recorder, caller).build(names, outputs)
         except CaptureError as error:
             recorder.error = error

@@ -57,7 +57,7 @@ RECORDING = threading.Lock()
 
 
 @contextmanager
-def unwatched() -> Iterator[None]:
+def put_aside() -> Iterator[None]:
     """This thread's hook, where there is one, does not see the block, which is work of our own."""
     resume, watched.resume = watched.resume, None  # nor does anything in it install the hook again
     if resume is not None:
