@@ -175,6 +175,14 @@ def test_a_graph_that_asks_for_a_tensor_says_where_there_is_none():
         by_evaluator(scripted, X, [X], {"n": X, "t": X})
 
 
+def test_errors_beside_a_number_of_any_kind_are_torchs_own():
+    text = "graph added(%x: i64[4], %n: any) -> i64[4] {\n  %0: i64[4] = aten.add_.Tensor(%x, %n)\n  return %0\n}"
+    graph = smelt.parse(text)
+    assert torch.equal(evaluate(graph, [X.long(), 2])[0], X.long() + 2)
+    with pytest.raises(RuntimeError, match="can't be cast to the desired output type Long"):
+        evaluate(graph, [X.long(), 0.5])
+
+
 def test_lists_of_tuples_of_an_example_are_inputs_like_others():
     def scaled(x, items):
         return [t * n for t, n in items]

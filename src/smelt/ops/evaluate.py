@@ -160,9 +160,9 @@ class _Run:
             if not text:
                 raise
             raise IndexError(text) from None
-        except (RuntimeError, TypeError) as error:
+        except RuntimeError as error:
             kind = next((type(v).__name__ for v in self._of_any_kind(node) if not isinstance(v, torch.Tensor)), None)
-            if kind is None:
+            if kind is None or _NO_TENSOR not in str(error):
                 raise
             raise SmeltError(
                 f"{node.op} takes a tensor, and there is a {kind} in its place",
@@ -174,9 +174,7 @@ class _Run:
         return self.results(node, result)
 
     def _of_any_kind(self, node: Node) -> list[Any]:
-        """The operands of one of torch's operators of which only a run tells what they are."""
-        if python_op(node.op) is not None:
-            return []
+        """The operands of which only a run tells what they are."""
         return [self.values[value] for arg in node.args for value in values_in(arg) if value.type == ANY]
 
     def results(self, node: Node, result: Any) -> Sequence[Any]:
@@ -244,6 +242,7 @@ _STRUCTURAL: dict[str, Callable[[_Run, Node], Sequence[Any]]] = {
 }
 
 
+_NO_TENSOR = "Expected a value of type 'Tensor'"  # torch's words for a number, say, where an operator takes a tensor
 _SELECT_CALL = re.compile(r"\bselect\(")
 
 
