@@ -63,7 +63,7 @@ class Puts:
     def trees(self) -> Iterator[tuple[str, Tree]]:
         """The structure of all that is put, with a name for each part."""
         for put in self.puts:
-            is_sequence = put.kind in ("list", "deque", "append")
+            is_sequence = put.kind in ("list", "deque", "append", "extend")
             labels = [f"[{i}]" for i in range(len(put.items))] if is_sequence else _labels(put.kind, put.keys)
             for label, tree in zip(labels, put.items, strict=True):
                 yield put.place + label, tree
@@ -150,6 +150,9 @@ class After(Flattener):
         for number, outer in enumerate(self.heap.outer):
             name, place = f"outside[{number}]", outer.place
             self.named[name] = _way_to(place)
+            if place.is_appended and type(outer.after) is not tuple:
+                found.append(Put(name, "extend", (self.flatten(outer.after, place.name),), (place.key,)))
+                continue
             if place.is_appended:
                 trees = tuple(self.flatten(item, f"{place.name}[{i}]") for i, item in enumerate(outer.items))
                 found.append(Put(name, "append", trees, (place.key,)))

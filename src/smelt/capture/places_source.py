@@ -20,7 +20,8 @@ class Put:
     """What becomes of one object, at `place`.
 
     kind: "list" (items from `start` to `stop` are replaced), "deque" (all items are), "dict", "attributes" or "slots"
-    (`deleted` go, `keys` are stored); where the place is outside the arguments, the kinds of `state.Place` or "append".
+    (`deleted` go, `keys` are stored); where the place is outside the arguments, the kinds of `state.Place`, "append"
+    (of each item) or "extend" (by a list that the graph gives).
     """
 
     place: str
@@ -39,7 +40,7 @@ class Source:
         self.puts, self.ways, self.result = puts, ways, result
         self.scope: dict[str, Any] = {
             "rebuild": rebuild, "missing": _stand_at, "list_set": list.__setitem__,
-            "list_append": list.append, "dict_set": dict.__setitem__,
+            "list_append": list.append, "list_extend": list.extend, "dict_set": dict.__setitem__,
             "dict_del": dict.__delitem__, "ordered_set": OrderedDict.__setitem__,
             "ordered_del": OrderedDict.__delitem__, "OrderedDict": OrderedDict, "item_of": _item_of,
             "deque_clear": deque.clear, "deque_extend": deque.extend,
@@ -131,9 +132,9 @@ class Source:
             lines.extend(f"{space}[{key}] = {value}" for key, value in zip(keys, values, strict=True))
         elif put.kind == "entry":
             lines.append(f"{at}[{keys[0]}] = {values[0]}")
-        elif put.kind == "append":
+        elif put.kind in ("append", "extend"):
             held = self._variable(f"{at}.cell_contents" if put.keys[0] is None else f"{at}[{keys[0]}]")
-            lines.extend(f"list_append({held}, {value})" for value in values)
+            lines.extend(f"list_{put.kind}({held}, {value})" for value in values)
         elif put.kind == "cell":
             lines.append(f"{at}.cell_contents = {values[0]}")
         elif put.kind == "class":

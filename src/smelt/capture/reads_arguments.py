@@ -138,7 +138,12 @@ class ArgumentHeap:
         """Whether a place is one of those that are put back: of an open object, or an outer attribute."""
         if id(container) in self.opened or any(o.place.is_at(container, key) for o in self.outer):
             return True
-        return any(o.place.is_appended and o.place.read() is container for o in self.outer)
+        lists = [o.place.read() for o in self.outer if o.place.is_appended]
+        # In a staged run something else stands there, with a list of its own.
+        spaces = [space for one in lists if (space := instance_dict(one)) is not None]
+        return any(
+            container is one for one in (*lists, *spaces, *(held for space in spaces for held in space.values()))
+        )
 
     def steps(self, held: Held) -> tuple[tuple[str, Any], ...]:
         """The way to an object from `(args, kwargs)`."""

@@ -60,7 +60,7 @@ from smelt.capture.reads_values import (
     raw_lookup,
 )
 from smelt.capture.settings import flag_of, home_in, setting_of
-from smelt.capture.state import Place, in_names
+from smelt.capture.state import Place, held_at, in_names
 from smelt.ops.python_draws import PYTHONS, draw_name, numpys_generator
 
 _LAYERS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "")
@@ -82,7 +82,7 @@ class Roots:
     def __init__(self, state: Sequence[Place] = ()) -> None:
         self._places = state
         self.state = {place.spot: place for place in state}
-        self.held = {p.spot: tuple(p.read()) if p.is_appended else p.read() for p in state}
+        self.held = {p.spot: held_at(p) for p in state}
         self.read_lists: set[tuple[int, str]] = set()  # attributes that hold lists which are not only appended to
         self.state_names = {place.attribute for place in state}
         self.state_spaces = {id(place.space) for place in state}

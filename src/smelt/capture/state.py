@@ -106,6 +106,12 @@ class Place:
         return id(self.space), self.key if self.kind in ("entry", "slot", "class") else None
 
 
+def held_at(place: Place) -> Any:
+    """What a place holds; of a list that is appended to, its items as a tuple."""
+    held = place.read()
+    return tuple(held) if place.is_appended and type(held) is list else held
+
+
 def reader(places: Sequence[Place]) -> Callable[[], tuple[Any, ...]]:
     """Straight code for what those that are arguments hold. It raises LookupError, ValueError or AttributeError for
     nothing, and where one that is appended to holds no list, or one that is an argument.
@@ -194,4 +200,4 @@ def _copied(container: Any) -> Any:
     return type(container)(container) if isinstance(container, (list, dict)) else container
 
 
-__all__ = ["STATE", "Place", "argument", "holding", "in_names", "reader", "without_state"]
+__all__ = ["STATE", "Place", "argument", "held_at", "holding", "in_names", "reader", "without_state"]

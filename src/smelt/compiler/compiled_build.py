@@ -23,7 +23,7 @@ from smelt._torch.state import is_grad_enabled
 from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.reads_effects import file_kind
 from smelt.capture.staging.stops import PARTLY
-from smelt.capture.state import STATE, Place, in_names
+from smelt.capture.state import STATE, Place, in_names, without_state
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witness
 from smelt.compiler.compiled_original import Original
@@ -95,7 +95,7 @@ class Builds:
             return self._original.with_gradients("a parameter" if witness[1] else "an argument", args, kwargs)
         if not missed and self.splits is not None and self._is_split_for_all:
             self._original.count("it is in pieces for all further kinds of calls")
-            return self.splits.run(*args, **kwargs)
+            return self.splits.run(*args, **without_state(kwargs))
         if not _by_data(missed) and self._guarded >= STORM_LIMIT and self.state is None:
             return self._original.run("too many different calls were compiled already", args, kwargs)
         with SignalsWait():
@@ -315,6 +315,9 @@ class Builds:
         if self._original.is_whole:
             self._original.refuse(why)
         self._table.rows = tuple(other for other in self._table.rows if other.paths is not row.paths)
+        if self.state is not None:
+            self._give_up_state()
+            kwargs = dict(without_state(kwargs))
         split = self._split(log, row.paths.hopeless(why) if row.paths is not None else None, row.entry)
         # What it reads may differ from path to path, so only the arguments say when this holds again.
         self._table.add(Row(GuardSet((), args, kwargs), None, why, split=split))
@@ -393,6 +396,7 @@ class Builds:
         self._table.rows = ()
         self._table.publish()
         if state is not None:
+            self.sight.forget()
             self._table.serve_through(state.core)
 
     def watch_more(self, row: Row) -> bool:

@@ -61,6 +61,11 @@ class Sight:
             call, freedom(call, earlier, self.dynamic, () if problem else wished, self.refused, self.strict), problem
         )
 
+    def forget(self) -> None:
+        """What could not be free may be now: more of the program's state is among its arguments."""
+        for known in (self.refused, self.fixed, self.strict):
+            known.clear()
+
     def _note_grown(self, call: SeenCall, earlier: Sequence[Earlier]) -> None:
         """A list or a dict that is longer at each call makes of each call another kind, whatever is free in it."""
         grown = [found[0] for before in earlier if (found := before.call.grown(call)) is not None]

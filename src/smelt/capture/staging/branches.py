@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from smelt.capture.recorder import Slot, slot_type
-from smelt.capture.spans import is_users
+from smelt.capture.spans import Site, is_users
 from smelt.capture.staging.growing import Grows, container_type, stage_container
 from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.heap import Change
@@ -260,7 +260,22 @@ def record_raise(session: Session, error: Exception) -> None:
     args = map(session.as_in_program, error.args)
     if held or isinstance(kind.__init__, FunctionType) or isinstance(kind.__new__, FunctionType):
         kwargs["fields"] = " ".join(held)
-    session.statement("py.raise", f"{kind.__module__}.{kind.__qualname__}", *args, *held.values(), **kwargs)
+    session.raised_at = _raised_at(error)
+    try:
+        session.statement("py.raise", f"{kind.__module__}.{kind.__qualname__}", *args, *held.values(), **kwargs)
+    finally:
+        session.raised_at = None
+
+
+def _raised_at(error: Exception) -> Site | None:
+    """The innermost place of the user's that an error came through."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_users(code.co_filename):
+            found = Site(code, trace.tb_lasti)
+        trace = trace.tb_next
+    return found
 
 
 def is_raised_by_user(error: Exception, by: str = "RAISE_VARARGS") -> bool:

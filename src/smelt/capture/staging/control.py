@@ -18,6 +18,7 @@ from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.dynamic.values import is_sized
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging import calls, choices, ordering
+from smelt.capture.staging.appending import Appending
 from smelt.capture.staging.branches import branch, condition
 from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.loops import Loop, grown_over, run_loop
@@ -497,6 +498,8 @@ class StagingRuntime(PlainRuntime):
         return calls.called_here(self.session, fn)
 
     def getattr_(self, at: int, o: Any, name: str) -> Any:
+        if type(o) is Appending and name == "append":
+            o = o.items
         _use(self.session, o)
         if isinstance(o, StagedObject):
             return calls.method(self.session, o, name)
@@ -666,6 +669,8 @@ def _use(session: Session, *values: Any) -> None:
             session.unmerge(value.why)
         if isinstance(value, Pending):
             session.cannot("a function returns a value on some paths only")
+        if isinstance(value, Appending):
+            value.refuse()
 
 
 def _use_in_call(session: Session, *values: Any) -> None:

@@ -128,6 +128,7 @@ class Recording:
         self._asked: dict[tuple[str, int, str], int] = {}
         self._guarding: dict[tuple[CodeType, int], int] = {}  # how often a line asked how large a size is
         self.merge: Any = None
+        self.raised_at: Site | None = None  # where the program was that an exception has just ended
         self.is_catchable: Callable[[], bool] = lambda: True
         self.snapshots: list[Snapshot] = []
         # What there was before each branch and loop that runs, and what their variables held.
@@ -156,7 +157,7 @@ class Recording:
 
     def site(self) -> Site | None:
         """Where the program stands."""
-        return self.recorder._find_site(2)
+        return self.raised_at or self.recorder._find_site(2)
 
     def cannot(self, what: str, why: str = NO_FORM) -> Any:
         """End the staged run. Raises: CannotStage."""

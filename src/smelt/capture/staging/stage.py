@@ -38,7 +38,7 @@ from smelt.capture.inferred import WHY as WHY_KINDS
 from smelt.capture.inferred import MixedKinds, kinds_on_all_ways
 from smelt.capture.places import After, NotPut, Puts
 from smelt.capture.reads_arguments import ArgumentHeap, contents_of, put_contents
-from smelt.capture.reads_outer import Outer, appended
+from smelt.capture.reads_outer import Outer
 from smelt.capture.recorder import Slot
 from smelt.capture.results import Result
 from smelt.capture.roots import Roots, reachable
@@ -46,6 +46,7 @@ from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.staging import current
+from smelt.capture.staging.appending import Appending, appending
 from smelt.capture.staging.branches import check_genuine, record_raise
 from smelt.capture.staging.builder import StagedBuilder
 from smelt.capture.staging.control import StagingRuntime
@@ -77,7 +78,7 @@ from smelt.capture.staging.stops import (
     letting_go,
 )
 from smelt.capture.staging.watch import Watch
-from smelt.capture.state import Place, holding
+from smelt.capture.state import Place, held_at, holding
 from smelt.capture.tree import Flattener, Tree
 from smelt.diag import CaptureError, InternalError, SmeltError
 from smelt.ir import Graph
@@ -268,7 +269,9 @@ class _Run:
                 if symbols is not None:
                     symbols.rename_containers(kwargs, given)
                 self.call = (args, given)
-                return self._recorded(session, functions, arguments, symbols)
+                self.heap = self._heap()
+                with appending(outer.place for outer in (() if self.heap is None else self.heap.outer)):
+                    return self._recorded(session, functions, arguments, symbols)
         finally:
             if symbols is not None:
                 # A shadow holds its sizes, and these the trace, where no collector sees it: the session would stay.
@@ -278,7 +281,6 @@ class _Run:
         self, session: Session, functions: Functions, arguments: Arguments, symbols: Symbols | None
     ) -> Captured:
         recorder = session.recorder
-        self.heap = self._heap()
         session.callers = {} if self.heap is None else self.heap.by_id
         session.heap_roots = [self.program, self.fn, *self.call]
         # Functions run other code in the run itself.
@@ -424,7 +426,7 @@ class _Run:
             return None
         heap = ArgumentHeap(tuple(self.call[0]), self.call[1], native.opened)
         places = {place.spot: place for place in (*native.outer, *self.state) if place.kind != "object"}
-        heap.outer.extend(Outer(place, _held_at(place), MISSING) for place in places.values())
+        heap.outer.extend(Outer(place, held_at(place), MISSING) for place in places.values())
         return heap
 
     def _left(self, heap: ArgumentHeap, outcome: Outcome, after: After) -> tuple[Tree, Puts]:
@@ -443,19 +445,16 @@ class _Run:
             raise CannotStage(f"the program leaves {stop} in an argument", "it is not put there again", None) from None
 
 
-def _held_at(place: Place) -> Any:
-    return tuple(place.read()) if place.is_appended else place.read()
-
-
 def _after(outer: Outer) -> Outer | None:
     """A place with what all ways leave there; None where they leave what was there."""
+    held = outer.place.read()
     if not outer.place.is_appended:
-        found = replace(outer, after=outer.place.read())
-        return found if found.after is not outer.before else None
-    grown = appended(outer.place, outer.before)
-    if grown is None:
+        return replace(outer, after=held) if held is not outer.before else None
+    if type(held) is not Appending:
         raise CannotStage(f"{outer.place.name} is not only appended to", "its items are no argument", None)
-    return grown if grown.items else None
+    if type(held.items) is not list:
+        return replace(outer, after=held.items)
+    return replace(outer, after=(*outer.before, *held.items)) if held.items else None
 
 
 def _error(what: str, why: str, site: Any) -> CaptureError:
