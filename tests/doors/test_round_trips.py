@@ -103,7 +103,7 @@ def test_what_is_left_in_a_container_is_refused() -> None:
 
     with pytest.raises(CaptureError, match="containers") as caught:
         smelt.trace(keep, (torch.ones(3), [torch.ones(3)])).to_fx()
-    assert caught.value.code == "S0110"
+    assert caught.value.code == "S0108"
 
 
 class _Kind(enum.Enum):

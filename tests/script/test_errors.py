@@ -609,3 +609,47 @@ def test_a_variable_outside_that_keeps_data_is_named_where_it_is_bound(program, 
     with pytest.raises(CaptureError, match=f"{name} keeps what depends on data") as caught:
         smelt.script(program)
     assert (caught.value.where.file, caught.value.where.line) == (HERE, line)
+
+
+def test_what_to_do_is_said_of_typed_parameters():
+    """Where all have types, it does not help to annotate them."""
+
+    def f(x: smelt.f32[2, 4]):
+        if x.sum() > 0:
+            r = x
+        else:
+            r = "text"
+        return r
+
+    def g(x):
+        if x.sum() > 0:
+            r = x
+        else:
+            r = "text"
+        return r
+
+    for program, starts in ((f, "keep structure"), (g, "annotate the parameters")):
+        with pytest.raises(CaptureError) as caught:
+            smelt.script(program)
+        assert caught.value.fix.startswith(starts)
+    with pytest.raises(CaptureError) as caught:
+        smelt.script(g, example_inputs=(torch.ones(2, 4),))
+    assert caught.value.fix.startswith("keep structure")
+
+
+def test_what_an_argument_that_does_not_fit_is_called():
+    def f(x, steps: int = 5, pair: tuple[int, smelt.f32[2]] = (1, torch.ones(2))):
+        return x * steps + pair[0]
+
+    by_example = smelt.script(f, example_inputs=(torch.ones(3),))
+    for args, what, fix in (
+        ((torch.ones(3), 7), "steps is 7, and the graph is of 5", "give steps in example_inputs"),
+        ((torch.ones(4),), "x is f32[4], and the graph takes f32[3]", "add an example with such a value"),
+    ):
+        with pytest.raises(CaptureError) as caught:
+            by_example.inputs_for(*args)
+        assert what in str(caught.value) and fix in caught.value.fix
+    with pytest.raises(CaptureError) as caught:
+        smelt.script(f).inputs_for(torch.ones(3), 5, (1, torch.ones(3)))
+    assert "pair_1 is f32[3], and the graph takes f32[2]" in str(caught.value)
+    assert "widen the annotation of pair" in caught.value.fix

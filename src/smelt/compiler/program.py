@@ -119,7 +119,7 @@ class Program(torch.nn.Module):
     def to_fx(self) -> GraphModule:
         """The program as captured, as a module of torch.fx that runs with torch alone, over the same parameters.
 
-        Branches and loops become torch's `cond` and `while_loop`. Raises: CaptureError (S0110) where torch.fx has no
+        Branches and loops become torch's `cond` and `while_loop`. Raises: CaptureError (S0108) where torch.fx has no
         form for something.
         """
         return graph_module(self.unit)

@@ -23,6 +23,7 @@ from smelt.ir import (
     OptionalType,
     ScalarType,
     TensorType,
+    TupleType,
     Type,
     join,
     type_of_arg,
@@ -38,6 +39,12 @@ def join_open(a: Type, b: Type) -> Type:
         a = TensorType(DType.UNKNOWN, a.shape, a.strides, a.device, a.layout)
     if isinstance(a, ListType) and isinstance(b, ListType):
         return ListType(join_open(a.element, b.element))
+    if isinstance(a, OptionalType) and isinstance(b, (OptionalType, TensorType)):
+        return OptionalType(join_open(a.element, b.element if isinstance(b, OptionalType) else b))
+    if isinstance(a, TensorType) and isinstance(b, OptionalType):
+        return join_open(b, a)
+    if isinstance(a, DictType) and isinstance(b, DictType):
+        return DictType(join_open(a.key, b.key), join_open(a.value, b.value))
     return join(a, b)
 
 
@@ -69,10 +76,15 @@ class ScriptMerger(Merger):
         for one, other in ((a, b), (b, a)):
             if isinstance(one, torch.Tensor) and is_staged(other) and slot_of(other).type == ANY:
                 return self._tensors(*((a, self.session.as_tensor(b)) if one is a else (self.session.as_tensor(a), b)))
+            if isinstance(one, torch.Tensor) and is_staged(other) and isinstance(slot_of(other).type, OptionalType):
+                type_ = join_open(value_type(self.session, one), slot_of(other).type)
+                if isinstance(type_, OptionalType):
+                    return self._of_type(type_, a, b)
         if self.why is None and (a is None or b is None) and a is not b:
             # Where a loop's body or the program ends no way goes on by itself.
             value = b if a is None else a
-            if isinstance(value, torch.Tensor) or is_staged(value) or type(value) in _PLAIN:
+            is_tuple = type(value) is tuple and all(map(_is_simple, value))
+            if isinstance(value, torch.Tensor) or is_staged(value) or type(value) in _PLAIN or is_tuple:
                 return self._optional(value, is_left=b is None)
         if self.why is None and any(type(v) is list for v in (a, b)):
             found = self._lists(a, b)
@@ -109,8 +121,12 @@ class ScriptMerger(Merger):
 
     def _optional(self, value: Any, is_left: bool) -> Any:
         """A value that is None on the other path."""
-        slot = self.session.encode(value)
-        type_ = value_type(self.session, value)
+        if type(value) is tuple:
+            kinds = TupleType(tuple(value_type(self.session, item) for item in value))
+            slot: Any = Listed([self.session.encode(item) for item in value], kinds)
+            type_: Type = kinds
+        else:
+            slot, type_ = self.session.encode(value), value_type(self.session, value)
         if isinstance(type_, (OptionalType, ScalarType)) and type_ in (ANY, NONE):
             self._fail("a value of unknown kind meets None")
         found = ScalarSlot(type_ if isinstance(type_, OptionalType) else OptionalType(type_), (DEAD,) * WORLDS)
@@ -131,6 +147,9 @@ class ScriptMerger(Merger):
             type_ = join(first, second)
             if isinstance(type_, OptionalType):
                 return self._of_type(type_, a, b)
+        type_ = join_open(first, second)
+        if first != second and isinstance(type_, DictType):
+            return self._of_type(type_, a, b)
         return super()._scalars(a, b)
 
 
@@ -149,6 +168,6 @@ def value_type(session: Any, value: Any) -> Type:
 def widened(before: Type, after: Type) -> Type | None:
     """What a loop carries that is of two types: a tensor of either, a number of either."""
     type_ = join_open(before, after)
-    if isinstance(type_, (TensorType, ListType)):
+    if isinstance(type_, (TensorType, ListType, DictType)):
         return type_
     return ANY if before != after and {before, after} <= {*_NUMBERS, ANY} else None

@@ -14,7 +14,8 @@ from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.staging.records import Listed
 from smelt.ir import ANY, DictType, ListType, OptionalType, TensorType, TupleType, Type
 
-WHOLE_VALUES = "a graph's containers are values: annotate, keep the number (i == 0), or use smelt.compile"
+WHOLE_VALUES = "a graph's containers are values, and which object one is of the program's no value tells"
+HELD_VALUES = "a graph's containers are values: who holds the other one would not see the change"
 # What gives lists where its type says so; of another a list by its type may be a tuple in a run.
 LISTING = frozenset((
     "py.list", "py.append", "py.insert", "py.setitem", "py.delitem", "py.concat", "py.call",

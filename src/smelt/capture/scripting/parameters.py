@@ -7,7 +7,7 @@ import dis
 import inspect
 import typing
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, TypeVar
@@ -83,7 +83,7 @@ Parameter = Leaf | Fields | Constant | Choice
 class Parameters:
     """The parameters of one program: what they are made of, in the order of the graph's inputs.
 
-    kept: those that the program is called without, and their defaults.
+    kept: those that the program is called without, and their defaults. examples: the names of those that examples tell.
     """
 
     def __init__(
@@ -93,9 +93,10 @@ class Parameters:
         span: Span,
         signature: inspect.Signature,
         kept: Mapping[str, Any],
+        examples: Collection[str],
     ) -> None:
         self.positional, self.named, self.span, self.signature = list(positional), dict(named), span, signature
-        self.kept = dict(kept)
+        self.kept, self.examples = dict(kept), frozenset(examples)
         self.leaves: list[Leaf] = []
         for parameter in (*self.positional, *self.named.values()):
             self._gather(parameter)
@@ -188,10 +189,7 @@ class Parameters:
         if isinstance(parameter.type, OptionalType):
             if session.fork(slot_of(session.emit("py.is_none", wrap(slot)))):
                 return None
-            value, inner = session.value_of(parameter.type.element, ())
-            # What it holds, by a type without None.
-            session.append("py.getitem", [slot_of(session.emit("py.tuple", wrap(slot))), 0], {}, [inner])
-            return value
+            return session.present(slot, is_argument=True)
         return TensorsObject(slot) if parameter.is_tuple else wrap(slot)
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -199,35 +197,56 @@ class Parameters:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as unfit:
-            raise _unfit(str(unfit)) from None
+            raise self._unfit(str(unfit)) from None
         bound.apply_defaults()
-        given: list[Any] = []
+        given: list[tuple[str, Any]] = []
         by_name: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             kind = self.signature.parameters[name].kind
             if kind is inspect.Parameter.VAR_POSITIONAL:
-                given += value
+                given += [(name, item) for item in value]
             elif kind is inspect.Parameter.VAR_KEYWORD:
                 by_name.update(value)
             elif name in self.kept:
-                _collect(Constant(self.kept[name]), value, [])
+                self._collect(name, Constant(self.kept[name]), value, [])
             elif name in self.named:
                 by_name[name] = value
             else:
-                given.append(value)
+                given.append((name, value))
         if len(given) != len(self.positional) or set(by_name) != set(self.named):
-            raise _unfit("it has other variable arguments")
+            raise self._unfit("it has other variable arguments")
         found: list[Any] = []
-        for parameter, value in zip(self.positional, given, strict=True):
-            _collect(parameter, value, found)
-        for name, parameter in self.named.items():
-            _collect(parameter, by_name[name], found)
+        owners: list[str] = []  # of each of these, which parameter it is of
+        parts = [(name, parameter, value) for parameter, (name, value) in zip(self.positional, given, strict=True)]
+        for name, parameter, value in (*parts, *((n, p, by_name[n]) for n, p in self.named.items())):
+            self._collect(name, parameter, value, found)
+            owners += [name] * (len(found) - len(owners))
         sizes: dict[str, int] = {}
-        for leaf, value in zip(self.leaves, found, strict=True):
+        for leaf, owner, value in zip(self.leaves, owners, found, strict=True):
             why = misfit(leaf.type, value, sizes) if leaf.is_read else ""
             if why:
-                raise _unfit(f"{leaf.name} is {why}")
+                raise self._unfit(f"{leaf.name} is {why}", owner)
         return found
+
+    def _collect(self, name: str, parameter: Any, value: Any, found: list[Any]) -> None:
+        try:
+            _collect(parameter, value, found)
+        except _Misfit as why:
+            raise self._unfit(f"{name} is {why}", name) from None
+
+    def _unfit(self, what: str, name: str = "") -> CaptureError:
+        fix = "call the program itself, which takes any arguments"
+        if name in self.examples:
+            fix += ", or add an example with such a value (example_inputs=[(...), (...)])"
+        elif name in self.kept:
+            fix += f", or give {name} in example_inputs; it is left out there, and keeps its default"
+        elif name:
+            is_annotated = self.signature.parameters[name].annotation is not inspect.Parameter.empty
+            fix += f", or {'widen the annotation of' if is_annotated else 'annotate'} {name}"
+        return CaptureError(
+            f"the graph is of other arguments: {what}",
+            why="a scripted graph holds for the types that its parameters have", fix=fix, code="S0107",
+        )  # fmt: skip
 
     def stand_ins(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with a tensor in the place of each input, for the signature."""
@@ -253,21 +272,25 @@ def _together(fields: Fields, parts: list[Any]) -> Any:
     return made
 
 
+class _Misfit(Exception):
+    """What an argument is, and what the graph takes."""
+
+
 def _collect(parameter: Any, value: Any, found: list[Any]) -> None:
     if isinstance(parameter, Leaf):
         found.append(value)
     elif isinstance(parameter, Fields):
         if not isinstance(value, parameter.cls):
-            raise _unfit(f"a {type(value).__name__} is given, and the graph takes a {parameter.cls.__name__}")
+            raise _Misfit(f"a {type(value).__name__}, and the graph takes a {parameter.cls.__name__}")
         values = value if isinstance(value, tuple) else [getattr(value, name) for name in parameter.names]
         if len(values) != len(parameter.parts):
-            raise _unfit(f"a tuple has {len(values)} items, not {len(parameter.parts)}")
+            raise _Misfit(f"or holds a tuple of {len(values)}, and the graph takes {len(parameter.parts)} items there")
         for part, item in zip(parameter.parts, values, strict=True):
             _collect(part, item, found)
     elif isinstance(parameter, Choice):
         number = next((i for i, one in enumerate(parameter.alternatives) if one.fits(value)), None)
         if number is None:
-            raise _unfit(f"{value!r} is none of what {parameter.which.name} may be")
+            raise _Misfit(f"{value!r}, which is none of what {parameter.which.name} may be")
         found.append(number)
         for i, part in enumerate(parameter.parts):
             if i == number:
@@ -275,7 +298,7 @@ def _collect(parameter: Any, value: Any, found: list[Any]) -> None:
             else:
                 found += map(absent, _types_of(part))
     elif not _is_same(value, parameter.value):
-        raise _unfit(f"the graph is of {parameter.value!r}, not of {value!r}")
+        raise _Misfit(f"{value!r}, and the graph is of {parameter.value!r}")
 
 
 def _is_same(given: Any, held: Any) -> bool:
@@ -288,15 +311,6 @@ def _types_of(parameter: Any) -> list[Type]:
     if isinstance(parameter, Leaf):
         return [parameter.type]
     return [t for part in parameter.parts for t in _types_of(part)] if isinstance(parameter, Fields) else []
-
-
-def _unfit(what: str) -> CaptureError:
-    return CaptureError(
-        f"the graph is of other arguments: {what}",
-        why="a scripted graph holds for the types that its parameters have",
-        fix="call the program itself, which takes any arguments, or annotate the parameters",
-        code="S0107",
-    )
 
 
 def parameters_of(
@@ -350,7 +364,7 @@ def parameters_of(
             named[parameter.name] = found
         else:
             positional.append(found)
-    return Parameters(positional, named, span, signature, kept)
+    return Parameters(positional, named, span, signature, kept, {name for one in given for name in one})
 
 
 def _unread(code: CodeType) -> set[str]:

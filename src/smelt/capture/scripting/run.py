@@ -43,6 +43,7 @@ from smelt.capture.roots import reachable
 from smelt.capture.scopes import Scope
 from smelt.capture.scripting import calls
 from smelt.capture.scripting.merging import ScriptMerger
+from smelt.capture.scripting.moving import HELD_VALUES, WHOLE_VALUES
 from smelt.capture.scripting.parameters import Parameters, parameters_of
 from smelt.capture.scripting.returning import AsReturned
 from smelt.capture.scripting.runtime import ScriptRuntime
@@ -119,7 +120,8 @@ class Scripted:
 
 _FUNCTORCH = f"{Path(torch.__file__).parent / '_functorch'}/"
 _ADDING = frozenset(("append", "appendleft", "extend", "insert", "add", "update", "setdefault"))
-_FIX = "annotate the parameters, keep structure and types the same on all paths, or use smelt.compile"
+_FIX_OF_TYPES = "keep structure and types the same on all paths, or use smelt.compile"
+_FIX = f"annotate the parameters, {_FIX_OF_TYPES}"
 _FIX_OF_SOURCE = "define it in a file, a notebook cell or a REPL; smelt.trace and smelt.compile need no source"
 _FIXES = {
     "it is a generator": "collect what it yields in a list and return that",
@@ -127,6 +129,8 @@ _FIXES = {
     "it is an asynchronous generator": "script a plain function, and await around it",
     EFFECT: "return it, or use smelt.compile, after whose calls it is there as in eager",
     OUTSIDE_OF_PYTHON: "do it outside of the function, or use smelt.compile, which has that line run in Python",
+    HELD_VALUES: "put the changed one back (d[k] = d[k] + [x]), or use smelt.compile",
+    WHOLE_VALUES: "annotate, keep its number (i == 0), or use smelt.compile",
     MEMBERS: "keep them in a list, or in a tensor with torch.unique; give sizes as numbers (smelt.f32[2, 3]), or use "
     "smelt.compile",
     TAKEN_APART: "take its numbers by list(range(...)), or go over it in a for; or use smelt.compile",
@@ -163,7 +167,20 @@ def script_graph(
                 if error.code != "S0109":
                     raise refusals[0] if refusals else error from None
                 refusals.append(error)
-    raise refusals[0]
+    raise _for_typed(refusals[0]) if examples or _is_annotated(function) else refusals[0]
+
+
+def _is_annotated(function: FunctionType) -> bool:
+    """Whether every parameter has an annotation, or a default that tells."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
+    return all(p.annotation is not p.empty or p.default not in (p.empty, None) for p in own)
+
+
+def _for_typed(error: CaptureError) -> CaptureError:
+    """An error with what is left to do where all parameters have types."""
+    if error.fix != _FIX:
+        return error
+    return CaptureError(error.what, error.where, why=error.why, fix=_FIX_OF_TYPES, code=error.code)
 
 
 # Kinds of defaults that parameters keep, where a graph for any argument cannot be.

@@ -69,6 +69,7 @@ class ScriptRuntime(StagingRuntime):
         session = self.session
         _use(session, o)
         try:
+            o = session.settled(o)
             if isinstance(o, torch.Tensor):
                 return self._of_tensor(o, name)
             if isinstance(o, ShapeObject):
@@ -134,6 +135,7 @@ class ScriptRuntime(StagingRuntime):
         session = self.session
         _use(session, a, b)
         try:
+            a, b = map(session.settled, (a, b))
             if op == "+" and (isinstance(a, ShapeObject) or isinstance(b, ShapeObject)):
                 if not (is_staged(a) or a) or not (is_staged(b) or b):
                     return ShapeObject(slot_of(b if is_staged(b) else a))
@@ -171,6 +173,7 @@ class ScriptRuntime(StagingRuntime):
     def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
         _use(self.session, a, b)
         try:
+            a, b = map(self.session.settled, (a, b))
             name = _OPERATORS[op]
             own = getattr(type(a), f"__i{name}__", None)
             if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
@@ -195,6 +198,7 @@ class ScriptRuntime(StagingRuntime):
     def unop(self, at: int, op: str, a: Any) -> Any:
         name = {"-": "__neg__", "+": "__pos__", "~": "__invert__"}[op]
         try:
+            a = self.session.settled(a)
             own = getattr(type(a), name, None)
             if isinstance(own, FunctionType) and not isinstance(a, torch.Tensor) and not is_staged(a):
                 return calls.call(self.session, self, at, MethodType(own, a), (), {})
@@ -230,6 +234,8 @@ class ScriptRuntime(StagingRuntime):
         try:
             if op in ("is", "is not"):
                 return self._is(op, left, right)
+            if op in ("<", "<=", ">", ">="):
+                left, right = map(session.settled, (left, right))
             if op in ("==", "!=", "<", "<=", ">", ">="):
                 found = self._operator(0, f"__{_OPERATORS[op]}__", f"__{_REFLECTED[op]}__", left, right)
                 if found is not NotImplemented:
@@ -289,6 +295,7 @@ class ScriptRuntime(StagingRuntime):
 
     def contains(self, at: int, item: Any, c: Any) -> Any:
         try:
+            c = self.session.settled(c)
             own: Any = getattr(type(c), "__contains__", None)
             is_own = isinstance(own, FunctionType) and not isinstance(c, torch.Tensor) and not is_staged(c)
             if is_own and calls.is_converted(own.__code__.co_filename):
@@ -311,6 +318,7 @@ class ScriptRuntime(StagingRuntime):
         session = self.session
         _use(session, o, k)
         try:
+            o, k = map(session.settled, (o, k))
             if isinstance(o, torch.Tensor):
                 if isinstance(k, str):
                     session.assume(o, DictType(STR, calls.tensors_any()))
@@ -348,6 +356,7 @@ class ScriptRuntime(StagingRuntime):
         session = self.session
         _use(session, o, k, v)
         try:
+            o = session.settled(o)
             if isinstance(o, torch.Tensor):
                 if tensors.needs_care(session, o, k) or is_staged(v) or tensors.has_open_sizes(session, v):
                     tensors.set_index(session, o, k, v)
@@ -388,6 +397,7 @@ class ScriptRuntime(StagingRuntime):
     ) -> None:
         session = self.session
         session.check_iterator(iterable)
+        iterable = session.settled(iterable)
         if isinstance(iterable, ShapeObject):
             iterable = StagedObject(slot_of(session.emit("py.slice", iterable)))
         elif is_staged(iterable) and slot_of(iterable).type == ANY:
@@ -400,6 +410,7 @@ class ScriptRuntime(StagingRuntime):
         session = self.session
         _use(session, iterable)
         session.check_iterator(iterable)
+        iterable = session.settled(iterable)
         if isinstance(iterable, ShapeObject) or (
             isinstance(iterable, StagedObject) and not isinstance(slot_of(iterable).type, TupleType)
         ):

@@ -16,7 +16,7 @@ from smelt.capture.convert import helpers
 from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.scripting.joining import want_joined
 from smelt.capture.scripting.merging import widened
-from smelt.capture.scripting.moving import LISTING, WHOLE_VALUES, moved_by
+from smelt.capture.scripting.moving import HELD_VALUES, LISTING, WHOLE_VALUES, moved_by
 from smelt.capture.scripting.recorder import ScriptRecorder
 from smelt.capture.scripting.types import TENSOR, is_known
 from smelt.capture.spans import Site
@@ -39,6 +39,7 @@ from smelt.ir import (
     DictType,
     DType,
     ListType,
+    OptionalType,
     TensorType,
     TupleType,
     Type,
@@ -364,10 +365,7 @@ class ScriptSession(Session):
         held = slot_of(container) in self.held if is_staged(container) else id(container) in self.given
         if held:
             kind = type(container).__name__ if not is_staged(container) else str(slot_of(container).type)
-            self.cannot(
-                f"a {kind} is changed that stands in another container",
-                "containers of a graph are values: put the changed one back (d[k] = d[k] + [x])",
-            )
+            self.cannot(f"a {kind} is changed that stands in another container", HELD_VALUES)
 
     def _asked_before(self, key: Any) -> Any:
         """The answer that a question had already on this path, so that the program takes one way for both."""
@@ -474,9 +472,47 @@ class ScriptSession(Session):
 
     def as_tensor(self, value: StagedObject) -> torch.Tensor:
         """A value that may be a tensor, as one."""
+        type_ = slot_of(value).type
+        if isinstance(type_, OptionalType) and isinstance(type_.element, TensorType):
+            return self.present(slot_of(value))
         found, slot = self.tensor_of(TENSOR)
         self.aliases[slot] = slot_of(value)
         return found
+
+    def settled(self, value: Any) -> Any:
+        """What is used as if it were not None, by a type without None; None on the way on which it is that."""
+        if not isinstance(value, StagedObject) or not isinstance(slot_of(value).type, OptionalType):
+            return value
+        if self.fork(slot_of(self.emit("py.is_none", value))):
+            return None
+        return self.present(slot_of(value))
+
+    def left_by(self, values: tuple[Any, ...], before: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(v if v is old else self._narrowed(v) for v, old in zip(values, before, strict=True))
+
+    def _narrowed(self, value: Any) -> Any:
+        """An optional value of which this way knows whether it is None."""
+        if not isinstance(value, StagedObject) or not isinstance(slot_of(value).type, OptionalType):
+            return value
+        asked = self._asked_before(("py.is_none", (slot_of(value),)))
+        is_none = None if asked is None else self.known(asked)
+        return value if is_none is None else None if is_none else self.present(slot_of(value))
+
+    def present(self, slot: ScalarSlot, is_argument: bool = False) -> Any:
+        """What an optional value holds, by a type without None. is_argument: nothing else holds it."""
+        assert isinstance(slot.type, OptionalType)
+        key = ("present", slot)
+        known = self._asked_before(key)
+        if known is not None:
+            return known
+        value, inner = self.value_of(slot.type.element, ())
+        self.append("py.getitem", [slot_of(self.emit("py.tuple", wrap(slot))), 0], {}, [inner])
+        if not is_argument:
+            self.turns_of[inner] = (("element", "py.getitem"), slot)
+            if isinstance(slot.type.element, (ListType, DictType)):
+                self.held.add(inner)
+        self._remember(key, value)
+        return value
 
     # --- what tensors tell -------------------------------------------------------------------------------------------
 

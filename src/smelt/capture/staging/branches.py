@@ -188,7 +188,7 @@ def arm(
             check_unchanged(session)
             if session.recorder._modes_now() != modes:
                 session.cannot("a mode is switched on one path only")
-            left = get()
+            left = session.left_by(get(), before)
             changes = snapshot.changes()
             return Outcome(left, changes)
         except CannotMerge:

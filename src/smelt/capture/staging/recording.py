@@ -196,6 +196,10 @@ class Recording:
         """What `print` shows of a value that is none of the graph's."""
         return text_of(self, runtime.current(), value, "str")
 
+    def left_by(self, values: tuple[Any, ...], before: Sequence[Any]) -> tuple[Any, ...]:
+        """What the variables of an arm hold at its end, as far as the run knows it there. before: what they held."""
+        return values
+
     def as_in_program(self, value: Any) -> Any:
         """A value of the graph with the class that it has in the program."""
         return value

@@ -10,7 +10,7 @@ from smelt._torch.record_modes import Modes
 from smelt.capture.opinfo import OpInfo
 from smelt.capture.recorder import Slot
 from smelt.capture.spans import Site
-from smelt.ir import ListType
+from smelt.ir import ListType, TupleType
 
 
 class RegionRecords(NamedTuple):
@@ -22,10 +22,10 @@ class RegionRecords(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A list that a region yields: what is in it, and its type."""
+    """A list or tuple that a region yields: what is in it, and its type."""
 
     items: Sequence[Any]
-    type: ListType
+    type: ListType | TupleType
 
 
 class Structured(NamedTuple):

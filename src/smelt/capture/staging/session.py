@@ -381,11 +381,11 @@ class Session(Reading):
         )
 
     def placeholder(self, value: Any, records: list[Any], site: Site | None) -> Any:
-        """Any value of a type, recorded at the end of a list, where a type stands; a list; else the value itself."""
+        """Any value of a type, recorded at the end of a list, where a type stands; a list or tuple; else the value itself."""
         if isinstance(value, Listed):
             saved, self.recorder.records = self.recorder.records, records
             found = ScalarSlot(value.type, (DEAD,) * WORLDS)
-            self.append("py.list", value.items, {}, [found], site)
+            self.append("py.list" if isinstance(value.type, ListType) else "py.tuple", value.items, {}, [found], site)
             self.recorder.records = saved
             return found
         if not isinstance(value, (TensorType, ScalarType, ListType, TupleType, DictType, OptionalType)):

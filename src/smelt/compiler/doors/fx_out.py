@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def graph_module(unit: Unit) -> GraphModule:
-    """The program of a unit. Raises: CaptureError (S0110) for what torch.fx has no form for."""
+    """The program of a unit. Raises: CaptureError (S0108) for what torch.fx has no form for."""
     signature = unit.signature
     if signature.puts is not None:
         _refuse("what the program leaves in the containers it is given", "torch's pytree hands on their parts alone")
@@ -349,5 +349,5 @@ def _refuse(what: str, why: str, node: Node | None = None) -> NoReturn:
         None if node is None else node.span,
         why=why,
         fix="use p.code, which is Python of any kind that imports only torch",
-        code="S0110",
+        code="S0108",
     )
