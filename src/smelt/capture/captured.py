@@ -80,7 +80,7 @@ class Captured:
         changed: put by `signature.puts`, too.
     own_backward: the name of a `torch.autograd.Function` that the program applies; "" where there is none.
     kinds: which outputs are inference tensors, or are none, otherwise than the caller's mode makes them.
-    reruns: the graph may raise where the program catches that.
+    reruns: the graph may raise where the program catches that. is_way: it holds for what it expects, and for no more.
     drawers: functions that draw numbers of Python's or NumPy's global generator. class_askers: those of the run that
         may ask what class a thing is of; None where nobody looked. rangers: those that are staged only for their long
         loops over ranges (see `compiler.long_loops`).
@@ -111,6 +111,7 @@ class Captured:
     own_backward: str = ""
     flags: Mapping[Span | None, str] = field(default_factory=dict)
     reruns: bool = False
+    is_way: bool = False
     drawers: Sequence[CodeType] = ()
     class_askers: Sequence[CodeType] | None = None
     rangers: Sequence[CodeType] = ()

@@ -22,7 +22,7 @@ from smelt._torch.exact import MISSING
 from smelt._torch.state import is_grad_enabled
 from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.reads_effects import file_kind
-from smelt.capture.staging.stops import PARTLY
+from smelt.capture.staging.stops import AS_NATIVE, PARTLY
 from smelt.capture.state import STATE, Place, in_names, without_state
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witness
@@ -78,6 +78,7 @@ class Builds:
         self._guarded = 0  # those that no path asked for
         self._raised = 0  # recorded runs in a row that raised, after which ever more calls run as they are
         self._exhausted = 0  # stagings that came to no end in their time
+        self._as_native = False  # whether graphs are of ways that answers about numbers lead to
         self._unrecorded = 0  # of these calls, those that are to come
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
@@ -138,10 +139,12 @@ class Builds:
         self._count_build(missed, 1)
         program = ObservedProgram(
             self._target, self._name, self._settings,
-            next_path=bool(missed) and not _show(missed), freedom=look.freedom, state=self._places,
+            next_path=bool(missed) and not (_show(missed) or self._as_native), freedom=look.freedom, state=self._places,
             replaced=frozenset(self._table.replaced), alone=self._alone,
         )  # fmt: skip
         program.learnt.exhausted = self._exhausted
+        if self._as_native:
+            program.learnt.whole = frozenset((AS_NATIVE,))
         started = time.perf_counter()
         before = errors_in_programs()
         failure: Exception | None = None
@@ -149,6 +152,7 @@ class Builds:
         try:
             entry = self._settings.builder(program, args, kwargs, self._settings.options)
             self._exhausted = program.learnt.exhausted
+            self._as_native |= AS_NATIVE in program.learnt.whole
         except RecorderBusy:
             self._count_build(missed, -1)
             return self._original.run("another thread is recording a program", args, kwargs, is_fault=False)

@@ -15,13 +15,14 @@ from smelt.analysis.aliases import alias_analysis, is_external
 from smelt.capture import Captured
 from smelt.capture.spans import Spans
 from smelt.diag import CaptureError, Miss, Span
-from smelt.ir import Graph
+from smelt.ir import Graph, Node, Value
 from smelt.ops.effects import effects
 from smelt.passes.early_expects import expects_first
 from smelt.rewrite import Rewriter
 
 PATH_LIMIT = 64  # paths kept under one set of guards; the least recently used one goes
 _VALUES_SHOWN = 6
+_TEST = "test"
 PATIENCE = 8  # paths recorded, or evicted, before it is asked whether they pay
 
 
@@ -132,6 +133,8 @@ def reading(what: str) -> str:
     """What was read, as words."""
     if what in ("is_nonzero", "item", "_local_scalar_dense"):
         return "the truth value of a tensor" if what == "is_nonzero" else "the value of a tensor"
+    if what == _TEST:
+        return "a test of what data gave"
     if what.startswith("error of "):
         return f"the {what}"
     return f"the size of the result of {what}" if "." in what else f"the result of {what}"
@@ -139,12 +142,20 @@ def reading(what: str) -> str:
 
 def outcomes(captured: Captured) -> tuple[Outcome, ...]:
     """What Python read of tensors on a path, in order."""
-    if captured.sizes is not None and captured.graph is not None:
-        # What follows from sizes and numbers alone is no conversion of data, but another at other sizes.
+    if captured.graph is not None and (captured.sizes is not None or captured.is_way):
+        # What follows from sizes and numbers alone is no conversion of data, but another at other sizes. A graph of the
+        # way that tests of numbers led to asks for these, not for the numbers.
         expected = (node for node in captured.graph.body if node.op == "expect")
-        return tuple(Outcome(node.span, "item", node.args[1]) for node in expected)
+        return tuple(Outcome(node.span, _asked(node), node.args[1]) for node in expected)
     spans = Spans()
     return tuple(Outcome(None if c.site is None else spans.of(c.site), c.what, c.value) for c in captured.conversions)
+
+
+def _asked(expect: Node) -> str:
+    """What an `expect` is about, as the recorder names it."""
+    value = expect.args[0]
+    made = value.node if isinstance(value, Value) else None
+    return _TEST if made is not None and made.op.startswith("py.") and expect.args[1] in (True, False) else "item"
 
 
 def contradicts(missed: Sequence[Outcome], miss: Miss, other: Sequence[Outcome]) -> bool:

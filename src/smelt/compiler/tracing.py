@@ -124,10 +124,12 @@ def trace(
                 what = f"the program traced from {captured.name} does not repeat all that the run did"
                 for why, where in left_out.reasons().items():
                     _warn_at(f"{what}: {why}", where, stacklevel=3)
-            if program is None:
+            is_way = program is None or program.unit.captured.is_way
+            if is_way:
                 if captured.conversions and chosen.strict:
                     raise conversion_error(captured.conversions[0])
-                _warn_of_bakes(captured)
+                _warn_of_bakes(captured if program is None else program.unit.captured)
+            if program is None:
                 program = Program(target, captured, chosen)
                 if check:
                     _check(program.unit, results, before, rng)

@@ -89,18 +89,23 @@ def branch(
         known = session.expect(slot, False)
     elif known is None and session.is_on_all_paths and ("effect", key, False) in session.whole:
         known = session.expect(slot, True)
+    elif known is None:
+        known = session.as_native(slot)
     while known is None and key not in session.forked:
         before = session.taken()
         try:
             outcome = _merged(session, key, slot, (then, orelse), names, get, set_, site, anew)
         except CannotGrow as grows:
             type_ = container_type(session, [grows.container, *grows.contents]) if session.stages_growth else None
+            if type_ is not None and _is_carried(session, grows.container):
+                raise Grows(grows.container, type_, site) from None
             if not _staged_before(session, key, grows.container, type_, (then, orelse), names, get, set_, site):
                 session.grew.add(key)
                 session.will_fork(key)
                 session.not_again(before)
         except Grows as grows:
-            if session.is_older(grows.grown) or not _staged_before(
+            is_older = session.is_older(grows.grown) or _is_carried(session, grows.grown)
+            if is_older or not _staged_before(
                 session, key, grows.grown, grows.type, (then, orelse), names, get, set_, site
             ):
                 raise
@@ -120,6 +125,11 @@ def branch(
         then()
     else:
         orelse()
+
+
+def _is_carried(session: Session, container: Any) -> bool:
+    """Whether the loop that is being staged had a list before its first turn, so that it is staged before that."""
+    return bool(session.loops) and session.loops[-1].carries(container)
 
 
 def _merged(

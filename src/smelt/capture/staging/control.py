@@ -153,7 +153,9 @@ class StagingRuntime(PlainRuntime):
             if ("unrolled", key) in session.whole:
                 length = sequence.known_length()
                 if length is not None:
-                    iterable, sequence = map(sequence.item, range(length)), None
+                    # What has just fixed it lets Python go over a tensor itself, as another way's run will.
+                    is_pythons = sequence_of(session, iterable) is None
+                    iterable, sequence = iterable if is_pythons else map(sequence.item, range(length)), None
             else:
                 session.rolled.add(key)
         if sequence is None:

@@ -131,10 +131,12 @@ def stage_container(
     get: Callable[[], tuple[Any, ...]],
     set_: Callable[[tuple[Any, ...]], None],
     snapshot: Snapshot,
+    *,
+    is_carried: bool = False,
 ) -> StagedObject:
     """A staged container that stands for one of Python's from now on, wherever it is referred to.
 
-    snapshot: of all that may refer to it.
+    snapshot: of all that may refer to it. is_carried: a loop does, of which each turn but the first has it longer.
     """
     if id(grown) in session.callers:
         session.cannot(f"a {type(grown).__name__} of an argument grows", "others hold it, and see it grow")
@@ -149,6 +151,9 @@ def stage_container(
     session.note_held(items)
     operands = [session.encode(item) for item in items]
     examples: tuple[Any, ...] = ({},) * WORLDS if is_dict else tuple([None] * len(grown) for _ in range(WORLDS))
+    if is_carried and not is_dict:
+        # What a turn does with the list is looked at before it shows that the loop carries it.
+        examples = session.examples.of(type_)
     slot = ScalarSlot(type_, examples)
     session.append("py.dict" if is_dict else "py.list", operands, {}, [slot], site)
     staged = StagedObject(slot)

@@ -224,6 +224,11 @@ class Loop:
         self._values = self._pend(values)
         return params
 
+    def carries(self, container: Any) -> bool:
+        """Whether a list was there before the loop: what makes it longer in a turn has it so in the next one."""
+        is_held = any(value is container for value in self.init) or self.snapshot.holds(container)
+        return type(container) is list and is_held
+
     def _pend(self, values: list[Any]) -> tuple[Any, ...]:
         """Variables with results that may not have been come to as such."""
         for number in self.pending:
@@ -524,7 +529,10 @@ def run_loop(loop: Callable[[], Loop]) -> Loop:
         except Grows as grows:
             if made.session.is_older(grows.grown):
                 raise
-            stage_container(made.session, made.site, grows.grown, grows.type, made.get, made.set, made.look(whole=True))
+            whole = made.look(whole=True)
+            stage_container(
+                made.session, made.site, grows.grown, grows.type, made.get, made.set, whole, is_carried=True
+            )
             continue
         return made
     raise CannotStage("a loop that depends on data cannot be one loop of the graph", "too many lists grow in it")

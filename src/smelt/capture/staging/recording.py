@@ -103,6 +103,7 @@ class Recording:
         self.forked: set[object] = set()
         self.write_only: Sequence[Any] = ()  # places outside that the native run wrote and did not read
         self.grew: set[object] = set()  # those of them in which a container grew
+        self.asks_numbers = False  # whether a branch on every way asks a number that data give
         self.learnt = False  # whether this run found some of these itself
         self.peeled: dict[object, int] = {}
         self.whole: set[object] = set()
@@ -319,9 +320,10 @@ class Recording:
         slots: list[Slot] = []
         with put_back_after() if found.rng else contextlib.nullcontext():
             worlds = [_in_world(op, found.run, operands, named, w) for w in range(WORLDS)] if len(types) == 1 else []
-        if worlds and types[0] in (BOOL, INT, FLOAT) and any(isinstance(o, Slot) and _is_tensor(o) for o in operands):
+        of_tensors = any(isinstance(o, Slot) and _is_tensor(o) for o in operands)
+        if worlds and types[0] in (BOOL, INT, FLOAT) and of_tensors:
             worlds = list(self.examples.of(types[0]))  # a tensor has no elements here
-        is_native = not found.rng and all(getattr(o, "is_native", True) for o in operands if isinstance(o, ScalarSlot))
+        is_native = not (found.rng or of_tensors) and all(o.is_native for o in operands if isinstance(o, ScalarSlot))
         for i, type_ in enumerate(types):
             examples = tuple(worlds) if worlds else (DEAD,) * WORLDS
             if len(types) > 1:

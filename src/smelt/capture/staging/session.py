@@ -28,7 +28,17 @@ from smelt.capture.staging.reading import Reading
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.records import Listed, RegionRecords, Structured
 from smelt.capture.staging.settled import Settled
-from smelt.capture.staging.stops import GROWTH, NO_GROWTH, PARTLY, TOO_LONG, TOO_MANY, Again, CannotStage, Exhausted
+from smelt.capture.staging.stops import (
+    AS_NATIVE,
+    GROWTH,
+    NO_GROWTH,
+    PARTLY,
+    TOO_LONG,
+    TOO_MANY,
+    Again,
+    CannotStage,
+    Exhausted,
+)
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.capture.staging.unify import unify
 from smelt.capture.staging.watch import unwatched
@@ -193,6 +203,15 @@ class Session(Reading):
                 return False
             self.expect(asked, False)
         return True
+
+    def as_native(self, slot: Slot) -> bool | None:
+        """What the recorded run found of a question about numbers, where the graph is to hold for that only."""
+        is_native = isinstance(slot, ScalarSlot) and slot.is_native and slot.worlds[0] is not DEAD
+        if not is_native or not self.is_on_all_paths:
+            return None
+        assert isinstance(slot, ScalarSlot)
+        self.asks_numbers = True
+        return self.expect(slot, bool(slot.worlds[0])) if AS_NATIVE in self.whole else None
 
     def arm_of(self, change: Change) -> object:
         """An arm of a branch without which a place would keep what it held; None where there is none."""
@@ -381,7 +400,7 @@ class Session(Reading):
         )
 
     def placeholder(self, value: Any, records: list[Any], site: Site | None) -> Any:
-        """Any value of a type, recorded at the end of a list, where a type stands; a list or tuple; else the value itself."""
+        """Any value of a type, recorded at the end of a list, where a type stands; a list or tuple; else the value."""
         if isinstance(value, Listed):
             saved, self.recorder.records = self.recorder.records, records
             found = ScalarSlot(value.type, (DEAD,) * WORLDS)

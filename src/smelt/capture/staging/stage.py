@@ -68,6 +68,7 @@ from smelt.capture.staging.returned import (
 )
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import (
+    AS_NATIVE,
     GROWTH,
     NO_GROWTH,
     Again,
@@ -194,8 +195,9 @@ class _Run:
             session.fixes_texts = fixes_texts
             try:
                 found = self._once(session, functions, arguments)
-                before.forked, before.grew, before.whole = frozenset(forked), frozenset(grew), frozenset(whole)
-                before.peeled, before.converted = peeled, frozenset(converted)
+                if not self._is_other:  # of the program for another size: what holds of it need not hold of this one
+                    before.forked, before.grew, before.whole = frozenset(forked), frozenset(grew), frozenset(whole)
+                    before.peeled, before.converted = peeled, frozenset(converted)
                 return found
             except Again as known:
                 if self.native.rangers and known.whole is not None:
@@ -237,6 +239,9 @@ class _Run:
                 if unrolled:
                     # A loop over what Python knows need not be one of the graph.
                     whole |= unrolled
+                    continue
+                if session.asks_numbers and AS_NATIVE not in whole and not isinstance(stop, Exhausted):
+                    forked, grew, whole = set(before.forked), set(before.grew), {*before.whole, AS_NATIVE}
                     continue
                 before.exhausted += isinstance(stop, Exhausted)
                 if session.recorder.error is not None:
@@ -322,11 +327,14 @@ class _Run:
         trace = CaptureTrace(site=session.asked_by)
         return make_symbols(self.dynamic, arguments, session.recorder.shadows, trace, held)
 
+    @property
+    def _is_other(self) -> bool:
+        """Whether a size is taken for another than it is: the native run tells nothing then."""
+        return any(free.only is not None for free in (self.dynamic or {}).values())
+
     def _facts(self, symbols: Symbols, graph: Graph) -> SizeFacts:
         """What the run found out of its symbols. Raises: CannotStage where it went another way than the native run."""
-        # Where a size is taken for another than it is, the native run tells nothing.
-        is_other = any(free.only is not None for free in (self.dynamic or {}).values())
-        native = None if is_other else self.native.graph
+        native = None if self._is_other else self.native.graph
         other = "" if native is None else disagreement(native, graph, symbols.given)
         if other:
             raise CannotStage(
@@ -413,7 +421,7 @@ class _Run:
             self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,
             self.roots, {}, shared, _returned(flattener.tensors, given.tensors, state),
             facts, self.native.opened, outer=self.native.outer, kinds=kinds, own_backward=self.native.own_backward,
-            reruns=session.has_caught,
+            reruns=session.has_caught, is_way=AS_NATIVE in session.whole,
         )  # fmt: skip
 
     def _was_there(self, value: Any) -> bool:

@@ -28,6 +28,8 @@ TOO_LONG, TOO_MANY = "staging took too long", "the program has too many paths"
 """What ended a run that another one of the program would come to as well."""
 GROWTH, NO_GROWTH = "growth", "no growth"
 """Of a run: containers that grow on one path only are values of the graph; that led to nothing."""
+AS_NATIVE = "as native"
+"""Of a run: where numbers that data give decide, the graph holds for the way that the recorded run went."""
 
 
 class Stop(BaseException):
