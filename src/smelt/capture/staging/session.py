@@ -59,7 +59,7 @@ from smelt.ir import (
 from smelt.ops.convert import dtype_to_torch
 
 MOST_PATHS = 64
-_MOST_TURNS = 8  # of a loop in which a container grows in some
+_MOST_TURNS = 3  # of a loop in which a container grows in some
 _MULTIPLIED = 48  # ways of which it is told whether they multiply with each question
 
 
