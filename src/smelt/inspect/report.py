@@ -19,7 +19,7 @@ KEYS = (
 _TITLES = {
     "graphs": "Graphs", "breaks": "Breaks", "recompiles": "Recompiles", "fallbacks": "Fallbacks",
     "symbols": "Sizes and numbers", "guards": "Guards", "kernels": "Kernels", "memory": "Memory",
-    "precision": "Error against the program as written, on the first call's inputs", "passes": "Passes",
+    "precision": "Precision: the error of each output, on the first call's inputs", "passes": "Passes",
     "timings": "Compile time by stage",
 }  # fmt: skip
 _EMPTY = {
