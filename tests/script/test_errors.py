@@ -653,3 +653,18 @@ def test_what_an_argument_that_does_not_fit_is_called():
         smelt.script(f).inputs_for(torch.ones(3), 5, (1, torch.ones(3)))
     assert "pair_1 is f32[3], and the graph takes f32[2]" in str(caught.value)
     assert "widen the annotation of pair" in caught.value.fix
+
+
+def test_what_to_do_beside_a_default_that_is_a_tensor():
+    """A tensor is asked for nothing when the parameters are looked at."""
+
+    def f(x: smelt.f32[3], y=torch.ones(3)):
+        if x.sum() > 0:
+            r = x
+        else:
+            r = "text"
+        return r
+
+    with pytest.raises(CaptureError) as caught:
+        smelt.script(f)
+    assert caught.value.fix.startswith("keep structure")

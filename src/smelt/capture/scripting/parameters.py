@@ -240,7 +240,7 @@ class Parameters:
             fix += ", or add an example with such a value (example_inputs=[(...), (...)])"
         elif name in self.kept:
             fix += f", or give {name} in example_inputs; it is left out there, and keeps its default"
-        elif name:
+        elif name in self.signature.parameters:
             is_annotated = self.signature.parameters[name].annotation is not inspect.Parameter.empty
             fix += f", or {'widen the annotation of' if is_annotated else 'annotate'} {name}"
         return CaptureError(

@@ -173,7 +173,7 @@ def script_graph(
 def _is_annotated(function: FunctionType) -> bool:
     """Whether every parameter has an annotation, or a default that tells."""
     own = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
-    return all(p.annotation is not p.empty or p.default not in (p.empty, None) for p in own)
+    return all(p.annotation is not p.empty or (p.default is not p.empty and p.default is not None) for p in own)
 
 
 def _for_typed(error: CaptureError) -> CaptureError:

@@ -223,7 +223,7 @@ class _Run:
                     fixes_texts = True
                     continue
                 if GROWTH in whole:
-                    whole = {NO_GROWTH}
+                    whole = {NO_GROWTH, *(whole & {AS_NATIVE})}
                     continue
                 if (grew or isinstance(stop, CannotGrow)) and NO_GROWTH not in whole:
                     # Ways that part at a container may have come to where none goes, or have to meet in a loop.
