@@ -658,7 +658,9 @@ def test_what_an_argument_that_does_not_fit_is_called():
 def test_what_to_do_beside_a_default_that_is_a_tensor():
     """A tensor is asked for nothing when the parameters are looked at."""
 
-    def f(x: smelt.f32[3], y=torch.ones(3)):
+    ones = torch.ones(3)
+
+    def f(x: smelt.f32[3], y=ones):
         if x.sum() > 0:
             r = x
         else:
