@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from smelt.capture import Captured, capture
-from smelt.capture.staging.stops import TOO_LONG, TOO_MANY
+from smelt.capture.staging.stops import AS_NATIVE, TOO_LONG, TOO_MANY
 from smelt.compiler.compiled_types import ObservedProgram
 from smelt.compiler.long_loops import with_long_loops
 from smelt.compiler.originals import move_originals
@@ -59,6 +59,7 @@ def _unit(
     asks = bool(captured.conversions) or (fn.log is not None and (fn.log.warned or acts_repeatably(fn.log)))
     odd = fn.freedom.odd if fn.freedom else ()
     if captured.error is None and is_whole and not fn.next_path:
+        fn.learnt.follows = False
         for spec, is_wide in fn.freedom.specs if fn.freedom else ():
             last = perf_counter()
             unit, why_fixed = staged_unit(fn, captured, args, kwargs, options, spec, is_wide=is_wide, odd=odd)
@@ -70,6 +71,9 @@ def _unit(
         elif unit is None:
             looped = with_long_loops(captured, fn.log)
             unit, _ = (None, "") if looped is None else staged_unit(fn, looped, args, kwargs, options)
+        if unit is None and asks and fn.learnt.asks_natively:
+            unit, is_free = _as_native(fn, captured, args, kwargs, options)
+            why_fixed = "" if is_free else why_fixed
     if unit is None:
         last = perf_counter()
         unit = Unit.of(captured, options)
@@ -78,3 +82,19 @@ def _unit(
         unit.stages_ms = {"staged runs that came to no graph": lost_ms, **unit.stages_ms}
     unit.why_paths, unit.why_fixed, unit.background = why_paths, why_fixed, fn.background
     return unit
+
+
+def _as_native(
+    fn: ObservedProgram, captured: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+) -> tuple[Unit | None, bool]:
+    """The program compiled for the answers that the recorded run found, not for the numbers that led to these.
+
+    Second: whether sizes and numbers are free in it.
+    """
+    fn.learnt.whole = frozenset((AS_NATIVE,))
+    for spec, is_wide in (*(fn.freedom.specs if fn.freedom else ()), (None, False)):
+        odd = fn.freedom.odd if fn.freedom and spec is not None else ()
+        unit, _ = staged_unit(fn, captured, args, kwargs, options, spec, is_wide=is_wide, odd=odd)
+        if unit is not None:
+            return unit, spec is not None
+    return None, False

@@ -401,6 +401,7 @@ class Builds:
         self._table.publish()
         if state is not None:
             self.sight.forget()
+            self._as_native = False
             self._table.serve_through(state.core)
 
     def watch_more(self, row: Row) -> bool:

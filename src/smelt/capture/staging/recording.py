@@ -103,7 +103,7 @@ class Recording:
         self.forked: set[object] = set()
         self.write_only: Sequence[Any] = ()  # places outside that the native run wrote and did not read
         self.grew: set[object] = set()  # those of them in which a container grew
-        self.asks_numbers = False  # whether a branch on every way asks a number that data give
+        self.asks_natively = False  # whether a branch on every way asks what the recorded run has found
         self.learnt = False  # whether this run found some of these itself
         self.peeled: dict[object, int] = {}
         self.whole: set[object] = set()

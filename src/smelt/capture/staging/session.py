@@ -205,12 +205,20 @@ class Session(Reading):
         return True
 
     def as_native(self, slot: Slot) -> bool | None:
-        """What the recorded run found of a question about numbers, where the graph is to hold for that only."""
-        is_native = isinstance(slot, ScalarSlot) and slot.is_native and slot.worlds[0] is not DEAD
-        if not is_native or not self.is_on_all_paths:
+        """What the recorded run found of a question, where the graph is to hold for that only.
+
+        A question about numbers makes a run of its own for that worth it, one about a tensor where sizes are free: else
+        what was recorded is a graph for its answer.
+        """
+        if not self.is_on_all_paths:
             return None
-        assert isinstance(slot, ScalarSlot)
-        self.asks_numbers = True
+        if not isinstance(slot, ScalarSlot):
+            self.asks_natively |= self.size_trace is not None
+            native = self._hint("is_nonzero") if AS_NATIVE in self.whole else None
+            return None if native is None else self.expect(slot, bool(native))
+        if not slot.is_native or slot.worlds[0] is DEAD:
+            return None
+        self.asks_natively = True
         return self.expect(slot, bool(slot.worlds[0])) if AS_NATIVE in self.whole else None
 
     def arm_of(self, change: Change) -> object:

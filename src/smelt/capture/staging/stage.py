@@ -97,6 +97,8 @@ class Learnt:
     """What one staging of a program finds out about where its ways meet, with which the next one begins: where they are
     kept apart, loops that are one loop of the graph, turns that stand before their loops, functions that are converted.
     exhausted: how many came to no end in their time; the next has a quarter of it, all further ones a sixteenth.
+    follows: where no graph holds all ways, one for the recorded way is made at once; else `asks_natively` says whether
+    that may lead to one.
     """
 
     forked: frozenset[object] = frozenset()
@@ -105,6 +107,8 @@ class Learnt:
     peeled: Mapping[object, int] = field(default_factory=dict)
     converted: frozenset[Any] = frozenset()
     exhausted: int = 0
+    follows: bool = True
+    asks_natively: bool = False
 
 
 def stage(
@@ -240,7 +244,9 @@ class _Run:
                     # A loop over what Python knows need not be one of the graph.
                     whole |= unrolled
                     continue
-                if session.asks_numbers and AS_NATIVE not in whole and not isinstance(stop, Exhausted):
+                is_followed = session.asks_natively and AS_NATIVE not in whole and not isinstance(stop, Exhausted)
+                before.asks_natively |= is_followed
+                if is_followed and before.follows:
                     forked, grew, whole = set(before.forked), set(before.grew), {*before.whole, AS_NATIVE}
                     continue
                 before.exhausted += isinstance(stop, Exhausted)

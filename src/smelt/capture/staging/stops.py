@@ -29,7 +29,7 @@ TOO_LONG, TOO_MANY = "staging took too long", "the program has too many paths"
 GROWTH, NO_GROWTH = "growth", "no growth"
 """Of a run: containers that grow on one path only are values of the graph; that led to nothing."""
 AS_NATIVE = "as native"
-"""Of a run: where numbers that data give decide, the graph holds for the way that the recorded run went."""
+"""Of a run: where data decide, the graph holds for the way that the recorded run went."""
 
 
 class Stop(BaseException):
