@@ -134,7 +134,21 @@ def of_two_branches(x: F32, y: F32, n: int) -> Any:
     return a is b
 
 
-@pytest.mark.parametrize("f", [the_largest, the_largest_or_none, the_last, put_in, lists, of_two_branches])
+def of_two_arguments(xs: list[F32], x: F32) -> Any:
+    return xs[0] is x
+
+
+def of_two_containers(xs: list[F32], d: dict[str, F32], key: str) -> Any:
+    v = d.get(key)
+    return v is not None and v is xs[0]
+
+
+_OF_ITEMS = [
+    the_largest, the_largest_or_none, the_last, put_in, lists, of_two_branches, of_two_arguments, of_two_containers
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("f", _OF_ITEMS)
 def test_which_item_is_the_very_object_is_refused(f: Callable[..., Any]) -> None:
     with pytest.raises(smelt.CaptureError, match="S0109") as caught:
         smelt.script(f)
@@ -149,7 +163,7 @@ def two_for_sure(xs: list[F32], mask: F32, n: int) -> Any:
     same_list = xs is xs
     k = n - 1
     same_item = xs[k] is xs[k], xs[0] is not xs[0]
-    return xs[0] is made, xs[0] is mask, out is made, [made, mask][n] is xs[0], same_list, same_item
+    return xs[0] is made, out is made, [made, made * 2][n] is xs[0], same_list, same_item
 
 
 def test_what_can_be_told_apart_is() -> None:

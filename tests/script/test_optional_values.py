@@ -115,6 +115,45 @@ def a_pair_or_none(xs: list[smelt.f32[3]], flag: bool) -> Any:
     return found
 
 
+def a_number_for_torch(state: dict[str, int], key: str, x: smelt.f32[3]) -> Any:
+    n = state.get(key)
+    if n is None:
+        raise KeyError(key)
+    return x.roll(n), x[:n], torch.zeros(n), x.clamp(max=n), divmod(n, 2)
+
+
+def a_list_for_torch(state: dict[str, list[smelt.f32[3]]], key: str) -> Any:
+    rows = state.get(key)
+    if not rows:
+        return torch.zeros(3)
+    return torch.stack(rows).sum(0) + torch.cat(rows)[0]
+
+
+def by_its_truth(state: dict[str, list[int]], key: str) -> Any:
+    items = state.get(key)
+    if items:
+        return max(items)
+    return -1
+
+
+def by_a_function(state: dict[str, list[int]], key: str) -> Any:
+    items = state.get(key)
+    if items is not None:
+        return sum(map(abs, items)) + sum([v * 2 for v in items]) + min(items, default=0)
+    return -1
+
+
+def doubled(value: Any) -> Any:
+    return value * 2 if value is not None else 0
+
+
+def in_a_function(state: dict[str, smelt.f32[3]], key: str) -> Any:
+    v = state.get(key)
+    if v is None:
+        return torch.zeros(3)
+    return doubled(v)
+
+
 def one() -> Tensor:
     return torch.ones(3)
 
@@ -132,6 +171,11 @@ CASES: list[tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]] = [
     (a_list, [({"k": [1, 2]}, one()), ({}, one())]),
     (two, [({"m": one(), "n": one() - 2},), ({"m": one()},), ({},)]),
     (a_pair, [(torch.tensor(v),) for v in ([1.0, 3.0, 2.0], [2.0, 1.0, 0.0])]),
+    (a_number_for_torch, [({"k": 2}, "k", torch.arange(3.0)), ({}, "k", one())]),
+    (a_list_for_torch, [({"k": [one(), one()]}, "k"), ({"k": []}, "k"), ({}, "k")]),
+    (by_its_truth, [({"k": [1, 5]}, "k"), ({"k": []}, "k"), ({}, "k")]),
+    (by_a_function, [({"k": [1, -5]}, "k"), ({"k": []}, "k"), ({}, "k")]),
+    (in_a_function, [({"k": one()}, "k"), ({}, "k")]),
     (a_pair_or_none, [([one(), one()], True), ([one()], False)]),
 ]
 

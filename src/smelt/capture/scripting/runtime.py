@@ -53,13 +53,19 @@ class ScriptRuntime(StagingRuntime):
     def if_(self, at: int, test: Any, then: Any, orelse: Any, names: Any, get: Any, set: Any) -> None:
         frame = sys._getframe(1)
         self.session.arms[frame.f_code.co_filename, at] = (_first_line(then, at), _first_line(orelse, at))
+        test = self.session.settled(test)
         super().if_(at, test, then, orelse, names, get, set)
+
+    def not_(self, at: int, value: Any) -> Any:
+        return super().not_(at, self.session.settled(value))
 
     # --- calls and attributes ----------------------------------------------------------------------------------------
 
     def call(self, at: int, fn: Any, args: Any, kwargs: Any) -> Any:
         _use_in_call(self.session, fn, *args, *kwargs.values())
         try:
+            args = tuple(map(self.session.narrowed, args))
+            kwargs = {name: self.session.narrowed(value) for name, value in kwargs.items()}
             return calls.call(self.session, self, at, fn, args, kwargs)
         except Exception as error:
             self._programs(error)
@@ -290,6 +296,7 @@ class ScriptRuntime(StagingRuntime):
             one, two = slot_of(value), self.session.encode(other)
             if self.session.is_one_item(one, two):
                 return True
+            self.session.check_items(one, two)
             check_told_apart(self.session, one, two)
         return False
 
@@ -319,6 +326,8 @@ class ScriptRuntime(StagingRuntime):
         _use(session, o, k)
         try:
             o, k = map(session.settled, (o, k))
+            if isinstance(k, slice):
+                k = slice(*map(session.settled, (k.start, k.stop, k.step)))
             if isinstance(o, torch.Tensor):
                 if isinstance(k, str):
                     session.assume(o, DictType(STR, calls.tensors_any()))

@@ -154,6 +154,7 @@ class ScriptSession(Session):
         self.running: dict[CodeType, int] = {}
         # Where what was taken out of a container stood: containers of a graph are values.
         self.places: dict[Slot, object] = {}
+        self.opposites: dict[Slot, Slot] = {}  # what says not
         # What is a list in every run: what has a list's type may be a tuple.
         self.lists: set[Slot] = set()
         # Lists and dicts that stand in others, of the graph and of Python's: nobody changes them.
@@ -212,9 +213,20 @@ class ScriptSession(Session):
             want_joined(self)
         return super().fork(slot, site)
 
-    def branch(self, slot: Slot, *args: Any, **kwargs: Any) -> Any:
+    def branch(self, slot: Slot, arms: Any, *args: Any, **kwargs: Any) -> Any:
         self.condition = slot
-        return super().branch(slot, *args, **kwargs)
+        found = super().branch(slot, arms, *args, **kwargs)
+        ends = [outcome.is_raised for _, outcome in arms]
+        if ends[0] != ends[1] and self.regions:
+            self.regions[-1].known[slot] = ends[1]  # what follows is on the way that goes on
+        return found
+
+    def known(self, slot: Slot) -> bool | None:
+        found = super().known(slot)
+        opposite = self.opposites.get(slot)
+        if found is not None or opposite is None:
+            return found
+        return next((not r.known[opposite] for r in reversed(self.regions) if opposite in r.known), None)
 
     def same_tensor(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         """`a is b`, where that may follow from the path that was taken."""
@@ -224,6 +236,7 @@ class ScriptSession(Session):
         if mine is None and yours is None:
             if self.is_one_item(self.recorder.slot_of(a), self.recorder.slot_of(b)):
                 return True
+            self.check_items(self.recorder.slot_of(a), self.recorder.slot_of(b))
             check_identity(self, a, b)
             return False
         condition = (mine or yours)[0]  # type: ignore[index]
@@ -256,6 +269,25 @@ class ScriptSession(Session):
         """Whether two values were taken out of one container, at one place."""
         place = self.places.get(a)
         return place is not None and place == self.places.get(b)
+
+    def check_items(self, a: Slot, b: Slot) -> None:
+        """Raises: CannotStage where what a container of an argument holds may be another argument, or held by one."""
+        sources = [self._arguments_behind(a), self._arguments_behind(b)]
+        if all(sources) and any(slot not in self.params and found for slot, found in zip((a, b), sources, strict=True)):
+            self.cannot("whether what a container holds is the very object is asked", WHOLE_VALUES)
+
+    def _arguments_behind(self, slot: Slot) -> set[Slot]:
+        """The parameters that a value is, or out of which it was taken."""
+        found: set[Slot] = set()
+        waiting = [slot]
+        while waiting:
+            one = self.resolved(waiting.pop())
+            if one in found:
+                continue
+            found.add(one)
+            _, *sides = self.sides_of.get(one) or self.turns_of.get(one) or (None,)
+            waiting.extend(side for side in sides if isinstance(side, Slot))
+        return {one for one in found if one in self.params}
 
     def unmerge(self, why: object) -> None:
         if isinstance(why, tuple) and why[0] == "element":
@@ -304,6 +336,7 @@ class ScriptSession(Session):
         self._remember(key, pairs[0][1] if pairs else None)
         if op == "py.not_" and isinstance(operands[0], Slot):
             self.negations[pairs[0][1]] = operands[0]
+            self.opposites[operands[0]] = pairs[0][1]
         return pairs[0][0] if len(pairs) == 1 else tuple(v for v, _ in pairs)
 
     def taken_apart(self, container: Any) -> Any:
@@ -488,9 +521,9 @@ class ScriptSession(Session):
         return self.present(slot_of(value))
 
     def left_by(self, values: tuple[Any, ...], before: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(v if v is old else self._narrowed(v) for v, old in zip(values, before, strict=True))
+        return tuple(v if v is old else self.narrowed(v) for v, old in zip(values, before, strict=True))
 
-    def _narrowed(self, value: Any) -> Any:
+    def narrowed(self, value: Any) -> Any:
         """An optional value of which this way knows whether it is None."""
         if not isinstance(value, StagedObject) or not isinstance(slot_of(value).type, OptionalType):
             return value
