@@ -97,4 +97,5 @@ def _as_native(
         unit, _ = staged_unit(fn, captured, args, kwargs, options, spec, is_wide=is_wide, odd=odd)
         if unit is not None:
             return unit, spec is not None
+    fn.learnt.whole = frozenset()  # further builds need not begin with what led to nothing
     return None, False
