@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from smelt.capture.convert.runtime import UNDEF
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging.growing import container_type
-from smelt.capture.staging.merge import Merger
+from smelt.capture.staging.merge import Merger, Pending
 from smelt.capture.staging.records import Listed
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.ir import (
@@ -39,10 +40,11 @@ def join_open(a: Type, b: Type) -> Type:
         a = TensorType(DType.UNKNOWN, a.shape, a.strides, a.device, a.layout)
     if isinstance(a, ListType) and isinstance(b, ListType):
         return ListType(join_open(a.element, b.element))
-    if isinstance(a, OptionalType) and isinstance(b, (OptionalType, TensorType)):
-        return OptionalType(join_open(a.element, b.element if isinstance(b, OptionalType) else b))
-    if isinstance(a, TensorType) and isinstance(b, OptionalType):
-        return join_open(b, a)
+    if NONE not in (a, b) and OptionalType in (type(a), type(b)):
+        present = join_open(*(t.element if isinstance(t, OptionalType) else t for t in (a, b)))
+        return ANY if present == ANY else OptionalType(present)
+    if isinstance(a, TupleType) and isinstance(b, TupleType) and len(a.elements) == len(b.elements):
+        return TupleType(tuple(map(join_open, a.elements, b.elements)))
     if isinstance(a, DictType) and isinstance(b, DictType):
         return DictType(join_open(a.key, b.key), join_open(a.value, b.value))
     return join(a, b)
@@ -54,6 +56,23 @@ class ScriptMerger(Merger):
     def __init__(self, session: Any, *args: Any) -> None:
         super().__init__(session, *args)
         self.condition = session.condition
+        self._maybe: dict[str, bool] = {}
+
+    def _none_returned(self, name: str, is_settled: bool) -> None:
+        if self.why is not None:
+            super()._none_returned(name, is_settled)
+        self._maybe[name] = is_settled
+
+    def named(self, name: str, a: Any, b: Any) -> Any:
+        if name not in self._maybe:
+            return super().named(name, a, b)
+        left, right = (v.value if isinstance(v, Pending) else v for v in (a, b))
+        if left is UNDEF or right is UNDEF:
+            return None  # and nobody asks where nothing is returned
+        found = self._or_none(left if right is None else right, is_left=right is None)
+        if found is NotImplemented:
+            super()._none_returned(name, self._maybe[name])
+        return found if self._maybe[name] else Pending(found)
 
     def _tensors(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         session = self.session
@@ -80,12 +99,15 @@ class ScriptMerger(Merger):
                 type_ = join_open(value_type(self.session, one), slot_of(other).type)
                 if isinstance(type_, OptionalType):
                     return self._of_type(type_, a, b)
+        if any(_is_plain_tuple(v) for v in (a, b)) and any(is_staged(v) for v in (a, b)):
+            type_ = join_open(*(value_type(self.session, v) for v in (a, b)))
+            if isinstance(type_, TupleType) or (isinstance(type_, OptionalType) and isinstance(type_.element, TupleType)):
+                return self._of_type(type_, a, b)
         if self.why is None and (a is None or b is None) and a is not b:
             # Where a loop's body or the program ends no way goes on by itself.
-            value = b if a is None else a
-            is_tuple = type(value) is tuple and all(map(_is_simple, value))
-            if isinstance(value, torch.Tensor) or is_staged(value) or type(value) in _PLAIN or is_tuple:
-                return self._optional(value, is_left=b is None)
+            found = self._or_none(b if a is None else a, is_left=b is None)
+            if found is not NotImplemented:
+                return found
         if self.why is None and any(type(v) is list for v in (a, b)):
             found = self._lists(a, b)
             if found is not NotImplemented:
@@ -119,14 +141,11 @@ class ScriptMerger(Merger):
         self.session.note_held(items)
         return Listed([self.session.encode(item) for item in items], type_)
 
-    def _optional(self, value: Any, is_left: bool) -> Any:
-        """A value that is None on the other path."""
-        if type(value) is tuple:
-            kinds = TupleType(tuple(value_type(self.session, item) for item in value))
-            slot: Any = Listed([self.session.encode(item) for item in value], kinds)
-            type_: Type = kinds
-        else:
-            slot, type_ = self.session.encode(value), value_type(self.session, value)
+    def _or_none(self, value: Any, is_left: bool) -> Any:
+        """A value that is None on the other path; NotImplemented where it is no value of the graph's."""
+        if not _is_simple(value) and not _is_plain_tuple(value):
+            return NotImplemented
+        slot, type_ = self._operand(value), value_type(self.session, value)
         if isinstance(type_, (OptionalType, ScalarType)) and type_ in (ANY, NONE):
             self._fail("a value of unknown kind meets None")
         found = ScalarSlot(type_ if isinstance(type_, OptionalType) else OptionalType(type_), (DEAD,) * WORLDS)
@@ -135,8 +154,14 @@ class ScriptMerger(Merger):
 
     def _of_type(self, type_: Type, a: Any, b: Any) -> Any:
         found = ScalarSlot(type_, (DEAD,) * WORLDS)
-        self._yield(self.session.encode(a), self.session.encode(b), found)
+        self._yield(self._operand(a), self._operand(b), found)
         return wrap(found)
+
+    def _operand(self, value: Any) -> Any:
+        """A value as an `if` yields it."""
+        if type(value) is not tuple:
+            return self.session.encode(value)
+        return Listed([self.session.encode(item) for item in value], value_type(self.session, value))
 
     def _scalars(self, a: Any, b: Any) -> Any:
         first, second = value_type(self.session, a), value_type(self.session, b)
@@ -157,8 +182,15 @@ def _is_simple(item: Any) -> bool:
     return isinstance(item, (torch.Tensor, *_PLAIN)) or is_staged(item)
 
 
+def _is_plain_tuple(value: Any) -> bool:
+    """Whether a value is a tuple that the run knows, of what the graph has values for."""
+    return type(value) is tuple and all(map(_is_simple, value))
+
+
 def value_type(session: Any, value: Any) -> Type:
-    """The type of a tensor, a staged value or a number."""
+    """The type of a tensor, a staged value, a number or a tuple of these."""
+    if type(value) is tuple:
+        return TupleType(tuple(value_type(session, item) for item in value))
     if isinstance(value, torch.Tensor):
         found: Type = slot_type(session.recorder.slot_of(value))
         return found
@@ -166,8 +198,11 @@ def value_type(session: Any, value: Any) -> Type:
 
 
 def widened(before: Type, after: Type) -> Type | None:
-    """What a loop carries that is of two types: a tensor of either, a number of either."""
+    """What a loop carries that is of two types: a tensor of either, a number of either, what may be None."""
     type_ = join_open(before, after)
     if isinstance(type_, (TensorType, ListType, DictType)):
+        return type_
+    if isinstance(type_, OptionalType) and OptionalType in (type(before), type(after)):
+        # Where only a first turn differs it is taken out of the loop, and nothing is asked in each one.
         return type_
     return ANY if before != after and {before, after} <= {*_NUMBERS, ANY} else None

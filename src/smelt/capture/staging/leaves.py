@@ -88,4 +88,4 @@ def leaf_type(session: Session, leaf: Any) -> Type | None:
         return slot_of(leaf).type
     if isinstance(leaf, Unread):
         return leaf.type
-    return type_of_arg(leaf) if isinstance(leaf, (bool, int, float, complex, str)) else None
+    return type_of_arg(leaf) if leaf is None or isinstance(leaf, (bool, int, float, complex, str)) else None

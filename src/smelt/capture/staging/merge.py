@@ -198,7 +198,11 @@ class Merger:
                 flag = flag_in(self.names, left if a is None else right)
                 is_open = is_staged(flag) and self.session.known(slot_of(flag)) is not False
                 if flag is True or is_open:
-                    self._fail("None is returned, or something else")
+                    self._none_returned(name, all(flag_in(self.names, side) is True for side in (left, right)))
+
+    def _none_returned(self, name: str, is_settled: bool) -> None:
+        """None is returned on one path. is_settled: both have come to a `return`. Raises: CannotMerge."""
+        self._fail("None is returned, or something else")
 
     def named(self, name: str, a: Any, b: Any) -> Any:
         """A variable after two paths; one without a value on a path has one that must not be used."""
