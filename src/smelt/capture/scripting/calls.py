@@ -26,7 +26,8 @@ from smelt.capture.scripting.casts import cast, is_legacy
 from smelt.capture.scripting.joining import joined
 from smelt.capture.scripting.making import made
 from smelt.capture.scripting.marking import mark
-from smelt.capture.scripting.session import DEEP, PlainShape, ScriptSession, ShapeObject, Spread, TensorsObject
+from smelt.capture.scripting.sequences import OpenTuple, PlainShape, ShapeObject, Spread
+from smelt.capture.scripting.session import DEEP, ScriptSession
 from smelt.capture.scripting.types import TENSOR
 from smelt.capture.staging import calls as staged
 from smelt.capture.staging.classes import CLASSES
@@ -293,6 +294,8 @@ def is_torch(fn: Any) -> bool:
 
 def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of torch's, with marks for what a run knows."""
+    args = tuple(_narrowed(session, a) for a in args)
+    kwargs = {name: _narrowed(session, value) for name, value in kwargs.items()}
     name, owner = getattr(fn, "__name__", ""), getattr(fn, "__self__", None)
     tensor, rest = (owner, args) if isinstance(owner, torch.Tensor) else (args[0] if args else None, args[1:])
     is_method = isinstance(owner, torch.Tensor) or isinstance(fn, types.MethodDescriptorType)
@@ -313,6 +316,14 @@ def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, .
         return given(session, _with_marks(session, fn, args, kwargs))
     finally:
         session.recorder.is_named = False
+
+
+def _narrowed(session: ScriptSession, value: Any) -> Any:
+    """An argument with what is in it as this way knows it: a number where it is known not to be None."""
+    if type(value) not in (list, tuple):
+        return session.narrowed(value)
+    items = [_narrowed(session, item) for item in value]
+    return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
 
 
 def _with_marks(session: ScriptSession, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -396,7 +407,7 @@ def tensors_any() -> TensorType:
 def given(session: ScriptSession, made: Any) -> Any:
     """What torch gave; a list of tensors whose length a run knows is a staged one."""
     if type(made) in (list, tuple) and len(made) == 1 and id(made[0]) in session.recorder.listed:
-        return TensorsObject(session.recorder.listed[id(made[0])])
+        return OpenTuple(session.recorder.listed[id(made[0])])
     return made
 
 
@@ -440,7 +451,7 @@ def _isinstance(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     value, classes = args
     if isinstance(value, ShapeObject):
         return isinstance(torch.Size(()), classes)
-    if isinstance(value, TensorsObject):
+    if isinstance(value, OpenTuple):
         return isinstance((), classes)
     if is_staged(value) and slot_of(value).type == ANY:
         return session.cannot("the class of a value of unknown kind is asked for", "annotate the parameter")
@@ -531,7 +542,9 @@ def _tuple_or_list(kind: type) -> Any:
             return session.emit("py.slice", args[0]) if kind is list else PlainShape(slot_of(args[0]), args[0].of)
         if len(args) == 1 and isinstance(args[0], StagedSequence) and not isinstance(args[0], StagedRange):
             found = list_of(session, args[0])
-            return found if kind is list or type(found) is not StagedObject else TensorsObject(slot_of(found))
+            return found if kind is list or type(found) is not StagedObject else OpenTuple(slot_of(found))
+        if len(args) == 1 and kind is tuple and is_staged(args[0]) and isinstance(slot_of(args[0]).type, ListType):
+            return OpenTuple(slot_of(session.emit("py.slice", StagedObject(slot_of(args[0])))))
         if len(args) == 1 and isinstance(args[0], torch.Tensor) and not session.type_of(args[0]).is_static:
             return session.cannot("a tensor of open sizes becomes a list")
         return NotImplemented

@@ -11,7 +11,17 @@ from smelt.capture.recorder import slot_type
 from smelt.capture.staging.growing import container_type
 from smelt.capture.staging.merge import Merger, Pending
 from smelt.capture.staging.records import Listed
-from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
+from smelt.capture.staging.symbols import (
+    DEAD,
+    WORLDS,
+    ScalarSlot,
+    StagedObject,
+    class_of,
+    is_staged,
+    slot_of,
+    wrap,
+    wrap_as,
+)
 from smelt.ir import (
     ANY,
     BOOL,
@@ -94,14 +104,16 @@ class ScriptMerger(Merger):
             self._fail("a list or dict that was there before meets another")
         for one, other in ((a, b), (b, a)):
             if isinstance(one, torch.Tensor) and is_staged(other) and slot_of(other).type == ANY:
-                return self._tensors(*((a, self.session.as_tensor(b)) if one is a else (self.session.as_tensor(a), b)))
+                return self._of_type(ANY, a, b)
             if isinstance(one, torch.Tensor) and is_staged(other) and isinstance(slot_of(other).type, OptionalType):
                 type_ = join_open(value_type(self.session, one), slot_of(other).type)
                 if isinstance(type_, OptionalType):
                     return self._of_type(type_, a, b)
+        if class_of(a) is not class_of(b) and (class_of(a) or type(a)) is (class_of(b) or type(b)):
+            return self._tuples(a, b)
         if any(_is_plain_tuple(v) for v in (a, b)) and any(is_staged(v) for v in (a, b)):
             type_ = join_open(*(value_type(self.session, v) for v in (a, b)))
-            if isinstance(type_, TupleType) or (isinstance(type_, OptionalType) and isinstance(type_.element, TupleType)):
+            if isinstance(type_.element if isinstance(type_, OptionalType) else type_, TupleType):
                 return self._of_type(type_, a, b)
         if self.why is None and (a is None or b is None) and a is not b:
             # Where a loop's body or the program ends no way goes on by itself.
@@ -114,10 +126,21 @@ class ScriptMerger(Merger):
                 return found
         return super()._merge(a, b)
 
+    def _tuples(self, a: Any, b: Any) -> Any:
+        """A tuple of a length that the run knows, and one of which only a run of the graph does."""
+        like, items = (b, a) if class_of(a) is None else (a, b)
+        type_ = container_type(self.session, [StagedObject(slot_of(like)), list(items)])
+        if not isinstance(type_, ListType) or not all(map(_is_simple, items)):
+            return self._fail("two tuples meet")
+        parts = [slot_of(v) if v is like else Listed([self.session.encode(i) for i in v], type_) for v in (a, b)]
+        found = ScalarSlot(type_, (DEAD,) * WORLDS)
+        self._yield(parts[0], parts[1], found)
+        return wrap_as(found, like)
+
     def _was_there_staged(self, value: Any) -> bool:
         """Whether a value is a list or dict of the graph's that the program had before the branch."""
         is_container = is_staged(value) and isinstance(slot_of(value).type, (ListType, DictType))
-        return is_container and self.session.is_outer(value)
+        return is_container and class_of(value) is None and self.session.is_outer(value)
 
     def _lists(self, a: Any, b: Any) -> Any:
         """Lists of other lengths, or of one that a run knows, as one of the graph's."""
@@ -146,6 +169,8 @@ class ScriptMerger(Merger):
         if not _is_simple(value) and not _is_plain_tuple(value):
             return NotImplemented
         slot, type_ = self._operand(value), value_type(self.session, value)
+        if type_ == ANY and not self.names:
+            return self._of_type(ANY, *((value, None) if is_left else (None, value)))  # it is returned, and no more
         if isinstance(type_, (OptionalType, ScalarType)) and type_ in (ANY, NONE):
             self._fail("a value of unknown kind meets None")
         found = ScalarSlot(type_ if isinstance(type_, OptionalType) else OptionalType(type_), (DEAD,) * WORLDS)
@@ -161,12 +186,12 @@ class ScriptMerger(Merger):
         """A value as an `if` yields it."""
         if type(value) is not tuple:
             return self.session.encode(value)
-        return Listed([self.session.encode(item) for item in value], value_type(self.session, value))
+        return Listed([self.session.encode(item) for item in value], _tuple_type(self.session, value))
 
     def _scalars(self, a: Any, b: Any) -> Any:
         first, second = value_type(self.session, a), value_type(self.session, b)
-        if first != second and {first, second} <= {*_NUMBERS, ANY}:
-            # Numbers of two kinds: which one it is, a run knows.
+        if first != second and ({first, second} <= {*_NUMBERS, ANY} or (ANY in (first, second) and not self.names)):
+            # Numbers of two kinds, or what is returned and no more: which one it is, a run knows.
             return self._of_type(ANY, a, b)
         if first != second and (isinstance(first, OptionalType) or isinstance(second, OptionalType)):
             type_ = join(first, second)
@@ -190,11 +215,15 @@ def _is_plain_tuple(value: Any) -> bool:
 def value_type(session: Any, value: Any) -> Type:
     """The type of a tensor, a staged value, a number or a tuple of these."""
     if type(value) is tuple:
-        return TupleType(tuple(value_type(session, item) for item in value))
+        return _tuple_type(session, value)
     if isinstance(value, torch.Tensor):
         found: Type = slot_type(session.recorder.slot_of(value))
         return found
     return slot_of(value).type if is_staged(value) else type_of_arg(value)
+
+
+def _tuple_type(session: Any, value: tuple[Any, ...]) -> TupleType:
+    return TupleType(tuple(value_type(session, item) for item in value))
 
 
 def widened(before: Type, after: Type) -> Type | None:

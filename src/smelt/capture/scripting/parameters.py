@@ -20,7 +20,8 @@ from smelt.capture.scripting.annotations import TENSOR, Fields, type_of_annotati
 from smelt.capture.scripting.arguments import misfit
 from smelt.capture.scripting.choices import Alternative, absent, alternatives_of
 from smelt.capture.scripting.merging import join_open
-from smelt.capture.scripting.session import ScriptSession, TensorsObject
+from smelt.capture.scripting.sequences import OpenTuple
+from smelt.capture.scripting.session import ScriptSession
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, slot_of, wrap
 from smelt.capture.tree import tuple_of
 from smelt.diag import CaptureError, Span
@@ -190,7 +191,7 @@ class Parameters:
             if session.fork(slot_of(session.emit("py.is_none", wrap(slot)))):
                 return None
             return session.present(slot, is_argument=True)
-        return TensorsObject(slot) if parameter.is_tuple else wrap(slot)
+        return OpenTuple(slot) if parameter.is_tuple else wrap(slot)
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The graph's inputs for a call. Raises: CaptureError (S0107) where it is not one that the graph is of."""

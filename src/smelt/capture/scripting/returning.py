@@ -8,7 +8,8 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
 
-from smelt.capture.scripting.session import ScriptSession, ShapeObject, TensorsObject
+from smelt.capture.scripting.sequences import OpenTuple, ShapeObject
+from smelt.capture.scripting.session import ScriptSession
 from smelt.capture.staging.heap import Change
 from smelt.capture.staging.views import StagedRange
 from smelt.ops.python_calls import class_of
@@ -30,7 +31,7 @@ class AsReturned:
 
     def of(self, value: Any) -> Any:
         """The result, or a part of one."""
-        if isinstance(value, (ShapeObject, TensorsObject)):
+        if isinstance(value, (ShapeObject, OpenTuple)):
             return self.session.as_in_program(value)
         if isinstance(value, StagedRange) and value.known_length() is None:
             return value.itself()

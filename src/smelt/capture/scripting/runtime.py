@@ -17,13 +17,14 @@ import torch
 from smelt.capture.convert.runtime import PlainRuntime, nothing
 from smelt.capture.scripting import calls, quiet, tensors
 from smelt.capture.scripting.marking import mark
-from smelt.capture.scripting.session import ScriptSession, ShapeObject, Spread, TensorsObject
+from smelt.capture.scripting.sequences import OpenTuple, PlainShape, ShapeObject, Spread
+from smelt.capture.scripting.session import ScriptSession
 from smelt.capture.staging import choices
 from smelt.capture.staging.branches import branch, is_raised_by_user
 from smelt.capture.staging.control import StagingRuntime, _use, _use_in_call, compared
 from smelt.capture.staging.growing import container_type, extends, must_be_staged
 from smelt.capture.staging.merge import check_told_apart
-from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
+from smelt.capture.staging.symbols import StagedObject, class_of, is_staged, slot_of
 from smelt.capture.staging.views import StagedSequence
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, STR, DictType, DType, ListType, OptionalType, TupleType
 from smelt.ops import in_python
@@ -143,9 +144,12 @@ class ScriptRuntime(StagingRuntime):
         try:
             a, b = map(session.settled, (a, b))
             if op == "+" and (isinstance(a, ShapeObject) or isinstance(b, ShapeObject)):
+                classes = [class_of(v) or type(v) for v in (a, b)]
+                is_plain = all(issubclass(c, tuple) for c in classes) and type(classes[0]() + classes[1]()) is tuple
+                made = PlainShape if is_plain else ShapeObject
                 if not (is_staged(a) or a) or not (is_staged(b) or b):
-                    return ShapeObject(slot_of(b if is_staged(b) else a))
-                return ShapeObject(slot_of(session.emit("py.concat", _listed(a), _listed(b))))
+                    return made(slot_of(b if is_staged(b) else a))
+                return made(slot_of(session.emit("py.concat", _listed(a), _listed(b))))
             found = self._operator(at, f"__{_OPERATORS[op]}__", f"__r{_OPERATORS[op]}__", a, b)
             if found is not NotImplemented:
                 return found
@@ -186,7 +190,7 @@ class ScriptRuntime(StagingRuntime):
                 found = calls.call(self.session, self, at, MethodType(own, a), (b,), {})
                 if found is not NotImplemented:
                     return found
-            if isinstance(a, (ShapeObject, TensorsObject, torch.Size)) and op == "+":
+            if isinstance(a, (ShapeObject, OpenTuple, torch.Size)) and op == "+":
                 return self.binop(at, op, a, b)
             if op == "+":
                 a, b = self._lists(a, b)
@@ -443,9 +447,7 @@ class ScriptRuntime(StagingRuntime):
             whole = items if whole is None else session.emit("py.concat", whole, items)
         if is_list:
             return StagedObject(slot_of(session.emit("py.slice", whole)))
-        if slot_of(whole).type != ListType(INT):
-            session.cannot("a tuple is made of a list whose length only a run knows")
-        return ShapeObject(slot_of(whole))
+        return (PlainShape if slot_of(whole).type == ListType(INT) else OpenTuple)(slot_of(whole))
 
     # --- text --------------------------------------------------------------------------------------------------------
 

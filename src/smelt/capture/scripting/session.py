@@ -18,6 +18,15 @@ from smelt.capture.scripting.joining import want_joined
 from smelt.capture.scripting.merging import widened
 from smelt.capture.scripting.moving import HELD_VALUES, LISTING, WHOLE_VALUES, moved_by
 from smelt.capture.scripting.recorder import ScriptRecorder
+from smelt.capture.scripting.sequences import (
+    OpenTuple,
+    PlainShape,
+    ShapeObject,
+    Spread,
+    as_list,
+    of_tuples,
+    tells_tuples,
+)
 from smelt.capture.scripting.types import TENSOR, is_known
 from smelt.capture.spans import Site
 from smelt.capture.staging.handlers import is_caught
@@ -81,35 +90,6 @@ class Assume(Stop):
     def __init__(self, name: str, type_: Type) -> None:
         super().__init__("assume")
         self.name, self.type = name, type_
-
-
-class ShapeObject(StagedObject):
-    """The sizes of a tensor of unknown rank, or a part of them: a `torch.Size` in the program, a list in the graph."""
-
-    def __init__(self, slot: ScalarSlot, of: torch.Tensor | None = None) -> None:
-        super().__init__(slot)
-        self.of = of
-
-
-class PlainShape(ShapeObject):
-    """The sizes of a tensor of unknown rank as a plain tuple."""
-
-
-class TensorsObject(StagedObject):
-    """A tuple of tensors that torch gave, of a length that a run knows; a list in the graph."""
-
-    @property
-    def items_type(self) -> Type:
-        """What each of them is."""
-        type_ = slot_of(self).type
-        return type_.element if isinstance(type_, ListType) else ANY
-
-
-class Spread:
-    """All items of a staged list, among the arguments of a call (`x.view(*shape)`)."""
-
-    def __init__(self, items: StagedObject) -> None:
-        self.items = items
 
 
 class Refused:
@@ -306,6 +286,8 @@ class ScriptSession(Session):
         return super().encode(value)
 
     def emit(self, op: str, *args: Any, **kwargs: Any) -> Any:
+        if tells_tuples(op, args):
+            return of_tuples(self, op, args, kwargs)
         operands = [self.encode(arg) for arg in args]
         named = {k: self.encode(v) for k, v in kwargs.items()}
         values = [_typed(o) for o in operands]
@@ -346,9 +328,9 @@ class ScriptSession(Session):
         return iter([Spread(container)])
 
     def as_in_program(self, value: Any) -> Any:
-        if isinstance(value, (ShapeObject, TensorsObject)):
+        if isinstance(value, (ShapeObject, OpenTuple)):
             is_size = isinstance(value, ShapeObject) and not isinstance(value, PlainShape)
-            return self.emit("py.call", "torch.Size" if is_size else "builtins.tuple", value)
+            return self.emit("py.call", "torch.Size" if is_size else "builtins.tuple", as_list(value))
         if type(value) in (list, tuple):
             return type(value)(map(self.as_in_program, value))
         return {k: self.as_in_program(v) for k, v in value.items()} if type(value) is dict else value
@@ -360,7 +342,7 @@ class ScriptSession(Session):
     def taken_in(self, items: StagedObject) -> StagedObject:
         """What a list takes in of a value that a run knows, as a list: of tuples, strings and dictionaries, too."""
         slot = slot_of(items)
-        is_parameter = slot in self.params and not isinstance(items, TensorsObject)
+        is_parameter = slot in self.params and not isinstance(items, OpenTuple)
         if isinstance(slot.type, ListType) and (slot in self.lists or is_parameter or isinstance(items, ShapeObject)):
             return items
         found: StagedObject = self.emit("py.call", "builtins.list", items)
@@ -622,7 +604,7 @@ class ScriptSession(Session):
     def getitem(self, container: Any, key: Any) -> Any:
         if isinstance(container, ShapeObject):
             if isinstance(key, slice):
-                return ShapeObject(slot_of(self.emit("py.slice", container, key.start, key.stop, key.step)))
+                return type(container)(slot_of(self.emit("py.slice", container, key.start, key.stop, key.step)))
             if container.of is not None:
                 return self.size(container.of, key)
         return super().getitem(container, key)

@@ -15,7 +15,8 @@ import torch
 from smelt._torch.dispatch import is_live
 from smelt._torch.record_patches import Patches
 from smelt.capture.scripting.putting import put
-from smelt.capture.scripting.session import PlainShape, ScriptSession, TensorsObject
+from smelt.capture.scripting.sequences import OpenTuple, PlainShape
+from smelt.capture.scripting.session import ScriptSession
 from smelt.capture.scripting.types import POSITIONS, is_known
 from smelt.capture.staging import current
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
@@ -193,10 +194,10 @@ def index(session: ScriptSession, tensor: torch.Tensor, key: Any) -> Any:
 
 def _is_of_tensors(key: Any) -> bool:
     """Whether an index is a tuple of tensors, of a length that a run knows."""
-    return isinstance(key, TensorsObject) and isinstance(key.items_type, TensorType)
+    return isinstance(key, OpenTuple) and isinstance(key.items_type, TensorType)
 
 
-def _takes_all(session: ScriptSession, key: TensorsObject) -> bool:
+def _takes_all(session: ScriptSession, key: OpenTuple) -> bool:
     """Whether such an index is empty; positions of elements never are, for a number has one too."""
     is_known_full = key.items_type == POSITIONS
     return not is_known_full and not session.fork(slot_of(session.emit("py.gt", session.emit("py.len", key), 0)))
@@ -204,7 +205,7 @@ def _takes_all(session: ScriptSession, key: TensorsObject) -> bool:
 
 def _with_unsure(session: ScriptSession, found: Any, key: Any) -> Any:
     """What an index took: a single number takes a view, all else a copy."""
-    type_: Any = key.items_type if isinstance(key, TensorsObject) else None
+    type_: Any = key.items_type if isinstance(key, OpenTuple) else None
     if isinstance(key, torch.Tensor):
         type_ = session.type_of(key)
     if type_ is not None and not is_known(type_):

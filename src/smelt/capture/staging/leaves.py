@@ -10,17 +10,17 @@ import torch
 from smelt.capture.dynamic.values import is_sized, number_of
 from smelt.capture.recorder import slot_type
 from smelt.capture.staging.session import Session
-from smelt.capture.staging.symbols import is_staged, slot_of
+from smelt.capture.staging.symbols import class_of, is_staged, slot_of
 from smelt.capture.tree import tuple_of
 from smelt.ir import Type, type_of_arg
 from smelt.ir.sizes import expression
 
 
 class Unread:
-    """Stands before a loop for a value that is not read before the loop made one."""
+    """Stands before a loop for a value that is not read before the loop made one. like: what it then makes."""
 
-    def __init__(self, type_: Any) -> None:
-        self.type = type_
+    def __init__(self, type_: Any, like: Any) -> None:
+        self.type, self.like = type_, like
 
 
 def take_apart(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
@@ -55,7 +55,9 @@ def shape_of(value: Any) -> Any:
     """The structure of nested containers without their leaves."""
     if _has_items(value):
         return (type(value), tuple(map(shape_of, value)))
-    return (dict, tuple((k, shape_of(v)) for k, v in value.items())) if type(value) is dict else None
+    if type(value) is dict:
+        return (dict, tuple((k, shape_of(v)) for k, v in value.items()))
+    return class_of(value.like if isinstance(value, Unread) else value)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -35,7 +35,7 @@ from smelt.capture.staging.ordering import check_unchanged
 from smelt.capture.staging.records import RegionRecords, Structured
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import ACTS, Again, CannotStage
-from smelt.capture.staging.symbols import ScalarSlot, is_staged, slot_of
+from smelt.capture.staging.symbols import ScalarSlot, class_of, is_staged, slot_of, wrap_as
 from smelt.ir import ANY, ListType, TensorType, Type, fits, join, type_of_arg
 
 _MOST_TRIES = 12
@@ -262,7 +262,9 @@ class Loop:
                 if leaf.requires_grad:
                     value.requires_grad_()
             return value, slot
-        return session.value_of(type_, session.examples.of(type_, leaf))
+        value, slot = session.value_of(type_, session.examples.of(type_, leaf))
+        like = leaf.like if isinstance(leaf, Unread) else leaf
+        return (value if class_of(like) is None else wrap_as(slot, like)), slot  # type: ignore[arg-type]
 
     # --- what is carried ---------------------------------------------------------------------------------------------
 
@@ -326,7 +328,7 @@ class Loop:
     def _place_dummy(self, number: int, name: str, value: Any) -> None:
         """A place that is not read before the body filled it: before the first turn, any value like that."""
         leaves, build = take_apart(value)
-        some = [Unread(leaf_type(self.session, leaf)) if self._is_made(leaf) else leaf for leaf in leaves]
+        some = [Unread(leaf_type(self.session, leaf), leaf) if self._is_made(leaf) else leaf for leaf in leaves]
         types = {i: leaf.type for i, leaf in enumerate(some) if isinstance(leaf, Unread)}
         self.places[number] = Place(number, name, build(some), None, types)
 

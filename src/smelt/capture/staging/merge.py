@@ -24,7 +24,7 @@ from smelt.capture.staging.leaves import same
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.shadows import tensor_type_of
 from smelt.capture.staging.stops import CannotGrow, CannotMerge
-from smelt.capture.staging.symbols import ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.symbols import ScalarSlot, StagedObject, class_of, is_staged, slot_of, wrap_as
 from smelt.capture.staging.views import StagedRange
 from smelt.capture.tree import Flattener, UnfitError, match, rebuild, tuple_of
 from smelt.ir import ANY, ListType, TensorType, Type, join, type_of_arg
@@ -256,7 +256,7 @@ class Merger:
             slot = slot_of(value)
             found = ScalarSlot(slot.type, slot.worlds)
             self._yield_one(slot, slot.type, found, is_left)
-            return wrap(found)
+            return wrap_as(found, value)
         return value
 
     # --- two values --------------------------------------------------------------------------------------------------
@@ -395,6 +395,8 @@ class Merger:
             self.session.recorder.entwine([*families, result.family], self.why)
 
     def _scalars(self, a: Any, b: Any) -> Any:
+        if class_of(a) is not class_of(b):
+            self._fail("a tuple meets what is none")
         left, right = self.session.encode(a), self.session.encode(b)
         first, second = _type(left), _type(right)
         if isinstance(left, Slot) and isinstance(right, Slot):
@@ -411,7 +413,7 @@ class Merger:
         worlds = tuple(_world((left, right)[side], w) for w, side in enumerate(sides))
         found = ScalarSlot(type_, worlds)
         self._yield(left, right, found)
-        return wrap(found)
+        return wrap_as(found, a)
 
     def _export(self, value: Any) -> Any:
         """What one path left, where the other ends in an exception."""
@@ -430,7 +432,7 @@ class Merger:
             slot = slot_of(value)
             found = ScalarSlot(slot.type, slot.worlds, slot.is_native)
             self._yield(slot, slot, found)
-            return wrap(found)
+            return wrap_as(found, value)
         if isinstance(value, StagedRange):
             return StagedRange(self.session, *map(self._export, value.bounds()))
         if self._was_there(value):

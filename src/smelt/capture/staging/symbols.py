@@ -298,9 +298,13 @@ StagedBool.__name__ = StagedBool.__qualname__ = "bool"
 
 
 class StagedObject(_Staged):
-    """A string, list, tuple, dictionary or any other value that the graph computes."""
+    """A string, list, tuple, dictionary or any other value that the graph computes.
+
+    of_class: the class that the value has in the program, where the graph has it as one of another kind.
+    """
 
     __slots__ = ("slot",)
+    of_class: type | None = None
 
     def __init__(self, slot: ScalarSlot) -> None:
         self.slot = slot
@@ -333,6 +337,16 @@ def wrap(slot: ScalarSlot) -> Any:
     if slot.type == FLOAT:
         return StagedFloat(Node(slot))
     return StagedBool(Node(slot)) if slot.type == BOOL else StagedObject(slot)
+
+
+def wrap_as(slot: ScalarSlot, like: Any) -> Any:
+    """The Python value that stands for a slot, of the class that another one has in the program."""
+    return wrap(slot) if class_of(like) is None else type(like)(slot)
+
+
+def class_of(value: Any) -> type | None:
+    """The class that a value has in the program, where the graph has it as one of another kind."""
+    return value.of_class if isinstance(value, StagedObject) else None
 
 
 def slot_of(value: Any) -> ScalarSlot:
