@@ -306,6 +306,49 @@ def turned_and_changed(x: smelt.f32[None, 3], n: int) -> Any:
     return h, x * 1
 
 
+def listed_each_turn(x: smelt.f32[None, 3], n: int) -> Any:
+    items = []
+    for _ in range(n):
+        items = items + [x.unbind(0)]
+    return items
+
+
+def in_a_list_that_grows(x: smelt.f32[None, 3], c: bool) -> Any:
+    items = [x.unbind(0)]
+    if c:
+        items.append(x.unbind(0)[1:])
+    return items, len(items[0])
+
+
+def in_a_dict_that_grows(x: smelt.f32[None, 3], c: bool) -> Any:
+    d = {"t": x.unbind(0)}
+    if c:
+        d["u"] = x.unbind(0)[:1]
+    return d
+
+
+def in_a_pair(x: smelt.f32[None, 3], c: bool) -> Any:
+    p = (1, x.unbind(0))
+    if c:
+        p = (2, x.unbind(0)[:1])
+    return p, p[1][0]
+
+
+def carried_in_a_pair(x: smelt.f32[None, 3], n: int) -> Any:
+    p = (0, x.unbind(0))
+    for i in range(n):
+        p = (i, p[1][::-1])
+    return p
+
+
+def returned_in_a_pair(x: smelt.f32[None, 3], n: int) -> Any:
+    for i in range(n):
+        t = (x + i).unbind(0)
+        if len(t) > 3:
+            return i, t
+    return None
+
+
 def _ramp(scale: float = 1.0) -> torch.Tensor:
     return torch.arange(3.0) * scale
 
@@ -328,7 +371,17 @@ _OF_ROWS_AND_FLAG = (
     sizes_with_more,
     changed_on_a_way,
 )
-_OF_ROWS_AND_COUNT = (carried, sizes_carried, appended, returned_from_within, sizes_longer, turned_and_changed)
+_OF_ROWS_AND_COUNT = (
+    carried,
+    sizes_carried,
+    appended,
+    returned_from_within,
+    sizes_longer,
+    turned_and_changed,
+    listed_each_turn,
+    carried_in_a_pair,
+    returned_in_a_pair,
+)
 
 
 @pytest.mark.parametrize(
@@ -360,3 +413,17 @@ _OF_ROWS_AND_COUNT = (carried, sizes_carried, appended, returned_from_within, si
 @pytest.mark.filterwarnings("ignore:.*compiled again and again")
 def test_as_in_eager(fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> None:
     agrees(fn, *calls)
+
+
+def or_none_in_a_loop(x: smelt.f32[None, 3], n: int) -> Any:
+    t = None
+    for i in range(n):
+        if i % 2:
+            continue
+        t = (x + i).unbind(0)
+    return t
+
+
+def test_one_that_may_be_none_is_refused_in_a_loop() -> None:
+    with pytest.raises(smelt.CaptureError, match=r"None meets a tuple of any length"):
+        _ = smelt.script(or_none_in_a_loop).graph

@@ -204,7 +204,8 @@ class ScriptMerger(Merger):
 
 
 def _is_simple(item: Any) -> bool:
-    return isinstance(item, (torch.Tensor, *_PLAIN)) or is_staged(item)
+    """Whether the graph has values for it, and of its own kind."""
+    return isinstance(item, (torch.Tensor, *_PLAIN)) or (is_staged(item) and class_of(item) is None)
 
 
 def _is_plain_tuple(value: Any) -> bool:

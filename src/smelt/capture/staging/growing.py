@@ -22,7 +22,7 @@ from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.leaves import leaf_type
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import Again
-from smelt.capture.staging.symbols import WORLDS, ScalarSlot, StagedObject, is_staged, slot_of
+from smelt.capture.staging.symbols import WORLDS, ScalarSlot, StagedObject, class_of, is_staged, slot_of
 from smelt.ir import ANY, NONE, DictType, ListType, TupleType, Type, join
 
 # Where a walk finds what it holds, and what a run itself makes to look at things.
@@ -41,6 +41,8 @@ def item_type(session: Session, item: Any) -> Type | None:
     """The type of what a staged container holds; None for what none can hold."""
     if item is None:
         return NONE
+    if class_of(item) is not None:
+        return ANY
     if type(item) is tuple:
         parts = [item_type(session, part) for part in item]
         return None if None in parts else TupleType(tuple(parts))  # type: ignore[arg-type]
@@ -149,7 +151,7 @@ def stage_container(
     is_dict = isinstance(grown, dict)
     items = [part for item in grown.items() for part in item] if is_dict else grown
     session.note_held(items)
-    operands = [session.encode(item) for item in items]
+    operands = [session.encode(item if class_of(item) is None else session.as_in_program(item)) for item in items]
     examples: tuple[Any, ...] = ({},) * WORLDS if is_dict else tuple([None] * len(grown) for _ in range(WORLDS))
     if is_carried and not is_dict:
         # What a turn does with the list is looked at before it shows that the loop carries it.

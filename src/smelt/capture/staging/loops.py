@@ -420,7 +420,8 @@ class Loop:
     def _type_of(self, place: Place, first: Any, last: Any) -> Type:
         before, after = leaf_type(self.session, first), leaf_type(self.session, last)
         if before is None or after is None:
-            self.unstable(f"{place.name or 'a place'} changes from {type(first).__name__} to {type(last).__name__}")
+            kinds = [type(v).__name__ if t is None else str(t) for v, t in ((first, before), (last, after))]
+            self.unstable(f"{place.name or 'a place'} changes from {kinds[0]} to {kinds[1]}")
         self._check_shown(place, first)
         return self._widen(place, before, after)
 

@@ -24,7 +24,7 @@ from smelt.capture.staging.leaves import same
 from smelt.capture.staging.session import Outcome
 from smelt.capture.staging.shadows import tensor_type_of
 from smelt.capture.staging.stops import CannotGrow, CannotMerge
-from smelt.capture.staging.symbols import ScalarSlot, StagedObject, class_of, is_staged, slot_of, wrap_as
+from smelt.capture.staging.symbols import ScalarSlot, class_of, is_staged, slot_of, wrap_as
 from smelt.capture.staging.views import StagedRange
 from smelt.capture.tree import Flattener, UnfitError, match, rebuild, tuple_of
 from smelt.ir import ANY, ListType, TensorType, Type, join, type_of_arg
@@ -516,8 +516,9 @@ def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "tensor"
     if is_staged(value):
-        return f"staged {'object' if isinstance(value, StagedObject) else slot_of(value).type}"
-    return type(value).__name__
+        of_class = class_of(value)
+        return str(slot_of(value).type) if of_class is None else f"{of_class.__name__} of any length"
+    return "None" if value is None else type(value).__name__
 
 
 def _holds_more(cls: type) -> bool:
