@@ -30,7 +30,7 @@ from smelt.capture.scripting.sequences import (
 from smelt.capture.scripting.types import TENSOR, is_known
 from smelt.capture.spans import Site
 from smelt.capture.staging.handlers import is_caught
-from smelt.capture.staging.merge import check_identity
+from smelt.capture.staging.merge import check_identity, sources
 from smelt.capture.staging.reading import ITEM_TYPES
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.session import Outcome, Region, Session
@@ -258,16 +258,7 @@ class ScriptSession(Session):
 
     def _arguments_behind(self, slot: Slot) -> set[Slot]:
         """The parameters that a value is, or out of which it was taken."""
-        found: set[Slot] = set()
-        waiting = [slot]
-        while waiting:
-            one = self.resolved(waiting.pop())
-            if one in found:
-                continue
-            found.add(one)
-            _, *sides = self.sides_of.get(one) or self.turns_of.get(one) or (None,)
-            waiting.extend(side for side in sides if isinstance(side, Slot))
-        return {one for one in found if one in self.params}
+        return {one for one, _ in sources(self, slot) if one in self.params}
 
     def unmerge(self, why: object) -> None:
         if isinstance(why, tuple) and why[0] == "element":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -104,19 +104,27 @@ def _check_pair(session: Any, a: Slot, b: Slot) -> bool:
     theirs: set[Any] = set()
     whys: list[object] = []
     for found, first in ((ours, a), (theirs, b)):
-        waiting = [first]
-        while waiting:
-            slot = session.resolved(waiting.pop())
-            if slot in found:
-                continue
-            why, *sides = session.sides_of.get(slot) or session.turns_of.get(slot) or (None,)
+        for slot, why in sources(session, first):
             whys.extend([] if why is None else [why])
-            waiting.extend(side for side in sides if isinstance(side, Slot))
             # A tensor that was written has another slot since.
             found |= {slot} if slot.ref() is None else {slot, id(slot.ref())}
     if whys and not ours.isdisjoint(theirs):
         session.unmerge(whys[0])
     return bool(whys)
+
+
+def sources(session: Any, slot: Slot) -> Iterator[tuple[Slot, object]]:
+    """A value and all that it may be or was taken out of, each with where the ways to it met (None: nowhere)."""
+    found: set[Slot] = set()
+    waiting = [slot]
+    while waiting:
+        one = session.resolved(waiting.pop())
+        if one in found:
+            continue
+        found.add(one)
+        why, *sides = session.sides_of.get(one) or session.turns_of.get(one) or (None,)
+        waiting.extend(side for side in sides if isinstance(side, Slot))
+        yield one, why
 
 
 class Merger:
