@@ -299,7 +299,7 @@ def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, .
     name, owner = getattr(fn, "__name__", ""), getattr(fn, "__self__", None)
     tensor, rest = (owner, args) if isinstance(owner, torch.Tensor) else (args[0] if args else None, args[1:])
     is_method = isinstance(owner, torch.Tensor) or isinstance(fn, types.MethodDescriptorType)
-    if isinstance(tensor, torch.Tensor) and (is_method or name in ("numel", "is_floating_point", "is_complex")):
+    if isinstance(tensor, torch.Tensor) and (is_method or name in ("numel", "is_floating_point", "is_complex", "conj")):
         found = tensors.method(session, name, tensor, rest, kwargs)
         if found is not NotImplemented:
             return found

@@ -110,6 +110,11 @@ def _contiguous(session: ScriptSession, tensor: torch.Tensor, *args: Any, **kwar
     return torch.ops.aten.contiguous.default(tensor, *args, **kwargs)
 
 
+def _conj(session: ScriptSession, tensor: torch.Tensor) -> Any:
+    # torch gives a real tensor back as it is, as the stand-in may be, without calling the operator.
+    return torch.ops.aten.conj.default(tensor) if session.type_of(tensor).dtype == DType.UNKNOWN else NotImplemented
+
+
 def _tolist(session: ScriptSession, tensor: torch.Tensor) -> Any:
     type_ = session.type_of(tensor)
     if type_.rank == 0:
@@ -128,7 +133,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "numel": lambda s, t: s.numel(t), "nelement": lambda s, t: s.numel(t), "item": lambda s, t: s.item(t),
     "is_floating_point": _is(("float",), "aten.is_floating_point.default"),
     "is_complex": _is(("complex",), "aten.is_complex.default"),
-    "is_contiguous": _is_contiguous, "contiguous": _contiguous, "tolist": _tolist,
+    "is_contiguous": _is_contiguous, "contiguous": _contiguous, "conj": _conj, "tolist": _tolist,
     "element_size": lambda s, t: s.attribute(t, "itemsize"),
 }  # fmt: skip
 
