@@ -24,6 +24,8 @@ from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, DType, ListType, TensorType
 
 _patches = Patches()
 _READ = ("dtype", "device", "layout", "requires_grad", "is_cuda", "is_leaf", "itemsize", "nbytes")
+# A tensor of these picks what it is true for; without dimensions it picks all or nothing.
+_OF_MASKS = (DType.BOOL, DType.U8)
 
 
 def session_now() -> ScriptSession | None:
@@ -255,7 +257,7 @@ def _mark(session: ScriptSession, value: Any) -> Any:
 
 def _basic(session: ScriptSession, tensor: torch.Tensor, key: Any) -> tuple[Any, list[Any] | None]:
     """The view that numbers and slices stand for, and the tensors that index it, by dimension."""
-    if isinstance(key, torch.Tensor) and not _is_number(session, key):
+    if isinstance(key, torch.Tensor) and not _is_number(session, key) and not _is_flag(session, key):
         return tensor, [key]
     if isinstance(key, list):
         _check_list(session, key)
@@ -285,6 +287,11 @@ def _basic(session: ScriptSession, tensor: torch.Tensor, key: Any) -> tuple[Any,
             dim += 1
         elif isinstance(item, (list, range, tuple)) and not is_staged(item):
             rest[place] = torch.tensor(list(item))
+            dim += 1
+        elif isinstance(item, torch.Tensor) and _is_flag(session, item):
+            # It takes all or nothing, along a dimension of its own.
+            view = torch.unsqueeze(view, place)
+            rest[place] = torch.unsqueeze(item != 0, 0)
             dim += 1
         elif isinstance(item, torch.Tensor) and not _is_number(session, item):
             rest[place] = item
@@ -319,7 +326,7 @@ def _check_list(session: ScriptSession, key: list[Any]) -> None:
 def _dims_of(session: ScriptSession, item: Any) -> int:
     if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8):
         type_ = session.type_of(item)
-        if type_.dtype in (DType.BOOL, DType.U8):
+        if type_.dtype in _OF_MASKS:
             if type_.rank is None:
                 session.cannot("a tensor is indexed with a mask of unknown rank")
             return type_.rank or 0
@@ -328,7 +335,13 @@ def _dims_of(session: ScriptSession, item: Any) -> int:
 
 def _is_number(session: ScriptSession, item: torch.Tensor) -> bool:
     type_ = session.type_of(item)
-    return type_.rank == 0 and type_.dtype.is_integral
+    return type_.rank == 0 and type_.dtype.is_integral and type_.dtype not in _OF_MASKS
+
+
+def _is_flag(session: ScriptSession, item: torch.Tensor) -> bool:
+    """Whether a tensor is a mask of no dimensions."""
+    type_ = session.type_of(item)
+    return type_.rank == 0 and type_.dtype in _OF_MASKS
 
 
 def _bound(session: ScriptSession, value: Any) -> Any:

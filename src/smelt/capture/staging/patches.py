@@ -293,15 +293,19 @@ def _indexing(session: Any, key: Any) -> Iterator[None]:
 
 
 def _with_tensors(session: Any, key: Any) -> Any:
-    """A key in which a list or tuple of numbers that depend on data is a tensor, which is what torch makes of it."""
+    """A key in which a list or tuple of numbers that depend on data is a tensor, which is what torch makes of it, and a
+    byte without dimensions the mask that it is to torch.
+    """
     if type(key) is tuple:
         return tuple(_with_tensor(session, item) for item in key)
     # A list that holds tensors or lists is a tuple to torch.
     is_plain = type(key) is list and not any(isinstance(item, (torch.Tensor, list, tuple)) for item in key)
-    return _with_tensor(session, key) if is_plain else key
+    return _with_tensor(session, key) if is_plain or isinstance(key, torch.Tensor) else key
 
 
 def _with_tensor(session: Any, item: Any) -> Any:
+    if isinstance(item, torch.Tensor) and item.dtype == torch.uint8 and not item.dim() and _tainted(session, item):
+        return item != 0
     if type(item) not in (list, tuple) or not item or not _is_of_numbers(item) or not _holds_data(session, item):
         return item
     return torch.stack([_as_tensor(session, part) for part in item])
@@ -320,7 +324,7 @@ def _is_of_numbers(item: Any) -> bool:
     if type(item) in (list, tuple):
         return bool(item) and all(map(_is_of_numbers, item))
     if isinstance(item, torch.Tensor):
-        return item.dim() == 0 and _is_index(item) and item.dtype != torch.uint8
+        return item.dim() == 0 and _is_index(item)
     return type(item) is int or (is_staged(item) and slot_of(item).type == INT)
 
 
@@ -359,7 +363,7 @@ def _is_of_ints(item: Any) -> bool:
 
 
 def _is_index(item: torch.Tensor) -> bool:
-    return item.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    return item.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def _basic(session: Any, tensor: Any, key: Any) -> tuple[Any, Any]:
