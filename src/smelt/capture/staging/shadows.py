@@ -115,8 +115,8 @@ class ShadowRecorder(Recorder):
         left = self.inner.get(id(tensor))
         if left is not None and left.ref() is tensor:
             state = self.known_states.get(id(tensor))
-            if state is not None and left.family is state.family:
-                # An operator of that region gave the very tensor back: it is still what it was before.
+            if state is not None and state.ref() is tensor:
+                # An operator of that region wrote the very tensor, or gave it back: it is still what it was before.
                 return state
             return left
         with unseen():
