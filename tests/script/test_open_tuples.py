@@ -349,6 +349,81 @@ def returned_in_a_pair(x: smelt.f32[None, 3], n: int) -> Any:
     return None
 
 
+def longer_on_some_ways(x: smelt.f32[4]) -> Any:
+    hist = ()
+    for k in range(3):
+        if x.sum() > k:
+            hist = hist + (x.sum(),)
+    return hist
+
+
+def longer_in_while(x: smelt.f32[4]) -> Any:
+    hist = ()
+    while x.sum() > 1:
+        x = x * 0.5
+        hist += (x.sum(),)
+    return hist
+
+
+def longer_in_front(x: smelt.f32[4]) -> Any:
+    hist = ()
+    while x.abs().sum() > 1:
+        x = x * 0.5
+        if x.sum() > 2:
+            hist = (x,) + hist
+    return hist, len(hist), x
+
+
+def longer_and_stacked(x: smelt.f32[4], n: int) -> Any:
+    hist = (x,)
+    for _ in range(n):
+        hist = hist + (hist[-1] * 2,)
+        if hist[-1].sum() > 30:
+            break
+    return torch.stack(hist), hist
+
+
+def filled_once(x: smelt.f32[4], n: int) -> Any:
+    st = ()
+    for _ in range(n):
+        if len(st) == 0:
+            st = (x, x.sum())
+        else:
+            st = (st[0] * 0.5, st[1] + 1)
+    return st
+
+
+def two_get_longer(x: smelt.f32[4], n: int) -> Any:
+    a = ()
+    b = ()
+    for i in range(n):
+        a = a + (i,)
+        b = b + (x * i,)
+    return a, b
+
+
+def of_words_and_numbers(words: list[str], k: str) -> Any:
+    out = ()
+    for w in words:
+        if w == k:
+            out = out + (w, len(w))
+    return out
+
+
+def longer_on_a_way(x: smelt.f32[4], c: bool) -> Any:
+    t = (x,)
+    if c:
+        t = t + (x * 2,)
+    return torch.stack(t).sum(0), t
+
+
+def of_two_always(x: smelt.f32[4], n: int) -> Any:
+    h = (x, x)
+    for _ in range(n):
+        h = (h[1], h[0] + h[1])
+    return h
+
+
 def _ramp(scale: float = 1.0) -> torch.Tensor:
     return torch.arange(3.0) * scale
 
@@ -361,6 +436,8 @@ _LISTS = [([_ramp(), _ramp(2)],), ([_ramp()],)]
 _NUMBERS = [([1, 2],), ([3],)]
 _PAIR = (_ramp(), _ramp(2))
 _OF_ROWS = (of_unbind, of_a_loop, of_a_loop_changed, told_apart, of_split, of_chunks, rows_changed)
+_GETTING_LONGER = (longer_on_some_ways, longer_in_while, longer_in_front)
+_GETTING_LONGER_BY_COUNT = (longer_and_stacked, filled_once, two_get_longer, of_two_always)
 _OF_ROWS_AND_FLAG = (
     chosen,
     bound_anew,
@@ -397,6 +474,10 @@ _OF_ROWS_AND_COUNT = (
         *((fn, _NUMBERS) for fn in (of_numbers, shown_and_compared)),
         (as_sizes, [(torch.ones(2, 3), [3, 2])]),
         (a_parameter_with_more, [(_PAIR, _ramp(3)), ((_ramp(),), _ramp(3))]),
+        *((fn, [(torch.ones(4) * v,) for v in (0.1, 0.3, 0.6, 2, -3)]) for fn in _GETTING_LONGER),
+        *((fn, [(torch.ones(4) * v, n) for v in (0.1, 3) for n in (0, 1, 2, 5)]) for fn in _GETTING_LONGER_BY_COUNT),
+        (of_words_and_numbers, [(["a", "b", "a"], "a"), ([], "a"), (["b"], "a")]),
+        (longer_on_a_way, [(torch.ones(4), flag) for flag in (True, False)]),
         (joined_and_changed, [(_PAIR, _ramp(3))]),
         (longer_on_one_way, [(_PAIR, _ramp(3), flag) for flag in (True, False)]),
         (longer_each_turn, [(_PAIR, n) for n in (0, 1, 3)]),

@@ -8,6 +8,7 @@ import torch
 
 from smelt.capture.convert.runtime import UNDEF
 from smelt.capture.recorder import slot_type
+from smelt.capture.scripting.sequences import OpenTuple, as_list
 from smelt.capture.staging.growing import container_type
 from smelt.capture.staging.merge import Merger, Pending
 from smelt.capture.staging.records import Listed
@@ -15,7 +16,6 @@ from smelt.capture.staging.symbols import (
     DEAD,
     WORLDS,
     ScalarSlot,
-    StagedObject,
     class_of,
     is_staged,
     slot_of,
@@ -111,9 +111,14 @@ class ScriptMerger(Merger):
                     return self._of_type(type_, a, b)
         if class_of(a) is not class_of(b) and (class_of(a) or type(a)) is (class_of(b) or type(b)):
             return self._tuples(a, b)
+        if self.why is None and type(a) is type(b) is tuple and len(a) != len(b):
+            if not self.names and all(map(_is_simple, (*a, *b))):
+                return self._of_type(ANY, a, b)  # it is returned, and no more
+            return self._tuples(a, b)
         if any(_is_plain_tuple(v) for v in (a, b)) and any(is_staged(v) for v in (a, b)):
             type_ = join_open(*(value_type(self.session, v) for v in (a, b)))
-            if isinstance(type_.element if isinstance(type_, OptionalType) else type_, TupleType):
+            is_returned = type_ == ANY and not self.names  # and no more
+            if is_returned or isinstance(type_.element if isinstance(type_, OptionalType) else type_, TupleType):
                 return self._of_type(type_, a, b)
         if self.why is None and (a is None or b is None) and a is not b:
             # Where a loop's body or the program ends no way goes on by itself.
@@ -127,15 +132,18 @@ class ScriptMerger(Merger):
         return super()._merge(a, b)
 
     def _tuples(self, a: Any, b: Any) -> Any:
-        """A tuple of a length that the run knows, and one of which only a run of the graph does."""
-        like, items = (b, a) if class_of(a) is None else (a, b)
-        type_ = container_type(self.session, [StagedObject(slot_of(like)), list(items)])
-        if not isinstance(type_, ListType) or not all(map(_is_simple, items)):
-            return self._fail("two tuples meet")
-        parts = [slot_of(v) if v is like else Listed([self.session.encode(i) for i in v], type_) for v in (a, b)]
+        """Two tuples of other lengths; those of one or both only a run of the graph knows."""
+        type_ = container_type(self.session, list(map(as_list, (a, b))))
+        known = [item for v in (a, b) if class_of(v) is None for item in v]
+        if not isinstance(type_, ListType) or not all(map(_is_simple, known)):
+            return self._fail("tuples of other lengths meet")
+        parts: list[Any] = [
+            Listed([self.session.encode(i) for i in v], type_) if class_of(v) is None else slot_of(v) for v in (a, b)
+        ]
         found = ScalarSlot(type_, (DEAD,) * WORLDS)
         self._yield(parts[0], parts[1], found)
-        return wrap_as(found, like)
+        like = next((v for v in (a, b) if class_of(v) is not None), None)
+        return OpenTuple(found) if like is None else wrap_as(found, like)
 
     def _was_there_staged(self, value: Any) -> bool:
         """Whether a value is a list or dict of the graph's that the program had before the branch."""

@@ -62,15 +62,17 @@ def of_tuples(session: Any, op: str, args: tuple[Any, ...], kwargs: dict[str, An
     if op == "py.call" and args[0] in _TAKING_ITEMS:
         return session.emit(op, *map(as_list, args), **kwargs)
     if op == "py.call" and args[0].startswith("list."):
-        return session.emit(op, args[0], session.taken_in(args[1]), *map(session.as_in_program, args[2:]), **kwargs)
+        return session.emit(
+            op, args[0], as_list(session.taken_in(args[1])), *map(session.as_in_program, args[2:]), **kwargs
+        )
     if op == "py.concat" or (op == "py.add" and all(isinstance(arg, (OpenTuple, tuple)) for arg in args)):
-        lists = (session.taken_in(arg) if isinstance(arg, OpenTuple) else as_list(arg) for arg in args)
+        lists = (as_list(session.taken_in(arg) if isinstance(arg, OpenTuple) else arg) for arg in args)
         found = session.emit("py.concat", *lists)
         return found if op == "py.concat" else OpenTuple(slot_of(found))
     if op in ("py.slice", "py.mul"):
         return OpenTuple(slot_of(session.emit(op, *map(as_list, args))))
-    items = _ALIKE.get(op)
-    return session.emit(op, *(a if i == items else session.as_in_program(a) for i, a in enumerate(args)), **kwargs)
+    alike = _ALIKE.get(op)
+    return session.emit(op, *(a if i == alike else session.as_in_program(a) for i, a in enumerate(args)), **kwargs)
 
 
 def as_list(value: Any) -> Any:

@@ -312,6 +312,13 @@ class ScriptSession(Session):
             self.opposites[operands[0]] = pairs[0][1]
         return pairs[0][0] if len(pairs) == 1 else tuple(v for v, _ in pairs)
 
+    def opened(self, items: tuple[Any, ...], type_: ListType) -> Any:
+        slot = ScalarSlot(type_, _DEAD)
+        self.note_held(items)
+        self.append("py.list", [self.encode(item) for item in items], {}, [slot])
+        self.lists.add(slot)
+        return OpenTuple(slot)
+
     def taken_apart(self, container: Any) -> Any:
         frame = sys._getframe(2)
         if frame.f_globals.get("__name__") != helpers.__name__ or not isinstance(slot_of(container).type, ListType):

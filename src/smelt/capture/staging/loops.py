@@ -42,6 +42,14 @@ _MOST_TRIES = 12
 _PEELED = 3
 
 
+class Opens(BaseException):
+    """A loop's variable (by number) is a tuple that gets longer: it must be one of any length before it."""
+
+    def __init__(self, number: int, type_: ListType) -> None:
+        super().__init__("a tuple gets longer")
+        self.number, self.type = number, type_
+
+
 @dataclass
 class Place:
     """A variable (by number) or a place of a container; what is in it before the loop, and the types of its leaves.
@@ -389,6 +397,10 @@ class Loop:
             if shape_of(place.init) != shape_of(after):
                 if session.stages_growth and type(place.init) is list and _is_list(after):
                     self._must_be_staged(place.init, [after])
+                if place.change is None and self._is_longer(bound[place.key], after):
+                    type_ = container_type(session, [list(place.init), after if is_staged(after) else list(after)])
+                    if isinstance(type_, ListType):
+                        raise Opens(place.key, type_)
                 self.unstable(f"{place.name or 'a place'} changes its structure")
             for i, (first, last) in enumerate(zip(before, leaves, strict=True)):
                 if i not in place.types:
@@ -412,6 +424,17 @@ class Loop:
                     stable = False
                 yields.append(session.encode(last))
         return yields if stable else None
+
+    def _is_longer(self, before: Any, after: Any) -> bool:
+        """Whether a variable holds a tuple of any length after a turn, or one with more at an end than before."""
+        if not self.session.stages_growth or type(before) is not tuple:
+            return False
+        if class_of(after) is tuple:
+            return True
+        if type(after) is not tuple or not 0 < len(before) < len(after):
+            return False  # where it was empty, it may be of this length from now on
+        ends = after[: len(before)], after[len(after) - len(before) :]
+        return any(all(map(same, before, end)) for end in ends)
 
     def _note_number(self, place: Place, leaf: int, first: Any, last: Any) -> None:
         if place.types[leaf] == ANY and all(self.session.is_number(self.session.encode(v)) for v in (first, last)):
@@ -529,6 +552,11 @@ def run_loop(loop: Callable[[], Loop]) -> Loop:
         made = loop()
         try:
             made.run()
+        except Opens as opens:
+            values = list(made.get())
+            values[opens.number] = made.session.opened(values[opens.number], opens.type)
+            made.set(tuple(values))
+            continue
         except Grows as grows:
             if made.session.is_older(grows.grown):
                 raise

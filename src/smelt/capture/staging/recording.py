@@ -185,6 +185,10 @@ class Recording:
         """The type of what a loop carries that is of two, where this run allows more than the staged one."""
         return None
 
+    def opened(self, items: tuple[Any, ...], type_: ListType) -> Any:
+        """A tuple as one of any length, where this run has such."""
+        return self.cannot("a tuple gets longer in a loop")
+
     def is_number(self, operand: Any) -> bool:
         """Whether an operand of any kind is a number for sure, where this run allows any kind."""
         return False
