@@ -145,10 +145,16 @@ class ReadLog:
         """A sentence on the first effect or mutation; empty if there is none."""
         return next(iter(self.reasons()), "")
 
+    def _is_told_by_attribute(self, mutation: Mutation) -> bool:
+        """Whether an attribute that is changed tells of the change of the dictionary that holds it."""
+        owner, _, name = mutation.name.rpartition(".")
+        of_owner = (m.name.rpartition(".") for m in self.mutations)
+        return name == "__dict__" and any(o == owner and n != name for o, _, n in of_owner)
+
     def reasons(self) -> dict[str, Span | None]:
         """A sentence on each effect and each mutation, with its line."""
         found: list[tuple[str, Span | None]] = [(f"it {e.what} ({e.name})", e.span) for e in self.effects]
-        found += [(f"it changes {mutation.name}", mutation.span) for mutation in self.mutations]
+        found += [(f"it changes {m.name}", m.span) for m in self.mutations if not self._is_told_by_attribute(m)]
         return {what + (f" at {span}" if span else ""): span for what, span in found}
 
 

@@ -297,6 +297,8 @@ class Builds:
         """Make a row one of the paths under its guards; why there should be none, or nothing."""
         row.paths = next((other.paths for other in missed if other.paths is not None), None) or Paths()
         row.paths.note(outcomes)
+        told = (getattr(other.entry, "why_paths", "") for other in (*missed, row))
+        row.paths.why_many = row.paths.why_many or next(filter(None, told), "")
         row.fits_again(row)
         for other in missed:
             if other.entry is not None:
@@ -316,6 +318,8 @@ class Builds:
         return row.paths.why_hopeless(sum(other.hits for other in alike))
 
     def _give_up_paths(self, row: Row, why: str, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if row.paths is not None and row.paths.why_many:
+            why = f"{why}; one graph does not hold all ways: {row.paths.why_many}"
         if self._original.is_whole:
             self._original.refuse(why)
         self._table.rows = tuple(other for other in self._table.rows if other.paths is not row.paths)

@@ -204,6 +204,7 @@ class Paths:
     recorded: how many were made; evicted: of these, and past_hits: how often they fitted; misses: runs
     of a path that did not fit; contradicted: of these, how many were then recorded to take the way of the path that
     had missed; seen: values read, by place. clock: counts paths that fitted; hits_in_front: of the first row, then.
+    why_many: why one graph does not hold them all, as the first build that tried said.
     """
 
     recorded: int = 0
@@ -214,6 +215,7 @@ class Paths:
     seen: dict[tuple[Span | None, str], dict[str, None]] = field(default_factory=dict)
     clock: int = 0
     hits_in_front: int = 0
+    why_many: str = ""
 
     def note(self, path: tuple[Outcome, ...]) -> None:
         """Count a path."""
