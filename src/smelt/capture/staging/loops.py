@@ -272,7 +272,9 @@ class Loop:
             return value, slot
         value, slot = session.value_of(type_, session.examples.of(type_, leaf))
         like = leaf.like if isinstance(leaf, Unread) else leaf
-        return (value if class_of(like) is None else wrap_as(slot, like)), slot  # type: ignore[arg-type]
+        if class_of(like) is not None and isinstance(slot, ScalarSlot):
+            value = wrap_as(slot, like)
+        return value, slot
 
     # --- what is carried ---------------------------------------------------------------------------------------------
 
