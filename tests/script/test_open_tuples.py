@@ -508,3 +508,21 @@ def or_none_in_a_loop(x: smelt.f32[None, 3], n: int) -> Any:
 def test_one_that_may_be_none_is_refused_in_a_loop() -> None:
     with pytest.raises(smelt.CaptureError, match=r"None meets a tuple of any length"):
         _ = smelt.script(or_none_in_a_loop).graph
+
+
+def asked_for_its_class(x: torch.Tensor) -> Any:
+    plain, rows = tuple(x.shape), x.unbind()
+    sizes = isinstance(plain, torch.Size), isinstance(x.shape, torch.Size), hasattr(plain, "numel")
+    return sizes, isinstance(rows, tuple), hasattr(rows, "append"), hasattr(rows, "count")
+
+
+def appended_to(x: torch.Tensor) -> Any:
+    rows = x.unbind()
+    rows.append(x)  # type: ignore[attr-defined]
+    return rows
+
+
+def test_it_is_of_the_class_that_it_has_in_the_program() -> None:
+    agrees(asked_for_its_class, (torch.ones(2, 3),))
+    with pytest.warns(smelt.SmeltWarning, match="'tuple' object has no attribute 'append'"):
+        _ = smelt.script(appended_to).graph

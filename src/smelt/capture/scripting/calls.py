@@ -33,7 +33,7 @@ from smelt.capture.staging import calls as staged
 from smelt.capture.staging.classes import CLASSES
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.stops import MEMBERS
-from smelt.capture.staging.symbols import StagedBool, StagedObject, is_staged, slot_of
+from smelt.capture.staging.symbols import StagedBool, StagedObject, class_of, is_staged, slot_of
 from smelt.capture.staging.texts import holds_staged
 from smelt.capture.staging.texts import own_text as staged_own_text
 from smelt.capture.staging.views import StagedRange, StagedSequence, sequence_of
@@ -449,10 +449,9 @@ def _setattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 
 def _isinstance(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     value, classes = args
-    if isinstance(value, ShapeObject):
-        return isinstance(torch.Size(()), classes)
-    if isinstance(value, OpenTuple):
-        return isinstance((), classes)
+    of_class = class_of(value)
+    if of_class is not None:
+        return isinstance(of_class(), classes)
     if is_staged(value) and slot_of(value).type == ANY:
         return session.cannot("the class of a value of unknown kind is asked for", "annotate the parameter")
     if isinstance(value, torch.Tensor):
@@ -519,7 +518,7 @@ def _hasattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         plain = {ListType: list, DictType: dict, TupleType: tuple}.get(type(kind)) or CLASSES.get(kind)
         if plain is None and not hasattr(object, name):
             session.cannot(f"whether a value has {name} is asked, which may be of any kind", "nothing says what it is")
-        return hasattr(torch.Size if isinstance(value, ShapeObject) else plain or object, name)
+        return hasattr(class_of(value) or plain or object, name)
     if isinstance(value, torch.Tensor) and name not in _OF_SOME and hasattr(torch.Tensor, name):
         return True  # to read it would leave its sizes in the graph, of a tensor that may have another rank
     return hasattr(value, name)

@@ -12,16 +12,7 @@ from smelt.capture.scripting.sequences import OpenTuple, as_list
 from smelt.capture.staging.growing import container_type
 from smelt.capture.staging.merge import Merger, Pending
 from smelt.capture.staging.records import Listed
-from smelt.capture.staging.symbols import (
-    DEAD,
-    WORLDS,
-    ScalarSlot,
-    class_of,
-    is_staged,
-    slot_of,
-    wrap,
-    wrap_as,
-)
+from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, class_of, is_staged, slot_of, wrap, wrap_as
 from smelt.ir import (
     ANY,
     BOOL,
@@ -66,6 +57,7 @@ class ScriptMerger(Merger):
     def __init__(self, session: Any, *args: Any) -> None:
         super().__init__(session, *args)
         self.condition = session.condition
+        # Results that are None or something else, each with whether both ways have come to a `return`.
         self._maybe: dict[str, bool] = {}
 
     def _none_returned(self, name: str, is_settled: bool) -> None:

@@ -93,7 +93,7 @@ class ScriptRuntime(StagingRuntime):
                     return session.emit("py.getattr", o, name)
                 if kind == COMPLEX and name == "conjugate":
                     return lambda: session.emit("py.call", "complex.conjugate", o)
-                plain = {ListType: list, DictType: dict, TupleType: tuple}.get(type(kind), str)
+                plain = class_of(o) or {ListType: list, DictType: dict, TupleType: tuple}.get(type(kind), str)
                 if not hasattr(plain, name):
                     raise AttributeError(f"'{plain.__name__}' object has no attribute '{name}'")
                 return super().getattr_(at, o, name)

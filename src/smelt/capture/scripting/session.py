@@ -20,7 +20,6 @@ from smelt.capture.scripting.moving import HELD_VALUES, LISTING, WHOLE_VALUES, m
 from smelt.capture.scripting.recorder import ScriptRecorder
 from smelt.capture.scripting.sequences import (
     OpenTuple,
-    PlainShape,
     ShapeObject,
     Spread,
     as_list,
@@ -35,7 +34,7 @@ from smelt.capture.staging.reading import ITEM_TYPES
 from smelt.capture.staging.recording import strides_of, tainted
 from smelt.capture.staging.session import Outcome, Region, Session
 from smelt.capture.staging.stops import MEMBERS, Exhausted, Stop
-from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
+from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, class_of, is_staged, slot_of, wrap
 from smelt.diag import Span
 from smelt.ir import (
     ANY,
@@ -252,8 +251,8 @@ class ScriptSession(Session):
 
     def check_items(self, a: Slot, b: Slot) -> None:
         """Raises: CannotStage where what a container of an argument holds may be another argument, or held by one."""
-        sources = [self._arguments_behind(a), self._arguments_behind(b)]
-        if all(sources) and any(slot not in self.params and found for slot, found in zip((a, b), sources, strict=True)):
+        behind = [self._arguments_behind(a), self._arguments_behind(b)]
+        if all(behind) and any(slot not in self.params for slot in (a, b)):
             self.cannot("whether what a container holds is the very object is asked", WHOLE_VALUES)
 
     def _arguments_behind(self, slot: Slot) -> set[Slot]:
@@ -326,9 +325,9 @@ class ScriptSession(Session):
         return iter([Spread(container)])
 
     def as_in_program(self, value: Any) -> Any:
-        if isinstance(value, (ShapeObject, OpenTuple)):
-            is_size = isinstance(value, ShapeObject) and not isinstance(value, PlainShape)
-            return self.emit("py.call", "torch.Size" if is_size else "builtins.tuple", as_list(value))
+        of_class = class_of(value)
+        if of_class is not None:
+            return self.emit("py.call", "torch.Size" if of_class is torch.Size else "builtins.tuple", as_list(value))
         if type(value) in (list, tuple):
             return type(value)(map(self.as_in_program, value))
         return {k: self.as_in_program(v) for k, v in value.items()} if type(value) is dict else value
