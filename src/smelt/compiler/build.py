@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -60,17 +61,21 @@ def _unit(
     odd = fn.freedom.odd if fn.freedom else ()
     if captured.error is None and is_whole and not fn.next_path:
         fn.learnt.follows = False
-        for spec, is_wide in fn.freedom.specs if fn.freedom else ():
+        stage, attempts = partial(staged_unit, fn, captured, args, kwargs, options), fn.attempts
+        begun_as = fn.learnt.whole
+        for number, (spec, is_wide) in enumerate(fn.freedom.specs if fn.freedom else ()):
             last = perf_counter()
-            unit, why_fixed = staged_unit(fn, captured, args, kwargs, options, spec, is_wide=is_wide, odd=odd)
+            free = partial(stage, spec, is_wide=is_wide, odd=odd)
+            unit, why_fixed = attempts.of(("free", number, frozenset(spec), begun_as), free)
             if unit is not None or why_fixed in (TOO_LONG, TOO_MANY):
                 break
         last = perf_counter() if unit is None else last
         if unit is None and asks:
-            unit, why_paths = staged_unit(fn, captured, args, kwargs, options)
+            unit, why_paths = attempts.of(("all ways", begun_as), stage)
         elif unit is None:
             looped = with_long_loops(captured, fn.log)
-            unit, _ = (None, "") if looped is None else staged_unit(fn, looped, args, kwargs, options)
+            if looped is not None:
+                unit, _ = attempts.of("loops", partial(staged_unit, fn, looped, args, kwargs, options))
         if unit is None and asks and fn.learnt.asks_natively:
             unit, is_free = _as_native(fn, captured, args, kwargs, options)
             why_fixed = "" if is_free else why_fixed

@@ -24,6 +24,7 @@ from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.reads_effects import file_kind
 from smelt.capture.staging.stops import AS_NATIVE, PARTLY
 from smelt.capture.state import STATE, Place, in_names, without_state
+from smelt.compiler.attempts import Attempts
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witness
 from smelt.compiler.compiled_original import Original
@@ -77,6 +78,7 @@ class Builds:
         self._effects_seen = 0
         self._guarded = 0  # those that no path asked for
         self._raised = 0  # recorded runs in a row that raised, after which ever more calls run as they are
+        self._attempts = Attempts()
         self._exhausted = 0  # stagings that came to no end in their time
         self._as_native = False  # whether graphs are of ways that answers about numbers lead to
         self._unrecorded = 0  # of these calls, those that are to come
@@ -135,12 +137,13 @@ class Builds:
 
     def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         look = self._look(args, kwargs)
+        self._attempts.kinds = look.call.kinds
         cause = self._table.note_misses(args, kwargs)
         self._count_build(missed, 1)
         program = ObservedProgram(
             self._target, self._name, self._settings,
             next_path=bool(missed) and not (_show(missed) or self._as_native), freedom=look.freedom, state=self._places,
-            replaced=frozenset(self._table.replaced), alone=self._alone,
+            replaced=frozenset(self._table.replaced), alone=self._alone, attempts=self._attempts,
         )  # fmt: skip
         program.learnt.exhausted = self._exhausted
         if self._as_native:
@@ -405,6 +408,7 @@ class Builds:
         self._table.publish()
         if state is not None:
             self.sight.forget()
+            self._attempts.forget()
             self._as_native = False
             self._table.serve_through(state.core)
 

@@ -18,6 +18,7 @@ from smelt.capture.reads import ReadLog, record_reads
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.staging.stage import Learnt
 from smelt.capture.state import Place, without_state
+from smelt.compiler.attempts import Attempts
 from smelt.compiler.miss_texts import joined_misses
 from smelt.compiler.paths import Outcome, Paths
 from smelt.compiler.second_sight import NO_FREEDOM, Earlier, Freedom, shown
@@ -177,7 +178,7 @@ class ObservedProgram:
     kept as recorded paths already. freedom: the sizes and numbers that are to be free. state: the places that it is
     called with (`smelt.capture.state`). replaced: places of objects that differ from call to call, to be known by their
     parts. alone: keeps other calls away while it runs. learnt: by its stagings, one for each choice of sizes that are
-    free.
+    free. attempts: those that came to nothing, in earlier builds, too.
     """
 
     def __init__(
@@ -191,8 +192,10 @@ class ObservedProgram:
         state: Sequence[Place] = (),
         replaced: Collection[str] = (),
         alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+        attempts: Attempts | None = None,
     ) -> None:
         self._alone = alone
+        self.attempts = Attempts() if attempts is None else attempts
         self.target = target
         self.name = name
         self.next_path = next_path

@@ -134,7 +134,9 @@ def _conv(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 # Operators whose kernels without data take one step after the other.
-TURNS = frozenset(f"aten.{name}.input" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
+_LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_PACKED = frozenset(f"aten.{name}.data" for name in _LAYERS)
+TURNS = frozenset(f"aten.{name}.input" for name in _LAYERS) | _PACKED
 
 
 def _recurrent(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -164,6 +166,18 @@ def _recurrent(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) ->
     if batch_first:
         found[0] = _lying(shadows, x, [batch, length, width], [width, batch * width, 1])
     return tuple(found)
+
+
+def _packed(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Of packed sequences: how many rows there are depends on data, and so does what torch's kernels take apart."""
+    if kwargs or len(args) != 9:
+        return None
+    x, _, state, params, _, _, _, _, both_ways = args
+    states = list(state) if isinstance(state, (list, tuple)) else [state]
+    if x.dim() != 2 or any(t.dim() != 3 for t in states) or _needs_grad([x, *states, *params]):
+        return None
+    width = (2 if both_ways else 1) * states[0].shape[2]
+    return (x.new_empty((x.shape[0], width)), *(t.new_empty(t.shape) for t in states))
 
 
 def _known(sizes: Sequence[Any]) -> list[Any]:
@@ -259,6 +273,7 @@ _RULES: dict[str, Rule] = {
     **{f"aten.{name}.Tensor": _binary for name in ("add", "sub", "mul", "div")},
     **{f"aten.conv{n}d.default": _conv for n in (1, 2, 3)},
     **dict.fromkeys(TURNS, _recurrent),
+    **dict.fromkeys(_PACKED, _packed),
     **dict.fromkeys(("aten._is_all_true.default", "aten._is_any_true.default"), _truth),
     "aten.fill_diagonal_.default": _filled,
     "aten.softmax.int": _same_layout,

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.dispatch import unseen
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import called, computed, is_sized, number_of
 from smelt.capture.staging import ordering
@@ -38,6 +39,7 @@ from smelt.ir import BOOL, FLOAT, INT, DictType, ListType, TensorType, TupleType
 from smelt.ops.python_draws import draw_name
 
 _WARN = warnings.warn  # staged runs have another one there
+_PAD_PACKED = torch._VF._pad_packed_sequence
 # What can be gone over without a change to it that others would see, or that Python itself would go over just so.
 _KNOWN: tuple[type, ...] = (list, tuple, range, zip, enumerate, type({}.keys()), type({}.values()), type({}.items()))
 
@@ -238,6 +240,8 @@ def _conversion(kind: type) -> Callable[..., Any]:
         if kind is bool:
             return runtime.truth(0, args[0])
         values = [_number(session, a) for a in args]
+        if not any(is_data(session, value) for value in values):
+            return convert(session, runtime, tuple(values), {})  # the element is known
         if len(values) == 1 and is_staged(values[0]) and CLASSES.get(slot_of(values[0]).type) is kind:
             return values[0]
         return session.emit(f"py.{kind.__name__}", *values)
@@ -360,12 +364,20 @@ def _reversed(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[st
     return Once(session, sequence_of(session, backward), lambda: iter(backward))
 
 
+def _are_as_long(session: Any, sequences: Sequence[Any], given: Sequence[Any]) -> bool:
+    """Whether all that is gone over is of one length, whatever the data and sizes are."""
+    if any(s is None and not isinstance(a, _SIZED) for s, a in zip(sequences, given, strict=True)):
+        return False
+    lengths = [len(a) if s is None else session.encode(s.length()) for s, a in zip(sequences, given, strict=True)]
+    return all(type(n) is type(lengths[0]) and n == lengths[0] for n in lengths)
+
+
 def _zip(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     sequences = [sequence_of(session, a) for a in args]
     if all(s is None for s in sequences):
         return zip(*args, **kwargs)  # noqa: B905
-    if kwargs:
-        session.cannot("zip(strict=) over what depends on data")
+    if kwargs.get("strict") and not _are_as_long(session, sequences, args):
+        session.cannot("zip(strict=True) over what depends on data", "they may differ in length")
     # To know the length of a sequence fixes it, so it is asked for only where an iterator might have no end.
     has_unsized = any(s is None and not isinstance(a, _SIZED) for s, a in zip(sequences, args, strict=True))
     lengths = [_length(s, a) if has_unsized else None for s, a in zip(sequences, args, strict=True)]
@@ -427,7 +439,16 @@ def _divmod(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str,
     return divmod(args[0], args[1])
 
 
+def _pad_packed(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """To a number of steps that torch's own function takes as a plain number only."""
+    if kwargs or not any(is_staged(arg) or is_sized(arg) for arg in args):
+        return _PAD_PACKED(*args, **kwargs)
+    with unseen():
+        return session.recorder.record(torch.ops.aten._pad_packed_sequence.default, args, {})
+
+
 _HANDLERS: dict[Any, Callable[..., Any]] = {
+    _PAD_PACKED: _pad_packed,
     builtins.print: _print, len: _len, int: _conversion(int), float: _conversion(float), bool: _conversion(bool),
     complex: _conversion(complex), str: _texts("str"), repr: _texts("repr"), range: _range, min: _extreme(min, "<"),
     max: _extreme(max, ">"), sum: _sum, any: _fold(any, True), all: _fold(all, False), isinstance: _isinstance,

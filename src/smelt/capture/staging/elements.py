@@ -54,6 +54,11 @@ class Elements:
             found = (first, *found[1:])
         return found
 
+    def item_of(self, slot: Slot) -> tuple[Slot, int, int] | None:
+        """The tensor, dimension and place of which this is the item, where nothing wrote it; None for all else."""
+        key = self._key(slot)
+        return key if isinstance(key, tuple) and isinstance(key[0], Slot) else None
+
     def _of(self, slot: Slot, examples: Examples, depth: int) -> tuple[Any, ...] | None:
         """Raises nothing; None for what is no plain number."""
         if slot_type(slot).dtype.kind not in _TYPES or depth == 0:

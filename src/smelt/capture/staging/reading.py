@@ -53,6 +53,9 @@ class Reading(Recording):
         known = self.known_value(tensor)
         if known is not None:
             return known
+        batch = self.recorder.packed.first(slot, self.recorder.elements)
+        if batch is not None:
+            return batch
         native = self._hint("item")
         examples = self._examples_of(slot, native)
         is_native = native is not None and type(native) is type(examples[0])
@@ -187,8 +190,10 @@ class Reading(Recording):
             if code is not None and self.convertible(code):
                 raise Again(convert=code)
         site = self.site()
-        if site is not None and _may_do_without(site.code) and self.convertible(site.code):
-            raise Again(convert=site.code)
+        codes = (self._asking_code(), None if site is None else site.code)
+        for code in dict.fromkeys(code for code in codes if code is not None):
+            if _may_do_without(code) and self.convertible(code):
+                raise Again(convert=code)
 
     def asked_by(self) -> Any:
         """Who asks how large a size is, which is a guard from now on. Where a line asks again and again, it may be the

@@ -39,6 +39,7 @@ from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.known_layouts import KnownLayouts
 from smelt.capture.staging.ones import otherwise_on_cpu
 from smelt.capture.staging.overlaps import check_overlap
+from smelt.capture.staging.packed import Packed
 from smelt.capture.staging.raising import may_raise
 from smelt.capture.staging.ranges import Ranges
 from smelt.capture.staging.refusals import refusal_of_kinds
@@ -48,6 +49,7 @@ from smelt.capture.staging.stops import CannotStage
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of
 from smelt.capture.staging.watch import unwatched
 from smelt.ir import UNKNOWN_DIM, TensorType, UnknownDim, contiguous_strides
+from smelt.ops.catalogue.packed import PACK, PAD
 from smelt.ops.convert import dtype_from_torch, dummy_of
 from smelt.ops.meta import COPYING
 
@@ -77,6 +79,7 @@ class ShadowRecorder(Recorder):
         self.entwined: dict[int, tuple[Family, object]] = {}
         self.elements = Elements()
         self.ranges = Ranges()
+        self.packed = Packed()
         self.depth = 0
         self._padded = PaddedInstead()
 
@@ -194,6 +197,7 @@ class ShadowRecorder(Recorder):
         if not writes and isinstance(results[0], torch.Tensor) and results[0].dim() == 0:
             self.elements.note(overload, info, noted, named, slots[0])
         self.ranges.note(info.name, args, noted, slots, self.records)
+        self.packed.note(info.name, args, slots, self.session.size)
         if info.is_kept:
             self.records.append((info, noted, named, slots, self._find_site(2), self.scope.path, self._modes_now()))
         self._check()
@@ -306,10 +310,10 @@ class ShadowRecorder(Recorder):
         self, overload: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Slot]
     ) -> list[Any]:
         """The results in each world, or in the only one."""
-        numbers: tuple[int, ...] | None = None
+        numbers: tuple[Any, ...] | None = None
         rule = None
-        if info.sized_by is not None and self._deciding(info.sized_by(args, kwargs)) is not None:
-            rule, numbers = rule_of(info.name), self.session.fresh_numbers(info.name)
+        if info.sized_by is not None and self._is_sized_by_data(info, args, kwargs):
+            rule, numbers = rule_of(info.name), self._fresh_numbers(info.name, args)
             if rule is None:
                 self.session.cannot(f"the sizes of what {info.name} gives follow from data")
         varied = numbers is not None or any(self.is_varied(slot) for slot in operands)
@@ -385,6 +389,24 @@ class ShadowRecorder(Recorder):
             results[1:] = [DEAD] * (WORLDS - 1)
         return results
 
+    def _is_sized_by_data(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether data tell the sizes of an operator's results, or sizes do of which no expression is known."""
+        deciding = info.sized_by(args, kwargs) if info.sized_by is not None else ()
+        if self._deciding(deciding) is not None:
+            return True
+        is_open = any(not slot_type(self.slot_of(a)).is_static for a in args if isinstance(a, torch.Tensor))
+        return len(deciding) > 0 and is_open and rule_of(info.name) is not None
+
+    def _fresh_numbers(self, name: str, args: Sequence[Any]) -> tuple[Any, ...]:
+        """The numbers of each world that decide sizes of an operator's results."""
+        numbers: tuple[int, ...] = self.session.fresh_numbers(name)
+        if name not in (PACK, PAD):
+            return numbers
+        batch = self.packed.batch(self.slot_of(args[1])) if name == PAD else None
+        if batch is None:
+            return tuple(zip(numbers, self.session.fresh_numbers(name), strict=True))
+        return tuple((number, self.in_world(batch, world)) for world, number in enumerate(numbers))
+
     def _check_given_back(self, results: list[Any], backs: list[dict[int, Any]], operands: list[Slot]) -> None:
         """Raises: Again where a branch decides whether an operand is given back, as it lies (`x.contiguous()`)."""
         given = {id(result) in back for result, back in zip(results, backs, strict=True) if result is not DEAD}
@@ -436,7 +458,8 @@ class ShadowRecorder(Recorder):
             return dummy_of(type_).zero_()
 
         with unseen(), torch.no_grad():
-            return self.shadows.of(overload(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()}))
+            found = overload(*map(stand_in, args), **{k: stand_in(v) for k, v in kwargs.items()})
+            return tuple(map(self.shadows.of, found)) if isinstance(found, tuple) else self.shadows.of(found)
 
     def _cut(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cut | None:
         if name not in CUTTING:

@@ -1,7 +1,7 @@
 """Operators whose results have sizes that follow from data: their results on shadows, given the unknown number.
 
-Each rule takes the operator, its arguments (shadows), the number and a maker of shadows, and gives the results as eager
-would lay them out. An operator without a rule here cannot be staged.
+Each rule takes the operator, its arguments (shadows), the number (two of them for packed sequences) and a maker of
+shadows, and gives the results as eager would lay them out. An operator without a rule here cannot be staged.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from smelt.ops.catalogue.packed import PACK, PAD
+
 Make = Callable[[torch.dtype, Sequence[int]], torch.Tensor]
-Rule = Callable[[Any, Sequence[Any], dict[str, Any], int, Make], Any]
+Rule = Callable[[Any, Sequence[Any], dict[str, Any], Any, Make], Any]
 
 
 def _nonzero(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, make: Make) -> Any:
@@ -86,6 +88,18 @@ def _narrow(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: int, 
     return x.narrow(dim, 0, length)
 
 
+def _pack(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: tuple[int, int], make: Make) -> Any:
+    rows, steps = n
+    return args[0].new_empty((rows, *args[0].shape[2:])), make(torch.int64, (steps,))
+
+
+def _pad(overload: Any, args: Sequence[Any], kwargs: dict[str, Any], n: tuple[int, Any], make: Make) -> Any:
+    data, steps, batch_first, _, total = args
+    length, batch = n
+    padded = data.new_empty((total if total > 0 else length, batch, *data.shape[1:]))
+    return (padded.transpose(0, 1) if batch_first else padded), steps.new_empty((batch,))
+
+
 _RULES: dict[str, Rule] = {
     "aten.nonzero.default": _nonzero,
     "aten.argwhere.default": _nonzero,
@@ -100,6 +114,8 @@ _RULES: dict[str, Rule] = {
     "aten.bincount.default": _bincount,
     "aten.repeat_interleave.Tensor": _repeats,
     "aten.repeat_interleave.self_Tensor": _repeat_interleave,
+    PACK: _pack,
+    PAD: _pad,
 }
 
 

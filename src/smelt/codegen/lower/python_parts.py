@@ -20,6 +20,7 @@ from smelt.codegen.lower.python_steps import Bound, Step, Values, is_true, step_
 from smelt.codegen.lower.sized_block import SIZE_READS, Compile, SizedBlock
 from smelt.diag import Miss
 from smelt.ir import STATE_OPS, Graph, Node, Region, TensorType, TupleType, Type, Value, values_in
+from smelt.ops.catalogue.packed import OF_PACKED
 from smelt.ops.convert import strided_copy
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import constant, same_number
@@ -208,7 +209,9 @@ def _are_tensors(type_: Type) -> bool:
 
 
 def _follows_data(node: Node) -> bool:
-    """Whether even with the sizes of its operands known, those of the results are not."""
+    """Whether even with the sizes of its operands known, those of the results are not, or never compiled for them."""
+    if node.op in OF_PACKED:
+        return True
     if "dynamic_output_shape" not in tags_of(node.op):
         return False
     if node.op != "aten.index.Tensor":

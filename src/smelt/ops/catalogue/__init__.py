@@ -11,6 +11,7 @@ from smelt.ops.catalogue.creation import CREATION
 from smelt.ops.catalogue.indexing import INDEXING
 from smelt.ops.catalogue.layers import LAYERS
 from smelt.ops.catalogue.nn import NN
+from smelt.ops.catalogue.packed import PACKED
 from smelt.ops.catalogue.pointwise import POINTWISE
 from smelt.ops.catalogue.products import PRODUCTS
 from smelt.ops.catalogue.recurrent import RECURRENT
@@ -29,6 +30,7 @@ CATALOGUE: tuple[OpRecord, ...] = (
     *NN,
     *LAYERS,
     *RECURRENT,
+    *PACKED,
     *SYNONYMS,
 )
 _BY_NAME = MappingProxyType({record.name: record for record in CATALOGUE})

@@ -19,9 +19,13 @@ from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, sample, 
 from smelt.ops.samples import floats
 
 _LENGTH, _BATCH, _INPUTS, _HIDDEN = 3, 2, 4, 5
+SOURCES = {
+    "lstm": "doi:10.1162/neco.1997.9.8.1735", "gru": "arXiv:1406.1078",
+    "rnn_tanh": "doi:10.1207/s15516709cog1402_1", "rnn_relu": "arXiv:1504.00941",
+}  # fmt: skip
 
 
-def _drops(call: Call) -> bool:
+def drops(call: Call) -> bool:
     """Whether it draws what to drop between layers."""
     return not (call["train"] is False or (type(call["dropout"]) in (int, float) and call["dropout"] == 0))
 
@@ -157,7 +161,7 @@ def _samples(gates: int, states: int) -> Iterator[Sample]:
         yield sample(x, state if states > 1 else state[0], weights, has_biases, layers, 0.0, False, both, batch_first)
 
 
-def _record(name: str, gates: int, states: int, source: str) -> OpRecord:
+def _record(name: str, gates: int, states: int) -> OpRecord:
     return OpRecord(
         f"aten.{name}.input",
         f"torch.{name}",
@@ -165,8 +169,8 @@ def _record(name: str, gates: int, states: int, source: str) -> OpRecord:
         # With one gate torch looks at the sizes itself, and takes some more.
         result=(lambda call: _refuse_what_does_not_fit(call, gates)) if gates > 1 else None,
         result_of_unknown=lambda call: _of_unknown(call, gates),
-        rng=_drops,
-        source=source,
+        rng=drops,
+        source=SOURCES[name],
     )
 
 
@@ -242,22 +246,21 @@ def _cell_samples(gates: int, states: int) -> Iterator[Sample]:
         yield sample(x, state if states > 1 else state[0], *weights, *biases)
 
 
-def _cell(name: str, gates: int, states: int, source: str, lower: Lowering) -> OpRecord:
+def _cell(name: str, gates: int, states: int, lower: Lowering) -> OpRecord:
     samples = partial(_cell_samples, gates, states)
-    name = f"{name}_cell"
     return OpRecord(
-        f"aten.{name}.default", f"torch.{name}", samples, source=source, lower=lower, exact=True,
+        f"aten.{name}_cell.default", f"torch.{name}_cell", samples, source=SOURCES[name], lower=lower, exact=True,
         result_of_unknown=partial(_cell_of_unknown, count=states),
     )  # fmt: skip
 
 
 RECURRENT: tuple[OpRecord, ...] = (
-    _record("lstm", 4, 2, "doi:10.1162/neco.1997.9.8.1735"),
-    _record("gru", 3, 1, "arXiv:1406.1078"),
-    _record("rnn_tanh", 1, 1, "doi:10.1207/s15516709cog1402_1"),
-    _record("rnn_relu", 1, 1, "arXiv:1504.00941"),
-    _cell("lstm", 4, 2, "doi:10.1162/neco.1997.9.8.1735", _lower_lstm_cell),
-    _cell("gru", 3, 1, "arXiv:1406.1078", _lower_gru_cell),
-    _cell("rnn_tanh", 1, 1, "doi:10.1207/s15516709cog1402_1", partial(_lower_rnn_cell, kind="tanh")),
-    _cell("rnn_relu", 1, 1, "arXiv:1504.00941", partial(_lower_rnn_cell, kind="relu")),
+    _record("lstm", 4, 2),
+    _record("gru", 3, 1),
+    _record("rnn_tanh", 1, 1),
+    _record("rnn_relu", 1, 1),
+    _cell("lstm", 4, 2, _lower_lstm_cell),
+    _cell("gru", 3, 1, _lower_gru_cell),
+    _cell("rnn_tanh", 1, 1, partial(_lower_rnn_cell, kind="tanh")),
+    _cell("rnn_relu", 1, 1, partial(_lower_rnn_cell, kind="relu")),
 )
