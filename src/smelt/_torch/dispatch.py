@@ -237,8 +237,8 @@ _entry = _EntryPatch()
 def _entry_handler(overload: Any) -> Any:
     def intercept(*args: Any, **kwargs: Any) -> Any:
         record = _thread.record
-        if record is None:
-            # Someone else (torch.export in another thread) uses the key: what torch itself would have done.
+        if record is None or not _thread.is_live:
+            # Someone else (torch.export, while nobody looks) uses the key: what torch itself would have done.
             target = _entry.torchs_own(overload)
             return target(*args, **kwargs) if callable(target) else overload._op_dk(target, *args, **kwargs)
         # Off for the run, or Python decompositions would replace kernels; half the price of _DisablePythonDispatcher.

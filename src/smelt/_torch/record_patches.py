@@ -129,6 +129,45 @@ def is_plain_tensor_type(cls: type) -> bool:
     return function is _disabled_function and dispatch is _disabled_dispatch
 
 
+def takes_operators(cls: type) -> bool:
+    """Whether operators on tensors of the class are its own affair (`__torch_dispatch__`)."""
+    return getattr(cls, "__torch_dispatch__", _disabled_dispatch) is not _disabled_dispatch
+
+
+def is_uninitialized(tensor: torch.Tensor) -> bool:
+    """Whether it is a parameter or buffer that gets its size later, and raises where that is asked for."""
+    return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
+
+
+_base: Any = getattr(torch._C, "TensorBase", torch.Tensor)
+_no_functions: Any = getattr(torch._C, "DisableTorchFunctionSubclass", contextlib.nullcontext)
+
+
+def past_overrides() -> contextlib.AbstractContextManager[Any]:
+    """A block in which what is asked of a tensor does not reach its class's `__torch_function__`."""
+    found: contextlib.AbstractContextManager[Any] = _no_functions()
+    return found
+
+
+def facts(tensor: torch.Tensor) -> tuple[torch.dtype, Any, Any, torch.device] | None:
+    """Data type, sizes, strides and device of a strided tensor of any class, past code of the class; None of others."""
+    with past_overrides():
+        if _base.layout.__get__(tensor) is not torch.strided:
+            return None
+        read = (_base.dtype.__get__(tensor), _base.shape.__get__(tensor), _base.stride(tensor))
+        return (*read, _base.device.__get__(tensor))
+
+
+def in_class(made: torch.Tensor, cls: type) -> torch.Tensor:
+    """A new tensor as one of a subclass: the same object where Python lets it be of that class, else an alias."""
+    if not takes_operators(cls):
+        with contextlib.suppress(TypeError):  # a class whose objects have slots
+            made.__class__ = cls
+            return made
+    alias: torch.Tensor = _base.as_subclass(made, cls)
+    return alias
+
+
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 

@@ -68,12 +68,13 @@ def _is_method(owner: Any, name: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def _split(name: str) -> tuple[str, str, str] | None:
-    """The parts of an operator's name, None where one of them is a method of torch's own namespace objects."""
+    """The parts of an operator's name, None where one of them is an attribute of torch's own namespace objects."""
     parts = name.split(".")
-    if len(parts) != 3 or parts[0].startswith("_") or _is_method(torch.ops, parts[0]):
+    # torch makes a namespace of any name, and keeps it: Python would believe one that it asks modules for (`__path__`).
+    if len(parts) != 3 or parts[0].startswith("__") or _is_method(torch.ops, parts[0]):
         return None
     namespace = getattr(torch.ops, parts[0])
-    if _is_method(namespace, parts[1]):
+    if not isinstance(namespace, torch._ops._OpNamespace) or _is_method(namespace, parts[1]):
         return None
     return parts[0], parts[1], parts[2]
 

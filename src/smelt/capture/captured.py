@@ -23,6 +23,7 @@ import torch
 
 from smelt._torch.dispatch import Level, is_recording, levels, recording
 from smelt._torch.record_modes import Modes, caller_modes
+from smelt._torch.record_patches import past_overrides
 from smelt._torch.state import autocast, default_dtype
 from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
@@ -142,6 +143,7 @@ def capture(
     reruns: bool = False,
     dynamic: Spec | None = None,
     changed: Callable[[], ArgumentHeap | None] = lambda: None,
+    raised: Callable[[bool], None] = lambda wrote: None,
     state: Sequence[Place] = (),
 ) -> Captured:
     """Call `fn(*args, **kwargs)` once and record it. Whatever the program raises is raised unchanged.
@@ -155,6 +157,7 @@ def capture(
         `warnings` says why.
     keep_written: keep what state held before it was written, in `Captured.written`.
     level: force one of `smelt._torch.dispatch.levels()`; the best by default.
+    raised: called where the program raises, with whether it may have written to tensors from outside by then.
     changed: tells, after the run, which objects of the arguments it changed; the graph then has what is put there.
     state: the places whose contents are among the arguments, under `STATE`; `fn` takes that keyword.
     Raises: CaptureError (S0104) where this thread is being recorded already; other capture errors are in the result.
@@ -187,33 +190,38 @@ def capture(
     kept = keeper()
     if kept is not None:
         record = kept.around(record)
-    result = _run(fn, args, given, recorder, record, roots, chosen)
-    heap = changed()
-    not_kept = recorder.keep(heap.filled, reachable(program, opaque)) if heap is not None and heap.filled else ""
-    tree, outputs, tensors, puts, not_put = _take_apart(result, arguments, recorder, heap)
-    odd = begun_inside(tensors, recorder, caller)
-    if odd is not None:
-        recorder.fail(odd.what, odd.why, odd.fix, "S0104", odd.site)
-    check_classes(tensors, recorder)
-    arguments = arguments.opened(heap)
-    graph, signature = None, None
-    if recorder.error is None and tree is not None:
-        signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths, puts)
-        try:
-            names = _input_names(program, arguments.paths, state)
-            with put_aside():
-                graph = GraphBuilder(title, recorder, caller).build(names, outputs)
-        except CaptureError as error:
-            recorder.error = error
-    used = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
-    shared = frozenset() if graph is None else entangled(graph, arguments.tensors, used.lookup)
-    native = Captured(
-        title, result, graph, signature, used, recorder.error,
-        tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
-        _returned(tensors, arguments.tensors, used), None,
-        kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, flags=recorder.flags, reruns=reruns,
-        **_of_heap(heap, not_put or not_kept),
-    )  # fmt: skip
+    try:
+        result = _run(fn, args, given, recorder, record, roots, chosen)
+    except Exception:
+        raised(recorder.may_have_written)
+        raise
+    with past_overrides():  # nor does what is asked of its results reach a subclass's own code
+        heap = changed()
+        not_kept = recorder.keep(heap.filled, reachable(program, opaque)) if heap is not None and heap.filled else ""
+        tree, outputs, tensors, puts, not_put = _take_apart(result, arguments, recorder, heap)
+        odd = begun_inside(tensors, recorder, caller)
+        if odd is not None:
+            recorder.fail(odd.what, odd.why, odd.fix, "S0104", odd.site)
+        check_classes(tensors, recorder)
+        arguments = arguments.opened(heap)
+        graph, signature = None, None
+        if recorder.error is None and tree is not None:
+            signature = Signature(arguments.args, arguments.kwargs, tree, arguments.paths, puts)
+            try:
+                names = _input_names(program, arguments.paths, state)
+                with put_aside():
+                    graph = GraphBuilder(title, recorder, caller).build(names, outputs)
+            except CaptureError as error:
+                recorder.error = error
+        used = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
+        shared = frozenset() if graph is None else entangled(graph, arguments.tensors, used.lookup)
+        native = Captured(
+            title, result, graph, signature, used, recorder.error,
+            tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
+            _returned(tensors, arguments.tensors, used), None,
+            kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, flags=recorder.flags, reruns=reruns,
+            **_of_heap(heap, not_put or not_kept),
+        )  # fmt: skip
     return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic, state)
 
 

@@ -23,6 +23,7 @@ from smelt._torch.record_patches import (
     eager_stance,
     has_override,
     higher_order_operator,
+    in_class,
     is_custom_function_call,
 )
 from smelt.capture.keeping import keeper
@@ -55,7 +56,7 @@ def _reader(name: str) -> Callable[[Any], Any]:
             if recorder is None:
                 return original(self, *args, **kwargs)
             with suspended():
-                recorder.read(self, name)
+                recorder.noted(recorder.read, self, name)
                 kept = keeper()
                 if kept is not None:
                     kept.save(self)
@@ -79,7 +80,7 @@ def _address(name: str) -> Callable[[Any], Any]:
         def read(self: Any, *args: Any, **kwargs: Any) -> Any:
             recorder = _active()
             if recorder is not None and is_users(_caller_file()):
-                recorder.converted(recorder.slot_of(self), name)
+                recorder.noted(recorder.gives_address, self, name)
                 kept = keeper()
                 if kept is not None:
                     with suspended():
@@ -96,7 +97,7 @@ def _offset(original: Any) -> Any:
         found: int = original(self)
         recorder = _active()
         if recorder is not None and is_users(_caller_file()):
-            recorder.asked_for_offset(self, found)
+            recorder.noted(recorder.asked_for_offset, self, found)
         return found
 
     return read
@@ -114,7 +115,7 @@ def _data_property(original: Any) -> Any:
         result = original.__get__(self, type(self))
         recorder = _active()
         if recorder is not None:
-            recorder.alias(self, result)
+            recorder.noted(recorder.alias, self, result)
         return result
 
     # The dispatcher tells of a replacement: see `_has_compatible_shallow_copy_type` in the recorder.
@@ -127,7 +128,7 @@ def _version_property(original: Any) -> Any:
     def read(self: Any) -> Any:
         recorder = _active()
         if recorder is not None and not is_smelts(sys._getframe(1).f_code.co_filename):
-            recorder.read_version(self)
+            recorder.noted(recorder.read_version, self)
         return original.__get__(self, type(self))
 
     return property(read)
@@ -158,12 +159,36 @@ def _aliasing(position: int) -> Callable[[Any], Any]:
                 recorder.becomes(args[1])
             result = bare(*args, **kwargs)
             if recorder is not None and len(args) > position:
-                recorder.alias(args[position], result)
+                recorder.noted(recorder.alias, args[position], result)
             return result
 
         return staticmethod(call) if position == 1 else call
 
     return make
+
+
+def _constructor(original: Any) -> Any:
+    """For `Tensor.__new__`: an operator that makes the tensor for a subclass is seen with a plain one, which C++ would
+    refuse to turn into the subclass's, as it may where nobody looks.
+    """
+
+    def new(*args: Any, **kwargs: Any) -> Any:
+        recorder = _active()
+        cls = args[0] if args else None
+        if recorder is None or cls is torch.Tensor or not (isinstance(cls, type) and issubclass(cls, torch.Tensor)):
+            return original(*args, **kwargs)
+        recorder.becomes(cls)
+        made = original(torch.Tensor, *args[1:], **kwargs)
+        if type(made) is not torch.Tensor:
+            with suspended():
+                return original(*args, **kwargs)
+        with suspended():
+            result = in_class(made, cls)
+        if result is not made:
+            recorder.noted(recorder.alias, made, result)
+        return result
+
+    return staticmethod(new)
 
 
 def _wrapping(original: Any) -> Any:
@@ -173,7 +198,7 @@ def _wrapping(original: Any) -> Any:
         result = original(*args, **kwargs)
         recorder = _active()
         if recorder is not None and args and not isinstance(args[0], (torch.Tensor, list, tuple, int, float, complex)):
-            recorder.wraps_memory(result)
+            recorder.noted(recorder.wraps_memory, result)
         return result
 
     return call
@@ -196,6 +221,7 @@ def _opaque(what: str) -> Callable[[Any], Any]:
                 "leave it out of the captured function",
                 "S0104",
             )
+            recorder.is_unseen = True
             kept = keeper()
             with suspended():
                 if kept is not None:
@@ -205,6 +231,17 @@ def _opaque(what: str) -> Callable[[Any], Any]:
         return call
 
     return make
+
+
+def _swapping(original: Any) -> Any:
+    def swap_tensors(t1: Any, t2: Any) -> Any:
+        recorder = _active()
+        if recorder is not None:
+            recorder.noted(recorder.swaps, t1)
+            recorder.noted(recorder.swaps, t2)
+        return original(t1, t2)
+
+    return swap_tensors
 
 
 def _compiling(original: Any) -> Any:
@@ -255,7 +292,7 @@ class _NestedTensors(TorchFunctionMode):
         if is_live() and func in self.watched:
             for tensor in _in_lists((*args, *(kwargs or {}).values())):
                 with suspended():
-                    self.recorder.read(tensor, getattr(func, "__name__", "torch.tensor"))
+                    self.recorder.noted(self.recorder.read, tensor, getattr(func, "__name__", "torch.tensor"))
         return func(*args, **(kwargs or {}))
 
 
@@ -295,9 +332,13 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
         stack.enter_context(_patches.replaced(tensor, "requires_grad", _needs_gradient))
         stack.enter_context(_patches.replaced(tensor, "as_subclass", _aliasing(0)))
         stack.enter_context(_patches.replaced(tensor, "_make_subclass", _aliasing(1)))
+        stack.enter_context(_patches.replaced(tensor, "__new__", _constructor))
         stack.enter_context(_patches.replaced(torch.autograd.Function, "apply", _own_backward))
         stack.enter_context(_patches.replaced(torch.autograd, "grad", _gradients))
         stack.enter_context(_patches.replaced(torch, "compile", _compiling))
+        stack.enter_context(_patches.replaced(torch.jit, "trace", _opaque("torch.jit.trace")))
+        stack.enter_context(_patches.replaced(torch.export, "export", _opaque("torch.export")))
+        stack.enter_context(_patches.replaced(torch.utils, "swap_tensors", _swapping))
         operator = higher_order_operator()
         if operator is not None:
             stack.enter_context(_patches.replaced(operator, "__call__", _opaque("a higher-order operator")))

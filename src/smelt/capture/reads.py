@@ -103,7 +103,7 @@ class ReadLog:
     heap: the objects of the arguments, of which some may be known by structure alone; put_back: what the run changed in
     them and a call can change again: none of `mutations` then. state: the places of all `mutations`, where they could
     be state of the program. asked: by line, what the program itself asked of torch's settings. warned: whether it gave
-    warnings.
+    warnings. has_done_nothing: of a run that raised, whether it left nothing of Python's changed.
     """
 
     reads: list[Read] = field(default_factory=list)
@@ -118,6 +118,7 @@ class ReadLog:
     state: State | None = None
     asked: dict[Span | None, str] = field(default_factory=dict)
     warned: bool = False
+    has_done_nothing: bool = False
 
     @property
     def is_replayable(self) -> bool:
@@ -306,7 +307,8 @@ def record_reads(
     heap: the objects of these arguments, where what the block changes in them is to be put back. state: places whose
     contents are among the arguments.
 
-    The log is filled when the block ends normally; when it raises, the log stays empty and the error passes through.
+    The log is filled when the block ends normally; when it raises, the log stays empty but for `has_done_nothing`, and
+    the error passes through.
     Raises: RecorderBusy if another recording is under way in this process.
     """
     if not RECORDING.acquire(blocking=False):
@@ -324,16 +326,29 @@ def record_reads(
         for name, value in roots.items():
             found.add_root(value, name)
         found.add_arguments(args, dict(kwargs or {}), heap)
-        settings, (pythons, numpys) = torch_state(), python_states()
-        with profiled(recorder.profile):
-            yield log
-        found.follow_late()
-        found.patches.undo()
-        _fill(log, recorder, found)
-        after = torch_state()
-        if after != settings:
-            log.mutations.append(Mutation("the thread's torch settings", settings, after, None))
-        log.effects.extend(_unseen_draws(log, found, pythons, numpys))
+        settings, draws = torch_state(), python_states()
+        try:
+            with profiled(recorder.profile):
+                yield log
+        except Exception:
+            # The error is the program's, whatever comes of the look at what it did.
+            with contextlib.suppress(Exception):
+                done = ReadLog()
+                _end(done, recorder, found, settings, draws)
+                log.has_done_nothing = done.is_replayable and not done.put_back
+            raise
+        _end(log, recorder, found, settings, draws)
+
+
+def _end(log: ReadLog, recorder: _Recorder, found: Roots, settings: Any, draws: tuple[Any, Any]) -> None:
+    """Fill the log after a run; settings, draws: torch's settings and the generators as they were before it."""
+    found.follow_late()
+    found.patches.undo()
+    _fill(log, recorder, found)
+    after = torch_state()
+    if after != settings:
+        log.mutations.append(Mutation("the thread's torch settings", settings, after, None))
+    log.effects.extend(_unseen_draws(log, found, *draws))
 
 
 def _unseen_draws(log: ReadLog, found: Roots, pythons: Any, numpys: Any) -> Iterator[Effect]:

@@ -307,7 +307,7 @@ REGISTRIES: Final = ("_parameters", "_buffers", "_modules")
 
 def is_user_class(cls: type) -> bool:
     """Whether a class is the user's, so that its attributes may be settings that someone changes."""
-    return owner_kind(cls) == "user" and not issubclass(cls, (Enum, torch.Tensor))
+    return owner_kind(cls) == "user" and not issubclass(cls, Enum)
 
 
 def class_attributes(cls: type) -> dict[str, Any]:

@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 import torch
 
 from smelt._torch.record_modes import Modes, modes
-from smelt._torch.record_patches import is_going_backward, is_plain_tensor_type, is_transform_wrapper
+from smelt._torch.record_patches import (
+    facts,
+    is_going_backward,
+    is_plain_tensor_type,
+    is_transform_wrapper,
+    is_uninitialized,
+    takes_operators,
+)
 from smelt._torch.state import default_dtype, is_any_autocast, is_grad_enabled, is_inference
 from smelt._torch.storage import nbytes_spanned
 from smelt.capture.dynamic.dims import sized_type
@@ -69,9 +76,13 @@ class Slot:
         self.ref: Callable[[], torch.Tensor | None] = weakref.ref(tensor)
         self.family = family
         self.kind = kind
-        if tensor.layout is _STRIDED:
-            self.type: Any = (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        if type(tensor) not in _USUAL:
+            self.type: Any = facts(tensor)
+        elif tensor.layout is _STRIDED:
+            self.type = (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         else:
+            self.type = None
+        if self.type is None:
             self.type = type_of(tensor)
 
 
@@ -123,6 +134,7 @@ class Conversion(NamedTuple):
 
 
 _STRIDED = torch.strided
+_USUAL = frozenset((torch.Tensor, torch.nn.Parameter))
 _TENSOR, _LIST, _OTHER = 1, 2, 0
 # Operators that give Python a value which follows from data, and what the graph compares instead.
 _EXPECTED = {
@@ -139,6 +151,7 @@ _BITS = {
 _COMPARED = 4096  # elements
 _SHOWN = 16
 _CONSTANT_MAKERS = frozenset(("lift_fresh", "lift", "lift_fresh_copy"))
+_DUAL = frozenset(("_make_dual", "_unpack_dual"))
 _BLANK_MAKERS = frozenset(("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"))
 
 
@@ -151,6 +164,7 @@ class Recorder:
         the graph expects what they raise there.
     flags: by source line, what the program read of its tensors that no operator tells and no input's type does.
     kept: for what the run made and a cache keeps, the last record that made it, and what a later call finds there.
+    is_unseen: operators ran in torch's own compilers or tracers, where they are not seen.
     own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's.
     """
 
@@ -167,6 +181,7 @@ class Recorder:
     error: SmeltError | None = None
     flags: dict[Span | None, str] = field(default_factory=dict)
     own_backward: str = ""
+    is_unseen: bool = False
     drew_for_cache: bool = False
     kept: dict[Slot, tuple[int, StateSlot]] = field(default_factory=dict)
     lent: list[tuple[torch.Tensor, torch.Tensor, str, Site | None]] = field(default_factory=list)
@@ -218,6 +233,13 @@ class Recorder:
             if resume is not None:
                 resume()
 
+    def noted(self, note: Callable[..., None], tensor: torch.Tensor, *args: Any) -> None:
+        """Note what Python did with a tensor. What fails there is the recorder's error, and the program goes on."""
+        try:
+            note(tensor, *args)
+        except Exception as broken:
+            self._broken(broken, getattr(note, "__name__", "a note"), (tensor,))
+
     def _note_error(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], raised: Exception) -> None:
         """Data made an operator raise: where the program catches that, it has read them."""
         operands: list[Slot] = []
@@ -245,6 +267,13 @@ class Recorder:
         return True
 
     def _note(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if info.short in _DUAL:
+            self.fail(
+                "forward-mode gradients are computed in the program (torch.autograd.forward_ad)",
+                "a tensor then has a tangent beside its elements, which no value of the graph has",
+                "use torch.func.jvp or torch.func.jacfwd, whose operators are recorded",
+                "S0104",
+            )
         if info.short in NESTED and self._nested.note(self, info.short, args, result):
             return
         operands: list[Slot] = []
@@ -487,6 +516,11 @@ class Recorder:
                 site,
             )
 
+    @property
+    def may_have_written(self) -> bool:
+        """Whether the program wrote, or may have written, to tensors that were there before it."""
+        return self.is_unseen or any(slot.family.written for slot in (*self.inputs, *self.states))
+
     def read_version(self, tensor: torch.Tensor) -> None:
         """Note that Python read how often a tensor was written, which goes on for those that outlive the call."""
         family = self.slot_of(tensor).family
@@ -506,14 +540,33 @@ class Recorder:
     def becomes(self, cls: type) -> None:
         """A tensor is about to become one of another class."""
 
+    def gives_address(self, tensor: torch.Tensor, what: str) -> None:
+        """Note that Python got where a tensor's memory lies."""
+        self.converted(self.slot_of(tensor), what)
+
     def alias(self, source: torch.Tensor, result: torch.Tensor) -> None:
-        """Note that `result` is `source` under another object, made where the dispatcher does not see it."""
-        if source is result:
+        """Note that `result` is `source` under another object, made where the dispatcher does not see it.
+
+        Not of classes that answer for operators themselves, whose tensors are what these say, and of parameters without
+        sizes: what is made of those is of unknown origin.
+        """
+        if source is result or takes_operators(type(result)) or is_uninitialized(result):
             return
         slot = self.slot_of(source)
         self._slots[id(result)] = new = Slot(result, slot.family, "result")
         info = op_info(torch.ops.aten.detach.default)
         self.records.append((info, [slot], {}, (new,), self._find_site(2), self.scope.path, self._modes_now()))
+
+    def swaps(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor changes places with another one, which torch refuses where it is held weakly."""
+        slot = self.slot_of(tensor)
+        self.fail(
+            "a tensor changed places with another one (torch.utils.swap_tensors)",
+            "the object now stands for other memory, which a graph of values cannot express",
+            "copy into it: tensor.copy_(other)",
+            "S0104",
+        )
+        slot.ref = lambda: None
 
     def unknown(self, slot: Slot) -> None:
         """Note that a tensor of unknown origin takes part."""

@@ -32,7 +32,8 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     start = perf_counter()
     captured = capture(
         fn, args, kwargs,
-        name=fn.name, target=fn.target, specialize=True, reruns=True, changed=lambda: fn.heap, state=fn.state,
+        name=fn.name, target=fn.target, specialize=True, reruns=True, changed=lambda: fn.heap, raised=fn.raised.note,
+        state=fn.state,
     )  # fmt: skip
     recorded_ms = (perf_counter() - start) * 1000
     # The result is the caller's, and not to be kept.

@@ -41,7 +41,7 @@ class Compiled:
         """The function or module that this object stands for."""
         return dispatcher_of(self).target
 
-    def warmup(self, *inputs: Any, **kwargs: Any) -> Any:
+    def warmup(self, /, *inputs: Any, **kwargs: Any) -> Any:
         """Compile for these arguments now; returns the answer of that call."""
         with torch.no_grad():
             result = dispatcher_of(self)(inputs, kwargs)
@@ -76,7 +76,7 @@ class CompiledFunction(_WithAttributes[P, R]):
         name = getattr(target, "__qualname__", type(target).__name__)
         _attach(self, Dispatcher(target, name, settings))
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return cast(R, dispatcher_of(self)(args, kwargs))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -120,7 +120,7 @@ class CompiledModule(Compiled):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Stops here: the user's own `__init_subclass__` is for the user's classes."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return dispatcher_of(self)(args, kwargs)
 
     def __copy__(self) -> Any:

@@ -30,10 +30,11 @@ from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witn
 from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_state import StateCalls, UnderWay
 from smelt.compiler.compiled_table import STORM_LIMIT, Table
-from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, SplitProgram, Stats
+from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, SplitProgram, Stats, attempt
 from smelt.compiler.interrupts import SignalsWait, errors_in_programs
 from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.program_modules import is_uninitialized
+from smelt.compiler.raised_run import RaisedRun, seen_only
 from smelt.compiler.sight import Look, Sight
 from smelt.compiler.watching import watch_natively
 from smelt.compiler.worth import Worth
@@ -165,7 +166,9 @@ class Builds:
             self._count_build(missed, -1)  # this way through the program ends in an error: there is nothing to keep
             self._raised += 1
             self._unrecorded = min(2**self._raised // 8, _MOST_UNRECORDED)
-            _reraise(program.error)
+            if errors_in_programs() != before or not isinstance(program.error, Exception):
+                _reraise(program.error)
+            return self._answer(program.raised, program.error, args, kwargs)
         if failure is None and not program.was_called:
             failure = CaptureError(f"the builder did not run {self._name}", code="S0104")
         if not program.has_result:
@@ -177,6 +180,23 @@ class Builds:
         self._raised = 0
         self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs, missed, cause, look)
         return program.result
+
+    def _answer(self, run: RaisedRun, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The answer of a program that raised where it was recorded, and does not by itself.
+
+        Raises: the program's own error.
+        """
+        result, own = attempt(run.answer, error, args, kwargs)
+        if own is not None:
+            _reraise(own)
+        reason = seen_only(error)
+        if self._original.is_whole:
+            self._original.refuse(reason, error)
+        self._raised = self._unrecorded = 0
+        self._table.add(Row(GuardSet((), args, kwargs), None, reason))
+        self._original.count(reason)
+        self._original.warn(reason, f"{self._name} {_HOW[False]}: {reason}")
+        return result
 
     def _alone(self) -> AbstractContextManager[None]:
         """No other call is under way in this block, where a run may change what these change, too."""

@@ -25,7 +25,7 @@ class Core:
 
     __slots__ = (SLOT,)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         dispatcher = object.__getattribute__(self, SLOT)
         return dispatcher(args, kwargs)
 

@@ -21,6 +21,7 @@ from smelt.capture.state import Place, without_state
 from smelt.compiler.attempts import Attempts
 from smelt.compiler.miss_texts import joined_misses
 from smelt.compiler.paths import Outcome, Paths
+from smelt.compiler.raised_run import RaisedRun
 from smelt.compiler.second_sight import NO_FREEDOM, Earlier, Freedom, shown
 from smelt.compiler.worth import Worth
 from smelt.diag import Options
@@ -161,7 +162,7 @@ class SplitProgram(Protocol):
     def is_left(self) -> bool:
         """Whether it took longer in pieces, and runs as it is."""
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, /, *args: Any, **kwargs: Any) -> Any:
         """The program's answer."""
 
     def more(self, log: ReadLog, error: Exception | None) -> None:
@@ -177,8 +178,8 @@ class ObservedProgram:
     target: the function or module itself (for its parameters, names, signature). next_path: other ways through it are
     kept as recorded paths already. freedom: the sizes and numbers that are to be free. state: the places that it is
     called with (`smelt.capture.state`). replaced: places of objects that differ from call to call, to be known by their
-    parts. alone: keeps other calls away while it runs. learnt: by its stagings, one for each choice of sizes that are
-    free. attempts: those that came to nothing, in earlier builds, too.
+    parts. alone: keeps other calls away while it runs. raised: this run, should it raise. learnt: by its stagings, one
+    for each choice of sizes that are free. attempts: those that came to nothing, in earlier builds, too.
     """
 
     def __init__(
@@ -209,6 +210,7 @@ class ObservedProgram:
         self.error: BaseException | None = None
         self.result: Any = None
         self.was_called = False
+        self.raised = RaisedRun(target)
 
     @property
     def has_result(self) -> bool:
@@ -224,11 +226,12 @@ class ObservedProgram:
         """The arguments' objects as they were before the run, for the time of a block."""
         return nullcontext() if self.log is None else self.log.as_before()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         self.was_called = True
         try:
             heap = ArgumentHeap(args, kwargs, replaced=self.replaced)
             with self._alone(), record_reads({self.name: self.target}, args, kwargs, heap, self.state) as log:
+                self.raised.log = log
                 self.result = self.target(*args, **without_state(kwargs))
         except BaseException as error:
             self.error = error

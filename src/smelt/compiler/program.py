@@ -24,7 +24,7 @@ from smelt.compiler.compiled_types import LeftAlone, Undelivered
 from smelt.compiler.doors.fx_out import graph_module
 from smelt.compiler.pipeline import first_wrong_pass
 from smelt.compiler.prints import muted_again, pieces_since, pieces_written
-from smelt.compiler.program_calls import KnownCall
+from smelt.compiler.program_calls import SELF, KnownCall, renamed
 from smelt.compiler.program_copy import SavedCapture, load, save
 from smelt.compiler.program_modules import SourceModules
 from smelt.compiler.second_sight import NO_FREEDOM, Freedom
@@ -111,7 +111,7 @@ class Program(torch.nn.Module):
         directory, state = self._options.cache_dir, lambda: self._named_state(unit)
         return write_code(unit.captured.name, text, directory, state, unit.check_inputs)
 
-    def graph_for(self, *args: Any, **kwargs: Any) -> Graph:
+    def graph_for(self, /, *args: Any, **kwargs: Any) -> Graph:
         """The optimized graph that runs for these arguments. Raises: CaptureError (S0107) if they do not fit."""
         unit, inputs = self._unit_for(args, kwargs)
         return unit.graph_at(unit.sizes_of(inputs)) if isinstance(unit, SizedUnit) else unit.optimize()
@@ -124,7 +124,7 @@ class Program(torch.nn.Module):
         """
         return graph_module(self.unit)
 
-    def bisect(self, *args: Any, **kwargs: Any) -> Culprit | None:
+    def bisect(self, /, *args: Any, **kwargs: Any) -> Culprit | None:
         """The first pass that changes the answer for these arguments, with the difference; None if none does.
 
         The graph is evaluated operation by operation on copies after each pass; only rounding may differ, and that only
@@ -144,12 +144,18 @@ class Program(torch.nn.Module):
 
     # --- running
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """As of any module, also with an argument called `self`, which torch's own does not take by name."""
+        return super().__call__(*args, **(renamed(kwargs, "self", SELF) if "self" in kwargs else kwargs))
+
+    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
         """The program's answer.
 
         Raises: CaptureError (S0107) where the arguments do not fit the capture; (S0101, S0102) where the program holds
             for the recorded way only, and these take another: then nothing has happened.
         """
+        if SELF in kwargs:
+            kwargs = renamed(kwargs, SELF, "self")
         if is_capturing():
             return self._inlined(args, kwargs)
         unit = self._known_unit(args, kwargs)

@@ -18,6 +18,14 @@ from smelt.runtime.guard_args import TENSORS, ArgumentTests
 # Values that are compared as a whole: objects with members may have changed inside.
 _PLAIN = (*TENSORS, type(None), bool, int, float, str)
 
+SELF = "__smelt_self__"
+"""What an argument called `self` goes by on its way through torch's call of a module, whose hooks see it so."""
+
+
+def renamed(kwargs: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
+    """Arguments by name, in their order, one of them by another name."""
+    return {other if key == name else key: value for key, value in kwargs.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class KnownCall:

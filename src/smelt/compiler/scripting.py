@@ -19,6 +19,7 @@ from smelt.compiler.compiled import Compiled, make_compile
 from smelt.compiler.interrupts import SignalsWait
 from smelt.compiler.pipeline import check_options
 from smelt.compiler.program import Program
+from smelt.compiler.program_calls import SELF, renamed
 from smelt.compiler.unit import Unit
 from smelt.compiler.watching import watch_natively
 from smelt.diag import CaptureError, Options, SmeltError, SmeltWarning
@@ -96,14 +97,16 @@ class ScriptedProgram(Program):
         self._units[self._setting(), (), (), ()] = unit
         return unit
 
-    def inputs_for(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def inputs_for(self, /, *args: Any, **kwargs: Any) -> list[Any]:
         """The inputs of `graph` for a call, for `smelt.ops.evaluate`. Raises: CaptureError (S0107) where none fit."""
         inputs = self._scripted.parameters.inputs(args, kwargs)
         self.unit.check_inputs(inputs)
         return inputs
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
         """The program's answer."""
+        if SELF in kwargs:
+            kwargs = renamed(kwargs, SELF, "self")
         if is_capturing():
             return self._source(*args, **kwargs)
         if self._compiled is None:
@@ -113,7 +116,7 @@ class ScriptedProgram(Program):
     def __reduce__(self) -> tuple[Any, ...]:
         return (_again, (self._source, self._options, self._examples))
 
-    def graph_for(self, *args: Any, **kwargs: Any) -> Graph:
+    def graph_for(self, /, *args: Any, **kwargs: Any) -> Graph:
         """The optimized graph that runs for these arguments; the program runs once."""
         captured = capture(self._source, args, kwargs, specialize=True)
         if captured.error is not None:

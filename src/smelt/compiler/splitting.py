@@ -94,7 +94,7 @@ class Splits:
         for piece in self.running():
             piece.refresh()
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, /, *args: Any, **kwargs: Any) -> Any:
         """The program's answer."""
         node = self._node_of(self.target)
         assert node is not None

@@ -69,7 +69,7 @@ class Piece(CompiledFunction[..., Any]):
         object.__setattr__(self, DISPATCHER, dispatcher)
         dispatcher.serve(self)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return object.__getattribute__(self, DISPATCHER)(args, kwargs)
 
 

@@ -125,7 +125,7 @@ def staged_capture(
     return replace(staged, result=native.result, written=native.written)
 
 
-def _without_state(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _without_state(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return target(*args, **without_state(kwargs))
 
 

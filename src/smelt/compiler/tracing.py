@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from smelt.capture.tree import tensors_at
 from smelt.compiler.agreement import disagreement
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled import Compiled
+from smelt.compiler.compiled_types import attempt
 from smelt.compiler.copies import copies_of
 from smelt.compiler.interrupts import SignalsWait
 from smelt.compiler.long_loops import with_long_loops
@@ -26,13 +28,14 @@ from smelt.compiler.paths import lines_of, other_path, outcomes
 from smelt.compiler.pipeline import check_options
 from smelt.compiler.program import Program
 from smelt.compiler.program_modules import is_uninitialized
+from smelt.compiler.raised_run import RaisedRun, seen_only
 from smelt.compiler.repeated import is_repeatable, without_repeated
 from smelt.compiler.second_sight import Freedom
 from smelt.compiler.sized_capture import sized_capture, wished
 from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit
 from smelt.compiler.watching import watch_natively
-from smelt.diag import CaptureError, Miss, Options, SmeltWarning, Span
+from smelt.diag import CaptureError, Miss, Options, SmeltError, SmeltWarning, Span
 from smelt.ir import Graph
 from smelt.ops.evaluate import evaluate
 from smelt.ops.python_draws import Generators
@@ -96,10 +99,7 @@ def trace(
     with SignalsWait(), full_collections_later():
         observed = _Observed(target)
         moved = move_originals(target, chosen)
-        captured = capture(
-            observed, given, named,
-            keep_written=check, target=target, specialize=True, changed=lambda: observed.heap,
-        )  # fmt: skip
+        captured = observed.recorded(given, named, keep_written=check)
         if captured.error is not None:
             raise captured.error
         if observed.log is not None:
@@ -207,6 +207,29 @@ class _Observed:
     def __init__(self, target: Callable[..., Any]) -> None:
         self.target = target
         self.log: ReadLog | None = None
+        self._raised = RaisedRun(target)
+
+    def recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, keep_written: bool) -> Captured:
+        """One recorded run. Raises: what the program raises; CaptureError (S0104) for what it raises only here."""
+        run = partial(
+            capture, self, args, kwargs,
+            keep_written=keep_written, target=self.target, specialize=True, changed=lambda: self.heap,
+            raised=self._raised.note,
+        )  # fmt: skip
+        captured: Captured | None
+        captured, error = attempt(run)
+        if captured is not None:
+            return captured
+        assert error is not None
+        if isinstance(error, SmeltError):
+            raise error
+        self._raised.answer(error, args, kwargs)
+        raise CaptureError(
+            f"{getattr(self.target, '__name__', type(self.target).__name__)} cannot be recorded",
+            why=seen_only(error),
+            fix="report it with the program, which must not see that it is recorded",
+            code="S0104",
+        ) from error
 
     @property
     def acts(self) -> bool:
@@ -236,13 +259,14 @@ class _Observed:
         left = ReadLog([], effects, log.mutations)
         return None if left.is_replayable else left
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         heap = ArgumentHeap(args, kwargs)
         recording = record_reads({getattr(self.target, "__name__", "self"): self.target}, args, kwargs, heap)
         try:
             log = recording.__enter__()
         except RecorderBusy:
             return self.target(*args, **kwargs)
+        self._raised.log = log
         try:
             result = self.target(*args, **kwargs)
         except BaseException as error:

@@ -36,7 +36,7 @@ class GraphFunction:
         self.__name__ = self.__qualname__ = graph.name
         self.__signature__ = inspect.Signature(parameters)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = self.__signature__.bind(*args, **kwargs)
         call.apply_defaults()
         outputs = evaluate(self.graph, [call.arguments[value.name] for value in self.graph.inputs])

@@ -207,7 +207,7 @@ class Applied(torch.nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
         """What the function gives."""
         return self.function(*args, **kwargs)
 

@@ -55,7 +55,7 @@ class Around:
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self.original)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.original(*args, **kwargs)
 
 
@@ -96,7 +96,7 @@ class Checkpointed(Around):
     what = "checkpoint"
     surrounds = True
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.original(*args, **kwargs)
         versions = {buffer: buffer._version for buffer in self.module.buffers()}
@@ -166,7 +166,7 @@ class ForkedRandom(Around):
         super().__init__(module, inner)
         self.offset = offset
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if in_search.get():
             return self.original(*args, **kwargs)
         before = torch.get_rng_state()
@@ -194,7 +194,7 @@ class Printed(Around):
         super().__init__(module, inner)
         self.path, self.which, self.values = path, which, values
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self.which == "input":
             self._show({**dict(enumerate(args)), **kwargs})
         found = self.original(*args, **kwargs)
@@ -240,7 +240,7 @@ class ChannelsLast(Around):
         super().__init__(module, inner)
         self.format = format
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         args = tuple(self._inside(arg) for arg in args)
         found = self.original(*args, **{name: self._inside(arg) for name, arg in kwargs.items()})
         return mapped(found, self._outside)

@@ -74,7 +74,7 @@ class Narrow(Around):
         super().__init__(module, inner)
         self.dtype = dtype
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if in_search.get():
             return self.original(*args, **kwargs)
         outer = self._outer(args, kwargs)
@@ -96,7 +96,7 @@ class Kept(Around):
 
     surrounds = True
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         device = next((p.device.type for p in self.module.parameters()), "cpu")
         with torch.autocast(device, enabled=False):
             return self.original(*mapped(args, widened), **mapped(kwargs, widened))

@@ -142,7 +142,7 @@ class ScheduledForward:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._start(**state)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_capturing():
             return self._within(args, kwargs)
         flags, sizes = self._flags(), _sizes(args, kwargs)

@@ -43,7 +43,9 @@ class Verifying:
     def _state(self) -> State:
         raise NotImplementedError
 
-    def verify(self, *args: Any, inputs: Sequence[Any] = (), backward: bool | None = None, **kwargs: Any) -> Comparison:
+    def verify(
+        self, /, *args: Any, inputs: Sequence[Any] = (), backward: bool | None = None, **kwargs: Any
+    ) -> Comparison:
         """Compare what `build()` gives with the untouched model; a wrong step is found and named.
 
         args, kwargs: the arguments of a call of the whole model. inputs: those of more calls, each a tuple of
