@@ -34,6 +34,7 @@ from smelt.diag import (
     SmeltWarning,
     VerifyError,
 )
+from smelt.diag.logs import show_kinds as _show_kinds
 from smelt.inspect import Report, explain
 from smelt.ir import Graph, parse
 from smelt.scheduling import Primitive, apply, list_primitives, register_primitive, schedule, tune
@@ -81,3 +82,11 @@ __all__ = [
     "tune",
     "u8",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names: the packages behind them are found by their own names, and are no part of the interface."""
+    return sorted([*__all__, "__doc__", "__file__", "__name__", "__path__"])
+
+
+_show_kinds()

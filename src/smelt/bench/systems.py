@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
-import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch import Tensor
 import smelt
 from smelt._torch import inductor
 from smelt.bench.models import Target, as_module, flatten
+from smelt.diag.packages import not_installed
 
 DTYPES: dict[str, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16, "mixed": torch.float32}
 """The dtype of the program by the name of the rows. `mixed`: the f32 program, run by systems that may compute its
@@ -78,8 +78,7 @@ class System:
 
 def missing(packages: Sequence[str]) -> str:
     """What to say where some of `packages` are not installed, "" where all are."""
-    absent = [p for p in packages if importlib.util.find_spec(p) is None]
-    return f"not installed: {', '.join(absent)} (pip install 'smelt[bench]')" if absent else ""
+    return not_installed(packages, "bench")
 
 
 def _versions(*packages: str) -> dict[str, str]:

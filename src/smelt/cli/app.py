@@ -12,6 +12,7 @@ import smelt
 from smelt.cli.bench import bench
 from smelt.cli.cache import cache
 from smelt.cli.demo import demo
+from smelt.cli.docs import docs
 from smelt.cli.program import explain, run, show
 from smelt.cli.terminal import plain_warnings, user_traceback
 from smelt.diag import SmeltError
@@ -23,6 +24,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("explain", explain),
     ("bench", bench),
     ("cache", cache),
+    ("docs", docs),
 )
 """Name and function of every command, in the order of `smelt --help`."""
 
@@ -35,19 +37,20 @@ def _print_version(asked: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Melt a PyTorch program down to one readable graph and run it as native code."""
 
 
 def _build_app() -> typer.Typer:
+    settings = {"help_option_names": ["-h", "--help"]}
     built = typer.Typer(
-        no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
+        no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, context_settings=settings
     )
     built.callback()(_root)
     for name, function in _COMMANDS:
-        built.command(name)(function)
+        built.command(name, context_settings=settings)(function)
     return built
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from smelt.bench import report
 from smelt.bench import rows as rows_
@@ -19,6 +18,7 @@ from smelt.bench.models import MODELS
 from smelt.bench.rows import Row
 from smelt.bench.suite import EAGER, Suite, Watch, run
 from smelt.bench.systems import DTYPES, systems
+from smelt.diag.console import console, progress
 
 _MODEL_NAMES = tuple(m.name for m in MODELS)
 _QUICK_PLAN = Plan(repeats=5, sample_ms=0.3, budget_s=10.0, blocks=False)
@@ -167,39 +167,37 @@ def _run_and_report(suite: Suite, kept: list[Row], json: Path | None, plot: Path
 
     An interrupt keeps what is complete and exits with 130.
     """
-    console, log = Console(), Console(file=sys.stderr)
+    out, log = console(), console(sys.stderr)
     rows: list[Row] = []
     interrupted = False
     per_model = suite.steps_per_model()
     total = per_model * len(suite.models) * len(suite.dtypes)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=log, redirect_stdout=False, redirect_stderr=False) as progress:
-        task = progress.add_task("starting", total=total)
+    with progress(transient=False) as bar:
+        task = bar.add_task("starting", total=total)
 
         def step(text: str) -> None:
-            progress.update(task, description=text, advance=1)
+            bar.update(task, description=text, advance=1)
 
         try:
             for done, of_model in enumerate(run(suite, Watch(step)), start=1):
                 rows.extend(of_model)
-                progress.update(task, completed=done * per_model)
+                bar.update(task, completed=done * per_model)
                 if json is not None:
                     rows_.write(rows_.merge(kept, rows), json)
         except KeyboardInterrupt:
             interrupted = True
-    wide = console if console.is_terminal else Console(width=170)
+    wide = out if out.is_terminal else console(width=170)
     wide.print(report.table(rows))
     _finish(rows_.merge(kept, rows), json, plot, log)
     if interrupted:
-        log.print("[yellow]interrupted[/yellow]: models that were complete are kept")
+        log.print(Text.assemble(("interrupted", "yellow"), ": models that were complete are kept"))
         raise typer.Exit(130)
 
 
 def _finish(rows: list[Row], json: Path | None, plot: Path | None, log: Console) -> None:
     """Say where the files are."""
-    write = functools.partial(log.print, highlight=False)
     if json is not None and rows:
-        write(f"rows: {json}")
+        log.print(f"rows: {json}")
     if plot is not None:
         problem = report.plot(rows, plot)
-        write(f"plot: {plot}" if not problem else f"[yellow]no plot[/yellow]: {problem}")
+        log.print(Text.assemble(("no plot", "yellow"), f": {problem}") if problem else f"plot: {plot}")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from smelt.diag import Options, SmeltError
+from smelt.diag.console import console
 from smelt.runtime.cache import CacheFile, list_cache
 
 
@@ -82,7 +82,7 @@ def _show(where: Path, files: list[CacheFile], sources: list[Path], with_entries
         used = datetime.datetime.fromtimestamp(file.last_used).strftime("%Y-%m-%d %H:%M:%S")
         left = "" if file.is_entry else " (left by a killed process)"
         out.add_row(file.path.name, file.kind or "code", _size([file]), used + left)
-    Console().print(out)
+    console().print(out)
 
 
 def _held(files: list[CacheFile], sources: list[Path]) -> str:

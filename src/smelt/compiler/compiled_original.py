@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from smelt.capture.state import without_state
 from smelt.compiler.compiled_types import Settings, Stats
 from smelt.diag import CaptureError, SmeltError, SmeltWarning, Span, user_level
+from smelt.diag.logs import tell
 
 _GRAD_REMEDY = "call it under torch.no_grad() or torch.inference_mode()"
 _GRAD_ADVICE = (
@@ -83,6 +84,8 @@ class Original:
 
     def count(self, reason: str) -> None:
         """Count a call that was not the compiled program's."""
+        if reason not in self._stats.fallbacks:
+            tell("breaks", f"{self.name}: a call falls back to eager: {reason}")
         self._stats.fallbacks[reason] = self._stats.fallbacks.get(reason, 0) + 1
 
     def warn(self, key: str, message: str) -> None:

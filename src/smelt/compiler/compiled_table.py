@@ -18,6 +18,7 @@ import torch
 from smelt.compiler.compiled_native import Owner, native_entry, plans_of, target_of
 from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_types import Row, Stats
+from smelt.diag.logs import tell, wants
 from smelt.runtime.entry import Counters, EntryCode, keeps_in_reach
 
 ENTRY_LIMIT = 8  # entries kept; the least recently used one goes
@@ -67,6 +68,7 @@ class Table:
         """Put a row in front of the others, and let go of what is too much."""
         row.hit(self.counters.tick(), times=0)
         row.number, self._made = self._made, self._made + 1
+        self._tell(row)
         used: dict[Any, int] = {}
         for other in (row, *self.rows):
             used[other.paths or other] = max(used.get(other.paths or other, 0), other.used)
@@ -83,6 +85,18 @@ class Table:
         kept = set(kinds[:ENTRY_LIMIT])
         self.rows = tuple(other for other in rows if (other.paths or other) in kept)
         self.publish()
+
+    def _tell(self, row: Row) -> None:
+        """Log what has become of a build (SMELT_LOGS)."""
+        name = f"{self._original.name}, entry {row.number}"
+        if row.entry is None:
+            how = "runs as it is" if row.split is None else "runs in pieces"
+            tell("breaks", f"{name} {how}: {row.reason}")
+        elif row.cause:
+            tell("recompiles", f"{name}, made in {row.build_s * 1e3:.0f} ms: {row.cause}")
+        if wants("guards"):
+            for guard in row.guards.listed:
+                tell("guards", f"{name}: {guard}")
 
     def drop(self, row: Row) -> None:
         """Take a row out of the table."""

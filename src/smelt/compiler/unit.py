@@ -44,6 +44,7 @@ from smelt.compiler.precision import Precision, output_errors, why_not_repeatabl
 from smelt.compiler.prints import SHOWING, muted, prints
 from smelt.compiler.size_conditions import symbols_in, with_conditions
 from smelt.diag import CaptureError, InternalError, Miss, Options, SmeltError, SmeltWarning
+from smelt.diag.logs import tell, wants
 from smelt.ir import STATE_OPS, DType, Graph, TensorType, Type, Value
 from smelt.ir.types import contiguous_strides
 from smelt.ops.convert import type_of
@@ -191,6 +192,7 @@ class Unit:
             if self._executable is not None:
                 return
             self.lowered = _with_very_tensors(self._kept_or_lowered(), self.captured)
+            _tell_kernels(self.captured.name, self.lowered)
             start = perf_counter()
             self._executable = Executable(self.lowered.plan, machine_code(self.options))
             self.stages_ms["load"] = _since(start)
@@ -518,6 +520,15 @@ def _with_very_tensors(lowered: Lowered, captured: Captured) -> Lowered:
         if isinstance(recipe, (Fresh, Either)):
             outputs[number] = OfKind(recipe, inference)
     return replace(lowered, outputs=tuple(outputs))
+
+
+def _tell_kernels(name: str, lowered: Lowered) -> None:
+    """Log each kernel that a plan launches (SMELT_LOGS)."""
+    if wants("kernels"):
+        for kernel in lowered.report.kernels:
+            what = kernel.label or ", ".join(kernel.nodes)
+            where = f", {', '.join(kernel.where)}" if kernel.where else ""
+            tell("kernels", f"{name}: {what}, {kernel.nbytes:,} bytes, {kernel.flops:,} operations{where}")
 
 
 def machine_code(options: Options) -> bytes | None:

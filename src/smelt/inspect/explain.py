@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from smelt._torch.compiled_by_torch import given_to_torch
 from smelt._torch.storage import nbytes_spanned
 from smelt.capture.state import Place, in_names
-from smelt.compiler import Compiled, Program, SizedUnit, Unit
+from smelt.compiler import Compiled, Program, SizedUnit, Unit, compile
 from smelt.compiler.compiled import dispatcher_of
 from smelt.compiler.doors.dynamo import graphs_of
 from smelt.compiler.miss_texts import joined_misses
@@ -32,16 +34,19 @@ _MEMORY = {
 }  # fmt: skip
 
 
-def explain(compiled: Any, *, everything: bool = False) -> Report:
-    """The report on what `smelt.compile` or `smelt.trace` returned: graphs and why each was made, which sizes and
+def explain(compiled: Any, *args: Any, everything: bool = False, **kwargs: Any) -> Report:
+    """The report on what `smelt.compile` or `smelt.trace` returned, or of a call `explain(f, *args)`: graphs and why each was made, which sizes and
     numbers are free, guards with the source line they came from and what Python read of data on each recorded way, why
     calls compiled anew, passes with times, how each node runs, fallbacks with reasons, compile time by stage, memory.
 
     Of what torch.compile made with backend="smelt", all graphs that Dynamo cut the program into.
 
-    everything: print each row; else each kind of guard, kernel and pass is one with its count.
+    args, kwargs: call it with these first, without gradients; a function or module that is not compiled yet is then
+    compiled for the report. everything: print each row; else each kind of guard, kernel and pass is one with its count.
     Raises: SmeltError (S0106) for anything else.
     """
+    if args or kwargs:
+        compiled = _called(compiled, args, kwargs)
     if isinstance(compiled, Program):
         return replace(_of_program(compiled), everything=everything)
     if isinstance(compiled, Compiled):
@@ -53,9 +58,19 @@ def explain(compiled: Any, *, everything: bool = False) -> Report:
         f"there is nothing to explain about a {type(compiled).__name__}",
         why='explain takes what smelt.compile or smelt.trace returned, and what torch.compile(backend="smelt") did, '
         "after a call",
-        fix="compile or trace the program, or call it, first; of a schedule, see print(s), s.reports and s.diff()",
+        fix="give the arguments of a call, too: smelt.explain(f, x); or compile or trace the program, or call it, first; "
+        "of a schedule, see print(s), s.reports and s.diff()",
         code="S0106",
     )
+
+
+def _called(given: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What there is to explain after a call with these arguments. Raises: SmeltError (S0106) if it is not callable."""
+    known = isinstance(given, Program | Compiled) or given_to_torch(given) is not given
+    compiled = given if known else compile(given)
+    with torch.no_grad():
+        compiled(*args, **kwargs)
+    return compiled
 
 
 def _of_graphs(compiled: Any, graphs: Sequence[Compiled]) -> Report:

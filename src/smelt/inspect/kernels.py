@@ -13,7 +13,7 @@ from typing import Any, Literal
 from smelt.codegen.llvm.isa import host_isa
 from smelt.codegen.llvm.objects import assembly_of
 from smelt.codegen.lower.report import KernelReport
-from smelt.compiler import Compiled, Unit
+from smelt.compiler import Unit
 from smelt.diag import SmeltError
 from smelt.inspect.parts import parts_of
 from smelt.inspect.roofline import Ceilings
@@ -37,7 +37,7 @@ class Launched:
         return self.measured.min_ns / 1e3 if self.measured is not None and self.measured.calls else None
 
 
-def compiled_units(compiled: Compiled) -> list[Unit]:
+def compiled_units(compiled: Any) -> list[Unit]:
     """What a compiled object has compiled so far, oldest first; of a graph with free sizes each plan."""
     units = [row.entry for row in reversed(compiled.stats().rows) if isinstance(row.entry, Unit)]
     return [part.unit for part in parts_of(enumerate(units))]

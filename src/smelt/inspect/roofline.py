@@ -6,7 +6,6 @@ Source of the model: Williams, Waterman, Patterson, "Roofline: an insightful vis
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smelt.diag.packages import not_installed
 from smelt.inspect.shown import Row
 
 _COPY_NBYTES = 64 << 20
@@ -56,8 +56,8 @@ def plot_roofline(rows: Sequence[Row], ceilings: Ceilings, path: Path) -> str:
     measured = [row for row in rows if row.get("us")]
     if not measured:
         return "nothing was measured: compile with options={'profile': True} and call the program"
-    if importlib.util.find_spec("matplotlib") is None:
-        return 'matplotlib is not installed (pip install "smelt[bench]")'
+    if absent := not_installed(["matplotlib"], "bench"):
+        return absent
     importlib.import_module("matplotlib").use("Agg")
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(figsize=(9, 5.5))

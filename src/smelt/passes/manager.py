@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt.diag import InternalError, SmeltError
+from smelt.diag.logs import tell, wants
 from smelt.ir import Graph, Node, verify
 from smelt.ops.check import check as check_node
 from smelt.ops.convert import strided_copy
@@ -79,6 +80,8 @@ def _run_all(
         after = sum(1 for _ in graph.walk())
         peak = context.peaks.pop() if context.peaks else None
         reports.append(PassReport(one.name, seconds, changed, before, after, peak))
+        if changed and wants("passes"):
+            tell("passes", f"{graph.name}: {one.name}, {before} to {after} nodes, {seconds * 1e3:.1f} ms")
         _dump(graph, dump, number, one.name)
     return tuple(reports)
 

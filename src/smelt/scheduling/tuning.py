@@ -10,7 +10,6 @@ copies; the process's random numbers are as before.
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from smelt.diag import ScheduleError, SmeltError, VerifyError
+from smelt.diag.console import progress, text_column
 from smelt.scheduling import tuning_cache
 from smelt.scheduling.compare_runs import Arguments, isolated
 from smelt.scheduling.knobs import Choose, Run, Search
@@ -288,17 +286,7 @@ def _none(tried: Sequence[_Candidate]) -> ScheduleError:
 @contextlib.contextmanager
 def _bar(wanted: bool | None, trials: int) -> Iterator[Advance]:
     """A progress bar on the terminal; gives what is called after each trial."""
-    console = Console(file=sys.stderr)
-    if not (console.is_terminal if wanted is None else wanted):
-        yield lambda total, gain: None
-        return
-    gain = TextColumn("{task.fields[gain]}")
-    columns = (TextColumn("tuning"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), gain)
     # No thread that draws: it would take its time from what is measured. In a file only the finished bar stands.
-    shown = Progress(
-        *columns, console=console, transient=console.is_terminal, auto_refresh=False,
-        redirect_stdout=False, redirect_stderr=False,
-    )  # fmt: skip
-    with shown as bar:
-        task = bar.add_task("", total=trials, gain="")
+    with progress(text_column("{task.fields[gain]}"), wanted=wanted, auto_refresh=False) as bar:
+        task = bar.add_task("tuning", total=trials, gain="")
         yield lambda total, gain: bar.update(task, advance=1, total=total, gain=gain, refresh=True)

@@ -18,17 +18,22 @@ from torch.fx import GraphModule
 from smelt._torch.compiled_by_torch import being_compiled, given_to_torch
 from smelt.capture.reads_effects import CALLED_BY_TORCH
 from smelt.compiler.doors.fx_in import with_control_flow
+from smelt.compiler.torch_words import with_mode
 from smelt.diag import Options
 
 
 def backend(
-    gm: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | Options | None = None
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | Options | None = None,
 ) -> Callable[..., Any]:
     """The function that runs a graph of Dynamo's, found under the name "smelt" among torch's backends.
 
-    options: as of `smelt.compile`; torch.compile(options=…) hands them on. Nothing runs before the first call.
+    mode, options: as of `smelt.compile`; torch.compile(mode=…, options=…) hands them on. Nothing runs before the first call.
     """
-    chosen = Options.make(options)
+    chosen = with_mode(mode, options)
     are_parameters = [isinstance(value, torch.nn.Parameter) for value in example_inputs]
     is_open = any(isinstance(value, torch.SymInt) for value in example_inputs)
     served = _Served(gm, are_parameters, chosen, True if is_open else None)
