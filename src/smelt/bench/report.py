@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +28,67 @@ def _number(value: float | None, form: str) -> str:
     return _EMPTY if value is None else format(value, form)
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """One line per row, a rule between models; a speed-up is eager's time over the row's."""
-    out = Table(title="times of one call; × is eager's time divided by this one, err is to eager, rms to float64")
+_COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    "median": lambda row: duration(row.median_ms),
+    "×": lambda row: _number(row.ratio_to_eager, ".2f"),
+    "1 thread": lambda row: duration(row.one_thread_ms),
+    "cold s": lambda row: _number(row.cold_s, ".2f"),
+    "warm s": lambda row: _number(row.warm_start_s, ".2f"),
+    "peak MB": lambda row: _number(row.peak_mb, ".0f"),
+    "max err": lambda row: _number(row.max_abs_err, ".1e"),
+    "rms/eager's": lambda row: _number(row.rms_ratio, ".2f"),
+    "faults": lambda row: _number(row.faults_per_call, ".0f"),
+}
+_LEFT_OUT_FIRST = ("faults", "rms/eager's", "peak MB", "warm s", "max err", "1 thread", "cold s")
+_NOTE = 24  # characters that a column of notes takes at least
+
+
+def table(rows: Sequence[Row], width: int) -> Table:
+    """One line per row, a rule between models; a speed-up is eager's time over the row's.
+
+    width: characters of a line. Columns in which nothing was measured are not shown, nor those that do not fit, which
+    the caption names.
+    """
+    shown, left_out = _columns(rows, width)
+    has_notes = any(row.error for row in rows)
+    out = Table(
+        title="times of one call; × is eager's time divided by this one, err is to eager, rms to float64",
+        caption=f"no room for {', '.join(left_out)}: a wider terminal, or --json, has them" if left_out else None,
+    )
     out.add_column("model", no_wrap=True)
     out.add_column("system", no_wrap=True)
-    for name in ("median", "×", "1 thread", "cold s", "warm s", "peak MB", "max err", "rms/eager's", "faults"):
+    for name in shown:
         out.add_column(name, justify="right", no_wrap=True)
-    out.add_column("note", overflow="fold")
+    if has_notes:
+        out.add_column("note", overflow="fold", min_width=_NOTE)
     previous: str | None = None
     for row in rows:
         group = row.label
         if previous is not None and group != previous:
             out.add_section()
-        out.add_row(
-            "" if group == previous else group, row.system, duration(row.median_ms),
-            _number(row.ratio_to_eager, ".2f"), duration(row.one_thread_ms), _number(row.cold_s, ".2f"),
-            _number(row.warm_start_s, ".2f"), _number(row.peak_mb, ".0f"), _number(row.max_abs_err, ".1e"),
-            _number(row.rms_ratio, ".2f"), _number(row.faults_per_call, ".0f"), (row.error or "")[:60],
-            style="dim" if row.system in FLOORS else None,
-        )  # fmt: skip
+        cells = ["" if group == previous else group, row.system, *(_COLUMNS[name](row) for name in shown)]
+        cells += [row.error or ""] if has_notes else []
+        out.add_row(*cells, style="dim" if row.system in FLOORS else None)
         previous = group
     return out
+
+
+def _columns(rows: Sequence[Row], width: int) -> tuple[list[str], list[str]]:
+    """The columns with values that fit, and those that do not."""
+    widths = {name: max((len(text(row)) for row in rows), default=0) for name, text in _COLUMNS.items()}
+    shown = [name for name, text in _COLUMNS.items() if any(text(row) != _EMPTY for row in rows)]
+    first = [
+        max((len(text) for text in texts), default=0) for texts in ([r.label for r in rows], [r.system for r in rows])
+    ]
+    fixed = sum(max(n, 6) + 3 for n in first) + 1 + (_NOTE + 3 if any(row.error for row in rows) else 0)
+    left_out: list[str] = []
+    for name in _LEFT_OUT_FIRST:
+        if fixed + sum(max(widths[one], len(one)) + 3 for one in shown) <= width:
+            break
+        if name in shown:
+            shown.remove(name)
+            left_out.append(name)
+    return shown, left_out
 
 
 def plot(rows: Sequence[Row], path: Path) -> str:

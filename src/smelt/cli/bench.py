@@ -21,6 +21,7 @@ from smelt.bench.systems import DTYPES, systems
 from smelt.diag.console import console, progress
 
 _MODEL_NAMES = tuple(m.name for m in MODELS)
+_PAPER = 170  # characters of a line where the table goes to a file
 _QUICK_PLAN = Plan(repeats=5, sample_ms=0.3, budget_s=10.0, blocks=False)
 
 
@@ -186,8 +187,8 @@ def _run_and_report(suite: Suite, kept: list[Row], json: Path | None, plot: Path
                     rows_.write(rows_.merge(kept, rows), json)
         except KeyboardInterrupt:
             interrupted = True
-    wide = out if out.is_terminal else console(width=170)
-    wide.print(report.table(rows))
+    wide = out if out.is_terminal else console(width=_PAPER)
+    wide.print(report.table(rows, wide.width))
     _finish(rows_.merge(kept, rows), json, plot, log)
     if interrupted:
         log.print(Text.assemble(("interrupted", "yellow"), ": models that were complete are kept"))

@@ -69,7 +69,9 @@ def find_pages() -> dict[str, Path]:
         )
     # In the repository a few stand beside the folder.
     files = [*folder.parent.glob("[A-Z]*.md"), *folder.rglob("*.md")]
-    pages = {str(file.relative_to(folder).with_suffix("")) if folder in file.parents else file.stem: file for file in files}
+    pages = {
+        str(file.relative_to(folder).with_suffix("")) if folder in file.parents else file.stem: file for file in files
+    }
     return dict(sorted(pages.items(), key=lambda item: ("/" in item[0], item[0].lower())))
 
 

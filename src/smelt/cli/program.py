@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
@@ -20,6 +19,7 @@ import smelt
 from smelt.cli.target import HELP, Target, load_target, tensors_in
 from smelt.compiler import Unit
 from smelt.diag import SmeltError, VerifyError
+from smelt.diag.console import console
 from smelt.inspect.kernels import Form, compiled_units, kernel_rows, listing
 from smelt.inspect.roofline import measure_ceilings, plot_roofline
 
@@ -183,7 +183,7 @@ def run(
     out.add_row(f"median of {repeats}", *map(_time, times))
     out.add_row("speed-up", "1.00x", f"{times[0] / times[1]:.2f}x")
     out.add_row("largest relative difference", "-", f"{difference:.1e}")
-    Console().print(out)
+    console().print(out)
     for tensor in found:
         typer.echo(f"result {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
     if not difference <= tolerance:  # also if it is nan

@@ -28,7 +28,7 @@ def _installed(name: str) -> Iterator[Path]:
     except importlib.metadata.PackageNotFoundError:
         return
     for file in files:
-        before, found, rest = file.as_posix().partition(f"{_SHARE}/{name}")
+        _, found, rest = file.as_posix().partition(f"{_SHARE}/{name}")
         if found and (not rest or rest.startswith("/")):
             yield Path(str(file.locate())).parents[rest.count("/") - 1] if rest else Path(str(file.locate()))
             return

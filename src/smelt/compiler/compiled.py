@@ -240,8 +240,8 @@ def make_compile(
         background: answer with the original while an entry is being compiled. mode: one of torch.compile's ("default",
         "reduce-overhead", "max-autotune", ...): all give the same program, measured kernels and one native call.
         backend: "smelt"; others are torch.compile's. disable: `f` itself comes back. options: see `Options`; they come
-        before what a mode says. The first call with a new kind of argument runs natively and is recorded; that run's answer is the
-        call's answer.
+        before what a mode says. The first call with a new kind of argument runs natively and is recorded; that run's
+        answer is the call's answer.
         Raises: SmeltError (S0301) for a wrong option, (S0106) if `f` cannot be called, (S0304) for dynamic_shapes that
             name no parameter.
         """

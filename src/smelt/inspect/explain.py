@@ -35,9 +35,10 @@ _MEMORY = {
 
 
 def explain(compiled: Any, *args: Any, everything: bool = False, **kwargs: Any) -> Report:
-    """The report on what `smelt.compile` or `smelt.trace` returned, or of a call `explain(f, *args)`: graphs and why each was made, which sizes and
-    numbers are free, guards with the source line they came from and what Python read of data on each recorded way, why
-    calls compiled anew, passes with times, how each node runs, fallbacks with reasons, compile time by stage, memory.
+    """The report on what `smelt.compile` or `smelt.trace` returned, or of one call, `explain(f, x)`: graphs and why
+    each was made, which sizes and numbers are free, guards with the source line they came from and what Python read of
+    data on each recorded way, why calls compiled anew, passes with times, how each node runs, fallbacks with reasons,
+    compile time by stage, memory.
 
     Of what torch.compile made with backend="smelt", all graphs that Dynamo cut the program into.
 
@@ -58,8 +59,8 @@ def explain(compiled: Any, *args: Any, everything: bool = False, **kwargs: Any) 
         f"there is nothing to explain about a {type(compiled).__name__}",
         why='explain takes what smelt.compile or smelt.trace returned, and what torch.compile(backend="smelt") did, '
         "after a call",
-        fix="give the arguments of a call, too: smelt.explain(f, x); or compile or trace the program, or call it, first; "
-        "of a schedule, see print(s), s.reports and s.diff()",
+        fix="give the arguments of a call, too: smelt.explain(f, x); or compile or trace the program, or call it, "
+        "first; of a schedule, see print(s), s.reports and s.diff()",
         code="S0106",
     )
 

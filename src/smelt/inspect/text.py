@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from smelt.diag.console import console
 from smelt.inspect.brief import CHOSEN
 from smelt.inspect.shown import Row, Shown, size
 
@@ -33,30 +33,30 @@ _ALL = "Not all rows are shown: report.to_text(everything=True) or `smelt explai
 def text_of(name: str, sections: Sequence[tuple[str, str, Sequence[Row], str]], *, everything: bool) -> str:
     """The text of a report: of each section its key, its title, its rows, and what stands for it without any."""
     out = io.StringIO()
-    console = Console(file=out, width=_WIDTH, no_color=True, highlight=False)
-    console.print(f"Smelt report: {name}", markup=False)
+    page = console(out, width=_WIDTH)
+    page.print(f"Smelt report: {name}")
     is_whole = True
     for key, title, rows, empty in sections:
-        console.print()
+        page.print()
         if not rows:
-            console.print(f"{title}: {empty}", markup=False)
+            page.print(f"{title}: {empty}")
             continue
         shown = Shown(rows) if everything else CHOSEN.get(key, Shown)(rows)
         for part in alike(shown.rows):
             tables, left_out = _tables(title, part, everything)
             for table in tables:
-                console.print(table)
+                page.print(table)
                 title = ""
             if left_out:
-                console.print(f"and {left_out} more")
+                page.print(f"and {left_out} more")
                 is_whole = False
         if title:
-            console.print(title, markup=False)
+            page.print(title)
         if shown.hidden:
-            console.print(f"and {shown.hidden}", markup=False)
+            page.print(f"and {shown.hidden}")
             is_whole = False
     if not is_whole:
-        console.print(f"\n{_ALL}", markup=False)
+        page.print(f"\n{_ALL}")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
@@ -121,11 +121,11 @@ def _across(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
     first, *others = columns
     table.add_column(first)
     for row in rows:
-        table.add_column(escape(cell(first, row.get(first))), overflow="fold")
+        table.add_column(cell(first, row.get(first)), overflow="fold")
     for column in others:
         cells = [_shown(column, row.get(column)) for row in rows]
         if any(cells):
-            table.add_row(column, *map(escape, cells))
+            table.add_row(column, *cells)
     return table
 
 
@@ -138,7 +138,7 @@ def _down(title: str, columns: Sequence[str], rows: Sequence[Row]) -> Table:
         least = max(map(len, column.split()))
         table.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=least)
     for row in rows:
-        table.add_row(*(escape(_shown(c, row.get(c))) for c in kept))
+        table.add_row(*(_shown(c, row.get(c)) for c in kept))
     return table
 
 
@@ -163,8 +163,3 @@ def short_places(where: str) -> str:
         f"{file}:{', '.join(found)}" + (f" in {function}" if function else "")
         for (file, function), found in lines.items()
     )
-
-
-def escape(text: str) -> str:
-    """Text that rich shows as it is."""
-    return text.replace("[", "\\[")

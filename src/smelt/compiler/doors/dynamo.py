@@ -31,13 +31,15 @@ def backend(
 ) -> Callable[..., Any]:
     """The function that runs a graph of Dynamo's, found under the name "smelt" among torch's backends.
 
-    mode, options: as of `smelt.compile`; torch.compile(mode=…, options=…) hands them on. Nothing runs before the first call.
+    mode, options: as of `smelt.compile`; torch.compile(mode=…, options=…) hands them on. Nothing runs before the first
+    call.
     """
     chosen = with_mode(mode, options)
     are_parameters = [isinstance(value, torch.nn.Parameter) for value in example_inputs]
     is_open = any(isinstance(value, torch.SymInt) for value in example_inputs)
-    served = _Served(gm, are_parameters, chosen, True if is_open else None)
     owner = being_compiled()
+    name = getattr(owner, "__name__", "graph" if owner is None else type(owner).__name__)
+    served = _Served(gm, are_parameters, chosen, True if is_open else None, name)
     if owner is not None:
         with contextlib.suppress(TypeError):  # it cannot be referred to weakly
             _graphs.append((weakref.ref(owner), weakref.ref(served)))
@@ -59,7 +61,10 @@ class _Served:
     """A graph of Dynamo's. Parameters come as arguments: while they are the very ones of the first call, they are part
     of the compiled program, so that it may pack them."""
 
-    def __init__(self, gm: GraphModule, is_parameter: list[bool], options: Options, dynamic: bool | None) -> None:
+    def __init__(
+        self, gm: GraphModule, is_parameter: list[bool], options: Options, dynamic: bool | None, name: str
+    ) -> None:
+        self._name = name
         self._gm, self._options, self._dynamic = gm, options, dynamic
         self._source = with_control_flow(gm)
         self._parameters = [i for i, is_one in enumerate(is_parameter) if is_one]
@@ -76,7 +81,7 @@ class _Served:
             return self._unbound(args)
         given = tuple(args[i] for i in self._parameters)
         if self._held is None:
-            self._held, self._bound = given, self._compile(_Bound(self._source, self._parameters, given))
+            self._held, self._bound = given, self._compile(self._with(self._parameters, given))
         if not all(map(operator.is_, given, self._held)):
             return self._unbound(args)
         return self._bound(*[args[i] for i in self._others])
@@ -88,8 +93,13 @@ class _Served:
 
     def _unbound(self, args: tuple[Any, ...]) -> Any:
         if self._general is None:
-            self._general = self._compile(self._source)
+            self._general = self._compile(self._with((), ()))
         return self._general(*args)
+
+    def _with(self, places: Sequence[int], parameters: Sequence[torch.nn.Parameter]) -> _Bound:
+        """The graph with these parameters; reports name it by its class, as the program that torch was given."""
+        bound: type[_Bound] = type(self._name, (_Bound,), {"__module__": __name__})
+        return bound(self._source, places, parameters)
 
     def _compile(self, program: Any) -> Any:
         from smelt.compiler import compile  # noqa: PLC0415  # which imports this package
