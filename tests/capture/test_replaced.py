@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import os
+import subprocess
+import sys
 import threading
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +19,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import smelt
 from smelt._torch.record_patches import Patches
+from smelt.capture.detector import detecting
+from smelt.capture.scripting.tensors import answering_open
+from smelt.capture.staging.patches import answering
 
 _FX = os.path.dirname(torch.fx.__file__)
 
@@ -113,3 +122,99 @@ def test_modules_are_called_as_before_after_traces_and_captures_at_once() -> Non
     # fx may have put back a call of a capture that was over by then: the next one takes it away.
     smelt.trace(linear, (x,))
     assert dict(vars(torch.nn.Module)) == before
+
+
+def _program(x: smelt.f32[2, 3]):
+    y = torch.relu(x.data) + x.shape[0]
+    return y * 2 if y.sum() > 0 else y
+
+
+_PLACES = (
+    torch.Tensor,
+    torch.nn.Module,
+    torch.nn.Linear,
+    torch.autograd.Function,
+    torch.autograd,
+    torch,
+    torch.overrides,
+)
+
+
+def _state() -> list[dict[str, Any]]:
+    return [dict(vars(place)) for place in (*_PLACES, builtins, warnings)]
+
+
+@pytest.mark.parametrize("door", [smelt.trace, smelt.script], ids=["trace", "script"])
+def test_what_was_entered_is_left_when_an_entry_fails(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replacement of a capture fails in turn: all stand as before, and the next capture is whole."""
+    linear, x = torch.nn.Linear(3, 3), torch.rand(2, 3)
+    entered, failing = 0, -1
+
+    def replaced(self: Patches, owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
+        nonlocal entered
+        entered += 1
+
+        def fails(original: Any) -> Any:
+            raise OSError(name)
+
+        return original(self, owner, name, fails if entered == failing + 1 else make)
+
+    def capture() -> torch.Tensor:
+        nonlocal entered
+        entered = 0
+        if door is smelt.script:
+            return smelt.script(_program)(x)
+        return smelt.trace(lambda x: _program(linear(x)), (x,))(x)
+
+    original = Patches.replaced
+    wanted = capture()
+    monkeypatch.setattr(Patches, "replaced", replaced)
+    capture()
+    count, before = entered, _state()
+    assert count > 10
+    for failing in range(count):
+        with contextlib.suppress(OSError, smelt.SmeltError), warnings.catch_warnings(action="ignore"):
+            capture()
+        assert _state() == before, failing
+        assert not Patches._attributes
+    failing = -1
+    assert torch.equal(capture(), wanted)
+
+
+@pytest.mark.parametrize("name", ["own", "inherited"])
+def test_a_replacement_that_cannot_be_made_leaves_those_around_it(name: str) -> None:
+    before, patches = dict(vars(Owner)), Patches()
+    with patches.replaced(Owner, name, _named("around")):
+        with pytest.raises(ZeroDivisionError), Patches().replaced(Owner, name, lambda original: 1 / 0):
+            pass
+        assert getattr(Owner(), name)() == ["around", name]
+    assert dict(vars(Owner)) == before and not Patches._attributes
+
+
+@pytest.mark.parametrize("name", ["data", "_version", "requires_grad", "shape", "grad", "is_leaf"])
+def test_what_stands_for_an_attribute_of_tensors_has_its_names(name: str) -> None:
+    """torch's compiler, imported while a program is captured, asks its getters what class they are of."""
+    own = getattr(torch.Tensor, name)
+    found: list[Any] = []
+    for standing in (lambda: detecting(None, "entry"), answering, answering_open):  # type: ignore[arg-type]
+        with standing():
+            found += [vars(torch.Tensor)[name]] if name in vars(torch.Tensor) else []
+    assert found and own not in found
+    for getter in found:
+        assert (getter.__name__, getter.__objclass__) == (own.__name__, own.__objclass__)
+
+
+def test_torchs_compiler_can_be_imported_while_a_program_is_captured() -> None:
+    code = "import torch, sys, smelt\ndef f(x):\n    import torch._dynamo\n    return x.data + 1\n"
+    code += "x = torch.ones(2)\nassert smelt.trace(f, (x,))(x).tolist() == [2, 2]\n"
+    code += "assert torch.compile(lambda x: x + 1, backend='eager')(x).tolist() == [2, 2]\n"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+def test_a_script_needs_no_compiler_of_torchs(tmp_path: Path) -> None:
+    """It takes seconds to import, and kernels for data-free tensors would import it in the middle of a capture."""
+    program = "import sys, torch, smelt\n@smelt.script\ndef f(x: smelt.f32[2, 3]):\n    y = x.data\n"
+    program += "    for i in range(3):\n        y = torch.relu(y + i)\n    return y\n"
+    program += "assert 'torch._dynamo' not in sys.modules\n"
+    (tmp_path / "program.py").write_text(program)
+    subprocess.run([sys.executable, str(tmp_path / "program.py")], check=True)

@@ -395,14 +395,23 @@ def f(a, b):
         print(2)
     if ((x or y) and z) or y:
         print(3)
-    v = ((x or y) and z) or y
-    w = x and (y or z) and x
     u = 1 if x or y and z else 2
     while x and y and not z:
         break
     assert x or y or True
     k = [i for i in range(2) if x or y]
-    return repr(v), repr(w), u, k, not (x and y), not x, (x if y or z else z) and y
+    return u, k, not (x and y), not x, (x if y or z else z) and y
+=== bool in a nested chain
+class T:
+    def __init__(self, v, n): self.v, self.n = v, n
+    def __bool__(self):
+        print("bool", self.n)
+        return bool(self.v)
+    def __repr__(self): return self.n
+def f(a, b):
+    x, y, z = T(a > 0, "x"), T(b > 1, "y"), T(a > b, "z")
+    v = ((x or y) and z) or y
+    return repr(v), repr(x and (y or z) and x)
 === bool that fails
 class T:
     def __bool__(self): raise TypeError("no bool")

@@ -104,9 +104,11 @@ def test_parts_of_functions_are_not_converted_alone() -> None:
     def f(a):
         return [x + 1 for x in a]
 
-    (comprehension,) = (c for c in f.__code__.co_consts if isinstance(c, CodeType))
-    with pytest.raises(CannotConvert, match="part of the function around it"):
-        convert(comprehension)
+    parts = [c for c in f.__code__.co_consts if isinstance(c, CodeType)]
+    assert len(parts) == (sys.version_info < (3, 12))  # later it is no code of its own
+    for comprehension in (*parts, f.__code__.replace(co_name="<listcomp>")):
+        with pytest.raises(CannotConvert, match="part of the function around it"):
+            convert(comprehension)
 
 
 def test_an_edited_file_is_not_taken_for_what_was_imported(tmp_path: Path) -> None:
@@ -288,3 +290,43 @@ def test_a_frame_seen_by_a_debugger() -> None:
     f.__globals__["g"] = g
     assert f(5) == 5
     assert seen == [("f", "f", 4, 5), ("f", "f", 2, 5)]
+
+
+@pytest.mark.parametrize(
+    "text", ["def f(x):\n    return x.real + 1\n", "f = lambda x: x.real + 1\n"], ids=["def", "lambda"]
+)
+def test_renamed_code_is_found_in_its_file(text: str) -> None:
+    f = load("renamed", text)["f"]
+    f.__code__ = f.__code__.replace(co_name="no_grad", co_qualname="no_grad")
+    assert f(2) == 3 and convert(f).code.co_name == "no_grad"
+
+
+IMPORTS = """
+    import functools
+    import functools as later
+
+    def of_global(self, a):
+        return functools.reduce(max, a), self.real.conjugate(), functools.reduce(*a), a.pop()
+
+    def of_two_locals(a, b, functools):
+        c = a
+        return functools.reduce(a, b), a.pop(b), c.pop(a), functools.partial
+
+    def of_a_cell(functools):
+        def f(a):
+            return functools.reduce(max, a), a.index(functools)
+        return f
+
+    class C:
+        def f(self, a, *later):
+            return self.f(a), later.index(a), self.f(*a), [a.pop(b) for b in later]
+
+    of_method = C.f
+    of_inner = of_a_cell(functools)
+    of_lambda = lambda a, later: (later.index(a), a.pop(later), functools.partial(a, later))
+"""
+
+
+@pytest.mark.parametrize("name", ["of_global", "of_two_locals", "of_a_cell", "of_method", "of_inner", "of_lambda"])
+def test_methods_of_names_that_a_file_imports_are_known_on_every_interpreter(name: str) -> None:
+    assert convert(_load(IMPORTS, f"imports {name}")[name])

@@ -176,8 +176,9 @@ def test_functions_by_name(code: CodeType, function: object) -> None:
 
 
 def test_a_comprehension_is_its_functions() -> None:
-    (comprehension,) = codes_in(Holder.method.__code__)
-    assert functions_of([comprehension]) == [Holder.method]
+    parts = [*codes_in(Holder.method.__code__)]
+    assert len(parts) == (sys.version_info < (3, 12))  # later it is no code of its own
+    assert all(functions_of([comprehension]) == [Holder.method] for comprehension in parts)
 
 
 def test_nested_functions_and_the_one_that_makes_them() -> None:

@@ -257,9 +257,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], An
 }
 
 
-@pytest.fixture(autouse=True, params=["stamps", "portable"])
+@pytest.fixture(autouse=True, params=["stamps", "objects", "portable"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to look at namespaces: by the interpreter's stamps, and by comparing every value."""
+    """The ways to look at namespaces: by the interpreter's stamps; by comparing every value in those of objects (3.13);
+    by comparing every value.
+    """
+    if request.param == "objects":
+        monkeypatch.setattr(guard_versions, "HAVE_OBJECT_STAMPS", False)
     if request.param == "portable":
         monkeypatch.setattr(guard_versions, "HAVE_STAMPS", False)
         monkeypatch.setattr(guard_versions, "_HAVE_POINTERS", False)

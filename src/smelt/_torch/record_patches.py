@@ -50,7 +50,12 @@ class _Attribute:
             return
         if self.put is None or found is not self.put:
             self.own = _stands_for.get(found, found) if isinstance(found, FunctionType) else found
-        self._set()
+        try:
+            self._set()
+        except BaseException:
+            del self.makes[patches]
+            self._set()
+            raise
 
     def leave(self, patches: Patches) -> None:
         self.makes[patches][0] -= 1
@@ -77,6 +82,15 @@ class _Attribute:
         _stay_as_they_were(self.owner, self.name)
 
 
+class Getter(property):
+    """A property in place of one that torch has in C, with the names by which torch tells its own."""
+
+    def __init__(self, original: Any, read: Callable[[Any], Any]) -> None:
+        super().__init__(read, lambda tensor, value: original.__set__(tensor, value))
+        self.__name__ = original.__name__ if hasattr(original, "__name__") else original.fget.__name__
+        self.__objclass__ = getattr(original, "__objclass__", torch.Tensor)
+
+
 # What each function that was once set stood for.
 _stands_for: WeakKeyDictionary[FunctionType, Any] = WeakKeyDictionary()
 
@@ -97,8 +111,9 @@ class Patches:
         """Have `owner.name` be `make(original)` in the block; nested and concurrent uses share the first one."""
         key = (id(owner), name)
         with self._lock:
-            attribute = self._attributes.setdefault(key, _Attribute(owner, name))
+            attribute = self._attributes.get(key) or _Attribute(owner, name)
             attribute.enter(self, make)
+            self._attributes[key] = attribute
         try:
             yield
         finally:

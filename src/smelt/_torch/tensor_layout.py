@@ -7,7 +7,7 @@ counter (null: an inference tensor).
 
 Invariant: `tensor_layout()` is None unless every field was found at exactly one place and, read from there, equals what
 torch's public functions say for tensors of all kinds in `samples()`. Nothing is looked at before it is known to lie
-inside the object: implementations are at least `_WORDS` words long.
+inside the object: implementations are at least as long as the first of `_LENGTHS`, and longer where that is not enough.
 
 Source: none but the tensors themselves; c10/core/TensorImpl.h tells what there is to find.
 """
@@ -28,7 +28,8 @@ from smelt._torch.storage import nbytes_spanned
 
 LAYOUT = "tensor layout"
 REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
-_WORDS = 22  # of an implementation; of a storage only the first few are looked at
+_LENGTHS = (22, 23)  # words of an implementation, from torch 2.13 on and before
+# Of a storage, and of a version counter, only the first few words are looked at.
 _STORAGE_WORDS = 6
 _COUNTER_WORDS = 3
 
@@ -135,11 +136,14 @@ def _words(address: int, count: int) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _found() -> TensorLayout | None:
-    try:
-        layout = _probe()
-        return layout if layout is not None and agrees(layout) else None
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return None
+    for length in _LENGTHS:
+        try:
+            layout = _probe(length)
+            if layout is not None and agrees(layout):
+                return layout
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            continue
+    return None
 
 
 def tensor_layout() -> TensorLayout | None:
@@ -152,9 +156,9 @@ def tensor_layout() -> TensorLayout | None:
 class _Search:
     """Which words of the implementations of `tensors` hold given values."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], impl: int) -> None:
-        self.tensors = tensors
-        self.words = [_words(_word(id(t) + impl), _WORDS) for t in tensors]
+    def __init__(self, tensors: Sequence[torch.Tensor], impl: int, length: int) -> None:
+        self.tensors, self.places = tensors, range(length)
+        self.words = [_words(_word(id(t) + impl), length) for t in tensors]
 
     def one(self, expected: Callable[[Any], int], mask: int = -1) -> int:
         """Byte offset of the only word that is as expected in all tensors. Raises: ValueError if there is not one."""
@@ -162,14 +166,14 @@ class _Search:
 
     def only(self, holds: Callable[[int, Any, int], bool]) -> int:
         """Byte offset of the only word for which `holds(position, tensor, word)` in all tensors. Raises: ValueError."""
-        found = [at for at in range(_WORDS) if all(holds(i, t, self.words[i][at]) for i, t in enumerate(self.tensors))]
+        found = [at for at in self.places if all(holds(i, t, self.words[i][at]) for i, t in enumerate(self.tensors))]
         if len(found) != 1:
             raise ValueError(f"{len(found)} places instead of one")
         return 8 * found[0]
 
 
-def _probe() -> TensorLayout | None:
-    """Raises: ValueError where a field is not found at exactly one place."""
+def _probe(length: int) -> TensorLayout | None:
+    """What is found in so many words. Raises: ValueError where a field is not found at exactly one place."""
     bridge = handles.bridge()
     requires_grad = shim.address(REQUIRES_GRAD)
     if bridge is None or bridge.lend_offset is None or requires_grad is None:
@@ -186,27 +190,27 @@ def _probe() -> TensorLayout | None:
             torch.zeros(17, dtype=torch.int64),
             torch.zeros(23, dtype=torch.bfloat16),
         ]
-        search = _Search(tensors, impl)
+        search = _Search(tensors, impl, length)
         ndim = search.one(lambda t: t.dim())
         sizes = search.one(lambda t: t.shape[0])
-        first_stride = _Search(tensors[:3], impl).one(lambda t: t.stride(0))
-        offset = _Search(tensors[:3], impl).one(lambda t: t.storage_offset())
+        first_stride = _Search(tensors[:3], impl, length).one(lambda t: t.stride(0))
+        offset = _Search(tensors[:3], impl, length).one(lambda t: t.storage_offset())
         keys = search.one(lambda t: _keys(t))
         storage = search.one(lambda t: t.untyped_storage()._cdata)
         with torch.inference_mode():
             inference = torch.zeros(2)
-        version = _version_place(base, impl, storage)
+        version = _version_place(base, impl, storage, length)
         return TensorLayout(
             impl=impl,
             keys=keys,
-            dtype=_dtype_place(tensors, impl),
+            dtype=_dtype_place(impl, length),
             ndim=ndim,
             sizes=sizes,
             capacity=(first_stride - sizes) // 8,
             storage=storage,
             data=_data_place(tensors),
             offset=offset,
-            meta=_meta_place(impl),
+            meta=_meta_place(impl, length),
             version=version,
             count=_count_place(impl, version),
             keys_mask=~(_keys(inference) ^ _keys(torch.zeros(2))) & (2**64 - 1),
@@ -219,7 +223,7 @@ def _keys(tensor: torch.Tensor) -> int:
     return raw - (raw >> 63 << 64)
 
 
-def _dtype_place(tensors: Sequence[torch.Tensor], impl: int) -> int:
+def _dtype_place(impl: int, length: int) -> int:
     """Byte offset of the 16 bits that are equal for equal dtypes and differ for others."""
     known = [torch.empty(3, dtype=d) for d in _plain_dtypes()]
     again = [torch.empty(2, 2, dtype=t.dtype) for t in known]
@@ -230,7 +234,7 @@ def _dtype_place(tensors: Sequence[torch.Tensor], impl: int) -> int:
 
     found = [
         at
-        for at in range(0, 8 * _WORDS, 2)
+        for at in range(0, 8 * length, 2)
         if [number(t, at) for t in known] == codes and [number(t, at) for t in again] == codes
     ]
     if len(found) != 1:
@@ -254,20 +258,20 @@ def _data_place(tensors: Sequence[torch.Tensor]) -> int:
     return 8 * min(found)
 
 
-def _meta_place(impl: int) -> int:
+def _meta_place(impl: int, length: int) -> int:
     plain = [torch.zeros(2), torch.ones(3, 3)]
     wanted = [torch.nn.Parameter(torch.zeros(2)), torch.zeros(3, requires_grad=True)]
-    search = _Search([*plain, *wanted], impl)
+    search = _Search([*plain, *wanted], impl, length)
     return search.only(lambda i, t, w: (w != 0) == (i >= len(plain)))
 
 
-def _version_place(base: torch.Tensor, impl: int, storage: int) -> int:
+def _version_place(base: torch.Tensor, impl: int, storage: int, length: int) -> int:
     """The pointer that views and detached tensors share with their base besides the storage, and others do not."""
     tensors = [base, base[3:], base.detach()]
     other = torch.zeros(2)
     with torch.inference_mode():
         inference = torch.zeros(2)
-    search = _Search([*tensors, other, inference], impl)
+    search = _Search([*tensors, other, inference], impl, length)
     shared = search.words[0]
 
     def is_place(at: int) -> bool:
@@ -275,7 +279,7 @@ def _version_place(base: torch.Tensor, impl: int, storage: int) -> int:
         same = all(words[at] == word for words in search.words[:3])
         return same and word not in (0, search.words[3][at]) and search.words[3][at] != 0 == search.words[4][at]
 
-    found = [8 * at for at in range(_WORDS) if 8 * at != storage and is_place(at)]
+    found = [8 * at for at in search.places if 8 * at != storage and is_place(at)]
     if len(found) != 1:
         raise ValueError("the version counter's place is not known")
     return found[0]

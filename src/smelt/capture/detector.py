@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from smelt._torch.dispatch import below_transforms, is_live, is_transformed, suspended
 from smelt._torch.record_patches import (
+    Getter,
     Patches,
     eager_stance,
     has_override,
@@ -119,7 +120,7 @@ def _data_property(original: Any) -> Any:
         return result
 
     # The dispatcher tells of a replacement: see `_has_compatible_shallow_copy_type` in the recorder.
-    return property(read, lambda self, value: original.__set__(self, value))
+    return Getter(original, read)
 
 
 def _version_property(original: Any) -> Any:
@@ -131,7 +132,7 @@ def _version_property(original: Any) -> Any:
             recorder.noted(recorder.read_version, self)
         return original.__get__(self, type(self))
 
-    return property(read)
+    return Getter(original, read)
 
 
 def _needs_gradient(original: Any) -> Any:
@@ -144,7 +145,7 @@ def _needs_gradient(original: Any) -> Any:
             recorder.read_flag("requires_grad", value)
         return value
 
-    return property(read, lambda self, value: original.__set__(self, value))
+    return Getter(original, read)
 
 
 def _aliasing(position: int) -> Callable[[Any], Any]:
@@ -253,13 +254,12 @@ def _compiling(original: Any) -> Any:
 
 
 def _own_backward(original: Any) -> Any:
-    apply = original.__func__
-
     def noted(cls: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = _active()
         if recorder is not None:
             recorder.own_backward = recorder.own_backward or cls.__qualname__
-        return apply(cls, *args, **kwargs)
+        # Written in C (from 2.14 on) or in Python, it is bound to the class alike.
+        return original.__get__(None, cls)(*args, **kwargs)
 
     return classmethod(noted)
 

@@ -24,7 +24,6 @@ from smelt._torch import state_native
 from smelt._torch.exact import MISSING
 from smelt._torch.storage import nbytes_spanned
 from smelt._torch.tensor_layout import TensorLayout
-from smelt.runtime import guard_versions
 from smelt.runtime.entry_arguments import Arguments
 from smelt.runtime.entry_sizes import CannotWrite
 from smelt.runtime.entry_table import LENGTH_AT, Guard, Space
@@ -116,12 +115,12 @@ def _state(words: Words, guards: GuardSet) -> None:
     words.keep(tables)
     words.emit(Guard.WORDS, len(tables), *(word for table in tables for word in (id(table) + LENGTH_AT, 0)))
     flag = state_native.compiling_flag()
-    if flag is None or not guard_versions.HAVE_STAMPS:
+    if flag is None:
         words.ask(_is_not_compiling)
     else:
         space, entries = flag
         names, values = zip(*entries, strict=True)
-        _spaces(words, [Namespace(space, names, values, None)])
+        _namespaces(words, Namespaces([Namespace(space, names, values, None)]))
 
 
 def _is_not_compiling() -> bool:
@@ -158,17 +157,15 @@ def _layouts(words: Words, layouts: Layouts) -> None:
 
 
 def _namespaces(words: Words, namespaces: Namespaces) -> None:
-    if not namespaces.spaces:
-        return
-    if not guard_versions.HAVE_STAMPS:
-        words.ask(namespaces.unchanged)
-        return
-    _spaces(words, namespaces.spaces)
+    _spaces(words, Guard.SPACES, namespaces.stamped)
+    _spaces(words, Guard.UNSTAMPED, namespaces.unstamped)
     for space in namespaces.ordered:
         words.ask(space.in_order)
 
 
-def _spaces(words: Words, spaces: Sequence[Namespace]) -> None:
+def _spaces(words: Words, operation: Guard, spaces: Sequence[Namespace]) -> None:
+    if not spaces:
+        return
     records: list[int] = []
     for space in spaces:
         pairs = zip(space.names, space.values, strict=True)
@@ -189,7 +186,7 @@ def _spaces(words: Words, spaces: Sequence[Namespace]) -> None:
     # All in one block: what is looked at in each call should share cache lines.
     start = words.array(records)
     addresses = range(start, start + 8 * len(records), 8 * len(Space))
-    words.emit(Guard.SPACES, len(addresses), *addresses)
+    words.emit(operation, len(addresses), *addresses)
 
 
 def _identities(words: Words, identities: Identities) -> None:

@@ -38,6 +38,7 @@ then the named ones in order, then what was taken out of containers. Addresses a
     POINTED     function, argument, n, (mask, value)...     the words that it points to
     NOARGS      function, self, object, is_text     a Python builtin without arguments returns this very object (text)
     SPACES      n, records                          dicts: [dict, stamp, n, entries, order length, order, holds]
+    UNSTAMPED   n, records                          likewise, of dicts whose stamp tells nothing
     EITHER      holds, n, (address, value)...       memory words, or else a Python callable returns True
     ATTRIBUTE   object, name, value, holds          likewise of an attribute
     CONTEXT     object, default, value              of a context variable
@@ -98,6 +99,7 @@ class Guard(IntEnum):
     ENTRIES = 33
     NONE_OF = 34
     FIELDS = 35
+    UNSTAMPED = 36
 
 
 class Compute(IntEnum):

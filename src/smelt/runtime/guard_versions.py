@@ -1,8 +1,9 @@
 """Namespaces: dicts of which a program read some names, checked for change by CPython's own dict versions.
 
 Invariant: `first_changed` answers None only if every name that was read (or found absent) holds the same value as when
-it was last verified. CPython up to 3.12 stamps a dict with a new number at each change (PEP 509): all stamps are
-gathered in one call and compared; only dicts whose stamp moved are looked into. Elsewhere every dict is looked into.
+it was last verified. CPython up to 3.12 stamps a dict with a new number at each change (PEP 509), 3.13 all but those
+that hold an object's attributes: all stamps are gathered in one call and compared; of these dicts only those whose
+stamp moved are looked into. The others are looked into each time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import sysconfig
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ import numpy.typing as npt
 from smelt._torch.exact import MISSING, same, still
 
 _STAMP_OFFSET = 24  # PyDictObject: object header (16), ma_used (8), ma_version_tag
+_VALUES_OFFSET = 40  # then ma_keys, and ma_values: null but in the dict of an object that shares its keys with others
 _TYPE_OFFSET = 8  # PyObject: ob_type
 _DICT_OFFSET = -24  # the managed dict pointer, before the object
 _FUNCTION_OFFSETS = (48, 56, 64)  # PyFunctionObject: func_code, func_defaults, func_kwdefaults
@@ -79,21 +82,25 @@ class Namespaces:
         self.spaces = tuple(spaces)
         ordered = (s for s in spaces if s.order is not None and len(s.order) > 1)
         self.ordered = tuple(s for s in ordered if isinstance(s.entries, OrderedDict))
-        empty = [not s.order and s.order is not None and not s.names for s in spaces]
-        self._empty = tuple(s.entries for s, is_empty in zip(spaces, empty, strict=True) if is_empty)
-        self._filled = tuple(s for s, is_empty in zip(spaces, empty, strict=True) if not is_empty)
-        self._read = _stamp_reader([space.entries for space in spaces]) if spaces else None
+        self.stamped = tuple(space for space in spaces if has_stamp(space.entries))
+        self.unstamped = tuple(space for space in spaces if not has_stamp(space.entries))
+        self._empty = tuple(s.entries for s in self.unstamped if not s.order and s.order is not None and not s.names)
+        self._filled = tuple(s for s in self.unstamped if s.order or s.order is None or s.names)
+        addresses = [id(space.entries) + _STAMP_OFFSET for space in self.stamped]
+        self._read = reader(addresses) if addresses else None
         self._seen: Stamps | None = None
         self._seen_bytes = b""
 
     def unchanged(self) -> bool:
         """Whether all names hold what was seen, about 3 us for a thousand dicts when nothing was written."""
+        if any(self._empty) or not all(space.holds() for space in self._filled):
+            return False
         if self._read is None:
-            return not any(self._empty) and all(space.holds() for space in self._filled)
+            return True
         now = self._read()
         stamps = now.tobytes()
         if stamps != self._seen_bytes:
-            moved = self.spaces if self._seen is None else [self.spaces[i] for i in np.flatnonzero(now != self._seen)]
+            moved = self.stamped if self._seen is None else [self.stamped[i] for i in np.flatnonzero(now != self._seen)]
             if not all(space.holds() for space in moved):
                 return False
             self._seen, self._seen_bytes = now, stamps
@@ -120,9 +127,17 @@ def lookup_path(cls: type, name: str) -> list[tuple[type, Any]]:
     return path
 
 
-def stamps_work() -> bool:
-    """Whether this interpreter keeps dict versions where we look for them: asked of the interpreter, not assumed."""
-    if sys.implementation.name != "cpython" or sys.version_info >= (3, 13) or ctypes.sizeof(ctypes.c_void_p) != 8:
+def _is_known_build() -> bool:
+    """Whether objects lie in memory as in CPython with its lock, with 64 bits a word."""
+    is_free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    return sys.implementation.name == "cpython" and not is_free and ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+def stamps_work(of_objects: bool) -> bool:
+    """Whether this interpreter keeps versions of dicts, or of those of objects, where we look for them: asked of the
+    interpreter, not assumed.
+    """
+    if not _is_known_build():
         return False
     probe: dict[str, Any] = {"a": 1}
 
@@ -131,14 +146,20 @@ def stamps_work() -> bool:
 
     thing = Thing()
     thing.a = 1  # type: ignore[attr-defined]
-    changes: list[tuple[dict[str, Any], Callable[[], Any]]] = [
+    of_dicts: list[tuple[dict[str, Any], Callable[[], Any]]] = [
         (probe, lambda: probe.__setitem__("a", 2)),
         (probe, lambda: probe.__setitem__("b", 2)),
         (probe, lambda: probe.pop("b")),
+    ]
+    things: list[tuple[dict[str, Any], Callable[[], Any]]] = [
         (thing.__dict__, lambda: setattr(thing, "a", 2)),
         (thing.__dict__, lambda: setattr(thing, "b", 2)),
+        (thing.__dict__, lambda: thing.__dict__.__setitem__("b", 3)),
+        (thing.__dict__, lambda: delattr(thing, "b")),
     ]
-    for entries, change in changes:
+    if not of_objects and (_word(id(probe) + _VALUES_OFFSET) or not _word(id(thing.__dict__) + _VALUES_OFFSET)):
+        return False
+    for entries, change in things if of_objects else of_dicts:
         before = _stamp(entries)
         if _stamp(entries) != before or entries.get("a") is None or _stamp(entries) != before:
             return False
@@ -150,7 +171,7 @@ def stamps_work() -> bool:
 
 def pointers_work() -> bool:
     """Whether an object's type and dict, and a function's code and defaults, are where we look for them."""
-    if not stamps_work():
+    if not _is_known_build():
         return False
 
     class Thing:
@@ -242,8 +263,13 @@ def _stamp(entries: Mapping[str, Any]) -> int:
     return _word(id(entries) + _STAMP_OFFSET)
 
 
-HAVE_STAMPS = stamps_work()
+HAVE_STAMPS, HAVE_OBJECT_STAMPS = stamps_work(False), stamps_work(True)
 _HAVE_POINTERS = pointers_work()
+
+
+def has_stamp(entries: Mapping[Any, Any]) -> bool:
+    """Whether each change of a dict moves its stamp."""
+    return HAVE_STAMPS and (HAVE_OBJECT_STAMPS or not _word(id(entries) + _VALUES_OFFSET))
 
 
 def reader(addresses: Sequence[int]) -> Callable[[], Stamps]:
@@ -253,10 +279,6 @@ def reader(addresses: Sequence[int]) -> Callable[[], Stamps]:
     window = (ctypes.c_int64 * ((int(places.max()) - first) // 8 + 1)).from_address(first)
     take, indices = np.frombuffer(memoryview(window), dtype=np.int64).take, (places - first) // 8
     return lambda: take(indices)
-
-
-def _stamp_reader(dicts: Sequence[dict[Any, Any]]) -> Callable[[], Stamps] | None:
-    return reader([id(entries) + _STAMP_OFFSET for entries in dicts]) if HAVE_STAMPS else None
 
 
 class Identities:

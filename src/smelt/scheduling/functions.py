@@ -127,11 +127,9 @@ class Gradients:
         watcher = self
 
         def make(original: Any) -> Any:
-            bare = original.__func__ if isinstance(original, classmethod) else original
-
             def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
                 watcher.why = f"{cls.__name__} defines gradients of its own"
-                return bare(cls, *args, **kwargs)
+                return original.__get__(None, cls)(*args, **kwargs)
 
             return classmethod(apply)
 

@@ -1,7 +1,8 @@
 """From a lowered definition to a code object that passes for the user's own.
 
-Functions that the conversion made carry the name of the user's function around them; lambdas, comprehensions and
-nested functions keep theirs. The free variables are those of the original, in its order.
+Functions that the conversion made carry the name of the user's function around them; lambdas, nested functions, and
+comprehensions where these have a frame of their own, keep theirs. The free variables are those of the original, in its
+order.
 """
 
 from __future__ import annotations
@@ -14,19 +15,14 @@ from typing import Any, Final
 from smelt.capture.convert import helpers
 from smelt.capture.convert.builder import MARKER
 from smelt.capture.convert.mangle import class_of, unmangled
-from smelt.capture.convert.names import Names
+from smelt.capture.convert.names import COMPREHENSIONS_ARE_INLINE, Names
 from smelt.capture.convert.runtime import HIDDEN
 from smelt.capture.convert.source import Root, bare_arguments, bare_definition, compiled_in_outer
 from smelt.capture.convert.statements import Statements
 
 _ROOT: Final = f"{HIDDEN}root"
-_USERS: Final = {
-    "lambda": "<lambda>",
-    "genexpr": "<genexpr>",
-    "listcomp": "<listcomp>",
-    "setcomp": "<setcomp>",
-    "dictcomp": "<dictcomp>",
-}
+_FRAMES: Final = ("lambda", "genexpr", *(() if COMPREHENSIONS_ARE_INLINE else ("listcomp", "setcomp", "dictcomp")))
+_USERS: Final = {name: f"<{name}>" for name in _FRAMES}
 
 
 def assemble(node: Root, names: Names, code: CodeType) -> CodeType:

@@ -180,7 +180,9 @@ class Builder:
     def variable(self, name: str) -> ast.expr:
         """The value of a name."""
         body = self.body
-        if body.depth and name in body.scope.locals and name not in body.sure:
+        is_own = name in body.scope.locals
+        is_sure = name in (body.sure if is_own else body.sure_around)
+        if not is_sure and (body.depth or not is_own) and body.scope.may_miss(name):
             return self.helper("load", self.lambda_(self.name(name)))
         return self.name(name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -13,6 +14,9 @@ from smelt.capture.convert.structure import exits_of_all, is_mixed
 GLOBAL: Final = "global"
 FREE: Final = "free"
 Kind = Literal["function", "lambda", "comprehension", "generator", "class"]
+
+COMPREHENSIONS_ARE_INLINE = sys.version_info >= (3, 12)
+"""Whether the function around a list's, a set's or a dict's comprehension runs it itself, by its own variables."""
 
 _SPECIAL = frozenset({"locals", "vars", "dir", "eval", "exec", "super", "currentframe", "_getframe"})
 
@@ -44,6 +48,14 @@ class Scope:
         while scope.kind in ("comprehension", "generator") and scope.parent is not None:
             scope = scope.parent
         return scope
+
+    def may_miss(self, name: str) -> bool:
+        """Whether Python calls a name without a value here a local variable, that of a function which runs this."""
+        scope: Scope | None = self
+        while scope is not None and name not in scope.locals:
+            is_inline = scope.kind == "comprehension" and COMPREHENSIONS_ARE_INLINE
+            scope = scope.parent if is_inline else None
+        return scope is not None and scope.kind != "class"
 
 
 class Names:

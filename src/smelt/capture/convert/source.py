@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 import linecache
+import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from opcode import opmap
 from types import CodeType
 from typing import Any
@@ -51,7 +53,9 @@ def find(code: CodeType, module: dict[str, Any] | None = None) -> Root:
         lines = linecache.getlines(code.co_filename, module)
         if not lines:
             raise cannot("its source is not available", code)
-        for node in _lambdas(lines, code) if code.co_name == "<lambda>" else _definition(lines, code):
+        # The name is only where to begin: torch's decorators rename the code of what they return (2.15).
+        searches = (_lambdas, _definition) if code.co_name == "<lambda>" else (_definition, _lambdas)
+        for node in chain.from_iterable(search(lines, code) for search in searches):
             if is_source_of(mangle(node, class_of(code.co_qualname)), code):
                 return node
         if attempt == 0:
@@ -59,7 +63,7 @@ def find(code: CodeType, module: dict[str, Any] | None = None) -> Root:
     raise cannot("its source is not what it was compiled from", code)
 
 
-def _definition(lines: list[str], code: CodeType) -> Iterator[ast.FunctionDef]:
+def _definition(lines: list[str], code: CodeType) -> Iterator[Root]:
     first = code.co_firstlineno
     if first > len(lines):
         return
@@ -78,7 +82,7 @@ def _definition(lines: list[str], code: CodeType) -> Iterator[ast.FunctionDef]:
                 pass
             else:
                 body = tree.body[0].body if isinstance(tree.body[0], ast.If) and indent else tree.body
-                if isinstance(body[0], ast.FunctionDef) and body[0].name == code.co_name:
+                if isinstance(body[0], ast.FunctionDef):
                     yield body[0]
                 return
         end += 1
@@ -98,7 +102,7 @@ _trees: dict[str, tuple[list[str], ast.Module]] = {}
 """The last files whose lambdas were looked for."""
 
 
-def _lambdas(lines: list[str], code: CodeType) -> Iterator[ast.Lambda]:
+def _lambdas(lines: list[str], code: CodeType) -> Iterator[Root]:
     known = _trees.get(code.co_filename)
     if known is None or known[0] is not lines:
         try:
@@ -142,9 +146,20 @@ def is_source_of(node: Root, code: CodeType) -> bool:
 
 
 _LOAD_GLOBAL, _LOAD_ATTR, _CACHE, _EXTENDED = (opmap[n] for n in ("LOAD_GLOBAL", "LOAD_ATTR", "CACHE", "EXTENDED_ARG"))
-_LOAD_METHOD = opmap.get("LOAD_METHOD")
-_LOAD_LOCAL = {opmap[name] for name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF") if name in opmap}
 _PUSH_NULL = opmap["PUSH_NULL"]
+# An instruction of its own in 3.11; later a bit of LOAD_ATTR's, and the name is one of the compiler's, for no code.
+_LOAD_METHOD = opmap["LOAD_METHOD"] if opmap.get("LOAD_METHOD", 256) < 256 else None
+_NULL_IS_LAST = sys.version_info >= (3, 13)
+"""Whether what is called comes before the empty place that is no `self`, and not after it."""
+
+
+def _operations(*names: str) -> frozenset[int]:
+    return frozenset(opmap[name] for name in names if name in opmap)
+
+
+_LOAD_LOCAL = _operations("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF")
+_LOAD_SECOND = _operations("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
+"""Of two locals in one argument, the second is on top of the stack after it."""
 
 
 def _imported(code: CodeType) -> set[str]:
@@ -159,32 +174,40 @@ def _imported(code: CodeType) -> set[str]:
 
 def _note_called(code: CodeType, plain: set[str], methods: set[str]) -> None:
     """Note the names of which attributes are called, by the instruction that loads the attribute."""
-    bytecode = code.co_code
     cells = tuple(name for name in code.co_cellvars if name not in code.co_varnames)
     local_names = code.co_varnames + cells + code.co_freevars
-    loaded, is_called, before, extended = "", False, -1, 0
-    for i in range(0, len(bytecode), 2):
-        op, argument = bytecode[i], bytecode[i + 1] | extended
-        if op == _CACHE:
-            continue
-        extended = argument << 8 if op == _EXTENDED else 0
-        if op == _EXTENDED:
-            continue
+    loaded, asked, is_called, before = "", "", False, -1
+    for op, argument in _instructions(code):
+        if op == _PUSH_NULL and asked and _NULL_IS_LAST:
+            plain.add(asked)
+        asked = ""
         if loaded and op in (_LOAD_ATTR, _LOAD_METHOD):
-            is_method = op == _LOAD_METHOD if _LOAD_METHOD is not None else argument & 1
-            if is_method:
+            if op == _LOAD_METHOD if _LOAD_METHOD is not None else argument & 1:
                 methods.add(loaded)
             elif is_called:
                 plain.add(loaded)
+            else:
+                asked = loaded
         loaded = ""
         if op == _LOAD_GLOBAL:
-            loaded, is_called = code.co_names[argument >> 1], bool(argument & 1)
-        elif op in _LOAD_LOCAL:
-            loaded, is_called = local_names[argument], before == _PUSH_NULL
+            loaded, is_called = code.co_names[argument >> 1], bool(argument & 1) and not _NULL_IS_LAST
+        elif op in _LOAD_LOCAL or op in _LOAD_SECOND:
+            loaded = local_names[argument & 15 if op in _LOAD_SECOND else argument]
+            is_called = before == _PUSH_NULL and not _NULL_IS_LAST
         before = op
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             _note_called(inner, plain, methods)
+
+
+def _instructions(code: CodeType) -> Iterator[tuple[int, int]]:
+    """Operations and their whole arguments."""
+    bytecode, extended = code.co_code, 0
+    for i in range(0, len(bytecode), 2):
+        op, argument = bytecode[i], bytecode[i + 1] | extended
+        extended = argument << 8 if op == _EXTENDED else 0 if op != _CACHE else extended
+        if op not in (_CACHE, _EXTENDED):
+            yield op, argument
 
 
 def _has_rewritten(code: CodeType) -> bool:

@@ -28,6 +28,7 @@ import torch
 
 from smelt._torch import shadow
 from smelt._torch.dispatch import recording
+from smelt._torch.light_fake import unmarked
 from smelt._torch.record_modes import caller_modes
 from smelt.capture.build import GraphBuilder
 from smelt.capture.captured import Captured, State, _name_of, _returned
@@ -157,7 +158,7 @@ def script_graph(
     refusals: list[CaptureError] = []
     budget = Budget(_STEPS, thread_time() + _SECONDS)
     joined: set[object] = set()
-    with _everything_kept():
+    with _everything_kept(), unmarked():
         for fixed in _FIXED:
             if refusals and not _has_defaults(function, fixed):
                 continue

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import is_live
-from smelt._torch.record_patches import Patches
+from smelt._torch.record_patches import Getter, Patches
 from smelt.capture.scripting.putting import put
 from smelt.capture.scripting.sequences import OpenTuple, PlainShape
 from smelt.capture.scripting.session import ScriptSession
@@ -372,9 +372,7 @@ def _property(name: str) -> Callable[[Any], Any]:
             found = NotImplemented if session is None else attribute(session, self, name)
             return original.__get__(self, type(self)) if found is NotImplemented else found
 
-        return property(
-            read, getattr(original, "__set__", None) and (lambda self, value: original.__set__(self, value))
-        )
+        return Getter(original, read)
 
     return make
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import is_live, unseen
-from smelt._torch.record_patches import Patches
+from smelt._torch.record_patches import Getter, Patches
 from smelt.capture.dynamic.values import is_sized, own
 from smelt.capture.recorder import StateSlot, slot_type
 from smelt.capture.staging import current
@@ -48,7 +48,7 @@ def _shape(original: Any) -> Any:
             return sizes if session is None or session.size_trace is None else torch.Size(session.shown(sizes))
         return torch.Size([session.size(self, i) for i in range(len(sizes))])
 
-    return property(read)
+    return Getter(original, read)
 
 
 def _size(what: str) -> Callable[[Any], Any]:

@@ -238,8 +238,15 @@ def _spaces(g: GuardsText) -> None:
             g.store("i64", stamp, stamp_at)
 
 
+def _unstamped(g: GuardsText) -> None:
+    records = g.operands_from(1)
+    with g.loop(0, g.operand(0)) as loop:
+        space = g.element(records, loop.index, "ptr")
+        g.label(_verify_space(g, space, g.element(space, int(Space.DICT), "ptr")))
+
+
 def _verify_space(g: GuardsText, space: str, entries: str) -> str:
-    """Look into a dict whose stamp moved; the label to go on at if all its names hold what was seen, else miss."""
+    """Look into a dict; the label to go on at if all its names hold what was seen, else miss."""
     verified, doubtful = g.fresh("verified"), g.fresh("doubtful")
     order_length, order = g.element(space, int(Space.ORDER_LENGTH)), g.element(space, int(Space.ORDER), "ptr")
     pairs = g.element(space, int(Space.ENTRIES), "ptr")
@@ -387,6 +394,7 @@ _OPERATIONS: dict[Guard, Callable[[GuardsText], None]] = {
     Guard.POINTED: _pointed,
     Guard.NOARGS: _noargs,
     Guard.SPACES: _spaces,
+    Guard.UNSTAMPED: _unstamped,
     Guard.ATTRIBUTE: _attribute,
     Guard.CONTEXT: _context,
     Guard.ITEMS: _items,
