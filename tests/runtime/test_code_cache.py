@@ -308,3 +308,35 @@ def test_a_second_process_compiles_nothing_and_needs_no_compiler(tmp_path: Path)
     time.sleep(0.01)
     assert run() == "False"
     assert {p.name for p in (tmp_path / "cache").iterdir()} == before
+
+
+@pytest.mark.parametrize("kind", ["", "plan"])
+def test_an_entry_under_the_name_of_another_is_built_again(tmp_path: Path, kind: str) -> None:
+    other = "cd" * 32
+    cache = CodeCache(str(tmp_path))
+
+    def put(key: str, payload: bytes) -> None:
+        cache.keep(key, payload, kind) if kind else cache.put(key, payload)
+
+    def get(key: str) -> bytes | None:
+        fresh = CodeCache(str(tmp_path))
+        return fresh.take(key, kind) if kind else fresh.get(key)
+
+    put(KEY, b"one")
+    put(other, b"two")
+    one, two = (next(tmp_path.glob(f"{key}*.obj")) for key in (KEY, other))
+    contents = one.read_bytes(), two.read_bytes()
+    one.write_bytes(contents[1])
+    two.write_bytes(contents[0])
+    assert get(KEY) is None and get(other) is None
+    assert list(tmp_path.iterdir()) == []
+    put(KEY, b"one")
+    assert get(KEY) == b"one"
+
+
+def test_an_entry_under_the_name_of_another_kind_is_built_again(tmp_path: Path) -> None:
+    cache = CodeCache(str(tmp_path))
+    cache.keep(KEY, b"a plan", "plan")
+    (tmp_path / f"{KEY}.plan.obj").rename(tmp_path / f"{KEY}.obj")
+    assert CodeCache(str(tmp_path)).get_or_build(KEY, lambda: b"code") == b"code"
+    assert CodeCache(str(tmp_path)).get(KEY) == b"code"

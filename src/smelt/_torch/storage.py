@@ -37,6 +37,19 @@ def nbytes_spanned(tensor: torch.Tensor) -> int:
     return int((last + 1) * tensor.element_size())
 
 
+is_zero: Callable[[torch.Tensor], bool] = getattr(torch.Tensor, "_is_zerotensor", lambda tensor: False)
+"""Whether it is a tensor of zeros without memory, as `torch._efficientzerotensor` makes them."""
+
+
+def without_elements(tensor: torch.Tensor) -> str:
+    """What a tensor is whose elements are not at its address, one for each index; "" for all others."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"a tensor of layout {tensor.layout}"
+    return "a tensor of zeros without memory" if is_zero(tensor) else ""
+
+
 def is_sole_owner(tensor: torch.Tensor) -> bool:
     """Whether no other tensor, array or buffer holds this tensor's storage; False where torch does not tell.
 

@@ -44,6 +44,7 @@ from smelt.capture.signature import Arguments, Signature, flatten_arguments
 from smelt.capture.state import STATE, Place, argument
 from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_iterator, is_lazy, tensors_at
 from smelt.capture.written import Record, Written
+from smelt.capture.zeros import check_results
 from smelt.diag import CaptureError, SmeltError, Span
 from smelt.ir import Graph
 
@@ -317,6 +318,9 @@ def _take_apart(
             not_put = str(stop)
     if puts is None:
         tree = found.result(result)
+    if recorder.check_nested(flattener.tensors):
+        return None, [], [], None, not_put
+    check_results(flattener.tensors, recorder.fail)
     slots = [recorder.slot_of(tensor) for tensor in flattener.tensors]
     for slot in slots:
         if slot.kind == "unknown":

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from smelt._torch.collectives import TRACING, WRAP, functional_collectives
 from smelt._torch.dispatch import below_transforms, is_live, is_transformed, suspended
 from smelt._torch.record_patches import (
     Getter,
@@ -245,6 +246,28 @@ def _swapping(original: Any) -> Any:
     return swap_tensors
 
 
+def _not_tracing(original: Any) -> Any:
+    def are_we_tracing() -> bool:
+        recorder = _active()
+        with suspended() if recorder is not None and recorder.is_native else contextlib.nullcontext():
+            return bool(original())
+
+    return are_we_tracing
+
+
+def _awaited(original: Any) -> Any:
+    def wrap(tensor: Any) -> Any:
+        recorder = _active()
+        if recorder is None or not recorder.is_native:
+            return original(tensor)
+        with suspended():
+            result = original(tensor)
+        recorder.noted(recorder.waits_for, tensor, result)
+        return result
+
+    return wrap
+
+
 def _compiling(original: Any) -> Any:
     def compile_(*args: Any, **kwargs: Any) -> Any:
         compiled = original(*args, **kwargs)
@@ -339,6 +362,10 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
         stack.enter_context(_patches.replaced(torch.jit, "trace", _opaque("torch.jit.trace")))
         stack.enter_context(_patches.replaced(torch.export, "export", _opaque("torch.export")))
         stack.enter_context(_patches.replaced(torch.utils, "swap_tensors", _swapping))
+        collectives = functional_collectives()
+        if collectives is not None:
+            stack.enter_context(_patches.replaced(collectives, TRACING, _not_tracing))
+            stack.enter_context(_patches.replaced(collectives, WRAP, _awaited))
         operator = higher_order_operator()
         if operator is not None:
             stack.enter_context(_patches.replaced(operator, "__call__", _opaque("a higher-order operator")))

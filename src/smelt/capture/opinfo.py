@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from smelt._torch.collectives import is_collective
 from smelt._torch.schemas import Schema, read_schema, tag_names
 from smelt.ops.catalogue import record_of
 from smelt.ops.raises import may_raise_by_data
@@ -54,6 +55,7 @@ class OpInfo:
     sized_by: for operators whose result sizes follow from data: the positions of the operands that decide them, given
         the arguments; None where sizes are static.
     raises: data may make it raise.
+    is_collective: it talks to other processes.
     """
 
     name: str
@@ -69,6 +71,7 @@ class OpInfo:
     may_share: bool
     sized_by: Callable[[Sequence[Any], dict[str, Any]], Sequence[Any]] | None
     raises: bool = False
+    is_collective: bool = False
 
     def written(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Written, ...]:
         """The arguments that a call writes."""
@@ -106,6 +109,7 @@ def op_info(overload: Any) -> OpInfo:
         "maybe_aliasing_or_mutating" in tags or short in UNDECLARED_ALIAS,
         _sized_by(schema, short, tags),
         may_raise_by_data(overload),
+        is_collective(schema.name),
     )
 
 

@@ -8,14 +8,15 @@ slot and was not reachable before the run is an error, never a constant.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from sys import setprofile
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from smelt._torch.collectives import is_functional, wait
 from smelt._torch.record_modes import Modes, modes
 from smelt._torch.record_patches import (
     facts,
@@ -26,7 +27,7 @@ from smelt._torch.record_patches import (
     takes_operators,
 )
 from smelt._torch.state import default_dtype, is_any_autocast, is_grad_enabled, is_inference
-from smelt._torch.storage import nbytes_spanned
+from smelt._torch.storage import is_zero, nbytes_spanned
 from smelt.capture.dynamic.dims import sized_type
 from smelt.capture.events import watched
 from smelt.capture.fills import is_filling
@@ -37,6 +38,8 @@ from smelt.capture.roots import Entry, Roots
 from smelt.capture.scopes import Scope
 from smelt.capture.spans import Site, SiteFinder, Spans
 from smelt.capture.staging.handlers import is_caught
+from smelt.capture.zeros import MAKER as ZEROS
+from smelt.capture.zeros import note_zeros
 from smelt.diag import CaptureError, InternalError, SmeltError, Span
 from smelt.ir import TensorType
 from smelt.ops.convert import dtype_from_torch, strided_copy, type_of
@@ -168,6 +171,8 @@ class Recorder:
     own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's.
     """
 
+    is_native: ClassVar[bool] = True  # the run is on tensors with data, and its answer is the program's
+
     roots: Roots
     scope: Scope
     at_entry: bool = True
@@ -195,6 +200,7 @@ class Recorder:
     _spans: Spans = field(default_factory=Spans)
     _origins: dict[Slot, str] = field(default_factory=dict)
     base_frame: Any = None  # where the program is called from, while it runs
+    _has_zeros: bool = False
     _nested: NestedTensors = field(default_factory=NestedTensors)
 
     def add_input(self, tensor: torch.Tensor) -> None:
@@ -267,6 +273,10 @@ class Recorder:
         return True
 
     def _note(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if info.short == ZEROS or self._has_zeros:
+            self._has_zeros = True
+            if note_zeros(self, info, args, kwargs, result):
+                return
         if info.short in _DUAL:
             self.fail(
                 "forward-mode gradients are computed in the program (torch.autograd.forward_ad)",
@@ -274,6 +284,10 @@ class Recorder:
                 "use torch.func.jvp or torch.func.jacfwd, whose operators are recorded",
                 "S0104",
             )
+        if info.is_collective and not self._note_collective(info):
+            return
+        if info.short == "_add_batch_dim":
+            self._fail_in_transform(None)
         if info.short in NESTED and self._nested.note(self, info.short, args, result):
             return
         operands: list[Slot] = []
@@ -328,6 +342,10 @@ class Recorder:
         if deciding is not None and self.specialize:
             self._expect_sizes(info, results, deciding)
 
+    def note(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Note a call that stands for what the program did. Raises: what noting it raises."""
+        self._note(info, args, kwargs, result)
+
     def _modes_now(self) -> Modes:
         if default_dtype() is not self._dtype:
             self.fail(
@@ -345,13 +363,7 @@ class Recorder:
         return found
 
     def _broken(self, cause: Exception, overload: Any, met: Sequence[Any]) -> None:
-        if any(isinstance(value, torch.Tensor) and value.is_nested for value in met):
-            self.fail(
-                "a nested tensor was used",
-                "the rows of a nested tensor have sizes of their own, which no type of the graph tells",
-                "pad the rows (torch.nn.utils.rnn.pad_sequence), or keep them in a list",
-                "S0104",
-            )
+        self.check_nested(value for value in met if isinstance(value, torch.Tensor))
         if self.error is None:
             site = self._find_site(2)
             self.error = InternalError(
@@ -361,6 +373,18 @@ class Recorder:
                 fix="report it with the program",
             )
             self.error.__cause__ = cause
+
+    def check_nested(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Fail where a tensor is nested; whether one is."""
+        if not any(tensor.is_nested for tensor in tensors):
+            return False
+        self.fail(
+            "a nested tensor was used",
+            "the rows of a nested tensor have sizes of their own, which no type of the graph tells",
+            "pad the rows (torch.nn.utils.rnn.pad_sequence), or keep them in a list",
+            "S0104",
+        )
+        return True
 
     def _encode(self, arg: Any, operands: list[Slot]) -> Any:
         cls = type(arg)
@@ -456,6 +480,13 @@ class Recorder:
         if entry is not None and entry.tensor is tensor:
             slot = StateSlot(tensor, entry)
             self.states.append(slot)
+            if is_zero(tensor):
+                self.fail(
+                    f"{entry.path} is a tensor of zeros without memory (torch._efficientzerotensor)",
+                    "operators answer otherwise for it than for zeros in memory",
+                    "keep its clone()",
+                    "S0104",
+                )
         else:
             slot = UnknownSlot(tensor, self._find_site(3))
         self._slots[id(tensor)] = slot
@@ -557,6 +588,25 @@ class Recorder:
         info = op_info(torch.ops.aten.detach.default)
         self.records.append((info, [slot], {}, (new,), self._find_site(2), self.scope.path, self._modes_now()))
 
+    def _note_collective(self, info: OpInfo) -> bool:
+        """Note that the program talks to other processes; whether a graph can do so."""
+        self.is_unseen = True  # a second run would talk to them twice
+        if is_functional(info.name):
+            return True
+        self.fail(
+            f"a collective of torch.distributed was called, {info.name}",
+            "it goes on while the program does, and writes into its arguments, which no operator of a graph does",
+            "use a functional one (torch.distributed._functional_collectives), or call it outside",
+            "S0104",
+        )
+        return False
+
+    def waits_for(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
+        """Note that a tensor holds what a collective gives once that is over."""
+        operator = wait()
+        if operator is not None:
+            self._note(op_info(operator), (tensor,), {}, result)
+
     def swaps(self, tensor: torch.Tensor) -> None:
         """Note that a tensor changes places with another one, which torch refuses where it is held weakly."""
         slot = self.slot_of(tensor)
@@ -573,13 +623,7 @@ class Recorder:
         tensor = slot.ref()
         origin = slot.origin if isinstance(slot, UnknownSlot) else None
         if tensor is not None and is_transform_wrapper(tensor):
-            self.fail(
-                "a tensor inside a torch.func transform was used",
-                "it means nothing outside its transform",
-                "apply the transform to the captured program instead",
-                "S0104",
-                origin,
-            )
+            self._fail_in_transform(origin)
             return
         if is_going_backward():
             self.fail(
@@ -599,6 +643,15 @@ class Recorder:
             "from another thread or from code outside torch, and change from call to call",
             "pass it as an argument, or keep it as a buffer",
             "S0103",
+            origin,
+        )
+
+    def _fail_in_transform(self, origin: Site | None) -> None:
+        self.fail(
+            "a tensor inside a torch.func transform was used",
+            "it means nothing outside its transform",
+            "apply the transform to the captured program instead",
+            "S0104",
             origin,
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from smelt._torch.record_patches import is_plain_tensor_type
+from smelt._torch.storage import is_zero
 from smelt.capture.places import Puts
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.state import STATE
@@ -51,6 +52,12 @@ def check_argument(value: Any, path: str) -> None:
                 f"{path} is a nested tensor",
                 "its rows have sizes of their own, which no type of the graph tells",
                 "pad the rows (torch.nn.utils.rnn.pad_sequence), or pass them in a list",
+            )
+        if is_zero(value):
+            raise _refuse(
+                f"{path} is a tensor of zeros without memory (torch._efficientzerotensor)",
+                "operators answer otherwise for it than for zeros in memory",
+                "pass its clone()",
             )
     elif getattr(type(value), "__module__", "") == "numpy" and hasattr(value, "__array_interface__"):
         raise _refuse(

@@ -15,11 +15,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
-import torch
-
 from smelt._torch.busy import busy
 from smelt._torch.exact import MISSING
 from smelt._torch.state import is_grad_enabled
+from smelt._torch.storage import without_elements
 from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.reads_effects import file_kind
 from smelt.capture.staging.stops import AS_NATIVE, PARTLY
@@ -178,7 +177,10 @@ class Builds:
             self._count_build(missed, -1)
             return program.result
         self._raised = 0
-        self._settle(program, entry, failure, time.perf_counter() - started, args, kwargs, missed, cause, look)
+        took = time.perf_counter() - started
+        _, unsettled = attempt(self._settle, program, entry, failure, took, args, kwargs, missed, cause, look)
+        if unsettled is not None:
+            self._settle_failed(unsettled)
         return program.result
 
     def _answer(self, run: RaisedRun, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -267,9 +269,9 @@ class Builds:
             self._original.count(reason)
             self._original.warn(reason, f"{self._name} {_HOW[split is not None]}: {reason}")
             return
-        opaque = next((t for t in entry.state if t.layout is not torch.strided), None)
-        if opaque is not None:
-            reason = f"it reads a tensor of layout {opaque.layout} that is no argument"
+        opaque = next(filter(None, map(without_elements, entry.state)), "")
+        if opaque:
+            reason = f"it reads {opaque} that is no argument"
             if self._original.is_whole:
                 self._original.refuse(reason)
             self._table.add(Row(_guards(log, args, kwargs), None, reason, build_s=build_s))
@@ -315,6 +317,19 @@ class Builds:
             self._finish(row, before)
         finally:
             entry.pause()
+
+    def _settle_failed(self, error: Exception) -> None:
+        """The program has run; what cannot be kept of that is no reason not to give its answer.
+
+        Raises: an error of ours; in strict mode, and with `fullgraph`, any.
+        """
+        if isinstance(error, SmeltError):
+            raise error
+        if self._original.is_whole:
+            self._original.fail(error)
+        reason = _sentence(error)
+        self._original.count(reason)
+        self._original.warn(reason, f"{self._name} {_HOW[False]}: {reason}")
 
     def _join_paths(self, row: Row, outcomes: tuple[Outcome, ...], missed: tuple[Row, ...]) -> str:
         """Make a row one of the paths under its guards; why there should be none, or nothing."""

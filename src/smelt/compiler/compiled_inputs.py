@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from smelt._torch.storage import is_zero
+
 ON_META = "an argument is on the meta device"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -36,6 +38,8 @@ def unsupported(tensor: torch.Tensor) -> str | None:
         return f"an argument is a {type(tensor).__name__}, a subclass of Tensor"
     if tensor.layout is not torch.strided:
         return f"an argument has layout {tensor.layout}"
+    if is_zero(tensor):
+        return "an argument is a tensor of zeros without memory"
     if tensor.is_quantized:
         return "an argument is quantized"
     if tensor.device.type == "meta":

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from smelt._torch.storage import without_elements
+
 
 def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Detached copies with the same values, strides and offsets; tensors that share memory share it in the copies."""
@@ -13,7 +15,7 @@ def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     copied: list[torch.Tensor] = []
     for tensor in tensors:
         plain = tensor.detach()
-        if plain.layout != torch.strided or plain.is_nested or plain.device.type == "meta":
+        if without_elements(plain) or plain.device.type == "meta":
             copied.append(plain.clone())
             continue
         storage = plain.untyped_storage()

@@ -53,6 +53,11 @@ class DType(enum.Enum):
         return self.kind == "float"
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether an element's value follows from its bits only with a scale, which is no part of a type."""
+        return self in (DType.QI8, DType.QU8, DType.QI32)
+
+    @property
     def is_integral(self) -> bool:
         """Whether values are integers (bool counted apart)."""
         return self.kind in ("int", "uint")

@@ -90,6 +90,11 @@ class TensorType:
         return is_static(self.shape) and (self.strides is None or is_static(self.strides))
 
     @property
+    def has_elements(self) -> bool:
+        """Whether each index has an element of its own in memory, at its stride, whose bits alone tell its value."""
+        return self.layout == "strided" and not self.dtype.is_quantized
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes of a static type. Raises: TypeError where a size is symbolic or unknown."""
         shape = self.shape

@@ -51,7 +51,13 @@ def may_raise(node: Node, found: Any) -> bool:
 
 def raises_by_data(node: Node, found: Any) -> bool:
     """Whether elements of tensors may make a call raise."""
-    return may_raise_by_data(found) and not _is_excused(node, found)
+    return may_raise_by_data(found) and not _is_excused(node, found) and not _is_without_data(node)
+
+
+def _is_without_data(node: Node) -> bool:
+    """Whether a call has tensors without data only, on the meta device."""
+    types = [value.type for value in (*node.operands(), *node.results)]
+    return bool(types) and all(isinstance(t, TensorType) and t.device == "meta" for t in types)
 
 
 @by_overload

@@ -51,9 +51,12 @@ def lower_node(rewriter: Rewriter, node: Node, *, exact: bool = True) -> list[No
 
 
 def _is_static(value: Value) -> bool:
-    """Whether all is known of a value's sizes; a number that is known at run time only may be one of them."""
+    """Whether all is known of a value's sizes; a number that is known at run time only may be one of them.
+
+    What has no elements (sparse, quantized) has other operators, whose results no rule of ours tells.
+    """
     types = value.type.elements if isinstance(value.type, TupleType) else (value.type,)
-    return all(t.is_static if isinstance(t, TensorType) else t == NONE for t in types)
+    return all(t.is_static and t.has_elements if isinstance(t, TensorType) else t == NONE for t in types)
 
 
 def _added(node: Node, before: Node | None) -> list[Node]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.storage import is_zero
 from smelt.analysis import Aliases
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value, clone_node
 from smelt.ops.convert import constant_of, dtype_to_torch, type_of
@@ -46,6 +47,8 @@ def _may_fold(node: Node, aliases: Aliases) -> bool:
         return False
     if not isinstance(result.type, TensorType) or not result.type.is_static or result.type.nbytes > MAX_NBYTES:
         return False
+    if result.type.device != "cpu" or not result.type.has_elements:
+        return False
     # A view of a large constant would be stored a second time.
     return alias_of(node) is None or result.type.nbytes <= 4096
 
@@ -61,7 +64,12 @@ def _fold(graph: Graph, rewriter: Rewriter, node: Node, known: dict[Value, Any])
         # Eager raises here too; it must do so in each call, where the user sees it.
         return
     type_ = node.result.type
-    if not isinstance(result, torch.Tensor) or type_of(result) != type_ or not isinstance(type_, TensorType):
+    if (
+        not isinstance(result, torch.Tensor)
+        or is_zero(result)
+        or type_of(result) != type_
+        or not isinstance(type_, TensorType)
+    ):
         return
     if result.dtype != dtype_to_torch(type_.dtype):
         return

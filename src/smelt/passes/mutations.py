@@ -40,6 +40,8 @@ def mutation_of(node: Node) -> Mutation | None:
     schema = schema_of(node.op)
     if schema is None or "inplace_view" in tags_of(node.op):
         return None
+    if not all(v.type.has_elements for v in (*node.operands(), *node.results) if isinstance(v.type, TensorType)):
+        return None  # what operators give for these no rule tells
     if effects(node).rng:
         return _drawn(node, schema)
     if node.op == "aten.batch_norm.default":

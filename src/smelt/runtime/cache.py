@@ -1,8 +1,9 @@
 """Machine code, and plans, on disk: written once, read by every later process, checked before it is believed.
 
 Invariant: `get` returns exactly the bytes that were `put` under that key, or None. An entry is
-[magic, version, SHA-256 of the payload, its length, the payload]; anything else in the folder is removed. Files appear
-whole (written aside, then renamed), so processes that write at once only repeat each other's work. The folder belongs
+[magic, version, SHA-256 of its file's name and the payload, the payload's length, the payload]; anything else in the
+folder, an entry under another's name included, is removed when it is asked for. Files appear whole (written aside,
+then renamed), so processes that write at once only repeat each other's work. The folder belongs
 to this user alone (0700), because its content is executed. A disk that refuses is no failure: one warning, then
 memory only.
 """
@@ -25,7 +26,7 @@ from pathlib import Path
 from smelt.diag import SmeltWarning, user_level
 
 _MAGIC = b"SMELTOBJ"
-_VERSION = 1
+_VERSION = 2
 _HEADER = struct.Struct("<8sI32sQ")
 _SUFFIX = ".obj"
 _ASIDE = ".writing-"
@@ -72,7 +73,7 @@ class CodeCache:
         except OSError as error:
             self._give_up(error)
             return None
-        payload = _unwrap(data)
+        payload = _unwrap(path.name, data)
         if payload is None:
             self._remove(path)
             return None
@@ -88,7 +89,7 @@ class CodeCache:
             self._write(self._path(key), payload)
 
     def _write(self, path: Path, payload: bytes) -> None:
-        header = _HEADER.pack(_MAGIC, _VERSION, hashlib.sha256(payload).digest(), len(payload))
+        header = _HEADER.pack(_MAGIC, _VERSION, _digest(path.name, payload), len(payload))
         try:
             handle, aside = tempfile.mkstemp(dir=path.parent, prefix=_ASIDE)
             try:
@@ -225,14 +226,19 @@ def list_cache(folder: Path) -> list[CacheFile]:
     return sorted(found, key=lambda file: -file.last_used)
 
 
-def _unwrap(data: bytes) -> bytes | None:
+def _digest(name: str, payload: bytes) -> bytes:
+    return hashlib.sha256(b"%s\0%s" % (name.encode(), payload)).digest()
+
+
+def _unwrap(name: str, data: bytes) -> bytes | None:
+    """The payload of what lies under a file's name; None where it was not written under that one, or not so."""
     if len(data) < _HEADER.size:
         return None
     magic, version, digest, length = _HEADER.unpack_from(data)
     payload = data[_HEADER.size :]
     if magic != _MAGIC or version != _VERSION or length != len(payload):
         return None
-    return payload if hashlib.sha256(payload).digest() == digest else None
+    return payload if _digest(name, payload) == digest else None
 
 
 def _check_private(folder: Path) -> None:

@@ -273,9 +273,9 @@ def load_entry(machine_code: bytes, dispatcher: type, slow: Callable[..., Any]) 
     busy.share(block)
     try:
         loaded = load_object(machine_code, {**python_functions(EXTERNALS), BLOCK_SYMBOL: ctypes.addressof(block)})
+        return EntryCode(loaded, block, layout, (dispatcher, slow))
     except (SmeltError, OSError):
         return None
-    return EntryCode(loaded, block, layout, (dispatcher, slow))
 
 
 def _block_words(layout: TensorLayout, dispatcher: type, slow: Callable[..., Any]) -> list[int]:

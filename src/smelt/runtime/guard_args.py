@@ -19,7 +19,7 @@ import torch
 
 from smelt._torch.exact import same
 from smelt._torch.labels import key_labels
-from smelt._torch.storage import nbytes_spanned
+from smelt._torch.storage import is_zero, nbytes_spanned
 from smelt.diag import InternalError, Span
 from smelt.runtime.guard_sizes import (
     FUNCTIONS,
@@ -368,7 +368,8 @@ class ArgumentTests:
         each("requires_grad", place, variable, f"{{v}}.requires_grad is {value.requires_grad}", value.requires_grad)
         if value.dtype.is_complex:
             each("conj", place, variable, f"{{v}}.is_conj() is {value.is_conj()}", value.is_conj())
-        each("neg", place, variable, f"{{v}}.is_neg() is {value.is_neg()}", value.is_neg())
+        has_memory = f"not {self._bind(is_zero, 'Z')}({{v}})"
+        each("neg", place, variable, f"{{v}}.is_neg() is {value.is_neg()} and {has_memory}", value.is_neg())
         if self._tells_inference:
             of_inference = value.is_inference()
             each("inference", place, variable, f"{{v}}.is_inference() is {of_inference}", of_inference)

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from smelt._torch.storage import without_elements
+
 SAMPLES = 16
 Sample = npt.NDArray[np.generic]
 _ORDER = "<" if sys.byteorder == "little" else ">"
@@ -24,7 +26,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def sample_view(tensor: torch.Tensor) -> Sample | None:
     """At most SAMPLES elements of a CPU tensor as integers, sharing its memory; None where there is nothing to see."""
     bits = _BITS.get(tensor.element_size())
-    seen = tensor.device.type == "cpu" and tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+    seen = tensor.device.type == "cpu" and not without_elements(tensor) and not (tensor.is_conj() or tensor.is_neg())
     if not seen or tensor.numel() == 0 or bits is None:
         return None
     flat = tensor.detach()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from smelt._torch.storage import nbytes_spanned
+from smelt._torch.storage import nbytes_spanned, without_elements
 from smelt._torch.tensor_layout import TensorLayout, tensor_layout
 from smelt.runtime.guard_versions import Stamps, reader
 
@@ -30,7 +30,7 @@ class Layouts:
     """Layouts as they are now. pinned: their addresses count, too, because what meets them in memory was asked once."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], pinned: bool) -> None:
-        self._plain = [t for t in tensors if type(t) in _PLAIN and t.layout is torch.strided and t.device.type == "cpu"]
+        self._plain = [t for t in tensors if type(t) in _PLAIN and not without_elements(t) and t.device.type == "cpu"]
         known = {id(t) for t in self._plain}
         self._others = [t for t in tensors if id(t) not in known]
         self._pinned = [t for t in self._plain if nbytes_spanned(t)] if pinned else []

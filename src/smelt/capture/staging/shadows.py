@@ -65,6 +65,8 @@ _MOST_TURNS = 10_000  # and parts of a tensor, at some 0.1 ms each without data
 class ShadowRecorder(Recorder):
     """Records one staged run; `session` answers for values that Python asks for."""
 
+    is_native = False
+
     def __init__(self, roots: Roots, scope: Scope, session: Any) -> None:
         super().__init__(roots, scope)
         self.session = session

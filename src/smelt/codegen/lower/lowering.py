@@ -368,11 +368,15 @@ def _check(graph: Graph) -> None:
             raise cannot_lower(node, told)
         if node.op == "write" and node.parent is not graph.body:
             raise cannot_lower(node, "it writes back inside a region")
+        if node.op == "aten._efficientzerotensor.default":
+            raise cannot_lower(node, "it makes zeros without memory, for which operators have answers of their own")
         for value in node.results:
             types = value.type.elements if isinstance(value.type, TupleType) else (value.type,)
             for type_ in types:
                 if isinstance(type_, TensorType) and (type_.device != "cpu" or type_.layout != "strided"):
                     raise cannot_lower(node, f"its result is {type_}; only strided tensors on the CPU can be")
+                if isinstance(type_, TensorType) and type_.dtype.is_quantized:
+                    raise cannot_lower(node, f"its result is {type_}, quantized with a scale that no type tells")
     for value in graph.inputs:
         input_type = value.type
         if isinstance(input_type, TensorType) and not is_plain_type(input_type):
