@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
@@ -61,20 +61,35 @@ class _Attribute:
         self.makes[patches][0] -= 1
         if self.makes[patches][0] == 0:
             del self.makes[patches]
-            if self.put is not None and vars(self.owner).get(self.name, _MISSING) is self.put:
+            is_ours = self.put is not None and vars(self.owner).get(self.name, _MISSING) is self.put
+            if is_ours or (self._is_function and self.own in _acting):
                 self._set()
+
+    @property
+    def _is_function(self) -> bool:
+        """Whether it is a module's own function, which stays in its place and acts as another one."""
+        is_plain = isinstance(self.own, FunctionType) and self.own.__closure__ is None
+        return is_plain and isinstance(self.owner, ModuleType)
 
     def _set(self) -> None:
         """Have the attribute be what was found, in all the replacements."""
+        if self._is_function:
+            _act_as(self.own, list(self.makes.values()))
+            self.put = self.own if self.makes else None
+            return
         if self.own is not _MISSING:
             value = self.own
         else:
             if self.name in vars(self.owner):
                 delattr(self.owner, self.name)
             value = getattr(self.owner, self.name)
+        _originals.pop(id(self.put), None)
+        found = value
         for _, make in self.makes.values():
             value = make(value)
         self.put = value if self.makes else None
+        if self.makes:
+            _originals[id(value)] = value, found
         if self.makes or self.own is not _MISSING:
             setattr(self.owner, self.name, value)
         if self.makes and isinstance(value, FunctionType) and self.own is not _MISSING:
@@ -89,6 +104,45 @@ class Getter(property):
         super().__init__(read, lambda tensor, value: original.__set__(tensor, value))
         self.__name__ = original.__name__ if hasattr(original, "__name__") else original.fget.__name__
         self.__objclass__ = getattr(original, "__objclass__", torch.Tensor)
+
+
+def _hand_on(*args: Any, **kwargs: Any) -> Any:
+    replacement: Any = "replacement"
+    return replacement(*args, **kwargs)
+
+
+# The code of each function that acts as another one now, and a function of that code.
+_acting: dict[FunctionType, FunctionType] = {}
+
+
+def _act_as(function: FunctionType, makes: list[list[Any]]) -> None:
+    """Have a module's function run its replacements and stay the object that it is, which programs compare with
+    (`torch.compile is known`); itself again where there are none.
+    """
+    original = _acting.get(function)
+    if original is None:
+        original = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+        original.__kwdefaults__ = function.__kwdefaults__
+    if not makes:
+        function.__code__ = _acting.pop(function, original).__code__
+        return
+    _acting[function] = original
+    value: Any = original
+    for _, make in makes:
+        value = make(value)
+    code = _hand_on.__code__
+    consts = tuple(value if const == "replacement" else const for const in code.co_consts)
+    function.__code__ = code.replace(co_consts=consts, co_name=function.__name__, co_qualname=function.__qualname__)
+
+
+# What is set now, by identity, and what it stands for.
+_originals: dict[int, tuple[Any, Any]] = {}
+
+
+def as_found(value: Any) -> Any:
+    """What stands where a value was read when nobody records: the original of what is set only meanwhile."""
+    put, original = _originals.get(id(value), (None, None))
+    return original if put is value and put is not None else value
 
 
 # What each function that was once set stood for.

@@ -95,6 +95,18 @@ def wants_numbers(error: Exception) -> bool:
     return _EnablePythonDispatcher is not None and "only concrete integers" in str(error)
 
 
+_NO_KERNEL = tuple(
+    found
+    for name in ("UnsupportedOperatorException", "DynamicOutputShapeException", "DataDependentOutputException")
+    if (found := getattr(sys.modules.get("torch._subclasses.fake_tensor"), name, None)) is not None
+)
+
+
+def has_no_kernel(error: BaseException) -> bool:
+    """Whether torch has no kernel without data for an operator, or none that does without values."""
+    return isinstance(error, _NO_KERNEL)
+
+
 @contextlib.contextmanager
 def pythons_kernels() -> Iterator[None]:
     """Operators run by torch's Python kernels where it has any, inside of `Shadows.running`."""

@@ -93,3 +93,34 @@ def profiled(hook: Hook, *, natively: bool = True) -> Iterator[None]:
             sys.setprofile(before)
         elif hasattr(before, "enable"):  # cProfile installs itself below Python
             before.enable()
+
+
+class Returns:
+    """What calls of the recorded thread return, which no profile hook is asked for: each frame that is watched tells.
+
+    Where somebody else traces the thread (a debugger, a coverage tool), nothing is told.
+    """
+
+    def __init__(self) -> None:
+        self._open = 0
+
+    def expect(self, frame: FrameType, told: Callable[[Any], object]) -> None:
+        """Have `told` be called with what this call returns; it has just begun."""
+        if sys.gettrace() not in (None, _traces_nothing):
+            return
+
+        def watch(frame: FrameType, event: str, result: Any) -> Any:
+            if event == "return":
+                self._open -= 1
+                if self._open == 0:
+                    sys.settrace(None)
+                told(result)
+            return watch
+
+        self._open += 1
+        frame.f_trace, frame.f_trace_lines = watch, False
+        sys.settrace(_traces_nothing)
+
+
+def _traces_nothing(frame: FrameType, event: str, arg: Any) -> None:
+    """A call that is not watched."""

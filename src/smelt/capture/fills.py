@@ -44,12 +44,20 @@ class Fills:
 
     _caches: dict[int, tuple[Any, frozenset[int], Site | None]] = field(default_factory=dict)
     _asked: dict[int, int] = field(default_factory=dict)
+    _codes: dict[int, tuple[Any, Site | None]] = field(default_factory=dict)
     _properties: dict[tuple[int, str], tuple[Any, str, Site | None]] = field(default_factory=dict)
 
     def meet(self, cache: Any, site: Site | None) -> None:
         """Note a `functools.lru_cache` before the run calls it."""
         self._caches.setdefault(id(cache), (cache, frozenset(map(id, cached_tensors(cache))), site))
         self._asked.setdefault(id(cache), asked(cache))
+        code = getattr(getattr(cache, "__wrapped__", None), "__code__", None)
+        if code is not None:
+            self._codes.setdefault(id(code), (cache, site))
+
+    def cache_of(self, code: CodeType) -> tuple[Any, Site | None] | None:
+        """The cache that will hold what a call of this code gives, and who came to it; None where none will."""
+        return self._codes.get(id(code))
 
     def used(self) -> Iterator[tuple[Any, Any, Any, Site | None]]:
         """What a run may have been given out of caches, as (cache, key, result, site). What a cache without bounds was

@@ -22,13 +22,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
 from smelt._torch.state import torch_state
-from smelt.capture.events import RECORDING, profiled
+from smelt.capture.events import RECORDING, Returns, profiled
 from smelt.capture.fills import KEEPS_PROPERTY
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import (
@@ -179,6 +180,7 @@ class _Recorder:
         self.callers: Callers = {}
         self.asked: dict[Span | None, str] = {}
         self.warned = False
+        self.returns = Returns()
         self.hooks: list[tuple[RemovableHandle, Effect]] = []
         self.collector = {getattr(callback, "__code__", None) for callback in gc.callbacks} - {None}
 
@@ -188,11 +190,14 @@ class _Recorder:
         """
         if event == "call":
             code = frame.f_code
+            kept_by = self.roots.fills.cache_of(code)
+            if kept_by is not None:
+                self.returns.expect(frame, partial(self.roots.reach_result, *kept_by))
             if id(code) not in self.codes:
                 self._on_code(code, frame)
             elif self.roots.counts_calls(code):
                 self.roots.enter_again(frame)
-            return id(code) in self.codes and not self.roots.counts_calls(code)
+            return kept_by is None and id(code) in self.codes and not self.roots.counts_calls(code)
         if event != "c_call":
             return False
         if arg.__name__ not in SUSPECT_NAMES or type(arg.__self__) is dict:

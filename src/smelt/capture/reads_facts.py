@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from smelt._torch.exact import MISSING, contents, same_contents, still
+from smelt._torch.record_patches import as_found
 from smelt.capture.reads_values import (
     CALL_HOOKS,
     CALL_METHODS,
@@ -295,7 +296,9 @@ def facts_of(roots: Roots) -> list[Read]:
     for changed in (*roots.state.values(), *(one.place for one in outer)):
         for fact in place_facts(changed, roots.name):
             classifier.facts.setdefault((fact.kind, id(fact.owner), fact.key), fact)
-    return list(classifier.facts.values())
+    # What stands somewhere for the time of a recording only is what it stands for.
+    facts = [(fact, as_found(fact.value)) for fact in classifier.facts.values()]
+    return [fact if value is fact.value else fact._replace(value=value) for fact, value in facts]
 
 
 def state_path(cls: type, name: str, state: Mapping[tuple[int, Any], Place]) -> list[Read] | None:

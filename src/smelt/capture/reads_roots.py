@@ -282,6 +282,10 @@ class Roots:
             if inner is not None:
                 self.reach(inner, id(value), f".{name}", site)
 
+    def reach_result(self, cache: Any, site: Site | None, result: Any) -> None:
+        """What a call gave that a cache keeps: from now on what becomes of it is seen."""
+        self._reach_result(result, cache, site)
+
     def _reach_result(self, result: Any, cache: Any, site: Site | None) -> None:
         """What a cache gives is one object at each call, which others may change. Of tensors `fills` knows."""
         if not has_tensor(result) and kind_of(type(result)) in ("container", "instance", "array"):

@@ -56,6 +56,14 @@ _SHRINKING = frozenset(
         "_transformer_encoder_layer_fwd.default",
     )
 )  # fmt: skip
+# Those of them whose result lies otherwise on the CPU than without data: row by row, however the operand lies.
+_LAID_BY_CPU = frozenset(
+    f"aten.{name}" for name in (
+        "batch_norm.default", "native_batch_norm.default", "_native_batch_norm_legit.default",
+        "_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_no_training.default",
+        "_native_batch_norm_legit_functional.default", "_batch_norm_no_update.default",
+    )
+)  # fmt: skip
 # Those whose results grow at most by the numbers that they are given.
 _GROWING = frozenset(f"aten.{name}.default" for name in ("adaptive_avg_pool2d", "pad", "constant_pad_nd"))
 # Those that torch does not call pointwise, with results as large as their operands.
@@ -66,8 +74,6 @@ _FILLING = frozenset(
         "diagonal_scatter.default",
     )
 )  # fmt: skip
-_BOUNDED = _SHRINKING | _GROWING | _FILLING
-
 
 # Products of a first and a second matrix, whose result may be larger than both.
 _PRODUCTS = {"linear": (0, 1), "mm": (0, 1), "bmm": (0, 1), "matmul": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
@@ -178,12 +184,41 @@ def data_outcome(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> tup
     """
     key, values = call_key(args, kwargs)
     found = [_run(op, key, None, fill) for fill in _FILLS]
+    joined = _joined(found)
+    if joined is None:
+        raise CannotRun(str(found[0]))
+    return joined, values
+
+
+def _joined(found: Sequence[Outcome | str]) -> Outcome | None:
+    """What outcomes share, those left aside that were refused."""
     outcomes = [one for one in found if isinstance(one, Outcome)]
     if not outcomes:
-        raise CannotRun(str(found[0]))
+        return None
     types = tuple(join_all(column) for column in zip(*(o.types for o in outcomes), strict=True))
     shares = tuple(frozenset().union(*column) for column in zip(*(o.shares for o in outcomes), strict=True))
-    return Outcome(types, shares), values
+    return Outcome(types, shares)
+
+
+def cpu_outcome(
+    op: str,
+    args: Sequence[Arg],
+    kwargs: Mapping[str, Arg],
+    type_of_value: Callable[[Value], Type] = _own_type,
+    *,
+    is_for_all_data: bool = False,
+) -> Found:
+    """Types of the results on data of the CPU's own, and for each the operands whose memory it shares; for integers.
+
+    is_for_all_data: what the results on several sets of data share, `_` where a size follows from them.
+    Raises: CannotRun where torch refuses all data that are tried.
+    """
+    key, values = call_key(args, kwargs, type_of_value)
+    runs = (_run(op, key, None, fill) for fill in _FILLS)
+    found = _joined(list(runs)) if is_for_all_data else next((one for one in runs if isinstance(one, Outcome)), None)
+    if found is None:
+        raise CannotRun(f"the CPU refuses {op} on all data that were tried")
+    return found.types, tuple(frozenset(values[n] for n in shared) for shared in found.shares)
 
 
 # Where nothing is moved they give a view of their operand without data, and a copy on the CPU.
@@ -207,7 +242,8 @@ _FILLS: tuple[Fill, ...] = (torch.zeros_like, torch.ones_like, _counting(2), _co
 @lru_cache(maxsize=8192)
 def _meta_outcome(op: str, key: Any, around: tuple[tuple[str, torch.dtype], ...] = ()) -> Outcome | str:
     """around: autocast of the thread, by which the same call may return other types."""
-    if (not meta_kernels_are_loaded() or _is_open_by_ones(key)) and _is_quick(op, key):
+    is_better = not meta_kernels_are_loaded() or op in _LAID_BY_CPU or _is_open_by_ones(key)
+    if is_better and _is_quick(op, key):
         found = _run(op, key, None)
         if isinstance(found, Outcome):
             return found
@@ -228,6 +264,7 @@ def _is_quick(op: str, key: Any) -> bool:
     tags, schema = tags_of(op), schema_of(op)
     is_bounded = (
         op in _SHRINKING
+        or op in _LAID_BY_CPU
         or op in _GROWING
         or op in _FILLING
         or ("pointwise" in tags and "nondeterministic_seeded" not in tags)
@@ -247,7 +284,7 @@ def _is_quick(op: str, key: Any) -> bool:
 
 def _result_numel(op: str, key: Any, types: Sequence[TensorType]) -> int:
     """The most elements that the result can have; 0 for no more than the operands have."""
-    if op in _SHRINKING:
+    if op in _SHRINKING or op in _LAID_BY_CPU:
         return 0
     if op in _GROWING:
         numbers = [lit[1] for lit in _literals(key) if isinstance(lit[1], int) and lit[1] > 1]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from smelt.ir import (
+    NONE,
     STATE_OPS,
     Dim,
     Graph,
@@ -36,30 +37,39 @@ _SAME = {
 }
 
 
-def disagreement(native: Graph, symbolic: Graph, hints: Mapping[str, int | float]) -> str:
-    """The first operator that differs, or ""."""
+class Difference(NamedTuple):
+    """Where two runs differ, in words; op: the operator both called alike whose results do."""
+
+    text: str
+    op: str = ""
+
+
+def disagreement(native: Graph, symbolic: Graph, hints: Mapping[str, int | float]) -> Difference | None:
+    """The first operator that differs, or None."""
     if not (_is_straight(native) and _is_straight(symbolic)):
         return _laid_otherwise(native, symbolic, hints)
     ours, theirs = list(_operators(native)), list(_operators(symbolic))
     if any(node.op == "aten.scalar_tensor.default" for node in theirs) and len(ours) != len(theirs):
         # Tensors are made of sizes, one by one, where the native run made them of a list.
-        return ""
+        return None
     numbers = _Numbers()
     for a, b in zip(symbolic.inputs, native.inputs, strict=False):
         numbers.pair(b, a)
     for one, other in zip(ours, theirs, strict=False):
         if one.op != other.op and not (one.op in _SAME.get(other.op, ()) and _is_of_number(one, other)):
-            return f"{other.op}, where {one.op} was called"
+            return Difference(f"{other.op}, where {one.op} was called")
         if other.op == one.op and not (
             numbers.agree(one.args, other.args)
             and numbers.agree(tuple(one.kwargs.items()), tuple(other.kwargs.items()))
         ):
-            return f"{other.op} with other arguments"
+            return Difference(f"{other.op} with other arguments")
         for value, found in zip(one.results, other.results, strict=True):
             if not _fits(value.type, found.type, hints):
-                return f"{other.op} gives {found.type}, where it gave {value.type}"
+                return Difference(f"{other.op} gives {found.type}, where it gave {value.type}", other.op)
             numbers.pair(value, found)
-    return "" if len(ours) == len(theirs) else f"{len(theirs)} operators, where {len(ours)} were called"
+    if len(ours) != len(theirs):
+        return Difference(f"{len(theirs)} operators, where {len(ours)} were called")
+    return None
 
 
 def _is_of_number(one: Node, other: Node) -> bool:
@@ -70,16 +80,16 @@ def _is_of_number(one: Node, other: Node) -> bool:
     return isinstance(source, Value) and source.node is not None and source.node.op == "const"
 
 
-def _laid_otherwise(native: Graph, symbolic: Graph, hints: Mapping[str, int | float]) -> str:
+def _laid_otherwise(native: Graph, symbolic: Graph, hints: Mapping[str, int | float]) -> Difference | None:
     """The same of graphs with branches and loops: the first operator of those that one line calls once in both whose
-    result lies otherwise, or ""."""
+    result lies otherwise, or None."""
     ours, theirs = _called_once(native), _called_once(symbolic)
     for place, one in ours.items():
         other = theirs.get(place)
         for value, found in zip(one.results, () if other is None else other.results, strict=False):
             if not _lies_alike(value.type, found.type, hints):
-                return f"{one.op} gives {found.type}, where it gave {value.type}"
-    return ""
+                return Difference(f"{one.op} gives {found.type}, where it gave {value.type}", one.op)
+    return None
 
 
 def _called_once(graph: Graph) -> dict[tuple[str, Any], Node]:
@@ -90,7 +100,7 @@ def _called_once(graph: Graph) -> dict[tuple[str, Any], Node]:
 
 def _lies_alike(native: Type, symbolic: Type, hints: Mapping[str, int | float]) -> bool:
     if not isinstance(native, TensorType) or not isinstance(symbolic, TensorType):
-        return True
+        return (native == NONE) == (symbolic == NONE)
     if native.shape is None or symbolic.shape is None or len(native.shape) != len(symbolic.shape):
         return True
     # What an operator gives in another turn, or on another way, may have other sizes.
@@ -150,7 +160,7 @@ def _fits(native: Type, symbolic: Type, hints: Mapping[str, int | float]) -> boo
         return len(native.elements) == len(symbolic.elements) and all(
             _fits(a, b, hints) for a, b in zip(native.elements, symbolic.elements, strict=True)
         )
-    return True
+    return (native == NONE) == (symbolic == NONE)
 
 
 def _lies_so(native: TensorType, symbolic: TensorType, hints: Mapping[str, int | float]) -> bool:

@@ -328,9 +328,11 @@ class CaptureTrace(Trace):
         """A new symbol."""
         is_float = isinstance(value, float)
         index = self.atom(Symbol(name, is_float), value, bounds)
-        if is_float:
-            return SizeFloat(self, ("atom", index), value, bounds)
-        return Size(self, terms.atom(index), int(value))
+        made = (
+            SizeFloat(self, ("atom", index), value, bounds) if is_float else Size(self, terms.atom(index), int(value))
+        )
+        self.symbols[name] = made
+        return made
 
     def computed(self, op: str, operands: tuple[Number, ...], literals: tuple[Any, ...] = ()) -> Number:
         """The result of an operator of Python's as a number of its own. It must not be complex."""

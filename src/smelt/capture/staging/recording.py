@@ -107,6 +107,7 @@ class Recording:
         self.learnt = False  # whether this run found some of these itself
         self.peeled: dict[object, int] = {}
         self.whole: set[object] = set()
+        self.trials: frozenset[str] = frozenset()
         # The branches before which dictionaries were staged.
         self.staged_at: list[object] = []
         self.rolled: set[object] = set()

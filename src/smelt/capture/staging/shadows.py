@@ -20,7 +20,7 @@ import torch
 from smelt._torch.dispatch import unseen
 from smelt._torch.record_patches import is_plain_tensor_type
 from smelt._torch.schemas import read_schema
-from smelt._torch.shadow import Shadows, pythons_kernels, wants_numbers
+from smelt._torch.shadow import Shadows, has_no_kernel, pythons_kernels, wants_numbers
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.dims import dim_of, row_major
 from smelt.capture.dynamic.known import KnownValues
@@ -32,6 +32,7 @@ from smelt.capture.opinfo import GIVING_BACK_BY_SIZE, METADATA, OpInfo, apart, o
 from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Recorder, Slot, StateSlot, slot_type
 from smelt.capture.roots import Roots
 from smelt.capture.scopes import Scope
+from smelt.capture.staging.by_trial import by_trial, is_doubtful
 from smelt.capture.staging.cuts import CUTTING, Cut, cut_of
 from smelt.capture.staging.doubts import Doubt, given_all_the_same, has_symbols, in_eagers_words
 from smelt.capture.staging.elements import Elements
@@ -52,6 +53,7 @@ from smelt.ir import UNKNOWN_DIM, TensorType, UnknownDim, contiguous_strides
 from smelt.ops.catalogue.packed import PACK, PAD
 from smelt.ops.convert import dtype_from_torch, dummy_of
 from smelt.ops.meta import COPYING
+from smelt.ops.shapes.symbolic import CannotTell
 
 _IN_PLACE_METADATA = frozenset((
     "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "resize_", "resize_as_",
@@ -372,6 +374,8 @@ class ShadowRecorder(Recorder):
                         self.session.cannot(f"{info.name} raises what is caught", "its text names sizes that are free")
                     self._refused(said, info)
                 reason = f"{type(refused).__name__}: {refused}"
+            if result is not DEAD and (info.name in self.session.trials or is_doubtful(result)):
+                result = self._tried(info, own_args, own_kwargs, result)
             results.append(result)
         # Where the numbers of the program's world do not fit together, it goes on with those of another one.
         seen = next((world for world, result in enumerate(results) if result is not DEAD), None)
@@ -489,6 +493,8 @@ class ShadowRecorder(Recorder):
             if trace.fixed_since(before) == 0:
                 return found
         except RuntimeError as error:
+            if has_no_kernel(error):
+                trace.back(before)  # what it has asked of sizes until then led to nothing
             if not wants_numbers(error):
                 raise
             found = None
@@ -518,8 +524,22 @@ class ShadowRecorder(Recorder):
             )
         return found
 
+    def _tried(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any], said: Any, refused: bool = False) -> Any:
+        """What the operator gives on the CPU, where that can be told; else what its kernel without data said."""
+        if info.writes or info.sized_by is not None:
+            return said
+        try:
+            return by_trial(self.shadows, self.session.size_trace, info.name, args, kwargs, is_refused=refused)
+        except CannotTell:
+            return said
+
     def _doubted(self, refused: Exception, info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """What the operator gives although its kernel without data refused; DEAD where eager raises, too."""
+        if has_no_kernel(refused):
+            tried = self._tried(info, args, kwargs, DEAD, refused=True)
+            if tried is DEAD:
+                self.session.cannot(f"{info.name} has no kernel without data", str(refused))
+            return tried
         try:
             found = given_all_the_same(self.shadows, info.name, args, kwargs, refused)
         except Doubt as doubt:

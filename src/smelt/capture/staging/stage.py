@@ -98,7 +98,7 @@ class Learnt:
     kept apart, loops that are one loop of the graph, turns that stand before their loops, functions that are converted.
     exhausted: how many came to no end in their time; the next has a quarter of it, all further ones a sixteenth.
     follows: where no graph holds all ways, one for the recorded way is made at once; else `asks_natively` says whether
-    that may lead to one.
+    that may lead to one. trials: operators whose results are found by trying them on the CPU.
     """
 
     forked: frozenset[object] = frozenset()
@@ -106,6 +106,7 @@ class Learnt:
     whole: frozenset[object] = frozenset()
     peeled: Mapping[object, int] = field(default_factory=dict)
     converted: frozenset[Any] = frozenset()
+    trials: frozenset[str] = frozenset()
     exhausted: int = 0
     follows: bool = True
     asks_natively: bool = False
@@ -196,7 +197,7 @@ class _Run:
             session.forked, session.peeled, session.whole, session.merge = forked, peeled, whole, Merger
             session.write_only = self.write_only
             session.grew, session.stages_growth = grew, GROWTH in whole
-            session.fixes_texts = fixes_texts
+            session.fixes_texts, session.trials = fixes_texts, before.trials
             try:
                 found = self._once(session, functions, arguments)
                 if not self._is_other:  # of the program for another size: what holds of it need not hold of this one
@@ -206,7 +207,9 @@ class _Run:
             except Again as known:
                 if self.native.rangers and known.whole is not None:
                     return self.failed(_error("a long loop stays as it was recorded", "its turns differ", None))
-                if known.convert is not None:
+                if known.trial:
+                    before.trials |= {known.trial}
+                elif known.convert is not None:
                     functions.want(known.convert)
                     converted.add(known.convert)
                 elif known.fork is not None:
@@ -338,13 +341,18 @@ class _Run:
         """Whether a size is taken for another than it is: the native run tells nothing then."""
         return any(free.only is not None for free in (self.dynamic or {}).values())
 
-    def _facts(self, symbols: Symbols, graph: Graph) -> SizeFacts:
-        """What the run found out of its symbols. Raises: CannotStage where it went another way than the native run."""
+    def _facts(self, session: Session, symbols: Symbols, graph: Graph) -> SizeFacts:
+        """What the run found out of its symbols.
+
+        Raises: CannotStage where it went another way than the native run; Again where an operator gave something else.
+        """
         native = None if self._is_other else self.native.graph
-        other = "" if native is None else disagreement(native, graph, symbols.given)
-        if other:
+        other = None if native is None else disagreement(native, graph, symbols.given)
+        if other is not None:
+            if other.op and other.op not in session.trials:
+                raise Again(trial=other.op)
             raise CannotStage(
-                f"with sizes as symbols the program went another way: {other}",
+                f"with sizes as symbols the program went another way: {other.text}",
                 "it tells a size that is a symbol from a plain int",
                 None,
             )
@@ -420,7 +428,7 @@ class _Run:
             return self.failed(error)
         except MixedKinds as mixed:
             raise CannotStage(str(mixed), WHY_KINDS, None) from None
-        facts = None if symbols is None else self._facts(symbols, graph)
+        facts = None if symbols is None else self._facts(session, symbols, graph)
         state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
         shared = entangled(graph, arguments.tensors, state.lookup)
         return Captured(

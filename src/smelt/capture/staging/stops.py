@@ -66,15 +66,16 @@ class Again(Stop):
 
     convert: code to convert. fork: a branch that must not be merged. peel: a loop whose first turn differs from the
     others. whole: a loop that is one of the graph, though its first test depends on no data. join: calls at whose end
-    ways that part inside should meet again. unjoin: one at whose end they must not.
+    ways that part inside should meet again. unjoin: one at whose end they must not. trial: an operator whose results
+    are found by trying it on the CPU.
     """
 
     def __init__(
         self, convert: CodeType | None = None, fork: object = None, peel: object = None, whole: object = None,
-        join: frozenset[object] = frozenset(), unjoin: object = None,
+        join: frozenset[object] = frozenset(), unjoin: object = None, trial: str = "",
     ) -> None:  # fmt: skip
         super().__init__("again")
-        self.convert, self.fork, self.peel, self.whole = convert, fork, peel, whole
+        self.convert, self.fork, self.peel, self.whole, self.trial = convert, fork, peel, whole, trial
         self.join, self.unjoin = join, unjoin
         _note(self)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from smelt.ir import ListType, TensorType, TupleType, Type
 from smelt.ir import size_terms as terms
@@ -18,11 +19,15 @@ _TIMES = (2, 3, 5, 4, 7, 6, 9, 8)
 _ENOUGH = 3  # points besides the sizes at hand
 
 
-def points(trace: Trace, sizes: Sequence[int] = ()) -> list[Evaluation]:
+def points(trace: Trace, sizes: Sequence[int] = (), ties: Mapping[str, str] = MappingProxyType({})) -> list[Evaluation]:
     """The sizes at hand, then others within the ranges at which all guards hold, the last one small.
 
-    sizes: none of these may be negative, which no guard need say (`4 - n` of `x[n:]`).
+    sizes: none of these may be negative, which no guard need say (`4 - n` of `x[n:]`). ties: symbols that are to be
+    equal to another one.
     """
+
+    def tied(chosen: dict[str, int]) -> dict[str, int]:
+        return {name: chosen[ties.get(name, name)] for name in chosen}
 
     def holds(point: Evaluation) -> bool:
         return all(map(point.holds, trace.guards)) and all(point(size) >= 0 for size in sizes)
@@ -32,7 +37,7 @@ def points(trace: Trace, sizes: Sequence[int] = ()) -> list[Evaluation]:
     at_hand = {name: trace.symbols[name].value for name in names}
     found = [Evaluation(trace, {**at_hand, **floats})]
     known = {tuple(at_hand.values())}
-    for chosen in _choices(trace, at_hand):
+    for chosen in map(tied, _choices(trace, at_hand)):
         point = Evaluation(trace, {**chosen, **floats})
         if tuple(chosen.values()) not in known and holds(point):
             known.add(tuple(chosen.values()))
@@ -41,6 +46,7 @@ def points(trace: Trace, sizes: Sequence[int] = ()) -> list[Evaluation]:
                 break
     small = {name: _within(trace, name, _FEW[i % len(_FEW)]) for i, name in enumerate(names)}
     _equalize(trace, small)
+    small = tied(small)
     point = Evaluation(trace, {**small, **floats})
     if tuple(small.values()) not in known and holds(point):
         found.append(point)

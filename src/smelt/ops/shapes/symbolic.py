@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from smelt.ir import Arg, DType, TensorType, TupleType, Type, Value, values_in
@@ -38,6 +39,10 @@ class CannotTell(Exception):
     """What a call gives does not follow from its sizes in a way that is known here."""
 
 
+class TooLargeError(Exception):
+    """The operands of a trial are too large for it; others may tell."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Typed:
     """A value with the type that it is supposed to have."""
@@ -56,9 +61,18 @@ class _Trial:
 
 
 def infer_symbolic(
-    trace: Trace, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of: TypeOf, ask: Ask
+    trace: Trace,
+    op: str,
+    args: Sequence[Arg],
+    kwargs: Mapping[str, Arg],
+    type_of: TypeOf,
+    ask: Ask,
+    ties: Mapping[str, str] = MappingProxyType({}),
 ) -> Found:
-    """Types with sizes of the trace, and what is shared. Raises: CannotTell."""
+    """Types with sizes of the trace, and what is shared. Raises: CannotTell.
+
+    ties: symbols that are equal to another one wherever the call is tried.
+    """
     schema = schema_of(op)
     if schema is None:
         raise CannotTell(f"torch has no operator {op}")
@@ -70,7 +84,7 @@ def infer_symbolic(
     found = _element_by_element(op, call, told, args, kwargs, type_of, ask)
     if found is not None:
         return found
-    trials = _trials(trace, op, args, kwargs, type_of, ask)
+    trials = _trials(trace, op, args, kwargs, type_of, ask, ties)
     shares = {trial.shares for trial in trials}
     if len(shares) != 1:
         raise CannotTell(f"what the result of {op} shares memory with depends on sizes")
@@ -178,11 +192,17 @@ def _of_ones(type_: Type) -> Type:
 
 
 def _trials(
-    trace: Trace, op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of: TypeOf, ask: Ask
+    trace: Trace,
+    op: str,
+    args: Sequence[Arg],
+    kwargs: Mapping[str, Arg],
+    type_of: TypeOf,
+    ask: Ask,
+    ties: Mapping[str, str],
 ) -> list[_Trial]:
     found: list[_Trial] = []
     sizes = sizes_in([type_of(v) for v in operands_of(args, kwargs)])
-    for number, at in enumerate(points(trace, sizes)):
+    for number, at in enumerate(points(trace, sizes, ties)):
         try:
             types, shares = ask(
                 op,
@@ -190,6 +210,8 @@ def _trials(
                 {k: _at(a, at) for k, a in kwargs.items()},
                 lambda v, at=at: type_at(type_of(v), at),  # type: ignore[misc]
             )
+        except TooLargeError:
+            continue
         except Exception as error:
             # Any error of torch; at other sizes than those at hand a call may well be refused.
             if number == 0:
