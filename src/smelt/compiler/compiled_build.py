@@ -35,6 +35,7 @@ from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.program_modules import is_uninitialized
 from smelt.compiler.raised_run import RaisedRun, seen_only
 from smelt.compiler.sight import Look, Sight
+from smelt.compiler.turns import Turns
 from smelt.compiler.watching import watch_natively
 from smelt.compiler.worth import Worth
 from smelt.diag import CaptureError, InternalError, SmeltError
@@ -44,6 +45,10 @@ from smelt.runtime.guards import GuardSet
 
 STATE_LIMIT = 8  # builds with state, after which a program is split that needs one at nearly each call
 SPLIT_LIMIT = 3  # kinds of calls that were refused, after which others run in pieces at once
+_IN_BACKGROUND = "still compiling in the background"
+_BUILT_ELSEWHERE = "another thread is compiling it"
+AGAIN = object()
+"""In the place of an answer: the table is to be asked once more."""
 RAISED = "the last recorded run of it raised"
 BEGAN_WITHOUT = "a call that began before its state was known is under way"
 _MOST_UNRECORDED = 64  # calls that run as they are after a recorded run that raised
@@ -71,6 +76,7 @@ class Builds:
         self._may_have_state = original.settings.refused is None
         self._states = 0
         self._under_way = under_way
+        self._turns = Turns()
         self._changes_nothing = False  # as far as a recorded run has shown
         self.sight = Sight(original.target, original.settings.dynamic, original.settings.dynamic_shapes)
         self._original, self._table, self._stats = original, table, stats
@@ -84,7 +90,10 @@ class Builds:
         self._unrecorded = 0  # of these calls, those that are to come
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
-        """The answer of a call that no row serves; missed: rows whose guards held, but not what they expect."""
+        """The answer of a call that no row serves; `AGAIN` where there is another row by now, from another thread.
+
+        missed: rows whose guards held, but not what they expect.
+        """
         reason = first_unsupported(args, kwargs)
         if reason is not None:
             result = self._original.run(reason, args, kwargs)
@@ -115,8 +124,13 @@ class Builds:
             return self._original.run(RAISED, args, kwargs, is_fault=False)
         if is_uninitialized(self._target):
             return self._original.run("parameters get their sizes in this call", args, kwargs, is_fault=False)
+        rows = self._table.rows
         if not self._table.lock.acquire(blocking=False):
-            return self._original.run("another thread is compiling it", args, kwargs, is_fault=False)
+            if not self._await_build():
+                return self.run_meanwhile(args, kwargs)
+            if self._table.rows is not rows:
+                self._table.lock.release()
+                return AGAIN
         building.active = True
         try:
             if self.state is not None and STATE not in kwargs:
@@ -128,6 +142,22 @@ class Builds:
         finally:
             building.active = False
             self._table.lock.release()
+
+    def _await_build(self) -> bool:
+        """Wait for another thread's build; whether this call holds the table's lock now."""
+        with self._under_way.aside():
+            return self._turns.acquire(self._table.lock)
+
+    def await_ready(self, row: Row) -> bool:
+        """Wait for the rest of a build, which other threads do; whether it is done."""
+        if not self._settings.background and self._await_build():
+            self._table.lock.release()
+        return row.is_ready
+
+    def run_meanwhile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The original's answer while what the call needs is being built."""
+        why = _IN_BACKGROUND if self._settings.background else _BUILT_ELSEWHERE
+        return self._turns.timed(partial(self._original.run, why, args, kwargs, is_fault=False))
 
     @property
     def _is_split_for_all(self) -> bool:
@@ -143,7 +173,7 @@ class Builds:
         program = ObservedProgram(
             self._target, self._name, self._settings,
             next_path=bool(missed) and not (_show(missed) or self._as_native), freedom=look.freedom, state=self._places,
-            replaced=frozenset(self._table.replaced), alone=self._alone, attempts=self._attempts,
+            replaced=frozenset(self._table.replaced), alone=self._alone, took=self._turns.took, attempts=self._attempts,
         )  # fmt: skip
         program.learnt.exhausted = self._exhausted
         if self._as_native:
@@ -158,6 +188,8 @@ class Builds:
             self._as_native |= AS_NATIVE in program.learnt.whole
         except RecorderBusy:
             self._count_build(missed, -1)
+            if self._turns.await_recorder():
+                return self._build(args, kwargs, missed)
             return self._original.run("another thread is recording a program", args, kwargs, is_fault=False)
         except Exception as error:
             failure = error
@@ -214,7 +246,7 @@ class Builds:
         return look
 
     def _count_build(self, missed: tuple[Row, ...], times: int) -> None:
-        self._stats.builds += times
+        self._stats.count_builds(times)
         if not _by_data(missed):
             self._guarded += times
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from smelt._torch.state import foreign_context, is_grad_enabled
 from smelt.capture import is_capturing
 from smelt.capture.state import STATE, Place, in_names, without_state
-from smelt.compiler.compiled_build import BEGAN_WITHOUT, Builds, building
+from smelt.compiler.compiled_build import AGAIN, BEGAN_WITHOUT, Builds, building
 from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_state import SLOT, StateGone, UnderWay
 from smelt.compiler.compiled_table import Table
@@ -23,6 +23,7 @@ from smelt.compiler.compiled_types import Entry, LeftAlone, Row, Settings, Split
 from smelt.compiler.paths import contradicts
 from smelt.compiler.prints import muted_again, pieces_since, pieces_written
 from smelt.compiler.second_sight import shown
+from smelt.compiler.turns import thread
 from smelt.compiler.worth import Worth
 from smelt.diag import Miss, SmeltError
 from smelt.runtime.entry import Counters
@@ -93,8 +94,8 @@ class Dispatcher:
         return self._with_state(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._stats.calls += 1
-        if self._resting:
+        self._stats.count_call()
+        if self._resting > 0:  # below: of two threads that took the last one
             self._resting -= 1
             self._original.count(LOST)
             return self.target(*args, **without_state(kwargs))
@@ -120,7 +121,7 @@ class Dispatcher:
                 reason, is_fault = BEGAN_WITHOUT, False
             except StateGone:
                 reason, is_fault = "a place of its state holds nothing", True
-            self._stats.calls += 1
+            self._stats.count_call()
             return self._original.run(reason, args, kwargs, is_fault)
 
     def _serve(
@@ -161,7 +162,18 @@ class Dispatcher:
                 self._prefer(row)
                 self._let_be_native_after(row, args, kwargs)
             return result
-        return self._builds.miss(args, kwargs, missed)
+        return self._miss(args, kwargs, missed)
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
+        """The answer of a call that none of the rows serves."""
+        result = self._builds.miss(args, kwargs, missed)
+        if result is not AGAIN:
+            return result
+        thread.has_waited = True
+        try:
+            return self._serve(args, kwargs, missed)
+        finally:
+            thread.has_waited = False
 
     def _prefer(self, row: Row) -> None:
         # Of paths, one that fits twice running: two that take turns would change places at each call.
@@ -183,7 +195,7 @@ class Dispatcher:
 
     def run_row(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call in Python from where this row's guards are known to hold."""
-        self._stats.calls += 1
+        self._stats.count_call()
         try:
             return self._run(row, args, kwargs)
         except Miss as miss:
@@ -209,10 +221,12 @@ class Dispatcher:
             if row.split.is_left:
                 self._resting = RESTING
             return row.split.run(*args, **kwargs)
-        if row.entry is None or not row.is_ready:
+        if not row.is_ready and not self._builds.await_ready(row):
+            return self._builds.run_meanwhile(args, kwargs)
+        if row.entry is None:
             if row.reason is LOST:
                 self._resting = RESTING
-            return self._original.run(row.reason or "still compiling in the background", args, kwargs, row.is_ready)
+            return self._original.run(row.reason, args, kwargs)
         if row.worth is not None:
             return self._weigh(row, row.worth, args, kwargs)
         return self._run_entry(row, row.entry, args, kwargs)
@@ -315,8 +329,9 @@ class Dispatcher:
     def _record_paths(self, row: Row, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer of a call in which the graph of all ways failed: recorded, as a path of those that replace it."""
         before, row.reason = self._table.rows, reason
+        counted = self._original.counted
         try:
-            result = self._builds.miss(args, kwargs, (row,))
+            result = self._miss(args, kwargs, (row,))
         except BaseException:
             row.reason = ""
             raise
@@ -325,7 +340,8 @@ class Dispatcher:
             if self._table.rows is not before:
                 self._table.rows = tuple(other for other in self._table.rows if other is not row)
                 self._table.withdraw(row)
-        self._original.count(reason)
+        if self._original.counted == counted:  # a call falls back once, for whatever reasons
+            self._original.count(reason)
         return result
 
     def renew_native(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -355,15 +371,10 @@ class Dispatcher:
 
     def stats(self) -> Stats:
         """Counts and entries at this moment."""
-        now = self._stats
-        return Stats(
-            now.calls + self._table.counters.calls,
-            now.builds,
-            now.evictions,
-            dict(now.misses),
-            dict(now.fallbacks),
-            self._table.rows,
-            {in_names(shown(spot), self.state_places): why for spot, why in self._builds.sight.refused.items()},
+        return self._stats.now(
+            calls=self._stats.calls + self._table.counters.calls,
+            rows=self._table.rows,
+            refused={in_names(shown(spot), self.state_places): why for spot, why in self._builds.sight.refused.items()},
         )
 
 

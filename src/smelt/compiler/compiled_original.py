@@ -5,6 +5,7 @@ Invariant: where `strict` or `fullgraph` asks for the compiled program, an error
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -21,6 +22,12 @@ _GRAD_ADVICE = (
 )
 
 
+class _Thread(threading.local):
+    """How many fallbacks of one program this thread has counted."""
+
+    counted: int = 0
+
+
 class Original:
     """The program of one compiled object, and what the user is told when it runs."""
 
@@ -28,6 +35,7 @@ class Original:
         self.target, self.name, self.settings = target, name, settings
         self._stats = stats
         self._warned: set[str] = set()
+        self._thread = _Thread()
 
     @property
     def is_strict(self) -> bool:
@@ -82,11 +90,17 @@ class Original:
         """Tell once how to run the compiled program."""
         self.warn("gradients", _GRAD_ADVICE.format(name=self.name, what=what))
 
+    @property
+    def counted(self) -> int:
+        """How many calls of this thread were counted."""
+        return self._thread.counted
+
     def count(self, reason: str) -> None:
         """Count a call that was not the compiled program's."""
+        self._thread.counted += 1
         if reason not in self._stats.fallbacks:
             tell("breaks", f"{self.name}: a call falls back to eager: {reason}")
-        self._stats.fallbacks[reason] = self._stats.fallbacks.get(reason, 0) + 1
+        self._stats.count_fallback(reason)
 
     def warn(self, key: str, message: str) -> None:
         """One warning for each reason, at the user's own line."""

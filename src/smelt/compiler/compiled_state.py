@@ -92,12 +92,24 @@ class UnderWay:
                 self._changed.wait_for(lambda: self._recorder in (0, thread), until - monotonic())
             self._calls[this] = thread
 
-    def end(self, call: object) -> None:
+    def end(self, call: object | None) -> None:
         """A call has ended."""
         self._calls.pop(call, None)
         if self._recorder:
             with self._changed:
                 self._changed.notify_all()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The call that this thread has begun last does nothing in this block: it waits for who records, maybe."""
+        thread = threading.get_ident()
+        last = next((call for call, one in reversed(list(self._calls.items())) if one == thread), None)
+        self.end(last)
+        try:
+            yield
+        finally:
+            if last is not None:
+                self._calls[last] = thread
 
     @contextmanager
     def alone(self) -> Iterator[None]:

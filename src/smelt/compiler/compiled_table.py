@@ -133,7 +133,7 @@ class Table:
 
     def count_miss(self, text: str) -> None:
         """Count a guard that failed, by its text."""
-        self._stats.misses[text] = self._stats.misses.get(text, 0) + 1
+        self._stats.count_miss(text)
 
     def _storming(self) -> str:
         """What kept the row that was used last from serving: of the place where that is so most often, the latest."""

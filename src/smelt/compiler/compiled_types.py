@@ -6,9 +6,11 @@ run's answer is the first call's answer.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -178,8 +180,9 @@ class ObservedProgram:
     target: the function or module itself (for its parameters, names, signature). next_path: other ways through it are
     kept as recorded paths already. freedom: the sizes and numbers that are to be free. state: the places that it is
     called with (`smelt.capture.state`). replaced: places of objects that differ from call to call, to be known by their
-    parts. alone: keeps other calls away while it runs. raised: this run, should it raise. learnt: by its stagings, one
-    for each choice of sizes that are free. attempts: those that came to nothing, in earlier builds, too.
+    parts. alone: keeps other calls away while it runs. took: is told how long it ran. raised: this run, should it
+    raise. learnt: by its stagings, one for each choice of sizes that are free. attempts: those that came to nothing, in
+    earlier builds, too.
     """
 
     def __init__(
@@ -193,9 +196,10 @@ class ObservedProgram:
         state: Sequence[Place] = (),
         replaced: Collection[str] = (),
         alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+        took: Callable[[float], None] = lambda seconds: None,
         attempts: Attempts | None = None,
     ) -> None:
-        self._alone = alone
+        self._alone, self._took = alone, took
         self.attempts = Attempts() if attempts is None else attempts
         self.target = target
         self.name = name
@@ -231,8 +235,9 @@ class ObservedProgram:
         try:
             heap = ArgumentHeap(args, kwargs, replaced=self.replaced)
             with self._alone(), record_reads({self.name: self.target}, args, kwargs, heap, self.state) as log:
-                self.raised.log = log
+                self.raised.log, start = log, perf_counter()
                 self.result = self.target(*args, **without_state(kwargs))
+                self._took(perf_counter() - start)
         except BaseException as error:
             self.error = error
             raise
@@ -242,6 +247,9 @@ class ObservedProgram:
 
 # Calls that an entry may fail in, at first and of all later ones: one in so many.
 _FEW_FAILURES, _RARE = 4, 8
+
+
+_COUNTING = threading.Lock()  # of calls: `+=` of two threads at once counts one of them
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -277,11 +285,12 @@ class Row:
     number: int = -1
     _hits: int = 0
     _used: int = 0
+    _forgotten: NativeRow | None = None
 
     @property
     def hits(self) -> int:
         """Calls for which the guards held."""
-        return self._hits + (self.native.hits if self.native is not None else 0)
+        return self._hits + sum(one.hits for one in (self.native, self._forgotten) if one is not None)
 
     @property
     def used(self) -> int:
@@ -290,7 +299,8 @@ class Row:
 
     def hit(self, now: int, times: int = 1) -> None:
         """Count a call that was not counted natively."""
-        self._hits += times
+        with _COUNTING:
+            self._hits += times
         self._used = now
 
     def fits_again(self, front: Row) -> bool:
@@ -304,7 +314,8 @@ class Row:
 
     def missed(self) -> None:
         """Take the last hit back: the guards held, and the call took another path."""
-        self._hits -= 1
+        with _COUNTING:
+            self._hits -= 1
         if self.paths is not None:
             self.paths.misses += 1
 
@@ -317,7 +328,10 @@ class Row:
 
     def forget_native(self) -> None:
         """Make the native row anew at the next chance: what it was made of has changed."""
-        self._hits, self._used, self.native, self.may_be_native = self.hits, self.used, None, True
+        with _COUNTING:
+            # Another thread may be on its way through it, and still be counted there.
+            self._hits += self._forgotten.hits if self._forgotten is not None else 0
+            self._used, self._forgotten, self.native, self.may_be_native = self.used, self.native, None, True
 
 
 _MOST_SHOWN = 4  # compiled entries that have a line each in the text of counts; more have one together
@@ -338,6 +352,32 @@ class Stats:
     fallbacks: dict[str, int] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
+
+    def count_call(self) -> None:
+        """Count a call that native code did not serve."""
+        with _COUNTING:
+            self.calls += 1
+
+    def count_builds(self, times: int) -> None:
+        """Count builds, or take them back."""
+        with _COUNTING:
+            self.builds += times
+
+    def count_fallback(self, reason: str) -> None:
+        """Count a call that was not the compiled program's."""
+        with _COUNTING:
+            self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+
+    def count_miss(self, text: str) -> None:
+        """Count a guard that failed."""
+        with _COUNTING:
+            self.misses[text] = self.misses.get(text, 0) + 1
+
+    def now(self, **more: Any) -> Stats:
+        """The counts at this moment, some of them others."""
+        with _COUNTING:
+            copied = replace(self, misses=dict(self.misses), fallbacks=dict(self.fallbacks))
+        return replace(copied, **more)
 
     @property
     def entries(self) -> list[Row]:
