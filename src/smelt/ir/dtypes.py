@@ -62,6 +62,11 @@ class DType(enum.Enum):
         """Whether values are integers (bool counted apart)."""
         return self.kind in ("int", "uint")
 
+    @property
+    def is_half(self) -> bool:
+        """Whether its elements are floating-point numbers of 16 bits, in which torch stores but does not compute."""
+        return self.kind == "float" and self.itemsize == 2
+
     def __str__(self) -> str:
         return self.label
 

@@ -19,7 +19,7 @@ from smelt.rewrite import Rewriter
 
 _AUTOCAST = re.compile(r"\s*autocast\((bf16|f16)\)\s*;?")
 _OFF = re.compile(r"\s*autocast\((?:cpu, )?off\)\s*;?")
-_LOW = (DType.BF16, DType.F16)
+
 # What torch makes of operators that autocast leaves alone.
 _UNTOUCHED = frozenset(
     f"aten.{name}" for name in (
@@ -85,7 +85,7 @@ def _floating(value: Value) -> TensorType | None:
     type_ = value.type
     if not isinstance(type_, TensorType) or type_.device != "cpu":
         return None
-    return type_ if type_.dtype in (DType.F32, *_LOW) else None
+    return type_ if type_.dtype is DType.F32 or type_.dtype.is_half else None
 
 
 def _widest(dtypes: Sequence[DType]) -> DType | None:

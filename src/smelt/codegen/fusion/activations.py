@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from smelt.codegen.fusion.index import Idx, Unfusible
 from smelt.codegen.fusion.pointwise import clamped, formula, result_dtype, unary
-from smelt.codegen.fusion.promote import INTEGERS, is_float, math_dtype
+from smelt.codegen.fusion.promote import is_float, math_dtype
 from smelt.codegen.fusion.pull import Pull, Rule
 from smelt.codegen.kernels.nest import Expr
+from smelt.codegen.kernels.operations import INTEGERS
 from smelt.ir import DType, Node
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946

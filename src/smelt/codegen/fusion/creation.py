@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from smelt.codegen.fusion.index import Idx, Unfusible
 from smelt.codegen.fusion.pointwise import result_dtype
-from smelt.codegen.fusion.promote import INTEGERS, NUMBER_TYPES
+from smelt.codegen.fusion.promote import NUMBER_TYPES
 from smelt.codegen.fusion.pull import FAR, Pull, Rule
 from smelt.codegen.kernels.nest import Expr
+from smelt.codegen.kernels.operations import INTEGERS
 from smelt.ir import DType, Node, Value
 
 

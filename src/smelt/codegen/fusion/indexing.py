@@ -273,7 +273,7 @@ def _glu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     sizes = sizes_of(call["self"])
     dim = call["dim"] % len(sizes)
-    m = DType.F32 if out in (DType.F16, DType.BF16) else out
+    m = DType.F32 if out.is_half else out
     a = p.cast(p.element(call["self"], idx), m)
     b = p.cast(p.element(call["self"], _replaced(idx, dim, idx[dim].scaled(1, sizes[dim] // 2))), m)
     return p.cast(p.op("mul", m, a, p.op("sigmoid", m, b)), out)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smelt.codegen.fusion.index import Idx, Ix
-from smelt.codegen.fusion.promote import DTYPES
 from smelt.codegen.fusion.pull import Pull
+from smelt.codegen.kernels.operations import DTYPES
 from smelt.codegen.lower.plain import is_plain
 from smelt.ir import DType, Node, TensorType, Value
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smelt.codegen.fusion.index import Idx, Unfusible
-from smelt.codegen.fusion.promote import INTEGERS, LARGEST, NUMBER_TYPES, common_dtype, is_float, math_dtype
+from smelt.codegen.fusion.promote import LARGEST, NUMBER_TYPES, common_dtype, is_float, math_dtype
 from smelt.codegen.fusion.pull import Pull, Rule
 from smelt.codegen.kernels.nest import Const, Expr
+from smelt.codegen.kernels.operations import INTEGERS
 from smelt.ir import FLOAT, INT, Arg, DType, Node, TensorType, Value
 from smelt.ir.sizes import equals, is_symbolic
 

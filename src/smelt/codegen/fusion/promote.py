@@ -11,14 +11,10 @@ import torch
 
 from smelt.codegen.fusion.index import Unfusible
 from smelt.codegen.kernels.nest import Const
+from smelt.codegen.kernels.operations import FLOATS, INTEGERS
 from smelt.ir import BOOL, FLOAT, INT, Arg, DType, TensorType, Type, Value
 from smelt.ir.sizes import is_symbolic, late_float
 from smelt.ops.convert import dtype_from_torch, dtype_to_torch
-
-FLOATS = (DType.F32, DType.F64, DType.F16, DType.BF16)
-INTEGERS = (DType.U8, DType.I8, DType.I16, DType.I32, DType.I64)
-DTYPES = frozenset((*FLOATS, *INTEGERS, DType.BOOL))
-"""The element types that nests take."""
 
 LIMITS = {d: (int(torch.iinfo(dtype_to_torch(d)).min), int(torch.iinfo(dtype_to_torch(d)).max)) for d in INTEGERS}
 LARGEST = {
@@ -48,7 +44,7 @@ def is_float(dtype: DType) -> bool:
 
 def math_dtype(dtype: DType) -> DType:
     """The dtype in which torch computes inside one operator: f32 for the half types."""
-    return DType.F32 if dtype in (DType.F16, DType.BF16) else dtype
+    return DType.F32 if dtype.is_half else dtype
 
 
 def common_dtype(args: Iterable[Arg]) -> DType:

@@ -28,9 +28,8 @@ from smelt.codegen.fusion.index import (
     reshaped,
     unravelled,
 )
-from smelt.codegen.fusion.promote import DTYPES, INTEGERS, LARGEST, LIMITS, NUMBER_TYPES, number
+from smelt.codegen.fusion.promote import LARGEST, LIMITS, NUMBER_TYPES, number
 from smelt.codegen.kernels.nest import (
-    OPS,
     POSITIONS,
     Buffer,
     Const,
@@ -49,6 +48,7 @@ from smelt.codegen.kernels.nest import (
     Statement,
     Store,
 )
+from smelt.codegen.kernels.operations import DTYPES, INTEGERS, OPS
 from smelt.codegen.kernels.sizes import at_most
 from smelt.codegen.lower.geometry import Geometry
 from smelt.ir import Arg, DType, Node, TensorType, Value
@@ -344,8 +344,8 @@ class Pull:
 
     def op(self, name: str, dtype: DType, *args: Expr) -> Expr:
         """An operation, made once for equal operands."""
-        if OPS[name] != len(args):
-            raise ValueError(f"{name} takes {OPS[name]} operands")
+        if OPS[name].arity != len(args):
+            raise ValueError(f"{name} takes {OPS[name].arity} operands")
         if dtype not in DTYPES:
             raise Unfusible(f"{dtype} is no type of a nest")
         return self._named(Op(name, args, dtype), (name, dtype, *map(_key, args)))

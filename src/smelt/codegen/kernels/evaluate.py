@@ -28,6 +28,7 @@ from smelt.codegen.kernels.nest import (
     Scan,
     Store,
 )
+from smelt.codegen.kernels.operations import OPS
 from smelt.ir import DType
 from smelt.ops.convert import dtype_to_torch
 
@@ -156,35 +157,9 @@ def _flat(tensor: Tensor) -> Tensor:
 # --- operations ------------------------------------------------------------------------------------------------------
 
 
-def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    if a.dtype == torch.float32:
-        return (a.double() * b.double() + c.double()).float()
-    return torch.addcmul(c, a, b) if a.dtype == torch.float64 else (a.float() * b.float() + c.float()).to(a.dtype)
-
-
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x != 0 if dtype == torch.bool else x.to(dtype)
 
-
-def _shift(f: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda a, b: f(a, b.to(a.dtype))
-
-
-_OPERATIONS: dict[str, Callable[..., Tensor]] = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
-    "idiv": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-    "floordiv": lambda a, b: torch.div(a, b, rounding_mode="floor"),
-    "rem": torch.remainder, "fmod": torch.fmod, "neg": torch.neg, "abs": torch.abs, "sign": torch.sign,
-    "min": torch.minimum, "max": torch.maximum, "fmin": torch.fmin, "fmax": torch.fmax, "fma": _fma,
-    "pow": torch.pow, "copysign": torch.copysign,
-    "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
-    "isnan": torch.isnan, "isinf": torch.isinf, "signbit": torch.signbit,
-    "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor, "not": torch.bitwise_not,
-    "shl": _shift(torch.bitwise_left_shift), "shr": _shift(torch.bitwise_right_shift),
-    "select": torch.where, "frac": torch.frac, "recip": torch.reciprocal, "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"), "silu": torch.nn.functional.silu,
-    "softplus": torch.nn.functional.softplus, "mish": torch.nn.functional.mish,
-}  # fmt: skip
 
 _SCANS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "sum": lambda x, dim: torch.cumsum(x, dim, dtype=x.dtype),
@@ -198,8 +173,7 @@ def _operation(op: str, args: Sequence[Tensor], dtype: DType) -> Tensor:
     wanted = dtype_to_torch(dtype)
     if op == "cast":
         return _cast(args[0], wanted)
-    found = _OPERATIONS.get(op) or getattr(torch, op)
-    result: Tensor = found(*args)
+    result = OPS[op].meaning(*args)
     if result.dtype != wanted:
         raise TypeError(f"{op} of {', '.join(str(a.dtype) for a in args)} is {result.dtype}, not {wanted}")
     return result

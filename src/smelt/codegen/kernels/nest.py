@@ -109,7 +109,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operation of `OPS` on expressions. Its dtype is the result's; operands are cast explicitly."""
+    """An operation of `operations.OPS` on expressions. Its dtype is the result's; operands are cast explicitly."""
 
     op: str
     args: tuple[Expr, ...]
@@ -120,28 +120,6 @@ Expr: TypeAlias = Const | Position | Load | Ref | Op
 
 ACC = "acc"
 """The name under which an epilogue refers to the contraction's element (f32 before any rounding)."""
-
-OPS: dict[str, int] = {
-    # floating point and integers, operands of the result's dtype. min and max give NaN if either is NaN; rem has the
-    # divisor's sign (torch.remainder), fmod the dividend's; idiv truncates, floordiv rounds down (integers and floats).
-    "add": 2, "sub": 2, "mul": 2, "div": 2, "idiv": 2, "floordiv": 2, "rem": 2, "fmod": 2, "neg": 1, "abs": 1,
-    "sign": 1, "min": 2, "max": 2, "fmin": 2, "fmax": 2, "fma": 3, "pow": 2, "copysign": 2,
-    # comparisons of two operands of one dtype; bool result (ordered: false with NaN, but ne)
-    "eq": 2, "ne": 2, "lt": 2, "le": 2, "gt": 2, "ge": 2, "isnan": 1, "isinf": 1, "signbit": 1,
-    # bits of bools and integers; shifts as torch's (by the width or more: 0, or the sign for shr)
-    "and": 2, "or": 2, "xor": 2, "not": 1, "shl": 2, "shr": 2,
-    # select(bool, a, b); cast to the Op's dtype as torch's `to` (float to int truncates, to bool is != 0)
-    "select": 3, "cast": 1,
-    # floating point
-    "floor": 1, "ceil": 1, "trunc": 1, "round": 1, "frac": 1, "sqrt": 1, "rsqrt": 1, "recip": 1,
-    "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log10": 1, "log1p": 1,
-    "sin": 1, "cos": 1, "tan": 1, "asin": 1, "acos": 1, "atan": 1, "atan2": 2,
-    "sinh": 1, "cosh": 1, "tanh": 1, "asinh": 1, "acosh": 1, "atanh": 1,
-    "erf": 1, "erfc": 1, "lgamma": 1, "hypot": 2,
-    # whole activations, so that each has its own accurate formula (gelu: erf form)
-    "sigmoid": 1, "silu": 1, "gelu": 1, "gelu_tanh": 1, "softplus": 1, "mish": 1,
-}  # fmt: skip
-"""Operations and their number of operands."""
 
 # --- statements -------------------------------------------------------------------------------------------------------
 

@@ -1,15 +1,15 @@
 """One operation of the loop-nest language on vectors: torch's meaning of it, in every dtype.
 
 In registers bool is `i1`, f16 and bf16 are `float` holding a number of the narrow type (`lanes_types.register_type`),
-all else has its own type. Invariant: `SUPPORTED` names exactly what `emit` takes; a name outside raises.
+all else has its own type. Invariant: `emit` takes an operation on exactly the dtypes that its record names.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
 
+from smelt.codegen.kernels.operations import OPS
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.llvm.lanes_bits import LaneBits, to_bfloat, to_half
 from smelt.codegen.llvm.lanes_integers import LaneIntegers
@@ -22,56 +22,17 @@ from smelt.codegen.llvm.vmath_trig import Trigonometry
 from smelt.diag import InternalError
 from smelt.ir import DType
 
-FLOATS: Final = (DType.F16, DType.BF16, DType.F32, DType.F64)
-INTEGERS: Final = (DType.U8, DType.I8, DType.I16, DType.I32, DType.I64)
-DTYPES: Final = (DType.BOOL, *INTEGERS, *FLOATS)
-"""The element types of own kernels."""
-
 _ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
 _COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
-_EXPONENTIAL = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc", "tanh",
-    "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "mish", "rsqrt",
-)  # fmt: skip
-_TRIGONOMETRIC = ("sin", "cos", "tan")
-_INVERSE = (
-    "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "hypot", "pow",
-)  # fmt: skip
-# Results of these are operands or small numbers, so a narrow type holds them without rounding.
-_EXACT = frozenset(
-    {"neg", "abs", "sign", "min", "max", "fmin", "fmax", "copysign", "select", "floor", "ceil", "trunc", "round"}
-)
-_BOOL_OPS = frozenset({"add", "mul", "min", "max", "and", "or", "xor", "not", "select", "cast", *_COMPARE})
-_INT_OPS = frozenset(
-    {"add", "sub", "mul", "idiv", "floordiv", "rem", "fmod", "neg", "abs", "sign", "min", "max", "and", "or", "xor",
-     "not", "shl", "shr", "select", "cast", *_COMPARE}
-)  # fmt: skip
-_FLOAT_OPS = frozenset(
-    {*_ARITHMETIC, *_ROUNDING, *_COMPARE, *_EXPONENTIAL, *_TRIGONOMETRIC, *_INVERSE, "neg", "abs", "sign", "min", "max",
-     "fmin", "fmax", "fma", "copysign", "isnan", "isinf", "signbit", "frac", "sqrt", "recip", "select", "cast", "idiv",
-     "floordiv", "rem", "fmod"}
-)  # fmt: skip
 _NEEDS_FMA = frozenset({"fmod", "rem", "floordiv"})
-
-SUPPORTED: Final[frozenset[tuple[str, DType]]] = frozenset(
-    {(op, d) for op in _BOOL_OPS for d in (DType.BOOL,)}
-    | {(op, d) for op in _INT_OPS for d in INTEGERS}
-    | {(op, d) for op in _FLOAT_OPS for d in FLOATS}
-    # eager rounds within floordiv of the narrow floats, in ways of its own
-    - {("floordiv", d) for d in (DType.F16, DType.BF16)}
-)
-"""(operation, dtype of its operands); for `select` the dtype chosen from, for `cast` the dtype cast from."""
-
-BOOL_RESULTS: Final = frozenset({*_COMPARE, "isnan", "isinf", "signbit"})
-"""Operations whose result is bool whatever their operands are."""
 
 
 def is_supported(op: str, operand: DType, isa: Isa) -> bool:
     """Whether a kernel for this instruction set can do the operation on operands of a dtype."""
     if not has_fma(isa) and ((op in _NEEDS_FMA and operand.is_floating) or (op == "pow" and operand is DType.F64)):
         return False
-    return (op, operand) in SUPPORTED
+    return operand in OPS[op].operands
 
 
 class ExprEmitter:
@@ -115,10 +76,10 @@ class ExprEmitter:
         """One operation with a result of `dtype`; `operand` is the operands' dtype where it differs (comparisons of
         numbers, the source of a cast).
 
-        Raises: InternalError if it is not in `SUPPORTED`.
+        Raises: InternalError if the operation does not take that dtype.
         """
         source = dtype if operand is None else operand
-        if (op, source) not in SUPPORTED:
+        if source not in OPS[op].operands:
             raise InternalError(f"no vector code for {op} of {source}")
         if op == "cast":
             return self.bits.cast(args[0], source, dtype)
@@ -134,10 +95,10 @@ class ExprEmitter:
 
     def _floating(self, op: str, dtype: DType, args: list[str]) -> str:
         bits = 64 if dtype is DType.F64 else 32
-        if op == "idiv" and dtype in (DType.F16, DType.BF16):
+        if op == "idiv" and dtype.is_half:
             return self._arith[32].rounded("trunc", self.emit("div", dtype, args))
         result = self._float_result(op, bits, args)
-        if op in BOOL_RESULTS or op in _EXACT or dtype in (DType.F32, DType.F64):
+        if OPS[op].gives_bool or OPS[op].exact or not dtype.is_half:
             return result
         return self.bits.round_to(result, dtype)
 
@@ -149,14 +110,15 @@ class ExprEmitter:
             return m.cmp(_COMPARE[op], args[0], args[1])
         if op in _ROUNDING:
             return m.rounded(_ROUNDING[op], args[0])
-        if op in _EXPONENTIAL:
-            return str(getattr(self._math[bits], op)(*args))
-        if op in _TRIGONOMETRIC:
-            return str(getattr(Trigonometry(m), op)(*args))
-        if op in _INVERSE:
-            return str(getattr(InverseMath(self._math[bits]), op)(*args))
-        if op in ("fmod", "rem", "floordiv", "idiv"):
-            return str(getattr(LaneModulo(m), op)(*args))
+        match OPS[op].family:
+            case "exponential":
+                return str(getattr(self._math[bits], op)(*args))
+            case "trigonometric":
+                return str(getattr(Trigonometry(m), op)(*args))
+            case "inverse":
+                return str(getattr(InverseMath(self._math[bits]), op)(*args))
+            case "modulo":
+                return str(getattr(LaneModulo(m), op)(*args))
         return str(getattr(self, f"_{op}")(m, *args))
 
     # --- floats

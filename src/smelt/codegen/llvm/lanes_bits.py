@@ -171,7 +171,7 @@ class LaneBits:
         if target.is_floating:
             if element != wanted:
                 a = self._convert("fptrunc" if element == "double" else "fpext", a, element, wanted)
-            return self.round_to(a, target) if target in (DType.F16, DType.BF16) else a
+            return self.round_to(a, target) if target.is_half else a
         # Through 32 or 64 bits: out of range a narrow integer keeps the low bits, as eager's code does.
         middle = "i64" if target is DType.I64 else "i32"
         whole = self._convert("fptosi", a, element, middle)
@@ -187,4 +187,4 @@ class LaneBits:
                 return self._convert("trunc", a, element, wanted)
             return self._convert("zext" if unsigned else "sext", a, element, wanted)
         result = self._convert("uitofp" if unsigned else "sitofp", a, element, wanted)
-        return self.round_to(result, target) if target in (DType.F16, DType.BF16) else result
+        return self.round_to(result, target) if target.is_half else result

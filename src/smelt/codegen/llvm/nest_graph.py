@@ -25,31 +25,17 @@ from smelt.codegen.kernels.nest import (
     Scan,
     Store,
 )
-from smelt.codegen.llvm.lanes import BOOL_RESULTS
+from smelt.codegen.kernels.operations import OPS
 from smelt.ir import DType
 
 KEEP_COST = 10.0
 """A value worth this many additions is kept for the next pass; a row of scratch costs a store and a load."""
 
-_OP_COST = {
-    "div": 4.0, "recip": 4.0, "sqrt": 5.0, "rsqrt": 8.0, "select": 1.0, "cast": 1.0,
-    "exp": 14.0, "exp2": 20.0, "expm1": 20.0, "log": 22.0, "log2": 40.0, "log10": 40.0, "log1p": 30.0,
-    "tanh": 28.0, "erf": 34.0, "erfc": 90.0, "sigmoid": 18.0, "silu": 18.0, "gelu": 20.0, "gelu_tanh": 24.0,
-    "softplus": 46.0, "mish": 22.0, "sin": 45.0, "cos": 45.0, "tan": 60.0, "pow": 80.0,
-    "fmod": 15.0, "rem": 18.0, "floordiv": 25.0, "idiv": 8.0,
-}  # fmt: skip
-_OTHER_FUNCTION = 60.0
-_SIMPLE = frozenset(
-    {"add", "sub", "mul", "neg", "abs", "sign", "min", "max", "fmin", "fmax", "fma", "copysign", "eq", "ne", "lt", "le",
-     "gt", "ge", "isnan", "isinf", "signbit", "and", "or", "xor", "not", "shl", "shr", "floor", "ceil", "trunc",
-     "round", "frac"}
-)  # fmt: skip
-
 
 def op_cost(op: str, dtype: DType) -> float:
     """How many vector additions an operation costs, roughly."""
-    cost = 1.0 if op in _SIMPLE else _OP_COST.get(op, _OTHER_FUNCTION)
-    if dtype in (DType.BF16, DType.F16):
+    cost = OPS[op].cost
+    if dtype.is_half:
         cost += 3.0
     return cost * (2.0 if dtype is DType.F64 and cost > 4 else 1.0)
 
@@ -193,7 +179,7 @@ class Graph:
                 args = tuple(self.value(a) for a in parts)
                 if op == "cast" and args[0].dtype is dtype:
                     return args[0]
-                operand = args[-1].dtype if op in BOOL_RESULTS or op == "cast" else dtype
+                operand = args[-1].dtype if OPS[op].gives_bool or op == "cast" else dtype
                 return self._combined(
                     ("op", op, dtype, tuple(a.number for a in args)), expr, dtype, args, 0, op_cost(op, operand)
                 )

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from smelt.codegen.kernels.nest import Buffer, Nest, Op
+from smelt.codegen.kernels.operations import DTYPES
 from smelt.codegen.kernels.sizes import at_most
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.llvm.lanes import DTYPES, is_supported
+from smelt.codegen.llvm.lanes import is_supported
 from smelt.codegen.llvm.nest_directed import directed
 from smelt.codegen.llvm.nest_frame import Frame
 from smelt.codegen.llvm.nest_graph import Graph, operand_dtype

@@ -40,7 +40,7 @@ class Accumulator:
         self.result = source.dtype
         self.fn, self.emitters, self.index = fn, emitters, index
         # bf16 and f16 accumulate in f32, and are rounded at the end; extremes of bools are found among bytes.
-        self.dtype: DType = DType.F32 if source.dtype in (DType.F16, DType.BF16) else source.dtype
+        self.dtype: DType = DType.F32 if source.dtype.is_half else source.dtype
         if self.is_arg:
             self.dtype = {DType.F16: DType.F32, DType.BF16: DType.F32, DType.BOOL: DType.U8}.get(operand, operand)
         self.operand = operand

@@ -84,7 +84,7 @@ def accesses(graph: Graph) -> Iterator[tuple[Index, DType, Value | StoreValue]]:
 def lane_count(graph: Graph, isa: Isa) -> int:
     """Lanes of a vector: a register full of the widest type, but of 4 bytes where there are floats of 4."""
     nbytes = 4 * isa.f32_lanes
-    widths = {max(v.dtype.itemsize, 4 if v.dtype in (DType.F16, DType.BF16) else 1) for v in graph.values}
+    widths = {max(v.dtype.itemsize, 4 if v.dtype.is_half else 1) for v in graph.values}
     widths |= {graph.nest.buffers[s.source.buffer].dtype.itemsize for s in graph.stores}
     if DType.F64 in {v.dtype for v in graph.values} or 4 not in widths:
         return max(nbytes // max(widths), 1)

@@ -28,8 +28,9 @@ from smelt.codegen.fusion.rules import RULES
 from smelt.codegen.fusion.schedule import schedule
 from smelt.codegen.kernels.evaluate import evaluate_nest
 from smelt.codegen.kernels.nest import Nest, Op, expressions, walk
+from smelt.codegen.kernels.operations import OPS
 from smelt.codegen.llvm.isa import Isa, host_isa
-from smelt.codegen.llvm.lanes import BOOL_RESULTS, is_supported
+from smelt.codegen.llvm.lanes import is_supported
 from smelt.codegen.llvm.nest_ir import EmittedKernel, emit_nests
 from smelt.codegen.lower.builder import Place, Storage
 from smelt.codegen.lower.context import Context, tensor_type
@@ -379,6 +380,6 @@ def refusal(nest: Nest, isa: Isa) -> str | None:
 
 def _deciding(part: Op) -> DType:
     """The dtype by which an operation is known: what it compares, casts from or chooses."""
-    if part.op in BOOL_RESULTS or part.op == "cast":
+    if OPS[part.op].gives_bool or part.op == "cast":
         return part.args[0].dtype
     return part.dtype
