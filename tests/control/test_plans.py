@@ -113,7 +113,7 @@ I_UNARY: dict[Arith, Callable[..., Any]] = {
     Arith.I_FLOAT: float, Arith.I_BOOL: bool,
 }  # fmt: skip
 F_BINARY: dict[Arith, Callable[..., Any]] = {
-    Arith.F_ADD: operator.add, Arith.F_SUB: operator.sub, Arith.F_MUL: operator.mul, Arith.F_DIV: operator.truediv,
+    Arith.F_ADD: operator.add, Arith.F_SUB: operator.sub, Arith.F_MUL: operator.mul, Arith.F_TRUEDIV: operator.truediv,
     Arith.F_EQ: operator.eq, Arith.F_NE: operator.ne, Arith.F_LT: operator.lt, Arith.F_LE: operator.le,
     Arith.F_GT: operator.gt, Arith.F_GE: operator.ge, Arith.F_MIN: min, Arith.F_MAX: max,
 }  # fmt: skip

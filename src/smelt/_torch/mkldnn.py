@@ -8,10 +8,12 @@ every batch size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from smelt._torch import shim
 
@@ -21,18 +23,27 @@ CONVOLUTION = "aoti_torch_cpu_mkldnn__convolution_pointwise"
 CONVOLUTION_BINARY = "aoti_torch_cpu_mkldnn__convolution_pointwise_binary"
 MKL_LINEAR = "aoti_torch_cpu__mkl_linear"
 
-# What oneDNN fuses behind a product: its name, and how many scalars and which algorithms it takes.
-POST_OPS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "none": (0, ()),
-    "relu": (0, ()),
-    "sigmoid": (0, ()),
-    "tanh": (0, ()),
-    "swish": (0, ()),
-    "hardswish": (0, ()),
-    "gelu": (0, ("none", "tanh")),
-    "leaky_relu": (1, ()),
-    "hardtanh": (2, ()),
-}
+
+@dataclass(frozen=True, slots=True)
+class PostOp:
+    """What oneDNN fuses behind a product: its name there, the operator, and the same in eager's own."""
+
+    name: str
+    op: str
+    eager: Callable[..., torch.Tensor]
+
+
+POST_OPS = (
+    PostOp("none", "", lambda x: x),
+    PostOp("relu", "aten.relu.default", torch.relu),
+    PostOp("sigmoid", "aten.sigmoid.default", torch.sigmoid),
+    PostOp("tanh", "aten.tanh.default", torch.tanh),
+    PostOp("swish", "aten.silu.default", F.silu),
+    PostOp("hardswish", "aten.hardswish.default", F.hardswish),
+    PostOp("gelu", "aten.gelu.default", F.gelu),
+    PostOp("leaky_relu", "aten.leaky_relu.default", F.leaky_relu),
+    PostOp("hardtanh", "aten.hardtanh.default", F.hardtanh),
+)
 
 
 def _operator(namespace: str, name: str) -> Any:

@@ -1,8 +1,8 @@
 """What each operation of the loop-nest language costs, in vector additions of f32: where `KernelOp.cost` comes from.
 
-A kernel sums `op(x + c)` over an array in the first cache for `COPIES` numbers c; the same kernel without the operation
-is taken off, and what is left is divided by the operation's copies and by the time of one more addition. One thread, the
-least of `TRIALS` runs each, in turn. Run as `python -m smelt.bench.kernel_operations`.
+A kernel sums `op(x + c)` over an array in the first cache for `COPIES` numbers c; the time of the same kernel without
+the operation is subtracted, and the rest is divided by the time of one more addition at each place. One thread; the
+least of `TRIALS` runs of each kernel, interleaved. Run as `python -m smelt.bench.kernel_operations`.
 """
 
 from __future__ import annotations

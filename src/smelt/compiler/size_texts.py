@@ -13,10 +13,11 @@ from types import CodeType
 
 from smelt.capture.dynamic.spec import SizeFacts, SizeGuard
 from smelt.diag import InternalError, PackageError
+from smelt.ir.python_operators import COMPARISON_NAMES, COMPARISONS
 from smelt.runtime.guard_sizes import FUNCTIONS, SizeCheck, names_in, parsed
 
 _SIGNS = {ast.LtE: "<=", ast.Lt: "<", ast.Eq: "==", ast.NotEq: "!=", ast.GtE: ">=", ast.Gt: ">"}
-_MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
+_MIRRORED = {o.symbol: COMPARISON_NAMES[o.swapped].symbol for o in COMPARISONS}
 
 
 def readable(text: str, floats: Collection[str] = ()) -> str:

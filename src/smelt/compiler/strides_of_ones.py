@@ -25,21 +25,15 @@ from smelt.capture.spans import is_smelts
 from smelt.capture.staging import patches
 from smelt.ir import Graph, Node, TensorType, Value, values_in
 from smelt.ir.nodes import Region
+from smelt.ir.python_operators import COMPARISONS
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 
-_CARRYING = frozenset(
-    f"aten.{name}"
-    for name in (
-        "view.default", "reshape.default", "_unsafe_view.default", "unsqueeze.default", "squeeze.default",
-        "squeeze.dim", "squeeze.dims", "select.int", "slice.Tensor", "transpose.int", "permute.default", "t.default",
-        "expand.default", "alias.default", "detach.default", "clone.default", "_to_copy.default",
-    )
-)  # fmt: skip
+_CARRYING = where(Trait.CARRIES_STRIDES)
 """Their results have strides that follow from the first operand's."""
 _TOLD = frozenset(("aten.sym_size.int", "aten.size.int", "aten.sym_numel.default", "aten.numel.default"))
 """Sizes alone."""
-_OF_ONE = frozenset(
-    f"aten.{name}.{kind}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for kind in ("Scalar", "Tensor")
-)
+_OF_ONE = frozenset(f"aten.{o.name}.{kind}" for o in COMPARISONS for kind in ("Scalar", "Tensor"))
 """Pointwise, into memory of their own: with one element all strides are 1."""
 _ASKING = ("stride", "dim_order", "numpy", "__array", "dlpack", "_layout", "is_strides_like", "__repr__")
 """In the names of what tells strides, or hands them on to what does."""

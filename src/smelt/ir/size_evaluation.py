@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from smelt.ir.python_operators import FUNCTIONS
 from smelt.ir.size_numbers import Size, SizeFloat
 from smelt.ir.size_terms import Poly
 from smelt.ir.size_trace import Division, FloatExpr, Guard, Late, Rounded, Symbol, Trace
 
-_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow,
-}  # fmt: skip
 _ROUNDINGS: dict[str, Callable[[float], int]] = {
     "floor": math.floor, "ceil": math.ceil, "round": round, "trunc": math.trunc,
-}  # fmt: skip
-_RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
 
 
@@ -66,8 +60,8 @@ class Evaluation:
         """Whether a comparison comes out as it did."""
         if guard.floats is not None:
             left, right = map(self.float, guard.floats)
-            return _RELATIONS[guard.relation](left, right) is guard.outcome
-        return _RELATIONS[guard.relation](self.poly(guard.poly), 0)
+            return FUNCTIONS[guard.relation](left, right) is guard.outcome
+        return FUNCTIONS[guard.relation](self.poly(guard.poly), 0)
 
     def poly(self, p: Poly) -> int:
         """A polynomial."""
@@ -88,7 +82,7 @@ class Evaluation:
             case ("atom", index):
                 return self._atom(index)
             case (symbol, left, right):
-                return _OPERATORS[symbol](self.float(left), self.float(right))
+                return FUNCTIONS[symbol](self.float(left), self.float(right))
         raise AssertionError(e)
 
     def _atom(self, index: int) -> Any:

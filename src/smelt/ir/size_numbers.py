@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from smelt.ir import size_terms as terms
+from smelt.ir.python_operators import FUNCTIONS
 from smelt.ir.size_division import quotient, remainder
 from smelt.ir.size_terms import Poly
 from smelt.ir.size_trace import INFINITY, Bounds, FloatExpr, Rounded, Trace
@@ -152,7 +153,7 @@ class Size(_Int):
 
     def _compare(self, relation: Literal["<", "<=", "=="], left: Any, right: Any) -> bool:
         if not self.trace.is_open:
-            return _RELATIONS[relation](*(self._ended() if x is self else x for x in (left, right)))
+            return FUNCTIONS[relation](*(self._ended() if x is self else x for x in (left, right)))
         difference = terms.add(_poly(self, left), _poly(self, right), -1)
         return self.trace.compare(relation, difference, _value(left) - _value(right))
 
@@ -250,10 +251,10 @@ class SizeFloat(_Float):
         if type(other) not in _NUMBERS:
             return NotImplemented
         if not self.trace.is_open:
-            return _OPERATORS[symbol](*((other, self._ended()) if is_swapped else (self._ended(), other)))
+            return FUNCTIONS[symbol](*((other, self._ended()) if is_swapped else (self._ended(), other)))
         a, b = (other, self) if is_swapped else (self, other)
         (left, low), (right, high) = _tree(self.trace, a), _tree(self.trace, b)
-        number = _OPERATORS[symbol](_value(a), _value(b))
+        number = FUNCTIONS[symbol](_value(a), _value(b))
         return SizeFloat(self.trace, (symbol, left, right), number, _float_bounds(symbol, low, high))
 
     def __add__(self, other: Any) -> Any:
@@ -297,7 +298,7 @@ class SizeFloat(_Float):
 
     def _compare(self, relation: Literal["<", "<=", "=="], left: Any, right: Any) -> bool:
         if not self.trace.is_open:
-            return _RELATIONS[relation](*(self._ended() if x is self else x for x in (left, right)))
+            return FUNCTIONS[relation](*(self._ended() if x is self else x for x in (left, right)))
         (a, (a_low, a_high)), (b, (b_low, b_high)) = _tree(self.trace, left), _tree(self.trace, right)
         if a == b and relation != "<" and a_low > -INFINITY and a_high < INFINITY:
             return True
@@ -396,10 +397,6 @@ class SizeFloat(_Float):
 _INTS = frozenset((int, bool, Size))
 _FLOATS = frozenset((float, SizeFloat))
 _NUMBERS = _INTS | _FLOATS
-_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow,
-}  # fmt: skip
-_RELATIONS: dict[str, Callable[[Any, Any], bool]] = {"<": operator.lt, "<=": operator.le, "==": operator.eq}
 _ROUNDINGS: dict[str, Callable[[float], int]] = {
     "floor": lambda x: x.__floor__(), "ceil": lambda x: x.__ceil__(), "round": round, "trunc": int,
 }  # fmt: skip
@@ -443,7 +440,7 @@ def _float_bounds(symbol: str, a: Bounds, b: Bounds) -> Bounds:
     try:
         if symbol == "**" or (symbol == "/" and b[0] <= 0 <= b[1]):
             return -INFINITY, INFINITY
-        ends = [float(_OPERATORS[symbol](x, y)) for x in a for y in b]
+        ends = [float(FUNCTIONS[symbol](x, y)) for x in a for y in b]
     except (OverflowError, ZeroDivisionError):
         return -INFINITY, INFINITY
     if any(end != end for end in ends):

@@ -38,7 +38,9 @@ from smelt.ir import (
     values_in,
 )
 from smelt.ir.dtypes import DType
+from smelt.ops import sets
 from smelt.ops.convert import dummy_of, to_torch, type_of
+from smelt.ops.record import Trait
 from smelt.ops.registry import overload, schema_of, tags_of
 from smelt.ops.shapes.calls import infer_open, open_call
 from smelt.ops.shapes.symbolic import Ask, CannotTell, Found
@@ -48,14 +50,7 @@ MOST_TRIED = 1 << 24
 # Elements up to which a run on real zeros is sooner done than the import behind torch's meta kernels.
 _QUICK_NUMEL = 1 << 22
 # Operators besides the pointwise ones whose results are no larger than their operands together.
-_SHRINKING = frozenset(
-    f"aten.{name}" for name in (
-        "sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "nanmean.default", "amax.default", "amin.default",
-        "softmax.int", "_softmax.default", "layer_norm.default", "batch_norm.default", "cumsum.default", "cat.default",
-        "max_pool2d.default", "avg_pool2d.default", "lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input",
-        "_transformer_encoder_layer_fwd.default",
-    )
-)  # fmt: skip
+_SHRINKING = sets.where(Trait.SHRINKS) | {"aten.nanmean.default"}
 # Those of them whose result lies otherwise on the CPU than without data: row by row, however the operand lies.
 _LAID_BY_CPU = frozenset(
     f"aten.{name}" for name in (
@@ -67,16 +62,8 @@ _LAID_BY_CPU = frozenset(
 # Those whose results grow at most by the numbers that they are given.
 _GROWING = frozenset(f"aten.{name}.default" for name in ("adaptive_avg_pool2d", "pad", "constant_pad_nd"))
 # Those that torch does not call pointwise, with results as large as their operands.
-_FILLING = frozenset(
-    f"aten.{name}" for name in (
-        "zeros_like.default", "ones_like.default", "full_like.default", "empty_like.default", "clone.default",
-        "where.Scalar", "where.ScalarSelf", "where.ScalarOther", "select_scatter.default", "slice_scatter.default",
-        "diagonal_scatter.default",
-    )
-)  # fmt: skip
+_FILLING = sets.where(Trait.FILLS) | {"aten.where.Scalar"}
 
-# Products of a first and a second matrix, whose result may be larger than both.
-_PRODUCTS = {"linear": (0, 1), "mm": (0, 1), "bmm": (0, 1), "matmul": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
 _QUICK_PRODUCTS = 1 << 24
 
 
@@ -269,15 +256,16 @@ def _is_quick(op: str, key: Any) -> bool:
         or op in _FILLING
         or ("pointwise" in tags and "nondeterministic_seeded" not in tags)
     )
-    places = _PRODUCTS.get(op.removeprefix("aten.").removesuffix(".default"))
-    if (places is None and not is_bounded) or schema is None or schema.is_mutable:
+    product = sets.PRODUCTS.get(op)  # whose result may be larger than both factors
+    if (product is None and not is_bounded) or schema is None or schema.is_mutable:
         return False
     types = [t for o in _operands(key) for t in _tensor_types(o.type)]
     if not types or any(t.device != "cpu" or not t.is_static for t in types):
         return False
-    if places is not None:
+    if product is not None:
         # A size of the second is that of a sum or of the result.
-        left, right = (types[i] for i in places) if max(places) < len(types) else (types[0], types[0])
+        at = product.first
+        left, right = types[at : at + 2] if at + 1 < len(types) else (types[0], types[0])
         return left.numel * max((*right.sizes, 1)) <= _QUICK_PRODUCTS and right.numel <= _QUICK_NUMEL
     return _result_numel(op, key, types) + sum(t.numel for t in types) <= _QUICK_NUMEL
 

@@ -6,6 +6,7 @@ gives another list, and nothing here changes an operand. Tensors in containers a
 
 from __future__ import annotations
 
+import builtins
 import operator
 import sys
 import threading
@@ -18,11 +19,12 @@ from smelt.diag import SmeltError
 from smelt.ir import Arg, Type
 from smelt.ops import python_throws as throws
 from smelt.ops import python_types as types
+from smelt.ops.called import as_called
 from smelt.ops.index_words import words_of_brackets
 from smelt.ops.python_calls import call, exception_of, rebuilt
 from smelt.ops.python_draws import KEYWORDS, draw
 from smelt.ops.python_warnings import warn
-from smelt.ops.registry import as_called, overload
+from smelt.ops.registry import overload
 
 written = threading.local()
 """How many pieces of text `py.print` gave to `stdout` and `stderr` in this thread."""
@@ -248,6 +250,10 @@ PYTHON_OPS: tuple[PyOp, ...] = (
     PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
     PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS | {"taken"}),
 )  # fmt: skip
+BUILTIN_NAMES = frozenset(
+    name for op in PYTHON_OPS if getattr(builtins, name := op.name.removeprefix("py."), None) is op.run
+)
+"""Operators that are a function of `builtins` of the same name."""
 _BY_NAME: Mapping[str, PyOp] = MappingProxyType({op.name: op for op in PYTHON_OPS})
 
 

@@ -14,28 +14,21 @@ from smelt.ir import INT, Arg, Node, Region, TensorType, TupleType, Type, Value
 from smelt.ir.dims import Dim, Sym, SymExpr
 from smelt.ir.sizes import Size
 from smelt.ops.catalogue import record_of
+from smelt.ops.record import Trait
 from smelt.ops.registry import by_overload, read, tags_of
+from smelt.ops.sets import bases_where
 
 # How far back the makers of a number, or of sizes, are asked.
 _DEPTH = 8
 
 # Pointwise operators that take any number whatever the tensor holds.
-_ANY_NUMBER = frozenset((
-    "add", "sub", "mul", "rsub", "multiply", "subtract", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum",
-))  # fmt: skip
+_ANY_NUMBER = bases_where(Trait.ANY_NUMBER)
 # Divisions, which raise for integers divided by zero; and of these the ones that do not.
-_DIVISIONS = frozenset(("div", "divide", "floor_divide", "remainder", "fmod", "true_divide"))
+_DIVISIONS = bases_where(Trait.DIVIDES)
 _TRUE_DIVISIONS = ("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor", "aten.divide.Tensor")
 # Operators that take tensors of any sizes, all else being literals; after them those that ask for a known rank.
-_ANY_TENSOR = frozenset((
-    "clone", "contiguous", "detach", "alias", "lift_fresh", "to", "_to_copy", "type_as", "zeros_like", "ones_like",
-    "full_like", "empty_like", "rand_like", "randn_like", "zero", "nonzero",
-))  # fmt: skip
-_ANY_SIZES = frozenset((
-    "transpose", "permute", "t", "mT", "numpy_T", "movedim", "moveaxis", "swapaxes", "swapdims", "unsqueeze", "squeeze",
-    "flip", "tril", "triu", "sum", "mean", "any", "all", "var", "std", "prod", "softmax", "_softmax", "special_softmax",
-    "log_softmax", "logsumexp", "cumsum", "sort", "argsort", "linalg_vector_norm", "flatten",
-))  # fmt: skip
+_ANY_TENSOR = bases_where(Trait.ANY_TENSOR)
+_ANY_SIZES = bases_where(Trait.ANY_RANK)
 # Views that not every tensor of the right sizes has.
 _BY_LAYOUT = frozenset(("view", "view_as", "view_as_complex"))
 # Arithmetic of sizes that gives a number for any.

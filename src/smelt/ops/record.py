@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Flag, auto
 from typing import Any, Literal, Protocol, TypeAlias
 
 from smelt.ir import Arg, TensorType, Type, Value
@@ -37,6 +38,105 @@ class Emitter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The arguments of a matrix product by name: its factors, and what it adds. first: the left factor's position."""
+
+    left: str
+    right: str
+    added: str = ""
+    first: int = 0
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """All of them that it has, factors first."""
+        return (self.left, self.right, *((self.added,) if self.added else ()))
+
+
+class Trait(Flag):
+    """Yes-or-no facts of an operator that several places ask for (`sets.where` gives the operators that have one)."""
+
+    NONE = 0
+
+    # --- views and copies
+    WHOLE_VIEW = auto()
+    """A view of all of its first operand wherever both have one type (not `as_strided`, which names a place)."""
+    RETURNS_ITSELF = auto()
+    """Gives back its operand, the same tensor object, where there is nothing to do."""
+    STRIDED_PART = auto()
+    """A view with steps of its own in which no element of the operand stands twice."""
+    PERMUTES = auto()
+    """A view of all elements with the dimensions in another order."""
+    RESHAPES = auto()
+    """The same elements in the same order, under other sizes."""
+    SAME_VALUES = auto()
+    """Each element is one of the operand's, as it was or cast: copies, casts, `expand`."""
+    ITEM_OF = auto()
+    """Elements of the operand's range and no others."""
+    AT_START = auto()
+    """The result's first element is the operand's first."""
+    CARRIES_STRIDES = auto()
+    """The result's strides follow from the first operand's."""
+    OWN_STRIDES = auto()
+    """The strides of an empty result follow its sizes and the operand's order of dimensions."""
+
+    # --- what it takes
+    ANY_LAYOUT = auto()
+    """Computes the same from any strides, and torch's meta kernel tells the result's exactly."""
+    ANY_SHAPE = auto()
+    """Takes a tensor of any rank and sizes, whatever its other arguments."""
+    ANY_TENSOR = auto()
+    """Takes tensors of any rank and sizes where all other arguments are literals."""
+    ANY_RANK = auto()
+    """Takes a tensor of any sizes where its rank is known and all other arguments are literals."""
+    ANY_NUMBER = auto()
+    """Takes any number for its operand, whatever the tensor holds."""
+    NUMBER_BESIDE = auto()
+    """Its overload for two tensors takes a Python number for the second."""
+    TAKES_RUN_NUMBERS = auto()
+    """Fusion has a rule for it that takes numbers known at run time only."""
+
+    # --- what it computes
+    BY_ELEMENTS = auto()
+    """Element by element, though torch does not tag it `pointwise`."""
+    ACTIVATION = auto()
+    """A function that models put behind a product or a norm, of which a schedule takes any for another."""
+    LIKE_OPERAND = auto()
+    """Of one floating-point tensor the result has its dtype, sizes and, where it is row-major, its strides."""
+    COMMUTES = auto()
+    """Its two operands may change places."""
+    DIVIDES = auto()
+    """A division, which raises for integers divided by zero unless it is a true one."""
+    COSTLY = auto()
+    """Worth computing once for all runs where its operands follow from sizes."""
+    ONE_BY_ONE = auto()
+    """Its elements are computed one after the other, not in vectors."""
+    READS_ALL = auto()
+    """Not by elements, and all elements of its results need all elements of each operand."""
+    FOLLOWS_PRODUCT = auto()
+    """Worth computing on a product's tile while it is in registers."""
+    WIDE_INSIDE = auto()
+    """Computed in f32 inside where the operands are bf16 or f16, rounding once."""
+    KEPT_IN_F32 = auto()
+    """Kept in f32 where a schedule narrows what stands around it: norms, softmax, sums, losses."""
+    IGNORES_AUTOCAST = auto()
+    """A composite in which autocast changes nothing."""
+    NOT_ITERATED = auto()
+    """Tagged `pointwise`, but its strides are not those that torch's iterator gives."""
+
+    # --- what it gives
+    CONSTANT_FILL = auto()
+    """All elements are one number among its arguments, or one that its name says."""
+    TYPE_ONLY = auto()
+    """Its elements follow from the first operand's type and numbers, not from its elements."""
+    SAME_SHAPE = auto()
+    """Not tagged `pointwise`, but its sizes are those of its operands, broadcast."""
+    FILLS = auto()
+    """Not tagged `pointwise`, with a result as large as the largest operand."""
+    SHRINKS = auto()
+    """Its results are together no larger than its operands."""
+
+
 Call: TypeAlias = Mapping[str, Any]
 """All arguments of a call by the schema's names, defaults filled in."""
 
@@ -65,6 +165,8 @@ class OpRecord:
     lower: the same in simpler ops, or None for a call that stays; `exact`: bit for bit what eager computes.
     rng: whether a call draws random numbers. writes: arguments that a call changes though its schema does not say so.
     may_throw: whether the data may make eager raise. uninitialised: the result's content is arbitrary.
+    traits: further facts that are asked for by name. product: the factors of a matrix product.
+    neutral: of a reduction, the number that changes no result (infinite: for floating-point numbers only).
     """
 
     name: str
@@ -80,6 +182,9 @@ class OpRecord:
     writes: Callable[[Call], tuple[str, ...]] = nothing_written
     may_throw: bool = False
     uninitialised: bool = False
+    traits: Trait = Trait.NONE
+    product: Product | None = None
+    neutral: float | bool | None = None
 
 
 def tensor_type(arg: Any) -> TensorType:

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
-import torch
-
 from smelt._torch.schemas import Argument, Schema, find_overload, overload_names, read_schema, tag_names
 from smelt.ir import Arg, DType, Layout, MemoryFormat, Value
 
 __all__ = [
-    "Argument", "Schema", "arguments_of", "as_called", "by_overload", "normalize", "overload", "read", "schema_of",
+    "Argument", "Schema", "arguments_of", "by_overload", "normalize", "overload", "read", "schema_of",
     "siblings", "tags_of",
 ]  # fmt: skip
 
@@ -21,47 +19,12 @@ T = TypeVar("T")
 
 # Overloads about which something is remembered at a time: more than torch has.
 _MOST_OVERLOADS = 8192
-_NUMBERS = (bool, int, float, complex)
-_TAKING_NUMBERS = ("add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide", "floor_divide")
-_REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 _FORMAT_DEFAULTS = {0: "contiguous_format", 1: "preserve_format", 2: "channels_last", 3: "channels_last_3d"}
 
 
 def overload(op_name: str) -> Any | None:
     """torch's `OpOverload` for `ns.name.overload`, e.g. `aten.add.Tensor`; None for structural and unknown ops."""
     return find_overload(op_name)
-
-
-def as_called(op_name: str, found: Any, args: list[Any]) -> tuple[Any, list[Any]]:
-    """The overload that torch chooses, and its operands, where a value of unknown kind, recorded as a tensor, turns out
-    to be a number; else `found`. Of a mask without dimensions, which `aten.index` does not take, what brackets make.
-    """
-    if op_name == "aten.index.Tensor":
-        return found, _with_masks(*args)
-    if not op_name.endswith(".Tensor") or not any(type(arg) in _NUMBERS for arg in args[:2]):
-        return found, args
-    name = op_name.split(".")[1]
-    if isinstance(args[0], torch.Tensor):
-        # Python's `x * 2` and `x *= 2` are these, too; `mul_.Scalar` rounds otherwise in half precision.
-        if name.removesuffix("_") in _TAKING_NUMBERS:
-            return found, args
-        return overload(f"aten.{name}.Scalar") or found, args
-    if name in _REFLECTED and len(args) == 2 and isinstance(args[1], torch.Tensor):
-        return overload(f"aten.{_REFLECTED[name]}.Scalar") or found, args[::-1]
-    return found, args
-
-
-def _with_masks(x: Any, indices: Any) -> list[Any]:
-    """The operands of an index; a mask without dimensions takes none of `x`'s, but a new one of size 1."""
-    made: list[Any] = []
-    dim = 0
-    for index in indices:
-        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
-        if is_mask and not index.dim():
-            x, index = x.unsqueeze(dim), (index != 0).reshape(1)
-        made.append(index)
-        dim += index.dim() if is_mask else 1
-    return [x, made]
 
 
 def by_overload(compute: Callable[[Any], T]) -> Callable[[Any], T]:
@@ -104,15 +67,6 @@ def tags_of(op_name: str) -> frozenset[str]:
     return tags | {"dynamic_output_shape"} if op_name in _OF_NONZERO else tags
 
 
-def is_by_elements(op_name: str) -> bool:
-    """Whether an operator takes its operands element by element, tagged `pointwise` or not."""
-    return "pointwise" in tags_of(op_name) or op_name.split(".")[1] in _UNTAGGED
-
-
-_UNTAGGED = frozenset((
-    "__and__", "__or__", "__iand__", "__ior__", "subtract", "multiply", "divide", "rsub", "greater", "greater_equal",
-    "less", "less_equal", "not_equal", "masked_fill", "masked_fill_", "isclose", "ldexp",
-))  # fmt: skip
 # Composites of `nonzero`, which torch does not tag as it does that.
 _OF_NONZERO = frozenset(("aten.nonzero_numpy.default", "aten.where.default", "aten.argwhere.default"))
 

@@ -13,29 +13,17 @@ from math import inf, isfinite
 from smelt.ir import Arg, DType, Node, TensorType, Value
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 from smelt.passes.base import call_of
 from smelt.passes.matching import is_autocast, is_used_once, same_sizes, scalar_of, static_tensor
 
 # A finite number that replaces scores is taken for a number added to them if it swallows any score below 1e13.
 _SWALLOWS = -1e30
-_SAME = tuple(
-    f"aten.{name}"
-    for name in (
-        "contiguous.default", "clone.default", "alias.default", "detach.default", "expand.default", "to.dtype",
-        "to.dtype_layout", "to.device", "to.other", "type_as.default", "_to_copy.default",
-    )
-)  # fmt: skip
-_VIEWS = tuple(
-    f"aten.{name}"
-    for name in (
-        "view.default", "reshape.default", "_unsafe_view.default", "unsqueeze.default", "squeeze.dim",
-        "flatten.using_ints", "unflatten.int",
-    )
-)  # fmt: skip
+_SAME = where(Trait.SAME_VALUES)
+_VIEWS = where(Trait.RESHAPES)
 _DROPOUT = "aten.dropout.default"
-_TRANSPOSES = (
-    "aten.transpose.int", "aten.swapaxes.default", "aten.permute.default", "aten.mT.default", "aten.t.default",
-)  # fmt: skip
+_TRANSPOSES = where(Trait.PERMUTES) - {"aten.numpy_T.default"}  # which turns all dimensions
 _PRODUCTS = ("aten.matmul.default", "aten.bmm.default", "aten.mm.default")
 
 

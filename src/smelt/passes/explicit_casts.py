@@ -13,6 +13,8 @@ from smelt._torch.autocast import is_cast, is_composite
 from smelt.diag import SmeltError
 from smelt.ir import Arg, DType, Graph, Node, TensorType, Value, map_values
 from smelt.ir.dtypes import BY_LABEL
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 from smelt.ops.typing import infer
 from smelt.passes.base import Pass, PassContext, emitter
 from smelt.rewrite import Rewriter
@@ -21,18 +23,13 @@ _AUTOCAST = re.compile(r"\s*autocast\((bf16|f16)\)\s*;?")
 _OFF = re.compile(r"\s*autocast\((?:cpu, )?off\)\s*;?")
 
 # What torch makes of operators that autocast leaves alone.
-_UNTOUCHED = frozenset(
-    f"aten.{name}" for name in (
-        "reshape.default", "view_as.default", "flatten.using_ints", "contiguous.default", "to.dtype", "to.device",
-        "to.other", "type_as.default", "dropout.default", "dropout_.default", "chunk.default", "split.sizes",
-        "tensor_split.sections", "tensor_split.indices", "layer_norm.default", "group_norm.default",
-        "instance_norm.default", "batch_norm.default", "rms_norm.default", "softmax.int", "log_softmax.int",
-        "broadcast_to.default", "expand_as.default", "max_pool1d.default", "max_pool2d.default",
-        "adaptive_avg_pool1d.default", "adaptive_avg_pool2d.default", "movedim.int", "swapaxes.default",
-        "narrow.default", "square.default", "numpy_T.default", "mT.default", "swapdims.default", "clip.default",
-        "unflatten.int", "relu6.default", "selu.default", "concat.default", "hstack.default", "vstack.default",
+_UNTOUCHED = where(Trait.IGNORES_AUTOCAST) | {
+    f"aten.{name}"
+    for name in (
+        "dropout_.default", "tensor_split.sections", "tensor_split.indices", "broadcast_to.default",
+        "max_pool1d.default", "hstack.default", "vstack.default",
     )
-)  # fmt: skip
+}  # fmt: skip
 _JOINING = ("aten.cat.default", "aten.stack.default")
 
 

@@ -12,6 +12,8 @@ from smelt.diag import InternalError
 from smelt.ir import Graph, Node, Region, TensorType, TupleType, Value
 from smelt.ops.effects import effects
 from smelt.ops.lowering import GraphEmitter
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 from smelt.ops.typing import infer
 from smelt.passes.mutations import Mutation, holds, mutation_of
 from smelt.passes.overlaps import reads_what_it_writes
@@ -19,7 +21,7 @@ from smelt.passes.parents import parent_of
 from smelt.passes.placed_views import can_place_again, is_placed
 from smelt.passes.view_inverses import SPLITS, Inverse, element_inverse, inverse_of, same
 
-_PARTS = ("aten.slice.Tensor", "aten.select.int", "aten.transpose.int", "aten.t.default", "aten.permute.default")
+_PARTS = where(Trait.STRIDED_PART)
 
 
 @dataclass(frozen=True, slots=True)

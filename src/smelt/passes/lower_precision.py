@@ -15,11 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from smelt._torch.mkldnn import POST_OPS
 from smelt.analysis import is_static
 from smelt.analysis.dependence import Dependence
 from smelt.ir import Arg, DType, Graph, Node, TensorType, Value
 from smelt.ops.effects import alias_of, effects
 from smelt.ops.lowering import GraphEmitter
+from smelt.ops.record import Trait
+from smelt.ops.sets import PRODUCTS, where
 from smelt.passes.base import Pass, PassContext, call_of, emitter, erase_dead
 from smelt.passes.matching import is_autocast, is_used_once, static_tensor
 from smelt.rewrite import Rewriter
@@ -27,11 +30,9 @@ from smelt.rewrite import Rewriter
 _TO = "aten.to.dtype"
 
 # The kind of product that an operator is, and its operands by name: those that are narrowed; static ones are weights.
+_ADDING = ("aten.addmm.default", "aten.baddbmm.default")  # left alone: their alpha and beta round
 _PRODUCTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "aten.linear.default": ("linear", ("input", "weight", "bias")),
-    "aten.mm.default": ("batched", ("self", "mat2")),
-    "aten.bmm.default": ("batched", ("self", "mat2")),
-    "aten.matmul.default": ("batched", ("self", "other")),
+    **{op: ("linear" if p.added else "batched", p.arguments) for op, p in PRODUCTS.items() if op not in _ADDING},
     "aten.scaled_dot_product_attention.default": ("attention", ("query", "key", "value", "attn_mask")),
     "aten.conv2d.default": ("convolution", ("input", "weight", "bias")),
     "aten.conv2d.padding": ("convolution", ("input", "weight", "bias")),
@@ -40,16 +41,11 @@ PRODUCT_OPS = frozenset(_PRODUCTS)
 _WEIGHTED = ("linear", "convolution")
 
 # Element by element, in f32 inside where the operands are bf16.
-_POINTWISE = frozenset(
-    f"aten.{name}"
-    for name in (
-        "gelu.default", "silu.default", "sigmoid.default", "tanh.default", "relu.default", "relu6.default",
-        "hardswish.default", "hardtanh.default", "leaky_relu.default", "neg.default", "mul.Tensor", "add.Tensor",
-        "sub.Tensor", "div.Tensor",
-    )
-)  # fmt: skip
+_POINTWISE = where(Trait.WIDE_INSIDE)
 # What product libraries do as well, on sums that are not rounded yet.
-_ACTIVATIONS = frozenset(f"aten.{name}.default" for name in ("gelu", "silu", "sigmoid", "tanh", "hardswish"))
+_ACTIVATIONS = frozenset(post.op for post in POST_OPS if post.op in where(Trait.WIDE_INSIDE)) - {
+    "aten.relu.default", "aten.leaky_relu.default", "aten.hardtanh.default",
+}  # fmt: skip
 
 
 def _run(graph: Graph, context: PassContext) -> bool:

@@ -15,7 +15,8 @@ from smelt.diag import InternalError
 from smelt.ir import Arg, DType, Node, TensorType, TupleType, Type, Value, contiguous_strides, values_in
 from smelt.ir.sizes import is_less, value
 from smelt.ops.effects import effects
-from smelt.ops.registry import Schema, arguments_of, is_by_elements, overload, schema_of, siblings, tags_of
+from smelt.ops.registry import Schema, arguments_of, overload, schema_of, siblings, tags_of
+from smelt.ops.sets import is_by_elements
 from smelt.ops.typing import infer
 
 
@@ -177,9 +178,9 @@ def functional_call(node: Node, schema: Schema) -> FunctionalCall | None:
 def _of_dtypes(schema: Schema, call: dict[str, Arg], targets: tuple[Value, ...]) -> FunctionalCall | None:
     """The call that computes in what torch computes in where it writes to tensors of these dtypes.
 
-    Of a number for each element that is the operands' dtype, and the result is converted. `sum`, `cumsum` and their kin
-    compute in the dtype of `out`, as they do where they are told `dtype`; `var`, `std` and `logsumexp` do so, too, and
-    cannot be told.
+    For operators by elements that is the operands' dtype, and the result is converted. Sums and products, running ones
+    too, compute in the dtype of `out`, as they do for an explicit `dtype`; so do `var`, `std` and `logsumexp`, which
+    take none.
     """
     args, kwargs = _arrange(schema, call)
     found = [_dtype(t) for t in types_of(schema.name, args, kwargs)]

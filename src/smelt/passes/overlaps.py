@@ -14,15 +14,15 @@ from smelt.analysis import Aliases
 from smelt.ir import Arg, Node, TensorType, Value
 from smelt.ops.convert import to_torch
 from smelt.ops.effects import effects
-from smelt.ops.registry import is_by_elements, overload
+from smelt.ops.record import Trait
+from smelt.ops.registry import overload
+from smelt.ops.sets import is_by_elements, where
 from smelt.passes.parents import parent_of
 from smelt.passes.placed_views import is_dense, is_placed
 
 _MOST_PLACES = 1 << 20
 # Views in which no element has two places.
-_ROWS = frozenset(
-    f"aten.{name}" for name in ("select.int", "slice.Tensor", "transpose.int", "t.default", "permute.default")
-)
+_ROWS = where(Trait.STRIDED_PART)
 
 
 def reads_what_it_writes(node: Node, target: Value, aliases: Aliases) -> bool:

@@ -13,16 +13,14 @@ from smelt.diag import SmeltError
 from smelt.ir import Arg, Graph, Node, Region, TensorType, Value
 from smelt.ops.catalogue.views import view_strides
 from smelt.ops.effects import alias_of, aliases
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 from smelt.ops.typing import infer
 from smelt.passes.base import Pass, PassContext, call_of, can_erase
 from smelt.passes.returned import WHOLE_VIEWS, is_returned
 from smelt.rewrite import Match, Rewriter, Rule, anything, apply_rules, literal, op
 
-# Operators that return the operand itself, the same tensor object, where there is nothing to do.
-_RETURN_SELF = (
-    "aten.contiguous.default", "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten.to.other",
-    "aten.type_as.default", "aten.dropout.default", "aten.feature_dropout.default", "aten.alpha_dropout.default",
-)  # fmt: skip
+_RETURN_SELF = tuple(sorted(where(Trait.RETURNS_ITSELF)))
 
 
 def _drop(rewriter: Rewriter, match: Match) -> Arg | None:

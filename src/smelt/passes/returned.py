@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from smelt.ir import Region, Value
 from smelt.ops.effects import alias_of
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 
 # Views of the whole operand when the types agree. Not as_strided (which names a place), not conj (which sets a bit).
-WHOLE_VIEWS = (
-    "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints",
-    "aten.expand.default", "aten.slice.Tensor", "aten.narrow.default", "aten.permute.default", "aten.transpose.int",
-    "aten.t.default", "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.alias.default",
-    "aten.detach.default", "aten.lift_fresh.default", "aten.view_as.default", "aten.expand_as.default",
-    "aten.reshape_as.default",
-)  # fmt: skip
+WHOLE_VIEWS = tuple(sorted(where(Trait.WHOLE_VIEW)))
 
 
 def is_returned(value: Value) -> bool:

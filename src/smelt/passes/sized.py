@@ -16,16 +16,14 @@ from typing import Any
 
 from smelt.ir import FLOAT, INT, Arg, Dim, Graph, Region, Sym, SymExpr, Value, type_of_arg
 from smelt.ir.dims import dim_of
+from smelt.ir.python_operators import BINARY
 from smelt.ir.size_trace import FloatExpr, Guard, Range, Trace
 from smelt.ir.sizes import Evaluation, Size, SizeFloat, current_trace, tracing
 from smelt.ir.types import type_symbols
 from smelt.ops.shapes.calls import at_rest, in_trace, number_of
 from smelt.rewrite import Rewriter
 
-_OPERATORS = {
-    "+": "py.add", "-": "py.sub", "*": "py.mul", "//": "py.floordiv", "%": "py.mod", "max": "py.max", "min": "py.min",
-    "/": "py.truediv", "**": "py.pow",
-}  # fmt: skip
+_OPERATORS = {**{o.symbol: f"py.{o.name}" for o in BINARY}, "max": "py.max", "min": "py.min"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,14 @@ from smelt.analysis import is_static
 from smelt.analysis.dependence import Dependence
 from smelt.ir import Arg, Graph, Node, Value
 from smelt.ops.lowering import GraphEmitter
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 from smelt.passes.base import Pass, PassContext, call_of, can_erase, emitter
 from smelt.passes.matching import FLOATS, is_autocast, static_tensor
 from smelt.rewrite import Match, Rewriter, Rule, apply_rules, op
 
 _LINEAR = "aten.linear.default"
-_TRANSPOSES = (
-    "aten.t.default",
-    "aten.transpose.int",
-    "aten.permute.default",
-    "aten.mT.default",
-    "aten.numpy_T.default",
-)
+_TRANSPOSES = where(Trait.PERMUTES)
 
 
 def _run(graph: Graph, context: PassContext) -> bool:

@@ -10,7 +10,7 @@ Source: torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h, c/shim_cpu.h (ins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -287,16 +287,7 @@ def _plain(weight: Tensor) -> Tensor:
     return weight.to_dense() if weight.layout != torch.strided else weight
 
 
-_POST: dict[str, Callable[..., Tensor]] = {
-    "none": lambda x: x,
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "swish": F.silu,
-    "hardswish": F.hardswish,
-    "leaky_relu": F.leaky_relu,
-    "hardtanh": F.hardtanh,
-}
+_POST = {post.name: post.eager for post in mkldnn.POST_OPS}
 
 
 def _apply_post(x: Tensor, post: str, scalars: Sequence[float | None], algorithm: str | None) -> Tensor:

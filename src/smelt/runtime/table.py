@@ -114,7 +114,7 @@ class Arith(IntEnum):
     F_ADD = 24
     F_SUB = 25
     F_MUL = 26
-    F_DIV = 27  # by 0
+    F_TRUEDIV = 27  # by 0
     F_NEG = 28
     F_ABS = 29
     F_EQ = 30

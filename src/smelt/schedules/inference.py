@@ -7,6 +7,7 @@ before:  h = act(linear(x))   n = norm(h + x)   c = act(bn(conv)) after:  one re
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
@@ -17,6 +18,8 @@ import torch
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.interrupts import SignalsWait
 from smelt.ir import Graph, Node, Value, parse
+from smelt.ops.record import Trait
+from smelt.ops.sets import bases_where
 from smelt.schedules.attend import attend
 from smelt.schedules.attention import Spelling, spelling_of, why_not
 from smelt.schedules.homes import Homes, Place
@@ -25,7 +28,7 @@ from smelt.schedules.taking import Taker
 from smelt.scheduling import Match, Matches, Schedule
 from smelt.scheduling.forms import VIEW, key_of
 
-_ACTIVATIONS = '["gelu", "relu", "silu", "tanh", "sigmoid", "hardswish", "leaky_relu", "elu", "relu6", "mish"]'
+_ACTIVATIONS = json.dumps(sorted(bases_where(Trait.ACTIVATION)))
 
 _ONE_OPERATOR = ("aten.scaled_dot_product_", "aten._scaled_dot_product_", "aten._native_multi_head_attention")
 """Attention that needs no step."""

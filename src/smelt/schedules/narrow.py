@@ -10,20 +10,19 @@ from typing import Any
 
 import torch
 
+from smelt.ops.record import Trait
+from smelt.ops.sets import PRODUCTS, bases_where
 from smelt.pattern import short_name
 from smelt.schedules.report import Ready
 from smelt.schedules.taking import Do, Taker
 from smelt.scheduling import Schedule
 from smelt.scheduling.target import is_under
 
-_PRODUCTS = frozenset({
-    "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention",
-    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution",
-})  # fmt: skip
-_ISLANDS = frozenset({
-    "softmax", "log_softmax", "layer_norm", "rms_norm", "batch_norm", "group_norm", "instance_norm", "pow", "rsqrt",
-    "exp", "log", "mean", "sum", "logsumexp", "cross_entropy_loss", "nll_loss",
-})  # fmt: skip
+_CONVOLUTIONS = frozenset(f"conv{kind}{rank}d" for kind in ("", "_transpose") for rank in (1, 2, 3))
+_PRODUCTS = _CONVOLUTIONS | {name.split(".")[1] for name in PRODUCTS} | {
+    "einsum", "scaled_dot_product_attention", "convolution",
+}  # fmt: skip
+_ISLANDS = bases_where(Trait.KEPT_IN_F32) | {"nll_loss"}
 
 
 def bf16(model: Schedule | torch.nn.Module, example_inputs: Any = None, *, max_error: float | None = None) -> Ready:

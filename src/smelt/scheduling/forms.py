@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from smelt.ir import STATE_OPS, Arg, Node, Region, Value
 from smelt.ir.type_order import may_hold_tensor
+from smelt.ops.catalogue import record_of
 from smelt.ops.effects import effects
-from smelt.ops.registry import arguments_of, schema_of
+from smelt.ops.record import Trait
+from smelt.ops.registry import arguments_of, overload, schema_of
+from smelt.ops.sets import bases_where, where
 
 STATE = frozenset(STATE_OPS)
 VIEW = "view"
 TRANSPOSE = "aten.transpose.int"
 _VIEWS = frozenset({"aten.view.default", "aten.reshape.default", "aten._unsafe_view.default"})
-_TENSOR_OR_NUMBER = frozenset({
-    "add", "sub", "mul", "div", "remainder", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or",
-    "bitwise_xor",
-})  # fmt: skip
-_COMMUTATIVE = frozenset({
-    "aten.mul", "aten.eq", "aten.ne", "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor",
-    "aten.maximum.default", "aten.minimum.default", "aten.logical_and.default", "aten.logical_or.default",
-    "aten.logical_xor.default",
-})  # fmt: skip
+_TENSOR_OR_NUMBER = frozenset(
+    base for base in bases_where(Trait.TAKES_RUN_NUMBERS)
+    if record_of(f"aten.{base}.Tensor") and overload(f"aten.{base}.Scalar")
+) - {"rsub", "fmod", "lerp", "masked_fill"}  # fmt: skip
 _SIZE_QUESTIONS = frozenset({
     "aten.sym_size.default", "aten.sym_size.int", "aten.sym_numel.default", "aten.sym_stride.int", "aten.dim.default",
 })  # fmt: skip
@@ -39,10 +37,17 @@ def key_of(node: Node) -> str:
     """What a node computes, in one spelling."""
     if node.op in _VIEWS:
         return VIEW
-    parts = node.op.split(".")
+    return _key(node.op)
+
+
+def _key(op: str) -> str:
+    parts = op.split(".")
     if len(parts) == 3 and parts[0] == "aten" and parts[1] in _TENSOR_OR_NUMBER and parts[2] in ("Tensor", "Scalar"):
         return f"aten.{parts[1]}"
-    return node.op
+    return op
+
+
+_COMMUTATIVE = frozenset(map(_key, where(Trait.COMMUTES)))
 
 
 def named_arguments(node: Node) -> dict[str, Arg]:

@@ -38,7 +38,8 @@ _COMPARE: Final[dict[type, str]] = {
     ast.NotIn: "not in",
 }
 _CONVERSIONS: Final = {-1: None, 115: "s", 114: "r", 97: "a"}
-_CONSUMERS: Final = frozenset({"any", "all", "sum", "min", "max", "list", "tuple", "sorted", "dict", "set"})
+CONSUMERS: Final = frozenset({"any", "all", "sum", "min", "max", "list", "tuple", "sorted", "dict", "set"})
+"""Functions that go over their argument at once."""
 # What looks at the frame that calls it must be called from the user's code.
 _CALLED_NATIVELY: Final = frozenset({"super", "globals", "breakpoint", "eval", "exec"})
 _CALLED_NATIVELY_ANYWHERE: Final = frozenset({"warn", "warn_explicit", "set_trace"})
@@ -298,7 +299,7 @@ class Expressions(Builder):
         if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
             return None
         match node.func:
-            case ast.Name(name) if name in _CONSUMERS:
+            case ast.Name(name) if name in CONSUMERS:
                 return name
             case ast.Attribute(attr="join"):
                 return "join"

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
+from smelt.ir.python_operators import BINARY, FUNCTIONS, UNARY
+
 HIDDEN: Final = "__smelt_"
 """What the converter's own names begin with."""
 
@@ -108,44 +110,10 @@ class Runtime(Protocol):
         """What Python itself is to match against a pattern that takes it apart, into so many items at most."""
 
 
-_BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "**": operator.pow,
-    "@": operator.matmul,
-    "<<": operator.lshift,
-    ">>": operator.rshift,
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
-}
-_INPLACE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "+": operator.iadd,
-    "-": operator.isub,
-    "*": operator.imul,
-    "/": operator.itruediv,
-    "//": operator.ifloordiv,
-    "%": operator.imod,
-    "**": operator.ipow,
-    "@": operator.imatmul,
-    "<<": operator.ilshift,
-    ">>": operator.irshift,
-    "&": operator.iand,
-    "|": operator.ior,
-    "^": operator.ixor,
-}
-_UNARY: Mapping[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert}
+_INPLACE: Mapping[str, Callable[[Any, Any], Any]] = {o.symbol: o.in_place for o in BINARY}
+_UNARY: Mapping[str, Callable[[Any], Any]] = {o.symbol: o.function for o in UNARY}
 _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
+    **FUNCTIONS,
     "is": operator.is_,
     "is not": operator.is_not,
     "in": lambda item, c: item in c,
@@ -254,7 +222,7 @@ class PlainRuntime:
         setattr(o, name, v)
 
     def binop(self, at: int, op: str, a: Any, b: Any) -> Any:
-        return _BINARY[op](a, b)
+        return FUNCTIONS[op](a, b)
 
     def inplace(self, at: int, op: str, a: Any, b: Any) -> Any:
         return _INPLACE[op](a, b)

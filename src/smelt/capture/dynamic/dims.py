@@ -11,13 +11,13 @@ from smelt.capture.dynamic.parts import Computed
 from smelt.capture.dynamic.trace import CaptureTrace, Number
 from smelt.ir import FLOAT, INT, UNKNOWN_DIM, Dim, Sym, SymExpr, TensorType, Type, Value, contiguous_strides
 from smelt.ir import size_terms as terms
+from smelt.ir.python_operators import BY_SYMBOL
 from smelt.ir.size_numbers import Size, SizeFloat
 from smelt.ir.size_terms import Poly
 from smelt.ir.size_trace import Division, FloatExpr, Rounded, Symbol
 from smelt.ops.python_ops import infer_python, python_op
 
 _SIGNS: dict[str, Any] = {"py.min": "min", "py.max": "max"}
-_FLOAT_OPS = {"+": "py.add", "-": "py.sub", "*": "py.mul", "/": "py.truediv", "**": "py.pow"}
 
 
 def dim_of(size: Any) -> Dim:
@@ -198,7 +198,7 @@ class Emitter:
             case ("atom", index):
                 return self.atom(index, known)
             case (sign, left, right):
-                return self._py(_FLOAT_OPS[sign], (self.tree(left, known), self.tree(right, known)), known)
+                return self._py(f"py.{BY_SYMBOL[sign].name}", (self.tree(left, known), self.tree(right, known)), known)
         raise AssertionError(e)
 
     def _py(self, op: str, args: tuple[Any, ...], known: dict[Any, Any]) -> Any:

@@ -18,6 +18,8 @@ from smelt._torch.state import is_any_autocast
 from smelt.capture.dynamic.arithmetic import is_symbolic
 from smelt.capture.dynamic.nodes import node_of
 from smelt.capture.dynamic.values import sized
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 
 Rule = Callable[[Shadows, Sequence[Any], dict[str, Any]], Any]
 
@@ -263,10 +265,6 @@ def _resolved(number: Any) -> Any:
     return number.trace.number(number.trace.resolved(number.poly)) if is_symbolic(number) else number
 
 
-_UNARY = (
-    "gelu", "relu", "tanh", "sigmoid", "silu", "exp", "neg", "abs", "sqrt", "rsqrt", "sin", "cos", "erf", "log",
-    "leaky_relu", "elu", "softplus", "hardtanh", "square",
-)  # fmt: skip
 _RULES: dict[str, Rule] = {
     "aten.linear.default": _linear,
     "aten.layer_norm.default": _layer_norm,
@@ -280,7 +278,7 @@ _RULES: dict[str, Rule] = {
     "aten.log_softmax.int": _same_layout,
     "aten.view.default": _view,
     "aten.reshape.default": _view,
-    **{f"aten.{name}.default": _same_layout for name in _UNARY},
+    **dict.fromkeys(where(Trait.LIKE_OPERAND), _same_layout),
 }
 
 

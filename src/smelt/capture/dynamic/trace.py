@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 from smelt.capture.dynamic.parts import Computed, Example, Expr, decided_by_parts
 from smelt.capture.staging.stops import CannotStage
 from smelt.ir import size_terms as terms
+from smelt.ir.python_operators import FUNCTIONS
 from smelt.ir.size_numbers import Size, SizeFloat
 from smelt.ir.size_terms import Poly
 from smelt.ir.size_trace import Atom, Bounds, Division, FloatExpr, Guard, Rounded, Symbol, Trace
@@ -103,7 +104,7 @@ class CaptureTrace(Trace):
         p = self.resolved(difference)
         if self.examples and self.has_example(p):
             decided = self.decide(operator, p)
-            return _AS_THEY_ARE[operator](value, 0) if decided is None else decided
+            return FUNCTIONS[operator](value, 0) if decided is None else decided
         key = (operator, p)
         answer = self._answers.get(key)
         if answer is not None:
@@ -422,16 +423,12 @@ class CaptureTrace(Trace):
             case ("atom", index):
                 return self.evaluate_atom(index, symbols)
             case (sign, left, right):
-                return _FLOAT[sign](self.evaluate_float(left, symbols), self.evaluate_float(right, symbols))
+                return FUNCTIONS[sign](self.evaluate_float(left, symbols), self.evaluate_float(right, symbols))
         raise AssertionError(e)
 
 
-_AS_THEY_ARE: dict[str, Callable[[int, int], bool]] = {"<": operator.lt, "<=": operator.le, "==": operator.eq}
 _ROUND: dict[str, Callable[[Any], int]] = {
     "floor": lambda x: x.__floor__(), "ceil": lambda x: x.__ceil__(), "round": round, "trunc": int,
-}  # fmt: skip
-_FLOAT: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow,
 }  # fmt: skip
 
 

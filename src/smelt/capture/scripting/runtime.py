@@ -27,18 +27,13 @@ from smelt.capture.staging.merge import check_told_apart
 from smelt.capture.staging.symbols import StagedObject, class_of, is_staged, slot_of
 from smelt.capture.staging.views import StagedSequence
 from smelt.ir import ANY, BOOL, COMPLEX, FLOAT, INT, STR, DictType, DType, ListType, OptionalType, TupleType
+from smelt.ir.python_operators import BY_SYMBOL, UNARY_BY_SYMBOL
 from smelt.ops import in_python
 
 _PLAIN = PlainRuntime()
 # Classes of which equal values may be one object or two.
 _OF_CLASS = {bool: BOOL, int: INT, float: FLOAT, complex: COMPLEX, str: STR}
 _SMELT = f"{Path(__file__).resolve().parents[2]}/"
-_OPERATORS = {
-    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
-    "<<": "lshift", ">>": "rshift", "&": "and", "|": "or", "^": "xor",
-    "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
-}  # fmt: skip
-_REFLECTED = {"<": "gt", "<=": "ge", ">": "lt", ">=": "le", "==": "eq", "!=": "ne"}
 _UNPACK, _UNPACK_STARRED, _EXTENDED = (opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX", "EXTENDED_ARG"))
 
 
@@ -150,7 +145,7 @@ class ScriptRuntime(StagingRuntime):
                 if not (is_staged(a) or a) or not (is_staged(b) or b):
                     return made(slot_of(b if is_staged(b) else a))
                 return made(slot_of(session.emit("py.concat", _listed(a), _listed(b))))
-            found = self._operator(at, f"__{_OPERATORS[op]}__", f"__r{_OPERATORS[op]}__", a, b)
+            found = self._operator(at, op, a, b)
             if found is not NotImplemented:
                 return found
             if op == "%" and isinstance(a, str) and (is_staged(b) or (type(b) is tuple and any(map(is_staged, b)))):
@@ -184,8 +179,8 @@ class ScriptRuntime(StagingRuntime):
         _use(self.session, a, b)
         try:
             a, b = map(self.session.settled, (a, b))
-            name = _OPERATORS[op]
-            own = getattr(type(a), f"__i{name}__", None)
+            name = BY_SYMBOL[op].in_place_method
+            own = getattr(type(a), name, None)
             if isinstance(own, FunctionType) and calls.is_converted(own.__code__.co_filename):
                 found = calls.call(self.session, self, at, MethodType(own, a), (b,), {})
                 if found is not NotImplemented:
@@ -198,7 +193,7 @@ class ScriptRuntime(StagingRuntime):
                 self.session.check_change(a)
                 if type(a) is list and is_staged(b) and op == "+":
                     extends(self.session, a, b)
-            if not isinstance(a, (torch.Tensor, StagedObject)) and not hasattr(type(a), f"__i{name}__"):
+            if not isinstance(a, (torch.Tensor, StagedObject)) and not hasattr(type(a), name):
                 return self.binop(at, op, a, b)
             return super().inplace(at, op, a, self._numbers_for_tensors(b, a))
         except Exception as error:
@@ -206,7 +201,7 @@ class ScriptRuntime(StagingRuntime):
             raise
 
     def unop(self, at: int, op: str, a: Any) -> Any:
-        name = {"-": "__neg__", "+": "__pos__", "~": "__invert__"}[op]
+        name = UNARY_BY_SYMBOL[op].method
         try:
             a = self.session.settled(a)
             own = getattr(type(a), name, None)
@@ -226,9 +221,10 @@ class ScriptRuntime(StagingRuntime):
             self.raise_if(test, lambda: TypeError(_NOT_INVERTED))
         return torch.ops.aten.bitwise_not.default(a)
 
-    def _operator(self, at: int, name: str, reflected: str, a: Any, b: Any) -> Any:
+    def _operator(self, at: int, op: str, a: Any, b: Any) -> Any:
         """A method of the user's own class; NotImplemented where there is none."""
-        for owner, method, other in ((a, name, b), (b, reflected, a)):
+        asked = BY_SYMBOL[op]
+        for owner, method, other in ((a, asked.method, b), (b, asked.reflected, a)):
             if isinstance(owner, (torch.Tensor, int, float, str, list, tuple, dict)) or is_staged(owner):
                 continue
             own = getattr(type(owner), method, None)
@@ -247,11 +243,11 @@ class ScriptRuntime(StagingRuntime):
             if op in ("<", "<=", ">", ">="):
                 left, right = map(session.settled, (left, right))
             if op in ("==", "!=", "<", "<=", ">", ">="):
-                found = self._operator(0, f"__{_OPERATORS[op]}__", f"__{_REFLECTED[op]}__", left, right)
+                found = self._operator(0, op, left, right)
                 if found is not NotImplemented:
                     return found
                 if isinstance(left, ShapeObject) or isinstance(right, ShapeObject):
-                    return session.emit(f"py.{_OPERATORS[op]}", _listed(left), _listed(right))
+                    return session.emit(f"py.{BY_SYMBOL[op].name}", _listed(left), _listed(right))
                 for one, other in ((left, right), (right, left)):
                     if isinstance(one, torch.Tensor) and isinstance(other, str):
                         session.assume(one, STR)
@@ -259,7 +255,7 @@ class ScriptRuntime(StagingRuntime):
                         return self._with_tensor(op, left, right)
                 kinds = (torch.dtype, torch.device, torch.layout)
                 if any(map(is_staged, (left, right))) and any(isinstance(v, kinds) for v in (left, right)):
-                    return session.emit(f"py.{_OPERATORS[op]}", left, right)
+                    return session.emit(f"py.{BY_SYMBOL[op].name}", left, right)
             return super()._compare(op, left, right)
         except Exception as error:
             self._programs(error)

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from smelt.capture.convert.expressions import CONSUMERS
 from smelt.capture.splitting.flow import Flow, Names, called_name, leaves, loads, shows_frame, stores
 
 MARKER: Final = "\0smelt: pieces"
@@ -29,7 +30,7 @@ Place = tuple[int, int, int, int]
 """Where a run of statements begins and ends: lines and columns."""
 
 _LOAD: Final = ast.Load()
-_CONSUMERS = frozenset({"any", "all", "sum", "min", "max", "list", "tuple", "sorted", "dict", "set", "join"})
+_CONSUMERS = CONSUMERS | {"join"}
 _BUILTINS = frozenset(vars(builtins))
 _WORK = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare, ast.AugAssign, ast.Subscript)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)

@@ -39,6 +39,7 @@ from smelt.capture.staging.views import (
 )
 from smelt.capture.staging.walk import is_own_module
 from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType, UnknownDim
+from smelt.ir.python_operators import BY_SYMBOL, UNARY_BY_SYMBOL
 
 _SHORT = 8
 LONG = 64
@@ -46,14 +47,10 @@ LONG = 64
 
 _MOST_GROWING = 16
 _PLAIN = PlainRuntime()
-_PY = {
-    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "<<": "lshift",
-    ">>": "rshift", "&": "and_", "|": "or_", "^": "xor", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt",
-    ">=": "ge",
-}  # fmt: skip
 _CLASSES: dict[Any, type] = {INT: int, FLOAT: float, BOOL: bool}
 _SEQUENCES = (list, tuple, torch.Size)
-_UNARY = {"-": "neg", "+": "pos", "~": "invert"}
+# Those that have an operator of the graph.
+_PY = BY_SYMBOL.keys() - {"@"}
 
 
 class StagingRuntime(PlainRuntime):
@@ -440,7 +437,7 @@ class StagingRuntime(PlainRuntime):
                 found = one.equals(other)
                 return found if op == "==" else self.not_(0, found)
         if op in _PY and (is_staged(left) or is_staged(right)):
-            found = self.session.binary(f"py.{_PY[op]}", left, right)
+            found = self.session.binary(f"py.{BY_SYMBOL[op].name}", left, right)
             if found is not NotImplemented:
                 return found
         if op in ("==", "!=") and _are_alike(left, right) and (self._is_data(left) or self._is_data(right)):
@@ -563,7 +560,7 @@ class StagingRuntime(PlainRuntime):
     def binop(self, at: int, op: str, a: Any, b: Any) -> Any:
         _use(self.session, a, b)
         if op in _PY and (is_staged(a) or is_staged(b)):
-            found = self.session.binary(f"py.{_PY[op]}", a, b)
+            found = self.session.binary(f"py.{BY_SYMBOL[op].name}", a, b)
             if found is not NotImplemented:
                 return found
         if op == "*" and (type(a) is str or type(b) is str) and is_said(self.session, [a, b]):
@@ -589,7 +586,7 @@ class StagingRuntime(PlainRuntime):
 
     def unop(self, at: int, op: str, a: Any) -> Any:
         _use(self.session, a)
-        return self.session.emit(f"py.{_UNARY[op]}", a) if is_staged(a) else _PLAIN.unop(at, op, a)
+        return self.session.emit(f"py.{UNARY_BY_SYMBOL[op].name}", a) if is_staged(a) else _PLAIN.unop(at, op, a)
 
     def fstring(self, at: int, parts: Any) -> Any:
         return self.session.emit("py.join", *parts) if any(map(is_staged, parts)) else "".join(parts)
@@ -743,7 +740,7 @@ __all__ = ["StagedRange", "StagingRuntime"]
 def compared(op: str, left: Any, right: Any) -> Any:
     """`left op right` by Python, which asks the operand of a subclass first: a shadow is of one, its tensor is not."""
     if type(left) is torch.Tensor and is_shadow(right) and op in _PY:
-        found = getattr(torch.Tensor, f"__{_PY[op]}__")(left, right)
+        found = getattr(torch.Tensor, BY_SYMBOL[op].method)(left, right)
         if found is not NotImplemented:
             return found
     return _PLAIN.compare(0, left, (op, lambda: right))

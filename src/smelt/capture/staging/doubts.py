@@ -26,7 +26,7 @@ from smelt.ir import TensorType, TupleType, Type, Value
 from smelt.ops.catalogue import record_of
 from smelt.ops.convert import dtype_from_torch, dtype_to_torch, dummy_of, from_torch
 from smelt.ops.meta import MOST_TRIED
-from smelt.ops.registry import is_by_elements
+from smelt.ops.sets import is_by_elements
 from smelt.ops.typing import infer
 
 _SECOND_HAND = ("torch._meta_registrations", "torch._refs", "torch._decomp", "torch._prims", "torch._subclasses")

@@ -20,11 +20,13 @@ from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import sized
 from smelt.capture.opinfo import OpInfo
 from smelt.ir.size_numbers import Size, SizeFloat
+from smelt.ops.record import Trait
+from smelt.ops.sets import bases_where
 
 Key: TypeAlias = Any
 _Laid: TypeAlias = "tuple[torch.dtype, list[Any], list[Any], torch.device]"
 
-_LIKE_ROW_MAJOR = frozenset(("transpose", "permute", "t", "view", "reshape", "linear", "matmul"))
+_LIKE_ROW_MAJOR = bases_where(Trait.PERMUTES) | {"view", "reshape", "linear", "matmul"}
 """Operators that may give a view whose memory is all that the operand's elements lie in."""
 _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 

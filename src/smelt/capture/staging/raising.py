@@ -11,12 +11,11 @@ from smelt.capture.opinfo import OpInfo
 from smelt.capture.recorder import Slot
 from smelt.capture.staging.symbols import ScalarSlot
 from smelt.ops.raises import is_division
+from smelt.ops.record import Trait
 from smelt.ops.registry import tags_of
+from smelt.ops.sets import where
 
-OF_ALL_ELEMENTS = (
-    "aten.dropout.default", "aten.sum.default", "aten.mean.default", "aten.any.default", "aten.all.default",
-    "aten.clone.default", "aten.detach.default", "aten.alias.default",
-)  # fmt: skip
+OF_ALL_ELEMENTS = where(Trait.ANY_SHAPE)
 """Operators that take a tensor of any sizes."""
 
 

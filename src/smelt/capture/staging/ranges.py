@@ -15,6 +15,8 @@ from typing import Any
 from smelt.capture.dynamic.values import number_of
 from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.staging.symbols import is_staged
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 
 Range = tuple[Any, Any]
 """The least and the greatest, which may be sizes."""
@@ -24,10 +26,7 @@ _EXCLUSIVE = frozenset(("random.randrange", "numpy.random.randint"))
 _TENSORS = {
     "aten.randint.default": 1, "aten.randint.generator": 1, "aten.randint.low": 2, "aten.randint.low_generator": 2,
 }  # fmt: skip
-_OF_ITEMS = frozenset((
-    "aten.select.int", "aten.unbind.int", "aten.squeeze.default", "aten.view.default", "aten.reshape.default",
-    "aten.detach.default",
-))  # fmt: skip
+_OF_ITEMS = where(Trait.ITEM_OF)
 
 
 def range_of_draw(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Range | None:

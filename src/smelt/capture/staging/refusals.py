@@ -16,7 +16,7 @@ import torch
 
 from smelt._torch.dispatch import unseen
 from smelt.capture.dynamic.arithmetic import is_symbolic
-from smelt.ops.registry import is_by_elements
+from smelt.ops.sets import is_by_elements
 
 _NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype)

@@ -25,19 +25,11 @@ from smelt.codegen.kernels.nest import (
     is_inner,
     walk,
 )
+from smelt.codegen.kernels.operations import OPS
 from smelt.ir.sizes import chosen
 
 LAUNCH_NBYTES = 16_384
 """Bytes that could be moved in the time that starting a kernel and meeting at its end takes (about a microsecond)."""
-
-_HEAVY = {
-    **dict.fromkeys(("div", "sqrt", "rsqrt", "recip", "idiv", "floordiv", "rem", "fmod"), 6),
-    **dict.fromkeys(("exp", "exp2", "sigmoid", "silu", "gelu", "gelu_tanh", "log", "log2", "tanh", "erf"), 12),
-    **dict.fromkeys(("expm1", "log10", "log1p", "sin", "cos", "softplus", "mish", "erfc", "pow", "tan"), 20),
-    **dict.fromkeys(
-        ("asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "hypot"), 25
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +65,18 @@ def cost(nest: Nest) -> NestCost:
                     turns = sizes if found is None else found.sizes_of(part)
                     touched[part.buffer, part.index] = _reach(part.index, turns)
                 elif isinstance(part, Op) and pieces is None:
-                    operations += points * _HEAVY.get(part.op, 1)
+                    operations += points * _weight(part)
             if pieces is not None:
                 per_turn = points // nest.sizes[pieces.loop]
                 for op, bits in pieces.operations(expr, pieces.needed[number]):
-                    operations += per_turn * pieces.length(bits) * _HEAVY.get(op.op, 1)
+                    operations += per_turn * pieces.length(bits) * _weight(op)
         operations += points if isinstance(statement, (Reduce, Scan)) else 0
     nbytes = sum(count * nest.buffers[buffer].dtype.itemsize for (buffer, _), count in touched.items())
     return NestCost(nbytes, operations)
+
+
+def _weight(op: Op) -> int:
+    return round(OPS[op.op].cost)
 
 
 def _is_inner(statement: Statement, nouter: int, names: frozenset[str]) -> bool:

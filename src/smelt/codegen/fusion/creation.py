@@ -11,6 +11,8 @@ from smelt.codegen.fusion.pull import FAR, Pull, Rule
 from smelt.codegen.kernels.nest import Expr
 from smelt.codegen.kernels.operations import INTEGERS
 from smelt.ir import DType, Node, Value
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 
 
 def _full(name: str) -> Rule:
@@ -83,11 +85,5 @@ CREATION: Mapping[str, Rule] = {
     "aten.triu.default": _triangle(False),
 }
 
-NUMBERS = frozenset(
-    (
-        "const", "aten.full.default", "aten.full_like.default", "aten.new_full.default", "aten.fill.Scalar",
-        "aten.scalar_tensor.default", "aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default",
-        "aten.ones.default", "aten.ones_like.default", "aten.new_ones.default",
-    )
-)  # fmt: skip
+NUMBERS = where(Trait.CONSTANT_FILL) | {"const"}
 """Operators whose elements are one number, better written into a kernel than loaded by it."""

@@ -19,6 +19,8 @@ from smelt.codegen.kernels.sizes import same_sizes
 from smelt.codegen.lower.geometry import Geometry
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.ir.sizes import equals
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 
 _LARGEST = 64
 """Parts that an epilogue may have; what is longer is a kernel of its own."""
@@ -130,17 +132,7 @@ def epilogue_nodes(product: Value, limit: Callable[[Node], bool] = lambda node: 
     return found
 
 
-EPILOGUE_OPS = frozenset(
-    f"aten.{name}"
-    for name in (
-        "add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar", "rsub.Scalar", "mul.Tensor", "mul.Scalar", "div.Tensor",
-        "div.Scalar", "relu.default", "relu6.default", "hardtanh.default", "silu.default", "gelu.default",
-        "sigmoid.default", "tanh.default", "hardswish.default", "hardsigmoid.default", "leaky_relu.default",
-        "elu.default", "neg.default", "abs.default", "exp.default", "clamp.default", "clamp_min.default",
-        "clamp_max.default", "softplus.default", "mish.default", "pow.Tensor_Scalar", "where.self",
-        "masked_fill.Scalar", "maximum.default", "minimum.default", "addcmul.default",
-    )
-)  # fmt: skip
+EPILOGUE_OPS = where(Trait.FOLLOWS_PRODUCT)
 """Operators worth computing on the product while it is in registers."""
 
 

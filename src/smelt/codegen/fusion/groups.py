@@ -23,30 +23,18 @@ from smelt.codegen.kernels.operations import DTYPES
 from smelt.codegen.lower.sharing import view_source
 from smelt.ir import Graph, Node, Region, TensorType, Value, may_hold_tensor
 from smelt.ir.sizes import blind, is_one
+from smelt.ops import sets
 from smelt.ops.effects import effects
 from smelt.ops.meta import call_key
 from smelt.ops.raises import raises_by_data
+from smelt.ops.record import Trait
 from smelt.ops.registry import overload
 
-TAKES_NUMBERS = frozenset(
-    (
-        *(f"aten.{name}.{form}" for name in ("add", "sub", "rsub", "mul", "div") for form in ("Tensor", "Scalar")),
-        *(
-            f"aten.{name}.{form}"
-            for name in (
-                "eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod", "bitwise_and", "bitwise_or", "bitwise_xor",
-            )
-            for form in ("Tensor", "Scalar")
-        ),
-        "aten.where.Scalar", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.masked_fill.Scalar",
-        "aten.select.int", "aten.slice.Tensor", "aten.floor_divide.default", "aten.floor_divide.Scalar",
-        "aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.pow.Tensor_Scalar", "aten.pow.Scalar",
-        "aten.clamp.default",
-        "aten.clamp_min.default", "aten.clamp_max.default", "aten.lerp.Scalar", "aten.addcmul.default",
-        "aten.addcdiv.default", "aten.full.default", "aten.full_like.default", "aten.new_full.default",
-        "aten.fill.Scalar", "aten.scalar_tensor.default",
-    )
-)  # fmt: skip
+# The second part: overloads that become others of the catalogue before they are fused.
+TAKES_NUMBERS = sets.where(Trait.TAKES_RUN_NUMBERS) | {
+    "aten.where.Scalar", "aten.floor_divide.Scalar", "aten.div.Scalar_mode", "aten.fmod.Scalar",
+    *(f"aten.bitwise_{name}.Scalar" for name in ("and", "or", "xor")),
+}  # fmt: skip
 """Operators whose rules take numbers of the run."""
 Accepts = Callable[[Built], "str | None"]
 """Why a nest cannot be emitted; None where it can."""

@@ -23,7 +23,7 @@ from smelt.codegen.fusion.pieces import is_needed_by_many
 from smelt.codegen.fusion.whole import left_out
 from smelt.ir import Graph, Node, Value
 from smelt.ir.sizes import equals
-from smelt.ops.registry import is_by_elements
+from smelt.ops.sets import is_by_elements
 
 MAX_NODES = 80
 """Nodes that one nest may hold: beyond, registers spill and builds take long."""

@@ -14,8 +14,9 @@ from smelt.codegen.fusion.index import Idx, Unfusible
 from smelt.codegen.fusion.promote import LARGEST, NUMBER_TYPES, common_dtype, is_float, math_dtype
 from smelt.codegen.fusion.pull import Pull, Rule
 from smelt.codegen.kernels.nest import Const, Expr
-from smelt.codegen.kernels.operations import INTEGERS
+from smelt.codegen.kernels.operations import INTEGERS, KERNEL_OPS
 from smelt.ir import FLOAT, INT, Arg, DType, Node, TensorType, Value
+from smelt.ir.python_operators import COMPARISON_NAMES
 from smelt.ir.sizes import equals, is_symbolic
 
 Formula = Callable[[Pull, DType, Expr], Expr]
@@ -548,19 +549,12 @@ def _mse(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(p.op("mul", m, d, d), out)
 
 
-_FLOAT_FUNCTIONS = (
-    "exp", "expm1", "exp2", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos",
-    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "lgamma",
-)  # fmt: skip
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-
-
 def _table() -> dict[str, Rule]:
-    rules: dict[str, Rule] = {f"{n}.default": unary(n) for n in _FLOAT_FUNCTIONS}
+    rules: dict[str, Rule] = {f"{op.name}.default": unary(op.name) for op in KERNEL_OPS if op.is_float_function}
     rules |= {f"{n}.default": _rounding(n) for n in ("floor", "ceil", "round", "trunc")}
     rules |= {f"{n}.default": _numeric(n) for n in ("abs", "neg", "sign")}
     rules |= {f"{n}.default": _test(n) for n in ("isnan", "isinf", "isfinite")}
-    rules |= {f"{n}.{o}": _comparison(n) for n in _COMPARISONS for o in ("Tensor", "Scalar")}
+    rules |= {f"{n}.{o}": _comparison(n) for n in COMPARISON_NAMES for o in ("Tensor", "Scalar")}
     rules |= {f"logical_{n}.default": _logical(n) for n in ("and", "or", "xor")}
     rules |= {f"bitwise_{n}.{o}": _bitwise(n) for n in ("and", "or", "xor") for o in ("Tensor", "Scalar")}
     for op, names in (("shl", ("bitwise_left_shift", "__lshift__")), ("shr", ("bitwise_right_shift", "__rshift__"))):

@@ -13,14 +13,12 @@ from smelt.codegen.fusion.groups import Facts
 from smelt.codegen.fusion.regions import user_in
 from smelt.ir import Node, TensorType, Value
 from smelt.ir.sizes import equals
-from smelt.ops.registry import is_by_elements
+from smelt.ops.record import Trait
+from smelt.ops.sets import bases_where, is_by_elements
 
-_READING_ALL = frozenset((
-    "_log_softmax", "_softmax", "_to_copy", "amax", "amin", "argmax", "argmin", "batch_norm", "cat", "clone",
-    "contiguous", "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "dropout", "flip", "group_norm",
-    "instance_norm", "layer_norm", "linalg_vector_norm", "log_softmax", "logsumexp", "max", "mean", "min", "mse_loss",
-    "native_layer_norm", "prod", "repeat", "rms_norm", "roll", "softmax", "stack", "std", "sum", "to", "type_as", "var",
-))  # fmt: skip
+_READING_ALL = bases_where(Trait.READS_ALL) | {
+    "_log_softmax", "count_nonzero", "cummax", "cummin", "cumprod", "native_layer_norm",
+}  # fmt: skip
 """Operators, not by elements, of whose results all elements together need all of each operand."""
 
 

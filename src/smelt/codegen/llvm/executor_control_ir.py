@@ -290,7 +290,7 @@ _ARITH: dict[Arith, _Emitter] = {
     Arith.F_ADD: _float("fadd double {a}, {b}"),
     Arith.F_SUB: _float("fsub double {a}, {b}"),
     Arith.F_MUL: _float("fmul double {a}, {b}"),
-    Arith.F_DIV: _float_divided,
+    Arith.F_TRUEDIV: _float_divided,
     Arith.F_NEG: _integer(f"xor i64 {{a}}, {-(2**63)}"),
     Arith.F_ABS: lambda body, x: (body.let(f"and i64 {x.a}, {2**63 - 1}"), "false"),
     Arith.F_EQ: _float_test("oeq"),

@@ -21,10 +21,11 @@ from smelt.codegen.llvm.vmath_inverse import InverseMath
 from smelt.codegen.llvm.vmath_trig import Trigonometry
 from smelt.diag import InternalError
 from smelt.ir import DType
+from smelt.ir.python_operators import COMPARISON_NAMES
 
 _ARITHMETIC = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven"}
-_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+_COMPARE = {name: f"{'u' if name == 'ne' else 'o'}{name}" for name in COMPARISON_NAMES}
 _NEEDS_FMA = frozenset({"fmod", "rem", "floordiv"})
 
 

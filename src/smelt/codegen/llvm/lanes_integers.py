@@ -13,11 +13,14 @@ from smelt.codegen.llvm.lanes_types import register_type, type_suffix, vector_ty
 from smelt.codegen.llvm.text import FunctionText
 from smelt.diag import InternalError
 from smelt.ir import DType
+from smelt.ir.python_operators import COMPARISON_NAMES
 
 _SIMPLE = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
 _ON_BOOL = {"add": "or", "mul": "and", "max": "or", "min": "and", "and": "and", "or": "or", "xor": "xor"}
-_SIGNED = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
-_UNSIGNED = {"eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt": "ugt", "ge": "uge"}
+_EQUALITY = ("eq", "ne")
+_SIGNED, _UNSIGNED = (
+    {name: name if name in _EQUALITY else f"{sign}{name}" for name in COMPARISON_NAMES} for sign in "su"
+)
 
 
 class LaneIntegers:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from smelt._torch import mkldnn
 from smelt.codegen.lower.context import Context
 from smelt.ir import Node, TensorType, Value
 
@@ -34,12 +35,8 @@ class Epilogue:
     post: Post = Post()
 
 
-_SIMPLE: dict[str, str] = {
-    "aten.silu.default": "swish",
-    "aten.sigmoid.default": "sigmoid",
-    "aten.tanh.default": "tanh",
-    "aten.hardswish.default": "hardswish",
-}
+# Those that compute what eager computes, and take no numbers.
+_SIMPLE = {post.op: post.name for post in mkldnn.POST_OPS if post.name in ("swish", "sigmoid", "tanh", "hardswish")}
 
 
 def post_of(ctx: Context, node: Node) -> Post | None:

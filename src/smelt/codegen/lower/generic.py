@@ -21,28 +21,13 @@ from smelt.ir.sizes import Size, SizeFloat
 from smelt.ops.convert import dtype_to_torch, to_torch
 from smelt.ops.meta import CannotRun, meta_outcome
 from smelt.ops.modes import entered
+from smelt.ops.record import Trait
 from smelt.ops.registry import overload, schema_of
+from smelt.ops.sets import in_place_twin, where
 from smelt.runtime.plan import Dispatch, PyCall, Use
 
 # Operators that compute the same from any strides, and whose result's strides torch's meta kernels tell exactly.
-ANY_LAYOUT = frozenset(
-    f"aten.{name}"
-    for name in (
-        "relu.default", "relu6.default", "hardtanh.default", "silu.default", "gelu.default", "sigmoid.default",
-        "tanh.default", "hardswish.default", "hardsigmoid.default", "leaky_relu.default", "elu.default", "abs.default",
-        "exp.default", "neg.default", "sqrt.default", "rsqrt.default", "add.Tensor", "add.Scalar", "sub.Tensor",
-        "sub.Scalar", "mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar", "clamp.default", "clamp_min.default",
-        "clamp_max.default", "max_pool2d.default", "avg_pool2d.default", "adaptive_avg_pool2d.default", "mean.dim",
-        "amax.default", "cat.default", "pad.default", "constant_pad_nd.default", "pow.Tensor_Scalar",
-        "softplus.default", "mish.default", "batch_norm.default",
-    )
-)  # fmt: skip
-
-# Unary operators with a form that writes into its operand.
-_IN_PLACE: dict[str, str] = {
-    f"aten.{name}.default": f"aten.{name}_.default"
-    for name in ("relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "exp", "rsqrt", "neg")
-}
+ANY_LAYOUT = where(Trait.ANY_LAYOUT) | {"aten.pad.default"}
 
 
 def is_in_eager_layout(ctx: Context, node: Node) -> bool:
@@ -181,7 +166,7 @@ def lower_in_place(ctx: Context, node: Node, name: str = "", rest: tuple[Any, ..
 
     name, rest: the in-place overload and its further arguments, where they are not the node's own.
     """
-    op = overload(name or _IN_PLACE.get(node.op, ""))
+    op = overload(name or in_place_twin(node.op))
     value = node.args[0] if node.args else None
     if op is None or not isinstance(value, Value) or node.mode or not ctx.is_fresh(value):
         return False

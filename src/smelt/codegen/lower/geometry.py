@@ -11,7 +11,9 @@ import torch
 from smelt.ir import Arg, Node, TensorType, Value
 from smelt.ir.sizes import equals
 from smelt.ops.convert import dtype_to_torch, to_torch
+from smelt.ops.record import Trait
 from smelt.ops.registry import arguments_of, overload, schema_of
+from smelt.ops.sets import where
 from smelt.ops.shapes.views import VIEW_RULES, Layout, view_layouts
 
 
@@ -63,17 +65,7 @@ def dummy(type_: TensorType, strides: tuple[int, ...], device: str = "meta") -> 
 
 
 # Views that start where their operand starts.
-_AT_START = frozenset(
-    f"aten.{name}"
-    for name in (
-        "view.default", "_unsafe_view.default", "reshape.default", "transpose.int", "permute.default", "t.default",
-        "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "expand.default", "flatten.using_ints",
-        "unflatten.int", "contiguous.default", "to.dtype", "to.device", "to.other", "to.dtype_layout",
-        "detach.default", "alias.default", "view_as.default", "expand_as.default", "reshape_as.default",
-        "dropout.default", "movedim.int", "movedim.intlist", "swapaxes.default", "swapdims.default", "numpy_T.default",
-        "mT.default", "lift_fresh.default", "positive.default",
-    )
-)  # fmt: skip
+_AT_START = where(Trait.AT_START) | {"aten.positive.default"}
 
 
 def view_geometry(node: Node, operand: Value, at: Geometry) -> list[Geometry] | None:

@@ -15,6 +15,7 @@ from smelt.codegen.lower.context import Context, tensor_type, torch_dtype
 from smelt.codegen.lower.plain import is_number, is_plain_type, kind_of
 from smelt.diag import SmeltError
 from smelt.ir import BOOL, FLOAT, INT, Arg, Node, TensorType, Type, Value
+from smelt.ir.python_operators import BINARY, COMPARISON_NAMES, COMPARISONS
 from smelt.ir.type_order import type_of_arg
 from smelt.ops.python_ops import python_op
 from smelt.runtime.plan import Load, PyCall, Scalar, Use
@@ -22,16 +23,14 @@ from smelt.runtime.table import Arith
 
 Operand = Use | int | float | bool
 
-_INT_BINARY = {
-    "add": Arith.I_ADD, "sub": Arith.I_SUB, "mul": Arith.I_MUL, "floordiv": Arith.I_FLOORDIV, "mod": Arith.I_MOD,
-    "truediv": Arith.I_TRUEDIV, "and_": Arith.I_AND, "or_": Arith.I_OR, "xor": Arith.I_XOR, "eq": Arith.I_EQ,
-    "ne": Arith.I_NE, "lt": Arith.I_LT, "le": Arith.I_LE, "gt": Arith.I_GT, "ge": Arith.I_GE,
-}  # fmt: skip
-_FLOAT_BINARY = {
-    "add": Arith.F_ADD, "sub": Arith.F_SUB, "mul": Arith.F_MUL, "truediv": Arith.F_DIV, "eq": Arith.F_EQ,
-    "ne": Arith.F_NE, "lt": Arith.F_LT, "le": Arith.F_LE, "gt": Arith.F_GT, "ge": Arith.F_GE,
-}  # fmt: skip
-_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+
+def _of_arithmetic(kind: str) -> dict[str, Arith]:
+    """The operators that the native executor computes on numbers of a kind, by name."""
+    codes = ((o.name, f"{kind}_{o.name.removesuffix('_').upper()}") for o in (*BINARY, *COMPARISONS))
+    return {name: Arith[code] for name, code in codes if code in Arith.__members__}
+
+
+_INT_BINARY, _FLOAT_BINARY = _of_arithmetic("I"), _of_arithmetic("F")
 _INT_UNARY = {"neg": Arith.I_NEG, "abs": Arith.I_ABS, "invert": Arith.I_INVERT, "pos": Arith.COPY, "int": Arith.COPY}
 _FLOAT_UNARY = {"neg": Arith.F_NEG, "abs": Arith.F_ABS, "pos": Arith.COPY, "float": Arith.COPY, "int": Arith.F_INT}
 _LITERALS = (bool, int, float, str)
@@ -244,7 +243,7 @@ def _binary(
     operation = (_FLOAT_BINARY if is_float else _INT_BINARY).get(name)
     if operation is None:
         return False
-    exact = name in _COMPARISONS
+    exact = name in COMPARISON_NAMES
     if is_float:
         numbers = [_as_float(ctx, a, t, exact=exact) for a, t in zip(args, types, strict=True)]
     else:

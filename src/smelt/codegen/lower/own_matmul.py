@@ -30,6 +30,7 @@ from smelt.codegen.lower.linear import library_has_tiles, own_isa
 from smelt.codegen.lower.own_products import Fused, applied, emit, is_fusible
 from smelt.ir import DType, Node, TensorType, Value
 from smelt.ir.sizes import equals, is_one
+from smelt.ops.sets import PRODUCTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,12 @@ def own_matmul_of(ctx: Context, node: Node, claimed: set[Node]) -> OwnMatmul | N
 
 
 def _operands(ctx: Context, node: Node) -> OwnMatmul | None:
-    if node.op not in _OPS:
+    product = PRODUCTS.get(node.op)
+    if product is None:
         return None
     call = ctx.call_arguments(node)
-    left, right, added = (call[name] if name else None for name in _OPS[node.op])
+    left, right = call[product.left], call[product.right]
+    added = call[product.added] if product.added else None
     alpha, beta = call.get("alpha", 1), call.get("beta", 1)
     if not isinstance(left, Value) or not isinstance(right, Value) or not (added is None or isinstance(added, Value)):
         return None
@@ -104,14 +107,6 @@ def _operands(ctx: Context, node: Node) -> OwnMatmul | None:
     return OwnMatmul(node, left, right, added, float(alpha), float(beta), is_transposed, ())
 
 
-_OPS: dict[str, tuple[str, str, str]] = {
-    "aten.mm.default": ("self", "mat2", ""),
-    "aten.bmm.default": ("self", "mat2", ""),
-    "aten.matmul.default": ("self", "other", ""),
-    "aten.addmm.default": ("mat1", "mat2", "self"),
-    "aten.baddbmm.default": ("batch1", "batch2", "self"),
-    "aten.linear.default": ("input", "weight", "bias"),
-}
 """The names of the left, right and added operand."""
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from smelt.ir import Node, TupleType, Value
 from smelt.ops.effects import alias_of, aliases
+from smelt.ops.record import Trait
 from smelt.ops.registry import overload
+from smelt.ops.sets import where
 
 # They give back the very tensor that they got, where they share at all.
-_RETURNS_ITSELF = frozenset(
-    f"aten.{name}"
+_RETURNS_ITSELF = where(Trait.RETURNS_ITSELF) | {
+    f"aten.{name}.default"
     for name in (
-        "contiguous.default", "to.dtype", "to.device", "to.other", "to.dtype_layout", "dropout.default",
-        "feature_dropout.default", "alpha_dropout.default", "type_as.default", "positive.default",
-        "lift_fresh.default", "resolve_conj.default", "resolve_neg.default", "real.default", "conj.default",
-        "flatten.using_ints", "atleast_1d.default", "atleast_2d.default", "atleast_3d.default", "sum_to_size.default",
+        "positive", "resolve_conj", "resolve_neg", "real", "conj", "atleast_1d", "atleast_2d", "atleast_3d",
+        "sum_to_size",
     )
-)  # fmt: skip
+}  # fmt: skip
 
 
 _DROPOUTS_IN_PLACE = ("aten.dropout_.default", "aten.feature_dropout_.default", "aten.alpha_dropout_.default")

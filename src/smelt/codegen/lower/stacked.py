@@ -20,7 +20,8 @@ from smelt.ops.meta import CannotRun
 from smelt.ops.typing import infer
 from smelt.rewrite import Rewriter
 
-_JOINS = {"aten.stack.default": "stack", "aten.cat.default": "cat", "aten.concat.default": "cat"}
+_STACK = "aten.stack.default"
+_JOINS = (_STACK, "aten.cat.default", "aten.concat.default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ def _joined(rewriter: Rewriter, join: Node, table: Value) -> Value:
     """The rows as a node joins them."""
     rows = table.type
     assert isinstance(rows, TensorType)
-    is_stack = _JOINS[join.op] == "stack"
+    is_stack = join.op == _STACK
     dim = join.args[1] if len(join.args) > 1 else 0
     assert isinstance(dim, int)
     dim %= len(rows.sizes) - (not is_stack)

@@ -23,16 +23,12 @@ from smelt.ir.sizes import current_trace, is_symbolic
 from smelt.ops.convert import bind, dtype_to_torch, dummy_of, strided_copy, type_of
 from smelt.ops.effects import alias_of, effects, is_pure
 from smelt.ops.evaluate import constant
+from smelt.ops.record import Trait
 from smelt.ops.registry import overload
+from smelt.ops.sets import where
 
 # Their results depend on their first operand's type only, not on its elements.
-TYPE_ONLY = frozenset(
-    f"aten.{name}"
-    for name in (
-        "full_like.default", "zeros_like.default", "ones_like.default", "new_zeros.default", "new_ones.default",
-        "new_full.default",
-    )
-)  # fmt: skip
+TYPE_ONLY = where(Trait.TYPE_ONLY)
 
 
 def state_name(node: Node) -> StateName:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from textwrap import dedent
 
 from smelt.ir import Arg, Node
+from smelt.ir.python_operators import BINARY, COMPARISONS, UNARY
+from smelt.ops.python_ops import BUILTIN_NAMES
 
 ArgText = Callable[[Arg], str]
 
@@ -26,13 +28,8 @@ class Called:
 Call = Node | Called
 ATTEMPTS = ("py.attempt", "py.raised")
 
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "lshift": "<<",
-    "rshift": ">>", "and_": "&", "or_": "|", "xor": "^", "concat": "+", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
-    "gt": ">", "ge": ">=", "in_": "in",
-}  # fmt: skip
-_PREFIX = {"neg": "-", "pos": "+", "invert": "~", "not_": "not "}
-_CALLS = ("abs", "int", "float", "bool", "complex", "str", "round", "min", "max", "sum", "len")
+_INFIX = {**{o.name: o.symbol for o in (*BINARY, *COMPARISONS)}, "concat": "+", "in_": "in"}
+_PREFIX = {**{o.name: o.symbol for o in UNARY}, "not_": "not "}
 _AS_LISTS = (
     "builtins.range", "builtins.zip", "builtins.enumerate", "builtins.reversed", "dict.keys", "dict.values",
     "dict.items",
@@ -215,7 +212,7 @@ def _python(node: Call, text: ArgText) -> str:
         return f"{args[0]} {_INFIX[name]} {args[1]}"
     if name in _PREFIX:
         return f"{_PREFIX[name]}{args[0]}"
-    if name in _CALLS:
+    if name in BUILTIN_NAMES:
         return f"{name}({', '.join(plain)})"
     if node.op in _HELPERS and name != "raise":
         return f"{_HELPERS[node.op][0]}({', '.join(plain)})"

@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from smelt.ir.python_operators import BINARY, COMPARISONS, UNARY
 from smelt.ops.python_calls import FUNCTIONS
+from smelt.ops.python_ops import BUILTIN_NAMES
 
-_OPERATORS = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs", "lshift", "rshift", "and_", "or_",
-    "xor", "invert", "eq", "ne", "lt", "le", "gt", "ge", "not_", "getitem",
-)  # fmt: skip
-_BUILTINS = ("int", "float", "bool", "complex", "str", "round", "min", "max", "sum", "len", "getattr")
 _AS_LISTS = ("builtins.range", "builtins.zip", "builtins.enumerate", "builtins.reversed", "dict.keys", "dict.values",
              "dict.items")  # fmt: skip
 _CONVERSIONS = {"r": repr, "s": str, "a": ascii}
 _DIRECT: Mapping[str, Callable[..., Any]] = {
-    **{f"py.{name}": getattr(operator, name) for name in _OPERATORS},
-    **{f"py.{name}": getattr(builtins, name) for name in _BUILTINS},
+    **{f"py.{o.name}": o.function for o in (*BINARY, *COMPARISONS, *UNARY)},
+    "py.abs": operator.abs,
+    "py.not_": operator.not_,
+    "py.getitem": operator.getitem,
+    **{f"py.{name}": getattr(builtins, name) for name in (*BUILTIN_NAMES, "getattr")},
     "py.concat": operator.add,
 }
 Emit = Callable[..., Any]

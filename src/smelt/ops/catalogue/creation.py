@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from smelt.ir import Arg, TensorType, Value
-from smelt.ops.record import Call, Emitter, Lowering, OpRecord, sample, tensor_type
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Trait, sample, tensor_type
 from smelt.ops.samples import fixed, floats, ints, strided
 
 
@@ -55,9 +55,17 @@ _NEW = fixed(lambda: [sample(floats(3), [2, 3]), sample(ints(3), [2], dtype=torc
 
 CREATION: tuple[OpRecord, ...] = (
     OpRecord(
-        "aten.zeros.default", "torch.zeros", fixed(lambda: [sample([2, 3]), sample([0]), sample([], dtype=torch.int64)])
+        "aten.zeros.default",
+        "torch.zeros",
+        fixed(lambda: [sample([2, 3]), sample([0]), sample([], dtype=torch.int64)]),
+        traits=Trait.CONSTANT_FILL,
     ),
-    OpRecord("aten.ones.default", "torch.ones", fixed(lambda: [sample([2, 3]), sample([2], dtype=torch.bool)])),
+    OpRecord(
+        "aten.ones.default",
+        "torch.ones",
+        fixed(lambda: [sample([2, 3]), sample([2], dtype=torch.bool)]),
+        traits=Trait.CONSTANT_FILL,
+    ),
     OpRecord(
         "aten.full.default",
         "torch.full",
@@ -69,27 +77,77 @@ CREATION: tuple[OpRecord, ...] = (
                 sample([2], float("-inf"), dtype=torch.float64),
             ]
         ),
+        traits=Trait.CONSTANT_FILL | Trait.TAKES_RUN_NUMBERS,
     ),
     OpRecord(
-        "aten.scalar_tensor.default", "torch.scalar_tensor", fixed(lambda: [sample(1.5), sample(2, dtype=torch.int64)])
+        "aten.scalar_tensor.default",
+        "torch.scalar_tensor",
+        fixed(lambda: [sample(1.5), sample(2, dtype=torch.int64)]),
+        traits=Trait.CONSTANT_FILL | Trait.TAKES_RUN_NUMBERS,
     ),
-    OpRecord("aten.zeros_like.default", "torch.zeros_like", _LIKES, lower=_lower_like(0), exact=True),
-    OpRecord("aten.ones_like.default", "torch.ones_like", _LIKES, lower=_lower_like(1), exact=True),
+    OpRecord(
+        "aten.zeros_like.default",
+        "torch.zeros_like",
+        _LIKES,
+        lower=_lower_like(0),
+        exact=True,
+        traits=Trait.ANY_TENSOR
+        | Trait.CONSTANT_FILL
+        | Trait.FILLS
+        | Trait.OWN_STRIDES
+        | Trait.SAME_SHAPE
+        | Trait.TYPE_ONLY,
+    ),
+    OpRecord(
+        "aten.ones_like.default",
+        "torch.ones_like",
+        _LIKES,
+        lower=_lower_like(1),
+        exact=True,
+        traits=Trait.ANY_TENSOR
+        | Trait.CONSTANT_FILL
+        | Trait.FILLS
+        | Trait.OWN_STRIDES
+        | Trait.SAME_SHAPE
+        | Trait.TYPE_ONLY,
+    ),
     OpRecord(
         "aten.full_like.default",
         "torch.full_like",
         fixed(lambda: [sample(floats(3, 4), 2), sample(strided(3, 4), 1.5), sample(ints(2), 3)]),
         lower=_lower_like(None),
         exact=True,
+        traits=Trait.ANY_TENSOR
+        | Trait.CONSTANT_FILL
+        | Trait.FILLS
+        | Trait.OWN_STRIDES
+        | Trait.SAME_SHAPE
+        | Trait.TAKES_RUN_NUMBERS
+        | Trait.TYPE_ONLY,
     ),
-    OpRecord("aten.new_zeros.default", "torch.Tensor.new_zeros", _NEW, lower=_lower_new(0), exact=True),
-    OpRecord("aten.new_ones.default", "torch.Tensor.new_ones", _NEW, lower=_lower_new(1), exact=True),
+    OpRecord(
+        "aten.new_zeros.default",
+        "torch.Tensor.new_zeros",
+        _NEW,
+        lower=_lower_new(0),
+        exact=True,
+        traits=Trait.CONSTANT_FILL | Trait.TYPE_ONLY,
+    ),
+    OpRecord(
+        "aten.new_ones.default",
+        "torch.Tensor.new_ones",
+        _NEW,
+        lower=_lower_new(1),
+        exact=True,
+        traits=Trait.CONSTANT_FILL | Trait.TYPE_ONLY,
+    ),
     OpRecord(
         "aten.new_full.default",
         "torch.Tensor.new_full",
         fixed(lambda: [sample(floats(3), [2, 3], 2.5), sample(ints(3), [2], 1)]),
         lower=_lower_new(None),
         exact=True,
+        traits=Trait.CONSTANT_FILL | Trait.TAKES_RUN_NUMBERS | Trait.TYPE_ONLY,
     ),
     OpRecord(
         "aten.fill.Scalar",
@@ -97,6 +155,7 @@ CREATION: tuple[OpRecord, ...] = (
         fixed(lambda: [sample(floats(3, 4), 2), sample(strided(3, 4), 1.5), sample(ints(2), 3)]),
         lower=_lower_fill,
         exact=True,
+        traits=Trait.CONSTANT_FILL | Trait.SAME_SHAPE | Trait.TAKES_RUN_NUMBERS,
     ),
     OpRecord(
         "aten.zero.default",
@@ -104,6 +163,7 @@ CREATION: tuple[OpRecord, ...] = (
         fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4)), sample(ints(2))]),
         lower=_lower_zero,
         exact=True,
+        traits=Trait.ANY_TENSOR,
     ),
     OpRecord(
         "aten.arange.default", "torch.arange", fixed(lambda: [sample(5), sample(2.5), sample(4, dtype=torch.float32)])
@@ -113,7 +173,13 @@ CREATION: tuple[OpRecord, ...] = (
     OpRecord("aten.linspace.default", "torch.linspace", fixed(lambda: [sample(0, 1, 5)])),
     OpRecord("aten.eye.default", "torch.eye", fixed(lambda: [sample(3)])),
     OpRecord("aten.empty.memory_format", "torch.empty", fixed(lambda: [sample([2, 3])]), uninitialised=True),
-    OpRecord("aten.empty_like.default", "torch.empty_like", fixed(lambda: [sample(floats(2, 3))]), uninitialised=True),
+    OpRecord(
+        "aten.empty_like.default",
+        "torch.empty_like",
+        fixed(lambda: [sample(floats(2, 3))]),
+        uninitialised=True,
+        traits=Trait.ANY_TENSOR | Trait.FILLS,
+    ),
     OpRecord(
         "aten.empty_strided.default", "torch.empty_strided", fixed(lambda: [sample([2, 3], [1, 2])]), uninitialised=True
     ),
@@ -126,8 +192,20 @@ CREATION: tuple[OpRecord, ...] = (
     OpRecord("aten.rand.default", "torch.rand", fixed(lambda: [sample([2, 3])]), rng=_always),
     OpRecord("aten.randn.default", "torch.randn", fixed(lambda: [sample([2, 3])]), rng=_always),
     OpRecord("aten.randint.low", "torch.randint", fixed(lambda: [sample(0, 5, [3])]), rng=_always),
-    OpRecord("aten.randn_like.default", "torch.randn_like", fixed(lambda: [sample(floats(2, 3))]), rng=_always),
-    OpRecord("aten.rand_like.default", "torch.rand_like", fixed(lambda: [sample(floats(2, 3))]), rng=_always),
+    OpRecord(
+        "aten.randn_like.default",
+        "torch.randn_like",
+        fixed(lambda: [sample(floats(2, 3))]),
+        rng=_always,
+        traits=Trait.ANY_TENSOR,
+    ),
+    OpRecord(
+        "aten.rand_like.default",
+        "torch.rand_like",
+        fixed(lambda: [sample(floats(2, 3))]),
+        rng=_always,
+        traits=Trait.ANY_TENSOR,
+    ),
     OpRecord("aten.bernoulli.default", "torch.bernoulli", fixed(lambda: [sample(torch.full((3,), 0.5))]), rng=_always),
     OpRecord(
         "aten.multinomial.default",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from smelt.ir import UNKNOWN_DIM, Arg, Device, DType, TensorType, Type, Value
-from smelt.ops.record import Call, Emitter, OpRecord, Samples, sample, tensor_type
+from smelt.ops.record import Call, Emitter, OpRecord, Samples, Trait, sample, tensor_type
 from smelt.ops.samples import bools, fixed, floats, ints, strided
 
 _INDEX = torch.tensor([2, 0, 2])
@@ -123,6 +123,7 @@ INDEXING: tuple[OpRecord, ...] = (
             ]
         ),
         may_throw=True,
+        traits=Trait.ONE_BY_ONE,
     ),
     OpRecord(
         "aten.index_put.default",
@@ -152,6 +153,7 @@ INDEXING: tuple[OpRecord, ...] = (
         lower=_lower_index_add,
         exact=True,
         may_throw=True,
+        traits=Trait.ONE_BY_ONE,
     ),
     OpRecord(
         "aten.embedding.default",
@@ -176,6 +178,7 @@ INDEXING: tuple[OpRecord, ...] = (
                 sample([torch.empty(0), floats(2, 3)]),
             ]
         ),
+        traits=Trait.ANY_LAYOUT | Trait.READS_ALL | Trait.SHRINKS,
     ),
     OpRecord(
         "aten.stack.default",
@@ -183,32 +186,45 @@ INDEXING: tuple[OpRecord, ...] = (
         fixed(lambda: [sample([floats(2, 3), floats(2, 3, seed=1)]), sample([floats(2), ints(2)], -1)]),
         lower=_lower_stack,
         exact=True,
+        traits=Trait.READS_ALL,
     ),
-    OpRecord("aten.constant_pad_nd.default", "torch.constant_pad_nd", _pads()),
+    OpRecord("aten.constant_pad_nd.default", "torch.constant_pad_nd", _pads(), traits=Trait.ANY_LAYOUT),
     OpRecord(
         "aten.repeat.default",
         "torch.Tensor.repeat",
         fixed(lambda: [sample(floats(2, 3), [2, 1]), sample(floats(3), [2, 2])]),
+        traits=Trait.READS_ALL,
     ),
     OpRecord(
-        "aten.flip.default", "torch.flip", fixed(lambda: [sample(floats(2, 3), [1]), sample(strided(2, 3), [0, 1])])
+        "aten.flip.default",
+        "torch.flip",
+        fixed(lambda: [sample(floats(2, 3), [1]), sample(strided(2, 3), [0, 1])]),
+        traits=Trait.ANY_RANK | Trait.OWN_STRIDES | Trait.READS_ALL,
     ),
     OpRecord(
-        "aten.roll.default", "torch.roll", fixed(lambda: [sample(floats(2, 3), [1], [1]), sample(floats(4), [2])])
+        "aten.roll.default",
+        "torch.roll",
+        fixed(lambda: [sample(floats(2, 3), [1], [1]), sample(floats(4), [2])]),
+        traits=Trait.READS_ALL,
     ),
     OpRecord("aten.repeat_interleave.self_int", "torch.repeat_interleave", fixed(lambda: [sample(floats(2, 3), 2, 1)])),
     OpRecord(
         "aten.select_scatter.default",
         "torch.select_scatter",
         fixed(lambda: [sample(floats(3, 4), floats(4), 0, 1), sample(strided(3, 4), floats(3), -1, -1)]),
+        traits=Trait.FILLS,
     ),
     OpRecord(
         "aten.slice_scatter.default",
         "torch.slice_scatter",
         fixed(lambda: [sample(floats(3, 4), floats(2, 4), 0, 1), sample(strided(3, 4), floats(3, 2), 1, 0, 4, 2)]),
+        traits=Trait.FILLS,
     ),
     OpRecord(
-        "aten.diagonal_scatter.default", "torch.diagonal_scatter", fixed(lambda: [sample(floats(3, 4), floats(3))])
+        "aten.diagonal_scatter.default",
+        "torch.diagonal_scatter",
+        fixed(lambda: [sample(floats(3, 4), floats(3))]),
+        traits=Trait.FILLS,
     ),
     OpRecord(
         "aten.as_strided_scatter.default",
@@ -227,14 +243,26 @@ INDEXING: tuple[OpRecord, ...] = (
         ),
         lower=_lower_copy,
         exact=True,
+        traits=Trait.SAME_SHAPE,
     ),
-    OpRecord("aten.tril.default", "torch.tril", fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4), 1)])),
-    OpRecord("aten.triu.default", "torch.triu", fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4), -1)])),
+    OpRecord(
+        "aten.tril.default",
+        "torch.tril",
+        fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4), 1)]),
+        traits=Trait.ANY_RANK,
+    ),
+    OpRecord(
+        "aten.triu.default",
+        "torch.triu",
+        fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4), -1)]),
+        traits=Trait.ANY_RANK,
+    ),
     OpRecord(
         "aten.nonzero.default",
         "torch.nonzero",
         fixed(lambda: [sample(ints(3, 4, low=0, high=2))]),
         result=_nonzero_type,
+        traits=Trait.ANY_TENSOR | Trait.OWN_STRIDES,
     ),
     OpRecord(
         "aten.masked_select.default",

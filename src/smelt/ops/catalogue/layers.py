@@ -12,7 +12,7 @@ from math import inf, sqrt
 import torch
 
 from smelt.ir import Arg, DType, Value
-from smelt.ops.record import Call, Emitter, OpRecord, Sample, sample, tensor_type
+from smelt.ops.record import Call, Emitter, OpRecord, Sample, Trait, sample, tensor_type
 from smelt.ops.samples import bools, floats
 
 _FLOATS = (DType.F32, DType.F64, DType.BF16)
@@ -154,5 +154,6 @@ LAYERS: tuple[OpRecord, ...] = (
         _encoder_layers,
         lower=_lower_encoder_layer,
         source="arXiv:1706.03762",
+        traits=Trait.SHRINKS,
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from smelt.ir import Arg
-from smelt.ops.record import Call, Emitter, OpRecord, Sample, sample, tensor_type
+from smelt.ops.record import Call, Emitter, OpRecord, Sample, Trait, sample, tensor_type
 from smelt.ops.samples import fixed, floats, ints, positives, strided
 
 
@@ -95,8 +95,22 @@ _IMAGES = (floats(2, 3, 8, 8), floats(2, 3, 8, 8).to(memory_format=torch.channel
 _OFF = fixed(lambda: [sample(floats(3, 4), 0.5, False), sample(strided(3, 4), 0.0, True)])
 
 NN: tuple[OpRecord, ...] = (
-    OpRecord("aten.layer_norm.default", "torch.layer_norm", _norms, lower=_lower_layer_norm, source="arXiv:1607.06450"),
-    OpRecord("aten.rms_norm.default", "torch.rms_norm", _rms_norms, lower=_lower_rms_norm, source="arXiv:1910.07467"),
+    OpRecord(
+        "aten.layer_norm.default",
+        "torch.layer_norm",
+        _norms,
+        lower=_lower_layer_norm,
+        source="arXiv:1607.06450",
+        traits=Trait.IGNORES_AUTOCAST | Trait.KEPT_IN_F32 | Trait.READS_ALL | Trait.SHRINKS,
+    ),
+    OpRecord(
+        "aten.rms_norm.default",
+        "torch.rms_norm",
+        _rms_norms,
+        lower=_lower_rms_norm,
+        source="arXiv:1910.07467",
+        traits=Trait.IGNORES_AUTOCAST | Trait.KEPT_IN_F32 | Trait.READS_ALL,
+    ),
     OpRecord(
         "aten.batch_norm.default",
         "torch.batch_norm",
@@ -104,33 +118,58 @@ NN: tuple[OpRecord, ...] = (
         lower=_lower_batch_norm,
         writes=_running_stats,
         source="arXiv:1502.03167",
+        traits=Trait.ANY_LAYOUT | Trait.IGNORES_AUTOCAST | Trait.KEPT_IN_F32 | Trait.READS_ALL | Trait.SHRINKS,
     ),
     OpRecord(
         "aten.instance_norm.default",
         "torch.instance_norm",
         fixed(lambda: [sample(floats(2, 3, 8), None, None, None, None, True, 0.1, 1e-5, True)]),
         writes=_running_stats,
+        traits=Trait.IGNORES_AUTOCAST | Trait.KEPT_IN_F32 | Trait.READS_ALL,
     ),
     OpRecord(
         "aten.group_norm.default",
         "torch.group_norm",
         fixed(lambda: [sample(floats(2, 4, 3), 2), sample(floats(2, 4, 3), 2, floats(4), floats(4))]),
         source="arXiv:1803.08494",
+        traits=Trait.IGNORES_AUTOCAST | Trait.KEPT_IN_F32 | Trait.READS_ALL,
     ),
     OpRecord(
-        "aten.dropout.default", "torch.dropout", _OFF, alias="maybe", rng=_dropout_draws, source="JMLR 15 (2014) 1929"
+        "aten.dropout.default",
+        "torch.dropout",
+        _OFF,
+        alias="maybe",
+        rng=_dropout_draws,
+        source="JMLR 15 (2014) 1929",
+        traits=Trait.ANY_SHAPE | Trait.AT_START | Trait.IGNORES_AUTOCAST | Trait.READS_ALL | Trait.RETURNS_ITSELF,
     ),
-    OpRecord("aten.feature_dropout.default", "torch.feature_dropout", _OFF, alias="maybe", rng=_dropout_draws),
-    OpRecord("aten.alpha_dropout.default", "torch.alpha_dropout", _OFF, alias="maybe", rng=_dropout_draws),
+    OpRecord(
+        "aten.feature_dropout.default",
+        "torch.feature_dropout",
+        _OFF,
+        alias="maybe",
+        rng=_dropout_draws,
+        traits=Trait.RETURNS_ITSELF,
+    ),
+    OpRecord(
+        "aten.alpha_dropout.default",
+        "torch.alpha_dropout",
+        _OFF,
+        alias="maybe",
+        rng=_dropout_draws,
+        traits=Trait.RETURNS_ITSELF,
+    ),
     OpRecord(
         "aten.max_pool2d.default",
         "torch.max_pool2d",
         fixed(lambda: [*(sample(x, [3, 3], [2, 2], [1, 1]) for x in _IMAGES), sample(_IMAGES[0], [2, 2])]),
+        traits=Trait.ANY_LAYOUT | Trait.IGNORES_AUTOCAST | Trait.SHRINKS,
     ),
     OpRecord(
         "aten.avg_pool2d.default",
         "torch.nn.functional.avg_pool2d",
         fixed(lambda: [*(sample(x, [2, 2]) for x in _IMAGES)]),
+        traits=Trait.ANY_LAYOUT | Trait.SHRINKS,
     ),
     OpRecord(
         "aten.adaptive_avg_pool2d.default",
@@ -138,9 +177,13 @@ NN: tuple[OpRecord, ...] = (
         fixed(lambda: [*(sample(x, [1, 1]) for x in _IMAGES), *(sample(x, [3, 3]) for x in _IMAGES)]),
         lower=_lower_average_all,
         exact=True,
+        traits=Trait.ANY_LAYOUT | Trait.IGNORES_AUTOCAST,
     ),
     OpRecord(
-        "aten.adaptive_avg_pool1d.default", "torch.adaptive_avg_pool1d", fixed(lambda: [sample(floats(2, 3, 8), [2])])
+        "aten.adaptive_avg_pool1d.default",
+        "torch.adaptive_avg_pool1d",
+        fixed(lambda: [sample(floats(2, 3, 8), [2])]),
+        traits=Trait.IGNORES_AUTOCAST,
     ),
     OpRecord(
         "aten.upsample_nearest2d.vec",
@@ -158,6 +201,7 @@ NN: tuple[OpRecord, ...] = (
         "torch.nn.functional.cross_entropy",
         fixed(lambda: [sample(floats(3, 4), ints(3, low=0, high=4))]),
         may_throw=True,
+        traits=Trait.KEPT_IN_F32,
     ),
     OpRecord(
         "aten.nll_loss_nd.default",
@@ -169,5 +213,6 @@ NN: tuple[OpRecord, ...] = (
         "aten.mse_loss.default",
         "torch.nn.functional.mse_loss",
         fixed(lambda: [sample(floats(3, 4), floats(3, 4, seed=1))]),
+        traits=Trait.READS_ALL,
     ),
 )

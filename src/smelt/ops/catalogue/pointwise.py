@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from smelt.ir import Arg, TensorType, Type
-from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Samples, sample, tensor_type
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Samples, Trait, sample, tensor_type
 from smelt.ops.samples import (
     all_operands,
     arithmetic,
@@ -246,83 +246,229 @@ def _tensor_differences() -> Iterator[Sample]:
     yield from (s for s in _differences() if isinstance(s.args[1], torch.Tensor))
 
 
-_UNARY = (
-    "abs",
-    "neg",
-    "sign",
-    "ceil",
-    "floor",
-    "round",
-    "trunc",
-    "exp",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asinh",
-    "acosh",
-    "atanh",
-    "sigmoid",
-    "erf",
-    "erfc",
-    "isnan",
-    "logical_not",
-)
-_NOT_BOOL = ("neg", "abs", "ceil", "floor", "round", "trunc")
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-
-
 def _unary_not_bool() -> Iterator[Sample]:
     yield from each(x for x in all_operands() if x.dtype != torch.bool)
 
 
 POINTWISE: tuple[OpRecord, ...] = (
-    *(_unary(n, _unary_not_bool if n in _NOT_BOOL else unary) for n in _UNARY),
-    _unary("isfinite"),
-    _unary("isinf"),
-    _unary("frac", unary_float),
-    _unary("square", lower=_lower_square, exact=True),
-    _unary("bitwise_not", unary_ints),
-    _unary("relu", _unary_not_bool, "torch.nn.functional.relu"),
-    _unary("nan_to_num"),
-    _unary("relu6", unary_float, "torch.nn.functional.relu6", lower=_lower_relu6, exact=True),
-    _unary("silu", unary_float, "torch.nn.functional.silu", lower=_lower_silu, source="arXiv:1702.03118"),
-    _unary("gelu", _gelus, "torch.nn.functional.gelu", source=_GELU),
-    _unary("mish", unary_float, "torch.nn.functional.mish", lower=_lower_mish, source="arXiv:1908.08681"),
-    _unary("softplus", unary_float, "torch.nn.functional.softplus", lower=_lower_softplus),
-    _unary("log_sigmoid", unary_float, "torch.nn.functional.logsigmoid", result=_row_major, lower=_lower_log_sigmoid),
-    _unary("elu", unary_float, "torch.nn.functional.elu", source="arXiv:1511.07289"),
-    _unary("selu", unary_float, "torch.nn.functional.selu", source="arXiv:1706.02515"),
-    _unary("hardtanh", unary_float, "torch.nn.functional.hardtanh"),
+    _unary("abs", _unary_not_bool, traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.LIKE_OPERAND),
     _unary(
-        "hardswish", unary_float, "torch.nn.functional.hardswish", lower=_lower_hardswish, source="arXiv:1905.02244"
+        "neg", _unary_not_bool, traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.WIDE_INSIDE | Trait.LIKE_OPERAND
     ),
-    _unary("hardsigmoid", unary_float, "torch.nn.functional.hardsigmoid", lower=_lower_hardsigmoid),
-    _unary("leaky_relu", unary_float, "torch.nn.functional.leaky_relu", lower=_lower_leaky_relu),
-    _binary("add", samples=_sums),
-    _binary("sub", samples=_differences),
-    _binary("mul", samples=arithmetic),
-    _binary("div", samples=arithmetic),
-    _binary("pow", "Tensor_Tensor", binary_float),
-    _binary("pow", "Tensor_Scalar", with_number(2, 0.5, 3, -1, operands=unary_float)),
-    OpRecord("aten.pow.Scalar", "torch.pow", fixed(lambda: [sample(2.0, floats(3, 4)), sample(10000.0, floats(4))])),
-    # Integers divided by zero raise.
-    OpRecord("aten.div.Tensor_mode", "torch.div", _DIVISIONS, may_throw=True),
+    _unary("sign"),
+    _unary("ceil", _unary_not_bool),
+    _unary("floor", _unary_not_bool),
+    _unary("round", _unary_not_bool),
+    _unary("trunc", _unary_not_bool),
+    _unary(
+        "exp", traits=Trait.ANY_LAYOUT | Trait.COSTLY | Trait.FOLLOWS_PRODUCT | Trait.KEPT_IN_F32 | Trait.LIKE_OPERAND
+    ),
+    _unary("expm1"),
+    _unary("log", traits=Trait.COSTLY | Trait.KEPT_IN_F32 | Trait.LIKE_OPERAND),
+    _unary("log2", traits=Trait.COSTLY),
+    _unary("log10"),
+    _unary("log1p"),
+    _unary("sqrt", traits=Trait.ANY_LAYOUT | Trait.COSTLY | Trait.LIKE_OPERAND),
+    _unary("rsqrt", traits=Trait.ANY_LAYOUT | Trait.COSTLY | Trait.KEPT_IN_F32 | Trait.LIKE_OPERAND),
+    _unary("reciprocal"),
+    _unary("sin", traits=Trait.COSTLY | Trait.LIKE_OPERAND),
+    _unary("cos", traits=Trait.COSTLY | Trait.LIKE_OPERAND),
+    _unary("tan", traits=Trait.COSTLY),
+    _unary("asin"),
+    _unary("acos"),
+    _unary("atan"),
+    _unary("sinh"),
+    _unary("cosh"),
+    _unary(
+        "tanh",
+        traits=Trait.ANY_LAYOUT
+        | Trait.COSTLY
+        | Trait.FOLLOWS_PRODUCT
+        | Trait.WIDE_INSIDE
+        | Trait.ACTIVATION
+        | Trait.LIKE_OPERAND,
+    ),
+    _unary("asinh"),
+    _unary("acosh"),
+    _unary("atanh"),
+    _unary(
+        "sigmoid",
+        traits=Trait.ANY_LAYOUT
+        | Trait.COSTLY
+        | Trait.FOLLOWS_PRODUCT
+        | Trait.WIDE_INSIDE
+        | Trait.ACTIVATION
+        | Trait.LIKE_OPERAND,
+    ),
+    _unary("erf", traits=Trait.COSTLY | Trait.LIKE_OPERAND),
+    _unary("erfc"),
+    _unary("isnan"),
+    _unary("logical_not"),
+    _unary("isfinite", traits=Trait.NOT_ITERATED),
+    _unary("isinf", traits=Trait.NOT_ITERATED),
+    _unary("frac", unary_float),
+    _unary("square", lower=_lower_square, exact=True, traits=Trait.IGNORES_AUTOCAST | Trait.LIKE_OPERAND),
+    _unary("bitwise_not", unary_ints),
+    _unary(
+        "relu",
+        _unary_not_bool,
+        "torch.nn.functional.relu",
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.WIDE_INSIDE | Trait.ACTIVATION | Trait.LIKE_OPERAND,
+    ),
+    _unary("nan_to_num", traits=Trait.NOT_ITERATED),
+    _unary(
+        "relu6",
+        unary_float,
+        "torch.nn.functional.relu6",
+        lower=_lower_relu6,
+        exact=True,
+        traits=Trait.ANY_LAYOUT
+        | Trait.FOLLOWS_PRODUCT
+        | Trait.IGNORES_AUTOCAST
+        | Trait.NOT_ITERATED
+        | Trait.WIDE_INSIDE
+        | Trait.ACTIVATION,
+    ),
+    _unary(
+        "silu",
+        unary_float,
+        "torch.nn.functional.silu",
+        lower=_lower_silu,
+        source="arXiv:1702.03118",
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.WIDE_INSIDE | Trait.ACTIVATION | Trait.LIKE_OPERAND,
+    ),
+    _unary(
+        "gelu",
+        _gelus,
+        "torch.nn.functional.gelu",
+        source=_GELU,
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.WIDE_INSIDE | Trait.ACTIVATION | Trait.LIKE_OPERAND,
+    ),
+    _unary(
+        "mish",
+        unary_float,
+        "torch.nn.functional.mish",
+        lower=_lower_mish,
+        source="arXiv:1908.08681",
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.ACTIVATION,
+    ),
+    _unary(
+        "softplus",
+        unary_float,
+        "torch.nn.functional.softplus",
+        lower=_lower_softplus,
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.LIKE_OPERAND,
+    ),
+    _unary("log_sigmoid", unary_float, "torch.nn.functional.logsigmoid", result=_row_major, lower=_lower_log_sigmoid),
+    _unary(
+        "elu",
+        unary_float,
+        "torch.nn.functional.elu",
+        source="arXiv:1511.07289",
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.ACTIVATION | Trait.LIKE_OPERAND,
+    ),
+    _unary("selu", unary_float, "torch.nn.functional.selu", source="arXiv:1706.02515", traits=Trait.IGNORES_AUTOCAST),
+    _unary(
+        "hardtanh",
+        unary_float,
+        "torch.nn.functional.hardtanh",
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.NOT_ITERATED | Trait.WIDE_INSIDE | Trait.LIKE_OPERAND,
+    ),
+    _unary(
+        "hardswish",
+        unary_float,
+        "torch.nn.functional.hardswish",
+        lower=_lower_hardswish,
+        source="arXiv:1905.02244",
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.WIDE_INSIDE | Trait.ACTIVATION,
+    ),
+    _unary(
+        "hardsigmoid",
+        unary_float,
+        "torch.nn.functional.hardsigmoid",
+        lower=_lower_hardsigmoid,
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT,
+    ),
+    _unary(
+        "leaky_relu",
+        unary_float,
+        "torch.nn.functional.leaky_relu",
+        lower=_lower_leaky_relu,
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.WIDE_INSIDE | Trait.ACTIVATION | Trait.LIKE_OPERAND,
+    ),
+    _binary(
+        "add",
+        samples=_sums,
+        traits=Trait.ANY_LAYOUT
+        | Trait.ANY_NUMBER
+        | Trait.FOLLOWS_PRODUCT
+        | Trait.NUMBER_BESIDE
+        | Trait.TAKES_RUN_NUMBERS
+        | Trait.WIDE_INSIDE,
+    ),
+    _binary(
+        "sub",
+        samples=_differences,
+        traits=Trait.ANY_LAYOUT
+        | Trait.ANY_NUMBER
+        | Trait.FOLLOWS_PRODUCT
+        | Trait.NUMBER_BESIDE
+        | Trait.TAKES_RUN_NUMBERS
+        | Trait.WIDE_INSIDE,
+    ),
+    _binary(
+        "mul",
+        samples=arithmetic,
+        traits=Trait.ANY_LAYOUT
+        | Trait.ANY_NUMBER
+        | Trait.COMMUTES
+        | Trait.FOLLOWS_PRODUCT
+        | Trait.NUMBER_BESIDE
+        | Trait.TAKES_RUN_NUMBERS
+        | Trait.WIDE_INSIDE,
+    ),
+    _binary(
+        "div",
+        samples=arithmetic,
+        traits=Trait.ANY_LAYOUT
+        | Trait.DIVIDES
+        | Trait.FOLLOWS_PRODUCT
+        | Trait.NUMBER_BESIDE
+        | Trait.TAKES_RUN_NUMBERS
+        | Trait.WIDE_INSIDE,
+    ),
+    _binary("pow", "Tensor_Tensor", binary_float, traits=Trait.COSTLY | Trait.KEPT_IN_F32),
+    _binary(
+        "pow",
+        "Tensor_Scalar",
+        with_number(2, 0.5, 3, -1, operands=unary_float),
+        traits=Trait.ANY_LAYOUT | Trait.COSTLY | Trait.FOLLOWS_PRODUCT | Trait.KEPT_IN_F32 | Trait.TAKES_RUN_NUMBERS,
+    ),
     OpRecord(
-        "aten.add.Scalar", "torch.add", with_number(2, 0.5), lower=_scalar_as_tensor("aten.add.Tensor"), exact=True
+        "aten.pow.Scalar",
+        "torch.pow",
+        fixed(lambda: [sample(2.0, floats(3, 4)), sample(10000.0, floats(4))]),
+        traits=Trait.COSTLY | Trait.KEPT_IN_F32 | Trait.NOT_ITERATED | Trait.TAKES_RUN_NUMBERS,
+    ),
+    # Integers divided by zero raise.
+    OpRecord(
+        "aten.div.Tensor_mode",
+        "torch.div",
+        _DIVISIONS,
+        may_throw=True,
+        traits=Trait.DIVIDES | Trait.NUMBER_BESIDE | Trait.TAKES_RUN_NUMBERS,
+    ),
+    OpRecord(
+        "aten.add.Scalar",
+        "torch.add",
+        with_number(2, 0.5),
+        lower=_scalar_as_tensor("aten.add.Tensor"),
+        exact=True,
+        traits=Trait.ANY_LAYOUT
+        | Trait.ANY_NUMBER
+        | Trait.FOLLOWS_PRODUCT
+        | Trait.NUMBER_BESIDE
+        | Trait.TAKES_RUN_NUMBERS,
     ),
     OpRecord(
         "aten.sub.Scalar",
@@ -330,43 +476,100 @@ POINTWISE: tuple[OpRecord, ...] = (
         with_number(2, 0.5, operands=_unary_not_bool),
         lower=_scalar_as_tensor("aten.sub.Tensor"),
         exact=True,
+        traits=Trait.ANY_LAYOUT
+        | Trait.ANY_NUMBER
+        | Trait.FOLLOWS_PRODUCT
+        | Trait.NUMBER_BESIDE
+        | Trait.TAKES_RUN_NUMBERS,
     ),
     OpRecord(
-        "aten.mul.Scalar", "torch.mul", with_number(2, 0.5), lower=_scalar_as_tensor("aten.mul.Tensor"), exact=True
+        "aten.mul.Scalar",
+        "torch.mul",
+        with_number(2, 0.5),
+        lower=_scalar_as_tensor("aten.mul.Tensor"),
+        exact=True,
+        traits=Trait.ANY_LAYOUT
+        | Trait.ANY_NUMBER
+        | Trait.COMMUTES
+        | Trait.FOLLOWS_PRODUCT
+        | Trait.NUMBER_BESIDE
+        | Trait.TAKES_RUN_NUMBERS,
     ),
     OpRecord(
-        "aten.div.Scalar", "torch.div", with_number(2, 0.5), lower=_scalar_as_tensor("aten.div.Tensor"), exact=True
+        "aten.div.Scalar",
+        "torch.div",
+        with_number(2, 0.5),
+        lower=_scalar_as_tensor("aten.div.Tensor"),
+        exact=True,
+        traits=Trait.ANY_LAYOUT | Trait.DIVIDES | Trait.FOLLOWS_PRODUCT | Trait.NUMBER_BESIDE | Trait.TAKES_RUN_NUMBERS,
     ),
-    OpRecord("aten.rsub.Scalar", "torch.rsub", with_number(1, 0.5, operands=_unary_not_bool)),
-    OpRecord("aten.rsub.Tensor", "torch.rsub", _tensor_differences),
+    OpRecord(
+        "aten.rsub.Scalar",
+        "torch.rsub",
+        with_number(1, 0.5, operands=_unary_not_bool),
+        traits=Trait.ANY_NUMBER | Trait.BY_ELEMENTS | Trait.FOLLOWS_PRODUCT | Trait.TAKES_RUN_NUMBERS,
+    ),
+    OpRecord(
+        "aten.rsub.Tensor",
+        "torch.rsub",
+        _tensor_differences,
+        traits=Trait.ANY_NUMBER | Trait.BY_ELEMENTS | Trait.TAKES_RUN_NUMBERS,
+    ),
     _binary(
         "floor_divide",
         "default",
         fixed(lambda: [sample(ints(4), 2), sample(floats(4), positives(4))]),
         may_throw=True,
+        traits=Trait.DIVIDES | Trait.NUMBER_BESIDE | Trait.SAME_SHAPE | Trait.TAKES_RUN_NUMBERS,
     ),
-    _binary("remainder", samples=binary_float, may_throw=True),
-    OpRecord("aten.remainder.Scalar", "torch.remainder", with_number(3, 2.5, operands=_unary_not_bool)),
+    _binary("remainder", samples=binary_float, may_throw=True, traits=Trait.DIVIDES | Trait.TAKES_RUN_NUMBERS),
+    OpRecord(
+        "aten.remainder.Scalar",
+        "torch.remainder",
+        with_number(3, 2.5, operands=_unary_not_bool),
+        traits=Trait.DIVIDES | Trait.TAKES_RUN_NUMBERS,
+    ),
     OpRecord(
         "aten.remainder.Scalar_Tensor",
         "torch.remainder",
         fixed(lambda: [sample(7.5, positives(4)), sample(-7, ints(4, low=1))]),
         may_throw=True,
+        traits=Trait.DIVIDES,
     ),
-    _binary("fmod", samples=binary_float, may_throw=True),
+    _binary("fmod", samples=binary_float, may_throw=True, traits=Trait.DIVIDES | Trait.TAKES_RUN_NUMBERS),
     _binary("atan2", "default", binary_float),
-    _binary("maximum", "default", binary),
-    _binary("minimum", "default", binary),
+    _binary("maximum", "default", binary, traits=Trait.ANY_NUMBER | Trait.COMMUTES | Trait.FOLLOWS_PRODUCT),
+    _binary("minimum", "default", binary, traits=Trait.ANY_NUMBER | Trait.COMMUTES | Trait.FOLLOWS_PRODUCT),
     _binary("fmax", "default", binary_float),
     _binary("fmin", "default", binary_float),
-    *(_binary(n) for n in _COMPARISONS),
-    *(OpRecord(f"aten.{n}.Scalar", f"torch.{n}", with_number(0, 0.5)) for n in _COMPARISONS),
-    _binary("logical_and", "default"),
-    _binary("logical_or", "default"),
-    _binary("logical_xor", "default"),
-    _binary("bitwise_and", samples=binary_ints),
-    _binary("bitwise_or", samples=binary_ints),
-    _binary("bitwise_xor", samples=binary_ints),
+    _binary("eq", traits=Trait.ANY_NUMBER | Trait.COMMUTES | Trait.TAKES_RUN_NUMBERS),
+    _binary("ne", traits=Trait.ANY_NUMBER | Trait.COMMUTES | Trait.TAKES_RUN_NUMBERS),
+    _binary("lt", traits=Trait.ANY_NUMBER | Trait.TAKES_RUN_NUMBERS),
+    _binary("le", traits=Trait.ANY_NUMBER | Trait.TAKES_RUN_NUMBERS),
+    _binary("gt", traits=Trait.ANY_NUMBER | Trait.TAKES_RUN_NUMBERS),
+    _binary("ge", traits=Trait.ANY_NUMBER | Trait.TAKES_RUN_NUMBERS),
+    OpRecord(
+        "aten.eq.Scalar",
+        "torch.eq",
+        with_number(0, 0.5),
+        traits=Trait.ANY_NUMBER | Trait.COMMUTES | Trait.TAKES_RUN_NUMBERS,
+    ),
+    OpRecord(
+        "aten.ne.Scalar",
+        "torch.ne",
+        with_number(0, 0.5),
+        traits=Trait.ANY_NUMBER | Trait.COMMUTES | Trait.TAKES_RUN_NUMBERS,
+    ),
+    OpRecord("aten.lt.Scalar", "torch.lt", with_number(0, 0.5), traits=Trait.ANY_NUMBER | Trait.TAKES_RUN_NUMBERS),
+    OpRecord("aten.le.Scalar", "torch.le", with_number(0, 0.5), traits=Trait.ANY_NUMBER | Trait.TAKES_RUN_NUMBERS),
+    OpRecord("aten.gt.Scalar", "torch.gt", with_number(0, 0.5), traits=Trait.ANY_NUMBER | Trait.TAKES_RUN_NUMBERS),
+    OpRecord("aten.ge.Scalar", "torch.ge", with_number(0, 0.5), traits=Trait.ANY_NUMBER | Trait.TAKES_RUN_NUMBERS),
+    _binary("logical_and", "default", traits=Trait.COMMUTES),
+    _binary("logical_or", "default", traits=Trait.COMMUTES),
+    _binary("logical_xor", "default", traits=Trait.COMMUTES),
+    _binary("bitwise_and", samples=binary_ints, traits=Trait.COMMUTES | Trait.TAKES_RUN_NUMBERS),
+    _binary("bitwise_or", samples=binary_ints, traits=Trait.COMMUTES | Trait.TAKES_RUN_NUMBERS),
+    _binary("bitwise_xor", samples=binary_ints, traits=Trait.COMMUTES | Trait.TAKES_RUN_NUMBERS),
     *(
         OpRecord(f"aten.{name}.{form}", oracle, _shifts if form == "Tensor" else _shifts_by)
         for side in ("left", "right")
@@ -376,32 +579,66 @@ POINTWISE: tuple[OpRecord, ...] = (
         )
         for form in ("Tensor", scalar)
     ),
-    OpRecord("aten.clamp.default", "torch.clamp", _clamps),
+    OpRecord(
+        "aten.clamp.default",
+        "torch.clamp",
+        _clamps,
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.TAKES_RUN_NUMBERS,
+    ),
     OpRecord(
         "aten.clamp.Tensor",
         "torch.clamp",
         fixed(lambda: [sample(floats(3, 4), floats(4, seed=1)), sample(special(), None, torch.tensor(1.0))]),
     ),
-    OpRecord("aten.clamp_min.default", "torch.clamp_min", with_number(0, 0.5, operands=_unary_not_bool)),
-    OpRecord("aten.clamp_max.default", "torch.clamp_max", with_number(0, 0.5, operands=_unary_not_bool)),
-    OpRecord("aten.where.self", "torch.where", _wheres),
+    OpRecord(
+        "aten.clamp_min.default",
+        "torch.clamp_min",
+        with_number(0, 0.5, operands=_unary_not_bool),
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.TAKES_RUN_NUMBERS,
+    ),
+    OpRecord(
+        "aten.clamp_max.default",
+        "torch.clamp_max",
+        with_number(0, 0.5, operands=_unary_not_bool),
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.TAKES_RUN_NUMBERS,
+    ),
+    OpRecord("aten.where.self", "torch.where", _wheres, traits=Trait.FOLLOWS_PRODUCT),
     OpRecord(
         "aten.where.ScalarOther",
         "torch.where",
         fixed(lambda: [sample(bools(3, 4), floats(3, 4), 0.0), sample(bools(4), strided(3, 4), -1)]),
         lower=_lower_where_other,
         exact=True,
+        traits=Trait.FILLS | Trait.TAKES_RUN_NUMBERS,
     ),
-    OpRecord("aten.where.ScalarSelf", "torch.where", fixed(lambda: [sample(bools(3, 4), 0.0, floats(3, 4))])),
-    OpRecord("aten.masked_fill.Scalar", "torch.masked_fill", _masks(0.0, float("-inf"), -1.0), result=_masked),
+    OpRecord(
+        "aten.where.ScalarSelf",
+        "torch.where",
+        fixed(lambda: [sample(bools(3, 4), 0.0, floats(3, 4))]),
+        traits=Trait.FILLS | Trait.TAKES_RUN_NUMBERS,
+    ),
+    OpRecord(
+        "aten.masked_fill.Scalar",
+        "torch.masked_fill",
+        _masks(0.0, float("-inf"), -1.0),
+        result=_masked,
+        traits=Trait.BY_ELEMENTS | Trait.FOLLOWS_PRODUCT | Trait.NOT_ITERATED | Trait.TAKES_RUN_NUMBERS,
+    ),
     OpRecord(
         "aten.masked_fill.Tensor",
         "torch.masked_fill",
         fixed(lambda: [sample(floats(3, 4), bools(4), torch.tensor(2.0))]),
         result=_masked,
+        traits=Trait.BY_ELEMENTS | Trait.NOT_ITERATED,
     ),
-    OpRecord("aten.lerp.Scalar", "torch.lerp", _lerps(False), lower=_lower_lerp),
+    OpRecord("aten.lerp.Scalar", "torch.lerp", _lerps(False), lower=_lower_lerp, traits=Trait.TAKES_RUN_NUMBERS),
     OpRecord("aten.lerp.Tensor", "torch.lerp", _lerps(True), lower=_lower_lerp),
-    OpRecord("aten.addcmul.default", "torch.addcmul", _ternary, lower=_lower_addcmul),
-    OpRecord("aten.addcdiv.default", "torch.addcdiv", _ternary, lower=_lower_addcdiv),
+    OpRecord(
+        "aten.addcmul.default",
+        "torch.addcmul",
+        _ternary,
+        lower=_lower_addcmul,
+        traits=Trait.FOLLOWS_PRODUCT | Trait.TAKES_RUN_NUMBERS,
+    ),
+    OpRecord("aten.addcdiv.default", "torch.addcdiv", _ternary, lower=_lower_addcdiv, traits=Trait.TAKES_RUN_NUMBERS),
 )

@@ -10,7 +10,7 @@ import torch
 from smelt.ir import Arg, TensorType, Type
 from smelt.ops.composites import as_torch_does
 from smelt.ops.convert import dummy_of, type_of
-from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, sample, tensor_type
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Product, Sample, Trait, sample, tensor_type
 from smelt.ops.samples import fixed, floats, ints, strided
 
 
@@ -239,14 +239,37 @@ def _same_paddings_of_images() -> Iterator[Sample]:
 
 _M, _N, _K = 3, 5, 4
 PRODUCTS: tuple[OpRecord, ...] = (
-    OpRecord("aten.linear.default", "torch.nn.functional.linear", _linears, lower=_lower_linear),
-    OpRecord("aten.matmul.default", "torch.matmul", _matmuls, lower=_lower_matmul, exact=True),
+    OpRecord(
+        "aten.linear.default",
+        "torch.nn.functional.linear",
+        _linears,
+        lower=_lower_linear,
+        traits=Trait.COSTLY,
+        product=Product("input", "weight", "bias"),
+    ),
+    OpRecord(
+        "aten.matmul.default",
+        "torch.matmul",
+        _matmuls,
+        lower=_lower_matmul,
+        exact=True,
+        traits=Trait.COSTLY,
+        product=Product("self", "other"),
+    ),
     OpRecord(
         "aten.mm.default",
         "torch.mm",
         fixed(lambda: [sample(floats(_M, _K), floats(_K, _N)), sample(strided(_M, _K), floats(_N, _K).t())]),
+        traits=Trait.COSTLY,
+        product=Product("self", "mat2"),
     ),
-    OpRecord("aten.bmm.default", "torch.bmm", fixed(lambda: [sample(floats(2, _M, _K), floats(2, _K, _N))])),
+    OpRecord(
+        "aten.bmm.default",
+        "torch.bmm",
+        fixed(lambda: [sample(floats(2, _M, _K), floats(2, _K, _N))]),
+        traits=Trait.COSTLY,
+        product=Product("self", "mat2"),
+    ),
     OpRecord("aten.mv.default", "torch.mv", fixed(lambda: [sample(floats(_M, _K), floats(_K))])),
     OpRecord("aten.dot.default", "torch.dot", fixed(lambda: [sample(floats(_K), floats(_K, seed=1))])),
     OpRecord(
@@ -258,13 +281,16 @@ PRODUCTS: tuple[OpRecord, ...] = (
                 sample(floats(_M, _N), floats(_M, _K), floats(_K, _N), beta=0.5, alpha=2),
             ]
         ),
+        traits=Trait.COSTLY,
+        product=Product("mat1", "mat2", "self", first=1),
     ),
     OpRecord(
         "aten.baddbmm.default",
         "torch.baddbmm",
         fixed(lambda: [sample(floats(2, _M, _N), floats(2, _M, _K), floats(2, _K, _N))]),
+        product=Product("batch1", "batch2", "self", first=1),
     ),
-    OpRecord("aten.outer.default", "torch.outer", fixed(lambda: [sample(floats(3), floats(4))])),
+    OpRecord("aten.outer.default", "torch.outer", fixed(lambda: [sample(floats(3), floats(4))]), traits=Trait.COSTLY),
     OpRecord(
         "aten.einsum.default",
         "torch.einsum",
@@ -272,6 +298,7 @@ PRODUCTS: tuple[OpRecord, ...] = (
         lower=as_torch_does("aten.einsum.default"),
         exact=True,
         alias="maybe",
+        traits=Trait.COSTLY,
     ),
     OpRecord(
         "aten.conv1d.default",

@@ -15,7 +15,7 @@ import torch
 
 from smelt.diag import InternalError
 from smelt.ir import ANY, UNKNOWN_DIM, Dim, TensorType, TupleType, Type, UnknownDim, Value
-from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, sample, tensor_type
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Trait, sample, tensor_type
 from smelt.ops.samples import floats
 
 _LENGTH, _BATCH, _INPUTS, _HIDDEN = 3, 2, 4, 5
@@ -171,6 +171,7 @@ def _record(name: str, gates: int, states: int) -> OpRecord:
         result_of_unknown=lambda call: _of_unknown(call, gates),
         rng=drops,
         source=SOURCES[name],
+        traits=Trait.SHRINKS,
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 import torch
 
 from smelt.ir import Arg
 from smelt.ops.composites import as_torch_does
-from smelt.ops.record import Call, Emitter, OpRecord, Sample, Samples, sample, tensor_type
+from smelt.ops.record import Call, Emitter, OpRecord, Sample, Samples, Trait, sample, tensor_type
 from smelt.ops.samples import all_operands, bools, each, fixed, float_operands, floats, ints, special, strided
 
 
@@ -78,40 +79,93 @@ def _scan() -> Iterator[Sample]:
 
 
 REDUCTIONS: tuple[OpRecord, ...] = (
-    OpRecord("aten.sum.default", "torch.sum", _whole()),
-    OpRecord("aten.sum.dim_IntList", "torch.sum", _dims(sample(torch.empty(0, 3), [0]), floating=False)),
-    OpRecord("aten.mean.default", "torch.mean", _whole(floating=True)),
-    OpRecord("aten.mean.dim", "torch.mean", _dims(), lower=_lower_mean),
-    OpRecord("aten.prod.default", "torch.prod", _whole()),
-    OpRecord("aten.amax.default", "torch.amax", _dims(sample(special(), [0]), floating=False)),
-    OpRecord("aten.amin.default", "torch.amin", _dims(sample(special(), [0]), floating=False)),
-    OpRecord("aten.max.default", "torch.max", _whole()),
-    OpRecord("aten.min.default", "torch.min", _whole()),
-    OpRecord("aten.max.dim", "torch.max", _dims(one=True)),
-    OpRecord("aten.min.dim", "torch.min", _dims(one=True)),
+    OpRecord(
+        "aten.sum.default",
+        "torch.sum",
+        _whole(),
+        traits=Trait.ANY_RANK | Trait.ANY_SHAPE | Trait.KEPT_IN_F32 | Trait.READS_ALL | Trait.SHRINKS,
+        neutral=0,
+    ),
+    OpRecord(
+        "aten.sum.dim_IntList",
+        "torch.sum",
+        _dims(sample(torch.empty(0, 3), [0]), floating=False),
+        traits=Trait.ANY_RANK | Trait.KEPT_IN_F32 | Trait.READS_ALL | Trait.SHRINKS,
+        neutral=0,
+    ),
+    OpRecord(
+        "aten.mean.default",
+        "torch.mean",
+        _whole(floating=True),
+        traits=Trait.ANY_RANK | Trait.ANY_SHAPE | Trait.KEPT_IN_F32 | Trait.READS_ALL | Trait.SHRINKS,
+    ),
+    OpRecord(
+        "aten.mean.dim",
+        "torch.mean",
+        _dims(),
+        lower=_lower_mean,
+        traits=Trait.ANY_LAYOUT | Trait.ANY_RANK | Trait.KEPT_IN_F32 | Trait.READS_ALL | Trait.SHRINKS,
+    ),
+    OpRecord("aten.prod.default", "torch.prod", _whole(), traits=Trait.ANY_RANK | Trait.READS_ALL, neutral=1),
+    OpRecord(
+        "aten.amax.default",
+        "torch.amax",
+        _dims(sample(special(), [0]), floating=False),
+        traits=Trait.ANY_LAYOUT | Trait.READS_ALL | Trait.SHRINKS,
+        neutral=-inf,
+    ),
+    OpRecord(
+        "aten.amin.default",
+        "torch.amin",
+        _dims(sample(special(), [0]), floating=False),
+        traits=Trait.READS_ALL | Trait.SHRINKS,
+        neutral=inf,
+    ),
+    OpRecord("aten.max.default", "torch.max", _whole(), traits=Trait.READS_ALL, neutral=-inf),
+    OpRecord("aten.min.default", "torch.min", _whole(), traits=Trait.READS_ALL, neutral=inf),
+    OpRecord("aten.max.dim", "torch.max", _dims(one=True), traits=Trait.READS_ALL, neutral=-inf),
+    OpRecord("aten.min.dim", "torch.min", _dims(one=True), traits=Trait.READS_ALL, neutral=inf),
     OpRecord(
         "aten.argmax.default",
         "torch.argmax",
         fixed(lambda: [sample(floats(3, 4)), sample(floats(3, 4), -1), sample(strided(3, 4), 0, True)]),
+        traits=Trait.READS_ALL,
     ),
-    OpRecord("aten.argmin.default", "torch.argmin", fixed(lambda: [sample(floats(3, 4)), sample(floats(3, 4), -1)])),
-    OpRecord("aten.any.default", "torch.any", _whole()),
-    OpRecord("aten.any.dim", "torch.any", _dims(floating=False, one=True)),
-    OpRecord("aten.all.default", "torch.all", _whole()),
-    OpRecord("aten.all.dim", "torch.all", _dims(floating=False, one=True)),
+    OpRecord(
+        "aten.argmin.default",
+        "torch.argmin",
+        fixed(lambda: [sample(floats(3, 4)), sample(floats(3, 4), -1)]),
+        traits=Trait.READS_ALL,
+    ),
+    OpRecord("aten.any.default", "torch.any", _whole(), traits=Trait.ANY_RANK | Trait.ANY_SHAPE, neutral=False),
+    OpRecord("aten.any.dim", "torch.any", _dims(floating=False, one=True), traits=Trait.ANY_RANK, neutral=False),
+    OpRecord("aten.all.default", "torch.all", _whole(), traits=Trait.ANY_RANK | Trait.ANY_SHAPE, neutral=True),
+    OpRecord("aten.all.dim", "torch.all", _dims(floating=False, one=True), traits=Trait.ANY_RANK, neutral=True),
     OpRecord(
         "aten.var.correction",
         "torch.var",
         fixed(
             lambda: [sample(floats(3, 4), [-1], correction=1), sample(strided(3, 4), [0], correction=0, keepdim=True)]
         ),
+        traits=Trait.ANY_RANK | Trait.READS_ALL,
     ),
-    OpRecord("aten.std.correction", "torch.std", fixed(lambda: [sample(floats(3, 4), [-1], correction=1)])),
-    OpRecord("aten.logsumexp.default", "torch.logsumexp", _dims(sample(special()[3:8], [0]))),
+    OpRecord(
+        "aten.std.correction",
+        "torch.std",
+        fixed(lambda: [sample(floats(3, 4), [-1], correction=1)]),
+        traits=Trait.ANY_RANK | Trait.READS_ALL,
+    ),
+    OpRecord(
+        "aten.logsumexp.default",
+        "torch.logsumexp",
+        _dims(sample(special()[3:8], [0])),
+        traits=Trait.ANY_RANK | Trait.KEPT_IN_F32 | Trait.READS_ALL,
+    ),
     OpRecord(
         "aten.linalg_vector_norm.default",
         "torch.linalg.vector_norm",
         fixed(lambda: [sample(floats(3, 4)), sample(floats(3, 4), 2, [-1], True), sample(floats(3, 4), 1.0, [0])]),
+        traits=Trait.ANY_RANK | Trait.READS_ALL,
     ),
     OpRecord(
         "aten.linalg_norm.default",
@@ -127,15 +181,52 @@ REDUCTIONS: tuple[OpRecord, ...] = (
         lower=as_torch_does("aten.linalg_norm.default"),
         exact=True,
     ),
-    OpRecord("aten.softmax.int", "torch.softmax", _softmaxes, lower=_lower_softmax),
-    OpRecord("aten._softmax.default", "torch._softmax", fixed(lambda: [sample(floats(3, 4), -1, False)])),
-    OpRecord("aten.log_softmax.int", "torch.log_softmax", _softmaxes),
-    OpRecord("aten.cumsum.default", "torch.cumsum", _scan),
+    OpRecord(
+        "aten.softmax.int",
+        "torch.softmax",
+        _softmaxes,
+        lower=_lower_softmax,
+        traits=Trait.ANY_RANK
+        | Trait.COSTLY
+        | Trait.IGNORES_AUTOCAST
+        | Trait.KEPT_IN_F32
+        | Trait.READS_ALL
+        | Trait.SHRINKS,
+    ),
+    OpRecord(
+        "aten._softmax.default",
+        "torch._softmax",
+        fixed(lambda: [sample(floats(3, 4), -1, False)]),
+        traits=Trait.ANY_RANK | Trait.READS_ALL | Trait.SHRINKS,
+    ),
+    OpRecord(
+        "aten.log_softmax.int",
+        "torch.log_softmax",
+        _softmaxes,
+        traits=Trait.ANY_RANK | Trait.IGNORES_AUTOCAST | Trait.KEPT_IN_F32 | Trait.READS_ALL,
+    ),
+    OpRecord(
+        "aten.cumsum.default",
+        "torch.cumsum",
+        _scan,
+        traits=Trait.ANY_RANK | Trait.COSTLY | Trait.READS_ALL | Trait.SHRINKS | Trait.ONE_BY_ONE,
+    ),
     OpRecord(
         "aten.sort.default",
         "torch.sort",
         fixed(lambda: [sample(floats(3, 4)), sample(ints(7), 0, True), sample(strided(3, 4), 0)]),
+        traits=Trait.ANY_RANK | Trait.COSTLY,
     ),
-    OpRecord("aten.argsort.default", "torch.argsort", fixed(lambda: [sample(floats(9)), sample(floats(3, 4), 0)])),
-    OpRecord("aten.topk.default", "torch.topk", fixed(lambda: [sample(floats(3, 4), 2), sample(floats(3, 4), 1, 0)])),
+    OpRecord(
+        "aten.argsort.default",
+        "torch.argsort",
+        fixed(lambda: [sample(floats(9)), sample(floats(3, 4), 0)]),
+        traits=Trait.ANY_RANK | Trait.COSTLY,
+    ),
+    OpRecord(
+        "aten.topk.default",
+        "torch.topk",
+        fixed(lambda: [sample(floats(3, 4), 2), sample(floats(3, 4), 1, 0)]),
+        traits=Trait.COSTLY,
+    ),
 )

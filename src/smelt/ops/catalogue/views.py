@@ -8,7 +8,7 @@ import torch
 
 from smelt.ir import Arg, MemoryFormat, TensorType, Value
 from smelt.ir.sizes import value
-from smelt.ops.record import Alias, Call, Emitter, Lowering, OpRecord, Sample, Samples, sample, tensor_type
+from smelt.ops.record import Alias, Call, Emitter, Lowering, OpRecord, Sample, Samples, Trait, sample, tensor_type
 from smelt.ops.samples import fixed, floats, ints, strided
 from smelt.ops.shapes.results import broadcast
 
@@ -247,16 +247,49 @@ VIEWS: tuple[OpRecord, ...] = (
             ]
         ),
         "torch.Tensor.view",
+        traits=Trait.AT_START | Trait.CARRIES_STRIDES | Trait.ITEM_OF | Trait.RESHAPES | Trait.WHOLE_VIEW,
     ),
-    _view("reshape.default", _calls(([6, 4],), ([-1],), ([4, 6],)), alias="maybe", lower=_lower_reshape, exact=True),
-    _view("flatten.using_ints", _calls((), (1,), (0, 1), (1, 1)), alias="maybe", lower=_lower_flatten, exact=True),
-    _view("unflatten.int", _calls((2, [2, 2]), (-1, [-1, 4])), lower=_lower_unflatten, exact=True, alias="maybe"),
+    _view(
+        "reshape.default",
+        _calls(([6, 4],), ([-1],), ([4, 6],)),
+        alias="maybe",
+        lower=_lower_reshape,
+        exact=True,
+        traits=Trait.AT_START
+        | Trait.CARRIES_STRIDES
+        | Trait.IGNORES_AUTOCAST
+        | Trait.ITEM_OF
+        | Trait.RESHAPES
+        | Trait.WHOLE_VIEW,
+    ),
+    _view(
+        "flatten.using_ints",
+        _calls((), (1,), (0, 1), (1, 1)),
+        alias="maybe",
+        lower=_lower_flatten,
+        exact=True,
+        traits=Trait.ANY_RANK
+        | Trait.AT_START
+        | Trait.IGNORES_AUTOCAST
+        | Trait.RESHAPES
+        | Trait.RETURNS_ITSELF
+        | Trait.WHOLE_VIEW,
+    ),
+    _view(
+        "unflatten.int",
+        _calls((2, [2, 2]), (-1, [-1, 4])),
+        lower=_lower_unflatten,
+        exact=True,
+        alias="maybe",
+        traits=Trait.AT_START | Trait.IGNORES_AUTOCAST | Trait.RESHAPES,
+    ),
     _view(
         "view_as.default",
         fixed(lambda: [sample(floats(2, 6), floats(3, 4))]),
         "torch.Tensor.view_as",
         lower=_like("aten.view.default"),
         exact=True,
+        traits=Trait.AT_START | Trait.IGNORES_AUTOCAST | Trait.WHOLE_VIEW,
     ),
     _view(
         "reshape_as.default",
@@ -265,6 +298,7 @@ VIEWS: tuple[OpRecord, ...] = (
         alias="maybe",
         lower=_like("aten.reshape.default"),
         exact=True,
+        traits=Trait.AT_START | Trait.WHOLE_VIEW,
     ),
     _view(
         "expand_as.default",
@@ -272,19 +306,70 @@ VIEWS: tuple[OpRecord, ...] = (
         "torch.Tensor.expand_as",
         lower=_like("aten.expand.default"),
         exact=True,
+        traits=Trait.AT_START | Trait.IGNORES_AUTOCAST | Trait.WHOLE_VIEW,
     ),
-    _view("transpose.int", _calls((0, 1), (-1, -2), (1, 1))),
-    _view("permute.default", _calls(([2, 0, 1],), ([0, 1, 2],), ([-1, 1, 0],))),
+    _view(
+        "transpose.int",
+        _calls((0, 1), (-1, -2), (1, 1)),
+        traits=Trait.ANY_RANK
+        | Trait.AT_START
+        | Trait.CARRIES_STRIDES
+        | Trait.PERMUTES
+        | Trait.STRIDED_PART
+        | Trait.WHOLE_VIEW,
+    ),
+    _view(
+        "permute.default",
+        _calls(([2, 0, 1],), ([0, 1, 2],), ([-1, 1, 0],)),
+        traits=Trait.ANY_RANK
+        | Trait.AT_START
+        | Trait.CARRIES_STRIDES
+        | Trait.PERMUTES
+        | Trait.STRIDED_PART
+        | Trait.WHOLE_VIEW,
+    ),
     _view(
         "t.default",
         fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4)), sample(floats(3))]),
         lower=_lower_t,
         exact=True,
+        traits=Trait.ANY_RANK
+        | Trait.AT_START
+        | Trait.CARRIES_STRIDES
+        | Trait.PERMUTES
+        | Trait.STRIDED_PART
+        | Trait.WHOLE_VIEW,
     ),
-    _view("mT.default", _calls(()), "torch.adjoint", lower=_lower_matrix_transpose, exact=True),
-    _view("numpy_T.default", fixed(lambda: [sample(floats(3, 4))]), "torch.t", lower=_lower_reversed, exact=True),
-    _view("movedim.int", _calls((0, 2), (-1, 0)), lower=_lower_movedim_one, exact=True),
-    _view("movedim.intlist", _calls(([0, 1], [1, 2])), lower=_lower_movedim, exact=True),
+    _view(
+        "mT.default",
+        _calls(()),
+        "torch.adjoint",
+        lower=_lower_matrix_transpose,
+        exact=True,
+        traits=Trait.ANY_RANK | Trait.AT_START | Trait.IGNORES_AUTOCAST | Trait.PERMUTES,
+    ),
+    _view(
+        "numpy_T.default",
+        fixed(lambda: [sample(floats(3, 4))]),
+        "torch.t",
+        lower=_lower_reversed,
+        exact=True,
+        traits=Trait.ANY_RANK | Trait.AT_START | Trait.IGNORES_AUTOCAST | Trait.PERMUTES,
+    ),
+    _view(
+        "movedim.int",
+        _calls((0, 2), (-1, 0)),
+        lower=_lower_movedim_one,
+        exact=True,
+        traits=Trait.ANY_RANK | Trait.AT_START | Trait.IGNORES_AUTOCAST,
+    ),
+    _view(
+        "movedim.intlist",
+        _calls(([0, 1], [1, 2])),
+        lower=_lower_movedim,
+        exact=True,
+        traits=Trait.ANY_RANK | Trait.AT_START,
+    ),
     _view(
         "expand.default",
         fixed(
@@ -296,26 +381,77 @@ VIEWS: tuple[OpRecord, ...] = (
             ]
         ),
         "torch.Tensor.expand",
+        traits=Trait.AT_START | Trait.CARRIES_STRIDES | Trait.SAME_VALUES | Trait.WHOLE_VIEW,
     ),
-    _view("unsqueeze.default", _calls((0,), (-1,), (2,))),
-    _view("squeeze.default", fixed(lambda: [sample(floats(1, 3, 1)), sample(floats(3))])),
-    _view("squeeze.dim", fixed(lambda: [sample(floats(1, 3, 1), 0), sample(floats(1, 3, 1), 1)])),
-    _view("squeeze.dims", fixed(lambda: [sample(floats(1, 3, 1), [0, 2])])),
+    _view(
+        "unsqueeze.default",
+        _calls((0,), (-1,), (2,)),
+        traits=Trait.ANY_RANK | Trait.AT_START | Trait.CARRIES_STRIDES | Trait.RESHAPES,
+    ),
+    _view(
+        "squeeze.default",
+        fixed(lambda: [sample(floats(1, 3, 1)), sample(floats(3))]),
+        traits=Trait.ANY_RANK | Trait.AT_START | Trait.CARRIES_STRIDES | Trait.ITEM_OF | Trait.WHOLE_VIEW,
+    ),
+    _view(
+        "squeeze.dim",
+        fixed(lambda: [sample(floats(1, 3, 1), 0), sample(floats(1, 3, 1), 1)]),
+        traits=Trait.ANY_RANK | Trait.AT_START | Trait.CARRIES_STRIDES | Trait.RESHAPES | Trait.WHOLE_VIEW,
+    ),
+    _view(
+        "squeeze.dims",
+        fixed(lambda: [sample(floats(1, 3, 1), [0, 2])]),
+        traits=Trait.ANY_RANK | Trait.AT_START | Trait.CARRIES_STRIDES | Trait.WHOLE_VIEW,
+    ),
     _view(
         "slice.Tensor",
         _calls((0, 0, 1), (1, 1, None), (2, -3, 9, 2), (1, 0, 9223372036854775807)),
         "torch.ops.aten.slice",
+        traits=Trait.CARRIES_STRIDES | Trait.STRIDED_PART | Trait.TAKES_RUN_NUMBERS | Trait.WHOLE_VIEW,
     ),
-    _view("select.int", _calls((0, 1), (-1, -2))),
-    _view("narrow.default", _calls((2, 1, 2)), lower=_lower_narrow, exact=True),
+    _view(
+        "select.int",
+        _calls((0, 1), (-1, -2)),
+        traits=Trait.CARRIES_STRIDES | Trait.ITEM_OF | Trait.STRIDED_PART | Trait.TAKES_RUN_NUMBERS,
+    ),
+    _view(
+        "narrow.default",
+        _calls((2, 1, 2)),
+        lower=_lower_narrow,
+        exact=True,
+        traits=Trait.IGNORES_AUTOCAST | Trait.WHOLE_VIEW,
+    ),
     _view("diagonal.default", _calls((), (1, 0, 2))),
     _view("unfold.default", _calls((2, 2, 1)), "torch.Tensor.unfold"),
     _view(
         "as_strided.default",
         fixed(lambda: [sample(floats(3, 4), [2, 2], [1, 2]), sample(floats(3, 4), [2, 3], [3, 1], 1)]),
     ),
-    _view("detach.default", _calls(()), "torch.Tensor.detach"),
-    _view("alias.default", _calls(()), "torch.ops.aten.alias"),
+    _view(
+        "detach.default",
+        _calls(()),
+        "torch.Tensor.detach",
+        traits=Trait.ANY_SHAPE
+        | Trait.ANY_TENSOR
+        | Trait.AT_START
+        | Trait.CARRIES_STRIDES
+        | Trait.ITEM_OF
+        | Trait.SAME_SHAPE
+        | Trait.SAME_VALUES
+        | Trait.WHOLE_VIEW,
+    ),
+    _view(
+        "alias.default",
+        _calls(()),
+        "torch.ops.aten.alias",
+        traits=Trait.ANY_SHAPE
+        | Trait.ANY_TENSOR
+        | Trait.AT_START
+        | Trait.CARRIES_STRIDES
+        | Trait.SAME_SHAPE
+        | Trait.SAME_VALUES
+        | Trait.WHOLE_VIEW,
+    ),
     _view("split.Tensor", _calls((2, 2), (3, 1), (2, 0)), lower=_lower_split, exact=True),
     _view("split_with_sizes.default", _calls(([1, 3], -1)), lower=_lower_split_sizes, exact=True),
     _view(
@@ -323,9 +459,12 @@ VIEWS: tuple[OpRecord, ...] = (
         _calls(([1, 2], 1)),
         lower=lambda b, c: _lower_split_sizes(b, {**c, "split_sizes": c["split_size"]}),
         exact=True,
+        traits=Trait.IGNORES_AUTOCAST,
     ),
-    _view("chunk.default", _calls((2, -1), (3, 2), (2, 1)), lower=_lower_chunk, exact=True),
-    _view("unbind.int", _calls((0,), (-1,)), lower=_lower_unbind, exact=True),
+    _view(
+        "chunk.default", _calls((2, -1), (3, 2), (2, 1)), lower=_lower_chunk, exact=True, traits=Trait.IGNORES_AUTOCAST
+    ),
+    _view("unbind.int", _calls((0,), (-1,)), lower=_lower_unbind, exact=True, traits=Trait.ITEM_OF),
     _view(
         "broadcast_tensors.default",
         fixed(lambda: [sample([floats(3, 1), floats(4)]), sample([floats(2), strided(2, 2), torch.tensor(1.0)])]),
@@ -357,37 +496,100 @@ VIEWS: tuple[OpRecord, ...] = (
         alias="maybe",
         lower=_lower_contiguous,
         exact=True,
+        traits=Trait.ANY_TENSOR
+        | Trait.AT_START
+        | Trait.IGNORES_AUTOCAST
+        | Trait.READS_ALL
+        | Trait.RETURNS_ITSELF
+        | Trait.SAME_SHAPE
+        | Trait.SAME_VALUES,
     ),
-    OpRecord("aten.clone.default", "torch.clone", _calls(())),
-    OpRecord("aten.lift_fresh.default", "torch.ops.aten.lift_fresh", fixed(lambda: [sample(floats(3))]), alias="view"),
-    OpRecord("aten.to.dtype", "torch.Tensor.to", _tos(*_TO_DTYPES), alias="maybe"),
+    OpRecord(
+        "aten.clone.default",
+        "torch.clone",
+        _calls(()),
+        traits=Trait.ANY_SHAPE
+        | Trait.ANY_TENSOR
+        | Trait.CARRIES_STRIDES
+        | Trait.FILLS
+        | Trait.NOT_ITERATED
+        | Trait.OWN_STRIDES
+        | Trait.READS_ALL
+        | Trait.SAME_SHAPE
+        | Trait.SAME_VALUES,
+    ),
+    OpRecord(
+        "aten.lift_fresh.default",
+        "torch.ops.aten.lift_fresh",
+        fixed(lambda: [sample(floats(3))]),
+        alias="view",
+        traits=Trait.ANY_TENSOR | Trait.AT_START | Trait.RETURNS_ITSELF | Trait.SAME_SHAPE | Trait.WHOLE_VIEW,
+    ),
+    OpRecord(
+        "aten.to.dtype",
+        "torch.Tensor.to",
+        _tos(*_TO_DTYPES),
+        alias="maybe",
+        traits=Trait.ANY_TENSOR
+        | Trait.AT_START
+        | Trait.IGNORES_AUTOCAST
+        | Trait.READS_ALL
+        | Trait.RETURNS_ITSELF
+        | Trait.SAME_SHAPE
+        | Trait.SAME_VALUES,
+    ),
     OpRecord(
         "aten.to.dtype_layout",
         "torch.Tensor.to",
         fixed(lambda: [sample(floats(3), dtype=torch.float64), sample(floats(3), dtype=torch.float32)]),
         alias="maybe",
+        traits=Trait.ANY_TENSOR | Trait.AT_START | Trait.READS_ALL | Trait.RETURNS_ITSELF | Trait.SAME_VALUES,
     ),
     OpRecord(
         "aten.to.device",
         "torch.Tensor.to",
         fixed(lambda: [sample(floats(3), torch.device("cpu"), torch.float64)]),
         alias="maybe",
+        traits=Trait.ANY_TENSOR
+        | Trait.AT_START
+        | Trait.IGNORES_AUTOCAST
+        | Trait.READS_ALL
+        | Trait.RETURNS_ITSELF
+        | Trait.SAME_VALUES,
     ),
     OpRecord(
         "aten.to.other",
         "torch.Tensor.to",
         fixed(lambda: [sample(floats(3), ints(1)), sample(floats(3), floats(2))]),
         alias="maybe",
+        traits=Trait.ANY_TENSOR
+        | Trait.AT_START
+        | Trait.IGNORES_AUTOCAST
+        | Trait.READS_ALL
+        | Trait.RETURNS_ITSELF
+        | Trait.SAME_VALUES,
     ),
     OpRecord(
         "aten.type_as.default",
         "torch.Tensor.type_as",
         fixed(lambda: [sample(floats(3), ints(1)), sample(floats(3), floats(2))]),
         alias="maybe",
+        traits=Trait.ANY_TENSOR
+        | Trait.IGNORES_AUTOCAST
+        | Trait.READS_ALL
+        | Trait.RETURNS_ITSELF
+        | Trait.SAME_SHAPE
+        | Trait.SAME_VALUES,
     ),
     OpRecord(
         "aten._to_copy.default",
         "torch.ops.aten._to_copy",
         fixed(lambda: [sample(floats(3, 4), dtype=torch.float64), sample(strided(3, 4), dtype=torch.int32)]),
+        traits=Trait.ANY_TENSOR
+        | Trait.CARRIES_STRIDES
+        | Trait.OWN_STRIDES
+        | Trait.READS_ALL
+        | Trait.SAME_SHAPE
+        | Trait.SAME_VALUES,
     ),
 )

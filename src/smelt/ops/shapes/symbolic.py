@@ -17,7 +17,9 @@ from smelt.ir import Arg, DType, TensorType, TupleType, Type, Value, values_in
 from smelt.ir.size_trace import Trace
 from smelt.ir.sizes import Evaluation, Size, equals
 from smelt.ops.catalogue import record_of
+from smelt.ops.record import Trait
 from smelt.ops.registry import arguments_of, schema_of, tags_of
+from smelt.ops.sets import where
 from smelt.ops.shapes.points import points, type_at
 from smelt.ops.shapes.pointwise import pointwise_strides
 from smelt.ops.shapes.results import result_sizes
@@ -137,13 +139,7 @@ def typed(like: TensorType, sizes: Sequence[int], strides: Sequence[int]) -> Ten
 
 
 # Copies in the layout of one operand, what is made of several operators, and what computes otherwise for some numbers.
-_NOT_ITERATED = frozenset(
-    f"aten.{name}"
-    for name in (
-        "clone.default", "masked_fill.Scalar", "masked_fill.Tensor", "pow.Scalar", "isfinite.default", "isinf.default",
-        "nan_to_num.default", "relu6.default", "hardtanh.default",
-    )
-)  # fmt: skip
+_NOT_ITERATED = where(Trait.NOT_ITERATED)
 # Those whose first operand is no number that the others are computed with.
 _CHOOSING = ("aten.where.self",)
 

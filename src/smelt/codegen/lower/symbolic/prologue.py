@@ -25,22 +25,14 @@ from smelt.ir.types import type_symbols
 from smelt.ops.convert import type_of
 from smelt.ops.effects import is_pure, is_reproducible
 from smelt.ops.evaluate import evaluate
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 from smelt.rewrite import Rewriter
 
 KEPT_NBYTES = 1 << 24
 """At sizes where the values are larger, they are computed in each run."""
 
-_COSTLY = frozenset(
-    f"aten.{name}"
-    for names in (
-        ("log.default", "log2.default", "exp.default", "sin.default", "cos.default", "tan.default", "tanh.default"),
-        ("sigmoid.default", "erf.default", "sqrt.default", "rsqrt.default", "pow.Scalar", "pow.Tensor_Scalar"),
-        ("pow.Tensor_Tensor", "mm.default", "bmm.default", "matmul.default", "linear.default", "addmm.default"),
-        ("einsum.default", "outer.default", "cumsum.default", "cumprod.default", "sort.default", "argsort.default"),
-        ("topk.default", "softmax.int", "min.other", "max.other"),
-    )
-    for name in names
-)
+_COSTLY = where(Trait.COSTLY) | {"aten.cumprod.default", "aten.min.other", "aten.max.other"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from smelt.ir import Node, TensorType, Value
 from smelt.ir.sizes import value
+from smelt.ops.record import Trait
+from smelt.ops.sets import PRODUCTS, where
 
 # A graph that Python goes through, and an operator on small tensors through the dispatcher, without what it computes;
 # twice that, since some of the padded work counts.
@@ -14,8 +16,7 @@ _CALLS_NS, _CALL_NS = 40_000.0, 5_000.0
 
 # Nanoseconds an element of the result; measured on one core, in cache.
 _POINTWISE_NS, _GATHER_NS, _FLOPS_A_NS = 0.15, 0.2, 128.0
-_SLOW = ("aten.index.Tensor", "aten.nonzero_static.default", "aten.cumsum.default", "aten.index_add.default")
-_PRODUCTS = ("aten.linear.default", "aten.mm.default", "aten.addmm.default", "aten.matmul.default", "aten.bmm.default")
+_SLOW = where(Trait.ONE_BY_ONE) | {"aten.nonzero_static.default"}
 
 
 def saved_ns(nodes: int) -> float:
@@ -35,13 +36,13 @@ def work_ns(node: Node) -> float:
         if isinstance(result.type, TensorType) and result.type.is_static:
             numel = value(result.type.numel)
             total += numel * (_GATHER_NS if node.op in _SLOW else _POINTWISE_NS)
-            if node.op in _PRODUCTS:
+            if node.op in PRODUCTS:
                 total += 2 * numel * _depth(node) / _FLOPS_A_NS
     return total
 
 
 def _depth(node: Node) -> int:
     """The length of a product's sums."""
-    left = node.args[1 if node.op == "aten.addmm.default" else 0]
+    left = node.args[PRODUCTS[node.op].first]
     assert isinstance(left, Value) and isinstance(left.type, TensorType)
     return int(value(left.type.sizes[-1])) if left.type.sizes else 1

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from smelt.codegen.lower.plain import is_number
 from smelt.codegen.lower.unknown.values import Count
 from smelt.ir import Arg, Node, Value
+from smelt.ir.python_operators import COMPARISON_NAMES
 
-_SWAPPED = {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge", "eq": "eq", "ne": "ne"}
-_NEGATED = {"gt": "le", "le": "gt", "lt": "ge", "ge": "lt", "eq": "ne", "ne": "eq"}
-_COMPARE: dict[str, Callable[[int, int], bool]] = {f"py.{name}": getattr(operator, name) for name in _SWAPPED}
+_COMPARE = {f"py.{name}": o.function for name, o in COMPARISON_NAMES.items()}
 
 
 class Facts:
@@ -73,12 +71,12 @@ def comparisons(test: Arg, outcome: bool) -> Iterator[tuple[Value, str, Arg]]:
                 yield from comparisons(mine, outcome)
     elif node.op == "py.bool" and isinstance(node.args[0], Value) and is_number(node.args[0].type):
         yield node.args[0], "ne" if outcome else "eq", 0
-    elif node.op.removeprefix("py.") in _SWAPPED and len(node.args) == 2:
+    elif node.op.removeprefix("py.") in COMPARISON_NAMES and len(node.args) == 2:
         (left, right), relation = node.args, node.op.removeprefix("py.")
         if isinstance(right, Value):
-            left, right, relation = right, left, _SWAPPED[relation]
+            left, right, relation = right, left, COMPARISON_NAMES[relation].swapped
         if isinstance(left, Value):
-            yield left, relation if outcome else _NEGATED[relation], right
+            yield left, relation if outcome else COMPARISON_NAMES[relation].negated, right
 
 
 def lower_bounds(test: Arg, outcome: bool) -> Iterator[tuple[Value, int]]:

@@ -42,15 +42,12 @@ from smelt.ir import (
     values_in,
 )
 from smelt.ops.effects import aliases, effects
+from smelt.ops.record import Trait
 from smelt.ops.registry import arguments_of, schema_of
+from smelt.ops.sets import where
 
 _MOST_ATTEMPTS = 24
-_OF_STRIDES = frozenset(
-    (
-        "aten.nonzero.default", "aten.argwhere.default", "aten.clone.default", "aten._to_copy.default",
-        "aten.flip.default", "aten.zeros_like.default", "aten.ones_like.default", "aten.full_like.default",
-    )
-)  # fmt: skip
+_OF_STRIDES = where(Trait.OWN_STRIDES) | {"aten.argwhere.default"}
 """What gives rows that lie one column after the other even where there are none: strides of 1 and 0."""
 
 

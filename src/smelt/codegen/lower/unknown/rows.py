@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, TypeAlias
 
 from smelt.codegen.lower.unknown.selecting import Tensor, counts_of, masked, sizes_of, tensor_of, whole_of
 from smelt.codegen.lower.unknown.values import Count, Held, Refused, padded_or_value, type_of
 from smelt.ir import Arg, Node, Value, map_values
+from smelt.ops.sets import NEUTRAL
 
 if TYPE_CHECKING:
     from smelt.codegen.lower.unknown.rewriting import Rewriting
@@ -69,15 +71,11 @@ def _reduced(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
 
 
 _NEUTRAL: dict[str, float | bool] = {
-    "aten.sum.default": 0, "aten.sum.dim_IntList": 0, "aten.prod.default": 1, "aten.prod.dim_int": 1,
-    "aten.any.default": False, "aten.any.dim": False, "aten.any.dims": False, "aten.all.default": True,
-    "aten.all.dim": True, "aten.all.dims": True, "aten.count_nonzero.default": 0,
-    "aten.count_nonzero.dim_IntList": 0,
+    **{op: number for op, number in NEUTRAL.items() if isfinite(number)},
+    "aten.prod.dim_int": 1, "aten.any.dims": False, "aten.all.dims": True,
+    **dict.fromkeys(("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList"), 0),
 }  # fmt: skip
-_EXTREMES = {
-    "aten.amax.default": -1, "aten.max.default": -1, "aten.max.dim": -1,
-    "aten.amin.default": 1, "aten.min.default": 1, "aten.min.dim": 1,
-}  # fmt: skip
+_EXTREMES = {op: number for op, number in NEUTRAL.items() if not isfinite(number)}
 
 
 def _neutral(r: Rewriting, node: Node, tensor: Tensor) -> Value:
@@ -88,14 +86,14 @@ def _neutral(r: Rewriting, node: Node, tensor: Tensor) -> Value:
         if kind.kind == "bool":
             neutral = bool(neutral)
         return masked(r, tensor, neutral)
-    sign = _EXTREMES.get(node.op)
+    least = _EXTREMES.get(node.op)
     counted = [c for c in counts_of(tensor) if c is not None]
-    if sign is None or kind.kind != "float" or any(r.facts.at_least(c) < 1 for c in counted):
+    if least is None or kind.kind != "float" or any(r.facts.at_least(c) < 1 for c in counted):
         raise Refused("rows of unknown length")
     if node.op.endswith(".dim"):
         # Where all that counts is infinite, the place of what does not count must not win.
         raise Refused("places in rows of unknown length")
-    return masked(r, tensor, sign * float("inf"))
+    return masked(r, tensor, least)
 
 
 def _mean(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:

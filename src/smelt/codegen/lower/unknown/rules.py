@@ -29,7 +29,10 @@ from smelt.codegen.lower.unknown.values import (
 )
 from smelt.codegen.lower.unknown.views import VIEWS, dim_of
 from smelt.ir import Arg, MemoryFormat, Node, TensorType, Value, map_values
-from smelt.ops.registry import tags_of
+from smelt.ops.raises import is_division
+from smelt.ops.record import Trait
+from smelt.ops.registry import overload, tags_of
+from smelt.ops.sets import where
 
 if TYPE_CHECKING:
     from smelt.codegen.lower.unknown.rewriting import Rewriting
@@ -37,15 +40,7 @@ if TYPE_CHECKING:
 Call: TypeAlias = Mapping[str, Arg]
 Rule: TypeAlias = "Callable[[Rewriting, Node, Call], Sequence[Held]]"
 
-_SAME_SHAPE = (
-    "aten.to.dtype", "aten._to_copy.default", "aten.clone.default", "aten.contiguous.default", "aten.detach.default",
-    "aten.alias.default", "aten.type_as.default", "aten.zeros_like.default", "aten.ones_like.default",
-    "aten.copy.default", "aten.fill.Scalar", "aten.full_like.default", "aten.lift_fresh.default",
-    "aten.floor_divide.default", "aten.__and__.Tensor", "aten.__and__.Scalar", "aten.__or__.Tensor",
-    "aten.__or__.Scalar", "aten.__xor__.Tensor", "aten.__xor__.Scalar",
-)  # fmt: skip
-# Integers divided by what does not count may be divided by 0.
-_DIVISIONS = ("aten.floor_divide.", "aten.remainder.", "aten.fmod.", "aten.div.Tensor_mode", "aten.div.Scalar_mode")
+_SAME_SHAPE = where(Trait.SAME_SHAPE)
 
 
 def rule_for(op: str) -> Rule | None:
@@ -59,8 +54,8 @@ def rule_for(op: str) -> Rule | None:
 def _pointwise(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     if "nondeterministic_seeded" in tags_of(node.op):
         raise Refused("random numbers")
-    if node.op.startswith(_DIVISIONS) and not _is_safe_division(r, node):
-        raise Refused("a division of integers")
+    if (found := overload(node.op)) is not None and is_division(found) and not _is_safe_division(r, node):
+        raise Refused("a division of integers")  # what does not count may be 0
     made = r.emit.many(node.op, *_wholes(r, node.args), **_wholes_of(r, node.kwargs))
     return [padded_or_value(result, _broadcast(r, node, len(type_of(result).sizes))) for result in made]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from smelt.codegen.lower.unknown.values import (
     Count,
+    Emitter,
     Held,
     Padded,
     Parts,
@@ -229,6 +230,11 @@ def together(tensors: Sequence[Tensor], rank: int) -> list[Count | None]:
     return counts
 
 
+def pick(emit: Emitter, tensor: Value, dim: int, index: Value) -> Value:
+    """Slices of a tensor along a dimension, by their positions."""
+    return emit("aten.index_select.default", tensor, dim, index)
+
+
 def _index_select(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor, index, dim = tensor_of(r, call["self"]), tensor_of(r, call["index"]), call["dim"]
     if type(dim) is not int or len(sizes_of(index)) != 1 or not sizes_of(tensor):
@@ -237,7 +243,7 @@ def _index_select(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     counts = list(counts_of(tensor))
     if counts[at] is not None:
         _indices(r, tensor, (*([None] * at), call["index"]))
-    made = r.emit("aten.index_select.default", whole_of(tensor), dim, _clean(r, index))
+    made = pick(r.emit, whole_of(tensor), dim, _clean(r, index))
     counts[at] = counts_of(index)[0]
     return [padded_or_value(made, counts)]
 

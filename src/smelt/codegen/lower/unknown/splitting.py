@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from smelt.codegen.lower.unknown.selecting import counts_of, sizes_of, tensor_of, whole_of
+from smelt.codegen.lower.unknown.selecting import counts_of, pick, sizes_of, tensor_of, whole_of
 from smelt.codegen.lower.unknown.values import (
     Count,
     Held,
@@ -52,7 +52,7 @@ def split(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
         if isinstance(count, Value):
             r.expect(emit("py.ge", count, 0))
         index = emit("aten.clamp.default", _moved(r, rows, "add", at), 0, most - 1)
-        made = emit("aten.index_select.default", whole_of(tensor), dim, index)
+        made = pick(emit, whole_of(tensor), dim, index)
         held = list(counts_of(tensor))
         held[dim] = count if isinstance(count, Value) else None
         parts.append(padded_or_value(made, held))
@@ -83,7 +83,7 @@ def join_along(r: Rewriting, held: Sequence[Padded | Value], dim: int) -> Sequen
     begin: Count = 0
     for one, count in zip(held, counts, strict=True):
         index = emit("aten.clamp.default", _moved(r, most, "sub", begin), 0, sizes_of(one)[dim] - 1)
-        part = emit("aten.index_select.default", whole_of(one), dim, index)
+        part = pick(emit, whole_of(one), dim, index)
         if made is None:
             made = part
         else:

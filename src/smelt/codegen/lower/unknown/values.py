@@ -6,7 +6,6 @@ others are whatever comes out, but always something that no kernel refuses.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ from typing import TypeAlias
 
 from smelt.diag import SmeltError
 from smelt.ir import BOOL, FLOAT, INT, Arg, Builder, DType, Node, TensorType, Type, Value, map_values
+from smelt.ir.python_operators import BINARY
 from smelt.ir.sizes import is_symbolic, size_max, size_min
 from smelt.ops.convert import has_values
+from smelt.ops.sets import is_by_elements
 from smelt.ops.typing import infer
 
 Count: TypeAlias = Value | int
@@ -147,8 +148,8 @@ class Emitter:
         if op.startswith("py.") or op == "aten.item.default":
             return infer(op, args, kwargs)
 
-        if op in _SCALARS:
-            args = [args[0], *(1 if isinstance(arg, int) else arg for arg in args[1:])]
+        if is_by_elements(op):  # what the numbers are decides no type
+            args = [args[0], *(1 if type(arg) is int else arg for arg in args[1:])]
 
         def known(value: Value) -> Arg:
             return _SAMPLES.get(value.type, value) if op != "aten.select.int" or value.type != INT else 0
@@ -188,12 +189,8 @@ class Emitter:
 
 
 _KNOWN: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "min": size_min,
-    "max": size_max,
-}
+    **{o.name: o.function for o in BINARY if o.symbol in ("+", "-", "*")}, "min": size_min, "max": size_max,
+}  # fmt: skip
 
 
 _NUMBERS: dict[Type, DType] = {INT: DType.I64, FLOAT: DType.F64, BOOL: DType.BOOL}
@@ -219,11 +216,6 @@ def row_of(emit: Emitter, item: Held, row: TensorType) -> Value:
     return emit("aten.scalar_tensor.default", item, dtype=row.dtype)
 
 
-# Of one tensor and a number, which may be a size.
-_SCALARS = (
-    "aten.remainder.Scalar", "aten.div.Tensor_mode", "aten.eq.Scalar", "aten.lt.Scalar", "aten.ge.Scalar",
-    "aten.add.Scalar", "aten.sub.Scalar", "aten.div.Scalar", "aten.clamp.default",
-)  # fmt: skip
 _SAMPLES: dict[Type, Arg] = {INT: 1, FLOAT: 1.0, BOOL: True}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from smelt.codegen.lower.unknown.selecting import Tensor, counts_of, sizes_of, tensor_of, whole_of
+from smelt.codegen.lower.unknown.selecting import Tensor, counts_of, pick, sizes_of, tensor_of, whole_of
 from smelt.codegen.lower.unknown.values import (
     Count,
     Held,
@@ -123,7 +123,7 @@ def _slice_from(
     first, left = between(r, start, end, most if count is None else count)
     emit = r.emit
     index = emit("aten.add.Scalar", emit("aten.arange.default", most), first)
-    made = emit("aten.index_select.default", whole_of(tensor), dim, emit("aten.clamp.default", index, 0, most - 1))
+    made = pick(emit, whole_of(tensor), dim, emit("aten.clamp.default", index, 0, most - 1))
     counts[dim] = left
     return [padded_or_value(made, counts)]
 
@@ -167,7 +167,7 @@ def _slice_scatter(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
         here = emit("aten.bitwise_and.Tensor", here, emit("aten.ge.Scalar", index, first))
     if isinstance(first, Value) or first != 0 or rows != most:
         back = emit("aten.clamp.default", emit("aten.sub.Scalar", index, first), 0, rows - 1)
-        part = emit("aten.index_select.default", part, dim, back)
+        part = pick(emit, part, dim, back)
     behind = len(sizes) - dim - 1
     if behind:
         here = emit("aten.view.default", here, (most, *([1] * behind)))
