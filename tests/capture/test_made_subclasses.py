@@ -220,3 +220,16 @@ def test_a_programs_own_error_comes_as_in_eager():
             compiled(X)
         assert caught.value.__context__ is None and caught.value.__cause__ is None
     assert not compiled.stats().fallbacks
+
+
+@pytest.mark.filterwarnings("ignore::smelt.diag.SmeltWarning")
+def test_an_error_behind_the_run_does_not_keep_its_answer(monkeypatch):
+    def no_guards(*given, **more):
+        raise RuntimeError("no guards")
+
+    compiled = smelt.compile(lambda x: x + 1)
+    monkeypatch.setattr("smelt.compiler.compiled_build._guards", no_guards)
+    assert [compiled(X).tolist() for _ in range(3)] == [[2.0, 3.0]] * 3
+    assert compiled.stats().fallbacks == {"RuntimeError: no guards": 3} and compiled.stats().builds == 1
+    with pytest.raises(CaptureError, match="S0302"):
+        smelt.compile(lambda x: x + 1, fullgraph=True)(X)

@@ -27,12 +27,17 @@ _SIGNS = {"add": 1, "sub": -1}  # what has an answer of its own for them, and th
 def note_zeros(recorder: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
     """Note a call that gives, or takes, such zeros, as what it comes to; whether it was one that needs that."""
     results = result if isinstance(result, (list, tuple)) else (result,)
-    if any(isinstance(one, torch.Tensor) and is_zero(one) for one in results):
-        for one in results:
-            if isinstance(one, torch.Tensor) and is_zero(one):
-                _note_plain(recorder, one)
-            elif isinstance(one, torch.Tensor):
-                raise NotImplementedError(f"{info.name} gives zeros without memory and others")
+    tensors = [one for one in results if isinstance(one, torch.Tensor)]
+    if any(map(is_zero, tensors)):
+        if not all(map(is_zero, tensors)):
+            recorder.fail(
+                f"{info.name} gave zeros without memory (torch._efficientzerotensor) beside other tensors",
+                "a graph has zeros in memory, from which it would compute the others",
+                "give it clones of such tensors",
+                "S0104",
+            )
+        for one in filter(is_zero, tensors):
+            _note_plain(recorder, one)
         return True
     sign = _SIGNS.get(info.short)
     if sign is None or not all(isinstance(operand, torch.Tensor) for operand in args[:2]):

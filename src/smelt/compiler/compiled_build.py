@@ -212,7 +212,7 @@ class Builds:
         took = time.perf_counter() - started
         _, unsettled = attempt(self._settle, program, entry, failure, took, args, kwargs, missed, cause, look)
         if unsettled is not None:
-            self._settle_failed(unsettled)
+            self._settle_failed(unsettled, args, kwargs)
         return program.result
 
     def _answer(self, run: RaisedRun, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -350,7 +350,7 @@ class Builds:
         finally:
             entry.pause()
 
-    def _settle_failed(self, error: Exception) -> None:
+    def _settle_failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The program has run; what cannot be kept of that is no reason not to give its answer.
 
         Raises: an error of ours; in strict mode, and with `fullgraph`, any.
@@ -360,6 +360,9 @@ class Builds:
         if self._original.is_whole:
             self._original.fail(error)
         reason = _sentence(error)
+        guards, _ = attempt(GuardSet, (), args, kwargs)
+        if guards is not None:
+            self._table.add(Row(guards, None, reason))
         self._original.count(reason)
         self._original.warn(reason, f"{self._name} {_HOW[False]}: {reason}")
 

@@ -151,4 +151,4 @@ def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _others(tensors: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
-    return [(type(t), t.dtype, t.shape, t.layout, t.device) for t in tensors]
+    return [(type(t), t.dtype, None if t.is_nested else t.shape, t.layout, t.device) for t in tensors]
