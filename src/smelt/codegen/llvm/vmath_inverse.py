@@ -13,6 +13,7 @@ from smelt.codegen.llvm.vmath import VectorMath
 
 _INF = math.inf
 _HALF_PI, _HALF_PI_LOW = tables.HALF_PI
+_EXP_LIMIT = {32: 88.72283172607422, 64: 709.782712893384}  # the last number of the type whose exponential is finite
 
 
 class InverseMath:
@@ -23,6 +24,7 @@ class InverseMath:
         self.narrow: Arith | None = outer if outer.bits == 32 else None
         self.math = math_ if outer.bits == 64 else VectorMath(outer.fn, outer.isa, outer.lanes, 64)
         self.m = self.math.m
+        self._limit = _EXP_LIMIT[outer.bits]
 
     def _wide(self, x: str) -> str:
         return x if self.narrow is None else self.narrow.widened(x)[1]
@@ -102,29 +104,25 @@ class InverseMath:
 
     # --- hyperbolic
 
-    def _half_exp(self, a: str) -> str:
-        """e^a / 2 where e^a overflows but its half does not."""
-        m = self.m
-        root = self.math.exp(m.mul(a, 0.5))
-        return m.mul(m.mul(root, 0.5), root)
+    def _overflowing(self, a: str, result: str) -> str:
+        """Infinity where e^a is, as in eager's vectors, though half of it is not."""
+        return self.m.select(self.m.cmp("ogt", a, self._limit), math.inf, result)
 
     def sinh(self, x: str) -> str:
         """The hyperbolic sine."""
         m = self.m
         x = self._wide(x)
         a = m.abs(x)
-        e = self.math.expm1(m.at_most(a, 700.0))
-        usual = m.mul(m.add(e, m.div(e, m.add(e, 1.0))), 0.5)
-        result = m.select(m.cmp("ogt", a, 700.0), self._half_exp(a), usual)
-        return self._back(self._both_signs(x, result, 2.0**-28))
+        e = self.math.expm1(m.at_most(a, self._limit))
+        result = m.mul(m.add(e, m.div(e, m.add(e, 1.0))), 0.5)
+        return self._back(self._both_signs(x, self._overflowing(a, result), 2.0**-28))
 
     def cosh(self, x: str) -> str:
         """The hyperbolic cosine."""
         m = self.m
         a = m.abs(self._wide(x))
-        e = self.math.exp(m.at_most(a, 700.0))
-        usual = m.fma(e, 0.5, m.div(0.5, e))
-        return self._back(m.select(m.cmp("ogt", a, 700.0), self._half_exp(a), usual))
+        e = self.math.exp(m.at_most(a, self._limit))
+        return self._back(self._overflowing(a, m.fma(e, 0.5, m.div(0.5, e))))
 
     def asinh(self, x: str) -> str:
         """The inverse hyperbolic sine."""

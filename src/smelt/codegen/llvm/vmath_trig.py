@@ -87,6 +87,8 @@ class Trigonometry:
         w, fn = self.wide, self.m.fn
         far = w.cmp("uge", w.abs(x), _LIMIT)
         fn.helper(_HUGE_TEXT)
+        for intrinsic in _HUGE_CALLS:
+            fn.declare(intrinsic)
         slow, done, before = fn.fresh("slow"), fn.fresh("done"), fn.block
         spill_r, spill_n = fn.alloca("double", w.lanes), fn.alloca("i64", w.lanes)
         fn.do(f"br i1 {any_lane(w, far)}, label %{slow}, label %{done}")
@@ -112,6 +114,14 @@ class Trigonometry:
         return r, fn.let(f"phi {w.int_type} [{n}, %{before}], [{mixed_n}, %{last}]")
 
 
+_HUGE_CALLS = (
+    "declare i64 @llvm.fshl.i64(i64, i64, i64)",
+    "declare i128 @llvm.abs.i128(i128, i1)",
+    "declare i128 @llvm.ctlz.i128(i128, i1)",
+    "declare double @llvm.copysign.f64(double, double)",
+)
+
+
 def _huge_text() -> str:
     """`double reduce_huge(x, *n)`: x = M 2^e; the 192 bits of 2 / pi from weight 2^(2 - e) down times M, modulo 4."""
     words = ", ".join(f"i64 {w - (1 << 64) if w >> 63 else w}" for w in tables.TWO_OVER_PI)
@@ -122,11 +132,7 @@ def _huge_text() -> str:
     )
     shifts = "\n".join(f"  %s{i} = call i64 @llvm.fshl.i64(i64 %w{i}, i64 %w{i + 1}, i64 %shift)" for i in range(3))
     half_pi = f"0x{_bits(tables.HALF_PI[0]):016X}"
-    return f"""declare i64 @llvm.fshl.i64(i64, i64, i64)
-declare i128 @llvm.abs.i128(i128, i1)
-declare i128 @llvm.ctlz.i128(i128, i1)
-declare double @llvm.copysign.f64(double, double)
-@two_over_pi = private unnamed_addr constant [{count} x i64] [{words}], align 8
+    return f"""@two_over_pi = private unnamed_addr constant [{count} x i64] [{words}], align 8
 define internal double @reduce_huge(double %x, ptr %n) noinline nounwind {{
   %bits = bitcast double %x to i64
   %high = lshr i64 %bits, 52
