@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt.compiler.compiled import make_compile
+from smelt.compiler.compiled_types import NeedsGradients
 
 
 class _Recorder(TorchDispatchMode):
@@ -46,6 +47,7 @@ class ReplayEntry:
         self.checks = ()
         self.free: frozenset[Any] = frozenset()
         self.why_fixed = ""
+        self.enables_grad = False
 
     def on_constants(self, watch: Any) -> None: ...
 
@@ -97,6 +99,8 @@ class Builder:
             result = fn(*args, **kwargs)
         if self.after_run is not None:
             self.after_run()
+        if any(isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None for leaf in pytree.tree_leaves(result)):
+            raise NeedsGradients
         entry = ReplayEntry(recorder.steps, args, kwargs, result)
         entry.constants = self.constants
         self.entries.append(entry)

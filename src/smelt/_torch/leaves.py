@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -12,6 +14,14 @@ def is_leaf(tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
     except RuntimeError:
         return False
+
+
+def history(tensor: torch.Tensor) -> Any:
+    """The node of autograd that a tensor follows from; None for leaves, and where torch forbids to ask."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 def gradient(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -8,11 +8,17 @@ from smelt._torch.state import autocast, is_any_autocast, is_grad_enabled, is_in
 
 
 class Modes(NamedTuple):
-    """Grad mode, inference mode, and autocast as (device, dtype name) pairs."""
+    """Grad mode, inference mode, and autocast as (device, dtype name) pairs.
+
+    is_set: the program itself set the grad or inference mode, even if to what its caller had. without_autocast: the
+    devices for which the program itself switched autocast off.
+    """
 
     grad: bool
     inference: bool
     autocast: tuple[tuple[str, Any], ...]
+    is_set: bool = False
+    without_autocast: frozenset[str] = frozenset()
 
 
 def modes() -> Modes:

@@ -20,20 +20,18 @@ from smelt.ops.registry import normalize
 
 
 def mode_text(now: Modes, caller: Modes) -> str:
-    """What is switched on around an operator and differs from the caller's state."""
+    """What is switched on around an operator: what the program set itself, and what differs from the caller's state."""
     words: list[str] = []
-    if now.inference and not caller.inference:
+    if now.inference and (now.is_set or not caller.inference):
         words.append("inference")
-    elif now.grad != caller.grad:
+    elif now.is_set or now.grad != caller.grad:
         words.append("enable_grad" if now.grad else "no_grad")
-    if now.autocast != caller.autocast:
-        for device in {d for d, _ in now.autocast} | {d for d, _ in caller.autocast}:
-            dtype = dict(now.autocast).get(device)
-            where = "" if device == "cpu" else f"{device}, "
-            words.append(f"autocast({where}{'off' if dtype is None else dtype_from_torch(dtype)})")
-    elif is_any_autocast():
-        # The caller's was on, and whoever runs the graph as Python may be that caller.
-        words.append("autocast(off)")
+    # Without a word it is as whoever runs the graph as Python has it, who may be the caller that had it on.
+    off = now.without_autocast | ({"cpu"} if is_any_autocast() and not now.autocast else set())
+    found = dict(now.autocast)
+    for device in sorted({*found, *off}):
+        where = "" if device == "cpu" else f"{device}, "
+        words.append(f"autocast({where}{dtype_from_torch(found[device]) if device in found else 'off'})")
     return " ".join(words)
 
 

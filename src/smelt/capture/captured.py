@@ -29,7 +29,7 @@ from smelt.capture.build import GraphBuilder
 from smelt.capture.detector import detecting
 from smelt.capture.dynamic.spec import SizeFacts, Spec
 from smelt.capture.events import put_aside
-from smelt.capture.history import begun_inside, check_classes
+from smelt.capture.history import Histories, begun_inside, check_classes
 from smelt.capture.inferred import kinds_of
 from smelt.capture.keeping import keeper
 from smelt.capture.noting import call_notes
@@ -87,7 +87,11 @@ class Captured:
         may ask what class a thing is of; None where nobody looked. rangers: those that are staged only for their long
         loops over ranges (see `compiler.long_loops`).
     flags: by source line, what the program read of its tensors that another call may find otherwise.
+    has_history: whether autograd has given a result, or a tensor that was there before, a history that follows from
+        what is outside: then only the program itself gives the same.
     autocast, default_dtype: what the run found set.
+    asks_modes: whether the program asks for grad or inference mode, or makes inference tensors: it is captured again
+        where it is called in other ones.
     """
 
     name: str
@@ -117,6 +121,8 @@ class Captured:
     drawers: Sequence[CodeType] = ()
     class_askers: Sequence[CodeType] | None = None
     rangers: Sequence[CodeType] = ()
+    asks_modes: bool = False
+    has_history: bool = False
     autocast: tuple[tuple[str, torch.dtype], ...] = field(default_factory=autocast)
     default_dtype: torch.dtype = field(default_factory=default_dtype)
 
@@ -191,6 +197,7 @@ def capture(
     kept = keeper()
     if kept is not None:
         record = kept.around(record)
+    histories = Histories([*arguments.tensors, *(entry.tensor for entry in roots.entries.values())])
     try:
         result = _run(fn, args, given, recorder, record, roots, chosen)
     except Exception:
@@ -203,6 +210,7 @@ def capture(
         odd = begun_inside(tensors, recorder, caller)
         if odd is not None:
             recorder.fail(odd.what, odd.why, odd.fix, "S0104", odd.site)
+        has_history = histories.matter and histories.have_grown(tensors)
         check_classes(tensors, recorder)
         arguments = arguments.opened(heap)
         graph, signature = None, None
@@ -221,6 +229,8 @@ def capture(
             tuple(recorder.conversions), (), chosen, caller, roots, written.before, shared,
             _returned(tensors, arguments.tensors, used), None,
             kinds=kinds_of(tensors, caller), own_backward=recorder.own_backward, flags=recorder.flags, reruns=reruns,
+            asks_modes=graph is not None and any(node.mode.startswith("inference") for node in graph.walk()),
+            has_history=has_history,
             **_of_heap(heap, not_put or not_kept),
         )  # fmt: skip
     return native if dynamic is None else _with_symbols(native, fn, args, given, target, dynamic, state)

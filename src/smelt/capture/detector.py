@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from smelt._torch.collectives import TRACING, WRAP, functional_collectives
 from smelt._torch.dispatch import below_transforms, is_live, is_transformed, suspended
+from smelt._torch.mode_regions import Regions, watching_regions
 from smelt._torch.record_patches import (
     Getter,
     Patches,
@@ -49,6 +50,11 @@ _patches = Patches()
 
 def _active() -> Recorder | None:
     return _thread.recorder if _thread.recorder is not None and is_live() else None
+
+
+def _regions() -> Regions | None:
+    recorder = _active()
+    return None if recorder is None else recorder.regions
 
 
 def _reader(name: str) -> Callable[[Any], Any]:
@@ -370,6 +376,7 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
         if operator is not None:
             stack.enter_context(_patches.replaced(operator, "__call__", _opaque("a higher-order operator")))
         stack.enter_context(eager_stance())
+        stack.enter_context(watching_regions(_patches, _regions))
         if level != "entry":
             stack.enter_context(_patches.replaced(torch.overrides, "has_torch_function", _types_only))
             mode = _NestedTensors(recorder)

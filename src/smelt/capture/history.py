@@ -5,17 +5,18 @@
     y.note = "mine"; return y                  its caller may ask for it
 
 A graph holds what is computed. That a result requires grad follows from what goes in, as long as something that goes in
-does and gradients are on: then the program itself runs, under autograd. Gradients that begin inside are seen by nobody.
+does and gradients are on (`Histories` tells): then the program itself runs, under autograd. Gradients that begin inside
+are seen by nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 
-from smelt._torch.leaves import is_leaf
+from smelt._torch.leaves import history, is_leaf
 from smelt._torch.record_modes import Modes
 from smelt._torch.record_patches import is_plain_tensor_type
 from smelt._torch.shadow import attributes
@@ -39,6 +40,32 @@ class Odd(NamedTuple):
     why: str
     fix: str
     site: Site | None
+
+
+class Histories:
+    """What autograd knew of the tensors that were there before a run."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._before = [(tensor, tensor.requires_grad, history(tensor)) for tensor in tensors]
+        self._known = {id(tensor) for tensor, *_ in self._before}
+
+    @property
+    def matter(self) -> bool:
+        """Whether one of them requires gradients, so that what follows from it may."""
+        return any(requires for _, requires, _ in self._before)
+
+    def have_grown(self, results: Iterable[torch.Tensor]) -> bool:
+        """Whether the run gave a result, or a tensor that was there, a history that it had not.
+
+        A view of one of these that was made without gradients requires them as that does, and has none.
+        """
+        new = (tensor for tensor in results if id(tensor) not in self._known and tensor.requires_grad)
+        if any(not is_leaf(tensor) or id(tensor._base) not in self._known for tensor in new):
+            return True
+        return any(
+            tensor.requires_grad and not (requires and history(tensor) is before)
+            for tensor, requires, before in self._before
+        )
 
 
 def begun_inside(tensors: Sequence[torch.Tensor], recorder: Recorder, caller: Modes) -> Odd | None:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from smelt._torch.collectives import is_functional, wait
+from smelt._torch.mode_regions import Regions
 from smelt._torch.record_modes import Modes, modes
 from smelt._torch.record_patches import (
     facts,
@@ -191,7 +192,8 @@ class Recorder:
     kept: dict[Slot, tuple[int, StateSlot]] = field(default_factory=dict)
     lent: list[tuple[torch.Tensor, torch.Tensor, str, Site | None]] = field(default_factory=list)
     _dtype: torch.dtype = field(default_factory=default_dtype)
-    _modes: dict[tuple[bool, bool], Modes] = field(default_factory=dict)
+    regions: Regions = field(default_factory=Regions)
+    _modes: dict[Any, Modes] = field(default_factory=dict)
     _slots: dict[int, Slot] = field(default_factory=dict)
     _kinds: dict[type, int] = field(
         default_factory=lambda: {torch.Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST}
@@ -354,12 +356,15 @@ class Recorder:
                 "give dtype= to what makes tensors here, or set the default before the call",
                 "S0104",
             )
+        regions = self.regions
+        # Autograd itself sets the mode for what it computes.
+        is_set = regions.is_set or is_going_backward()
         if self.at_entry and is_any_autocast():
-            return modes()
-        key = (is_grad_enabled(), is_inference())
+            return modes()._replace(is_set=is_set, without_autocast=regions.without_autocast)
+        key = (is_grad_enabled(), is_inference(), (), is_set, regions.without_autocast)
         found = self._modes.get(key)
         if found is None:
-            found = self._modes[key] = Modes(*key, ())
+            found = self._modes[key] = Modes(*key)
         return found
 
     def _broken(self, cause: Exception, overload: Any, met: Sequence[Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from smelt.capture import Captured, capture
 from smelt.capture.staging.stops import AS_NATIVE, TOO_LONG, TOO_MANY
-from smelt.compiler.compiled_types import ObservedProgram
+from smelt.compiler.compiled_types import NeedsGradients, ObservedProgram
 from smelt.compiler.long_loops import with_long_loops
 from smelt.compiler.originals import move_originals
 from smelt.compiler.repeated import acts_repeatably
@@ -23,7 +23,8 @@ from smelt.diag import Options
 def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options) -> Unit:
     """Run the program once under the recorder; the unit that computes the same from now on.
 
-    Raises: CaptureError where the program cannot be captured (it has run to its end all the same).
+    Raises: CaptureError where the program cannot be captured, NeedsGradients where autograd must see it run (it has run
+        to its end all the same).
     """
     # Before anything is recorded: guards then see parameters where they stay.
     moved = move_originals(fn.target, options)
@@ -36,6 +37,8 @@ def build(fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         state=fn.state,
     )  # fmt: skip
     recorded_ms = (perf_counter() - start) * 1000
+    if captured.has_history:
+        raise NeedsGradients
     # The result is the caller's, and not to be kept.
     captured = replace(captured, result=None)
     if fn.log is not None:

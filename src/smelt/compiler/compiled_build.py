@@ -15,8 +15,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
+import torch
+
 from smelt._torch.busy import busy
 from smelt._torch.exact import MISSING
+from smelt._torch.leaves import is_leaf
 from smelt._torch.state import is_grad_enabled
 from smelt._torch.storage import without_elements
 from smelt.capture.reads import ReadLog, RecorderBusy
@@ -25,11 +28,19 @@ from smelt.capture.staging.stops import AS_NATIVE, PARTLY
 from smelt.capture.state import STATE, Place, in_names, without_state
 from smelt.compiler.attempts import Attempts
 from smelt.compiler.collector import full_collections_later
-from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witness
+from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witness, tensors_in
 from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_state import StateCalls, UnderWay
 from smelt.compiler.compiled_table import STORM_LIMIT, Table
-from smelt.compiler.compiled_types import Entry, ObservedProgram, Row, SplitProgram, Stats, attempt
+from smelt.compiler.compiled_types import (
+    Entry,
+    NeedsGradients,
+    ObservedProgram,
+    Row,
+    SplitProgram,
+    Stats,
+    attempt,
+)  # fmt: skip
 from smelt.compiler.interrupts import SignalsWait, errors_in_programs
 from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.program_modules import is_uninitialized
@@ -52,6 +63,9 @@ AGAIN = object()
 RAISED = "the last recorded run of it raised"
 BEGAN_WITHOUT = "a call that began before its state was known is under way"
 _MOST_UNRECORDED = 64  # calls that run as they are after a recorded run that raised
+GRADIENT_LIMIT = (
+    3  # kinds of calls that needed gradients, after which others are not recorded while something needs them
+)
 EFFECT_ATTEMPTS = 2  # a first run often fills caches: only a program that does it again is given up
 
 _HOW = ("runs as it is, not compiled", "is compiled in pieces, not as one graph")
@@ -83,6 +97,9 @@ class Builds:
         self._target, self._name, self._settings = original.target, original.name, original.settings
         self._effects_seen = 0
         self._guarded = 0  # those that no path asked for
+        self._with_gradients = 0  # kinds of calls that gave results with a history
+        self._witness: weakref.ref[torch.Tensor] | None = None  # what required gradients in the last of them
+        self._is_looked_at = False
         self._raised = 0  # recorded runs in a row that raised, after which ever more calls run as they are
         self._attempts = Attempts()
         self._exhausted = 0  # stagings that came to no end in their time
@@ -100,11 +117,11 @@ class Builds:
             if reason != ON_META:  # where nobody waits for an answer
                 self._original.warn(reason, f"{self._name} {_HOW[False]}: {reason}")
             return result
-        witness = grad_witness(self._target, args, kwargs) if is_grad_enabled() else None
-        if witness is not None:
-            self._table.witness = witness[0] if witness[1] else None
-            self._table.publish()
-            return self._original.with_gradients("a parameter" if witness[1] else "an argument", args, kwargs)
+        if is_grad_enabled() and (what := self._requiring(args, kwargs)):
+            if self._with_gradients >= GRADIENT_LIMIT:
+                return self._original.with_gradients(what, args, kwargs)
+            if self._is_in_training:
+                return self._look_at_training(what, args, kwargs)
         if not missed and self.splits is not None and self._is_split_for_all:
             self._original.count("it is in pieces for all further kinds of calls")
             return self.splits.run(*args, **without_state(kwargs))
@@ -112,6 +129,30 @@ class Builds:
             return self._original.run("too many different calls were compiled already", args, kwargs)
         with SignalsWait():
             return self._miss(args, kwargs, missed)
+
+    def _requiring(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """What of all that the call may use is known to require gradients."""
+        held = self._witness() if self._witness is not None else None
+        is_held = held is not None and held.requires_grad
+        return grad_witness(self._target, args, kwargs) or ("a tensor that it reads" if is_held else "")
+
+    @property
+    def _is_in_training(self) -> bool:
+        """Whether gradients are most likely what the program is called for, so that a recorded run would be lost."""
+        return not self._with_gradients and not self._is_looked_at and getattr(self._target, "training", False) is True
+
+    def _look_at_training(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The original's answer; what requires gradients in it shows that they are wanted."""
+        self._is_looked_at = True
+        if self._original.is_whole:
+            return self._miss(args, kwargs, ())
+        result = self._original.target(*args, **without_state(kwargs))
+        if any(tensor.requires_grad and not is_leaf(tensor) for tensor in tensors_in(result)):
+            self._with_gradients = GRADIENT_LIMIT
+            self._original.needs_gradients(what)
+        else:
+            self._original.count("whether gradients are needed is being found out")
+        return result
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         if self.state is not None and not _by_data(missed) and self._is_state_lost:
@@ -281,6 +322,10 @@ class Builds:
         cause: why no row served the call. look: what was to be free.
         """
         log = program.log or ReadLog()
+        if isinstance(failure, NeedsGradients):
+            self._count_build(missed, -1)
+            self._leave_to_autograd(log, args, kwargs)
+            return
         if not log.is_replayable:
             if not self._takes_state(log):
                 self._settle_effects(log, entry, args, kwargs, missed)
@@ -317,7 +362,7 @@ class Builds:
         try:
             guards = _guards(
                 log, args, kwargs,
-                state=entry.state, writes=entry.writes, free=forms, checks=checks,
+                state=entry.state, writes=entry.writes, free=forms, checks=checks, enables_grad=entry.enables_grad,
                 named=partial(in_names, places=self._places),
             )  # fmt: skip
         except InternalError as error:
@@ -325,11 +370,6 @@ class Builds:
                 raise
             # What cannot be guarded is not free: the next such call is compiled as it stands.
             self.sight.refuse(look, error.what)
-            return
-        if is_grad_enabled() and any(t.requires_grad for t in guards.tensors):
-            reason = "gradients are needed: a tensor that the program reads requires grad"
-            self._table.add(Row(guards, None, reason, build_s=build_s))
-            self._original.advise_on_gradients("a tensor that it reads")
             return
         seen = None if look is None else self.sight.settle(look, entry)
         row = Row(guards, entry, build_s=build_s, is_ready=False, cause=cause, seen=seen)
@@ -365,6 +405,17 @@ class Builds:
             self._table.add(Row(guards, None, reason))
         self._original.count(reason)
         self._original.warn(reason, f"{self._name} {_HOW[False]}: {reason}")
+
+    def _leave_to_autograd(self, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have calls like this one run as they are: what they give, or leave behind, has a history."""
+        self._with_gradients += 1
+        guards = _guards(log, args, kwargs, enables_grad=True)
+        self._witness = next((weakref.ref(tensor) for tensor in guards.tensors if tensor.requires_grad), None)
+        reason = self._original.needs_gradients(self._requiring(args, kwargs) or "a tensor")
+        if not log.is_replayable:
+            # What it reads may be what it changes: then only the arguments say when this holds again.
+            guards = GuardSet((), args, kwargs)
+        self._table.add(Row(guards, None, reason))
 
     def _join_paths(self, row: Row, outcomes: tuple[Outcome, ...], missed: tuple[Row, ...]) -> str:
         """Make a row one of the paths under its guards; why there should be none, or nothing."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from smelt._torch.state import foreign_context, is_grad_enabled
+from smelt._torch.state import foreign_context
 from smelt.capture import is_capturing
 from smelt.capture.state import STATE, Place, in_names, without_state
 from smelt.compiler.compiled_build import AGAIN, BEGAN_WITHOUT, Builds, building
@@ -105,8 +105,6 @@ class Dispatcher:
         foreign = foreign_context()
         if foreign is not None:
             return self._original.run(foreign, args, kwargs)
-        if self._table.witness is not None and is_grad_enabled() and self._table.witness.requires_grad:
-            return self._original.with_gradients("a parameter", args, kwargs)
         return self._serve(args, kwargs, ())
 
     def _with_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -60,13 +60,8 @@ def first_unsupported(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str |
     return None
 
 
-def grad_witness(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, bool] | None:
-    """A tensor that makes this call need gradients, and whether the program holds it itself; None if there is none."""
-    if isinstance(target, torch.nn.Module):
-        for parameter in target.parameters():
-            if parameter.requires_grad:
-                return parameter, True
-    for tensor in tensors_in((args, kwargs)):
-        if tensor.requires_grad:
-            return tensor, False
-    return None
+def grad_witness(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """What may make this call need gradients: a parameter of the program's, an argument; "" if nothing is known."""
+    if isinstance(target, torch.nn.Module) and any(parameter.requires_grad for parameter in target.parameters()):
+        return "a parameter"
+    return "an argument" if any(tensor.requires_grad for tensor in tensors_in((args, kwargs))) else ""

@@ -17,7 +17,7 @@ from smelt.diag.logs import tell
 
 _GRAD_REMEDY = "call it under torch.no_grad() or torch.inference_mode()"
 _GRAD_ADVICE = (
-    "{name} runs as it is, not compiled: gradients are needed (grad mode is on and {what} requires grad). "
+    "{name} runs as it is, not compiled: gradients are needed ({what} requires grad, and so does what it gives). "
     "Call it under torch.no_grad() or torch.inference_mode() to run the compiled program."
 )
 
@@ -79,16 +79,20 @@ class Original:
 
     def with_gradients(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the program as it is, because `what` requires grad."""
+        result = self.target(*args, **without_state(kwargs)) if not self.is_whole else None
+        self.needs_gradients(what)
+        return result
+
+    def needs_gradients(self, what: str) -> str:
+        """Count a call that is the program's own because `what` requires grad, and tell once how to run the compiled
+        one; the reason. Raises: CaptureError (S0302) where that is an error.
+        """
         reason = f"gradients are needed: {what} requires grad"
         if self.is_whole:
             self.refuse(reason, remedy=_GRAD_REMEDY)
-        result = self.run(reason, args, kwargs)
-        self.advise_on_gradients(what)
-        return result
-
-    def advise_on_gradients(self, what: str) -> None:
-        """Tell once how to run the compiled program."""
+        self.count(reason)
         self.warn("gradients", _GRAD_ADVICE.format(name=self.name, what=what))
+        return reason
 
     @property
     def counted(self) -> int:

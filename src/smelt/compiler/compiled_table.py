@@ -13,8 +13,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from smelt.compiler.compiled_native import Owner, native_entry, plans_of, target_of
 from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_types import Row, Stats
@@ -34,15 +32,14 @@ class Table:
     """The rows of a dispatcher, the most recently used first.
 
     slow: takes the calls that native code does not serve.
-    lock: held while one is built. witness: a parameter that needed gradients when it was last looked at. replaced:
-    places of arguments where another object stood than the one that was compiled for.
+    lock: held while one is built. replaced: places of arguments where another object stood than the one that was
+    compiled for.
     """
 
     def __init__(self, owner: Owner, slow: Callable[..., Any], original: Original, stats: Stats) -> None:
         self.rows: tuple[Row, ...] = ()
         self.lock = threading.Lock()
         self.counters = Counters()
-        self.witness: torch.Tensor | None = None
         self.replaced: set[str] = set()
         self._made = 0
         self._causes: dict[str, tuple[int, str]] = {}  # by place: how often it kept the last row from serving, how last
@@ -174,9 +171,7 @@ class Table:
         with self._publishing:
             rows = []
             for row in self.rows:
-                # A parameter that requires gradients may be none of those that the row knows.
-                is_doubtful = self.witness is not None and row.guards.is_for_gradients
-                if row.native is None or row.entry is None or is_doubtful:
+                if row.native is None or row.entry is None:
                     break
                 rows.append(row.native)
             if rows and self._native is not None:

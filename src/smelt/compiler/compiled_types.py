@@ -47,6 +47,10 @@ class Entry(Protocol):
         """Whether a call writes into arguments or state: then it matters which of them share memory."""
 
     @property
+    def enables_grad(self) -> bool:
+        """Whether gradients matter where the caller has them off."""
+
+    @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """What Python read of data on the recorded path; empty where nothing was, and the guards decide alone."""
 
@@ -109,7 +113,7 @@ class Entry(Protocol):
 
 
 class Builder(Protocol):
-    """Makes an entry from one native run."""
+    """Makes an entry from one native run. Raises: NeedsGradients where autograd gave a history in it."""
 
     def __call__(
         self, fn: ObservedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
@@ -133,6 +137,10 @@ class Undelivered(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class NeedsGradients(Exception):
+    """What the program gives, or leaves behind, has a history for autograd: nothing compiled stands in for it."""
 
 
 class LeftAlone(Exception):

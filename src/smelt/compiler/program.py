@@ -15,16 +15,17 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.fx import GraphModule
 
-from smelt._torch.state import autocast, default_dtype
+from smelt._torch.state import autocast, default_dtype, is_grad_enabled, is_inference
 from smelt.capture import Captured, capture, is_capturing
 from smelt.capture.sharing import entangled
 from smelt.codegen.python import python_source
 from smelt.compiler.code import Code, write_code
 from smelt.compiler.compiled_types import LeftAlone, Undelivered
 from smelt.compiler.doors.fx_out import graph_module
+from smelt.compiler.histories import requires_gradients
 from smelt.compiler.pipeline import first_wrong_pass
 from smelt.compiler.prints import muted_again, pieces_since, pieces_written
-from smelt.compiler.program_calls import SELF, KnownCall, renamed
+from smelt.compiler.program_calls import SELF, KnownCall, renamed, requiring_inputs
 from smelt.compiler.program_copy import SavedCapture, load, save
 from smelt.compiler.program_modules import SourceModules
 from smelt.compiler.second_sight import NO_FREEDOM, Freedom
@@ -44,7 +45,8 @@ CAPTURE_LIMIT = 8
 
 class Setting(NamedTuple):
     """What a capture was made under: `training` flags, devices of autocast with their dtypes, torch's default dtype,
-    the ids of the modules that the program may call, and the numbers of the hooks on them.
+    the ids of the modules that the program may call, the numbers of the hooks on them, and grad and inference mode
+    where the program asks for them.
     """
 
     training: tuple[bool, ...]
@@ -52,6 +54,7 @@ class Setting(NamedTuple):
     dtype: torch.dtype
     modules: tuple[int, ...]
     hooks: tuple[int, ...]
+    modes: tuple[bool, ...] = ()
 
 
 Key: TypeAlias = tuple[Setting, tuple[int, ...], tuple[Type, ...], tuple[str, ...]]
@@ -88,6 +91,7 @@ class Program(torch.nn.Module):
         self._known: KnownCall | None = None
         self._of: tuple[torch.nn.Module, ...] = ()  # what the ids of settings stand for: kept, so that they stay theirs
         self._modules_of = SourceModules(source, captured.roots)
+        self._asks_modes = captured.asks_modes
         self.native_failure: str | None = None
         self._add(captured)
 
@@ -165,7 +169,7 @@ class Program(torch.nn.Module):
                 return self._capture(args, kwargs).captured.result
             if self._needs_grad(unit, inputs) or self.native_failure is not None or _overlap(unit, inputs):
                 return self._by_op(unit, inputs, args, kwargs)
-            self._known = KnownCall.of(unit, self._setting(), args, kwargs)
+            self._known = KnownCall.of(unit, self._setting(), inputs, args, kwargs)
         before = pieces_written()
         try:
             self._freshen(unit)
@@ -201,7 +205,7 @@ class Program(torch.nn.Module):
             return None
         if not known.fits(self._setting(), args, kwargs) or not self._state_is_as_captured(known.unit):
             return None
-        return None if self._needs_grad(known.unit, ()) else known.unit
+        return None if self._needs_grad(known.unit, (), known.requiring) else known.unit
 
     def train(self, mode: bool = True) -> Program:
         """As of any module; the source's own flag follows."""
@@ -228,6 +232,8 @@ class Program(torch.nn.Module):
         self._known = None
         self._modules_of = SourceModules(self._source, captured.roots)
         setting = self._setting()._replace(autocast=captured.autocast, dtype=captured.default_dtype)
+        if self._asks_modes:
+            setting = setting._replace(modes=(captured.caller.grad, captured.caller.inference))
         if training is not None:
             setting = setting._replace(training=training)
         self._keep_only(setting)
@@ -355,6 +361,7 @@ class Program(torch.nn.Module):
             "_known",
             "_of",
             "_modules_of",
+            "_asks_modes",
             "native_failure",
             "training",
             *_SHARED,
@@ -365,7 +372,8 @@ class Program(torch.nn.Module):
 
     def _setting(self) -> Setting:
         now = self._modules_of.now()
-        return Setting(now.training, autocast(), default_dtype(), now.modules, now.hooks)
+        modes = (is_grad_enabled(), is_inference()) if self._asks_modes else ()
+        return Setting(now.training, autocast(), default_dtype(), now.modules, now.hooks, modes)
 
     def _by_op(self, unit: Unit, inputs: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # The raw graph has the program's own in-place operations and views, so gradients, aliases and other dtypes come
@@ -406,13 +414,17 @@ class Program(torch.nn.Module):
                 return False
         return _ties_hold(unit, self._source)
 
-    def _needs_grad(self, unit: Unit, inputs: Sequence[torch.Tensor]) -> bool:
-        if not torch.is_grad_enabled():
+    def _needs_grad(self, unit: Unit, inputs: Sequence[Any], requiring: frozenset[str] = frozenset()) -> bool:
+        """Whether a result of this call, or what it leaves behind, has a history for autograd.
+
+        requiring: names of inputs that are known to require gradients.
+        """
+        is_enabled = is_grad_enabled()
+        if not is_enabled and not unit.enables_grad:
             return False
-        state = (unit.lookup(kind, path) for kind, path, _ in unit.places)
-        return any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs) or any(
-            t.requires_grad for t in state
-        )
+        state = {(kind, path) for kind, path, _ in unit.places if requires_gradients(unit.lookup(kind, path))}
+        given = requiring | requiring_inputs(unit, inputs)
+        return bool(state or given) and unit.has_history(is_enabled, given, frozenset(state))
 
     def _named_state(self, unit: Unit) -> dict[str, torch.Tensor]:
         return dict(unit.graph.constants) | {path: unit.lookup(kind, path) for kind, path, _ in unit.places}

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from smelt.compiler.histories import requires_gradients
 from smelt.compiler.unit import Unit
 from smelt.runtime.guard_args import TENSORS, ArgumentTests
 
@@ -29,24 +30,35 @@ def renamed(kwargs: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class KnownCall:
-    """A call that ran natively: its unit, what it was made under, grad mode, and a function that knows its like."""
+    """A call that ran natively: its unit, what it was made under, grad mode, the inputs that require gradients, and a
+    function that knows its like.
+    """
 
     unit: Unit
     setting: tuple[Any, ...]
     with_grad: bool
+    requiring: frozenset[str]
     holds: Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
 
     @staticmethod
-    def of(unit: Unit, setting: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> KnownCall | None:
+    def of(
+        unit: Unit, setting: tuple[Any, ...], inputs: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> KnownCall | None:
         """None where calls must be examined each time: structured arguments, memory shared with what is written."""
         if unit.writes or not _is_plain((*args, *kwargs.values())):
             return None
         tests = ArgumentTests(args, kwargs, writes=False)
-        return KnownCall(unit, setting, torch.is_grad_enabled(), tests.compiled())
+        requiring = requiring_inputs(unit, inputs)
+        return KnownCall(unit, setting, torch.is_grad_enabled(), requiring, tests.compiled())
 
     def fits(self, setting: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether this call is like the remembered one."""
         return self.with_grad == torch.is_grad_enabled() and setting == self.setting and self.holds(args, kwargs)
+
+
+def requiring_inputs(unit: Unit, inputs: Sequence[Any]) -> frozenset[str]:
+    """The names of the graph's inputs that require gradients in a call."""
+    return frozenset(unit.graph.inputs[i].name for i, value in enumerate(inputs) if requires_gradients(value))
 
 
 def _is_plain(values: Sequence[Any]) -> bool:

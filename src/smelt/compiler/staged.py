@@ -23,6 +23,7 @@ from smelt.capture.staging.outside import nothing_outside
 from smelt.capture.staging.stage import Learnt, stage
 from smelt.capture.state import Place, without_state
 from smelt.compiler.compiled_types import ObservedProgram
+from smelt.compiler.histories import has_history_on_other_ways
 from smelt.compiler.ones import Again, with_ones
 from smelt.compiler.prints import muted
 from smelt.compiler.repeated import acts_repeatably, without_repeated
@@ -72,6 +73,8 @@ def staged_unit(
         staged = replace(staged, sizes=replace(staged.sizes, reads_strides=bool(asked)))
     if odd and needs_strides(staged, odd):
         return None, "what it gives lies as the strides of a size of 1 say"
+    if has_history_on_other_ways(staged, args, kwargs):
+        return None, "a result has gradients on some of its ways, or may have"
     acts = [effect for more in found for effect in more.effects if not _is_by_shadows(effect)]
     if acts:
         return None, ReadLog(effects=acts[:1]).why_not()

@@ -14,7 +14,7 @@ import torch
 from smelt.capture import Captured, capture, conversion_error, tensors_of
 from smelt.capture.reads import ReadLog, RecorderBusy, record_reads
 from smelt.capture.reads_arguments import ArgumentHeap
-from smelt.capture.reads_effects import LOGGING
+from smelt.capture.reads_effects import LOGGING, MODES_ASKED
 from smelt.capture.tree import tensors_at
 from smelt.compiler.agreement import disagreement
 from smelt.compiler.collector import full_collections_later
@@ -107,6 +107,8 @@ def trace(
             if captured.not_put:
                 observed.log.keep_mutations()
         asked = observed.log.asked if observed.log is not None else {}
+        if any(what.startswith(MODES_ASKED) for what in asked.values()):
+            captured = replace(captured, asks_modes=True)
         for where, what in (*captured.flags.items(), *asked.items()):
             _warn_at(f"the program traced from {captured.name} holds for one way: {what}", where, stacklevel=3)
         results = captured.result_tensors

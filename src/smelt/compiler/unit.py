@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 
 from smelt._torch.autocast import no_autocast
+from smelt.analysis.gradients import enables_grad
 from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Spot
 from smelt.capture.sharing import entangled
@@ -27,6 +28,7 @@ from smelt.compiler.compiled_types import Undelivered
 from smelt.compiler.copies import copies_of
 from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
 from smelt.compiler.forms import checks_of, forms_of, free_spots
+from smelt.compiler.histories import has_history
 from smelt.compiler.kept_plans import KeptPlans
 from smelt.compiler.originals import Moved, release
 from smelt.compiler.paths import (
@@ -93,6 +95,7 @@ class Unit:
     released_nbytes: int = 0
     _executable: Executable | None = None
     _ready: _Ready | None = None
+    _histories: dict[Any, bool] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -270,6 +273,22 @@ class Unit:
         """Whether a call leaves more than its answer, so that it must not be done twice."""
         leaves = self.writes or self.draws or self.draws_in_python or self.prints
         return leaves or (self.captured.signature is not None and self.captured.signature.puts is not None)
+
+    @cached_property
+    def enables_grad(self) -> bool:
+        """Whether a call may have gradients that its caller did not switch on."""
+        return self.captured.graph is not None and enables_grad(self.captured.graph)
+
+    def has_history(self, is_enabled: bool, inputs: frozenset[str], state: frozenset[tuple[str, str]]) -> bool:
+        """Whether autograd gives a result, or what a call leaves behind, a history.
+
+        is_enabled: the caller's grad mode. inputs, state: names of inputs, and kind and path of state, that require
+        gradients.
+        """
+        key = is_enabled, inputs, state
+        if key not in self._histories:
+            self._histories[key] = has_history(self.captured, is_enabled, inputs, state)
+        return self._histories[key]
 
     @cached_property
     def is_path(self) -> bool:

@@ -2,6 +2,8 @@
 
 Invariant: an operator is cast as the recorded run did, which its result's type tells: to the lower type, to f32, or to
 the widest of what it joins; where not exactly one of these gives that type, it stays under autocast.
+
+Grad and inference mode are left out of nodes of torch's own: plans run without gradients, and values are the same.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from smelt.rewrite import Rewriter
 
 _AUTOCAST = re.compile(r"\s*autocast\((bf16|f16)\)\s*;?")
 _OFF = re.compile(r"\s*autocast\((?:cpu, )?off\)\s*;?")
+_GRAD = re.compile(r"\s*\b(?:no_grad|enable_grad|inference)\b\s*;?")
+_KNOWN = ("aten.", "prims.", "py.")  # others may ask for the mode
 
 # What torch makes of operators that autocast leaves alone.
 _UNTOUCHED = where(Trait.IGNORES_AUTOCAST) | {
@@ -34,9 +38,13 @@ _JOINING = ("aten.cat.default", "aten.stack.default")
 
 
 def _run(graph: Graph, context: PassContext) -> bool:
-    if any(node.regions and _AUTOCAST.search(node.mode) for node in graph.walk()):
-        return False  # it is on for all that stands in them
     rewriter = context.rewriter(graph)
+    for node in graph.walk():
+        if node.mode and (node.op.startswith(_KNOWN) or "." not in node.op) and _GRAD.search(node.mode):
+            node.mode = _GRAD.sub(" ", node.mode).strip()
+            rewriter.edits += 1
+    if any(node.regions and _AUTOCAST.search(node.mode) for node in graph.walk()):
+        return rewriter.edits > 0  # it is on for all that stands in them
     for node in list(graph.walk()):
         if node.mode and not node.regions and not _AUTOCAST.search(node.mode) and _OFF.search(node.mode):
             node.mode = _OFF.sub(" ", node.mode).strip()  # as it is wherever plans run

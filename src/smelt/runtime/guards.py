@@ -93,7 +93,7 @@ class GuardSet:
     tables of hooks for all modules, hook_contents: what was in them. free: forms of the arguments whose sizes, or whose
     values, are not compared, by place; checks: what these must fulfil (`guard_sizes`). opened: ids of objects of the
     arguments that are compared part by part; outside: what it reads by itself that an argument is, or could be.
-    named: code over the arguments as people know it.
+    named: code over the arguments as people know it. enables_grad: whether gradients matter in any mode.
     """
 
     def __init__(
@@ -110,12 +110,15 @@ class GuardSet:
         opened: Collection[int] = (),
         outside: Outside = NOTHING_OUTSIDE,
         named: Callable[[str], str] = str,
+        enables_grad: bool = False,
     ) -> None:
         self.writes, self.outside, self._named = writes, outside, named
         self.facts = Facts(reads)
         self._arguments = ArgumentTests(args, kwargs, self.facts.tensors, writes, free, checks, opened, outside)
         self._state = tuple((shown, read, read()) for shown, _, read in _STATE)
-        self.grads = [t.requires_grad for t in self.facts.tensors] if torch_state.is_grad_enabled() else []
+        self.grads = (
+            [t.requires_grad for t in self.facts.tensors] if enables_grad or torch_state.is_grad_enabled() else []
+        )
         self.layouts = Layouts(list({id(t): t for t in (*self.facts.tensors, *state)}.values()), writes)
         self.hooks = torch_state.global_hooks()
         self.hook_contents = tuple(dict(table) for table in self.hooks)
@@ -159,11 +162,6 @@ class GuardSet:
         pairs = ", ".join(f"{name!r}: {place}" for name, place in self._arguments.places.items())
         found: Callable[..., dict[str, Any]] = eval(f"lambda args, kwargs: {{{pairs}}}", dict(self._arguments.scope))
         return found
-
-    @property
-    def is_for_gradients(self) -> bool:
-        """Whether these guards hold while gradients are recorded."""
-        return bool(self._state[0][1])
 
     @property
     def knows_aliases(self) -> bool:

@@ -54,7 +54,12 @@ class ViewOf:
 
 def view_of(base: torch.Tensor, view: ViewOf) -> torch.Tensor:
     """The view of its source, which stays what autograd knows it as, unless it is detached."""
-    made = base.as_strided(view.sizes, view.strides, base.storage_offset() + view.offset)
+    if base.requires_grad:
+        # What is compiled gives no history: the program made the view where no gradients were recorded.
+        with torch.no_grad():
+            made = base.as_strided(view.sizes, view.strides, base.storage_offset() + view.offset)
+    else:
+        made = base.as_strided(view.sizes, view.strides, base.storage_offset() + view.offset)
     return made.detach() if view.is_detached else made
 
 

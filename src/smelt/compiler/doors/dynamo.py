@@ -1,7 +1,7 @@
 """`torch.compile(f, backend="smelt")`: what Dynamo cuts out of a program runs as Smelt's `compile` makes it.
 
-Invariant: the answer is the module's own: where gradients are needed it runs itself, and each call is guarded by Smelt
-beside Dynamo's own guards. Where Dynamo leaves sizes open, Smelt does so from the first call.
+Invariant: the answer is the module's own: where a result has gradients it runs itself, and each call is guarded by
+Smelt beside Dynamo's own guards. Where Dynamo leaves sizes open, Smelt does so from the first call.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from smelt._torch.compiled_by_torch import being_compiled, given_to_torch
 from smelt.capture.reads_effects import CALLED_BY_TORCH
 from smelt.compiler.doors.fx_in import with_control_flow
+from smelt.compiler.histories import requires_gradients
 from smelt.compiler.torch_words import with_mode
 from smelt.diag import Options
 
@@ -72,11 +73,14 @@ class _Served:
         self._held: tuple[Any, ...] | None = None
         self._bound: Any = None
         self._general: Any = None
+        self._is_without_gradients = False  # as a call of the graph itself has shown
         self.__name__ = "smelt_graph"
 
     def __call__(self, *args: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-            return self._gm(*args)
+        if not self._is_without_gradients and torch.is_grad_enabled() and any(map(requires_gradients, args)):
+            results = self._gm(*args)
+            self._is_without_gradients = not any(map(requires_gradients, results))
+            return results
         if not self._parameters:
             return self._unbound(args)
         given = tuple(args[i] for i in self._parameters)

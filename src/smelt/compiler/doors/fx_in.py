@@ -20,7 +20,8 @@ from smelt.compiler.copies import copies_of
 from smelt.compiler.doors.programs import control
 from smelt.compiler.program import Program
 from smelt.compiler.tracing import trace
-from smelt.diag import CaptureError, Options, SmeltWarning
+from smelt.compiler.unit import Unit
+from smelt.diag import CaptureError, Options, SmeltWarning, user_level
 
 _CONTROL: Mapping[str, Callable[..., Any]] = {
     "cond": control.cond,
@@ -29,17 +30,34 @@ _CONTROL: Mapping[str, Callable[..., Any]] = {
     "map_impl": control.map_impl,
 }
 # What lifts a constant out of the graph's text: the same for a program that is not changed any more. What asks a tensor
-# for its truth: asked of Python, it may be the test of a loop.
+# for its truth: asked of Python, it may be the test of a loop. What sets the grad mode, where a capture sees it.
 _PLAIN: Mapping[Any, Any] = {
     torch.ops.aten.is_nonzero.default: bool,
     torch.ops.aten.detach_.default: torch.ops.aten.detach.default,
     torch.ops.aten.lift_fresh_copy.default: torch.ops.aten.clone.default,
+    torch._C._set_grad_enabled: torch.set_grad_enabled,
 }
 _META = ("val", "example_value")
 
 
 class _AnySizes(Program):
-    """A Program that holds for the sizes it is called with: it is captured anew for others."""
+    """A Program that holds for the sizes it is called with: it is captured anew for others.
+
+    lost: why regions without gradients may be missing in what it was made of; told when gradients are first asked for.
+    """
+
+    lost: str = ""
+
+    def _by_op(self, unit: Unit, inputs: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if self.lost and self._needs_grad(unit, inputs):
+            warnings.warn(
+                f"gradients of {unit.captured.name} may be others than the original program's: {self.lost}. Take them "
+                "from smelt.trace(model), or from a torch.export.export(model) that was not decomposed",
+                SmeltWarning,
+                stacklevel=user_level(),
+            )
+            self.__dict__["lost"] = ""
+        return super()._by_op(unit, inputs, args, kwargs)
 
     def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         inputs: list[torch.Tensor] = self.unit.signature.flatten(args, kwargs)
@@ -64,7 +82,7 @@ def from_fx(
             code="S0106",
         )
     args = _inputs_by_meta(gm) if example_inputs is None else _as_tuple(example_inputs)
-    return _program(gm, args, {}, options)
+    return _program(gm, args, {}, options, "" if _has_regions(gm) else _LOST_BY_FX)
 
 
 def from_exported(ep: torch.export.ExportedProgram, *, options: Mapping[str, Any] | Options | None = None) -> Program:
@@ -83,25 +101,41 @@ def from_exported(ep: torch.export.ExportedProgram, *, options: Mapping[str, Any
         )
     module = ep.module()
     assert isinstance(module, GraphModule)
+    lost = "" if ep.dialect == "TRAINING" or _has_regions(module) else _LOST_BY_DECOMPOSITIONS
     if ep.example_inputs is None:
-        return _program(module, _inputs_by_meta(module), {}, options)
+        return _program(module, _inputs_by_meta(module), {}, options, lost)
     args, kwargs = ep.example_inputs
-    return _program(module, tuple(args), dict(kwargs), options)
+    return _program(module, tuple(args), dict(kwargs), options, lost)
 
 
 def _as_tuple(inputs: Any) -> tuple[Any, ...]:
     return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
 
+_LOST_BY_FX = "torch.fx keeps no torch.no_grad() region"
+_LOST_BY_DECOMPOSITIONS = "run_decompositions() keeps no torch.no_grad() region, and not every detach()"
+_GRAD_MODE = (torch._C._set_grad_enabled, torch.set_grad_enabled)
+
+
+def _has_regions(module: GraphModule) -> bool:
+    """Whether a graph sets the grad mode, so that whatever made it keeps the regions that do."""
+    graphs = [part.graph for part in module.modules() if isinstance(part, GraphModule)]
+    targets = [node.target for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    return any(t in _GRAD_MODE or getattr(t, "__name__", "") == "wrap_with_set_grad_enabled" for t in targets)
+
+
 def _program(
-    gm: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any] | Options | None
-) -> Program:
+    gm: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any] | Options | None,
+    lost: str,
+) -> Program:  # fmt: skip
     source = with_control_flow(gm)
     with _everything_put_back(source, args, kwargs), warnings.catch_warnings():
         # What exported programs check of their inputs sets torch's own settings for a moment.
         warnings.filterwarnings("ignore", r".*changes ContextVar '(torch\.|dont_skip_tracing)", SmeltWarning)
         traced = trace(source, args, kwargs, check=False, options=options)
-    return _AnySizes(source, traced.unit.captured, Options.make(options))
+    program = _AnySizes(source, traced.unit.captured, Options.make(options))
+    program.__dict__["lost"] = lost
+    return program
 
 
 @contextmanager
