@@ -233,3 +233,24 @@ def test_an_error_behind_the_run_does_not_keep_its_answer(monkeypatch):
     assert compiled.stats().fallbacks == {"RuntimeError: no guards": 3} and compiled.stats().builds == 1
     with pytest.raises(CaptureError, match="S0302"):
         smelt.compile(lambda x: x + 1, fullgraph=True)(X)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.numpy().__setitem__(0, x[0].item() + 1),
+        lambda x: x.apply_(lambda value: value + 1),
+        lambda x: setattr(x, "data", x.data + 1),
+        lambda x: x.add_(1),
+        lambda x: x.untyped_storage().copy_((x + 1).untyped_storage()),
+    ],
+)
+def test_nor_what_was_written_past_the_recorder(write):
+    def f(x):
+        write(x)
+        return _seeing(x)
+
+    x = torch.zeros(2)
+    with pytest.raises(ValueError, match="seen"):
+        smelt.compile(f)(x)
+    assert x[0] == 1

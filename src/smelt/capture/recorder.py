@@ -149,6 +149,7 @@ _EXPECT = {kind: expectation(kind) for kind in _READINGS}
 # What reads elements past the dispatcher and can be compared; some give Python the very memory.
 _ELEMENT_READS = frozenset(("tolist", "numpy", "__array__", "__repr__", "tensor", "as_tensor", "new_tensor"))
 _LENDING = frozenset(("numpy", "__array__"))
+_WRITING = frozenset((*_LENDING, "__dlpack__", "apply_", "map_", "map2_"))
 _BITS = {
     torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16,
 }  # fmt: skip
@@ -168,7 +169,8 @@ class Recorder:
         the graph expects what they raise there.
     flags: by source line, what the program read of its tensors that no operator tells and no input's type does.
     kept: for what the run made and a cache keeps, the last record that made it, and what a later call finds there.
-    is_unseen: operators ran in torch's own compilers or tracers, where they are not seen.
+    is_unseen: something may have been written where it is not seen: by torch's own compilers and tracers, by other
+        processes, or through memory that Python got.
     own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's.
     """
 
@@ -578,6 +580,7 @@ class Recorder:
 
     def gives_address(self, tensor: torch.Tensor, what: str) -> None:
         """Note that Python got where a tensor's memory lies."""
+        self.is_unseen = True
         self.converted(self.slot_of(tensor), what)
 
     def alias(self, source: torch.Tensor, result: torch.Tensor) -> None:
@@ -614,6 +617,7 @@ class Recorder:
 
     def swaps(self, tensor: torch.Tensor) -> None:
         """Note that a tensor changes places with another one, which torch refuses where it is held weakly."""
+        self.is_unseen = True
         slot = self.slot_of(tensor)
         self.fail(
             "a tensor changed places with another one (torch.utils.swap_tensors)",
@@ -672,6 +676,7 @@ class Recorder:
         if info.short == "_has_compatible_shallow_copy_type":
             if args[0] is args[1]:
                 return  # as `module.to(dtype)` does with a parameter that is of this dtype: nothing changes
+            self.is_unseen = True
             self.fail(
                 "the data of a tensor were replaced (`tensor.data = other`)",
                 "the tensor now stands for other memory, which a graph of values cannot express",
@@ -728,6 +733,7 @@ class Recorder:
 
     def read(self, tensor: torch.Tensor, what: str) -> None:
         """Note that Python reads all elements of a tensor where no operator tells of it."""
+        self.is_unseen |= what in _WRITING
         slot = self.slot_of(tensor)
         if slot.kind == "unknown":
             self.unknown(slot)

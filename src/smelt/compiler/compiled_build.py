@@ -165,13 +165,11 @@ class Builds:
             return self._original.run(RAISED, args, kwargs, is_fault=False)
         if is_uninitialized(self._target):
             return self._original.run("parameters get their sizes in this call", args, kwargs, is_fault=False)
-        rows = self._table.rows
-        if not self._table.lock.acquire(blocking=False):
-            if not self._await_build():
-                return self.run_meanwhile(args, kwargs)
-            if self._table.rows is not rows:
-                self._table.lock.release()
-                return AGAIN
+        if not self._table.lock.acquire(blocking=False) and not self._await_build():
+            return self.run_meanwhile(args, kwargs)
+        if any(row not in missed and row.guards.check(args, kwargs) is None for row in self._table.rows):
+            self._table.lock.release()
+            return AGAIN
         building.active = True
         try:
             if self.state is not None and STATE not in kwargs:
@@ -207,6 +205,7 @@ class Builds:
         return refused >= SPLIT_LIMIT or self._guarded >= STORM_LIMIT
 
     def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
+        self._turns.await_recorder()
         look = self._look(args, kwargs)
         self._attempts.kinds = look.call.kinds
         cause = self._table.note_misses(args, kwargs)
@@ -229,8 +228,6 @@ class Builds:
             self._as_native |= AS_NATIVE in program.learnt.whole
         except RecorderBusy:
             self._count_build(missed, -1)
-            if self._turns.await_recorder():
-                return self._build(args, kwargs, missed)
             return self._original.run("another thread is recording a program", args, kwargs, is_fault=False)
         except Exception as error:
             failure = error

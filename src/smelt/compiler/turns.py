@@ -58,9 +58,7 @@ class Turns:
             if lock.acquire(timeout=min(left, _LOOK_S)):
                 return True
 
-    def await_recorder(self) -> bool:
-        """Wait for the run of another program that is being recorded; whether it is over."""
-        if watched.hook is not None or not self.acquire(RECORDING):
-            return False
-        RECORDING.release()
-        return True
+    def await_recorder(self) -> None:
+        """Wait for the run of another program that another thread records, if there is one."""
+        if watched.hook is None and RECORDING.locked() and self.acquire(RECORDING):
+            RECORDING.release()
