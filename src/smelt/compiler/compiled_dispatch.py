@@ -213,14 +213,14 @@ class Dispatcher:
             return self._serve(args, kwargs, missed, why)
 
     def _run(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not row.is_ready and not self._builds.await_ready(row):
+            return self._builds.run_meanwhile(args, kwargs)
         row.hit(self._table.counters.tick())
         if row.split is not None:
             self._original.count(row.reason)
             if row.split.is_left:
                 self._resting = RESTING
             return row.split.run(*args, **kwargs)
-        if not row.is_ready and not self._builds.await_ready(row):
-            return self._builds.run_meanwhile(args, kwargs)
         if row.entry is None:
             if row.reason is LOST:
                 self._resting = RESTING
