@@ -24,11 +24,12 @@ from smelt.passes.inline import inline
 from smelt.passes.manager import run_passes
 from smelt.passes.peephole import RULES, peephole
 from smelt.passes.pool import pool
+from smelt.passes.unroll import unroll
 from smelt.rewrite import Rewriter, apply_rules
 
 FOLDER = Path(__file__).parent / "golden"
 PASSES: dict[str, Pass] = {
-    p.name: p for p in (inline, functionalize, decompose, fold, pool, cse, dce, peephole, elide_copies)
+    p.name: p for p in (inline, functionalize, decompose, fold, pool, cse, dce, peephole, elide_copies, unroll)
 }
 
 

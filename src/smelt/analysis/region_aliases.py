@@ -93,6 +93,15 @@ def _is_view(node: Node, base: Value) -> bool:
     return not node.op.startswith("py.")
 
 
+def _always_turns(node: Node) -> bool:
+    """Whether a loop is known to run its body: it then gives what that yields, not what it began with."""
+    if node.op != "for":
+        return False
+    start, stop, step = node.args[:3]
+    known = type(start) is int and type(stop) is int and type(step) is int and step != 0
+    return known and len(range(start, stop, step)) > 0  # type: ignore[arg-type]
+
+
 def _junction(value: Value, feeding: Iterable[tuple[Value, Node | None]], found: RegionAliases) -> None:
     found.local[value] = value
     found.sources[value] = [(found.local[v], loop) for v, loop in feeding if may_hold_tensor(v.type)]
@@ -115,7 +124,8 @@ def _control(node: Node, found: RegionAliases) -> None:
         for region in node.regions:
             param = region.params[i + (skip if region is body else 0)]
             _junction(param, [*((v, None) for v in first), *((v, node) for v in yielded)], found)
-        _junction(result, [*((v, None) for v in first), *((v, None) for v in yielded)], found)
+        feeding = yielded if _always_turns(node) else [*first, *yielded]
+        _junction(result, ((v, None) for v in feeding), found)
 
 
 def conflicts(graph: Graph, found: RegionAliases, writes: Iterable[tuple[Node, Value]]) -> set[Value]:

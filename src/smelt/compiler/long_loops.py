@@ -1,25 +1,46 @@
-"""Long loops over ranges in programs that ask nothing of data: recorded turn by turn, and one loop of the graph all the
-same where each turn is like the others and nothing but tensors goes from turn to turn.
+"""Long loops over ranges in programs that ask nothing of data: recorded unrolled, and one loop of the graph all the
+same where its iterations are alike and Python knows behind it what it knew.
 
-Why: two hundred turns are two hundred copies of the body to read, to optimize and to compile. What Python keeps on the
-way (a list that grows, a number) would depend on data in such a loop, though Python knows it: then the turns stay.
+Why: two hundred iterations are two hundred copies of the body to read, to optimize and to compile. A loop is long where
+there are many iterations, or where they are many operators: those of a model that is run again and again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import replace
 
 from smelt.capture import Captured
 from smelt.capture.reads import ReadLog
-from smelt.capture.staging.control import LONG
+from smelt.capture.staging.control import LARGE, LONG, SHORT
+from smelt.ir import STATE_OPS, Graph, Node
 
 
 def with_long_loops(captured: Captured, log: ReadLog | None) -> Captured | None:
-    """The capture, with the functions to stage for their loops; None where no line came more than LONG times."""
-    if captured.graph is None or log is None or not log.rangers:
-        return None
-    times = Counter((node.span, node.op) for node in captured.graph.walk() if node.span)
-    if max(times.values(), default=0) <= LONG:
+    """The capture, with the functions to stage for their loops; None where there seems to be no long one."""
+    if captured.graph is None or log is None or not log.rangers or not _has_long(captured.graph):
         return None
     return replace(captured, rangers=tuple(log.rangers))
+
+
+def _has_long(graph: Graph) -> bool:
+    """Whether a line was recorded so often that a loop may be long.
+
+    Layers of a model are no iterations of one loop: each has parameters of its own, at the same line.
+    """
+    nodes = [node for node in graph.walk() if node.span]
+    times = Counter((node.span, node.op) for node in nodes)
+    if max(times.values(), default=0) > LONG:
+        return True
+    if len(nodes) <= LARGE:
+        return False
+    again = Counter((node.span, node.op, _states(node)) for node in nodes)
+    of_lines = Counter((span, op) for span, op, states in again if states)
+    has_layers = max(of_lines.values(), default=0) > 1
+    return any(count >= SHORT and (states or not has_layers) for (_, _, states), count in again.items())
+
+
+def _states(node: Node) -> tuple[Hashable, ...]:
+    """The parameters and buffers that a node uses."""
+    return tuple(v.name for v in node.operands() if v.node is not None and v.node.op in STATE_OPS)

@@ -38,6 +38,7 @@ from smelt.passes.peephole import peephole
 from smelt.passes.pool import pool
 from smelt.passes.sized import Sizes
 from smelt.passes.spell_linear import spell_linear
+from smelt.passes.unroll import unroll
 
 FUNCTIONAL: tuple[Pass, ...] = (
     inline,
@@ -46,7 +47,9 @@ FUNCTIONAL: tuple[Pass, ...] = (
 )
 
 OPTIMIZED: tuple[Pass, ...] = (
-    # First, for under autocast nothing else is matched.
+    # First, for what is matched are operators on known sizes.
+    unroll,
+    # Under autocast nothing else is matched.
     explicit_casts,
     # Before dead code, for of a layer seldom all results are used.
     expand_layers,

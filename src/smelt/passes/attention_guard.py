@@ -55,6 +55,8 @@ def guard_nodes(attention: Node) -> tuple[Node, ...]:
     inside = set(found) | {users[0]}
     if any(user not in inside for node in found for user in node.result.users):
         return ()
+    if any(node.parent is not attention.parent for node in inside):
+        return ()  # a part of it is computed before the branch or loop
     order = {node: i for i, node in enumerate(attention.parent or ())}
     return (*sorted(found, key=order.__getitem__), users[0])
 

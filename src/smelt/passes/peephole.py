@@ -3,6 +3,7 @@
 %1 = transpose %x 0 1; %2 = transpose %1 0 1   ==>   use %x for %2
 %1 = view %x [6]; %2 = view %1 [2, 3]          ==>   %2 = view %x [2, 3]
 %1 = slice %x 0 2; %2 = as_strided %1 [3] [1] 0  ==>   %2 = as_strided %x [3] [1] 0
+%1 = copy %x %y; %2 = select_scatter %z %1 0 1   ==>   %2 = select_scatter %z %y 0 1
 
 Only where dtype, sizes, strides and the memory that the result lies in stay as they are.
 """
@@ -134,11 +135,25 @@ def _same_dtype_softmax(rewriter: Rewriter, match: Match) -> Arg | None:
     return made.result
 
 
+def _scatter_the_source(rewriter: Rewriter, match: Match) -> Arg | None:
+    """How a part lies before it is put into a whole shows nowhere."""
+    node, copied, source = match.root, match.node("copy").result.type, match.value("source")
+    a, b = source.type, copied
+    if not (isinstance(a, TensorType) and isinstance(b, TensorType) and a.is_static and b.is_static):
+        return None
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return None
+    made = rewriter.builder.add(node.op, (node.args[0], source, *node.args[2:]), (node.result.type,), node.kwargs)
+    rewriter.adopt(made)
+    return made.result
+
+
 def _is_value(arg: Arg) -> bool:
     return isinstance(arg, Value)
 
 
 _TRANSPOSES = ("aten.transpose.int", "aten.permute.default")
+_SCATTERS = ("aten.select_scatter.default", "aten.slice_scatter.default", "aten.diagonal_scatter.default")
 _X = anything("x", _is_value)
 _ANY_LITERAL = literal(lambda arg: True)
 
@@ -154,6 +169,16 @@ RULES: tuple[Rule, ...] = (
         "merge-views",
         op("aten.view.default", op("aten.view.default", _X, _ANY_LITERAL), _ANY_LITERAL),
         _merge_views,
+    ),
+    Rule(
+        "scatter-the-source",
+        op(
+            _SCATTERS,
+            anything("whole"),
+            op("aten.copy.default", anything("target"), anything("source", _is_value), name="copy"),
+            open_ended=True,
+        ),
+        _scatter_the_source,
     ),
     Rule("place-at-start", op("aten.as_strided.default", _X, open_ended=True), _place_at_start),
     Rule(

@@ -443,8 +443,9 @@ class ScriptSession(Session):
         return slot
 
     def _tensor_of(
-        self, type_: TensorType, like: torch.Tensor | None, other: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, Slot]:
+        self, type_: TensorType, like: torch.Tensor | None, other: torch.Tensor | None,
+        numbers: tuple[int, ...] | None,
+    ) -> tuple[torch.Tensor, Slot]:  # fmt: skip
         recorder = self.recorder
         shape = (
             (2, 3)
@@ -469,7 +470,7 @@ class ScriptSession(Session):
             dtype = DType.F32 if type_.dtype == DType.UNKNOWN else type_.dtype
             type_ = TensorType(dtype, (0,) * (type_.rank or 0), None, type_.device)
         sizes = [d if isinstance(d, int) else 0 for d in type_.shape or ()]
-        _, slot = self._tensor_of(TensorType.of(type_.dtype, sizes, None, type_.device), None)
+        _, slot = self._tensor_of(TensorType.of(type_.dtype, sizes, None, type_.device), None, None, None)
         kwargs: dict[str, Any] = {"dtype": type_.dtype, "device": Device(type_.device)}
         self.append("aten.zeros.default", [sizes], kwargs, [slot], site)
         return slot

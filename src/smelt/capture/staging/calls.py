@@ -225,7 +225,8 @@ def _len(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if isinstance(value, StagedSequence):
         return value.length()
     if isinstance(value, StagedObject):
-        return session.emit("py.len", value)
+        length = slot_of(value).length
+        return session.emit("py.len", value) if length is None else length
     if isinstance(value, torch.Tensor) and value.dim() > 0:
         return session.size(value, 0)
     return len(value)

@@ -23,7 +23,7 @@ from smelt.capture.staging.branches import branch, condition
 from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.loops import Loop, grown_over, run_loop
 from smelt.capture.staging.merge import Pending, Poison, check_identity
-from smelt.capture.staging.records import Structured
+from smelt.capture.staging.records import Structured, size_of
 from smelt.capture.staging.session import Session
 from smelt.capture.staging.stops import EFFECT, Again
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of, wrap
@@ -41,9 +41,13 @@ from smelt.capture.staging.walk import is_own_module
 from smelt.ir import ANY, BOOL, FLOAT, INT, ListType, TupleType, UnknownDim
 from smelt.ir.python_operators import BY_SYMBOL, UNARY_BY_SYMBOL
 
-_SHORT = 8
+SHORT = 8
+"""Iterations below which a loop that Python knows all of is always unrolled."""
 LONG = 64
-"""Turns up to which a loop that Python knows all of is taken turn by turn: small bodies run faster so."""
+"""Iterations up to which a loop that Python knows all of is unrolled: small bodies run faster so."""
+LARGE = 96
+"""Operators that the iterations of an unrolled loop come to at most: larger ones are one loop of the graph. Where
+unrolled code is faster, a pass unrolls it again."""
 
 _MOST_GROWING = 16
 _PLAIN = PlainRuntime()
@@ -176,15 +180,21 @@ class StagingRuntime(PlainRuntime):
         if more is None and not is_live:
             bounds = sequence.bounds() if not start else (start, sequence.length(), 1)
             item = sequence.item_at if not start else sequence.item
-            loop = run_loop(lambda: Loop(session, key, names, get, set, None, lambda i: body(item(i)), bounds))
+            turns = len(sequence.numbers) - start if isinstance(sequence, KnownRange) else None
+            loop = run_loop(lambda: Loop(session, key, names, get, set, None, lambda i: body(item(i)), bounds, turns))
             if isinstance(iterable, Once):
                 iterable.is_spent = True
-            if isinstance(sequence, KnownRange) and not loop.carries_tensors():
-                # What Python computes on the way would depend on data.
+            if turns is not None and (not loop.is_known_after or not self._is_worth_it(key, loop)):
+                # What Python computes on the way would depend on data; or little would be gained.
                 raise Again(whole=("unrolled", key))
             return
         go_on = more if more is not None else lambda: True
         self._with_breaks(key, sequence, start, body, names, get, set, go_on, is_live)
+
+    def _is_worth_it(self, key: Any, loop: Loop) -> bool:
+        """Whether one body is less than the iterations would be, one after the other: these may have been alike."""
+        unrolled = self.session.unrolled.get(key, loop.size * (loop.turns or 0))
+        return 2 * loop.size <= unrolled
 
     def _kept_as_long(self, key: Any, sequence: StagedSequence, body: Callable[[Any], None]) -> Callable[[Any], None]:
         """A turn of a loop over lists that keep their lengths. Raises: Again where it makes one longer or shorter:
@@ -258,7 +268,7 @@ class StagingRuntime(PlainRuntime):
     ) -> None:
         """A loop over what Python knows; once it may have ended early, each further turn stands under an `if`."""
         session = self.session
-        may_roll = type(iterable) is range and len(iterable) > _SHORT
+        may_roll = type(iterable) is range and len(iterable) >= SHORT
         may_roll = may_roll and session.whole.isdisjoint((key, ("unrolled", key), ("growing", key)))
         session.gone_over.append((key if type(iterable) is list else None, lists_under(iterable)))
         try:
@@ -271,12 +281,15 @@ class StagingRuntime(PlainRuntime):
     ) -> None:
         session = self.session
         iterator = iter(iterable)
-        for item in iterator:
+        is_short = may_roll and len(iterable) <= SHORT
+        for number, item in enumerate(iterator):
             records, mark = session.recorder.records, len(session.recorder.records)
             body(item)
-            if may_roll and any(isinstance(r, Structured) for r in records[mark:]):
+            if may_roll and not is_short and any(isinstance(r, Structured) for r in records[mark:]):
                 raise Again(whole=key)
             if more is None:
+                if may_roll and number == 1:  # the first one often differs
+                    self._must_be_small(key, size_of(records[mark:]) * len(iterable))
                 continue
             go = more()
             slot = condition(session, go)
@@ -284,7 +297,7 @@ class StagingRuntime(PlainRuntime):
                 if not go:
                     return
                 continue
-            if may_roll:
+            if may_roll and not is_short:
                 raise Again(whole=key)
             if ("growing", key) in session.whole:
                 if not session.fork(slot):
@@ -296,6 +309,12 @@ class StagingRuntime(PlainRuntime):
             if lengths != [len(one) for one in session.gone_over[-1][1]]:
                 session.cannot("a list changes its length in a loop over it that data may end")
             return
+
+    def _must_be_small(self, key: Any, operators: int) -> None:
+        """Raises: Again where a loop's iterations are many operators, one after the other."""
+        if operators > LARGE:
+            self.session.unrolled[key] = operators
+            raise Again(whole=key)
 
     def _rest(
         self, key: Any, rest: list[Any], body: Any, names: Any, get: Any, set: Any, more: Any, slot: Any, anew: Any

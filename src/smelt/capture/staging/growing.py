@@ -157,6 +157,7 @@ def stage_container(
         # What a turn does with the list is looked at before it shows that the loop carries it.
         examples = session.examples.of(type_)
     slot = ScalarSlot(type_, examples)
+    slot.length = None if is_dict else len(grown)
     session.append("py.dict" if is_dict else "py.list", operands, {}, [slot], site)
     staged = StagedObject(slot)
     kind = type(grown).__name__

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from smelt._torch.dispatch import unseen
 from smelt.capture.convert.runtime import HIDDEN, UNDEF
+from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of
-from smelt.capture.recorder import Slot
+from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.staging.branches import check_genuine, own_cells, record_raise
 from smelt.capture.staging.containers import MISSING, WHOLE
 from smelt.capture.staging.growing import Grows, container_type, stage_container
@@ -32,11 +34,11 @@ from smelt.capture.staging.leaves import (
 )
 from smelt.capture.staging.merge import Pending, Poison, check_identities, flag_in, is_result
 from smelt.capture.staging.ordering import check_unchanged
-from smelt.capture.staging.records import RegionRecords, Structured
+from smelt.capture.staging.records import RegionRecords, Structured, size_of
 from smelt.capture.staging.session import Outcome, Session
 from smelt.capture.staging.stops import ACTS, Again, CannotStage
-from smelt.capture.staging.symbols import ScalarSlot, class_of, is_staged, slot_of, wrap_as
-from smelt.ir import ANY, ListType, TensorType, Type, fits, join, type_of_arg
+from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, class_of, is_staged, slot_of, wrap_as
+from smelt.ir import ANY, INT, ListType, TensorType, Type, UnknownDim, fits, join, type_of_arg
 
 _MOST_TRIES = 12
 _PEELED = 3
@@ -69,23 +71,32 @@ class Place:
 class Loop:
     """One loop being staged.
 
-    test, body: run natively, they read and bind the variables. more: for what only the loop itself carries (its index).
+    test, body: run natively, they read and bind the variables. turns: how many iterations there are, where Python
+    knows that. After `run`: size, the operators of its regions; is_known_after, whether Python knows behind it what it
+    knew before.
     """
 
     def __init__(
         self, session: Session, key: object, names: Sequence[str], get: Any, set_: Any,
         test: Callable[[], Any] | None, body: Callable[..., Any], bounds: Sequence[Any] | None,
+        turns: int | None = None,
     ) -> None:  # fmt: skip
+        self.turns, self.size, self.is_known_after = turns, 0, True
         self.session, self.key, self.names = session, key, names
         self.get, self.set = get, set_
         self.test, self.body, self.bounds = test, body, bounds
         self.places: dict[Any, Place] = {}
+        # Sizes that are unknown in it, by what they were before: those of equal tensors are equal in each iteration,
+        # unless they were found apart.
+        self.alike: dict[int, tuple[int, ...]] = {}
+        self.apart: set[int] = set()
         self.poisoned: set[int] = set()
         self.pending: set[int] = set()
         self.site = session.site()
         self.init: tuple[Any, ...] = ()
         self.snapshot: Snapshot = None  # type: ignore[assignment]
         self.inits: list[Any] = []
+        self.index: Slot | None = None
         self.saved: Any = None
 
     def run(self) -> None:
@@ -111,11 +122,6 @@ class Loop:
                 self._finish(regions)
                 return
         self.unstable("what it carries has no type that holds for every turn")
-
-    def carries_tensors(self) -> bool:
-        """Whether all that the program has it carry from turn to turn are tensors."""
-        places = [place for place in self.places.values() if not place.name.startswith(HIDDEN)]
-        return all(isinstance(type_, TensorType) for place in places for type_ in place.types.values())
 
     def look(self, whole: bool = False) -> Snapshot:
         """A snapshot of all that the loop can reach, without its own variables. whole: with what holds containers."""
@@ -154,7 +160,7 @@ class Loop:
             value, slot = session.value_of(type_of_arg(0), session.examples.index())
             if isinstance(slot, ScalarSlot):
                 slot.within = _within(*self.bounds)
-            index, arguments = (slot,), (value,)
+            self.index, index, arguments = slot, (slot,), (value,)
         params = self._bind()
         bound = dict(self._bound)
         records, outcome = session.trace(self._thunk(self.body, arguments), self.names)
@@ -217,6 +223,7 @@ class Loop:
     def _bind(self) -> list[Slot]:
         """Fresh parameters for everything carried, in the places' order."""
         values = list(self.init)
+        self.alike = {}
         self._writes: list[tuple[Change, Any]] = []
         self._bound: dict[Any, Any] = {}
         params: list[Slot] = []
@@ -264,7 +271,11 @@ class Loop:
     def _fresh(self, type_: Type, leaf: Any) -> tuple[Any, Slot]:
         session = self.session
         if isinstance(type_, TensorType):
-            value, slot = session.tensor_of(type_, leaf if isinstance(leaf, torch.Tensor) else None)
+            size = _one_size(type_, leaf)
+            numbers = None
+            if size is not None and size not in self.apart:
+                numbers = self.alike[size] = self.alike.get(size) or session.examples.ints(5)
+            value, slot = session.tensor_of(type_, leaf if isinstance(leaf, torch.Tensor) else None, None, numbers)
             if isinstance(leaf, torch.Tensor):
                 session.recorder.entwine([slot.family], ("loop-alias", self.key))
                 if leaf.requires_grad:
@@ -425,7 +436,29 @@ class Loop:
                     place.numbers.discard(i)
                     stable = False
                 yields.append(session.encode(last))
-        return yields if stable else None
+        return yields if stable and self._are_alike(outcome, bound) else None
+
+    def _are_alike(self, outcome: Outcome, bound: dict[Any, Any]) -> bool:
+        """Whether sizes that were taken to be equal in each iteration are so behind it."""
+        found: dict[int, list[Any]] = {}
+        for place in self.places.values():
+            change = outcome.writes.get(place.key)
+            after = outcome.value[place.key] if place.change is None else change.new if change else bound[place.key]
+            for i, (first, last) in enumerate(zip(take_apart(place.init)[0], take_apart(after)[0], strict=True)):
+                size = _one_size(place.types[i], first) if i in place.types else None
+                if size is not None and isinstance(last, torch.Tensor):
+                    found.setdefault(size, []).append(self._sizes(place.types[i], last))
+        apart = {size for size, lengths in found.items() if any(some != lengths[0] for some in lengths)} - self.apart
+        self.apart |= apart
+        return not apart
+
+    def _sizes(self, type_: Type, tensor: torch.Tensor) -> list[Any]:
+        """The sizes in each world where they are unknown by a type."""
+        assert isinstance(type_, TensorType)
+        worlds = self.session.recorder.varied.get(self.session.recorder.slot_of(tensor), (tensor,) * WORLDS)
+        dims = [dim for dim, size in enumerate(type_.shape or ()) if isinstance(size, UnknownDim)]
+        with unseen():
+            return [t if t is DEAD else {at_hand(number_of(t.shape[dim])) for dim in dims} for t in worlds[1:]]
 
     def _is_longer(self, before: Any, after: Any) -> bool:
         """Whether a variable holds a tuple of any length after a turn, or one with more at an end than before."""
@@ -476,6 +509,9 @@ class Loop:
         results: list[Slot] = []
         values = list(self.init)
         writes: list[tuple[Change, Any]] = []
+        body = regions[-1]
+        carried = iter(zip(body.params[len(body.params) - len(body.yields) :], body.yields, strict=True))
+        self.size = sum(size_of(region.records) for region in regions)
         for place in self.places.values():
             leaves, build = take_apart(place.init)
             made = []
@@ -494,7 +530,7 @@ class Loop:
                         [session.recorder.slot_of(leaf).family, slot.family], ("loop-alias", self.key)
                     )
                 results.append(slot)
-                made.append(value)
+                made.append(self._known(place, leaf, value, slot, *next(carried)))
             if place.change is None:
                 values[place.key] = build(made)
             else:
@@ -511,6 +547,53 @@ class Loop:
         for number in self.poisoned:
             values[number] = Poison(self.names[number], ("loop", self.key))
         self.set(self._pend(values))
+
+    def _known(self, place: Place, before: Any, after: Any, slot: Slot, first: Slot, last: Any) -> Any:
+        """What a place holds behind the loop, as Python knows it where it knows how many iterations there are.
+
+        before: what it held; after: what the loop gives, in a slot. first, last: of one iteration.
+        """
+        if self.turns is None or place.name.startswith(HIDDEN):
+            return after
+        type_ = slot_type(slot)
+        if isinstance(type_, TensorType):
+            return after
+        if type_ == INT and isinstance(last, ScalarSlot):
+            of, times, plus = last.affine or (last, 1, 0)
+            if of is first and times == 1 and not isinstance(before, Unread):
+                return before + self.turns * plus
+            if of is self.index and self.turns:
+                start, _, step = self.bounds or (0, 0, 1)
+                return (start + (self.turns - 1) * step) * times + plus
+        if isinstance(type_, ListType) and isinstance(slot, ScalarSlot) and is_staged(before):
+            length, more = slot_of(before).length, _growth(first, last)
+            if length is not None and more is not None:
+                slot.length = length + self.turns * more
+                slot.worlds = tuple([world[0] if world else None] * slot.length for world in slot.worlds)
+                return after
+        self.is_known_after = False
+        return after
+
+
+def _one_size(type_: Type, before: Any) -> int | None:
+    """What all sizes of a tensor were before that its type has as unknown ones; None where they differ, or are free."""
+    if not isinstance(type_, TensorType) or type_.shape is None or not isinstance(before, torch.Tensor):
+        return None
+    with unseen():
+        if before.dim() != len(type_.shape):
+            return None
+        sizes = {number_of(n) for d, n in zip(type_.shape, before.shape, strict=True) if isinstance(d, UnknownDim)}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return size if type(size) is int else None
+
+
+def _growth(first: Slot, last: Any) -> int | None:
+    """By how many items a list is longer after each iteration; None where that is not known."""
+    if not (isinstance(first, ScalarSlot) and isinstance(last, ScalarSlot)):
+        return None
+    pairs = [pair for pair in zip(first.worlds, last.worlds, strict=True) if DEAD not in pair]
+    more = {len(after) - len(before) for before, after in pairs}
+    return more.pop() if len(more) == 1 and len(pairs) == WORLDS else None
 
 
 class _Congruence:

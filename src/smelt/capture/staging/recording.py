@@ -111,6 +111,7 @@ class Recording:
         # The branches before which dictionaries were staged.
         self.staged_at: list[object] = []
         self.rolled: set[object] = set()
+        self.unrolled: dict[object, int] = {}  # how many operators the iterations of a loop came to, in all runs
         self.refused: list[BaseException] = []
         self.raised: list[BaseException] = []
         # Why, and of which two, a value of a branch is.
@@ -357,18 +358,20 @@ class Recording:
 
     @unwatched
     def tensor_of(
-        self, type_: TensorType, like: torch.Tensor | None = None, other: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, Slot]:
+        self, type_: TensorType, like: torch.Tensor | None = None, other: torch.Tensor | None = None,
+        numbers: tuple[int, ...] | None = None,
+    ) -> tuple[torch.Tensor, Slot]:  # fmt: skip
         """A new shadow of a type, on which nothing is known but that; sizes of `like` in the program's world.
 
-        other: what it may be besides `like`, on another way.
+        other: what it may be besides `like`, on another way. numbers: its unknown sizes in each world.
         """
         with unseen():
-            return self._tensor_of(type_, like, other)
+            return self._tensor_of(type_, like, other, numbers)
 
     def _tensor_of(
-        self, type_: TensorType, like: torch.Tensor | None, other: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, Slot]:
+        self, type_: TensorType, like: torch.Tensor | None, other: torch.Tensor | None,
+        numbers: tuple[int, ...] | None,
+    ) -> tuple[torch.Tensor, Slot]:  # fmt: skip
         if type_.shape is None or type_.layout != "strided":
             self.cannot(f"a tensor {type_} has no shadow")
         recorder = self.recorder
@@ -376,7 +379,8 @@ class Recording:
         sizes_like = None if like is None or like.dim() != len(type_.shape or ()) else tuple(like.shape)
         strides_like = None if sizes_like is None else like.stride()  # type: ignore[union-attr]
         is_varied = any(isinstance(d, UnknownDim) for d in (*type_.shape, *(type_.strides or ())))  # type: ignore[misc]
-        numbers = self.examples.ints(5) if is_varied else (5,)
+        if numbers is None or not is_varied:
+            numbers = self.examples.ints(5) if is_varied else (5,)
         for world in range(WORLDS if is_varied else 1):
             number = numbers[world]
             sizes = [

@@ -40,6 +40,12 @@ class Structured(NamedTuple):
     modes: Modes
 
 
+def size_of(records: Sequence[Any]) -> int:
+    """How many operators there are, inner ones too."""
+    inner = (region.records for r in records if isinstance(r, Structured) for region in r.regions)
+    return len(records) + sum(map(size_of, inner))
+
+
 @lru_cache(maxsize=512)
 def plain_info(name: str) -> OpInfo:
     """An operator of the graph's own, or one that torch's dispatcher did not show."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from time import thread_time
@@ -186,6 +186,7 @@ class _Run:
             functions.want(code)
         converted = set(before.converted)
         forked, grew, whole, peeled = set(before.forked), set(before.grew), set(before.whole), dict(before.peeled)
+        unrolled: dict[object, int] = {}
         fixes_texts = False
         length = 0 if self.native.graph is None else sum(1 for _ in self.native.graph.walk())
         seconds = (_SECONDS + _SECONDS_EACH * length) / 4 ** min(before.exhausted, 2)
@@ -197,6 +198,7 @@ class _Run:
             session.forked, session.peeled, session.whole, session.merge = forked, peeled, whole, Merger
             session.write_only = self.write_only
             session.grew, session.stages_growth = grew, GROWTH in whole
+            session.unrolled = unrolled
             session.fixes_texts, session.trials = fixes_texts, before.trials
             try:
                 found = self._once(session, functions, arguments)
@@ -205,8 +207,8 @@ class _Run:
                     before.peeled, before.converted = peeled, frozenset(converted)
                 return found
             except Again as known:
-                if self.native.rangers and known.whole is not None:
-                    return self.failed(_error("a long loop stays as it was recorded", "its turns differ", None))
+                if self.native.rangers and known.whole is not None and not _may_have_loops(whole, known.whole):
+                    return self.failed(_error("a long loop stays as it was recorded", "its iterations differ", None))
                 if known.trial:
                     before.trials |= {known.trial}
                 elif known.convert is not None:
@@ -242,10 +244,10 @@ class _Run:
                     # A loop of which each number of turns is a way of its own need not be that.
                     whole = whole - growing | {("level", key) for _, key in growing}
                     continue
-                unrolled = {("unrolled", key) for key in session.rolled} - whole
-                if unrolled:
+                known_loops = {("unrolled", key) for key in session.rolled} - whole
+                if known_loops:
                     # A loop over what Python knows need not be one of the graph.
-                    whole |= unrolled
+                    whole |= known_loops
                     continue
                 is_followed = session.asks_natively and AS_NATIVE not in whole and not isinstance(stop, Exhausted)
                 before.asks_natively |= is_followed
@@ -465,6 +467,12 @@ class _Run:
             return after.flatten(outcome.value, "result"), after.puts()
         except NotPut as stop:
             raise CannotStage(f"the program leaves {stop} in an argument", "it is not put there again", None) from None
+
+
+def _may_have_loops(whole: Collection[object], known: object) -> bool:
+    """Whether some loop may still be one of the graph, where this is known of one besides: that it is, or is not."""
+    kept = {key[1] for key in (*whole, known) if isinstance(key, tuple) and len(key) == 2 and key[0] == "unrolled"}
+    return any(isinstance(key, tuple) and len(key) == 3 and key not in kept for key in (*whole, known))
 
 
 def _after(outer: Outer) -> Outer | None:

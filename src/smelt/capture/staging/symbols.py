@@ -42,10 +42,11 @@ class ScalarSlot(Slot):
 
     worlds: an example for each world, DEAD where there is none. is_native: world 0 is what the native run had.
     within: the least and the greatest that the number of a loop, or one that is drawn, can be, which may be sizes.
-    affine: a slot, and the numbers that this one is as many times it, plus so much.
+    affine: a slot, and the numbers that this one is as many times it, plus so much. length: of a list, where Python
+    knows it.
     """
 
-    __slots__ = ("affine", "is_native", "within", "worlds")
+    __slots__ = ("affine", "is_native", "length", "within", "worlds")
 
     def __init__(self, type_: Type, worlds: tuple[Any, ...], is_native: bool = False) -> None:
         self.ref = _nothing
@@ -56,6 +57,7 @@ class ScalarSlot(Slot):
         self.is_native = is_native
         self.within: tuple[Any, Any] | None = None
         self.affine: tuple[ScalarSlot, int, int] | None = None
+        self.length: int | None = None
 
 
 class Node:
