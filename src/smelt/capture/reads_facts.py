@@ -81,6 +81,7 @@ class Read(NamedTuple):
                     shadows as {name: value}); that the tables are as they were is a "content" each
         "context"   the context variable owner holds value (MISSING: nothing)
         "cached"    the functools.lru_cache owner holds these very tensors (a tuple)
+        "loaded"    the dict owner has exactly the keys of value
         "array"     the NumPy array owner has (dtype, shape, bytes) of value
     label: a readable expression, or None where `namer` finds one from how `holder` was reached.
     site: the user's code that read it.
@@ -506,4 +507,6 @@ def _now(fact: Read) -> Any:
         return (owner.__code__, owner.__defaults__, owner.__kwdefaults__)
     if kind == "array":
         return (owner.dtype, owner.shape, owner.tobytes())
+    if kind == "loaded":
+        return frozenset(owner)
     return fact.value

@@ -33,7 +33,15 @@ from smelt.capture.reads_facts import Change, RawRead, Read, Site, Store, change
 from smelt.capture.reads_library import Loggers, RawAsks, hold_error, hold_factory, site_of
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
 from smelt.capture.reads_patch import ClassPatches
-from smelt.capture.reads_scan import NAMES, Chain, is_for_append, may_take_locks, runs_in_order, scan_code
+from smelt.capture.reads_scan import (
+    NAMES,
+    Chain,
+    is_for_append,
+    is_passed_by,
+    may_take_locks,
+    only_asks_for_names,
+    scan_code,
+)
 from smelt.capture.reads_super import Supers
 from smelt.capture.reads_tensors import (
     TensorMarks,
@@ -60,6 +68,7 @@ from smelt.capture.reads_values import (
     raw_lookup,
 )
 from smelt.capture.settings import flag_of, home_in, setting_of
+from smelt.capture.staging.classes import dispatcher_of
 from smelt.capture.state import Place, held_at, in_names
 from smelt.ops.python_draws import PYTHONS, draw_name, numpys_generator
 
@@ -106,6 +115,7 @@ class Roots:
         self._classes: set[type] = set()  # whose descriptors are reached
         self._held_modules: dict[int, tuple[ModuleType, dict[str, Any], Site | None]] = {}  # with what they held
         self._locks: list[tuple[Any, Site | None, bool]] = []  # whether code names it there
+        self._loaded: list[tuple[Site, frozenset[str]]] = []  # where code asks what is imported, and what was
         self._holders: dict[int, list[FrameType]] = {}  # calls of functions that name one, by code
         self._generators: list[tuple[random.Random, Any, Site | None]] = []  # as they were
         self.numpys_draws: list[tuple[str, Site]] = []  # where code names a draw of NumPy's global generator
@@ -257,7 +267,13 @@ class Roots:
         self._reach_function_dict(function, site)
 
     def _reach_function_dict(self, function: FunctionType, site: Site | None) -> None:
-        """A function's own attributes: read and set without anything to watch, so all of them count."""
+        """A function's own attributes: read and set without anything to watch, so all of them count; but for what
+        `functools.singledispatch` remembers, which follows from what is registered.
+        """
+        if dispatcher_of(function) is not None:
+            for name in ("registry", "__wrapped__"):
+                self.reach(function.__dict__.get(name), id(function), f".{name}", site)
+            return
         self._reach_own(function.__dict__, id(function), site)
 
     def _reach_own(self, own: dict[str, Any], owner: int, site: Site | None) -> None:
@@ -292,6 +308,10 @@ class Roots:
             self.reach(result, id(cache), "(...)", site)
 
     def _reach_container(self, value: Any, site: Site | None) -> None:
+        if value is sys.modules and site is not None and only_asks_for_names(site.code, site.offset):
+            self._loaded.append((site, frozenset(sys.modules)))
+            del self.rooted[id(value)]  # who else comes to it may ask for more
+            return
         held = contents(value)
         self.copies[id(value)] = (value, held, site)
         for key, member in held.items() if isinstance(value, dict) else enumerate(held):
@@ -350,11 +370,11 @@ class Roots:
         return id(code) in self._holders or code in self._supers or code in self._raw_asks
 
     def _left_alone(self, site: Site | None) -> bool:
-        """Whether every call of the function that names a lock ended before it came to it."""
+        """Whether every call of the function that names something ended before it came to it."""
         frames = self._holders.get(id(site.code)) if site is not None else None
-        if site is None or frames is None or not runs_in_order(site.code):
+        if site is None or frames is None:
             return False
-        return all(frame.f_lasti < site.offset for frame in frames)
+        return all(is_passed_by(site.code, site.offset, frame.f_lasti) for frame in frames)
 
     def _reach_random(self, value: Any, site: Site | None) -> None:
         if type(value) is random.Random:  # to hold it is no effect
@@ -507,7 +527,7 @@ class Roots:
         namespace = frame.f_globals
         self.executed[id(code)] = (code, namespace)
         self._nested.update(id(c) for c in code.co_consts if isinstance(c, CodeType))
-        scan, locks = scan_code(code), len(self._locks)
+        scan, asked = scan_code(code), len(self._locks) + len(self._loaded)
         known = (*code.co_consts, *frame.f_locals.values()) if scan.calls_getattr else ()
         texts = [text for text in known if isinstance(text, str)]
         self._hold_methods((*code.co_names, *texts), Site(code, 0))
@@ -526,7 +546,7 @@ class Roots:
                 self._follow_import(chain, site)
             else:
                 self._follow(self._read_global(namespace, frame.f_builtins, chain.name, site), chain, site)
-        if len(self._locks) > locks:
+        if len(self._locks) + len(self._loaded) > asked:
             self._holders[id(code)] = [frame]
         for chain in scan.stores:
             self._expect_store(namespace, chain, Site(code, chain.offset))
@@ -744,6 +764,9 @@ class Roots:
             if is_named and self._left_alone(site):
                 continue
             self.refusals.append((LOCKS, self.name(id(lock)), site or Site(takers[0], 0)))
+        for place, loaded in self._loaded:
+            if not self._left_alone(place):
+                self.fact("loaded", sys.modules, None, loaded, place, "sys.modules")
         self._holders.clear()  # with all that their frames hold
         for generator, state, site in self._generators:
             if generator is not PYTHONS and generator.getstate() != state:

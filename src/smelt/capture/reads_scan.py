@@ -199,10 +199,38 @@ def may_take_locks(code: CodeType) -> bool:
 
 
 @lru_cache(maxsize=8192)
-def runs_in_order(code: CodeType) -> bool:
-    """Whether a call that ended at an instruction has executed none after it: no loop, and nothing that is resumed."""
+def turns_back(code: CodeType) -> tuple[tuple[int, int], ...] | None:
+    """Where a call goes back to earlier instructions, as (from, to); None for calls that are resumed."""
     resumed = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-    return not code.co_flags & resumed and not any(op in _BACKWARD for _, op, _ in _instructions(code))
+    if code.co_flags & resumed:
+        return None
+    steps = (step for step in dis.get_instructions(code) if step.opcode in _BACKWARD)
+    return tuple((step.offset, step.argval) for step in steps)
+
+
+def is_passed_by(code: CodeType, offset: int, last: int) -> bool:
+    """Whether a call that ended at the instruction `last` has surely not come to the one at `offset`, after it."""
+    loops = turns_back(code)
+    return loops is not None and last < offset and all(at < offset or to > last for at, to in loops)
+
+
+@lru_cache(maxsize=8192)
+def only_asks_for_names(code: CodeType, offset: int) -> bool:
+    """Whether what is loaded at an instruction, by dotted name, is only asked whether it has something (`x in a.b`)."""
+    steps = [step for step in dis.get_instructions(code) if step.offset >= offset]
+    names = (
+        "LOAD_GLOBAL",
+        "LOAD_NAME",
+        "LOAD_DEREF",
+        "LOAD_ATTR",
+        "CACHE",
+        "PRECALL",
+        "NOP",
+        "PUSH_NULL",
+        "EXTENDED_ARG",
+    )
+    after = next((step.opname for step in steps if step.opname not in names), "")
+    return after == "CONTAINS_OP"
 
 
 @lru_cache(maxsize=8192)

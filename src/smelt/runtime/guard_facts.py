@@ -82,6 +82,7 @@ _NOW: dict[str, Callable[[Any, Any], Any]] = {
     "module": lambda owner, _: _module_now(owner),
     "context": lambda owner, _: owner.get(MISSING),
     "cached": lambda owner, _: cached_tensors(owner),
+    "loaded": lambda owner, _: frozenset(owner),
     "array": lambda owner, _: (owner.dtype, owner.shape, owner.tobytes()),
 }
 
@@ -150,7 +151,7 @@ class FactTest:
         now = self.now()
         if kind in ("object", "module"):  # the very dicts that the other facts look into
             return all(a is b for a, b in zip(now[:2], seen[:2], strict=True)) and _same_tables(now[2:], seen[2:])
-        if kind == "array":
+        if kind in ("array", "loaded"):
             return bool(now == seen)
         if kind in ("class", "special"):
             return same_contents(now, seen, self.alike)

@@ -84,6 +84,7 @@ def plain(value: Any) -> Any:
 
 
 _TEXT = "its text is made there"
+_KEY = "it is a key of a dict, or in a set"
 _LENGTH = "it says how long a list or text is"
 
 
@@ -91,7 +92,7 @@ def _fixed(value: Any, use: str = "") -> Any:
     """The same where Python's own code asks: in converted code it need not. use: what it asks for, for reports."""
     session = current.found()
     if session is not None:
-        session.want_free(is_text=use == _TEXT)
+        session.want_free(is_text=use == _TEXT, is_key=use == _KEY)
     node = node_of(value)
     if node is None:
         return value
@@ -180,7 +181,7 @@ class _Sized:
         return complex(_fixed(self))
 
     def __hash__(self) -> int:
-        return hash(_fixed(self, "it is a key of a dict, or in a set"))
+        return hash(_fixed(self, _KEY))
 
     def __repr__(self) -> str:
         return repr(_fixed(self, _TEXT))

@@ -20,7 +20,8 @@ from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import called, computed, is_sized, number_of
 from smelt.capture.staging import ordering
 from smelt.capture.staging.branches import condition
-from smelt.capture.staging.classes import CLASSES, all_plain, class_of, looks_inside
+from smelt.capture.staging.cached import is_cache_of_sizes, of_cache
+from smelt.capture.staging.classes import CLASSES, all_plain, class_of, dispatcher_of, is_stand_in, looks_inside
 from smelt.capture.staging.draws import drawn
 from smelt.capture.staging.symbols import StagedObject, is_staged, slot_of
 from smelt.capture.staging.texts import (
@@ -67,6 +68,11 @@ def call(session: Any, runtime: Any, fn: Any, args: tuple[Any, ...], kwargs: dic
         args = tuple(a.listed() if _is_open_range(a) else a for a in args)
     if handler is not None:
         return handler(session, runtime, args, kwargs)
+    dispatch = dispatcher_of(fn)
+    if dispatch is not None and args and is_stand_in(args[0]):
+        return runtime.call(0, dispatch(class_of(session, args[0])), args, kwargs)
+    if is_cache_of_sizes(fn, args, kwargs):
+        return of_cache(session, runtime, fn, args)
     name = str(getattr(fn, "__name__", ""))
     is_math = getattr(fn, "__module__", None) == "math" and getattr(math, name, None) is fn
     if is_math and any(is_data(session, a) for a in args):

@@ -1,7 +1,8 @@
 """Which code asks for the class of a thing (`type(n) is int`): to it, a stand-in is something else than it stands for.
 
-`isinstance` and `n.__class__` are answered by the stand-in itself; `type` looks past it, and so do some modules of the
-standard library. Converted code asks the runtime, which knows what stands for what.
+`isinstance` and `n.__class__` of a number are answered by the stand-in itself; `type`, `tensor.__class__` and
+`functools.singledispatch` look past it, and so do some modules of the standard library. Converted code asks the
+runtime, which knows what stands for what.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME"))
 def asks_classes(frame: types.FrameType) -> bool:
     """Whether the code of a frame that has just begun may ask for the class of what it holds, or which object it is."""
     code = frame.f_code
-    if ("type" in code.co_names and _calls_type(code)) or _asks_identity(code):
+    if ("type" in code.co_names and _calls_type(code)) or "__class__" in code.co_names or _asks_identity(code):
         return True
     known = frame.f_globals
     if any(_is_asking(known[name]) for name in code.co_names if name in known):
@@ -43,11 +44,18 @@ def asks_classes(frame: types.FrameType) -> bool:
 
 
 def _is_asking(value: Any) -> bool:
-    if value is type:
+    if value is type or dispatcher_of(value) is not None:
         return True
     if isinstance(value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)):
         return looks_inside(value)
     return False
+
+
+def dispatcher_of(value: Any) -> Any:
+    """What gives a `functools.singledispatch` function's implementation for a class; None for anything else."""
+    if not isinstance(value, types.FunctionType) or "registry" not in value.__dict__:
+        return None
+    return value.__dict__.get("dispatch")
 
 
 def looks_inside(value: Any) -> bool:

@@ -20,6 +20,7 @@ from smelt.capture.recorder import slot_type
 from smelt.capture.staging import calls, choices, ordering
 from smelt.capture.staging.appending import Appending
 from smelt.capture.staging.branches import branch, condition
+from smelt.capture.staging.classes import class_of
 from smelt.capture.staging.handlers import is_catchable
 from smelt.capture.staging.loops import Loop, grown_over, run_loop
 from smelt.capture.staging.merge import Pending, Poison, check_identity
@@ -521,6 +522,8 @@ class StagingRuntime(PlainRuntime):
         _use(self.session, o)
         if isinstance(o, StagedObject):
             return calls.method(self.session, o, name)
+        if name == "__class__" and isinstance(o, torch.Tensor):
+            return class_of(self.session, o)
         return getattr(o, name)
 
     def setattr_(self, at: int, o: Any, name: str, v: Any) -> None:

@@ -18,6 +18,7 @@ from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of, own
 from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.spans import is_smelts
+from smelt.capture.staging.cached import calls_cache
 from smelt.capture.staging.recording import Recording
 from smelt.capture.staging.stops import Again
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, wrap
@@ -180,11 +181,15 @@ class Reading(Recording):
         """Sizes as torch tells them, for the program."""
         return sizes if self.size_trace is None else [own(size) for size in sizes]
 
-    def want_free(self, *, is_text: bool) -> None:
+    def want_free(self, *, is_text: bool, is_key: bool = False) -> None:
         """A size is asked for as a plain number; where the function that asks may do without it is converted.
 
-        is_text: for its text. Raises: Again.
+        is_text: for its text. is_key: for its hash. Raises: Again.
         """
+        if is_key:
+            frame = self._asking_frame()
+            if frame is not None and calls_cache(frame) and self.convertible(frame.f_code):
+                raise Again(convert=frame.f_code)
         if is_text and not self.fixes_texts:
             code = self._asking_code()
             if code is not None and self.convertible(code):
@@ -209,11 +214,15 @@ class Reading(Recording):
         return site
 
     def _asking_code(self) -> CodeType | None:
+        frame = self._asking_frame()
+        return None if frame is None else frame.f_code
+
+    def _asking_frame(self) -> FrameType | None:
         """What the program or torch runs now, behind our own functions."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and is_smelts(frame.f_code.co_filename):
             frame = frame.f_back
-        return None if frame is None else frame.f_code
+        return frame
 
 
 def _may_do_without(code: CodeType) -> bool:

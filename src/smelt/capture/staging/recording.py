@@ -108,6 +108,7 @@ class Recording:
         self.peeled: dict[object, int] = {}
         self.whole: set[object] = set()
         self.trials: frozenset[str] = frozenset()
+        self.cached: dict[Any, tuple[Any, Any]] = {}  # what caches gave for sizes that are free
         # The branches before which dictionaries were staged.
         self.staged_at: list[object] = []
         self.rolled: set[object] = set()
