@@ -59,6 +59,12 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are as wide as they are in a file: what runs the tests tells them the width of its own terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def plans_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans come of passes and lowering in this process, and not of what an earlier one kept on disk."""
     monkeypatch.setattr(kept_plans, "WORTH_MS", float("inf"))

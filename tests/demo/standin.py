@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 
 import smelt
-from smelt.cli import demo
+from smelt.cli import demo, program, run
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Program:
-    graph = "the captured graph"
+    graph = smelt.parse("graph captured(%x: f32[2]) -> f32[2] {\n  return %x\n}")
     code = "the code"
 
-    def graph_for(self, *args: Any, **kwargs: Any) -> str:
-        return "the optimized graph"
+    def graph_for(self, *args: Any, **kwargs: Any) -> smelt.Graph:
+        return smelt.parse(str(self.graph).replace("captured", "optimized"))
 
 
 class Report:
+    verdict: Mapping[str, Any] = MappingProxyType({"what": "compiled by nobody"})
+
     def __str__(self) -> str:
         return "the report"
+
+    def timed(self, race: Any, share: float | None = None) -> Report:
+        return self
+
+    def to_text(self, **how: Any) -> str:
+        return str(self)
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": "program"}
@@ -44,4 +53,5 @@ def install(monkeypatch: pytest.MonkeyPatch, change: Change = lambda result: res
     monkeypatch.setattr(smelt, "compile", compile_, raising=False)
     monkeypatch.setattr(smelt, "trace", lambda *args, **kwargs: Program(), raising=False)
     monkeypatch.setattr(smelt, "explain", lambda compiled: Report(), raising=False)
-    monkeypatch.setattr(demo, "compiled_units", lambda compiled: [])
+    for module in (demo, run, program):
+        monkeypatch.setattr(module, "compiled_units", lambda compiled: [])

@@ -258,7 +258,7 @@ def test_explain_has_all_keys_for_both_kinds(tmp_path: Path) -> None:
             thing(x), thing(x)
         report = smelt.explain(thing)
         data = report.to_dict()
-        assert set(data) == {"name", *KEYS}
+        assert set(data) == {"name", "verdict", *KEYS}
         assert json.loads(json.dumps(data)) == data
         assert "Block" in str(report) and all(len(line) <= 130 for line in str(report).splitlines())
         page = report.to_html(tmp_path / f"report{stage}.html").read_text()

@@ -26,10 +26,14 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 class Site(NamedTuple):
-    """A place in running code, kept as (code, instruction) because the line takes longer to find than to remember."""
+    """A place in running code, kept as (code, instruction) because the line takes longer to find than to remember.
+
+    caller: where the code is an installed library's, the innermost place of the user's own program above it.
+    """
 
     code: CodeType
     instruction: int
+    caller: Site | None = None
 
     @property
     def span(self) -> Span:
@@ -38,7 +42,8 @@ class Site(NamedTuple):
         for start, end, number in self.code.co_lines():
             if start <= self.instruction < end and number is not None:
                 line = number
-        return Span(self.code.co_filename, line, self.code.co_qualname)
+        caller = None if self.caller is None else self.caller.span
+        return Span(self.code.co_filename, line, self.code.co_qualname, caller)
 
     @property
     def is_subscript(self) -> bool:
@@ -58,14 +63,16 @@ class Spans:
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int], tuple[Span, CodeType]] = {}
+        self._found: dict[tuple[int, ...], tuple[Span, Site]] = {}
 
     def of(self, site: Site) -> Span:
         """The line and qualified name of a place."""
-        key = id(site.code), site.instruction
+        caller = site.caller
+        above = (0, 0) if caller is None else (id(caller.code), caller.instruction)
+        key = (id(site.code), site.instruction, *above)
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = site.span, site.code
+            found = self._found[key] = site.span, site
         return found[0]
 
 
@@ -80,6 +87,11 @@ def is_users(filename: str) -> bool:
     return True
 
 
+def is_installed(filename: str) -> bool:
+    """Whether a source file is that of an installed library."""
+    return any(f"/{name}/" in filename for name in _INSTALLED)
+
+
 def is_smelts(filename: str) -> bool:
     """Whether a source file is Smelt's own."""
     return filename.startswith(_SMELT) and not filename.startswith(PROGRAM_DIRS)
@@ -90,18 +102,24 @@ class SiteFinder:
 
     def __init__(self) -> None:
         # By identity, since the hash of a code object goes through all its instructions; held, so that it stays.
-        self._known: dict[int, tuple[bool, CodeType]] = {}
+        self._known: dict[int, tuple[bool, bool, CodeType]] = {}
 
     def __call__(self, depth: int = 1) -> Site | None:
         """The innermost user's site above the caller's `depth`-th frame, None where there is none."""
         frame: FrameType | None = sys._getframe(depth)
+        library: FrameType | None = None
         known = self._known
         while frame is not None:
             code = frame.f_code
             place = id(code)
             if place not in known:
-                known[place] = is_users(code.co_filename), code
-            if known[place][0]:
-                return Site(code, frame.f_lasti)
+                users = is_users(code.co_filename)
+                known[place] = users, users and is_installed(code.co_filename), code
+            users, installed, _ = known[place]
+            if users and not installed:
+                own = Site(code, frame.f_lasti)
+                return own if library is None else Site(library.f_code, library.f_lasti, own)
+            if installed and library is None:
+                library = frame
             frame = frame.f_back
-        return None
+        return None if library is None else Site(library.f_code, library.f_lasti)

@@ -13,7 +13,8 @@ from smelt.cli.bench import bench
 from smelt.cli.cache import cache
 from smelt.cli.demo import demo
 from smelt.cli.docs import docs
-from smelt.cli.program import explain, run, show
+from smelt.cli.program import explain, show
+from smelt.cli.run import run
 from smelt.cli.terminal import plain_warnings, user_traceback
 from smelt.diag import SmeltError
 

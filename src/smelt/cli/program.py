@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import json as json_
 import sys
-import time
 from contextlib import redirect_stdout
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.table import Table
-from torch import Tensor
 
 import smelt
-from smelt.cli.target import HELP, Target, load_target, tensors_in
+from smelt.cli.run import Start
+from smelt.cli.target import HELP, Target
+from smelt.cli.users_program import in_users_program, load_program
 from smelt.compiler import Unit
-from smelt.diag import SmeltError, VerifyError
+from smelt.diag import SmeltError
 from smelt.diag.console import console
 from smelt.inspect.kernels import Form, compiled_units, kernel_rows, listing
 from smelt.inspect.roofline import measure_ceilings, plot_roofline
+from smelt.inspect.shares import time_share
+from smelt.inspect.show import coloured, compact
+from smelt.inspect.verdict import race
+from smelt.ir import Graph
 
 _PROFILED_CALLS = 20
+_ROUNDS, _BUDGET_S = 20, 3.0
+"""How often eager and compiled are called in turns, and for how long at most."""
 TargetArgument = Annotated[str, typer.Argument(help=HELP, show_default=False)]
 
 
@@ -34,8 +38,16 @@ def show(
     kernels: Annotated[bool, typer.Option("--kernels", help="Its own kernels, as loops a person can read.")] = False,
     llvm: Annotated[bool, typer.Option("--llvm", help="With --kernels: as LLVM text.")] = False,
     assembly: Annotated[bool, typer.Option("--assembly", help="With --kernels: as this machine's assembly.")] = False,
+    where: Annotated[bool, typer.Option("--where/--no-where", help="Name the lines that operations came from.")] = True,
+    width: Annotated[
+        int | None, typer.Option(min=40, help="Characters of a line. Default: the terminal's, unbroken in a file.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="The graph's whole text, with each line's whole path.")] = False,
 ) -> None:
     """Print a program's graph: every operation with its type and source line.
+
+    Places stand once before the lines that share them: the module, the line,
+    and, where that is in a library, your own line that led to it.
 
     A target names a factory, a function without arguments that returns the
     program and what to call it with. In model.py:
@@ -51,6 +63,10 @@ def show(
           as captured: the operations that the program called
       smelt show model.py:mlp --optimized
           after all passes, as it runs for these shapes
+      smelt show model.py:mlp --no-where --width 100
+          without source lines, broken to fit
+      smelt show model.py:mlp --full > graph.txt
+          all that smelt.parse reads back, places included
       smelt show my_package.model:mlp --code > captured.py
           as Python that imports only torch
       smelt show model.py:mlp --kernels
@@ -62,24 +78,37 @@ def show(
         raise typer.BadParameter("--optimized, --code and --kernels exclude each other")
     if (llvm and assembly) or ((llvm or assembly) and not kernels):
         raise typer.BadParameter("--llvm and --assembly are two forms of --kernels")
-    loaded = load_target(target)
+    loaded = load_program(target)
     with torch.no_grad():
         if kernels:
             form: Form = "llvm" if llvm else "assembly" if assembly else "loops"
             typer.echo("\n\n".join(listing(unit, form) for unit in _units(loaded)))
             return
-        with redirect_stdout(sys.stderr):  # what the program prints is no part of its graph's text
+        # What the program prints is no part of its graph's text.
+        with redirect_stdout(sys.stderr), in_users_program(loaded):
             program = smelt.trace(loaded.function, loaded.args, dict(loaded.kwargs))
         if optimized:
-            typer.echo(program.graph_for(*loaded.args, **loaded.kwargs))
+            _print_graph(program.graph_for(*loaded.args, **loaded.kwargs), where, width, full)
+        elif code:
+            typer.echo(program.code)
         else:
-            typer.echo(program.code if code else program.graph)
+            _print_graph(program.graph, where, width, full)
+
+
+def _print_graph(graph: Graph, where: bool, width: int | None, full: bool) -> None:
+    """The graph's text; on a terminal in colours, broken to its width."""
+    out = console()
+    if full:
+        typer.echo(graph)
+        return
+    wide = width if width is not None else out.width if out.is_terminal else None
+    out.print(coloured(compact(graph, where=where, width=wide)), soft_wrap=True)
 
 
 def _units(loaded: Target) -> list[Unit]:
     """The compiled units of one call. Raises: SmeltError (S0106) if it was not compiled."""
     compiled = smelt.compile(loaded.function)
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), in_users_program(loaded):
         compiled(*loaded.args, **loaded.kwargs)
     units = compiled_units(compiled)
     if not units:
@@ -101,12 +130,18 @@ def explain(
     ] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Measure each kernel of 20 calls.")] = False,
     roofline: Annotated[Path | None, typer.Option(help="Plot the kernels below the machine's ceilings.")] = None,
+    timed: Annotated[
+        bool, typer.Option("--time/--no-time", help="Also call it in turns with eager, for at most a few seconds.")
+    ] = True,
+    width: Annotated[int | None, typer.Option(min=40, help="Characters of a line. Default: the terminal's.")] = None,
 ) -> None:
-    """Compile a program, call it once, and say what became of it.
+    """Compile a program, call it, and say what became of it.
 
-    The report has the graphs, what ran in Python and why calls compiled anew,
-    the guards with the source line each came from, how nodes run (own kernel,
-    library, dispatcher, Python), memory, passes, compile time by stage.
+    On top stands whether it pays: eager against compiled, and how much of
+    the time and of the operations own kernels do. Below it the graphs, what
+    ran in Python and why calls compiled anew, how nodes run (own kernel,
+    library, dispatcher, Python), the guards with the source line each came
+    from, memory, passes, compile time by stage.
 
     \b
     Examples:
@@ -122,13 +157,15 @@ def explain(
     for path in (html, roofline):
         if path is not None and not path.absolute().parent.is_dir():
             raise _unwritable(path, "its folder does not exist")
-    loaded = load_target(target)
+    loaded = load_program(target)
     measures = profile or roofline is not None
     compiled = smelt.compile(loaded.function, options={"profile": measures})
-    with torch.no_grad(), redirect_stdout(sys.stderr):
+    with torch.no_grad(), redirect_stdout(sys.stderr), in_users_program(loaded):
         for _ in range(1 + _PROFILED_CALLS * measures):
             compiled(*loaded.args, **loaded.kwargs)
-    report = smelt.explain(compiled)
+        report = smelt.explain(compiled)
+        if timed:
+            report = _timed(report, loaded, compiled)
     if roofline is not None:
         why_not = plot_roofline(kernel_rows(compiled_units(compiled)), measure_ceilings(), roofline)
         typer.echo(why_not or f"roofline: {roofline}", err=True)
@@ -141,117 +178,26 @@ def explain(
     if json:
         typer.echo(json_.dumps(report.to_dict(), indent=2))
     elif html is None:
-        typer.echo(report.to_text(everything=True) if everything else str(report))
+        typer.echo(report.to_text(everything=everything, width=width))
+
+
+def _timed(report: smelt.Report, loaded: Target, compiled: Any) -> smelt.Report:
+    """The report with the times of eager and compiled, and the share of time in own kernels."""
+    before = Start(loaded)
+
+    def eager() -> Any:
+        return loaded()
+
+    def ours() -> Any:
+        return compiled(*loaded.args, **loaded.kwargs)
+
+    units = compiled_units(compiled)
+    times = race(eager, ours, _ROUNDS, _BUDGET_S)
+    before.restore()
+    share = time_share(units[0], loaded.args, loaded.kwargs) if len(units) == 1 else None
+    before.restore()
+    return report.timed(times, share)
 
 
 def _unwritable(path: Path, why: str) -> SmeltError:
     return SmeltError(f"{path} cannot be written: {why}", code="S0501")
-
-
-def run(
-    target: TargetArgument,
-    repeats: Annotated[int, typer.Option(min=1, help="Calls of each, eager and compiled in turns.")] = 20,
-    strict: Annotated[bool, typer.Option("--strict", help="A fallback is an error, not a warning.")] = False,
-    tolerance: Annotated[float, typer.Option(min=0, help="Largest relative difference that is let pass.")] = 1e-3,
-) -> None:
-    """Run a program, eager and compiled, and compare results and times.
-
-    Exit code 1 if the results differ by more than --tolerance, relative to
-    the largest value of each result.
-
-    \b
-    Examples:
-      smelt run model.py:mlp
-      smelt run my_package.model:mlp --repeats 100 --strict
-    """
-    loaded = load_target(target)
-    with torch.no_grad(), redirect_stdout(sys.stderr):  # what the program prints is no part of the table
-        before = _Start(loaded)
-        expected = _copies(loaded())
-        before.restore()
-        start = time.perf_counter()
-        function = smelt.compile(loaded.function, options={"strict": strict})
-        compiled = Target(loaded.name, function, loaded.args, loaded.kwargs)
-        found = _copies(compiled())
-        first_s = time.perf_counter() - start
-        before.restore()
-        again = _copies(compiled())  # the first answer is that of the run that was recorded
-        times = _in_turns(loaded, compiled, repeats)
-    difference = max((_difference(expected, answer) for answer in (found, again)), key=_nan_last)
-    out = Table("", "eager", "smelt", title=loaded.name, title_justify="left")
-    out.add_row("first call, compiling included", "-", _time(first_s))
-    out.add_row(f"median of {repeats}", *map(_time, times))
-    out.add_row("speed-up", "1.00x", f"{times[0] / times[1]:.2f}x")
-    out.add_row("largest relative difference", "-", f"{difference:.1e}")
-    console().print(out)
-    for tensor in found:
-        typer.echo(f"result {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
-    if not difference <= tolerance:  # also if it is nan
-        raise VerifyError(
-            f"the compiled {loaded.name} differs from eager by {difference:.1e}",
-            why=f"the tolerance is {tolerance:.1e}",
-            fix="`smelt explain` shows how each node runs; random numbers and changing state differ by themselves",
-            code="S0503",
-        )
-
-
-class _Start:
-    """What a call of a program starts from: torch's random numbers, and the contents of arguments and state."""
-
-    def __init__(self, target: Target) -> None:
-        held = tensors_in((*target.args, *target.kwargs.values()))
-        if isinstance(target.function, torch.nn.Module):
-            held += [*target.function.parameters(), *target.function.buffers()]
-        self._held = [(tensor, tensor.detach().clone()) for tensor in held if tensor.layout is torch.strided]
-        self._rng = torch.get_rng_state()
-
-    def restore(self) -> None:
-        """Put back what calls have changed; what they left alone is not written to."""
-        for tensor, before in self._held:
-            if tensor.shape == before.shape and _relative(before, tensor) != 0:
-                tensor.copy_(before)
-        torch.set_rng_state(self._rng)
-
-
-def _copies(result: Any) -> list[Tensor]:
-    """The tensors of a result, apart from what later calls may write to."""
-    return [tensor.detach().clone() for tensor in tensors_in(result)]
-
-
-def _nan_last(difference: float) -> float:
-    return float("inf") if difference != difference else difference
-
-
-def _in_turns(eager: Target, compiled: Target, repeats: int) -> tuple[float, float]:
-    """Median seconds of a call of each, measured alternately."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(repeats):
-        for target, into in zip((eager, compiled), times, strict=True):
-            start = time.perf_counter()
-            target()
-            into.append(time.perf_counter() - start)
-    return median(times[0]), median(times[1])
-
-
-def _difference(expected: list[Tensor], found: list[Tensor]) -> float:
-    """The largest difference relative to the largest finite value of each expected tensor; inf if shapes differ."""
-    if [(t.shape, t.dtype) for t in expected] != [(t.shape, t.dtype) for t in found]:
-        return float("inf")
-    return max((_relative(e, f) for e, f in zip(expected, found, strict=True)), default=0.0)
-
-
-def _relative(expected: Tensor, found: Tensor) -> float:
-    if expected.numel() == 0 or torch.equal(expected, found):
-        return 0.0
-    wide: Any = torch.complex128 if expected.is_complex() else torch.float64
-    same = (expected == found) | (expected.isnan() & found.isnan())
-    gap = torch.where(same, 0.0, (expected.to(wide) - found.to(wide)).abs()).nan_to_num(nan=float("inf"))
-    finite = expected.to(wide)[expected.isfinite()].abs()
-    scale = finite.max().item() if finite.numel() else 0.0
-    return gap.max().item() / (scale or 1.0)
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.1f} µs"
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -6,6 +6,7 @@ The factory takes nothing and returns what to compile and what to call it with: 
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -20,10 +21,13 @@ import torch
 import typer
 from torch import Tensor
 
-HELP = "A program: pkg.mod:factory or path/file.py:factory. The factory returns (function or module, args)."
+from smelt.cli.terminal import place_of, syntax_error
+
+HELP = "A program: pkg.mod:factory or path/file.py:factory. The factory returns (function or module, args[, kwargs])."
 _LOOKS_LIKE = (
     "A target is pkg.mod:factory or path/file.py:factory; the factory takes no argument and returns "
-    "(function_or_module, args), for example:  def mlp(): return torch.nn.Linear(8, 8), (torch.randn(2, 8),)"
+    "(function_or_module, args), or a third part, a dict of keyword arguments, for example:  "
+    "def mlp(): return torch.nn.Linear(8, 8), (torch.randn(2, 8),)"
 )
 
 
@@ -43,10 +47,12 @@ class Target:
 def load_target(text: str) -> Target:
     """Import the module, call the factory. A module among the results is put in eval mode by its factory, not here.
 
-    Raises: typer.BadParameter (exit code 2), which says what a target looks like; what the user's own code raises
-        passes through.
+    Raises: typer.BadParameter (exit code 2), which says what a target looks like; SmeltError (S0504) for a file that
+        is not Python; what the user's own code raises passes through, with a note on whose it is.
     """
     place, separator, name = text.rpartition(":")
+    if text.endswith(".py") and Path(text).is_file():
+        raise _bad(f"{text} names no factory{_factories_in(Path(text))}")
     if not separator or not place or not name.isidentifier():
         raise _bad(f"{text!r} is not a target")
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
@@ -58,7 +64,30 @@ def load_target(text: str) -> Target:
         raise _bad(f"{text} is not a function but {type(factory).__name__}")
     if not _takes_nothing(factory):
         raise _bad(f"{text} takes arguments, so it cannot be called as a factory")
-    return _checked(text, factory())
+    try:
+        made = factory()
+    except Exception as error:
+        where = place_of(error)
+        error.add_note(f"raised by the factory {text}" + (f", at {where}" if where else ""))
+        raise
+    return _checked(text, made)
+
+
+def _factories_in(path: Path) -> str:
+    """What of a file may be a factory, without running it: functions that need no argument."""
+    try:
+        parsed = ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError):
+        return ""
+    names = [
+        node.name for node in parsed.body
+        if isinstance(node, ast.FunctionDef)
+        and len(node.args.posonlyargs) + len(node.args.args) == len(node.args.defaults)
+        and None not in node.args.kw_defaults
+    ]  # fmt: skip
+    if not names:
+        return " (none of its functions can be called without arguments)"
+    return f"; write {path}:{names[0]}" + (f", or one of {', '.join(names[1:])}" if names[1:] else "")
 
 
 def _takes_nothing(factory: Callable[..., Any]) -> bool:
@@ -83,6 +112,7 @@ def _checked(text: str, made: Any) -> Target:
         case _:
             raise _bad(f"{text} returned {type(made).__name__}, not (function_or_module, args)")
     args = (args,) if isinstance(args, Tensor) else args
+    kwargs = {} if kwargs is None else kwargs
     if not callable(function) or not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
         kinds = ", ".join(type(part).__name__ for part in made)
         raise _bad(f"{text} returned ({kinds}), not (function_or_module, args)")
@@ -98,6 +128,8 @@ def _import_module(name: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
+    except SyntaxError as error:
+        raise syntax_error(error, name) from None
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise _bad(f"there is no module {name!r}") from None
@@ -117,7 +149,10 @@ def _import_file(path: Path) -> ModuleType:
         sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # as for an imported module: dataclasses and pickle look here
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise syntax_error(error, str(path)) from None
     return module
 
 

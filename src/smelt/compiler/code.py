@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from smelt.diag.notebook import text_box
+
 State = Callable[[], dict[str, torch.Tensor]]
 Check = Callable[[Sequence[Any]], None]
 
@@ -33,6 +35,9 @@ class Code(str):
         code = super().__new__(cls, text)
         code.path, code._state, code._check = path, state, check
         return code
+
+    def _repr_html_(self) -> str:
+        return text_box(self.path.name, self)
 
     @property
     def forward(self) -> Callable[..., tuple[Any, ...]]:

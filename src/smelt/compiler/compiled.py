@@ -21,7 +21,9 @@ from smelt.compiler.compiled_dispatch import DISPATCHER, Dispatcher
 from smelt.compiler.compiled_types import Builder, Settings, SplitProgram, Stats
 from smelt.compiler.dynamic_shapes import check_names
 from smelt.compiler.torch_words import check_backend, with_mode
+from smelt.compiler.tracebacks import of_program
 from smelt.diag import Options, SmeltError
+from smelt.diag.notebook import text_box
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,6 +59,10 @@ class Compiled:
         """Calls, entries with their guards, misses by guard, fallbacks by reason."""
         return dispatcher_of(self).stats()
 
+    def _repr_html_(self) -> str:
+        dispatcher = dispatcher_of(self)
+        return text_box(f"compiled {dispatcher.name}", f"{dispatcher.stats()}\n\nsmelt.explain(...) says more")
+
 
 def dispatcher_of(compiled: Any) -> Dispatcher:
     """The dispatcher behind a compiled object."""
@@ -78,7 +84,12 @@ class CompiledFunction(_WithAttributes[P, R]):
         _attach(self, Dispatcher(target, name, settings))
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return cast(R, dispatcher_of(self)(args, kwargs))
+        __tracebackhide__ = True
+        try:
+            return cast(R, dispatcher_of(self)(args, kwargs))
+        except Exception as error:
+            of_program(error)
+            raise  # what the program raised, at the lines below
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -89,7 +100,7 @@ class CompiledFunction(_WithAttributes[P, R]):
         return getattr(self.__wrapped__, name)
 
     def __repr__(self) -> str:
-        return f"<compiled {self.smelt_target!r}>"
+        return f"<compiled {dispatcher_of(self).name}>"
 
     def __copy__(self) -> CompiledFunction[P, R]:
         return self
@@ -122,7 +133,12 @@ class CompiledModule(Compiled):
         """Stops here: the user's own `__init_subclass__` is for the user's classes."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return dispatcher_of(self)(args, kwargs)
+        __tracebackhide__ = True
+        try:
+            return dispatcher_of(self)(args, kwargs)
+        except Exception as error:
+            of_program(error)
+            raise  # what the program raised, at the lines below
 
     def __copy__(self) -> Any:
         return compile_with(copy.copy(self.smelt_target), dispatcher_of(self).settings)
@@ -159,7 +175,7 @@ def _subclass_of(cls: type) -> type:
             "__qualname__": cls.__qualname__,
             "__doc__": cls.__doc__,
         }
-        own = [name for name in ("warmup", "refresh", "stats") if hasattr(cls, name)]
+        own = [name for name in ("warmup", "refresh", "stats", "_repr_html_") if hasattr(cls, name)]
         namespace.update({name: raw_lookup(cls, name) for name in own})  # the user's names come first
         for base in cls.__mro__:
             for name, value in base.__dict__.items():

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -23,7 +22,6 @@ from smelt._torch.leaves import is_leaf
 from smelt._torch.state import is_grad_enabled
 from smelt._torch.storage import without_elements
 from smelt.capture.reads import ReadLog, RecorderBusy
-from smelt.capture.reads_effects import file_kind
 from smelt.capture.staging.stops import AS_NATIVE, PARTLY
 from smelt.capture.state import STATE, Place, in_names, without_state
 from smelt.compiler.attempts import Attempts
@@ -46,6 +44,7 @@ from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.program_modules import is_uninitialized
 from smelt.compiler.raised_run import RaisedRun, seen_only
 from smelt.compiler.sight import Look, Sight
+from smelt.compiler.tracebacks import of_program
 from smelt.compiler.turns import Turns
 from smelt.compiler.watching import watch_natively
 from smelt.compiler.worth import Worth
@@ -609,13 +608,4 @@ def _sentence(failure: BaseException | None) -> str:
 
 def _reraise(error: BaseException) -> NoReturn:
     """Raise the program's own error as the plain program would: without the frames of the recorder in its traceback."""
-    raise error.with_traceback(_without_smelt(error.__traceback__))
-
-
-def _without_smelt(traceback: TracebackType | None) -> TracebackType | None:
-    if traceback is None:
-        return None
-    rest = _without_smelt(traceback.tb_next)
-    if file_kind(traceback.tb_frame.f_code.co_filename) == "smelt":
-        return rest
-    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
+    raise of_program(error)

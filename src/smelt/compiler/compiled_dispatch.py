@@ -23,6 +23,7 @@ from smelt.compiler.compiled_types import Entry, LeftAlone, Row, Settings, Split
 from smelt.compiler.paths import contradicts
 from smelt.compiler.prints import muted_again, pieces_since, pieces_written
 from smelt.compiler.second_sight import shown
+from smelt.compiler.tracebacks import of_program
 from smelt.compiler.turns import thread
 from smelt.compiler.worth import Worth
 from smelt.diag import Miss, SmeltError
@@ -384,5 +385,10 @@ def _leads_elsewhere(missed: Row, why: Miss, row: Row) -> bool:
 
 def _slow(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """A call that native code does not serve."""
+    __tracebackhide__ = True  # this one frame of Smelt's stays; debuggers and notebooks leave it out
     dispatcher: Dispatcher = object.__getattribute__(compiled, DISPATCHER)
-    return dispatcher(args, dict(kwargs) if kwargs else {})
+    try:
+        return dispatcher(args, dict(kwargs) if kwargs else {})
+    except Exception as error:
+        of_program(error)
+        raise  # what the program raised, at the lines below

@@ -34,6 +34,7 @@ from smelt.compiler.sized_unit import SizedUnit, unit_of
 from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Miss, Options, SmeltError, SmeltWarning
+from smelt.diag.notebook import text_box
 from smelt.ir import Graph, TensorType, Type, Value
 from smelt.ops.convert import dtype_to_torch, type_of
 from smelt.ops.evaluate import evaluate
@@ -145,6 +146,9 @@ class Program(torch.nn.Module):
         """How it is to be called, where that is not by place alone."""
         signature = self.unit.signature
         return f"called with {signature.spelling}" if signature.kwargs.keys else ""
+
+    def _repr_html_(self) -> str:
+        return text_box(f"Program {self.unit.captured.name}", str(self.graph))
 
     # --- running
 

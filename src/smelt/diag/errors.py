@@ -49,6 +49,7 @@ CATALOGUE: tuple[Code, ...] = (
     Code("S0501", "something that a command needs is not there"),
     Code("S0502", "a process that measures failed"),
     Code("S0503", "the compiled program answers differently than eager"),
+    Code("S0504", "the program that a command was given cannot be loaded or run"),
     Code("S0601", "a schedule's module has no such path"),
     Code("S0602", "a pattern cannot be read"),
     Code("S0603", "a pattern has nothing to look for"),

@@ -6,16 +6,21 @@ Invariant: a span is plain data (no frame, no code object), so it can be printed
 from __future__ import annotations
 
 import linecache
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One place in the user's source: `file`, 1-based `line`, and the qualified name of the function it is in."""
+    """One place in the user's source: `file`, 1-based `line`, and the qualified name of the function it is in.
+
+    caller: where that is in an installed library, the user's own line that led to it. It is no part of a graph's text,
+    and two spans are equal without it.
+    """
 
     file: str
     line: int
     function: str = ""
+    caller: Span | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}"

@@ -20,11 +20,13 @@ from smelt.compiler.paths import reading
 from smelt.compiler.size_texts import readable
 from smelt.compiler.splitting_report import break_rows, piece_rows
 from smelt.diag import SmeltError
-from smelt.inspect.kernels import kernel_rows
+from smelt.inspect.kernels import kernel_rows, launched_ns
 from smelt.inspect.parts import Part, parts_of
+from smelt.inspect.places import is_hidden, plain
 from smelt.inspect.report import KEYS, Report
-from smelt.inspect.shown import Row
+from smelt.inspect.shown import Row, plural
 from smelt.inspect.symbols import symbol_rows
+from smelt.inspect.verdict import verdict
 from smelt.ir import DType, TensorType
 from smelt.passes.lower_precision import PRODUCT_OPS
 
@@ -32,6 +34,8 @@ _MEMORY = {
     "arena_nbytes": "arena", "arena_naive_nbytes": "arena without reuse", "packed_nbytes": "packed weights",
     "folded_nbytes": "computed from weights", "peak_nbytes": "peak of a call",
 }  # fmt: skip
+
+_FIRST = "the first call of its kind"
 
 
 def explain(compiled: Any, *args: Any, everything: bool = False, **kwargs: Any) -> Report:
@@ -81,7 +85,8 @@ def _of_graphs(compiled: Any, graphs: Sequence[Compiled]) -> Report:
         reports.append(_of_compiled(graph, 1 + max((row["entry"] for row in _numbered(reports)), default=-1)))
     name = getattr(given_to_torch(compiled), "__qualname__", type(given_to_torch(compiled)).__qualname__)
     rows = {key: [row for report in reports for row in getattr(report, key)] for key in KEYS}
-    return replace(Report(name), **rows)  # type: ignore[arg-type]
+    what = f"compiled by torch.compile in {plural(len(reports), 'graph')} of Dynamo's; {reports[0].verdict['what']}"
+    return replace(Report(name), verdict={**reports[0].verdict, "what": what}, **rows)  # type: ignore[arg-type]
 
 
 def _numbered(reports: Sequence[Report]) -> list[Row]:
@@ -110,10 +115,7 @@ def _of_compiled(compiled: Compiled, first: int = 0) -> Report:
     rows.update(enumerate(piece_rows(splits), start=1 + max(rows, default=first - 1)))
     units = [(i, row.entry) for i, row in rows.items() if isinstance(row.entry, Unit)]
     # The call that was recorded got its answer from that run, and is one of the entry's.
-    graphs = [
-        {**_graph_row(i, unit, rows[i].hits + 1), "why": rows[i].cause or "the first call of its kind"}
-        for i, unit in units
-    ]
+    graphs = [{**_graph_row(i, unit, rows[i].hits + 1), "why": rows[i].cause or _FIRST} for i, unit in units]
     breaks: list[Row] = [{"entry": i, "why": row.reason} for i, row in rows.items() if row.entry is None]
     breaks += break_rows(splits)
     told = {row.reason: i for i, row in reversed(rows.items()) if row.entry is None}
@@ -156,8 +158,10 @@ def _report(
     state: Sequence[Place] = (),
 ) -> Report:
     parts = parts_of(units)
-    return Report(
+    anew = sum(row.get("why", _FIRST) != _FIRST for row in graphs)
+    found = Report(
         name,
+        verdict=verdict(units, breaks, fallbacks, anew, _time_share(parts)),
         graphs=graphs,
         symbols=[_in_names(row, state) for row in symbol_rows(units, refused or {})],
         guards=guards,
@@ -170,6 +174,28 @@ def _report(
         memory=_memory(parts),
         precision=_precision(parts),
     )
+    return replace(found, **{key: _readable(getattr(found, key)) for key in KEYS})  # type: ignore[arg-type]
+
+
+def _readable(rows: Sequence[Row]) -> list[Row]:
+    """Rows without addresses, and without what is said of names that only generated code has."""
+    return [
+        {key: plain(value) if isinstance(value, str) else value for key, value in row.items()}
+        for row in rows
+        if not is_hidden(str(row.get("guard", "")))
+    ]
+
+
+def _time_share(parts: Sequence[Part]) -> dict[str, float]:
+    """The share of time in own kernels, of plans that measure themselves."""
+    own = total = 0
+    for part in parts:
+        unit = part.unit
+        if unit.lowered is None or unit.executable is None:
+            continue
+        share = launched_ns(unit.lowered.plan, unit.executable.profile())
+        own, total = own + share[0], total + share[1]
+    return {"time": own / total} if total else {}
 
 
 def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
@@ -250,7 +276,7 @@ def _guard(entry: int, guard: Any) -> Row:
 
 
 def _short(value: Any, limit: int = 80) -> str:
-    text = repr(value)
+    text = plain(repr(value))
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

@@ -18,7 +18,7 @@ from smelt.diag import SmeltError
 from smelt.inspect.parts import parts_of
 from smelt.inspect.roofline import Ceilings
 from smelt.inspect.shown import Row
-from smelt.runtime.plan import Launch
+from smelt.runtime.plan import Launch, Plan
 from smelt.runtime.profile import ProfileRow
 
 Form = Literal["loops", "llvm", "assembly"]
@@ -41,6 +41,13 @@ def compiled_units(compiled: Any) -> list[Unit]:
     """What a compiled object has compiled so far, oldest first; of a graph with free sizes each plan."""
     units = [row.entry for row in reversed(compiled.stats().rows) if isinstance(row.entry, Unit)]
     return [part.unit for part in parts_of(enumerate(units))]
+
+
+def launched_ns(plan: Plan, profile: Sequence[ProfileRow]) -> tuple[int, int]:
+    """Least nanoseconds of the launches of own kernels in a profile, and of all that a call does."""
+    own = {i for i, instruction in enumerate(plan.instructions) if isinstance(instruction, Launch)}
+    rows = [row for row in profile if row.calls]
+    return sum(row.min_ns for row in rows if row.index in own), sum(row.min_ns for row in rows)
 
 
 def short_name(symbol: str) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
+from smelt.diag.console import page_width
 from smelt.inspect.shown import Row
 from smelt.inspect.text import LONG, alike, cell, columns_of, text_of
+from smelt.inspect.verdict import Race, lines_of
 
 # What became of a program stands above what it is made of.
 KEYS = (
-    "graphs", "breaks", "recompiles", "fallbacks", "symbols", "guards", "kernels", "memory", "precision", "passes",
+    "graphs", "breaks", "recompiles", "fallbacks", "kernels", "symbols", "guards", "memory", "precision", "passes",
     "timings",
 )  # fmt: skip
 _TITLES = {
@@ -29,7 +31,7 @@ _EMPTY = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """A report on a compiled object or a program.
 
@@ -44,6 +46,8 @@ class Report:
     fallbacks: what ran in eager or in Python, how often, why.  timings: compile time by stage, in milliseconds.
     memory: bytes of the plan's own memory, packed weights, originals.
     precision: error of each output, where the program computes in another precision than written (`dtype`).
+    verdict: what became of the program, in words (`what`), the share of its operations (and, where it was measured, of
+    its time) that own kernels do, and, where both were timed, what eager and compiled take (`times`, in words; `race`).
     everything: print each row, and count none.
     """
 
@@ -59,26 +63,50 @@ class Report:
     timings: Sequence[Row] = field(default=())
     memory: Sequence[Row] = field(default=())
     precision: Sequence[Row] = field(default=())
+    verdict: Mapping[str, Any] = field(default_factory=dict)
     everything: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """All of the report as plain data that `json.dumps` takes; the keys are `KEYS` and `name`."""
+        """All of the report as plain data that `json.dumps` takes; the keys are `KEYS`, `name` and `verdict`."""
         rows = {key: [dict(row) for row in getattr(self, key)] for key in KEYS}
-        return {"name": self.name, **rows}
+        return {"name": self.name, "verdict": dict(self.verdict), **rows}
+
+    def timed(self, race: Race, share: float | None = None) -> Report:
+        """The same report with what eager and compiled take, and the share of time in own kernels."""
+        own = {**self.verdict.get("own kernels", {}), **({} if share is None else {"time": share})}
+        times = {"times": race.lines(), "race": race.to_dict()}
+        return replace(self, verdict={**self.verdict, "own kernels": own, **times})
+
+    def __repr__(self) -> str:
+        return f"<Report on {self.name}: {self.verdict.get('what', 'nothing yet')}>"
+
+    def _repr_html_(self) -> str:
+        return f"<div class=smelt><style>{_STYLE}</style>{_body(self, folded=True)}</div>"
 
     def __str__(self) -> str:
         return self.to_text()
 
-    def to_text(self, *, everything: bool = False) -> str:
+    def to_text(self, *, everything: bool = False, width: int | None = None) -> str:
         """The report for a terminal: what became of the program, and of what it is made each kind with its count, sums
-        of bytes and times. everything: each guard, node, pass and stage, as in a report made so.
+        of bytes and times. everything: each guard, node, pass and stage, as in a report made so. width: characters of a
+        line; the terminal's where it is not given, 100 where there is none.
         """
         everything = everything or self.everything
         sections = [(key, _TITLES[key], getattr(self, key), _empty(self, key)) for key in KEYS]
-        return text_of(self.name, sections, everything=everything)
+        return text_of(self.name, lines_of(self.verdict), sections, everything=everything, width=page_width(width))
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write one HTML page that needs nothing else: tables, bars for times, graphs that unfold. The path."""
+    @overload
+    def to_html(self, path: None = None) -> str: ...
+
+    @overload
+    def to_html(self, path: str | Path) -> Path: ...
+
+    def to_html(self, path: str | Path | None = None) -> str | Path:
+        """One HTML page that needs nothing else: tables, bars for times, graphs that unfold. Written to `path`, which
+        is returned; without one the page itself.
+        """
+        if path is None:
+            return _page(self)
         target = Path(path)
         target.write_text(_page(self), encoding="utf-8")
         return target
@@ -96,27 +124,40 @@ def _empty(report: Report, key: str) -> str:
 
 
 _STYLE = """
-body{font:14px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:1200px;padding:0 1rem;color:#1c2230;background:#fff}
-h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}
-table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid #e3e6ec;
-vertical-align:top}th{font-weight:600;background:#f5f6f9}td.n{text-align:right;font-variant-numeric:tabular-nums}
-pre{background:#f5f6f9;padding:.8rem;overflow:auto;font-size:12px}summary{cursor:pointer;color:#2450b8}
-.bar{background:#f08a24;height:.7rem;display:inline-block;border-radius:2px}.none{color:#6b7280}
+.smelt{font:14px/1.45 system-ui,sans-serif;color:#1c2230;background:#fff}
+.smelt h1{font-size:1.5rem}.smelt h2{font-size:1.1rem;margin-top:2rem}
+.smelt table{border-collapse:collapse;width:100%}
+.smelt th,.smelt td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid #e3e6ec;vertical-align:top}
+.smelt th{font-weight:600;background:#f5f6f9}.smelt td.n{text-align:right;font-variant-numeric:tabular-nums}
+.smelt pre{background:#f5f6f9;padding:.8rem;overflow:auto;font-size:12px}
+.smelt summary{cursor:pointer;color:#2450b8}.smelt .none{color:#6b7280}
+.smelt .bar{background:#f08a24;height:.7rem;display:inline-block;border-radius:2px}
 """
+_UNFOLDED = ("graphs", "breaks", "recompiles", "fallbacks", "kernels")
+"""Sections that a notebook shows at once, where they have rows."""
 
 
 def _page(report: Report) -> str:
-    parts = [
-        "<!doctype html><html lang=en><head><meta charset=utf-8>",
-        f"<title>Smelt: {html.escape(report.name)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>Smelt report: {html.escape(report.name)}</h1>",
-    ]
+    head = f"<meta charset=utf-8><title>Smelt: {html.escape(report.name)}</title><style>{_STYLE}</style>"
+    frame = "margin:2rem auto;max-width:1200px;padding:0 1rem"
+    body = f"<body class=smelt style='{frame}'>\n{_body(report)}\n</body>"
+    return f"<!doctype html><html lang=en><head>{head}</head>{body}</html>"
+
+
+def _body(report: Report, folded: bool = False) -> str:
+    """The report as HTML. folded: what it is made of unfolds by a click."""
+    parts = [f"<h1>Smelt report: {html.escape(report.name)}</h1>"]
+    parts += [f"<p>{html.escape(line)}</p>" for line in lines_of(report.verdict)]
     for key in KEYS:
         rows = getattr(report, key)
-        parts.append(f"<h2 id={key}>{html.escape(_TITLES[key])}</h2>")
         tables = [_html_table(key, part) for part in alike(rows)]
-        parts.extend(tables or [f"<p class=none>{_empty(report, key)}</p>"])
-    parts.append("</body></html>")
+        shown = "\n".join(tables or [f"<p class=none>{html.escape(_empty(report, key))}</p>"])
+        title = html.escape(_TITLES[key])
+        if folded:
+            is_open = " open" if rows and key in _UNFOLDED else ""
+            parts.append(f"<details{is_open}><summary>{title} ({len(rows)})</summary>{shown}</details>")
+        else:
+            parts.append(f"<h2 id={key}>{title}</h2>\n{shown}")
     return "\n".join(parts)
 
 

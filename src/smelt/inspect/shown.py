@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smelt.inspect.places import is_installed
+
 Row = Mapping[str, Any]
 
 
@@ -26,9 +28,11 @@ _OF_ARGUMENTS = ("shape", "dtype", "size", "value")
 _TELLING = (*_OF_ARGUMENTS, "check", "read of data")
 """Guards that a person asks for: what of the arguments, of sizes and of data an entry holds for."""
 _OF_A_LINE = 3  # guards on what one line read, beyond which they are counted
-_LOOKUPS = ("static", "absent", "module", "constant", "structure", "type", "layout", "device", "state", "hooks")
+_USUAL = (
+    "static", "absent", "module", "constant", "structure", "type", "layout", "device", "state", "hooks", "function",
+    "class", "object",
+)  # fmt: skip
 _OF_MODULES = re.compile(r"\._(parameters|buffers|modules|\w*hooks\w*|non_persistent_buffers_set)(\[.*\])?$")
-_DEFINITIONS = ("<function ", "<class ", "<built-in ", "<module ", "<slot wrapper ", "<missing>", "<bound method ")
 
 
 def guards(rows: Sequence[Row]) -> Shown:
@@ -48,7 +52,7 @@ def guards(rows: Sequence[Row]) -> Shown:
         each = [runs_of_names(", ".join(names))] if kind in _OF_ARGUMENTS else names
         shown += [{"entry": entry, "kind": kind, "guard": g, "value": value, "where": where} for g in each]
     hidden = sum(row["kind"] != "check" for row in rows) - len(telling)
-    usual = "of the usual kind (types, modes, modules and what they are made of, functions, weights)"
+    usual = "of the usual kind (types, modes, modules and their parts, functions, weights, what libraries read)"
     return Shown(_of_one_line(shown), f"{hidden:,} guards {usual}" if hidden else "")
 
 
@@ -71,9 +75,9 @@ def _of_one_line(rows: Sequence[Row]) -> list[Row]:
 def _is_telling(row: Row) -> bool:
     if row["kind"] in _TELLING:
         return True
-    if row["kind"] in _LOOKUPS or not row["where"] or _OF_MODULES.search(row["guard"]):
+    if row["kind"] in _USUAL or not row["where"] or _OF_MODULES.search(row["guard"]):
         return False
-    return not row["value"].startswith(_DEFINITIONS)
+    return not is_installed(row["where"]) and not row["value"].startswith("<")
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,25 +16,54 @@ from rich.table import Table
 
 from smelt.diag.console import console
 from smelt.inspect.brief import CHOSEN
+from smelt.inspect.places import short_places
 from smelt.inspect.shown import Row, Shown, size
 
 # A graph's text is long: in the summary it stands as its size, in HTML it unfolds.
 LONG = ("captured", "optimized", "code")
 NBYTES = ("bytes", "bytes apart", "bytes as one")
 """Columns of bytes, which are shown with a unit."""
-_WIDTH = 100  # characters
+_WORDS = {
+    "kernel": "native code of Smelt's own",
+    "fused": "computed within a kernel of another node",
+    "library": "a call of torch's C library",
+    "dispatcher": "a call through torch's dispatcher",
+    "python": "evaluated in Python",
+    "state": "a weight or a buffer",
+    "view": "no work",
+    "static": "known before the call",
+    "copy": "a copy into what is written",
+    "block": "a branch or a loop",
+    "packed": "weights laid out for a kernel",
+    "arena": "memory for what a call computes meanwhile",
+}
+"""What words of a report mean; those that it uses stand at its end."""
+_AT_HAND = re.compile(r"\b(" + "|".join(_WORDS) + r")\b(?=[ ,]|$)", re.MULTILINE)
 _CROPPED_TO = 160  # of a cell
 _WHOLE = {"why", "reason", "no graph of all ways"}  # what to do stands at their end
 _ROWS_SHOWN = 40
 _MOST_COLUMNS, _MOST_ACROSS, _MOST_BLOCKS = 8, 4, 4
+_ACROSS_AT_LEAST = 25  # characters for each of what stands beside each other
 _ALL = "Not all rows are shown: report.to_text(everything=True) or `smelt explain --all` has them, to_dict() too."
 
 
-def text_of(name: str, sections: Sequence[tuple[str, str, Sequence[Row], str]], *, everything: bool) -> str:
-    """The text of a report: of each section its key, its title, its rows, and what stands for it without any."""
+def text_of(
+    name: str,
+    verdict: Sequence[str],
+    sections: Sequence[tuple[str, str, Sequence[Row], str]],
+    *,
+    everything: bool,
+    width: int,
+) -> str:
+    """The text of a report in lines of `width` characters: the verdict's lines, then of each section its key, its
+    title, its rows, and what stands for it without any; last the words that it uses.
+    """
     out = io.StringIO()
-    page = console(out, width=_WIDTH)
+    page = console(out, width=width)
     page.print(f"Smelt report: {name}")
+    if verdict:
+        page.print()
+        page.print("\n".join(verdict))
     is_whole = True
     for key, title, rows, empty in sections:
         page.print()
@@ -43,7 +72,7 @@ def text_of(name: str, sections: Sequence[tuple[str, str, Sequence[Row], str]], 
             continue
         shown = Shown(rows) if everything else CHOSEN.get(key, Shown)(rows)
         for part in alike(shown.rows):
-            tables, left_out = _tables(title, part, everything)
+            tables, left_out = _tables(title, part, everything, width)
             for table in tables:
                 page.print(table)
                 title = ""
@@ -55,9 +84,18 @@ def text_of(name: str, sections: Sequence[tuple[str, str, Sequence[Row], str]], 
         if shown.hidden:
             page.print(f"and {shown.hidden}")
             is_whole = False
+    used = _legend(out.getvalue())
+    if used:
+        page.print(f"\nWords: {used}")
     if not is_whole:
         page.print(f"\n{_ALL}")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _legend(text: str) -> str:
+    """The meanings of the words that a text uses of how nodes run and where memory goes."""
+    found = set(_AT_HAND.findall(text))
+    return "; ".join(f"{word}: {what}" for word, what in _WORDS.items() if word in found)
 
 
 def alike(rows: Sequence[Row]) -> list[list[Row]]:
@@ -98,15 +136,16 @@ def _numbers(found: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, (known, unknown and f"not measured: {unknown}")))
 
 
-def _tables(title: str, rows: Sequence[Row], everything: bool) -> tuple[list[Table], int]:
+def _tables(title: str, rows: Sequence[Row], everything: bool, width: int) -> tuple[list[Table], int]:
     """The tables of rows that are alike, and how many rows were left out."""
     columns = columns_of(rows)
+    across = max(1, min(_MOST_ACROSS, width // _ACROSS_AT_LEAST))
     if len(columns) <= _MOST_COLUMNS or ("kernel" in columns and len(rows) > _MOST_ACROSS):
         shown = rows if everything else rows[:_ROWS_SHOWN]
         return [_down(title, columns, shown)], len(rows) - len(shown)
     # What has many properties has a line for each of them, and a few stand beside each other.
-    shown = rows if everything else rows[: _MOST_ACROSS * _MOST_BLOCKS]
-    blocks = [shown[i : i + _MOST_ACROSS] for i in range(0, len(shown), _MOST_ACROSS)]
+    shown = rows if everything else rows[: across * _MOST_BLOCKS]
+    blocks = [shown[i : i + across] for i in range(0, len(shown), across)]
     titles = [title, *[""] * (len(blocks) - 1)]
     found = [_across(title, columns, block) for title, block in zip(titles, blocks, strict=True)]
     return found, len(rows) - len(shown)
@@ -147,19 +186,3 @@ def _shown(column: str, value: Any) -> str:
     if column == "where":
         text = short_places(text)
     return text if column in _WHOLE or len(text) <= _CROPPED_TO else f"{text[: _CROPPED_TO - 3]}..."
-
-
-def short_places(where: str) -> str:
-    """Places in files as seen from the current folder, where they lie below it, the lines of a function together."""
-    here = os.path.join(os.getcwd(), "")
-    lines: dict[tuple[str, str], list[str]] = {}
-    for place in where.split(", "):
-        place, _, function = place.removeprefix(here).partition(" in ")
-        file, _, line = place.rpartition(":")
-        if not line.isdigit():
-            return where.removeprefix(here)
-        lines.setdefault((file, function), []).append(line)
-    return "; ".join(
-        f"{file}:{', '.join(found)}" + (f" in {function}" if function else "")
-        for (file, function), found in lines.items()
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
+from smelt.diag.notebook import text_box
 from smelt.ir.nodes import Arg, Node, Region, Value, clone_region, region_key
 from smelt.ir.parser import read_graph
 from smelt.ir.printer import print_graph
@@ -55,6 +56,12 @@ class Graph:
 
     def __str__(self) -> str:
         return print_graph(self)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {sum(1 for _ in self.walk())} nodes>"
+
+    def _repr_html_(self) -> str:
+        return text_box(repr(self), str(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
         return self.clone()

@@ -16,6 +16,7 @@ import torch
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.interrupts import SignalsWait
 from smelt.diag import ScheduleError, Span
+from smelt.diag.notebook import text_box
 from smelt.ir import Node
 from smelt.pattern import Where
 from smelt.scheduling import copying
@@ -307,6 +308,9 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
 
     def __repr__(self) -> str:
         return f"<Schedule of {self.path or 'the whole'} ({type(self.module).__name__})>"
+
+    def _repr_html_(self) -> str:
+        return text_box(repr(self), str(self))
 
     def find(
         self,

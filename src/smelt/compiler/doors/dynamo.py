@@ -100,9 +100,9 @@ class _Served:
             self._general = self._compile(self._with((), ()))
         return self._general(*args)
 
-    def _with(self, places: Sequence[int], parameters: Sequence[torch.nn.Parameter]) -> _Bound:
+    def _with(self, places: Sequence[int], parameters: Sequence[torch.nn.Parameter]) -> DynamoGraph:
         """The graph with these parameters; reports name it by its class, as the program that torch was given."""
-        bound: type[_Bound] = type(self._name, (_Bound,), {"__module__": __name__})
+        bound: type[DynamoGraph] = type(self._name, (DynamoGraph,), {"__module__": __name__})
         return bound(self._source, places, parameters)
 
     def _compile(self, program: Any) -> Any:
@@ -114,7 +114,7 @@ class _Served:
 CALLED_BY_TORCH.add(id(_Served.__call__.__code__))
 
 
-class _Bound(torch.nn.Module):
+class DynamoGraph(torch.nn.Module):
     """A graph with its parameters in their places."""
 
     def __init__(self, source: GraphModule, places: Sequence[int], parameters: Sequence[torch.nn.Parameter]) -> None:
