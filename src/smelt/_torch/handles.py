@@ -8,11 +8,13 @@ inside
 - `own(t)` makes a reference of its own: the tensor lives until `delete`.
 - `take(h)` gives the tensor and deletes the handle; `peek(h)` gives the tensor and leaves the handle.
 
-Invariant: `bridge()` offers only what was probed to work here and now. Where the private functions are missing, the
-handles are made over the tensor's memory (`own` then does not keep it alive, and does not carry a layout other than
-strided) and `take` and `peek` copy into a new tensor; `copies` says so.
+Invariant: `bridge()` offers only what was probed to work here and now: the public, versioned functions of torch 2.14
+and later, then private ones. Where all are missing, the handles are made over the tensor's memory (`own` then does not
+keep it alive, and does not carry a layout other than strided) and `take` and `peek` copy into a new tensor; `copies`
+says so.
 
-Source: torch/csrc/inductor/aoti_torch/c/shim.h; torch._C._aoti; PyObject_HEAD of this interpreter.
+Source: torch/csrc/stable/c/shim.h, torch/csrc/inductor/aoti_torch/c/shim.h; torch._C._aoti; PyObject_HEAD of this
+interpreter.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import torch
 
 from smelt._torch import shim
 
+FROM = "torch_tensor_from_pyobject"
+TO = "torch_tensor_to_pyobject"
 OWN = "torch._C._aoti.unsafe_alloc_void_ptr_from_tensor"
 STEAL = "torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr"
 LEND = "tensor object layout"
@@ -33,6 +37,8 @@ WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
 
 # Every name whose absence changes what `bridge` gives; tests hide each in turn.
 NAMES = (
+    FROM,
+    TO,
     OWN,
     STEAL,
     LEND,
@@ -73,7 +79,7 @@ def bridge() -> Bridge | None:
     return _blob_bridge(delete)
 
 
-# --- private functions, no copies -------------------------------------------------------------------------------------
+# --- torch's functions, no copies -------------------------------------------------------------------------------------
 
 
 def _private(dotted: str) -> Any:
@@ -87,6 +93,16 @@ def _private(dotted: str) -> Any:
 
 
 def _owner() -> Callable[[torch.Tensor], int] | None:
+    make = shim.function(FROM, ctypes.c_int32, ctypes.py_object, ctypes.c_void_p, keep_gil=True)
+    if make is not None:
+
+        def own_public(tensor: torch.Tensor) -> int:
+            cell = ctypes.c_int64()
+            if make(tensor, ctypes.addressof(cell)) != 0:
+                raise RuntimeError(shim.last_error())
+            return cell.value
+
+        return own_public
     alloc = _private(OWN)
     if alloc is None:
         return None
@@ -103,6 +119,24 @@ def _owner() -> Callable[[torch.Tensor], int] | None:
 def _wrappers(
     delete: Callable[[int], Any],
 ) -> tuple[Callable[[int], torch.Tensor], Callable[[int], torch.Tensor]] | None:
+    give = shim.function(TO, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, keep_gil=True)
+    if give is not None:
+        release = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_DecRef", ctypes.pythonapi))
+
+        def peek_public(handle: int) -> torch.Tensor:
+            cell = ctypes.py_object()
+            if give(handle, None, ctypes.addressof(cell)) != 0:
+                raise RuntimeError(shim.last_error())
+            tensor: torch.Tensor = cell.value
+            release(tensor)  # what the cell was given; `tensor` is a reference of its own
+            return tensor
+
+        def take_public(handle: int) -> torch.Tensor:
+            tensor = peek_public(handle)
+            delete(handle)
+            return tensor
+
+        return take_public, peek_public
     wrap = shim.function(WRAP, ctypes.py_object, ctypes.c_void_p, keep_gil=True)
     if wrap is not None:
 

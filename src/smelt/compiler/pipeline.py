@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from smelt._torch import versions
 from smelt.codegen.lower.merging import merging_pays
 from smelt.codegen.lower.narrowing import narrowing_pays
 from smelt.diag import Options, SmeltError
@@ -155,7 +156,8 @@ def optimized_graph(
 
 
 def check_options(options: Options) -> None:
-    """Raises: SmeltError (S0301) for a name of a pass that there is not."""
+    """Before anything is compiled. Raises: SmeltError (S0301) for a name of a pass that there is not."""
+    versions.notice()
     for option in ("skip", "enable"):
         for name in getattr(options, option):
             if name not in pass_names():

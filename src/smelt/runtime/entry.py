@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import sys
 import sysconfig
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -318,13 +317,21 @@ def layout_is_known(dispatcher: type) -> bool:
     mapping = OrderedDict(a=1, b=2)
     return (
         _word(id(probe) + TYPE_AT) == id(_Table)
-        and ctypes.c_uint32.from_address(id(probe) + REFERENCES_AT).value == sys.getrefcount(probe) - 1
+        and _counts_references(probe)
         and ctypes.string_at(id(probe) + BYTES_OFFSET, 8) == probe
         and _word(id(made) + TABLE_AT) == id(probe)
         and [_word(id(members) + LENGTH_AT), _word(id(found) + LENGTH_AT), _word(id(mapping) + LENGTH_AT)] == [3, 3, 2]
         and [_word(id(members) + TUPLE_ITEMS_AT + 8 * i) for i in range(3)] == [id(m) for m in members]
         and [_word(_word(id(found) + LIST_ITEMS_AT) + 8 * i) for i in range(3)] == [id(m) for m in members]
     )
+
+
+def _counts_references(value: Any) -> bool:
+    """Whether the count of an object's references is where it is thought to be."""
+    count = ctypes.c_uint32.from_address(id(value) + REFERENCES_AT)
+    before = count.value
+    more = [value] * 5
+    return count.value == before + len(more)
 
 
 def is_hidden() -> bool:

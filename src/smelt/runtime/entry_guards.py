@@ -168,18 +168,21 @@ def _spaces(words: Words, operation: Guard, spaces: Sequence[Namespace]) -> None
         return
     records: list[int] = []
     for space in spaces:
-        pairs = zip(space.names, space.values, strict=True)
-        entries = [w for k, v in pairs for w in (words.keep(k), 0 if v is MISSING else words.keep(v))]
         # The native walk knows the order of plain dicts; another kind of dict is asked in Python.
         is_plain = type(space.entries) is dict
         order = () if space.order is None else space.order
+        seen = dict(zip(space.names, space.values, strict=True))
+        # Where all that it holds is gone over, in its order, what was read need not be looked for.
+        held = {key: seen.pop(key, MISSING) for key in order} if is_plain else {}
+        if space.order is not None and is_plain:
+            seen = {key: value for key, value in seen.items() if value is not MISSING}
         record = {
             Space.DICT: words.keep(space.entries),
             Space.STAMP: 0,  # of no dict: each is looked into once
-            Space.LENGTH: len(space.names),
-            Space.ENTRIES: words.array(entries),
+            Space.LENGTH: len(seen),
+            Space.ENTRIES: words.array(_pairs(words, seen)),
             Space.ORDER_LENGTH: -1 if space.order is None else len(order) if is_plain or not order else LIMIT - 1,
-            Space.ORDER: words.array(words.keep(key) for key in order),
+            Space.ORDER: words.array(_pairs(words, held)),
             Space.HOLDS: words.keep(space.holds),
         }
         records += (record[word] for word in Space)
@@ -187,6 +190,10 @@ def _spaces(words: Words, operation: Guard, spaces: Sequence[Namespace]) -> None
     start = words.array(records)
     addresses = range(start, start + 8 * len(records), 8 * len(Space))
     words.emit(operation, len(addresses), *addresses)
+
+
+def _pairs(words: Words, entries: Mapping[Any, Any]) -> list[int]:
+    return [w for k, v in entries.items() for w in (words.keep(k), 0 if v is MISSING else words.keep(v))]
 
 
 def _identities(words: Words, identities: Identities) -> None:

@@ -147,7 +147,9 @@ class Block(IntEnum):
 
 
 class Space(IntEnum):
-    """Words of a dict's record. ENTRIES: (key, value or 0: absent) pairs; ORDER_LENGTH -1: only the names count."""
+    """Words of a dict's record. ENTRIES: (key, value or 0: absent) pairs; ORDER: all that it holds, likewise (0: any);
+    ORDER_LENGTH -1: only the entries count.
+    """
 
     DICT = 0
     STAMP = 1
@@ -226,7 +228,7 @@ EXTERNALS: dict[str, str] = {
 REFERENCES_AT = 0
 TYPE_AT = 8
 LENGTH_AT = 16
-TUPLE_ITEMS_AT = 24
+TUPLE_ITEMS_AT = tuple.__basicsize__  # from 3.14 on its hash stands before them
 LIST_ITEMS_AT = 24
 STAMP_AT = 24
 BASICSIZE_AT = 32

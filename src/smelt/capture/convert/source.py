@@ -25,7 +25,7 @@ from smelt.capture.convert.runtime import HIDDEN
 OUTER = f"{HIDDEN}outer"
 SELF = f"{HIDDEN}self"
 _PYTEST = "@pytest_ar"
-_NESTED = 0x10  # CO_NESTED: no meaning at run time
+_PLACE = 0x10 | 0x8000000  # CO_NESTED, and CO_METHOD (3.14): where it was written, no meaning at run time
 _FUTURES = 0xFF0000 | 0x1000000  # PyCF_MASK: `from __future__ import …` of the file
 
 NO_TYPE_PARAMETERS: dict[str, Any] = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
@@ -284,7 +284,7 @@ def _same(a: CodeType, b: CodeType) -> bool:
         and a.co_linetable == b.co_linetable
         and (a.co_argcount, a.co_posonlyargcount, a.co_kwonlyargcount)
         == (b.co_argcount, b.co_posonlyargcount, b.co_kwonlyargcount)
-        and a.co_flags & ~_NESTED == b.co_flags & ~_NESTED
+        and a.co_flags & ~_PLACE == b.co_flags & ~_PLACE
         and len(a.co_consts) == len(b.co_consts)
         and all(_same_constant(x, y, a, b) for x, y in zip(a.co_consts, b.co_consts, strict=True))
     )

@@ -256,7 +256,10 @@ def _verify_space(g: GuardsText, space: str, entries: str) -> str:
         with g.loop(0, order_length) as loop:
             found = g.python("PyDict_Next", entries, "%position", "%key", "%value")
             g.need_not(g.equal(found, 0, "i32"), doubtful)
-            g.need(g.equal(g.load("ptr", "%key"), g.element(order, loop.index, "ptr"), "ptr"), doubtful)
+            key, value = g.pair(order, loop.index, ("ptr", "ptr"))
+            g.need(g.equal(g.load("ptr", "%key"), key, "ptr"), doubtful)
+            is_seen = g.equal(g.load("ptr", "%value"), value, "ptr")
+            g.need(g.let(f"or i1 {is_seen}, {g.is_null(value)}"), doubtful)
     with g.loop(0, g.element(space, int(Space.LENGTH))) as loop:
         key, value = g.pair(pairs, loop.index, ("ptr", "ptr"))
         found = g.python("PyDict_GetItemWithError", entries, key)
