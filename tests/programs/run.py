@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.programs.aimed import FAMILIES
+from tests.programs.asks import asks
 from tests.programs.broad import broad
 from tests.programs.generate import Generated, generate
 from tests.programs.sized import sized
@@ -27,7 +28,13 @@ _CHUNK = 200
 # Scripting may take 20 s of a processor before it refuses, with and without types; others may use the processor, too.
 _HANGS_S = 300
 _WAYS = ("compile", "trace", "staged", "script")
-KINDS: dict[str, Callable[[int, int], Generated]] = {"generate": generate, "wide": wide, "broad": broad, **FAMILIES}
+KINDS: dict[str, Callable[[int, int], Generated]] = {
+    "generate": generate,
+    "wide": wide,
+    "broad": broad,
+    "asks": asks,
+    **FAMILIES,
+}
 
 
 def main() -> None:

@@ -72,13 +72,13 @@ def _argument(rng: Random, name: str, height: int, width: int) -> str:
         case "g":
             return str(rng.random() < 0.5)
         case "items":
-            return f"[{_tensor(rng, 'float32', [width])}, {_tensor(rng, 'float32', [width])}]"
+            return f"[{argument(rng, 'float32', [width])}, {argument(rng, 'float32', [width])}]"
     dtype, dims = _KINDS[name]
-    return _tensor(rng, dtype, [height if dim == "H" else width for dim in dims])
+    return argument(rng, dtype, [height if dim == "H" else width for dim in dims])
 
 
-def _tensor(rng: Random, dtype: str, shape: list[int]) -> str:
-    """Multiples of 1/4; not always laid out as torch would."""
+def argument(rng: Random, dtype: str, shape: list[int]) -> str:
+    """The text of a tensor: multiples of 1/4; not always laid out as torch would."""
     count = 1
     for size in shape:
         count *= size

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,19 +31,59 @@ def available() -> bool:
     return FakeTensorMode is not None and "entry" in dispatch.levels()
 
 
+class _Real(NamedTuple):
+    """A real tensor with its shadow, and the version that the shadow had at first."""
+
+    tensor: torch.Tensor
+    shadow: torch.Tensor
+    version: int
+
+
 class Shadows:
     """The shadows of one staged run; tensors over one storage have shadows over one storage."""
 
     def __init__(self) -> None:
         self._mode: Any = light_mode(FakeTensorMode)
+        self._real: dict[int, _Real] = {}  # by the identity of the shadow
+        self._of: dict[int, torch.Tensor] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The shadow of a real tensor, always the same one."""
         if isinstance(tensor, FakeTensor):
             return tensor
+        known = self._of.get(id(tensor))
+        if known is not None and self._real[id(known)].tensor is tensor:
+            return known
         with dispatch.unseen():
+            base = tensor._base
+            if base is not None:
+                self.of(base)
             shadow: torch.Tensor = self._mode.from_tensor(tensor, static_shapes=True)
+            self._of[id(tensor)] = shadow
+            self._real[id(shadow)] = _Real(tensor, shadow, shadow._version)
         return shadow
+
+    def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What a tensor is a view of: the real tensor, where the shadow of one."""
+        with dispatch.unseen():
+            base = tensor._base
+        real = None if base is None else self._real.get(id(base))
+        return base if real is None else real.tensor
+
+    def version_of(self, tensor: torch.Tensor) -> int:
+        """How often the memory of a tensor was written, on real tensors and on shadows."""
+        with dispatch.unseen():
+            shadow = tensor if isinstance(tensor, FakeTensor) else self._of.get(id(tensor))
+            base = tensor._base if shadow is None else shadow._base
+            if shadow is None:
+                shadow = self._of.get(id(tensor if base is None else base))
+                whole = shadow
+            else:
+                whole = shadow if base is None else base
+            real = None if whole is None else self._real.get(id(whole))
+            if shadow is None or real is None:
+                return tensor._version
+            return real.tensor._version + shadow._version - real.version
 
     def fresh(self, dtype: torch.dtype, sizes: Any, strides: Any, device: Any, grad: bool = False) -> torch.Tensor:
         """A shadow of its own memory."""
@@ -65,6 +105,11 @@ class Shadows:
             return FakeTensor(self._mode, made, device)
         except TypeError:  # pragma: no cover - another torch
             return None
+
+    def view(self, tensor: torch.Tensor, sizes: Any, strides: Any) -> torch.Tensor:
+        """A view of a shadow from its first element on, which knows its base and counts the same writes."""
+        with self.running():
+            return torch.ops.aten.as_strided.default(tensor, sizes, strides)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

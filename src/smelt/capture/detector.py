@@ -142,6 +142,31 @@ def _version_property(original: Any) -> Any:
     return Getter(original, read)
 
 
+def _base_property(original: Any) -> Any:
+    original = _own_property("_base", original)
+
+    def read(self: Any) -> Any:
+        _note_base(self, "_base")
+        return original.__get__(self, type(self))
+
+    return property(read)
+
+
+def _is_view(original: Any) -> Any:
+    def read(self: Any) -> bool:
+        _note_base(self, "_is_view()")
+        found: bool = original(self)
+        return found
+
+    return read
+
+
+def _note_base(tensor: Any, what: str) -> None:
+    recorder = _active()
+    if recorder is not None and not is_smelts(sys._getframe(2).f_code.co_filename):
+        recorder.read_base(tensor, what)
+
+
 def _needs_gradient(original: Any) -> Any:
     original = _own_property("requires_grad", original)
 
@@ -358,6 +383,8 @@ def detecting(recorder: Recorder, level: str) -> Iterator[None]:
         stack.enter_context(_patches.replaced(tensor, "storage_offset", _offset))
         stack.enter_context(_patches.replaced(tensor, "data", _data_property))
         stack.enter_context(_patches.replaced(tensor, "_version", _version_property))
+        stack.enter_context(_patches.replaced(tensor, "_base", _base_property))
+        stack.enter_context(_patches.replaced(tensor, "_is_view", _is_view))
         stack.enter_context(_patches.replaced(tensor, "requires_grad", _needs_gradient))
         stack.enter_context(_patches.replaced(tensor, "as_subclass", _aliasing(0)))
         stack.enter_context(_patches.replaced(tensor, "_make_subclass", _aliasing(1)))

@@ -105,6 +105,7 @@ class ReadLog:
     them and a call can change again: none of `mutations` then. state: the places of all `mutations`, where they could
     be state of the program. asked: by line, what the program itself asked of torch's settings. warned: whether it gave
     warnings. has_done_nothing: of a run that raised, whether it left nothing of Python's changed.
+    warnings. asks_memory: whether it has code that asks tensors whose memory they lie in, and where.
     """
 
     reads: list[Read] = field(default_factory=list)
@@ -120,6 +121,7 @@ class ReadLog:
     asked: dict[Span | None, str] = field(default_factory=dict)
     warned: bool = False
     has_done_nothing: bool = False
+    asks_memory: bool = False
 
     @property
     def is_replayable(self) -> bool:
@@ -164,6 +166,10 @@ class RecorderBusy(InternalError):
     """Another thread, or an enclosing call, is recording; only one run can be recorded at a time."""
 
 
+# What Python asks of a tensor that a piece of a program would have made otherwise than the program does.
+ASKING_MEMORY = frozenset(("_base", "_version", "_is_view", "storage_offset", "untyped_storage", "is_set_to"))
+
+
 class _Recorder:
     """The profile hook and what it found."""
 
@@ -181,6 +187,7 @@ class _Recorder:
         self.asked: dict[Span | None, str] = {}
         self.warned = False
         self.returns = Returns()
+        self.asks_memory = False
         self.hooks: list[tuple[RemovableHandle, Effect]] = []
         self.collector = {getattr(callback, "__code__", None) for callback in gc.callbacks} - {None}
 
@@ -261,6 +268,7 @@ class _Recorder:
                     self.class_askers.append(code)
                 if "range" in code.co_names:
                     self.rangers.append(code)
+                self.asks_memory = self.asks_memory or not ASKING_MEMORY.isdisjoint(code.co_names)
                 note_callers(frame, self.boundary, self.callers)
                 self.roots.enter_code(code, frame)
             return
@@ -401,6 +409,7 @@ def _fill(log: ReadLog, recorder: _Recorder, found: Roots) -> None:
     log.rangers.extend(recorder.rangers)
     log.asked.update(recorder.asked)
     log.warned = recorder.warned
+    log.asks_memory = recorder.asks_memory
     log.drawers.extend({**recorder.drawers, **{site.code: None for _, site in found.numpys_draws}})
     log.effects.extend(recorder.effects.values())
     log.effects.extend(effect for handle, effect in recorder.hooks if is_registered(handle))

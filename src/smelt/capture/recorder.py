@@ -52,10 +52,13 @@ class Family:
     """Tensors that may share memory: whether any depends on data, and whether any was written (later: by other than
     what makes a tensor for a cache to keep), and by which record last.
 
-    blank: made by `empty` and not written since; is_constant: its data were given as Python values.
+    blank: made by `empty` and not written since; is_constant: its data were given as Python values. is_written_apart:
+    other than once on all paths of a staged run, so that its version is not known.
     """
 
-    __slots__ = ("blank", "is_constant", "is_foreign", "last_write", "tainted", "written", "written_later")
+    __slots__ = (
+        "blank", "is_constant", "is_foreign", "is_written_apart", "last_write", "tainted", "written", "written_later",
+    )  # fmt: skip
 
     def __init__(self, tainted: bool) -> None:
         self.tainted = tainted
@@ -65,6 +68,7 @@ class Family:
         self.blank = False
         self.is_constant = False
         self.is_foreign = False
+        self.is_written_apart = False
 
 
 class Slot:
@@ -561,14 +565,28 @@ class Recorder:
 
     def read_version(self, tensor: torch.Tensor) -> None:
         """Note that Python read how often a tensor was written, which goes on for those that outlive the call."""
-        family = self.slot_of(tensor).family
-        if family in [slot.family for slot in (*self.inputs, *self.states)]:
+        if self._is_from_outside(tensor):
             self.fail(
                 "the version counter of a tensor from outside was read (_version)",
                 "it moves with every write, by whomever, and no guard follows it",
                 "keep a counter of your own for what the program is to know of",
                 "S0104",
             )
+
+    def read_base(self, tensor: torch.Tensor, what: str) -> None:
+        """Note that Python read what a tensor is a view of: calls bring views, and tensors of their own, alike."""
+        if self._is_from_outside(tensor):
+            self.fail(
+                f"what a tensor from outside is a view of was read ({what})",
+                "another call may bring a view of something else, or none, and no guard tells",
+                "decide by what the program itself makes of it, or tell it by an argument",
+                "S0104",
+            )
+
+    def _is_from_outside(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in memory that was there before the run."""
+        family = self.slot_of(tensor).family
+        return any(slot.family is family for slot in (*self.inputs, *self.states))
 
     def read_flag(self, name: str, value: bool) -> None:
         """Note that the program read a tensor's flag, which another call's tensor may have otherwise."""

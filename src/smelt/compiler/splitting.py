@@ -78,7 +78,13 @@ class Splits:
     # ---------------------------------------------------------------- the program
 
     def start(self, log: ReadLog, error: Exception | None) -> bool:
-        """Split the program where this refusal points to; whether it can be split."""
+        """Split the program where this refusal points to; whether it can be split.
+
+        What pieces give has eager's elements, sizes and strides, and shares memory as in eager; which of two tensors is
+        the base, and how often it was written, a program that asks for it finds out as it is only.
+        """
+        if log.asks_memory:
+            return False
         with self._lock:
             self.mark(log, error)
             node = self._node_of(self.target)
@@ -86,6 +92,7 @@ class Splits:
 
     def more(self, log: ReadLog, error: Exception | None) -> None:
         """Take up another refusal of the program."""
+        self.is_idle = self.is_idle or log.asks_memory
         with self._lock:
             self.mark(log, error)
 

@@ -42,7 +42,9 @@ from smelt.ops import sets
 from smelt.ops.convert import dummy_of, to_torch, type_of
 from smelt.ops.record import Trait
 from smelt.ops.registry import overload, schema_of, tags_of
+from smelt.ops.shapes import views as view_layouts
 from smelt.ops.shapes.calls import infer_open, open_call
+from smelt.ops.shapes.indexing import INDEXING, index_strides
 from smelt.ops.shapes.symbolic import Ask, CannotTell, Found
 
 # Elements up to which the last resort may allocate real data for one operand.
@@ -212,6 +214,10 @@ def cpu_outcome(
 COPYING = frozenset(f"aten.{name}.default" for name in ("channel_shuffle", "native_channel_shuffle"))
 
 
+# Their results lie row-major on the CPU, and as their operands do without data.
+ROW_MAJOR = frozenset(("isin", "one_hot"))
+
+
 def _counting(period: int) -> Fill:
     """Fills a tensor with 0, 1, ... again and again."""
 
@@ -310,12 +316,23 @@ def _run(op: str, key: Any, device: str | None, fill: Fill | None = None) -> Out
             result = found(*args, **kwargs)
             if op in COPYING and device is not None:
                 result = result.clone()
+            if op.split(".")[1] in ROW_MAJOR and device is not None:
+                result = result.contiguous()
+            if op in INDEXING and device is not None:
+                result = _indexed(args, result)
         results = [] if not schema.returns else [result] if len(schema.returns) == 1 else list(result)
         types = tuple(_type(r, home) for r in results)
         return Outcome(types, tuple(_shares(r, tensors) for r in results))
     except Exception as error:
         # Any failure means that this way of running does not work here: torch raises every kind of error.
         return f"{type(error).__name__}: {error}"
+
+
+def _indexed(args: list[Any], result: torch.Tensor) -> torch.Tensor:
+    """The result of an index as the CPU lays it out, which meta kernels do without a look at the indices."""
+    at, *indices = [None if t is None else view_layouts.Layout(tuple(t.shape), t.stride()) for t in (args[0], *args[1])]
+    steps = None if at is None else index_strides(at, indices)
+    return result if steps is None else result.new_empty_strided(result.shape, steps)
 
 
 @contextmanager

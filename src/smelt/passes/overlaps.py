@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 
 from smelt.analysis import Aliases
-from smelt.ir import Arg, Node, TensorType, Value
+from smelt.ir import Arg, Node, TensorType, Value, values_in
 from smelt.ops.convert import to_torch
 from smelt.ops.effects import effects
 from smelt.ops.record import Trait
-from smelt.ops.registry import overload
+from smelt.ops.registry import overload, schema_of
 from smelt.ops.sets import is_by_elements, where
 from smelt.passes.parents import parent_of
 from smelt.passes.placed_views import is_dense, is_placed
@@ -26,11 +26,28 @@ _ROWS = where(Trait.STRIDED_PART)
 
 
 def reads_what_it_writes(node: Node, target: Value, aliases: Aliases) -> bool:
-    """Whether an operand of a node may be other places of the memory that it writes, and eager takes it."""
+    """Whether an operand of a node may be other places of the memory that it writes, and eager takes it; or these very
+    places, which a reduction clears before it reads them (`torch.sum(x, 0, out=x)`).
+    """
+    if _clears_first(node) and any(aliases.may_share(operand, target) for operand in _read_by(node)):
+        return True
     return any(
         operand is not target and aliases.may_share(operand, target) and _may_turn(node, operand, target, aliases)
         for operand in node.operands()
     )
+
+
+def _clears_first(node: Node) -> bool:
+    """Whether a node writes its result into a tensor that it is given, not element by element."""
+    schema = schema_of(node.op)
+    return schema is not None and any(a.is_out for a in schema.arguments) and not is_by_elements(node.op)
+
+
+def _read_by(node: Node) -> list[Value]:
+    """The operands of an `out=` operator but those that it writes."""
+    schema = schema_of(node.op)
+    outs = {a.name for a in schema.arguments if a.is_out} if schema is not None else set()
+    return list(values_in((node.args, tuple(arg for name, arg in node.kwargs.items() if name not in outs))))
 
 
 def _may_turn(node: Node, operand: Value, target: Value, aliases: Aliases) -> bool:

@@ -76,9 +76,14 @@ def _make(shadows: Shadows, like: torch.Tensor, sizes: Sequence[Any], dtype: tor
 def _laid(
     shadows: Shadows, dtype: torch.dtype, sizes: Sequence[Any], steps: Sequence[Any], device: torch.device
 ) -> Any:
+    shown, strides = _shown(sizes, steps)
+    return shadows.direct(dtype, shown, strides, device)
+
+
+def _shown(sizes: Sequence[Any], steps: Sequence[Any]) -> list[list[Any]]:
+    """The numbers as torch takes them."""
     traces = [size.trace for size in sizes if is_symbolic(size)]
-    shown = [[sized(traces[0], n) if traces else n for n in numbers] for numbers in (sizes, steps)]
-    return shadows.direct(dtype, shown[0], shown[1], device)
+    return [[sized(traces[0], n) if traces else n for n in numbers] for numbers in (sizes, steps)]
 
 
 def _needs_grad(args: Sequence[Any]) -> bool:
@@ -258,7 +263,8 @@ def _view(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         wanted[open_[0]] = rest
     elif not _same(_resolved(total), _resolved(known)):
         return None
-    return _make(shadows, x, wanted)
+    steps = _steps(wanted)
+    return None if steps is None else shadows.view(x, *_shown(wanted, steps))
 
 
 def _resolved(number: Any) -> Any:

@@ -3,8 +3,8 @@
 A model calls the same operators on the same sizes in each of its layers, and torch's kernels for data-free tensors
 take up to a millisecond for symbolic sizes. What they give follows from types, modes and Python's arguments.
 
-Invariant: only a call that taught the trace nothing, whose results are tensors of no operand, is remembered, and only
-until the trace learns something.
+Invariant: only a call that taught the trace nothing, whose results are no operand itself, is remembered, and only until
+the trace learns something. A result that was a view of an operand is one of this call's operand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from smelt.ops.record import Trait
 from smelt.ops.sets import bases_where
 
 Key: TypeAlias = Any
-_Laid: TypeAlias = "tuple[torch.dtype, list[Any], list[Any], torch.device]"
+_Laid: TypeAlias = "tuple[torch.dtype, list[Any], list[Any], torch.device, int | None]"
+"""Dtype, sizes, strides and device; the position of the operand that it is a view of, None for memory of its own."""
 
 _LIKE_ROW_MAJOR = bases_where(Trait.PERMUTES) | {"view", "reshape", "linear", "matmul"}
 """Operators that may give a view whose memory is all that the operand's elements lie in."""
@@ -36,17 +37,16 @@ class _Unknown(Exception):
 
 
 class KnownLayouts:
-    """The layouts of one run's results. off: from when on nothing is known, as tensors lie otherwise than they did."""
+    """The layouts of one run's results."""
 
     def __init__(self, trace: CaptureTrace, shadows: Shadows) -> None:
         self._trace, self._shadows = trace, shadows
         self._found: dict[Key, tuple[list[_Laid], bool]] = {}
         self._at = self._state()
-        self.is_off = False
 
     def key(self, info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Any) -> Key | None:
         """What the layouts of the results follow from; None where that is not known."""
-        if self.is_off or info.writes or info.undeclared is not None or info.sized_by is not None:
+        if info.writes or info.undeclared is not None or info.sized_by is not None:
             return None
         may_share = info.shares >= 0 or info.may_share
         if may_share and info.short not in _LIKE_ROW_MAJOR:
@@ -58,8 +58,8 @@ class KnownLayouts:
             return None
         return info.name, given, named, modes, torch.get_default_dtype()
 
-    def find(self, key: Key) -> Any:
-        """Results that lie so; None where no call was alike."""
+    def find(self, key: Key, args: Sequence[Any]) -> Any:
+        """Results that lie so, or views of these operands; None where no call was alike."""
         if self._at != self._state():
             self._found.clear()
             self._at = self._state()
@@ -67,11 +67,14 @@ class KnownLayouts:
         if known is None:
             return None
         laid, is_one = known
-        made = [
-            self._shadows.direct(dtype, self._shown(sizes), self._shown(steps), device)
-            for dtype, sizes, steps, device in laid
-        ]
+        made = [self._made(one, args) for one in laid]
         return made[0] if is_one else tuple(made)
+
+    def _made(self, laid: _Laid, args: Sequence[Any]) -> Any:
+        dtype, sizes, steps, device, of = laid
+        if of is None:
+            return self._shadows.direct(dtype, self._shown(sizes), self._shown(steps), device)
+        return self._shadows.view(self._shadows.of(args[of]), self._shown(sizes), self._shown(steps))
 
     def note(self, key: Key, args: Sequence[Any], result: Any) -> None:
         """Remember what a call gave, unless the trace has learnt something since `find`."""
@@ -82,10 +85,25 @@ class KnownLayouts:
         if is_given or not all(isinstance(r, torch.Tensor) and _is_plain_shadow(r) for r in results):
             return
         try:
-            laid = [(r.dtype, self._numbers(r.shape), self._numbers(r.stride()), r.device) for r in results]
+            laid = [
+                (r.dtype, self._numbers(r.shape), self._numbers(r.stride()), r.device, self._viewed(r, args))
+                for r in results
+            ]
         except _Unknown:
             return
         self._found[key] = laid, isinstance(result, torch.Tensor)
+
+    def _viewed(self, result: torch.Tensor, args: Sequence[Any]) -> int | None:
+        """The position of the operand that a result is a view of."""
+        if not result._is_view():
+            return None
+        memory = result.untyped_storage()._cdata
+        for position, arg in enumerate(args):
+            if isinstance(arg, torch.Tensor) and self._shadows.of(arg).untyped_storage()._cdata == memory:
+                if arg.dtype != result.dtype:
+                    break
+                return position
+        raise _Unknown
 
     def _state(self) -> tuple[int, ...]:
         trace = self._trace

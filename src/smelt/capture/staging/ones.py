@@ -21,6 +21,10 @@ _MOST_ELEMENTS = 1 << 14
 _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format)
 
 
+_KEEPING_FORMAT = frozenset(("roll", "channel_shuffle", "native_channel_shuffle"))
+"""Their results keep the memory format of their operand on the CPU, and are row-major without data."""
+
+
 class _Unaskable(Exception):
     """The CPU is not asked."""
 
@@ -33,7 +37,8 @@ def otherwise_on_cpu(
     if info.writes or info.is_random or info.sized_by is not None or not isinstance(results, (list, tuple)):
         return []
     operands = (*args, *kwargs.values())
-    if not any(map(_is_odd, operands)) or any(r is arg for r in results for arg in operands):
+    is_kept = info.short in _KEEPING_FORMAT and _is_plain(args[0]) and not args[0].is_contiguous()
+    if not (is_kept or any(map(_is_odd, operands))) or any(r is arg for r in results for arg in operands):
         return []
     with unseen(), torch.no_grad():
         try:

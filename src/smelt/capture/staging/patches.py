@@ -90,6 +90,35 @@ def _storage_offset(original: Any) -> Any:
     return storage_offset
 
 
+def _base(original: Any) -> Any:
+    def read(self: Any) -> Any:
+        found = original.__get__(self, type(self))
+        session = _session()
+        return found if session is None else session.base_of(self)
+
+    return property(read)
+
+
+def _is_view(original: Any) -> Any:
+    def read(self: Any) -> bool:
+        session = _session()
+        if session is not None:
+            session.check_made_on_all_paths(self)
+        found: bool = original(self)
+        return found
+
+    return read
+
+
+def _version(original: Any) -> Any:
+    def read(self: Any) -> int:
+        found: int = original.__get__(self, type(self))
+        session = _session()
+        return found if session is None else session.version_of(self)
+
+    return property(read)
+
+
 def _numel(original: Any) -> Any:
     def numel(self: Any) -> Any:
         session = _session()
@@ -523,7 +552,8 @@ def answering() -> Iterator[None]:
         "__format__": _text, "__str__": _text, "__contains__": _contains, "__iter__": _iter, "__getitem__": _getitem,
         "__setitem__": _setitem, "is_contiguous": _is_contiguous, "contiguous": _contiguous,
         "storage_offset": _storage_offset, "__setattr__": _setattr, "__delattr__": _delattr,
-        "requires_grad_": _requires_grad, "register_hook": _hooked, "retain_grad": _hooked,
+        "_base": _base, "_is_view": _is_view, "_version": _version, "requires_grad_": _requires_grad,
+        "register_hook": _hooked, "retain_grad": _hooked,
         "register_post_accumulate_grad_hook": _hooked,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from smelt._torch.dispatch import unseen
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of, own
-from smelt.capture.recorder import Slot, slot_type
+from smelt.capture.recorder import Record, Slot, StateSlot, slot_type
 from smelt.capture.spans import is_smelts
 from smelt.capture.staging.cached import calls_cache
 from smelt.capture.staging.recording import Recording
@@ -150,13 +150,71 @@ class Reading(Recording):
         return wrap(found)
 
     def storage_offset(self, tensor: torch.Tensor) -> Any:
-        """Where a result's elements begin in memory, which follows from the way: read when the graph runs."""
+        """Where a result's elements begin in memory: what sizes tell, else read when the graph runs."""
         slot = self.recorder.slot_of(tensor)
         with unseen():
             at = tensor.storage_offset()
+            if self._is_made_alike(slot, by_sizes=True):
+                return own(at)
         found = ScalarSlot(INT, (at, *self.examples.ints()[1:]))
         self.append("aten.sym_storage_offset.default", [slot], {}, [found])
         return wrap(found)
+
+    def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What a tensor is a view of. Raises: CannotStage where the path decides."""
+        self.check_made_on_all_paths(tensor)
+        found: torch.Tensor | None = self.recorder.shadows.base_of(tensor)
+        return found
+
+    def version_of(self, tensor: torch.Tensor) -> int:
+        """How often a tensor was written. Raises: CannotStage where the path decides."""
+        self.check_made_on_all_paths(tensor)
+        if self.recorder.slot_of(tensor).family.is_written_apart:
+            self.cannot("how often a tensor was written is asked", "it was written on one path, or in a loop")
+        found: int = self.recorder.shadows.version_of(tensor)
+        return found
+
+    def check_made_on_all_paths(self, tensor: torch.Tensor) -> None:
+        """Raises: CannotStage for a tensor that stands for one made on either path, or for a view of one."""
+        slot = self.recorder.slot_of(tensor)
+        if slot.family.tainted and not isinstance(slot, StateSlot) and slot.kind != "input":
+            with unseen():
+                is_made = self._is_made_alike(slot, by_sizes=False)
+            if not is_made:
+                self.cannot("what a tensor is a view of, or its version, is asked", "the path may decide it")
+
+    def _is_made_alike(self, slot: Slot, *, by_sizes: bool) -> bool:
+        """Whether a tensor, and what it is a view of, are made by operators of this region, on whatever path.
+
+        by_sizes: and no data decide where it lies in that.
+        """
+        while not (by_sizes and self.recorder.is_varied(slot)):
+            tensor, record = slot.ref(), self.recorder.maker_of(slot)
+            if not slot.family.tainted and slot.kind == "result":
+                return True
+            if tensor is None or record is None or isinstance(record.info, str):
+                return not by_sizes and (isinstance(slot, StateSlot) or slot.kind == "input")
+            given = _leaves((record.args, tuple(record.kwargs.values())))
+            if by_sizes and any(isinstance(value, ScalarSlot) for value in given):
+                return False
+            if not tensor._is_view():
+                return True
+            base = self._viewed_by(record, tensor)
+            if base is None:
+                return False
+            slot = base
+        return False
+
+    def _viewed_by(self, record: Record, tensor: torch.Tensor) -> Slot | None:
+        """The operand that a call gave a view of, or gave back."""
+        of = self.recorder.shadows.of
+        memory = of(tensor).untyped_storage()._cdata
+        for value in _leaves((record.args, tuple(record.kwargs.values()))):
+            operand = value.ref() if isinstance(value, Slot) else None
+            if isinstance(operand, torch.Tensor) and of(operand).untyped_storage()._cdata == memory:
+                found: Slot = value
+                return found
+        return None
 
     def fresh_numbers(self, what: str) -> tuple[int, ...]:
         """A number that depends on data, in each world."""
@@ -223,6 +281,14 @@ class Reading(Recording):
         while frame is not None and is_smelts(frame.f_code.co_filename):
             frame = frame.f_back
         return frame
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
 
 
 def _may_do_without(code: CodeType) -> bool:

@@ -25,7 +25,7 @@ from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.dims import dim_of, row_major
 from smelt.capture.dynamic.known import KnownValues
 from smelt.capture.dynamic.rules import TURNS, by_rule, has_rule
-from smelt.capture.dynamic.values import for_torch, is_sized, number_of
+from smelt.capture.dynamic.values import for_torch, is_sized, number_of, sized
 from smelt.capture.nested import NAMES as NESTED
 from smelt.capture.nested import PaddedInstead
 from smelt.capture.opinfo import GIVING_BACK_BY_SIZE, METADATA, OpInfo, apart, op_info
@@ -38,6 +38,7 @@ from smelt.capture.staging.doubts import Doubt, given_all_the_same, has_symbols,
 from smelt.capture.staging.elements import Elements
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.known_layouts import KnownLayouts
+from smelt.capture.staging.laid_out import steps_of_indexed, steps_of_regrouped
 from smelt.capture.staging.ones import otherwise_on_cpu
 from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.packed import Packed
@@ -52,7 +53,9 @@ from smelt.capture.staging.watch import unwatched
 from smelt.ir import UNKNOWN_DIM, TensorType, UnknownDim, contiguous_strides
 from smelt.ops.catalogue.packed import PACK, PAD
 from smelt.ops.convert import dtype_from_torch, dummy_of
-from smelt.ops.meta import COPYING
+from smelt.ops.in_place_views import view_of
+from smelt.ops.meta import COPYING, ROW_MAJOR
+from smelt.ops.registry import overload as found_overload
 from smelt.ops.shapes.symbolic import CannotTell
 
 _IN_PLACE_METADATA = frozenset((
@@ -188,11 +191,15 @@ class ShadowRecorder(Recorder):
             self.session.caught(info.name)
         if not info.returns_tensors:
             return self._scalar(overload, info, args, kwargs, noted, operands)
-        if info.short in _IN_PLACE_METADATA and self.depth:
-            self.session.cannot(f"{info.name} changes a tensor's sizes on one path only")
+        if info.short in _IN_PLACE_METADATA:
+            self._check_relaid(info, operands[0])
         for name, position in writes:
             self._write(noted, named, name, position, True, info)
             self._check_entwined(noted, named, name, position)
+        if writes and (not self.session.is_on_all_paths or any(map(self.is_lazy, operands))):
+            # Through what shows the conjugates of its memory a shadow is written more often.
+            for slot in operands:
+                slot.family.is_written_apart = True
         results = self._run_once(overload, info, args, kwargs, operands)
         family = self._family(info, noted, operands, True)
         slots = self._define_worlds(results, family, info)
@@ -222,6 +229,13 @@ class ShadowRecorder(Recorder):
             given = back.get(id(shadow))
             if given is not None and not self.is_varied(self.slot_of(given)) and shadow.shape != given.shape:
                 self.session.cannot("a result is written into an empty tensor, and gives it a size")
+
+    def _check_relaid(self, info: OpInfo, slot: Slot) -> None:
+        """Raises: CannotStage where a tensor gets another layout in place on one path only, or is from outside."""
+        if self.depth:
+            self.session.cannot(f"{info.name} changes a tensor's sizes on one path only")
+        if isinstance(slot, StateSlot) or slot.kind == "input":
+            self.session.cannot(f"{info.name} changes the sizes of a tensor from outside", "the graph changes elements")
 
     def _check_entwined(self, noted: list[Any], named: dict[str, Any], name: str, position: int | None) -> None:
         target = named.get(name)
@@ -297,11 +311,9 @@ class ShadowRecorder(Recorder):
         if trace is None or any(self.is_varied(slot) for slot in operands):
             return self._run(overload, info, args, kwargs, operands)
         layouts = self.layouts = self.layouts or KnownLayouts(trace, self.shadows)
-        # From then on a tensor from before the run does not lie as its shadow does.
-        layouts.is_off |= info.short in _IN_PLACE_METADATA
         with unseen():
             key = layouts.key(info, args, kwargs, self._modes_now())
-            found = None if key is None else layouts.find(key)
+            found = None if key is None else layouts.find(key, args)
         if found is not None:
             return [found]
         results = self._run(overload, info, args, kwargs, operands)
@@ -352,16 +364,16 @@ class ShadowRecorder(Recorder):
                     continue
                 with self.shadows.running():
                     if rule is None or numbers is None:
-                        result = self._run_symbolic(overload, own_args, own_kwargs)
+                        result = self._run_symbolic(overload, info, own_args, own_kwargs)
                         if info.name in COPYING:
                             result = result.clone()
+                        if info.short in ROW_MAJOR:
+                            result = result.contiguous()
                         if overload in GIVING_BACK_BY_SIZE and varied:
                             result = apart(result, own_args)
                     else:
                         result = rule(overload, own_args, own_kwargs, numbers[world], self._make)
-                for one, steps in otherwise_on_cpu(overload, info, own_args, own_kwargs, result):
-                    with self.shadows.running(), torch.no_grad():
-                        one.as_strided_(one.shape, steps)
+                result = self._laid_as_on_cpu(overload, info, own_args, own_kwargs, result)
             except _DeadWorldError:
                 result = DEAD
             except Exception as refused:
@@ -412,6 +424,32 @@ class ShadowRecorder(Recorder):
         if batch is None:
             return tuple(zip(numbers, self.session.fresh_numbers(name), strict=True))
         return tuple((number, self.in_world(batch, world)) for world, number in enumerate(numbers))
+
+    def _laid_as_on_cpu(self, overload: Any, info: OpInfo, args: list[Any], kwargs: dict[str, Any], result: Any) -> Any:
+        """Results with the strides that they have there, where torch's kernels without data choose others."""
+        trace = self.session.size_trace
+        with unseen():
+            steps = steps_of_indexed(info.name, args, result)
+            if steps is not None:
+                return self._relaid(result, steps if trace is None else [sized(trace, n) for n in steps])
+            steps = None if trace is None else steps_of_regrouped(info.name, args, result)
+        if steps is not None:
+            return self.shadows.view(args[0], result.shape, [sized(trace, n) for n in steps])
+        others = {id(one): steps for one, steps in otherwise_on_cpu(overload, info, args, kwargs, result)}
+        if not others:
+            return result
+        if isinstance(result, torch.Tensor):
+            return self._relaid(result, others[id(result)])
+        laid = [self._relaid(one, others[id(one)]) if id(one) in others else one for one in result]
+        return type(result)(laid) if type(result) in (list, tuple) else type(result)(*laid)
+
+    def _relaid(self, tensor: torch.Tensor, steps: Sequence[Any]) -> torch.Tensor:
+        """A result with other strides, which nobody wrote."""
+        if not tensor.requires_grad:
+            return self.shadows.fresh(tensor.dtype, tensor.shape, steps, tensor.device)
+        with self.shadows.running(), torch.no_grad():
+            tensor.as_strided_(tensor.shape, steps)
+        return tensor
 
     def _check_given_back(self, results: list[Any], backs: list[dict[int, Any]], operands: list[Slot]) -> None:
         """Raises: Again where a branch decides whether an operand is given back, as it lies (`x.contiguous()`)."""
@@ -483,10 +521,17 @@ class ShadowRecorder(Recorder):
             )
             return cut_of(name, args, kwargs, dims)
 
-    def _run_symbolic(self, overload: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _run_symbolic(self, overload: Any, info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> Any:
         trace = self.session.size_trace
         if trace is None:
             return overload(*args, **kwargs)
+        if info.name == "aten.resize_as_.default" and len(args) == 2 and not kwargs:
+            return args[0].resize_(args[1].shape)  # torch's own kernel takes numbers only
+        view = view_of(info.name)
+        if view is not None and info.short != "detach_":
+            # torch's own kernels for these recurse without end where a size is a symbol and nothing is to be done.
+            laid = self._run_symbolic(found_overload(view), op_info(found_overload(view)), args, kwargs)
+            return args[0].as_strided_(laid.shape, laid.stride(), laid.storage_offset())
         before = trace.mark()
         try:
             found = overload(*args, **kwargs)

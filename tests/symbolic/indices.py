@@ -1,0 +1,59 @@
+"""Random calls of advanced indexing: ints, slices, new dimensions and index tensors of every layout and place."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+
+_SHAPES: tuple[tuple[int, ...], ...] = ((2,), (3,), (2, 3), (3, 2), (1, 2), (2, 1), (2, 3, 2), (1,), (3, 3))
+
+
+def laid(rng: Random, tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements, laid out in one of several ways."""
+    roll = rng.random()
+    if roll < 0.35 or not tensor.dim():
+        return tensor
+    if roll < 0.65:
+        order = rng.sample(range(tensor.dim()), tensor.dim())
+        return tensor.permute(order).contiguous().permute([order.index(d) for d in range(tensor.dim())])
+    if roll < 0.8:
+        return tensor.repeat_interleave(2, -1)[..., ::2]
+    return tensor[:1].expand(tensor.shape)
+
+
+def index(rng: Random, size: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Places among `size` items."""
+    count = 1
+    for n in shape:
+        count *= n
+    return laid(rng, torch.tensor([rng.randrange(size) for _ in range(count)]).reshape(shape))
+
+
+def call(rng: Random) -> tuple[torch.Tensor, tuple[Any, ...]]:
+    """A tensor, and a key for it with an index tensor at least."""
+    rank = rng.randint(1, 4)
+    sizes = [rng.choice((2, 3, 4, 4, 1)) for _ in range(rank)]
+    x = laid(rng, torch.arange(float(torch.Size(sizes).numel())).reshape(sizes))
+    shape = rng.choice(_SHAPES)
+    key: list[Any] = []
+    at = rng.randrange(rank)
+    dim = 0
+    while dim < rank:
+        roll = rng.random()
+        if dim == at or roll < 0.3:
+            own = shape if rng.random() < 0.7 else rng.choice((shape[-1:], (1,) * len(shape), (1, *shape[1:])))
+            key.append(index(rng, sizes[dim], own))
+        elif roll < 0.65:
+            key.append(slice(None, None, rng.choice((1, 1, 2))))
+        elif roll < 0.75 and dim > at:
+            key.append(Ellipsis)
+            break
+        elif roll < 0.85:
+            key.append(None)
+            continue
+        else:
+            key.append(rng.randrange(sizes[dim]))
+        dim += 1
+    return x, tuple(key)
