@@ -38,7 +38,7 @@ def _run(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _code(names):
-    """Machine code; whether a plan is kept depends on how long it took."""
+    """Machine code; whether a plan is kept, too, depends on how long it took."""
     return {name for name in names if ".plan." not in name}
 
 
@@ -71,7 +71,7 @@ def test_what_is_not_the_entry_asked_for_is_built_again(filled, tmp_path, how):
         (tmp_path / name).write_bytes(data)
     done = _run(tmp_path)
     assert done.stdout == "native True\n" and done.stderr == ""
-    assert _code(path.name for path in tmp_path.glob("*.obj")) == _code(filled)
+    assert _code(path.name for path in tmp_path.glob("*.obj")) >= _code(filled)
     done = _run(tmp_path)  # of what was written again
     assert done.stdout == "native True\n" and done.stderr == ""
 
