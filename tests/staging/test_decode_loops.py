@@ -157,6 +157,31 @@ def test_a_loop_that_data_end(count: int) -> None:
     assert len(lengths) > 1
 
 
+def test_what_python_knows_behind_a_loop() -> None:
+    """Lengths of lists, counters, the number of the last iteration; items that numbers pick."""
+    weights = [torch.randn(4, 4) / 4 for _ in range(24)]
+
+    def program(x: Tensor) -> Any:
+        found, twice, count = [x], [], 0
+        for number in range(46, -2, -2):
+            y = torch.tanh(found[-1] @ weights[number // 2]) + found[count // 3] / 4
+            found.append(y)
+            twice.append(y[0])
+            twice.append(y.sum(0))
+            count += 3
+        assert (len(found), len(twice), count, number) == (25, 48, 72, 0)
+        return sum(found), torch.stack(twice), found, count + number
+
+    compiled = smelt.compile(program)
+    with torch.no_grad():
+        traced = smelt.trace(program, (torch.ones(3, 4),))
+        for _ in range(3):
+            x = torch.randn(3, 4)
+            wanted = program(x)
+            _check(compiled(x), wanted)
+            _check(traced(x), wanted)
+
+
 def test_layers_are_no_iterations() -> None:
     """Layers that a number picks are each a body of their own."""
     layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(60))

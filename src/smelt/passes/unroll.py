@@ -21,7 +21,7 @@ from smelt.passes.inline import take_apart
 from smelt.rewrite import Rewriter
 
 MOST_GROWING = 4096
-"""Operators that a loop of tensors that grow comes to at most."""
+"""Operators of a loop of tensors that grow, or that picks from lists: it would go through Python."""
 MOST, MOST_TRIPS = 1024, 64
 """Operators of any other loop, and its iterations unless it fills a list."""
 
@@ -49,12 +49,17 @@ def _pays(node: Node) -> bool:
     operators = trips * sum(1 for _ in body)
     if any(inner.regions for inner in body) or operators > MOST_GROWING:
         return False
-    has_list = any(isinstance(result.type, ListType) for result in node.results)
-    if operators <= MOST and (trips <= MOST_TRIPS or has_list):
+    if operators <= MOST and (trips <= MOST_TRIPS or _has_list(node)):
+        return True
+    if any(inner.op != "py.append" and _has_list(inner) for inner in body):
         return True
     # It begins with tensors of known sizes and goes on with others.
     pairs = zip(node.args[3:], body.params[1:], strict=True)
     return any(isinstance(a, Value) and _is_known(a.type) and not _is_known(p.type) for a, p in pairs)
+
+
+def _has_list(node: Node) -> bool:
+    return any(isinstance(value.type, ListType) for value in (*node.operands(), *node.results))
 
 
 def _trips(node: Node) -> range:
@@ -92,28 +97,32 @@ def _unroll(rewriter: Rewriter, node: Node) -> None:
 
 
 def _taken_apart(arg: Arg) -> Arg:
-    """A list that is begun before the loop as its items."""
-    if not isinstance(arg, Value) or not isinstance(arg.type, ListType):
-        return arg
-    if arg.node is None or arg.node.op != "py.list":
+    """A list that is begun before the loop as its items. Raises: _Stays for any other."""
+    items = _as_items(arg)
+    if isinstance(items, Value) and isinstance(items.type, ListType):
         raise _Stays
-    return tuple(arg.node.args)
+    return items
 
 
 def _mapped(arg: Arg, mapping: Mapping[Value, Arg]) -> Arg:
-    return map_values(arg, lambda v: mapping.get(v, v))
+    return map_values(arg, lambda v: mapping[v] if v in mapping else _as_items(v))
+
+
+def _as_items(arg: Arg) -> Arg:
+    """A list of known items as these."""
+    is_list = isinstance(arg, Value) and isinstance(arg.type, ListType) and arg.node is not None
+    return tuple(arg.node.args) if is_list and arg.node.op == "py.list" else arg  # type: ignore[union-attr]
 
 
 def _copy(rewriter: Rewriter, node: Node, mapping: dict[Value, Arg], made: list[Node]) -> None:
     """One node for what its operands are in this iteration. Raises: _Stays."""
     args = tuple(_mapped(arg, mapping) for arg in node.args)
     kwargs = {name: _mapped(arg, mapping) for name, arg in node.kwargs.items()}
-    known = _known(node.op, args)
+    known = args if node.op == "py.list" else _known(node.op, args)
     if known is not None:
         mapping[node.result] = known
         return
-    takes_list = any(isinstance(v.type, ListType) for v in node.operands())
-    if takes_list and not node.op.startswith("aten."):
+    if not node.op.startswith("aten.") and _has_list(node):
         raise _Stays
     types = _types(node.op, args, kwargs)
     builder = rewriter.builder
@@ -185,7 +194,10 @@ def _learn(rewriter: Rewriter, nodes: Sequence[Node]) -> None:
     for node in nodes:
         if node.parent is None or node.regions or len(node.results) == 0:
             continue
-        known = _known(node.op, node.args)
+        args = tuple(map(_as_items, node.args)) if node.op.startswith("py.") else node.args
+        known = _known(node.op, args)
+        if known is None and node.op == "py.sum" and len(args) == 1:
+            known = _sum(rewriter, node, args[0])
         if known is not None:
             rewriter.replace_node(node, [known])
             continue
@@ -201,6 +213,24 @@ def _learn(rewriter: Rewriter, nodes: Sequence[Node]) -> None:
         rewriter.replace_node(node, again.results)
         if again.op == "unpack":
             take_apart(rewriter, again)
+
+
+def _sum(rewriter: Rewriter, node: Node, items: Arg) -> Value | None:
+    """Python's sum of tensors of one type, as it adds them."""
+    if not isinstance(items, tuple):
+        return None
+    values = [item for item in items if isinstance(item, Value)]
+    type_ = values[0].type if values else None
+    if not isinstance(type_, TensorType) or len(values) != len(items) or any(v.type != type_ for v in values):
+        return None
+    total: Value | None = None
+    with rewriter.builder.at(node):
+        for value in values:
+            args: tuple[Arg, ...] = (value, 0) if total is None else (total, value)
+            made = rewriter.builder.add("aten.add.Tensor", args, [type_])
+            rewriter.adopt(made)
+            total = made.result
+    return total
 
 
 unroll = Pass("unroll", "for %i in (0, 2, 1) with (%1: f32[_] = %0: f32[4]) { ... }   ==>   its iterations", _run)
