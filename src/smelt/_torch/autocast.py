@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
+from smelt._torch.leaves import is_leaf
 from smelt._torch.state import autocast, is_any_autocast
 
 _has_kernel: Callable[[str, str], bool] | None = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", None)
@@ -27,6 +29,48 @@ def no_autocast() -> Iterator[None]:
         for device, _ in autocast():
             stack.enter_context(torch.autocast(device, enabled=False))
         yield
+
+
+class _Cleared:
+    """How often the process's regions of autocast have forgotten the casts that they kept; counted on demand."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self._watching: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
+        self._original: Callable[[], None] | None = None
+
+    def tell(self, owner: Any, note: Callable[[Any], None]) -> None:
+        """Have `note(owner)` be called whenever it happens from now on, as long as the owner lives."""
+        self._watching[owner] = note
+        self.count()
+
+    def count(self) -> None:
+        """Count from now on."""
+        if self._original is None:
+            # What ends a region calls it by this name. It stays, for taking it away could undo what others have set.
+            self._original, torch.clear_autocast_cache = torch.clear_autocast_cache, self._clear
+
+    def _clear(self) -> None:
+        self.times += 1
+        for owner, note in tuple(self._watching.items()):
+            note(owner)
+        assert self._original is not None
+        self._original()
+
+
+cleared = _Cleared()
+
+
+def keeps_casts() -> bool:
+    """Whether autocast is on and keeps the casts of weights."""
+    return bool(is_any_autocast()) and torch.is_autocast_cache_enabled()
+
+
+def is_kept(tensor: torch.Tensor) -> bool:
+    """Whether autocast, where it keeps casts, keeps that of this tensor."""
+    if tensor.dtype is not torch.float32 or not tensor.requires_grad:
+        return False
+    return is_leaf(tensor) and tensor._base is None
 
 
 @lru_cache(maxsize=1024)

@@ -23,18 +23,24 @@ from typing import Any
 import torch
 
 from smelt._torch.record_patches import TRACKS, Patches
+from smelt._torch.state import is_any_autocast
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _REGIONS_FILE = os.path.join(_TORCH, "autograd", "grad_mode.py")
 
 
 class Regions:
-    """What one recorded run has set so far. is_set: the grad or inference mode; without_autocast: see `Modes`."""
+    """What one recorded run has set so far. is_set: the grad or inference mode; without_autocast: see `Modes`.
 
-    __slots__ = ("_autocast_before", "_set_before", "_set_in", "is_set", "without_autocast")
+    times_cleared: how often autocast has forgotten the casts that it keeps; 0 while they may be those of a region that
+    began before the run.
+    """
+
+    __slots__ = ("_autocast_before", "_set_before", "_set_in", "is_set", "times_cleared", "without_autocast")
 
     def __init__(self) -> None:
         self.is_set = False
+        self.times_cleared = 0 if is_any_autocast() else 1
         self.without_autocast: frozenset[str] = frozenset()
         # By id of a region, as torch keeps it there: what stood before it was entered last.
         self._set_before: dict[int, bool] = {}
@@ -152,6 +158,15 @@ def watching_regions(patches: Patches, active: Active) -> Iterator[None]:
 
         return leave
 
+    def clearing(original: Any) -> Any:
+        def clear() -> Any:
+            regions = active()
+            if regions is not None:
+                regions.times_cleared += 1
+            return original()
+
+        return clear
+
     with contextlib.ExitStack() as stack:
         for owner, name, make in (
             *((cls, "__enter__", entering) for cls in (torch.no_grad, torch.enable_grad, torch.inference_mode)),
@@ -163,6 +178,7 @@ def watching_regions(patches: Patches, active: Active) -> Iterator[None]:
             (torch.set_grad_enabled, "__call__", leaving),
             (torch.autocast, "__enter__", entering_autocast),
             (torch.autocast, "__exit__", leaving_autocast),
+            (torch, "clear_autocast_cache", clearing),
         ):
             stack.enter_context(patches.replaced(owner, name, partial(_tracking, make)))
         yield

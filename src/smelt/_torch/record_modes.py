@@ -11,7 +11,8 @@ class Modes(NamedTuple):
     """Grad mode, inference mode, and autocast as (device, dtype name) pairs.
 
     is_set: the program itself set the grad or inference mode, even if to what its caller had. without_autocast: the
-    devices for which the program itself switched autocast off.
+    devices for which the program itself switched autocast off. cache: where autocast keeps the casts of weights, a
+    number that is another one each time that it forgets them; 0: the caller's own region; -1: it keeps none.
     """
 
     grad: bool
@@ -19,6 +20,7 @@ class Modes(NamedTuple):
     autocast: tuple[tuple[str, Any], ...]
     is_set: bool = False
     without_autocast: frozenset[str] = frozenset()
+    cache: int = -1
 
 
 def modes() -> Modes:

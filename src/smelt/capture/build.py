@@ -11,6 +11,7 @@ import torch
 from smelt._torch.record_modes import Modes
 from smelt._torch.state import is_any_autocast
 from smelt.capture.expects import ExpectEmitter
+from smelt.capture.kept_casts import KeptCast, kept, kept_type
 from smelt.capture.recorder import Record, Recorder, Slot, StateSlot, slot_type
 from smelt.capture.spans import Site, Spans
 from smelt.diag import CaptureError, Span
@@ -45,6 +46,7 @@ class GraphBuilder:
         self.values: dict[Slot, Value] = {}
         self.states: dict[tuple[str, str], Value] = {}
         self.modes: dict[Modes, str] = {}
+        self.casts: dict[tuple[int, int], Value] = {}  # that autocast keeps, by id of the weight
         self.spans = Spans()
         self.position = 0  # of the record that becomes a node
 
@@ -88,11 +90,40 @@ class GraphBuilder:
             result = record.results[0]
             self.values[first] = self.values[result] = self._constant(first, escaping)
             return
+        low = kept_type(record)
+        if low is not None:
+            record = record._replace(args=[self._with_casts(a, record, low) for a in record.args])
         args = tuple(self._arg(a, record) for a in record.args)
         kwargs = {k: self._arg(v, record) for k, v in record.kwargs.items()}
         args, kwargs = normalize(record.info.name, args, kwargs)
         node = builder.add(record.info.name, args, [_type(r) for r in record.results], kwargs)
         self._results(node, record)
+
+    def _with_casts(self, arg: Any, record: Record, low: torch.dtype) -> Any:
+        """An operand, with the first cast in the place of a weight that autocast keeps the cast of."""
+        if isinstance(arg, (list, tuple)):
+            return [self._with_casts(item, record, low) for item in arg]
+        weight = kept(arg) if isinstance(arg, Slot) else None
+        if weight is None:
+            return arg
+        key = id(weight), record.modes.cache
+        if key not in self.casts:
+            self.casts[key] = self._cast(arg, record, low)
+        return self.casts[key]
+
+    def _cast(self, slot: Slot, record: Record, low: torch.dtype) -> Value:
+        """Raises: KeptCast where it may have been made before the run."""
+        if record.modes.cache == 0:
+            raise KeptCast(record, is_staged=False)
+        mode, self.builder.mode = self.builder.mode, mode_text(record.modes._replace(autocast=()), self.caller)
+        type_ = slot_type(slot)
+        cast = self.builder.add(
+            "aten.to.dtype",
+            (self._value(slot), dtype_from_torch(low)),
+            [TensorType(dtype_from_torch(low), type_.shape, type_.strides, type_.device)],
+        )
+        self.builder.mode = mode
+        return cast.result
 
     def _expect(self, record: Record) -> None:
         """What Python read, as comparisons of 0-d tensors with what it was."""
@@ -165,6 +196,8 @@ class GraphBuilder:
     def _arg(self, arg: Any, record: Record) -> Arg:
         if isinstance(arg, Slot):
             return self._value(arg)
+        if isinstance(arg, Value):
+            return arg
         if isinstance(arg, (list, tuple)):
             return tuple(self._arg(item, record) for item in arg)
         try:

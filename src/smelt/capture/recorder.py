@@ -366,7 +366,10 @@ class Recorder:
         # Autograd itself sets the mode for what it computes.
         is_set = regions.is_set or is_going_backward()
         if self.at_entry and is_any_autocast():
-            return modes()._replace(is_set=is_set, without_autocast=regions.without_autocast)
+            times = regions.times_cleared
+            # Whether the caller's region keeps casts may be otherwise at the next call.
+            cache = times if times == 0 or torch.is_autocast_cache_enabled() else -1
+            return modes()._replace(is_set=is_set, without_autocast=regions.without_autocast, cache=cache)
         key = (is_grad_enabled(), is_inference(), (), is_set, regions.without_autocast)
         found = self._modes.get(key)
         if found is None:

@@ -21,6 +21,7 @@ from smelt._torch.exact import MISSING
 from smelt._torch.leaves import is_leaf
 from smelt._torch.state import is_grad_enabled
 from smelt._torch.storage import without_elements
+from smelt.capture.kept_casts import KeptCast
 from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.staging.stops import AS_NATIVE, PARTLY
 from smelt.capture.state import STATE, Place, in_names, without_state
@@ -337,7 +338,8 @@ class Builds:
             if self._original.is_whole:
                 self._original.fail(failure)
             reason = _sentence(failure)
-            split = self._split(log, failure, entry)
+            # Casts that autocast keeps are seen by all of the program, or by none of it.
+            split = None if isinstance(failure, KeptCast) else self._split(log, failure, entry)
             self._table.add(Row(_guards(log, args, kwargs), None, reason, build_s=build_s, split=split))
             self._original.count(reason)
             self._original.warn(reason, f"{self._name} {_HOW[split is not None]}: {reason}")
@@ -375,6 +377,10 @@ class Builds:
             if hopeless:
                 self._give_up_paths(row, hopeless, log, args, kwargs)
                 return
+        if self._table.is_cast_before(entry):
+            return  # calls are recorded, which autocast sees, until its region ends
+        if entry.kept_casts:
+            self._table.watch_autocast(row)
         self._table.add(row)
         # Taken before anything is folded or packed: what changes meanwhile may be in the entry or not.
         before = Constants(entry.state)

@@ -143,7 +143,10 @@ class Dispatcher:
             if why is not None and row.paths is not None and _leads_elsewhere(missed[-1], why, row):
                 unlikely.append(row)
                 continue
-            if row.guards.check(args, kwargs) is not None:
+            failed = row.guards.check(args, kwargs)
+            if failed is not None:
+                if self._table.is_as_autocast_keeps_it(row, failed):
+                    return self._run(row, args, kwargs)
                 continue
             if row.paths is None:
                 self._prefer(row)

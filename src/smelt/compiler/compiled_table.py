@@ -13,14 +13,29 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from smelt._torch.autocast import cleared, is_kept, keeps_casts
 from smelt.compiler.compiled_native import Owner, native_entry, plans_of, target_of
 from smelt.compiler.compiled_original import Original
-from smelt.compiler.compiled_types import Row, Stats
+from smelt.compiler.compiled_types import Entry, Row, Stats
 from smelt.diag.logs import tell, wants
 from smelt.runtime.entry import Counters, EntryCode, keeps_in_reach
 
 ENTRY_LIMIT = 8  # entries kept; the least recently used one goes
 STORM_LIMIT = 16  # entries built, after which a value that changes at each call is left to the original
+
+
+_rows: weakref.WeakKeyDictionary[Row, weakref.ref[Table]] = weakref.WeakKeyDictionary()
+"""Rows, of all objects, whose casts of weights autocast may keep."""
+
+
+def _rows_of_region() -> list[Row]:
+    """Those that were made, or have run, since autocast has last forgotten casts."""
+    known = [(row, ref()) for row, ref in tuple(_rows.items())]
+    return [row for row, table in known if table is not None and table.has_used_in_region(row)]
+
+
+def _began_anew(table: Table) -> None:
+    table._region_began = table.counters.tick()
 
 
 def _place_of(text: str) -> str:
@@ -41,6 +56,7 @@ class Table:
         self.lock = threading.Lock()
         self.counters = Counters()
         self.replaced: set[str] = set()
+        self._region_began = 0  # the clock's time when autocast has last forgotten the casts that it kept
         self._made = 0
         self._causes: dict[str, tuple[int, str]] = {}  # by place: how often it kept the last row from serving, how last
         self._owner, self._slow = weakref.ref(owner), slow
@@ -49,6 +65,41 @@ class Table:
         self._publishing = threading.RLock()
         self._native: EntryCode | None = None
         self._native_types: dict[type, None] = {}
+
+    def watch_autocast(self, row: Row) -> None:
+        """Note from now on when the caller's regions of autocast end, for a row that needs casts of these."""
+        cleared.tell(self, _began_anew)
+        _rows[row] = weakref.ref(self)
+
+    def is_as_autocast_keeps_it(self, row: Row, failed: int) -> bool:
+        """Whether a row whose guard failed is right: only weights changed of which autocast keeps the casts that it
+        made before, and these are the row's, from a call in the same region.
+        """
+        if row.entry is None or not row.hits or not row.guards.is_of_constant(failed) or not keeps_casts():
+            return False
+        changed = row.changed_casts()
+        if changed is None:
+            return False
+        if self.has_used_in_region(row):
+            return True
+        # Another object may have made the same casts.
+        others = [r for r in _rows_of_region() if r.hits and r is not row]
+        return all(any(r.guards.constants.version_of(tensor) == version for r in others) for tensor, version in changed)
+
+    def has_used_in_region(self, row: Row) -> bool:
+        """Whether a row was made, or has run, since autocast has last forgotten casts."""
+        return row.used > self._region_began
+
+    def is_cast_before(self, entry: Entry) -> bool:
+        """Whether autocast goes on with casts of weights that have changed since: an entry made now has others."""
+        if not entry.kept_casts or not keeps_casts():
+            return False
+        made = [row.guards.constants for row in _rows_of_region()]
+        return any(
+            constants.version_of(weight) not in (-1, weight._version)
+            for weight in filter(is_kept, entry.kept_casts)
+            for constants in made
+        )
 
     def serve(self, compiled: Any) -> None:
         """Take the calls of this object natively where native code can find its dispatcher."""

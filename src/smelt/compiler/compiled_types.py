@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from smelt._torch.autocast import is_kept
 from smelt.capture.dynamic.spec import Spot
 from smelt.capture.reads import ReadLog, record_reads
 from smelt.capture.reads_arguments import ArgumentHeap
@@ -45,6 +46,10 @@ class Entry(Protocol):
     @property
     def writes(self) -> bool:
         """Whether a call writes into arguments or state: then it matters which of them share memory."""
+
+    @property
+    def kept_casts(self) -> tuple[torch.Tensor, ...]:
+        """Of the constants, those of which only casts are used that autocast keeps in the caller's region."""
 
     @property
     def enables_grad(self) -> bool:
@@ -310,6 +315,19 @@ class Row:
         with _COUNTING:
             self._hits += times
         self._used = now
+
+    def changed_casts(self) -> list[tuple[torch.Tensor, int]] | None:
+        """The constants that have changed, with the versions that the entry has, where these are casts that autocast
+        keeps and nothing else; None else.
+        """
+        constants = self.guards.constants
+        copied = (
+            {id(tensor) for tensor in self.entry.kept_casts if is_kept(tensor)} if self.entry is not None else set()
+        )
+        changed = [constants.tensors[i] for i in constants.changed()]
+        if any(id(tensor) not in copied for tensor in changed):
+            return None
+        return [(tensor, constants.version_of(tensor)) for tensor in changed]
 
     def fits_again(self, front: Row) -> bool:
         """Note that this path fitted; whether no other did since it did so last. front: the row that is asked first."""

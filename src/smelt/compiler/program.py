@@ -15,8 +15,10 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.fx import GraphModule
 
+from smelt._torch.autocast import cleared, is_kept, keeps_casts
 from smelt._torch.state import autocast, default_dtype, is_grad_enabled, is_inference
 from smelt.capture import Captured, capture, is_capturing
+from smelt.capture.kept_casts import KeptCast
 from smelt.capture.sharing import entangled
 from smelt.codegen.python import python_source
 from smelt.compiler.code import Code, write_code
@@ -89,6 +91,8 @@ class Program(torch.nn.Module):
         self._free = free
         self._units: dict[Key, Unit] = {}
         self._held: dict[int, Constants] = {}
+        # By id of a unit: how often autocast had forgotten the casts that it keeps when the unit ran last.
+        self._cast_in: dict[int, int] = {}
         self._known: KnownCall | None = None
         self._of: tuple[torch.nn.Module, ...] = ()  # what the ids of settings stand for: kept, so that they stay theirs
         self._modules_of = SourceModules(source, captured.roots)
@@ -170,7 +174,10 @@ class Program(torch.nn.Module):
         if unit is None:
             unit, inputs = self._found(args, kwargs)
             if unit is None or not self._state_is_as_captured(unit):
-                return self._capture(args, kwargs).captured.result
+                try:
+                    return self._capture(args, kwargs).captured.result
+                except KeptCast as kept:
+                    return kept.result
             if self._needs_grad(unit, inputs) or self.native_failure is not None or _overlap(unit, inputs):
                 return self._by_op(unit, inputs, args, kwargs)
             self._known = KnownCall.of(unit, self._setting(), inputs, args, kwargs)
@@ -264,6 +271,8 @@ class Program(torch.nn.Module):
                 raise
             raise other from error
         if captured.error is not None:
+            if isinstance(captured.error, KeptCast):
+                captured.error.result = captured.result
             raise captured.error
         if self._free:
             return self._add(sized_capture(captured, self._source, args, kwargs, self._free, is_first=False))
@@ -332,8 +341,13 @@ class Program(torch.nn.Module):
     def _freshen(self, unit: Unit) -> None:
         """Have the unit compiled, from the present contents of what is packed and folded in it."""
         held = self._held.get(id(unit))
-        if held is not None and held.unchanged():
+        last, now = self._cast_in.get(id(unit), -1), cleared.times if unit.kept_casts and keeps_casts() else -1
+        if held is not None and (held.unchanged() or (last == now >= 0 and _is_as_kept(unit, held))):
+            self._cast_in[id(unit)] = now
             return
+        if now >= 0:
+            cleared.count()
+        self._cast_in[id(unit)] = now
         before = Constants(unit.state)
         if held is not None:
             unit.refresh()
@@ -362,6 +376,7 @@ class Program(torch.nn.Module):
             "_free",
             "_units",
             "_held",
+            "_cast_in",
             "_known",
             "_of",
             "_modules_of",
@@ -447,6 +462,12 @@ def _holder(get_program: Callable[[], Program | None], unit_id: int) -> Callable
 def _type(value: Value) -> TensorType:
     assert isinstance(value.type, TensorType)
     return value.type
+
+
+def _is_as_kept(unit: Unit, held: Constants) -> bool:
+    """Whether only weights have changed of which autocast keeps the casts that it made before."""
+    copied = {id(tensor) for tensor in unit.kept_casts if is_kept(tensor)}
+    return all(id(held.tensors[i]) in copied for i in held.changed())
 
 
 def _ties_hold(unit: Unit, source: Any) -> bool:

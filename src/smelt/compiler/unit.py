@@ -47,12 +47,13 @@ from smelt.compiler.prints import SHOWING, muted, prints
 from smelt.compiler.size_conditions import symbols_in, with_conditions
 from smelt.diag import CaptureError, InternalError, Miss, Options, SmeltError, SmeltWarning
 from smelt.diag.logs import tell, wants
-from smelt.ir import STATE_OPS, DType, Graph, TensorType, Type, Value
+from smelt.ir import STATE_OPS, DType, Graph, TensorType, Type, Value, values_in
 from smelt.ir.types import contiguous_strides
 from smelt.ops.convert import type_of
 from smelt.ops.effects import effects
 from smelt.ops.evaluate import evaluate
 from smelt.ops.python_draws import Generators
+from smelt.passes.explicit_casts import is_casting
 from smelt.passes.manager import PassReport
 from smelt.passes.sized import Sizes as Symbols
 from smelt.runtime.cache import code_cache
@@ -273,6 +274,21 @@ class Unit:
         """Whether a call leaves more than its answer, so that it must not be done twice."""
         leaves = self.writes or self.draws or self.draws_in_python or self.prints
         return leaves or (self.captured.signature is not None and self.captured.signature.puts is not None)
+
+    @property
+    def kept_casts(self) -> tuple[torch.Tensor, ...]:
+        """Of the state, what only casts are used of that autocast keeps while its caller's region lasts."""
+        return tuple(self.lookup(*key) for key in self._kept_casts)
+
+    @cached_property
+    def _kept_casts(self) -> tuple[tuple[str, str], ...]:
+        if not self.captured.autocast or self.captured.graph is None:
+            return ()
+        nodes = list(self.captured.graph.walk())
+        states = {n.result: (n.op, str(n.args[0])) for n in nodes if n.op in STATE_OPS}
+        other = {value for arg in self.captured.graph.outputs for value in values_in(arg)}
+        other |= {value for node in nodes if not is_casting(node) for value in node.operands()}
+        return tuple(key for value, key in states.items() if value not in other)
 
     @cached_property
     def enables_grad(self) -> bool:

@@ -59,6 +59,15 @@ def _run(graph: Graph, context: PassContext) -> bool:
     return rewriter.edits > 0
 
 
+def is_casting(node: Node) -> bool:
+    """Whether autocast casts a node's operands to its lower type."""
+    found = _AUTOCAST.search(node.mode)
+    if found is None or not is_cast(node.op):
+        return False
+    types = [result.type for result in node.results]
+    return any(isinstance(t, TensorType) and t.dtype is BY_LABEL[found[1]] for t in types)
+
+
 Cast = Callable[[Value], DType | None]
 
 

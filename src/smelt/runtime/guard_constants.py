@@ -111,6 +111,11 @@ class Constants:
             return False
         return [np.concatenate(group).tobytes() for group in self.groups] == self.bits
 
+    def version_of(self, tensor: torch.Tensor) -> int:
+        """The version that a tensor had then; -1 for one that is not among these."""
+        found = (version for t, version in zip(self._versioned, self.versions, strict=True) if t is tensor)
+        return next(found, -1)
+
     def first_changed(self) -> int | None:
         """The position of the first tensor that differs."""
         return next(iter(self.changed()), None)

@@ -195,6 +195,10 @@ class GuardSet:
             return tuple(self._named(f"kwargs[{name!r}]") if name.startswith("<") else name for name in value)
         return value
 
+    def is_of_constant(self, failed: int) -> bool:
+        """Whether a guard is one on the contents of a constant: all others hold where it is the first to fail."""
+        return failed >= len(self.guards) - len(self.constants.tensors)
+
     @property
     def listed(self) -> tuple[Guard, ...]:
         """The guards that a user has something to do with: without those on the wrappers put around `forward`."""

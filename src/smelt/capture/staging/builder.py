@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+
 from smelt._torch.record_modes import Modes
 from smelt.capture.build import GraphBuilder
 from smelt.capture.dynamic.dims import Emitter
 from smelt.capture.dynamic.inputs import Symbols
 from smelt.capture.dynamic.slots import SizeSlot
+from smelt.capture.kept_casts import KeptCast
 from smelt.capture.recorder import Record, Slot, StateSlot, slot_type
 from smelt.capture.staging.records import RegionRecords, Structured
 from smelt.diag import CaptureError
@@ -58,6 +61,10 @@ class StagedBuilder(GraphBuilder):
             self._region(node, region, escaping)
         for value, slot in zip(node.results, record.results, strict=True):
             self.values[slot] = value
+
+    def _cast(self, slot: Slot, record: Record, low: torch.dtype) -> Value:
+        """Raises: KeptCast: which way makes it first is not known until a run."""
+        raise KeptCast(record, is_staged=True)
 
     def _region(self, node: Any, region: RegionRecords, escaping: set[Any]) -> None:
         inner = self.builder.add_region(node)
