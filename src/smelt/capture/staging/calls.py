@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import unseen
+from smelt._torch.packed_sequences import pad_packed
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import called, computed, is_sized, number_of
 from smelt.capture.staging import ordering
@@ -40,7 +41,6 @@ from smelt.ir import BOOL, FLOAT, INT, DictType, ListType, TensorType, TupleType
 from smelt.ops.python_draws import draw_name
 
 _WARN = warnings.warn  # staged runs have another one there
-_PAD_PACKED = torch._VF._pad_packed_sequence
 # What can be gone over without a change to it that others would see, or that Python itself would go over just so.
 _KNOWN: tuple[type, ...] = (list, tuple, range, zip, enumerate, type({}.keys()), type({}.values()), type({}.items()))
 
@@ -449,13 +449,13 @@ def _divmod(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str,
 def _pad_packed(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """To a number of steps that torch's own function takes as a plain number only."""
     if kwargs or not any(is_staged(arg) or is_sized(arg) for arg in args):
-        return _PAD_PACKED(*args, **kwargs)
+        return pad_packed(*args, **kwargs)
     with unseen():
         return session.recorder.record(torch.ops.aten._pad_packed_sequence.default, args, {})
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
-    _PAD_PACKED: _pad_packed,
+    pad_packed: _pad_packed,
     builtins.print: _print, len: _len, int: _conversion(int), float: _conversion(float), bool: _conversion(bool),
     complex: _conversion(complex), str: _texts("str"), repr: _texts("repr"), range: _range, min: _extreme(min, "<"),
     max: _extreme(max, ">"), sum: _sum, any: _fold(any, True), all: _fold(all, False), isinstance: _isinstance,
