@@ -139,6 +139,16 @@ def _draw(axes: Any, rows: Sequence[Row], labels: Sequence[str]) -> None:
                 colors="0.35", linestyles=style, linewidth=1.8, label=floor, zorder=2,
             )  # fmt: skip
     _dress(axes, labels)
+    axes.set_title(_measured_on(rows))
+
+
+def _measured_on(rows: Sequence[Row]) -> str:
+    """The machine that rows were measured on, and with what."""
+    found = next((row.settings for row in rows if "machine" in row.settings), {})
+    machine = found.get("machine", {})
+    threads, torch = found.get("threads", ""), machine.get("torch", "")
+    told = [machine.get("cpu", ""), threads and f"{threads} threads", torch and f"torch {torch}"]
+    return ", ".join(part for part in told if part)
 
 
 def _dress(axes: Any, labels: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,15 +28,20 @@ from smelt.bench.systems import DTYPES, PRODUCTS, Context, Ready, System, missin
 from smelt.codegen.llvm.fma_peak import FmaPeak, measure_fma_peak
 
 EAGER = "eager"
+_READY_S = {EAGER: 0.1, "smelt": 1.5, "onnxruntime": 6.0, "openvino": 4.0, "inductor": 25.0, "inductor-max": 90.0}
+_READY_ELSE_S, _PROCESS_S, _ROUND_S = 20.0, 8.0, 0.2
+"""Seconds: until systems are ready for a model, of a process that starts, of a round of a model of middle size."""
 _ONE_THREAD_REPEATS = 5
 _WARM_UP_CALLS = 3
+_LEAST_LEFT = 0.4  # of a run's limit: what must be left for another model
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
     """What to run. `cold` are the names of the systems whose start-up is measured; `one_thread` adds that column.
 
-    `prepare_budget_s` bounds each preparation and each start-up process. `competing` keeps one core busy with another
+    `prepare_budget_s` bounds each preparation and each start-up process; `limit_s` the whole run: a model that may not
+    be done by then is not begun. `competing` keeps one core busy with another
     process while systems are timed (with all threads; start-ups and one thread are measured undisturbed).
     """
 
@@ -48,10 +54,24 @@ class Suite:
     one_thread: bool = True
     prepare_budget_s: float = 300.0
     competing: bool = False
+    limit_s: float | None = None
 
     def systems_for(self, dtype: str) -> tuple[System, ...]:
         """The systems that take part in the rows of a dtype."""
         return tuple(s for s in self.systems if dtype in s.dtypes)
+
+    def estimate_s(self) -> float:
+        """About how long it takes, in seconds, from what systems have been seen to take to get ready."""
+        seconds = 0.0
+        for dtype in self.dtypes:
+            for system in self.systems_for(dtype):
+                ready = _READY_S.get(system.name, _READY_ELSE_S)
+                timing = min(self.plan.budget_s, self.plan.repeats * max(2e-3 * self.plan.sample_ms, _ROUND_S))
+                each = ready + timing * (1.25 if self.plan.blocks else 1)
+                each += ready + timing / 4 if self.one_thread else 0.0
+                each += 2 * (ready + _PROCESS_S) if system.name in self.cold else 0.0
+                seconds += each * len(self.models)
+        return seconds if self.limit_s is None else min(seconds, self.limit_s)
 
     def steps_per_model(self) -> int:
         """At most so many times `Watch.step` is called for one model and dtype."""
@@ -62,9 +82,12 @@ class Suite:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Who follows a run: `step(text)` before each step with what it is about to do."""
+    """Who follows a run: `step(text)` before each step with what it is about to do, `left_out(model)` for each model
+    that the run's limit leaves no time for.
+    """
 
     step: Callable[[str], None] = lambda text: None
+    left_out: Callable[[str], None] = lambda model: None
 
 
 def run(suite: Suite, watch: Watch | None = None) -> Iterator[list[Row]]:
@@ -74,11 +97,21 @@ def run(suite: Suite, watch: Watch | None = None) -> Iterator[list[Row]]:
     """
     watch, peaks = watch or Watch(), _PeakMeter()
     threads_before = torch.get_num_threads()
+    begin, longest = time.monotonic(), 0.0
     try:
         for dtype in suite.dtypes:
             for model in suite.models:
+                start = time.monotonic()
+                if suite.limit_s is not None:
+                    left_s = suite.limit_s - (start - begin)
+                    if left_s < max(_LEAST_LEFT * suite.limit_s, longest):
+                        watch.left_out(model.name)
+                        continue
+                    budget_s = left_s / (len(suite.systems) + 1)
+                    suite = dataclasses.replace(suite, prepare_budget_s=min(suite.prepare_budget_s, budget_s))
                 with torch.no_grad():
                     yield _ModelRun(suite, model, dtype, watch, peaks).rows()
+                longest = max(longest, time.monotonic() - start)
                 gc.collect()
     finally:
         torch.set_num_threads(threads_before)

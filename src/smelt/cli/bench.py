@@ -17,12 +17,16 @@ from smelt.bench.measure import Plan
 from smelt.bench.models import MODELS
 from smelt.bench.rows import Row
 from smelt.bench.suite import EAGER, Suite, Watch, run
-from smelt.bench.systems import DTYPES, systems
+from smelt.bench.systems import DTYPES, missing, systems
 from smelt.diag.console import console, progress
 
 _MODEL_NAMES = tuple(m.name for m in MODELS)
 _PAPER = 170  # characters of a line where the table goes to a file
-_QUICK_PLAN = Plan(repeats=5, sample_ms=0.3, budget_s=10.0, blocks=False)
+_QUICK_PLAN = Plan(repeats=5, sample_ms=0.3, budget_s=0.5, blocks=False)
+_QUICK_S = 60.0
+_QUICK_MODELS = ("lerp200", "iou", "lstm", "attention", "mlp_4x128")
+_QUICK_PEERS = ("smelt", "onnxruntime", "openvino")
+"""What `--quick` measures where nothing is named: within a minute."""
 
 
 def _names(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
@@ -76,15 +80,26 @@ def bench(
     competing: Annotated[
         bool, typer.Option(help="Time beside a process that keeps one core busy: rows of their own, no start-ups.")
     ] = False,
-    quick: Annotated[bool, typer.Option(help="Few short rounds, no start-ups, no one-thread column.")] = False,
+    quick: Annotated[
+        bool, typer.Option(help="A look within a minute: five small models, three systems, few short rounds.")
+    ] = False,
+    earlier: Annotated[
+        Path | None, typer.Option("--from", help="Measure nothing: show, and plot, the rows of this file.")
+    ] = None,
     update: Annotated[
         bool, typer.Option(help="Keep the rows of an existing --json that are not measured now.")
     ] = False,
 ) -> None:
     names = [s.name for s in systems()]
+    if quick:
+        models = ",".join(_QUICK_MODELS) if models == "all" else models
+        peers = ",".join(_QUICK_PEERS) if peers == "all" else peers
     chosen_models = _checked("--models", models, _MODEL_NAMES, "model")
     chosen = {EAGER, *_checked("--peers", peers, names, "system")}
     dtypes = _checked("--dtype", dtype, tuple(DTYPES), "dtype")
+    if earlier is not None:
+        _show_earlier(earlier, chosen_models, dtypes, competing, plot)
+        return
     warm_only = set(_checked("--skip-cold", skip_cold, names, "system")) if skip_cold else set()
     kept = _existing_rows(json) if update and json is not None else []
     suite = Suite(
@@ -97,6 +112,7 @@ def bench(
         one_thread=one_thread and not quick and not competing and threads > 1,
         prepare_budget_s=prepare_budget,
         competing=competing,
+        limit_s=_QUICK_S if quick else None,
     )
     _run_and_report(suite, kept, json, plot)
 
@@ -127,8 +143,10 @@ Systems:
 
 \b
 Examples:
-  smelt bench --quick --models lerp200,lstm
-      a first look, in seconds
+  smelt bench --quick
+      a first look, within a minute
+  smelt bench --from bench/results/zen5.json --plot zen5.png
+      the table and the picture of an earlier run
   smelt bench --models bert --peers inductor,openvino --json b.json --plot b.png
       one model against two peers, start-ups included
   smelt bench --json all.json --plot all.png --skip-cold inductor-max
@@ -142,6 +160,36 @@ Examples:
   smelt bench --models gpt2 --json all.json --update
       measure one model again and keep the other rows of the file
 """
+
+
+def _show_earlier(file: Path, models: Sequence[str], dtypes: Sequence[str], competing: bool, plot: Path | None) -> None:
+    """The rows of an earlier run. Raises: typer.BadParameter where there is no such file."""
+    if not file.is_file():
+        raise typer.BadParameter(f"there is no file {file}", param_hint="--from")
+    rows = [
+        row for row in _existing_rows(file)
+        if row.model in models and row.dtype in dtypes and row.competing == competing
+    ]  # fmt: skip
+    _print_table(rows)
+    _finish(rows, None, plot, console(sys.stderr))
+
+
+def _print_table(rows: Sequence[Row]) -> None:
+    out = console()
+    wide = out if out.is_terminal else console(width=_PAPER)
+    wide.print(report.table(rows, wide.width))
+
+
+def _say_before(suite: Suite, log: Console) -> None:
+    """How long it will take, and all packages that are not there."""
+    packages = dict.fromkeys(p for s in suite.systems for p in s.packages)
+    packages.update(dict.fromkeys(p for m in suite.models for p in m.needs))
+    if absent := missing(list(packages)):
+        log.print(absent, soft_wrap=True)
+    seconds = suite.estimate_s()
+    took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+    what = f"{len(suite.models)} models, {len(suite.systems)} systems, up to {suite.plan.repeats} rounds"
+    log.print(f"about {took} on a quiet machine: {what}", soft_wrap=True)
 
 
 def _checked(option: str, text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
@@ -168,8 +216,10 @@ def _run_and_report(suite: Suite, kept: list[Row], json: Path | None, plot: Path
 
     An interrupt keeps what is complete and exits with 130.
     """
-    out, log = console(), console(sys.stderr)
+    log = console(sys.stderr)
+    _say_before(suite, log)
     rows: list[Row] = []
+    left_out: list[str] = []
     interrupted = False
     per_model = suite.steps_per_model()
     total = per_model * len(suite.models) * len(suite.dtypes)
@@ -180,15 +230,16 @@ def _run_and_report(suite: Suite, kept: list[Row], json: Path | None, plot: Path
             bar.update(task, description=text, advance=1)
 
         try:
-            for done, of_model in enumerate(run(suite, Watch(step)), start=1):
+            for done, of_model in enumerate(run(suite, Watch(step, left_out.append)), start=1):
                 rows.extend(of_model)
                 bar.update(task, completed=done * per_model)
                 if json is not None:
                     rows_.write(rows_.merge(kept, rows), json)
         except KeyboardInterrupt:
             interrupted = True
-    wide = out if out.is_terminal else console(width=_PAPER)
-    wide.print(report.table(rows, wide.width))
+    _print_table(rows)
+    if left_out:
+        log.print(f"no time was left for {', '.join(left_out)}: without --quick, or by --models, they are measured")
     _finish(rows_.merge(kept, rows), json, plot, log)
     if interrupted:
         log.print(Text.assemble(("interrupted", "yellow"), ": models that were complete are kept"))
