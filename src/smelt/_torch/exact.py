@@ -31,6 +31,7 @@ MISSING: Final = _Missing()
 _BY_EQUALITY = (int, str, bytes, torch.device, range)
 _SEQUENCES = (tuple, list, torch.Size)
 _MAPPINGS = (dict, OrderedDict)
+_HASHED = frozenset({*_BY_EQUALITY, bool, float, complex, type(None), tuple, frozenset, torch.Size})
 _MUTABLE = frozenset({dict, OrderedDict, list, set, deque})
 
 
@@ -75,11 +76,17 @@ def still(now: Any, seen: Any) -> bool:
 
 
 def _same_set(a: Any, b: Any) -> bool:
-    """Sets are compared member by member: 1, 1.0 and True hash alike, so equality alone is not enough."""
+    """Sets are compared member by member: 1, 1.0 and True hash alike, so equality alone is not enough. Of members that
+    are no plain data only the very same ones count, and nothing is asked of them.
+    """
     if len(a) != len(b):
         return False
-    partner = {x: x for x in b}
-    return all(x in partner and same(x, partner[x]) for x in a)
+    left = {id(x): x for x in _members(b)}
+    others = [x for x in _members(a) if left.pop(id(x), MISSING) is MISSING]
+    if not all(type(x) in _HASHED for x in others):
+        return False
+    partner = {x: x for x in left.values() if type(x) in _HASHED}
+    return all(x in partner and same(x, partner[x]) for x in others)
 
 
 def _items(container: dict[Any, Any]) -> Any:
@@ -89,10 +96,11 @@ def _items(container: dict[Any, Any]) -> Any:
 
 def contents(container: Any) -> Any:
     """A shallow copy of a container as plain data (dict, tuple or frozenset): what a content guard compares with."""
+    # As they are stored, without a question to a key's own `__hash__` and `__eq__`; an ordered dict's order is its own.
     if isinstance(container, dict):
-        return dict(_items(container))
+        return dict(_items(container)) if isinstance(container, OrderedDict) else dict.copy(container)
     if isinstance(container, (set, frozenset)):
-        return frozenset(_members(container))
+        return frozenset(container)
     return tuple(_members(container))
 
 

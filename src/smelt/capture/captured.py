@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
@@ -35,9 +35,9 @@ from smelt.capture.keeping import keeper
 from smelt.capture.noting import call_notes
 from smelt.capture.places import After, NotPut, Puts
 from smelt.capture.reads_arguments import ArgumentHeap
-from smelt.capture.recorder import Conversion, Recorder, Slot
+from smelt.capture.recorder import Conversion, Recorder, Slot, StateSlot, slot_type
 from smelt.capture.results import OWN, Result, holds_its_own
-from smelt.capture.roots import Roots, StateTensor, reachable
+from smelt.capture.roots import Entry, Roots, StateTensor, reachable
 from smelt.capture.scopes import Scope, tracking
 from smelt.capture.sharing import entangled
 from smelt.capture.signature import Arguments, Signature, flatten_arguments
@@ -45,7 +45,7 @@ from smelt.capture.state import STATE, Place, argument
 from smelt.capture.tree import Flattener, Tree, hidden_tensors, is_inert, is_iterator, is_lazy, tensors_at
 from smelt.capture.written import Record, Written
 from smelt.capture.zeros import check_results
-from smelt.diag import CaptureError, SmeltError, Span
+from smelt.diag import CaptureError, InternalError, SmeltError, Span
 from smelt.ir import Graph
 
 
@@ -54,6 +54,20 @@ class State:
     """The tensors behind a graph's `param`, `buffer` and `captured` nodes, by (kind, path)."""
 
     entries: Mapping[tuple[str, str], StateTensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, slots: Iterable[StateSlot]) -> State:
+        """The tensors of a recorder's slots. Raises: InternalError where two of them have one name."""
+        holders: dict[str, Entry] = {}
+        for slot in slots:
+            entry = slot.entry
+            if holders.setdefault(entry.path, entry).tensor is not entry.tensor:
+                raise InternalError(
+                    f"two tensors have the name {entry.path!r}",
+                    why=f"a graph tells them apart by name: {slot_type(slot)} is one, {holders[entry.path].kind} another",
+                    fix="report this with the program",
+                )
+        return cls({(entry.kind, path): entry.freeze() for path, entry in holders.items()})
 
     def lookup(self, kind: str, path: str) -> torch.Tensor:
         """The tensor as it was at capture; what `smelt.ops.evaluate` takes. Raises: KeyError."""
@@ -222,7 +236,10 @@ def capture(
                     graph = GraphBuilder(title, recorder, caller).build(names, outputs)
             except CaptureError as error:
                 recorder.error = error
-        used = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
+        try:
+            used = State.of(recorder.states)
+        except InternalError as error:
+            recorder.error, graph, used = error, None, State()
         shared = frozenset() if graph is None else entangled(graph, arguments.tensors, used.lookup)
         native = Captured(
             title, result, graph, signature, used, recorder.error,

@@ -97,6 +97,11 @@ class Read(NamedTuple):
     namer: Callable[[int], str]
 
     @property
+    def spot(self) -> tuple[int, Any]:
+        """What tells the place from others."""
+        return id(self.owner), self.key
+
+    @property
     def name(self) -> str:
         """A readable expression for the place, rooted at the program; found when asked for."""
         if self.label is not None:
@@ -131,8 +136,9 @@ class Store(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A place that holds something else after the run."""
+    """A place that holds something else after the run. spot: what tells it from others, which may have its name."""
 
+    spot: tuple[int, Any]
     name: str
     before: Any
     after: Any
@@ -425,10 +431,10 @@ def _codes(member: Any) -> Iterator[types.CodeType]:
 
 def changes_of(roots: Roots) -> list[Change]:
     """What the run left different in the objects it reached."""
-    changes: dict[str, Change] = {}
+    changes: dict[tuple[int, Any], Change] = {}
 
-    def note(name: str, before: Any, after: Any, site: Site | None) -> None:
-        changes.setdefault(name, Change(name, before, after, site))
+    def note(spot: tuple[int, Any], name: str, before: Any, after: Any, site: Site | None) -> None:
+        changes.setdefault(spot, Change(spot, name, before, after, site))
 
     opened = roots.opened
     for owner, name, before, site in roots.written.values():
@@ -436,7 +442,7 @@ def changes_of(roots: Roots) -> list[Change]:
             continue
         after = peek(owner, name)
         if not still(after, before) or id(after) in roots.passed:
-            note(f"{roots.name(id(owner))}.{name}", before, after, site)
+            note((id(owner), name), f"{roots.name(id(owner))}.{name}", before, after, site)
         else:
             _keep_attribute(roots, owner, name, after, site)
     for store in roots.stores.values():
@@ -444,7 +450,7 @@ def changes_of(roots: Roots) -> list[Change]:
             continue
         after = store.space.get(store.key, MISSING)
         if not still(after, store.before) or id(after) in roots.passed:
-            note(store.name, store.before, after, store.site)
+            note(store.spot, store.name, store.before, after, store.site)
         else:  # stored again what was there: only from there is leaving it alone the same
             kind = "absent" if after is MISSING else "item"
             fact = Read(kind, store.space, store.key, after, store.site, store.name, store.space, roots.name)
@@ -455,20 +461,20 @@ def changes_of(roots: Roots) -> list[Change]:
         if id(owner) in opened or own is None or name not in own or value is own[name] or has_own_lookup(type(owner)):
             continue
         if not still(own[name], value) and not overrides_instance(raw_lookup(type(owner), name)):
-            note(f"{roots.name(id(owner))}.{name}", value, own[name], site)
+            note((id(owner), name), f"{roots.name(id(owner))}.{name}", value, own[name], site)
     for fact in roots.facts.values():
         if id(fact.owner) in opened:
             continue
         after = _now(fact)
         if not (same_contents(after, fact.value, still) if fact.kind == "class" else still(after, fact.value)):
-            note(fact.name, fact.value, after, fact.site)
+            note(fact.spot, fact.name, fact.value, after, fact.site)
     for container, copy, site in roots.copies.values():
         if id(container) in opened:
             continue
         members = copy.values() if isinstance(copy, dict) else copy
         holds_argument = id(container) not in roots.arguments and any(id(m) in roots.passed for m in members)
         if not same_contents(container, copy, still) or holds_argument:
-            note(roots.name(id(container)), copy, contents(container), site)
+            note((id(container), None), roots.name(id(container)), copy, contents(container), site)
     return list(changes.values())
 
 

@@ -120,7 +120,7 @@ def changed_state(roots: Roots) -> list[Outer]:
 def broken_state(roots: Roots) -> list[Change]:
     """Lists of state with which this run did more than to append to them."""
     return [
-        Change(place.name, roots.held[place.spot], place.read(), place.site)
+        Change(place.spot, place.name, roots.held[place.spot], place.read(), place.site)
         for place in roots.state.values()
         if place.is_appended and (appended(place, roots.held[place.spot]) is None or not _only_appends(roots, place))
     ]
@@ -167,16 +167,15 @@ class State:
     is_settled: bool
 
 
-def state_places(roots: Roots, changes: list[Change]) -> tuple[State | None, str]:
-    """The places of all these changes; None where some have none, and the name of such a one."""
+def state_places(roots: Roots, changes: list[Change]) -> tuple[State | None, tuple[int, Any] | None]:
+    """The places of all these changes; None where some have none, and the spot of such a one."""
     finder = _Finder(roots)
     try:
         finder.find()
     except _NoPlace:
         return None, finder.at
-    known = {place.name for place in finder.places.values()} | finder.names
-    without = next((change.name for change in changes if change.name not in known), "")
-    return (None, without) if without else (State(tuple(finder.places.values()), finder.is_settled), "")
+    without = next((change.spot for change in changes if change.spot not in finder.found), None)
+    return (None, without) if without else (State(tuple(finder.places.values()), finder.is_settled), None)
 
 
 class _NoPlace(Exception):
@@ -187,8 +186,8 @@ class _Finder:
     def __init__(self, roots: Roots) -> None:
         self.roots = roots
         self.places: dict[tuple[int, Any], Place] = {}
-        self.names: set[str] = set()  # of what is changed inside of these places
-        self.at = ""  # the name of what is looked at
+        self.found: set[tuple[int, Any]] = set()  # the spots of the changes that these places make
+        self.at: tuple[int, Any] = (0, None)  # the spot that is looked at
         self.is_settled = True
         self._facts: list[Read] = []
 
@@ -200,13 +199,12 @@ class _Finder:
             if id(owner) not in roots.opened and (id(owner), name) not in known:
                 after = peek(owner, name)
                 if not still(after, before):
-                    self.at = f"{roots.name(id(owner))}.{name}"
+                    self._look_at((id(owner), name))
                     self._attribute(owner, name, before, after, site)
         for store in roots.stores.values():
             after = store.space.get(store.key, MISSING)
             if not still(after, store.before) and store.spot not in roots.state:
-                self.at = store.name
-                self.names.add(store.name)
+                self._look_at(store.spot)
                 if store.cls is not None:
                     self._of_class(store.cls, store.key, store.before, store.site)
                     continue
@@ -217,14 +215,17 @@ class _Finder:
             if fact.kind in ("class", "static"):
                 self._class_fact(fact)
             if fact.kind == "cell" and not still(cell_contents(fact.owner), fact.value):
-                self.at = fact.name
-                place = Place("cell", fact.owner, None, self.at, None, fact.site, fact.key)
+                self._look_at(fact.spot)
+                place = Place("cell", fact.owner, None, fact.name, None, fact.site, fact.key)
                 self._add(place, fact.value, cell_contents(fact.owner))
         for container, copy, _ in roots.copies.values():
             if id(container) not in roots.opened and not same_contents(container, copy, still):
-                self.at = roots.name(id(container))
-                self.names.add(self.at)
+                self._look_at((id(container), None))
                 self._container(container)
+
+    def _look_at(self, spot: tuple[int, Any]) -> None:
+        self.at = spot
+        self.found.add(spot)
 
     def _class_fact(self, fact: Read) -> None:
         """Attributes of classes that hold something else than they did when this was noted."""
@@ -233,15 +234,14 @@ class _Finder:
             changed = [key for key in {**fact.value, **now} if key not in (fact.key or ())]
             changed = [key for key in changed if not still(now.get(key, MISSING), fact.value.get(key, MISSING))]
             for key in changed:
-                self.at = fact.name
+                self._look_at(fact.spot)
                 self._of_class(fact.owner, key, fact.value.get(key, MISSING), fact.site)
         else:
             if still(raw_lookup(fact.owner, fact.key), fact.value):
                 return
-            self.at = fact.name
+            self._look_at(fact.spot)
             holder = next((base for base in fact.owner.__mro__ if fact.key in base.__dict__), fact.owner)
             self._of_class(holder, fact.key, fact.value, fact.site)
-        self.names.add(fact.name)
 
     def _of_class(self, cls: type, name: str, before: Any, site: Site | None) -> None:
         if type(cls) not in (type, ABCMeta) or name.startswith("__"):
@@ -293,7 +293,7 @@ class _Finder:
         if roots.heap is not None and roots.heap.owns(id(top)):
             raise _NoPlace
         is_settled = bool(roots.copies[id(top)][1])
-        self.names.add(roots.name(id(top)))
+        self.found.add((id(top), None))
         site = roots.copies[id(top)][2]
         shown = roots.name(id(top))
         self._facts = self._facts or facts_of(roots)

@@ -48,7 +48,7 @@ class ClassPatches:
         original = _original(cls, "__getattribute__")
         in_registries = original is object.__getattribute__ and raw_lookup(cls, "__getattr__") is _GETATTR
         hooks = (
-            self._getattribute_hook(original, ignore, by_object, _registered if in_registries else _nothing),
+            self._getattribute_hook(cls if by_object else None, original, ignore, _registered if in_registries else _nothing),
             self._setattr_hook(_original(cls, "__setattr__")),
             self._delattr_hook(_original(cls, "__delattr__")),
         )
@@ -71,7 +71,12 @@ class ClassPatches:
                 else:
                     type.__setattr__(cls, name, value)
 
-    def _getattribute_hook(self, original: Any, ignore: frozenset[str], by_object: bool, elsewhere: Elsewhere) -> Any:
+    def _getattribute_hook(
+        self, cls: type | None, original: Any, ignore: frozenset[str], elsewhere: Elsewhere
+    ) -> Any:
+        """cls: the class whose instances are in `seen` by themselves, since they are hashed by identity. Those of a
+        class that inherits the hook may not be: their own code would run, and equal ones would be taken for one.
+        """
         seen, on_read = self._seen, self._on_read
 
         def read(self: Any, name: str) -> Any:
@@ -83,8 +88,10 @@ class ClassPatches:
                 if value is MISSING:
                     raise
             finally:
-                if name not in ignore and (self, name) not in seen:
-                    on_read(self, name, value, (self, name))
+                if name not in ignore:
+                    key = (self if type(self) is cls else id(self), name)
+                    if key not in seen:
+                        on_read(self, name, value, key)
             return value
 
         def read_by_id(self: Any, name: str) -> Any:
@@ -100,7 +107,7 @@ class ClassPatches:
                     on_read(self, name, value, (id(self), name))
             return value
 
-        return _hook(read if by_object else read_by_id, original)
+        return _hook(read_by_id if cls is None else read, original)
 
     def _setattr_hook(self, original: Any) -> Any:
         on_write = self._on_write

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smelt._torch.exact import MISSING, contents
+from smelt._torch.labels import key_labels
 from smelt._torch.lru import LRU_CACHE, cached_tensors, has_tensor, results_of, table_of
 from smelt.capture.events import watched
 from smelt.capture.fills import Fills
@@ -314,12 +315,19 @@ class Roots:
             return
         held = contents(value)
         self.copies[id(value)] = (value, held, site)
-        for key, member in held.items() if isinstance(value, dict) else enumerate(held):
-            if type(member) not in QUICK_ATOMS or isinstance(member, torch.Tensor):
-                self.reach(member, id(value), f"[{key!r}]", site)
+        is_dict = isinstance(value, dict)
+        labels = key_labels(held) if is_dict else [f"[{i}]" for i in range(len(held))]
+        for label, member in zip(labels, held.values() if is_dict else held, strict=True):
+            self._reach_member(member, id(value), label, site)
+        for label, key in zip(labels, held, strict=True) if is_dict else ():
+            self._reach_member(key, id(value), f".keys(){label}", site)
         hold_factory(self, value, site)
         if not is_plain_container(type(value)):
             self._watch(value, site)
+
+    def _reach_member(self, member: Any, container: int, label: str, site: Site | None) -> None:
+        if type(member) not in QUICK_ATOMS or isinstance(member, torch.Tensor):
+            self.reach(member, container, label, site)
 
     def _reach_class(self, cls: type, site: Site | None) -> None:
         for base in cls.__mro__:
@@ -790,9 +798,9 @@ class Roots:
         kept.extend(broken_state(self))
         if kept:
             self.new_state, without = state_places(self, kept)
-            kept.sort(key=lambda change: change.name != without)  # what no state holds is the reason that is told
-        names = {change.name for change in kept}
-        put_back = [change for change in changes if change.name not in names]
+            kept.sort(key=lambda change: change.spot != without)  # what no state holds is the reason that is told
+        spots = {change.spot for change in kept}
+        put_back = [change for change in changes if change.spot not in spots]
         put_back.extend(self._filled(self.heap))
         return facts_of(self), kept, put_back
 
@@ -815,4 +823,4 @@ class Roots:
                     "cached", fill.owner, None, held, fill.site, None, fill.owner, self.name
                 )
             name = self.name(fill.holder) + (f".{fill.key}" if fill.key else "")
-            yield Change(name, MISSING, fill.tensors, fill.site)
+            yield Change((id(fill.owner), fill.key), name, MISSING, fill.tensors, fill.site)

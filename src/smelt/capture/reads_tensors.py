@@ -86,12 +86,12 @@ class TensorMarks:
         for met in self._met.values():
             tensor = met.tensor
             if tensor.requires_grad != met.requires_grad:
-                yield Change(f"{met.name()}.requires_grad", met.requires_grad, tensor.requires_grad, met.site)
+                yield Change((id(tensor), "requires_grad"), f"{met.name()}.requires_grad", met.requires_grad, tensor.requires_grad, met.site)
             if gradient(tensor) is not met.grad:
-                yield Change(f"{met.name()}.grad", met.grad, gradient(tensor), met.site)
+                yield Change((id(tensor), "grad"), f"{met.name()}.grad", met.grad, gradient(tensor), met.site)
             own = own_of(tensor)
             if not same(met.own, own):
-                yield Change(f"the attributes of {met.name()}", met.own, own, met.site)
+                yield Change((id(tensor), None), f"the attributes of {met.name()}", met.own, own, met.site)
 
     def facts(self, names: Collection[str], passed: Collection[int], namer: Callable[[int], str]) -> Iterator[Read]:
         """What must hold again, of what these names could have read; passed: ids of arguments, others at each call."""

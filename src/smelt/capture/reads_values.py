@@ -60,7 +60,7 @@ _FIXED_MODULES = frozenset((
 _CHANGING = (types.SimpleNamespace, logging.LoggerAdapter, logging.Formatter, logging.Filterer, logging.Filter)
 _LOGGING = (logging.Logger, logging.Handler, logging.Manager, logging.PlaceHolder)
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
-_VIEWS = (
+VIEWS = (
     types.MappingProxyType, *(type(getattr(cls(), name)()) for cls in (dict, OrderedDict) for name in (
         "keys", "values", "items",
     )),
@@ -133,7 +133,7 @@ def _kind_of(cls: type) -> Kind:
         return "weak"
     if cls in _BOUND:
         return "bound"
-    if cls in _VIEWS:
+    if cls in VIEWS:
         return "view"
     if issubclass(cls, _HIDDEN) or home_of(cls).startswith(_HIDDEN_MODULES):
         return "hidden"

@@ -522,6 +522,8 @@ class Recorder:
                 continue
             if entry is None or slot.kind == "unknown" or slot.family.written_later or self.drew_for_cache:
                 return "a tensor in a cache that is made in a way of its own"
+            # A cache that gave something up has something else under a name that was another's before the run.
+            entry.path = self.roots.place_names.claim(entry.path, tensor)
             state = StateSlot(tensor, entry)
             self.kept[slot] = slot.family.last_write, state
             self.states.append(state)

@@ -5,27 +5,31 @@ somewhere unseen (another thread, a C extension) and must not be taken for a con
 It follows objects, containers, closures, defaults, caches of functions, and of globals and class attributes those whose
 names stand in the code of the functions it met.
 
-Invariant: the walk changes nothing and calls no code of the user's (no properties, no `__getattr__`).
+Invariant: the walk changes nothing and calls no code of the user's (no properties, no `__getattr__`, no `__repr__`).
+Two places never have one name (`PlaceNames`).
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import sys
 import types
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from smelt._torch.exact import contents
+from smelt._torch.labels import key_labels
 from smelt._torch.leaves import gradient
 from smelt._torch.lru import LRU_CACHE, cached_tensors, still_cached
 from smelt.capture.reads_effects import file_kind
-from smelt.capture.reads_values import COMPILED_TARGET, home_of, owner_kind
+from smelt.capture.reads_values import COMPILED_TARGET, VIEWS, home_of, owner_kind
 
 # What runs tests, whose asserts name it in the program's own code. It holds every test of the process and all that
 # those name, and nothing of the program's; `pytest` itself, on which people keep globals, is a module like any other.
@@ -88,6 +92,27 @@ def _held_at(owner: Any, key: Any) -> Any:
     return getattr(owner, key)
 
 
+class PlaceNames:
+    """Whose each name is. Paths leave out what people leave out (of whose closure a variable is, of which file a
+    global), so two places may come by the same one: the second is `name#2`, in the order of the walk.
+    """
+
+    __slots__ = ("_holders",)
+
+    def __init__(self) -> None:
+        self._holders: dict[str, int] = {}
+
+    def claim(self, path: str, value: Any) -> str:
+        """The name under which a tensor or module is known at a path; the same one whenever it is asked for."""
+        holders, mine = self._holders, id(value)
+        if holders.setdefault(path, mine) == mine:
+            return path
+        number = 2
+        while holders.setdefault(name := f"{path}#{number}", mine) != mine:
+            number += 1
+        return name
+
+
 class _Member:
     """The place of a tensor or module among what has no names: the items of a set, the keys of a dictionary."""
 
@@ -99,6 +124,19 @@ class _Member:
     @property
     def tensor(self) -> Any:
         return self._tensor if any(item is self._tensor for item in contents(self._members)) else None
+
+
+class _Referent:
+    """The place of what a weak reference leads to."""
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, reference: Any) -> None:
+        self._reference = reference
+
+    @property
+    def tensor(self) -> Any:
+        return self._reference()
 
 
 class _Cached:
@@ -138,6 +176,7 @@ class _Walk:
     def __init__(self) -> None:
         self.tensors: dict[int, Entry] = {}
         self.modules: dict[int, str] = {}
+        self.place_names = PlaceNames()
         self.module_list: list[torch.nn.Module] = []
         self.module_places: list[ModulePlace] = []
         self.functions: list[types.FunctionType] = []
@@ -155,7 +194,7 @@ class _Walk:
         if cls in _LEAVES or (cls in _CONTAINERS and not value):
             return
         if cls is torch.nn.Parameter or isinstance(value, torch.Tensor):
-            entry = self.tensors.get(id(value))
+            entry, path = self.tensors.get(id(value)), self.place_names.claim(path, value)
             if entry is None:
                 self.tensors[id(value)] = Entry(kind, path, value, owner, key)
                 if (held := gradient(value)) is not None:
@@ -197,6 +236,11 @@ class _Walk:
             places.extend((value.keywords, name) for name in value.keywords)
             for i, (owner, key) in enumerate(places, 1):
                 self.add(owner[key], _join(path, f"partial{i}"), owner, key)
+        elif isinstance(value, VIEWS):
+            for mapping in gc.get_referents(value):
+                self.add(mapping, path, None, None)
+        elif isinstance(value, weakref.ReferenceType):
+            self.add(value(), f"{path}()", _Referent(value), "tensor")
         elif isinstance(value, (staticmethod, classmethod)):
             self.add(value.__func__, path, None, None)
         elif isinstance(value, property):
@@ -213,7 +257,7 @@ class _Walk:
             self._object(value, path)
 
     def _module(self, module: torch.nn.Module, path: str) -> None:
-        self.modules[id(module)] = path
+        self.modules[id(module)] = path = self.place_names.claim(path, module)
         self.module_list.append(module)
         state = vars(module)
         for kind, table in (("param", state.get("_parameters")), ("buffer", state.get("_buffers"))):
@@ -236,9 +280,9 @@ class _Walk:
         # Past methods of a class of the user's: tables of `transformers` import a module for each item.
         held = contents(value)
         if isinstance(value, dict):
-            for key, item in held.items():
-                self.add(item, f"{path}[{key!r}]" if isinstance(key, (str, int)) else f"{path}[...]", value, key)
-                self.add(key, f"{path}.keys", _Member(value, key), "tensor")
+            for label, (key, item) in zip(key_labels(held), held.items(), strict=True):
+                self.add(item, path + label, value, key)
+                self.add(key, f"{path}.keys{label}", _Member(value, key), "tensor")
         else:
             is_set = isinstance(value, (set, frozenset))
             for i, item in enumerate(held):
@@ -291,7 +335,7 @@ class _Walk:
         self._names.update(names)
         self._globals(function.__globals__, names, "")
 
-    def _globals(self, namespace: dict[str, Any], names: frozenset[str], prefix: str, depth: int = 0) -> None:
+    def _globals(self, namespace: dict[str, Any], names: Iterable[str], prefix: str, depth: int = 0) -> None:
         for name in names:
             if name not in namespace:
                 continue
@@ -335,13 +379,14 @@ def _outer(path: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def names_in(code: types.CodeType) -> frozenset[str]:
-    """The global and attribute names that a code object and the functions defined in it mention."""
-    names = set(code.co_names)
+def names_in(code: types.CodeType) -> dict[str, None]:
+    """The global and attribute names that a code object and the functions defined in it mention, in their order: the
+    same one in each process, so that a place has the same name there."""
+    names = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= names_in(constant)
-    return frozenset(names)
+    return names
 
 
 @functools.lru_cache(maxsize=4096)
@@ -384,6 +429,7 @@ class Roots:
     functions: tuple[types.FunctionType, ...] = ()
     fillers: frozenset[int] = frozenset()
     module_places: tuple[ModulePlace, ...] = ()
+    place_names: PlaceNames = field(default_factory=PlaceNames)
 
     def __iter__(self) -> Iterator[StateTensor]:
         return (entry.freeze() for entry in self.entries.values())
@@ -401,5 +447,5 @@ def reachable(fn: Callable[..., Any], opaque: Mapping[str, Any] | None = None) -
     walk.run()
     return Roots(
         walk.tensors, walk.modules, tuple(walk.module_list), tuple(walk.functions), frozenset(walk.fillers),
-        tuple(walk.module_places),
+        tuple(walk.module_places), walk.place_names,
     )  # fmt: skip

@@ -16,11 +16,12 @@ import struct
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 
+from smelt._torch.exact import same
 from smelt._torch.labels import key_labels
 from smelt._torch.pytree import registered
 
@@ -150,6 +151,18 @@ def _held_next(value: Any) -> Sequence[Any]:
     if cls is functools.partial:
         return (value.func, *value.args, *value.keywords.values(), *vars(value).values())
     return gc.get_referents(value)
+
+
+def is_alike(one: Any, other: Any) -> bool:
+    """Whether two structures, or what is put by two, are the same, with the same plain values and the very same objects
+    in them. Nothing is asked of these.
+    """
+    if type(one) is tuple or isinstance(one, Mapping):
+        pairs = (tuple(one.items()), tuple(other.items())) if isinstance(one, Mapping) else (one, other)
+        return type(one) is type(other) and len(one) == len(other) and all(map(is_alike, *pairs))
+    if is_dataclass(one) and type(one).__module__.startswith("smelt.") and type(one) is type(other):
+        return all(is_alike(getattr(one, f.name), getattr(other, f.name)) for f in fields(one) if f.compare)
+    return same(one, other)
 
 
 class UnfitError(ValueError):

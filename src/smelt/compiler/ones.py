@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from smelt.capture import Captured
 from smelt.capture.dynamic.spec import Free, SizeFacts, SizeGuard, Spec, Spot
+from smelt.capture.tree import is_alike
 from smelt.codegen.lower.symbolic import specialize
 from smelt.compiler.sized_names import is_plain
 from smelt.ir import Graph, TensorType, Type, Value, contiguous_strides, values_in
@@ -86,8 +87,8 @@ def _guards_at(captured: Captured, other: Captured, ones: Collection[str]) -> tu
     if other.error is not None or other.graph is None or other.signature is None or other.sizes is None:
         return None
     alike = (
-        repr(captured.signature.result) == repr(other.signature.result),
-        repr(captured.signature.puts) == repr(other.signature.puts),
+        is_alike(captured.signature.result, other.signature.result),
+        is_alike(captured.signature.puts, other.signature.puts),
         captured.signature.inputs == other.signature.inputs,
         captured.returned == other.returned,
         captured.entangled == other.entangled,

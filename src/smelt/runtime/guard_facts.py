@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from smelt._torch.exact import MISSING, contents, same, same_contents, still
+from smelt._torch.labels import key_labels
 from smelt._torch.lru import cached_tensors, still_cached
 from smelt._torch.record_patches import TRACKS
 from smelt.diag import Span
@@ -196,9 +197,10 @@ class Facts:
                 owner = test.name
                 for table in _TENSOR_TABLES:
                     owner = owner.removesuffix(table)
-                for key, value in test.seen.items():
+                labels = key_labels(test.seen) if owner == test.name else [f".{key}" for key in test.seen]
+                for label, value in zip(labels, test.seen.values(), strict=True):
                     if isinstance(value, torch.Tensor):
-                        names.setdefault(id(value), f"{owner}.{key}" if owner != test.name else f"{owner}[{key!r}]")
+                        names.setdefault(id(value), owner + label)
         return names
 
     def emit(self, scope: dict[str, Any]) -> list[str]:

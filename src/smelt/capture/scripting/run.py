@@ -408,7 +408,7 @@ class _Run:
             kinds = kinds_on_all_ways(graph, flattener.tensors, self.caller)
         except MixedKinds as mixed:
             raise CannotStage(str(mixed), WHY_KINDS, None) from None
-        state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
+        state = State.of(recorder.states)
         captured = Captured(
             graph.name, None, graph, signature, state, None, (), (), "entry", self.caller, self.roots, {},
             entangled(graph, arguments.tensors, state.lookup), _returned(flattener.tensors, (), state), kinds=kinds,

@@ -431,7 +431,7 @@ class _Run:
         except MixedKinds as mixed:
             raise CannotStage(str(mixed), WHY_KINDS, None) from None
         facts = None if symbols is None else self._facts(session, symbols, graph)
-        state = State({(s.kind, s.entry.path): s.entry.freeze() for s in recorder.states})
+        state = State.of(recorder.states)
         shared = entangled(graph, arguments.tensors, state.lookup)
         return Captured(
             self.title, None, graph, signature, state, None, self.native.conversions, (), "entry", self.caller,

@@ -234,7 +234,7 @@ class Walk:
             if name in namespace:
                 self._held(namespace[name], namespace)
                 if type(namespace[name]) is types.ModuleType:
-                    self._module(namespace[name], names | _texts_in(function.__code__))
+                    self._module(namespace[name], {*names, *_texts_in(function.__code__)})
 
     def _module(self, module: types.ModuleType, names: Collection[str]) -> None:
         """A module of the user's that code names: what of it is named, too, may be anything that it holds."""
