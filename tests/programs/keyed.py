@@ -7,6 +7,7 @@ Between the calls `change` puts, takes, moves and writes what the containers hol
 of their own each, from one text, so that what one of them writes the other does not see.
 """
 
+# ruff: noqa: E501  (a row of a table is a line)
 from __future__ import annotations
 
 import sys
@@ -22,7 +23,6 @@ import torch
 
 import smelt
 from smelt.diag import CaptureError
-from tests.differential.compare import tensor_difference
 from tests.programs.objects import Objects, objects
 
 WAYS = ("compile", "dynamic", "trace")
@@ -473,18 +473,44 @@ class _Writer:
             ("values", [f"for v in {d}.values():", "    x = use(x, v)"]),
             ("order", [f"x = x * {number} if list({d})[:1] == [{key}] else x"]),
             ("enumerate", [f"for i, k in enumerate({d}):", f"    x = x + (i if k is {key} else 0)"]),
-            ("type of a key", [f"for k in {d}:", "    x = x * 2 if type(k) is bool else x + 1 if type(k) is int else x"]),
-            ("attribute of a key", [f"for k in {d}:", "    x = use(x, k.scale) if isinstance(k, (Plain, Record)) else x"]),
+            (
+                "type of a key",
+                [f"for k in {d}:", "    x = x * 2 if type(k) is bool else x + 1 if type(k) is int else x"],
+            ),
+            (
+                "attribute of a key",
+                [f"for k in {d}:", "    x = use(x, k.scale) if isinstance(k, (Plain, Record)) else x"],
+            ),
             ("tensor as key", [f"for k in {d}:", "    x = x + k * 2 if isinstance(k, torch.Tensor) else x"]),
-            ("tensor in a key", [f"for k in {d}:", "    x = x + k[0] if type(k) is tuple and len(k) and isinstance(k[0], torch.Tensor) else x"]),
+            (
+                "tensor in a key",
+                [
+                    f"for k in {d}:",
+                    "    x = x + k[0] if type(k) is tuple and len(k) and isinstance(k[0], torch.Tensor) else x",
+                ],
+            ),
             ("call of a key", [f"for k in {d}:", "    x = k(x) if isinstance(k, types.FunctionType) else x"]),
             ("module as key", [f"for k in {d}:", "    x = x + k(x[:1]) if isinstance(k, torch.nn.Module) else x"]),
             ("text of a key", [f"for k in {d}:", "    x = x + len(k) if isinstance(k, str) else x"]),
             ("comprehension", [f"x = use(x, [v for k, v in {d}.items() if k is not {key}])"]),
             ("first", [f"x = use(x, next(iter({d}.values()), 1))"]),
-            ("copy", [f"made = dict({d})", f"made[{key}] = x.sum()", "x = x + made[list(made)[0]] if isinstance(made[list(made)[0]], torch.Tensor) else x"]),
+            (
+                "copy",
+                [
+                    f"made = dict({d})",
+                    f"made[{key}] = x.sum()",
+                    "x = x + made[list(made)[0]] if isinstance(made[list(made)[0]], torch.Tensor) else x",
+                ],
+            ),
             ("sum of tensors", [f"x = x + sum(v for v in {d}.values() if isinstance(v, torch.Tensor))"]),
-            ("key by data", [f"k = {key} if x.sum() > {number} else {other}", f"x = use(x, {d}.get(k, {number}))", "out.append([k])"]),
+            (
+                "key by data",
+                [
+                    f"k = {key} if x.sum() > {number} else {other}",
+                    f"x = use(x, {d}.get(k, {number}))",
+                    "out.append([k])",
+                ],
+            ),
             ("value by data", [f"x = use(x, {d}.get({key}, 1) if x.sum() > {number} else {d}.get({other}, 1))"]),
             ("result", [f"out.append({{{key}: x.sum()}})"]),
             ("keys in the result", [f"out.append([len({d}), {key} in {d}])"]),
@@ -521,7 +547,10 @@ class _Writer:
         d, key = c.at, rng.choice(c.keys)
         tensors = [
             ("write into a value", f"_tensor({d}, {key}, lambda v: v.add_(0.5))"),
-            ("replace a tensor", f"_tensor({d}, {key}, lambda v: {d}.__setitem__({key}, v + 1) if hasattr({d}, '__setitem__') else v.mul_(2))"),
+            (
+                "replace a tensor",
+                f"_tensor({d}, {key}, lambda v: {d}.__setitem__({key}, v + 1) if hasattr({d}, '__setitem__') else v.mul_(2))",
+            ),
             ("write into a key", "TENSOR.add_(0.25)"),
             ("write into a parameter", "PARAMETER.mul_(2); LAYER.weight.add_(0.5)"),
             ("nothing", "pass"),
@@ -531,7 +560,10 @@ class _Writer:
             self._note(f"between: {what}")
             return text
         others = [
-            ("change what a key holds", f"{rng.choice(('OBJECT', 'OTHER_OBJECT', 'COLLIDING', 'SILENT', 'SAME'))}.scale = {rng.choice(('t(2.5)', '4.0', '0.5'))}"),
+            (
+                "change what a key holds",
+                f"{rng.choice(('OBJECT', 'OTHER_OBJECT', 'COLLIDING', 'SILENT', 'SAME'))}.scale = {rng.choice(('t(2.5)', '4.0', '0.5'))}",
+            ),
         ]
         if c.kind not in _FIXED:
             value = self._value()
@@ -600,7 +632,7 @@ def _tensor(d, key, act):
 
 
 def _moved(d, key):
-    if key in d and key in list(d):
+    if key in d:
         d[key] = d.pop(key)
 
 
@@ -737,4 +769,4 @@ def _judged(path: Path, way: str, options: dict[str, Any]) -> Judged:
     return found
 
 
-__all__ = ["KEYS", "WAYS", "Judged", "Keyed", "judge_keyed", "keyed", "tensor_difference"]
+__all__ = ["CONTAINERS", "KEYS", "WAYS", "Judged", "Keyed", "judge_keyed", "keyed"]

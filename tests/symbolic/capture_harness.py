@@ -9,6 +9,7 @@ from smelt.capture import capture
 from smelt.capture.captured import Captured
 from smelt.capture.dynamic.spec import Free, Spec
 from smelt.capture.signature import flatten_arguments
+from smelt.capture.tree import leaves
 from smelt.codegen.lower.symbolic.substitute import specialize
 from smelt.ir import Graph, TensorType, Type, parse, verify
 from smelt.ops.evaluate import evaluate
@@ -24,7 +25,9 @@ def everything(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> S
     flat = flatten_arguments(args, kwargs or {})
     for place, tensor in zip(flat.paths, flat.tensors, strict=True):
         spec |= {(place, dim): Free() for dim, size in enumerate(tensor.shape) if size > 1}
-    spec |= {(place, None): Free() for place, value in flat.constants() if type(value) in (int, float)}
+    parts = (*leaves(flat.args, "args"), *leaves(flat.kwargs, "kwargs"))
+    numbers = (place for place, leaf in parts if type(getattr(leaf, "value", None)) in (int, float))
+    spec |= {(place, None): Free() for place in numbers}
     return spec
 
 

@@ -7,6 +7,7 @@ same by one text; no code of a user's class runs for it. A key that Python reads
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any
@@ -28,6 +29,21 @@ def key_labels(keys: Iterable[Any]) -> list[str]:
             name = f"{text}#{number}"
         found[name] = None
     return [f"[{name}]" for name in found]
+
+
+def attribute_label(name: str) -> str:
+    """How a place in nested data names an attribute: `.name`; one that cannot be written in code, `.'a.b'`."""
+    return f".{name}" if _is_written(name) else f".{name!r}"
+
+
+def attribute_code(holder: str, name: str) -> str:
+    """The code that reads an attribute of what the code `holder` gives."""
+    return f"{holder}.{name}" if _is_written(name) else f"getattr({holder}, {name!r})"
+
+
+def _is_written(name: str) -> bool:
+    # Python reads other letters than these as others that look alike.
+    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 
 def _text(key: Any) -> str:

@@ -199,7 +199,7 @@ def capture(
         arguments = flatten_arguments(args, given)
     except CaptureError as error:
         return Captured(title, fn(*args, **given), None, None, State(), error, (), (), chosen, caller, Roots({}, {}))
-    opaque = {path: v for path, v in arguments.constants() if callable(v)}
+    opaque = arguments.outside()
     with put_aside():
         roots = reachable(program, opaque)
     scope = Scope(roots.modules, call_notes())

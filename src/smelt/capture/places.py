@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.labels import key_labels
+from smelt._torch.labels import attribute_label, key_labels
 from smelt.capture.places_source import Put, Source, Step
 from smelt.capture.reads_arguments import ArgumentHeap, Held, is_same, is_transparent, slots_of
 from smelt.capture.reads_values import instance_dict, is_plain_builtin, kind_of
@@ -211,7 +211,7 @@ class After(Flattener):
 
 
 def _labels(kind: str, keys: Sequence[Any]) -> list[str]:
-    return key_labels(keys) if kind in ("dict", "entry") else [f".{name}" for name in keys]
+    return key_labels(keys) if kind in ("dict", "entry") else [attribute_label(str(name)) for name in keys]
 
 
 def _way_to(place: Place) -> tuple[Step, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smelt._torch.labels import attribute_code
 from smelt.capture.tree import ConstantLeaf, Container, Made, SameObject, TensorLeaf, Tree, parts, rebuild
 
 Step = tuple[str, Any]
@@ -88,7 +89,7 @@ class Source:
             return "kwargs" if steps[0][1] else "args"
         holder, (how, key) = self._way(steps[:-1]), steps[-1]
         if how == "attribute":
-            code = f"{holder}.{key}" if key.isidentifier() else f"getattr({holder}, {key!r})"
+            code = attribute_code(holder, key)
         else:
             code = f"{holder}[{key!r}]" if len(steps) == 2 else f"item_of({holder}, {self._key(key)})"
         self._variables[steps] = self._variable(code)

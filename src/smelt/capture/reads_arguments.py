@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from smelt._torch.exact import MISSING, same
-from smelt._torch.labels import key_labels
+from smelt._torch.labels import attribute_label, key_labels
 from smelt._torch.pytree import registered
 from smelt.capture.reads_values import has_own_lookup, instance_dict, kind_of, overrides_instance, raw_lookup
 from smelt.capture.state import STATE
@@ -352,7 +352,7 @@ def _parts(value: Any, contents: Contents) -> Iterator[tuple[str, tuple[str, Any
         for i, item in enumerate(contents.items or ()):
             yield (f".{named[i]}" if i < len(named) else f"[{i}]"), ("item", i), item
     for name, item in contents.attributes.items():
-        yield f".{name}", ("attribute", name), item
+        yield attribute_label(name), ("attribute", name), item
 
 
 def _holds_tensor(contents: Contents) -> bool:
@@ -393,7 +393,7 @@ def is_same(before: Any, after: Any) -> bool:
 def argument_parts(value: Any) -> list[tuple[str, Any]]:
     """The members of a structured argument with the text that selects each."""
     if dataclasses.is_dataclass(value):
-        return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(value)]
+        return [(attribute_label(f.name), getattr(value, f.name, None)) for f in dataclasses.fields(value)]
     if isinstance(value, dict):
         return list(zip(key_labels(dict.keys(value)), dict.values(value), strict=True))
     return [(f"[{i}]", inner) for i, inner in enumerate(value)]

@@ -48,7 +48,9 @@ class ClassPatches:
         original = _original(cls, "__getattribute__")
         in_registries = original is object.__getattribute__ and raw_lookup(cls, "__getattr__") is _GETATTR
         hooks = (
-            self._getattribute_hook(cls if by_object else None, original, ignore, _registered if in_registries else _nothing),
+            self._getattribute_hook(
+                cls if by_object else None, original, ignore, _registered if in_registries else _nothing
+            ),
             self._setattr_hook(_original(cls, "__setattr__")),
             self._delattr_hook(_original(cls, "__delattr__")),
         )
@@ -71,9 +73,7 @@ class ClassPatches:
                 else:
                     type.__setattr__(cls, name, value)
 
-    def _getattribute_hook(
-        self, cls: type | None, original: Any, ignore: frozenset[str], elsewhere: Elsewhere
-    ) -> Any:
+    def _getattribute_hook(self, cls: type | None, original: Any, ignore: frozenset[str], elsewhere: Elsewhere) -> Any:
         """cls: the class whose instances are in `seen` by themselves, since they are hashed by identity. Those of a
         class that inherits the hook may not be: their own code would run, and equal ones would be taken for one.
         """

@@ -152,6 +152,12 @@ class Roots:
         for key, value in kwargs.items():
             self._reach_argument(value, 0, f"kwargs[{key!r}]")
         self.heap = heap
+        # Their dicts have the very same keys at each call; what these are and hold is not of the call.
+        for place in tuple(self.arguments):
+            held = self.rooted[place].value
+            if isinstance(held, dict):
+                for label, member in zip(key_labels(dict.keys(held)), dict.keys(held), strict=True):
+                    self._reach_member(member, 0, f"{self.name(place)}.keys(){label}", None)
 
     def _reach_argument(self, value: Any, parent: int, label: str) -> None:
         cls = type(value)

@@ -86,7 +86,13 @@ class TensorMarks:
         for met in self._met.values():
             tensor = met.tensor
             if tensor.requires_grad != met.requires_grad:
-                yield Change((id(tensor), "requires_grad"), f"{met.name()}.requires_grad", met.requires_grad, tensor.requires_grad, met.site)
+                yield Change(
+                    (id(tensor), "requires_grad"),
+                    f"{met.name()}.requires_grad",
+                    met.requires_grad,
+                    tensor.requires_grad,
+                    met.site,
+                )
             if gradient(tensor) is not met.grad:
                 yield Change((id(tensor), "grad"), f"{met.name()}.grad", met.grad, gradient(tensor), met.site)
             own = own_of(tensor)

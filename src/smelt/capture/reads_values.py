@@ -60,7 +60,7 @@ _FIXED_MODULES = frozenset((
 _CHANGING = (types.SimpleNamespace, logging.LoggerAdapter, logging.Formatter, logging.Filterer, logging.Filter)
 _LOGGING = (logging.Logger, logging.Handler, logging.Manager, logging.PlaceHolder)
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
-VIEWS = (
+VIEWS: Final[tuple[type, ...]] = (
     types.MappingProxyType, *(type(getattr(cls(), name)()) for cls in (dict, OrderedDict) for name in (
         "keys", "values", "items",
     )),

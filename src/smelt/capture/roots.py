@@ -43,12 +43,32 @@ _SCALARS = (
 _REGISTRIES = (logging.Manager,)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One step from the program to what it holds: `value` stands at a place of `owner`, which `before` leads to."""
+
+    owner: Any
+    key: Any
+    value: Any
+    before: Step | None
+
+    def holds(self) -> bool:
+        """Whether this step, and all before it, still lead to the same."""
+        step: Step | None = self
+        while step is not None:
+            if _stands_at(step.owner, step.key) is not step.value:
+                return False
+            step = step.before
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class StateTensor:
     """A tensor outside the arguments, and where it can be read again.
 
     kind: "param", "buffer" or "captured". path: dotted, from the program; aliases: other paths of the same tensor.
-    owner, key: the container, cell or object that holds it (`owner[key]`, or an attribute or cell).
+    owner, key: the container, cell or object that holds it (`owner[key]`, or an attribute or cell). way: how the program
+    comes there; None where nothing on the way can be replaced but modules in modules.
     """
 
     kind: str
@@ -57,6 +77,7 @@ class StateTensor:
     owner: Any
     key: Any
     aliases: tuple[str, ...] = ()
+    way: Step | None = None
 
     def current(self) -> torch.Tensor:
         """The tensor that stands at the place now. Raises: KeyError, AttributeError, ... where the place is gone."""
@@ -68,20 +89,29 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModulePlace:
-    """A module that something else than a module's registry holds, and where; owner None: it is itself the place."""
+    """A module that something else than a module's registry holds, and where; owner None: it is itself the place.
+
+    way: as of a `StateTensor`.
+    """
 
     owner: Any
     key: Any
     module: torch.nn.Module
+    way: Step | None = None
 
     def current(self) -> Any:
         """What stands at the place now; None where it is gone."""
-        if self.owner is None:
-            return self.module
-        try:
-            return _held_at(self.owner, self.key)
-        except (LookupError, AttributeError, ValueError):
+        if self.way is not None and not self.way.holds():
             return None
+        return self.module if self.owner is None else _stands_at(self.owner, self.key)
+
+
+def _stands_at(owner: Any, key: Any) -> Any:
+    """What stands at a place now; None where it is gone."""
+    try:
+        return _held_at(owner, key)
+    except (LookupError, AttributeError, ValueError):
+        return None
 
 
 def _held_at(owner: Any, key: Any) -> Any:
@@ -155,19 +185,22 @@ class _Cached:
 class Entry:
     """A tensor found by the walk; `StateTensor` says what the fields are."""
 
-    __slots__ = ("aliases", "key", "kind", "owner", "path", "tensor")
+    __slots__ = ("aliases", "key", "kind", "owner", "path", "tensor", "way")
 
-    def __init__(self, kind: str, path: str, tensor: torch.Tensor, owner: Any, key: Any) -> None:
+    def __init__(
+        self, kind: str, path: str, tensor: torch.Tensor, owner: Any, key: Any, way: Step | None = None
+    ) -> None:
         self.kind = kind
         self.path = path
         self.tensor = tensor
         self.owner = owner
         self.key = key
+        self.way = way
         self.aliases: list[str] = []
 
     def freeze(self) -> StateTensor:
         """The same as frozen data."""
-        return StateTensor(self.kind, self.path, self.tensor, self.owner, self.key, tuple(self.aliases))
+        return StateTensor(self.kind, self.path, self.tensor, self.owner, self.key, tuple(self.aliases), self.way)
 
 
 class _Walk:
@@ -181,9 +214,13 @@ class _Walk:
         self.module_places: list[ModulePlace] = []
         self.functions: list[types.FunctionType] = []
         self.fillers: set[int] = set()
-        self._queue: deque[tuple[Any, str]] = deque()
+        self._queue: deque[tuple[Any, str, Step | None]] = deque()
+        self._way: Step | None = None  # to what is looked into
         self._seen: set[int] = set()
         self._names: set[str] = set()
+        self._texts: set[str] = set()  # by which code may ask for something
+        self._held_modules: dict[int, tuple[types.ModuleType, str]] = {}
+        self._module_done: set[tuple[int, str]] = set()
         self._classes: list[tuple[type, str]] = []
         self._known_classes: set[int] = set()
         self._class_done: set[tuple[int, str]] = set()
@@ -196,25 +233,27 @@ class _Walk:
         if cls is torch.nn.Parameter or isinstance(value, torch.Tensor):
             entry, path = self.tensors.get(id(value)), self.place_names.claim(path, value)
             if entry is None:
-                self.tensors[id(value)] = Entry(kind, path, value, owner, key)
+                self.tensors[id(value)] = Entry(kind, path, value, owner, key, self._way)
                 if (held := gradient(value)) is not None:
                     self.add(held, f"{path}.grad", value, "grad")
             elif path != entry.path:
                 entry.aliases.append(path)
             return
         if isinstance(value, torch.nn.Module):
-            self.module_places.append(ModulePlace(owner, key, value))
+            self.module_places.append(ModulePlace(owner, key, value, self._way))
         if id(value) not in self._seen:
             self._seen.add(id(value))
-            self._queue.append((value, path))
+            self._queue.append((value, path, self._way if owner is None else Step(owner, key, value, self._way)))
 
     def run(self) -> None:
-        """Follow everything on the queue, then the class attributes that code names, until nothing is new."""
+        """Follow everything on the queue, then what code names of classes and of modules that something else than
+        globals holds, until nothing is new."""
         while True:
             while self._queue:
-                value, path = self._queue.popleft()
+                value, path, self._way = self._queue.popleft()
                 self._visit(value, path)
-            if not self._class_attributes():
+            self._way = None
+            if not self._class_attributes() and not self._module_attributes():
                 return
 
     def _visit(self, value: Any, path: str) -> None:
@@ -253,7 +292,9 @@ class _Walk:
             for i, item in enumerate(cached_tensors(value)):
                 self.add(item, f"{path}.cache[{i}]", _Cached(value, item), "tensor")
             self._object(value, path)
-        elif not (isinstance(value, types.ModuleType) or _runs_tests(home_of(type(value)))):
+        elif isinstance(value, types.ModuleType):
+            self._hold_module(value, path)
+        elif not _runs_tests(home_of(type(value))):
             self._object(value, path)
 
     def _module(self, module: torch.nn.Module, path: str) -> None:
@@ -331,9 +372,17 @@ class _Walk:
             self.add(item, _join(path, name), vars(function), name)
         if is_skipped_function(function):
             return
-        names = names_in(code)
+        names, texts = names_in(code), texts_in(code)
         self._names.update(names)
+        self._texts.update(texts)
         self._globals(function.__globals__, names, "")
+        for name in (*(name for name in names if name not in function.__globals__), *texts):
+            if isinstance(module := sys.modules.get(name), types.ModuleType):  # as `import` finds it
+                self._hold_module(module, name)
+
+    def _hold_module(self, module: types.ModuleType, path: str) -> None:
+        if not is_skipped_module(module.__name__):
+            self._held_modules.setdefault(id(module), (module, path))
 
     def _globals(self, namespace: dict[str, Any], names: Iterable[str], prefix: str, depth: int = 0) -> None:
         for name in names:
@@ -363,6 +412,16 @@ class _Walk:
                     self.add(table[name], _join(path, name), table, name)
         return bool(self._queue)
 
+    def _module_attributes(self) -> bool:
+        """The same for modules that a closure, a container or an object holds, or that a function imports."""
+        for module, path in list(self._held_modules.values()):
+            space = vars(module)
+            for name in [n for n in space if n in self._names or n in self._texts]:
+                if (id(module), name) not in self._module_done:
+                    self._module_done.add((id(module), name))
+                    self.add(space[name], _join(path, name), space, name)
+        return bool(self._queue)
+
 
 _LEAVES = frozenset((*_SCALARS, *_REGISTRIES))
 _TABLES = frozenset(("_parameters", "_buffers", "_modules"))
@@ -387,6 +446,18 @@ def names_in(code: types.CodeType) -> dict[str, None]:
         if isinstance(constant, types.CodeType):
             names |= names_in(constant)
     return names
+
+
+@functools.lru_cache(maxsize=4096)
+def texts_in(code: types.CodeType) -> dict[str, None]:
+    """The texts in a code object, and in the functions defined in it, that could be names."""
+    texts: dict[str, None] = {}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            texts |= texts_in(constant)
+        elif type(constant) is str and all(map(str.isidentifier, constant.split("."))):
+            texts[constant] = None
+    return texts
 
 
 @functools.lru_cache(maxsize=4096)

@@ -22,6 +22,7 @@ from smelt.capture.tree import (
     SameObject,
     Tree,
     UnfitError,
+    held_keys,
     is_lazy,
     leaves,
     match,
@@ -208,12 +209,15 @@ class Arguments:
         assert isinstance(args, Container) and isinstance(kwargs, Container)
         return replace(self, args=args, kwargs=kwargs)
 
-    def constants(self) -> Iterator[tuple[str, Any]]:
-        """The leaves that are no tensors, with their paths."""
+    def outside(self) -> dict[str, Any]:
+        """By path what is no part of a call, but the same object at each: callables, modules, and keys of dicts."""
+        found: dict[str, Any] = {}
         for name, tree in zip(NAMES, (self.args, self.kwargs), strict=True):
             for path, leaf in leaves(tree, name):
-                if isinstance(leaf, ConstantLeaf):
-                    yield path, leaf.value
+                if isinstance(leaf, ConstantLeaf) and callable(leaf.value):
+                    found[path] = leaf.value
+            found.update(held_keys(tree, name))
+        return found
 
 
 def flatten_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
@@ -222,9 +226,23 @@ def flatten_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Argumen
     args_tree = flattener.flatten(tuple(args), "args")
     kwargs_tree = flattener.flatten(dict(kwargs), "kwargs")
     assert isinstance(args_tree, Container) and isinstance(kwargs_tree, Container)
+    _check_names(args_tree, kwargs_tree)
     return Arguments(
         args_tree, kwargs_tree, tuple(flattener.tensors), tuple(flattener.paths), flattener.containers, flattener.closed
     )
+
+
+def _check_names(args: Tree, kwargs: Tree) -> None:
+    """Raises: CaptureError (S0106) where two parts have one name, as attributes with dots and brackets in theirs."""
+    seen: set[str] = set()
+    for path in (path for name, tree in zip(NAMES, (args, kwargs), strict=True) for path, _ in leaves(tree, name)):
+        if path in seen:
+            raise _refuse(
+                f"two parts of the arguments are called {path}",
+                "a name of an attribute, or of a class, has dots or brackets in it",
+                "give the attribute a name that can be written in code",
+            )
+        seen.add(path)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import torch
 
 from smelt._torch.exact import same
-from smelt._torch.labels import key_labels
+from smelt._torch.labels import attribute_label, key_labels
 from smelt._torch.pytree import registered
 
 
@@ -237,7 +237,7 @@ def parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield f"[{i}]", item
         return
     for name in _attribute_names(value):
-        yield f".{name}", getattr(value, name)
+        yield attribute_label(name), getattr(value, name)
 
 
 @dataclass
@@ -327,7 +327,7 @@ class Flattener:
                 cls,
                 trees[:count],
                 tuple(map(self.key, value)) if isinstance(value, dict) else (),
-                tuple(suffix[1:] for suffix, _ in children[count:]),
+                _attribute_names(value),
                 trees[count:],
                 _context_of(value),
             )
@@ -337,7 +337,7 @@ class Flattener:
             trees = tuple(self.flatten(item, f"{path}[{i}]") for i, item in enumerate(items))
             return Container("registered", cls, trees, context=context)
         names = _attribute_names(value)
-        attributes = tuple(self.flatten(getattr(value, name), f"{path}.{name}") for name in names)
+        attributes = tuple(self.flatten(getattr(value, name), path + attribute_label(name)) for name in names)
         return Container("object", cls, (), names=names, attributes=attributes)
 
 
@@ -388,7 +388,9 @@ def mapped(tree: Tree, path: str, change: Callable[[str, ConstantLeaf], Tree]) -
             labels = key_labels(tree.keys) or [f"[{i}]" for i in range(len(tree.items))]
             items = tuple(mapped(t, path + label, change) for label, t in zip(labels, tree.items, strict=True))
             more = zip(tree.names, tree.attributes, strict=True)
-            return replace(tree, items=items, attributes=tuple(mapped(t, f"{path}.{n}", change) for n, t in more))
+            return replace(
+                tree, items=items, attributes=tuple(mapped(t, path + attribute_label(n), change) for n, t in more)
+            )
     return tree
 
 
@@ -460,7 +462,7 @@ def _match_container(tree: Container, given: object, path: str, tensors: dict[in
         if tree.kind == "sequence" and len(value) != len(tree.items):
             raise UnfitError(f"{path} has {len(value)} items, where it had {len(tree.items)} at capture")
         children = list(parts(value))
-        names = tuple(suffix[1:] for suffix, _ in children[len(tree.items) :])
+        names = _attribute_names(value)
         if names != tree.names:
             raise UnfitError(f"{path} has the attributes {list(names)}, where it had {list(tree.names)} at capture")
     for child, (suffix, item) in zip((*tree.items, *tree.attributes), children, strict=True):
@@ -563,6 +565,20 @@ def tensors_at(tree: Tree, value: Any) -> list[Any]:
     return [found[index] for index in sorted(found)]
 
 
+def held_keys(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
+    """The keys of mappings that are, or hold, objects, with names for them."""
+    if isinstance(tree, Container):
+        labels = key_labels(tree.keys)
+        for label, key in zip(labels, tree.keys, strict=True):
+            if isinstance(key, torch.Tensor) or not is_inert(key):
+                yield f"{path}.keys{label}", key
+        labels = labels or [f"[{i}]" for i in range(len(tree.items))]
+        for label, item in zip(labels, tree.items, strict=True):
+            yield from held_keys(item, path + label)
+        for name, item in zip(tree.names, tree.attributes, strict=True):
+            yield from held_keys(item, path + attribute_label(name))
+
+
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, TensorLeaf | NumberLeaf | ConstantLeaf]]:
     """All leaves with their paths, in order."""
     match tree:
@@ -573,6 +589,6 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, TensorLeaf | Numbe
             for label, item in zip(labels, tree.items, strict=True):
                 yield from leaves(item, path + label)
             for name, item in zip(tree.names, tree.attributes, strict=True):
-                yield from leaves(item, f"{path}.{name}")
+                yield from leaves(item, path + attribute_label(name))
         case Made(_, inner) if inner is not None:
             yield from leaves(inner, path)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from smelt._torch.labels import key_labels
+from smelt._torch.labels import attribute_label, key_labels
 from smelt.compiler.dims import Entry, bad_shapes, read_entry
 
 
@@ -212,5 +212,5 @@ def _members(value: Any, place: str) -> dict[Any, tuple[str, Any]] | None:
         return {i: (f"{place}.{names[i]}" if i < len(names) else f"{place}[{i}]", p) for i, p in enumerate(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [field.name for field in dataclasses.fields(value)]
-        return {name: (f"{place}.{name}", getattr(value, name)) for name in fields if hasattr(value, name)}
+        return {name: (place + attribute_label(name), getattr(value, name)) for name in fields if hasattr(value, name)}
     return None

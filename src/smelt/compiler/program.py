@@ -48,8 +48,8 @@ CAPTURE_LIMIT = 8
 
 class Setting(NamedTuple):
     """What a capture was made under: `training` flags, devices of autocast with their dtypes, torch's default dtype,
-    the ids of the modules that the program may call, the numbers of the hooks on them, and grad and inference mode
-    where the program asks for them.
+    the ids of the modules that the program may call, the numbers of the hooks on them, that of what asking them for
+    their members finds, and grad and inference mode where the program asks for them.
     """
 
     training: tuple[bool, ...]
@@ -57,7 +57,13 @@ class Setting(NamedTuple):
     dtype: torch.dtype
     modules: tuple[int, ...]
     hooks: tuple[int, ...]
+    look: int
     modes: tuple[bool, ...] = ()
+
+    @property
+    def of_modules(self) -> tuple[Any, ...]:
+        """What of it follows from which modules there are, not from how they are called."""
+        return self.modules, self.hooks, self.look
 
 
 Key: TypeAlias = tuple[Setting, tuple[int, ...], tuple[Type, ...], tuple[str, ...]]
@@ -241,7 +247,7 @@ class Program(torch.nn.Module):
         unit = unit_of(captured, self._options, captured.state.current)
         unit.on_constants(_holder(weakref.ref(self), id(unit)))
         self._known = None
-        self._modules_of = SourceModules(self._source, captured.roots)
+        self._modules_of = SourceModules(self._source, captured.roots, self._modules_of)
         setting = self._setting()._replace(autocast=captured.autocast, dtype=captured.default_dtype)
         if self._asks_modes:
             setting = setting._replace(modes=(captured.caller.grad, captured.caller.inference))
@@ -256,9 +262,8 @@ class Program(torch.nn.Module):
         return unit
 
     def _keep_only(self, setting: Setting) -> None:
-        """Let go of what was captured of other modules than these, or with other hooks on them."""
-        kept = setting.modules, setting.hooks
-        for key in [key for key in self._units if (key[0].modules, key[0].hooks) != kept]:
+        """Let go of what was captured of other modules than these, or with other members or hooks on them."""
+        for key in [key for key in self._units if key[0].of_modules != setting.of_modules]:
             self._held.pop(id(self._units.pop(key)), None)
         self._of = self._modules_of.all()
 
@@ -392,7 +397,7 @@ class Program(torch.nn.Module):
     def _setting(self) -> Setting:
         now = self._modules_of.now()
         modes = (is_grad_enabled(), is_inference()) if self._asks_modes else ()
-        return Setting(now.training, autocast(), default_dtype(), now.modules, now.hooks, modes)
+        return Setting(now.training, autocast(), default_dtype(), now.modules, now.hooks, now.look, modes)
 
     def _by_op(self, unit: Unit, inputs: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # The raw graph has the program's own in-place operations and views, so gradients, aliases and other dtypes come
@@ -423,14 +428,15 @@ class Program(torch.nn.Module):
             try:
                 tensor = unit.lookup(kind, path)
             except (LookupError, AttributeError):
-                raise CaptureError(
-                    f"{path} holds no tensor any more",
-                    why="the captured program reads one there",
-                    fix="capture it again, or use smelt.compile, which does so by itself",
-                    code="S0107",
-                ) from None
+                entry = unit.captured.state.entries[kind, path]
+                if not self._modules_of.is_elsewhere(entry.owner, entry.key):
+                    raise _nothing_there(kind, path) from None
+                return False
             if type_of(tensor) != type_ or tensor is not unit.captured.state.lookup(kind, path):
                 return False
+        ways = {id(entry.way): entry.way for entry in unit.captured.state.entries.values() if entry.way is not None}
+        if not all(way.holds() for way in ways.values()):
+            return False
         return _ties_hold(unit, self._source)
 
     def _needs_grad(self, unit: Unit, inputs: Sequence[Any], requiring: frozenset[str] = frozenset()) -> bool:
@@ -447,6 +453,17 @@ class Program(torch.nn.Module):
 
     def _named_state(self, unit: Unit) -> dict[str, torch.Tensor]:
         return dict(unit.graph.constants) | {path: unit.lookup(kind, path) for kind, path, _ in unit.places}
+
+
+def _nothing_there(kind: str, path: str) -> CaptureError:
+    what = {"param": "the parameter", "buffer": "the buffer"}.get(kind, "the tensor")
+    return CaptureError(
+        f"{path} holds no tensor any more",
+        why=f"the captured program reads {what} {path}, which was deleted or set to something else, and its module has no "
+        "other tensor of that name",
+        fix="give it a tensor, or capture the program again; smelt.compile does so by itself",
+        code="S0107",
+    )
 
 
 def _holder(get_program: Callable[[], Program | None], unit_id: int) -> Callable[[], bool]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import types
 from bisect import bisect_right
 from collections import defaultdict, deque
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from smelt._torch.exact import same
-from smelt._torch.labels import key_labels
+from smelt._torch.labels import attribute_code, attribute_label, key_labels
 from smelt._torch.storage import is_zero, nbytes_spanned
 from smelt.diag import InternalError, Span
 from smelt.runtime.guard_sizes import (
@@ -84,6 +85,7 @@ class ArgumentTests:
     ) -> None:
         self.scope: dict[str, Any] = {
             "same": same,
+            "is_": operator.is_,
             "copysign": math.copysign,
             "extents_meet": extents_meet,
             "nbytes_spanned": nbytes_spanned,
@@ -180,10 +182,16 @@ class ArgumentTests:
 
     def _part(self, place: str, text: str, label: str = "") -> str:
         """The place of what `text` selects there; label: what names it, where that is not the text."""
-        part, code = place + (label or text), self._code(place) + text
-        if part != code:
-            self._codes[part] = code
-        return part
+        return self._coded(place + (label or text), self._code(place) + text)
+
+    def _attribute(self, place: str, name: str) -> str:
+        """The place of an attribute."""
+        return self._coded(place + attribute_label(name), attribute_code(self._code(place), name))
+
+    def _coded(self, place: str, code: str) -> str:
+        if place != code:
+            self._codes[place] = code
+        return place
 
     def _walk(self, value: Any, place: str, selector: str) -> None:
         cls = type(value)
@@ -281,9 +289,7 @@ class ArgumentTests:
         self._each("type", place, variable, f"type({{v}}) is {self._bind(cls, 'T')}", cls)
         if isinstance(value, dict):
             keys = list(dict.keys(value))
-            plain = all(type(key) is str for key in keys)
-            code = f"list({{v}}) == {_printed(keys)}" if plain else f"same(list({{v}}), {self._bind(keys, 'V')})"
-            self._each("keys", place, variable, code, keys)
+            self._keys(keys, place, variable)
             if isinstance(value, defaultdict):
                 seen = value.default_factory
                 self._each("factory", place, variable, f"{{v}}.default_factory is {self._bind(seen, 'F')}", seen)
@@ -297,6 +303,14 @@ class ArgumentTests:
             self._walk(inner, self._part(place, text, label), variable + text)
         self._beside(value, place, variable)
 
+    def _keys(self, keys: list[Any], place: str, variable: str) -> None:
+        """A dict's keys, in order: the very same ones, or plain values. Texts of a class of their own may say that they
+        are equal to a plain one, so that equality tells nothing.
+        """
+        seen = self._bind(keys, "V")
+        code = f"(len({{v}}) == {len(keys)} and all(map(is_, {{v}}, {seen})) or same(list({{v}}), {seen}))"
+        self._each("keys", place, variable, code, keys)
+
     def _beside(self, value: Any, place: str, variable: str) -> None:
         """What a container or dataclass holds besides its members, which may stand before something of its class."""
         if not has_attributes(value):
@@ -306,7 +320,7 @@ class ArgumentTests:
         within, self._is_beside = self._is_beside, True
         for name, inner in held.items():
             if name not in known:
-                self._walk(inner, self._part(place, f".{name}"), f"{variable}.{name}")
+                self._walk(inner, self._attribute(place, name), attribute_code(variable, name))
         self._is_beside = within
 
     def _names(self, value: Any, names: list[str], place: str, variable: str) -> None:
@@ -326,14 +340,14 @@ class ArgumentTests:
         self._each("type", place, variable, f"type({{v}}) is {self._bind(type(value), 'T')}", type(value))
         if isinstance(value, dict):
             keys = list(dict.keys(value))
-            self._each("keys", place, variable, f"same(list({{v}}), {self._bind(keys, 'V')})", keys)
+            self._keys(keys, place, variable)
             for label, (key, inner) in zip(key_labels(keys), dict.items(value), strict=True):
                 text = label if type(key) is str else f"[{self._bind(key, 'K')}]"
                 self._walk(inner, self._part(place, text, label), variable + text)
         held = attributes_of(value)
         self._names(value, list(held), place, variable)
         for name, inner in held.items():
-            self._walk(inner, self._part(place, f".{name}"), f"{variable}.{name}")
+            self._walk(inner, self._attribute(place, name), attribute_code(variable, name))
 
     def _tensor(self, value: torch.Tensor, place: str, variable: str) -> None:
         for place_before, variable_before, before in self._tensors:
@@ -518,7 +532,7 @@ def members(value: Any) -> list[tuple[str, tuple[Any] | None, Any]]:
     elif isinstance(value, (list, tuple)) or type(value) is deque:
         found = [(f"[{i}]", None, inner) for i, inner in enumerate(value)]
     if dataclasses.is_dataclass(value):
-        found += [(f".{f.name}", None, getattr(value, f.name)) for f in dataclasses.fields(value)]
+        found += [(attribute_label(f.name), None, getattr(value, f.name)) for f in dataclasses.fields(value)]
     return found
 
 

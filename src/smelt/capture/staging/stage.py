@@ -171,7 +171,7 @@ class _Run:
 
     def run(self, arguments: Arguments) -> Captured:
         """Stage, starting again as often as something new is learnt."""
-        self.roots = reachable(self.program, {path: v for path, v in arguments.constants() if callable(v)})
+        self.roots = reachable(self.program, arguments.outside())
         functions = Functions(self.roots.functions)
         asking = (found.site.code for found in self.native.conversions if found.site is not None)
         class_askers = self.native.class_askers or ()
