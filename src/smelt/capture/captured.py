@@ -64,7 +64,7 @@ class State:
             if holders.setdefault(entry.path, entry).tensor is not entry.tensor:
                 raise InternalError(
                     f"two tensors have the name {entry.path!r}",
-                    why=f"a graph tells them apart by name: {slot_type(slot)} is one, {holders[entry.path].kind} another",
+                    why=f"a graph tells them apart by name; one of them is {slot_type(slot)}",
                     fix="report this with the program",
                 )
         return cls({(entry.kind, path): entry.freeze() for path, entry in holders.items()})

@@ -67,8 +67,8 @@ class StateTensor:
     """A tensor outside the arguments, and where it can be read again.
 
     kind: "param", "buffer" or "captured". path: dotted, from the program; aliases: other paths of the same tensor.
-    owner, key: the container, cell or object that holds it (`owner[key]`, or an attribute or cell). way: how the program
-    comes there; None where nothing on the way can be replaced but modules in modules.
+    owner, key: the container, cell or object that holds it (`owner[key]`, or an attribute or cell). way: how the
+    program comes there; None where nothing on the way can be replaced but modules in modules.
     """
 
     kind: str

@@ -459,8 +459,8 @@ def _nothing_there(kind: str, path: str) -> CaptureError:
     what = {"param": "the parameter", "buffer": "the buffer"}.get(kind, "the tensor")
     return CaptureError(
         f"{path} holds no tensor any more",
-        why=f"the captured program reads {what} {path}, which was deleted or set to something else, and its module has no "
-        "other tensor of that name",
+        why=f"the captured program reads {what} {path}, which was deleted or set to something else, and its module "
+        "has no other tensor of that name",
         fix="give it a tensor, or capture the program again; smelt.compile does so by itself",
         code="S0107",
     )
