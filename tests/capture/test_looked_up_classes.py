@@ -192,3 +192,22 @@ def test_a_cache_that_gives_what_its_function_no_longer_does_keeps_sizes_fixed()
     scale[0] = 5
     for size, factor in ((2, 4), (3, 6), (4, 20), (4, 20)):
         assert torch.equal(compiled(torch.ones(size)), torch.ones(size) * factor)
+
+
+def test_a_checker_without_source_that_compares_with_a_sentinel_leaves_sizes_free() -> None:
+    """As beartype's: a wrapper that is made by `exec`."""
+    scope: dict[str, Any] = {"kind": torch.Tensor, "missing": object(), "function": lambda x: x * 2}
+    text = """def checked(*args):
+    found = args[0] if args else missing
+    if found is not missing:
+        if not isinstance(found, kind):
+            raise TypeError("no tensor")
+    return function(*args)
+"""
+    exec(compile(text, "<made for a check>", "exec"), scope)
+    compiled = smelt.compile(scope["checked"])
+    for rows in (2, 3, 4, 5):
+        x = torch.randn(rows, 3)
+        assert torch.equal(compiled(x), x * 2)
+    stats = dispatcher_of(compiled).stats()
+    assert (stats.builds, stats.fallbacks) == (2, {})

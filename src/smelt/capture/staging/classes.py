@@ -34,8 +34,13 @@ _GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME"))
 
 def asks_classes(frame: types.FrameType) -> bool:
     """Whether the code of a frame that has just begun may ask for the class of what it holds, or which object it is."""
+    return _asks_identity(frame.f_code) or asks_types(frame)
+
+
+def asks_types(frame: types.FrameType) -> bool:
+    """Whether the code of a frame that has just begun may ask for the class of what it holds."""
     code = frame.f_code
-    if ("type" in code.co_names and _calls_type(code)) or "__class__" in code.co_names or _asks_identity(code):
+    if ("type" in code.co_names and _calls_type(code)) or "__class__" in code.co_names:
         return True
     known = frame.f_globals
     if any(_is_asking(known[name]) for name in code.co_names if name in known):
@@ -104,6 +109,11 @@ def class_of(session: Any, value: Any) -> type:
 def is_stand_in(value: Any) -> bool:
     """Whether `type` says something else of a value than the program expects."""
     return is_sized(value) or is_staged(value) or is_shadow(value) or isinstance(value, StagedSequence)
+
+
+def is_other_object(value: Any) -> bool:
+    """Whether `is` says something else of a value than the program expects: one tensor has one stand-in."""
+    return is_stand_in(value) and not is_shadow(value)
 
 
 def all_plain(value: Any) -> Any:

@@ -28,7 +28,7 @@ import torch
 from smelt.capture.events import watched
 from smelt.capture.reads_values import home_of, owner_kind
 from smelt.capture.spans import is_smelts, is_users
-from smelt.capture.staging.classes import asks_classes, is_stand_in
+from smelt.capture.staging.classes import asks_classes, asks_types, is_other_object, is_stand_in
 from smelt.capture.staging.stops import Again, CannotStage
 from smelt.capture.staging.symbols import is_staged
 from smelt.capture.staging.views import StagedSequence
@@ -125,7 +125,7 @@ class Watch:
         # By identity, since the hash of a code object goes through all of it; held, so that it stays.
         self._kinds: dict[int, tuple[int, types.CodeType]] = {}
         self._met: dict[int, types.CodeType] = {}
-        self._asking: set[int] = set()
+        self._asking: dict[int, Callable[[Any], bool]] = {}  # by code, what it would see otherwise than eager does
 
     @contextmanager
     def ready(self, looks_for_classes: bool) -> Iterator[None]:
@@ -159,12 +159,12 @@ class Watch:
             if is_users(code.co_filename) and self._kind(frame) == _FOREIGN and asks_classes(frame):
                 if self.convertible(code):
                     raise Again(convert=code)
-                self._asking.add(id(code))
+                self._asking[id(code)] = is_stand_in if asks_types(frame) else is_other_object
         return self._step(frame, event, arg) if id(code) in self._asking else None
 
     def _step(self, frame: Any, event: str, arg: Any) -> Any:
         held = list(frame.f_locals.values())
-        if any(holds_staged(value, is_one=is_stand_in) for value in held):
+        if any(holds_staged(value, is_one=self._asking[id(frame.f_code)]) for value in held):
             raise CannotStage(
                 f"{frame.f_code.co_qualname} asks what class things are of",
                 "it is not converted, and would see what stands for sizes and tensors",
