@@ -17,7 +17,7 @@ from typing import Final
 from tests.matrix import stubs
 
 ROOT: Final = Path(__file__).parents[2]
-TESTING: Final = ("pytest>=8", "pytest-xdist", "hypothesis", "transformers>=5,<6")
+TESTING: Final = ("pytest>=8", "pytest-xdist", "hypothesis", "einops", "transformers>=5,<6")
 _OF_GPUS: Final = re.compile(r"nvidia|cuda|triton", re.IGNORECASE)
 
 
