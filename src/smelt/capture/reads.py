@@ -348,7 +348,9 @@ def record_reads(
             with contextlib.suppress(Exception):
                 done = ReadLog()
                 _end(done, recorder, found, settings, draws)
-                log.has_done_nothing = done.is_replayable and not done.put_back
+                # What it changed of its state is no mutation, and as little undone.
+                changed = done.heap is not None and bool(done.heap.outer or done.heap.is_live)
+                log.has_done_nothing = done.is_replayable and not (done.put_back or changed or state)
             raise
         _end(log, recorder, found, settings, draws)
 
