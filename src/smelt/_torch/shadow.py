@@ -31,6 +31,11 @@ def available() -> bool:
     return FakeTensorMode is not None and "entry" in dispatch.levels()
 
 
+def _writes(shadow: torch.Tensor) -> int:
+    """How often a shadow was written; inference tensors, which a program may work on throughout, do not count it."""
+    return 0 if shadow.is_inference() else shadow._version
+
+
 class _Real(NamedTuple):
     """A real tensor with its shadow, and the version that the shadow had at first."""
 
@@ -60,7 +65,7 @@ class Shadows:
                 self.of(base)
             shadow: torch.Tensor = self._mode.from_tensor(tensor, static_shapes=True)
             self._of[id(tensor)] = shadow
-            self._real[id(shadow)] = _Real(tensor, shadow, shadow._version)
+            self._real[id(shadow)] = _Real(tensor, shadow, _writes(shadow))
         return shadow
 
     def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -83,7 +88,7 @@ class Shadows:
             real = None if whole is None else self._real.get(id(whole))
             if shadow is None or real is None:
                 return tensor._version
-            return real.tensor._version + shadow._version - real.version
+            return real.tensor._version + _writes(shadow) - real.version
 
     def fresh(self, dtype: torch.dtype, sizes: Any, strides: Any, device: Any, grad: bool = False) -> torch.Tensor:
         """A shadow of its own memory."""
