@@ -318,4 +318,4 @@ def test_modes_stand_on_nodes() -> None:
     with torch.no_grad():
         assert [node.mode for node in check(FUNCTIONS["grad_modes"]).graph.walk()] == set_by_regions
     modes = [node.mode for node in check(FUNCTIONS["autocast"]).graph.walk()]
-    assert modes == ["autocast(bf16)", "", ""]
+    assert modes == ["autocast(bf16)", "autocast(off)", "autocast(off)"]
