@@ -254,3 +254,27 @@ def test_nor_what_was_written_past_the_recorder(write):
     with pytest.raises(ValueError, match="seen"):
         smelt.compile(f)(x)
     assert x[0] == 1
+
+
+def _to_what_cannot_be_written(x):
+    """An operator of several tensors that raises at the second."""
+    try:
+        torch._foreach_add_([x, torch.zeros(1).expand(2)], 1)
+    except RuntimeError:
+        return _seeing(x)
+
+
+def _to_an_inference_tensor(x):
+    return x.add_(1)  # which torch refuses only when it has been done
+
+
+@pytest.mark.parametrize("write", [_to_what_cannot_be_written, _to_an_inference_tensor])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_nor_what_was_written_by_an_operator_that_raises(write, mode):
+    with torch.inference_mode(write is _to_an_inference_tensor):
+        x = torch.zeros(2)
+    compiled = smelt.compile(write)
+    for turn in (1, 2, 3):
+        with mode(), pytest.raises((RuntimeError, ValueError), match="inference tensor|seen"):
+            compiled(x)
+        assert x[0] == turn

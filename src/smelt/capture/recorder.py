@@ -174,7 +174,7 @@ class Recorder:
     flags: by source line, what the program read of its tensors that no operator tells and no input's type does.
     kept: for what the run made and a cache keeps, the last record that made it, and what a later call finds there.
     is_unseen: something may have been written where it is not seen: by torch's own compilers and tracers, by other
-        processes, or through memory that Python got.
+        processes, through memory that Python got, or by an operator that raised.
     own_backward: the first `torch.autograd.Function` that ran, if any: its gradient is no operator's.
     """
 
@@ -224,9 +224,7 @@ class Recorder:
         try:
             result = overload(*args, **kwargs)
         except Exception as error:
-            # For types and numbers it would raise in each run of the graph.
-            if op_info(overload).raises:
-                self._quietly(self._note_error, overload, args, kwargs, error)
+            self._quietly(self._note_error, overload, args, kwargs, error)
             raise
         self._quietly(self._note, overload, args, kwargs, result)
         return result
@@ -255,7 +253,11 @@ class Recorder:
             self._broken(broken, getattr(note, "__name__", "a note"), (tensor,))
 
     def _note_error(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], raised: Exception) -> None:
-        """Data made an operator raise: where the program catches that, it has read them."""
+        """An operator raised: where data made it and the program catches that, it has read them."""
+        # Some write first: torch refuses an inference tensor when it counts the write that was just done.
+        self.is_unseen |= bool(info.written(args, kwargs))
+        if not info.raises:
+            return  # for types and numbers, as it would in each run of the graph
         operands: list[Slot] = []
         noted = [self._encode(arg, operands) for arg in args]
         named = {k: self._encode(v, operands) for k, v in kwargs.items()}
