@@ -35,11 +35,12 @@ from smelt.diag import (
     VerifyError,
 )
 from smelt.diag.logs import show_kinds as _show_kinds
+from smelt.diag.packages import VERSION as _VERSION
 from smelt.inspect import Report, explain
 from smelt.ir import Graph, parse
 from smelt.scheduling import Primitive, apply, list_primitives, register_primitive, schedule, tune
 
-__version__ = "0.1.0"
+__version__ = _VERSION
 
 __all__ = [
     "CaptureError",

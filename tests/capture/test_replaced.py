@@ -191,7 +191,7 @@ def test_a_replacement_that_cannot_be_made_leaves_those_around_it(name: str) -> 
     assert dict(vars(Owner)) == before and not Patches._attributes
 
 
-@pytest.mark.parametrize("name", ["data", "_version", "requires_grad", "shape", "grad", "is_leaf"])
+@pytest.mark.parametrize("name", ["data", "_base", "_version", "requires_grad", "shape", "grad", "is_leaf"])
 def test_what_stands_for_an_attribute_of_tensors_has_its_names(name: str) -> None:
     """torch's compiler, imported while a program is captured, asks its getters what class they are of."""
     own = getattr(torch.Tensor, name)

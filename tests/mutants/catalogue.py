@@ -857,7 +857,7 @@ RUNTIME = (
     Mutant(
         "cache: checksum",
         "runtime/cache.py",
-        "return payload if hashlib.sha256(payload).digest() == digest else None",
+        "return payload if _digest(name, payload) == digest else None",
         "return payload",
         "code that was damaged on disk is executed",
         (f"{_CACHE}::test_corrupt_entries_are_built_again",),

@@ -87,7 +87,7 @@ CONVERTER = (
     Mutant(
         "convert: unbound locals",
         f"{_HERE}/builder.py",
-        "if body.depth and name in body.scope.locals and name not in body.sure:",
+        "if not is_sure and (body.depth or not is_own) and body.scope.may_miss(name):",
         "if False:",
         "an unbound local is a NameError of a free variable in an arm",
         (_PROGRAMS,),

@@ -20,12 +20,8 @@ BASES = {name.split(".")[1] for name in NAMES}
 
 def _operators(value: ast.expr) -> set[str]:
     """The operators that the texts of an expression name, with or without namespace and overload."""
-    words = {
-        word
-        for node in ast.walk(value)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        for word in node.value.split()
-    }
+    texts = (n.value for n in ast.walk(value) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    words = {word for text in texts if not text.endswith(".") for word in text.split()}  # no sentences
     return {w for w in words if w in NAMES or f"aten.{w}" in NAMES or w.removeprefix("aten.").split(".")[0] in BASES}
 
 

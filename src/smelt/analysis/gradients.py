@@ -16,15 +16,15 @@ from smelt.analysis.aliases import Aliases, alias_analysis, is_external
 from smelt.ir import BOOL, FLOAT, INT, STATE_OPS, Arg, Graph, Node, Region, TensorType, Value, values_in
 from smelt.ir.dtypes import DType
 from smelt.ops.effects import effects
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 
-_CUT = frozenset(
-    f"aten.{name}" for name in (
-        "detach.default", "detach_copy.default", "zeros_like.default", "ones_like.default", "empty_like.default",
-        "full_like.default", "rand_like.default", "randn_like.default", "randint_like.default",
-        "randint_like.low_dtype", "new_zeros.default", "new_ones.default", "new_empty.default", "new_full.default",
-        "new_empty_strided.default",
+_CUT = where(Trait.NO_GRADIENT) | {
+    f"aten.{name}"
+    for name in (
+        "detach_copy.default", "randint_like.default", "randint_like.low_dtype", "new_empty_strided.default",
     )
-)  # fmt: skip
+}  # fmt: skip
 """Operators whose float results have no history whatever they are given."""
 
 

@@ -149,7 +149,7 @@ def _base_property(original: Any) -> Any:
         _note_base(self, "_base")
         return original.__get__(self, type(self))
 
-    return property(read)
+    return Getter(original, read)
 
 
 def _is_view(original: Any) -> Any:

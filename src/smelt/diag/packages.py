@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Iterable
 
 DISTRIBUTION = "smelt-compiler"
+VERSION = "0.1.0"
 
 
 def missing(modules: Iterable[str]) -> list[str]:

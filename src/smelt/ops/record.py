@@ -124,6 +124,9 @@ class Trait(Flag):
     NOT_ITERATED = auto()
     """Tagged `pointwise`, but its strides are not those that torch's iterator gives."""
 
+    NO_GRADIENT = auto()
+    """Its floating-point results have no history, whatever it is given."""
+
     # --- what it gives
     CONSTANT_FILL = auto()
     """All elements are one number among its arguments, or one that its name says."""

@@ -9,13 +9,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from types import CodeType
 from typing import Any
 
 import torch
 
 from smelt.diag import Options, ScheduleError, isa_limit
+from smelt.diag.packages import VERSION
 from smelt.ir import Graph
 from smelt.runtime.cache import CodeCache, code_cache
 from smelt.runtime.cpu import cpu_fingerprint
@@ -45,7 +45,7 @@ def key_of(
     steps = [without_addresses(str(step)) for step in state.steps]
     codes = [code_text(function) for function in functions]
     parts = [
-        "tune", _FORMAT, version("smelt"), torch.__version__, cpu_fingerprint(), isa_limit(), torch.get_num_threads(),
+        "tune", _FORMAT, VERSION, torch.__version__, cpu_fingerprint(), isa_limit(), torch.get_num_threads(),
         f"{model.__module__}.{model.__qualname__}", _program(state), steps,
         [_arguments(call) for call in calls], list(knobs), codes, repr(search),
     ]  # fmt: skip

@@ -96,7 +96,7 @@ def _base(original: Any) -> Any:
         session = _session()
         return found if session is None else session.base_of(self)
 
-    return property(read)
+    return Getter(original, read)
 
 
 def _is_view(original: Any) -> Any:
@@ -116,7 +116,7 @@ def _version(original: Any) -> Any:
         session = _session()
         return found if session is None else session.version_of(self)
 
-    return property(read)
+    return Getter(original, read)
 
 
 def _numel(original: Any) -> Any:

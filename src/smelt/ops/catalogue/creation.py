@@ -96,7 +96,8 @@ CREATION: tuple[OpRecord, ...] = (
         | Trait.FILLS
         | Trait.OWN_STRIDES
         | Trait.SAME_SHAPE
-        | Trait.TYPE_ONLY,
+        | Trait.TYPE_ONLY
+        | Trait.NO_GRADIENT,
     ),
     OpRecord(
         "aten.ones_like.default",
@@ -109,7 +110,8 @@ CREATION: tuple[OpRecord, ...] = (
         | Trait.FILLS
         | Trait.OWN_STRIDES
         | Trait.SAME_SHAPE
-        | Trait.TYPE_ONLY,
+        | Trait.TYPE_ONLY
+        | Trait.NO_GRADIENT,
     ),
     OpRecord(
         "aten.full_like.default",
@@ -123,7 +125,8 @@ CREATION: tuple[OpRecord, ...] = (
         | Trait.OWN_STRIDES
         | Trait.SAME_SHAPE
         | Trait.TAKES_RUN_NUMBERS
-        | Trait.TYPE_ONLY,
+        | Trait.TYPE_ONLY
+        | Trait.NO_GRADIENT,
     ),
     OpRecord(
         "aten.new_zeros.default",
@@ -131,7 +134,7 @@ CREATION: tuple[OpRecord, ...] = (
         _NEW,
         lower=_lower_new(0),
         exact=True,
-        traits=Trait.CONSTANT_FILL | Trait.TYPE_ONLY,
+        traits=Trait.CONSTANT_FILL | Trait.TYPE_ONLY | Trait.NO_GRADIENT,
     ),
     OpRecord(
         "aten.new_ones.default",
@@ -139,7 +142,7 @@ CREATION: tuple[OpRecord, ...] = (
         _NEW,
         lower=_lower_new(1),
         exact=True,
-        traits=Trait.CONSTANT_FILL | Trait.TYPE_ONLY,
+        traits=Trait.CONSTANT_FILL | Trait.TYPE_ONLY | Trait.NO_GRADIENT,
     ),
     OpRecord(
         "aten.new_full.default",
@@ -147,7 +150,7 @@ CREATION: tuple[OpRecord, ...] = (
         fixed(lambda: [sample(floats(3), [2, 3], 2.5), sample(ints(3), [2], 1)]),
         lower=_lower_new(None),
         exact=True,
-        traits=Trait.CONSTANT_FILL | Trait.TAKES_RUN_NUMBERS | Trait.TYPE_ONLY,
+        traits=Trait.CONSTANT_FILL | Trait.TAKES_RUN_NUMBERS | Trait.TYPE_ONLY | Trait.NO_GRADIENT,
     ),
     OpRecord(
         "aten.fill.Scalar",
@@ -178,7 +181,7 @@ CREATION: tuple[OpRecord, ...] = (
         "torch.empty_like",
         fixed(lambda: [sample(floats(2, 3))]),
         uninitialised=True,
-        traits=Trait.ANY_TENSOR | Trait.FILLS,
+        traits=Trait.ANY_TENSOR | Trait.FILLS | Trait.NO_GRADIENT,
     ),
     OpRecord(
         "aten.empty_strided.default", "torch.empty_strided", fixed(lambda: [sample([2, 3], [1, 2])]), uninitialised=True
@@ -188,6 +191,7 @@ CREATION: tuple[OpRecord, ...] = (
         "torch.Tensor.new_empty",
         fixed(lambda: [sample(floats(2, 3), [2])]),
         uninitialised=True,
+        traits=Trait.NO_GRADIENT,
     ),
     OpRecord("aten.rand.default", "torch.rand", fixed(lambda: [sample([2, 3])]), rng=_always),
     OpRecord("aten.randn.default", "torch.randn", fixed(lambda: [sample([2, 3])]), rng=_always),
@@ -197,14 +201,14 @@ CREATION: tuple[OpRecord, ...] = (
         "torch.randn_like",
         fixed(lambda: [sample(floats(2, 3))]),
         rng=_always,
-        traits=Trait.ANY_TENSOR,
+        traits=Trait.ANY_TENSOR | Trait.NO_GRADIENT,
     ),
     OpRecord(
         "aten.rand_like.default",
         "torch.rand_like",
         fixed(lambda: [sample(floats(2, 3))]),
         rng=_always,
-        traits=Trait.ANY_TENSOR,
+        traits=Trait.ANY_TENSOR | Trait.NO_GRADIENT,
     ),
     OpRecord("aten.bernoulli.default", "torch.bernoulli", fixed(lambda: [sample(torch.full((3,), 0.5))]), rng=_always),
     OpRecord(

@@ -438,7 +438,8 @@ VIEWS: tuple[OpRecord, ...] = (
         | Trait.ITEM_OF
         | Trait.SAME_SHAPE
         | Trait.SAME_VALUES
-        | Trait.WHOLE_VIEW,
+        | Trait.WHOLE_VIEW
+        | Trait.NO_GRADIENT,
     ),
     _view(
         "alias.default",
