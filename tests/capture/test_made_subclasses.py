@@ -275,6 +275,24 @@ def test_nor_what_was_written_by_an_operator_that_raises(write, mode):
         x = torch.zeros(2)
     compiled = smelt.compile(write)
     for turn in (1, 2, 3):
-        with mode(), pytest.raises((RuntimeError, ValueError), match="inference tensor|seen"):
+        with mode(), pytest.raises((RuntimeError, ValueError), match=r"inference tensor|seen"):
             compiled(x)
         assert x[0] == turn
+
+
+@pytest.mark.filterwarnings("ignore::smelt.diag.SmeltWarning")
+@pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x[:1].mul_(3), lambda x: torch._foreach_add_([x], 1)])
+def test_what_an_operator_wrote_before_an_error_that_the_program_catches_is_written_at_each_call(write):
+    def f(x):
+        try:
+            write(x)
+        except RuntimeError:
+            return x * 2
+        return x * 5
+
+    compiled = smelt.compile(f)
+    for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode) * 2:
+        with torch.inference_mode():
+            eager, x = torch.ones(2), torch.ones(2)
+        with mode():
+            assert (f(eager).tolist(), eager.tolist()) == (compiled(x).tolist(), x.tolist())

@@ -254,19 +254,34 @@ class Recorder:
 
     def _note_error(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], raised: Exception) -> None:
         """An operator raised: where data made it and the program catches that, it has read them."""
-        # Some write first: torch refuses an inference tensor when it counts the write that was just done.
-        self.is_unseen |= bool(info.written(args, kwargs))
-        if not info.raises:
+        writes = bool(info.written(args, kwargs))
+        self.is_unseen |= writes
+        if not (info.raises or writes):
             return  # for types and numbers, as it would in each run of the graph
         operands: list[Slot] = []
         noted = [self._encode(arg, operands) for arg in args]
         named = {k: self._encode(v, operands) for k, v in kwargs.items()}
+        if writes and not is_inference():
+            self._note_late_refusal(info, operands)
+        if not info.raises:
+            return
         slot = next((slot for slot in operands if slot.family.tainted), None)
         if slot is None:
             return
         text = f"{type(raised).__module__}.{type(raised).__qualname__}: {raised.args[0] if raised.args else ''}"
         if not self._expect_error(info, slot, noted, named, text):
             self.converted(slot, f"error of {info.short}")
+
+    def _note_late_refusal(self, info: OpInfo, operands: Sequence[Slot]) -> None:
+        """Fail where torch refused to write to an inference tensor: it does so when it counts the write, once done."""
+        tensors = [slot.ref() for slot in operands]
+        if any(tensor is not None and tensor.is_inference() for tensor in tensors):
+            self.fail(
+                f"{info.name} raised, and may have written to an inference tensor before that",
+                "torch refuses such a write outside of inference mode only when it has been done",
+                "write to a .clone() of the tensor, or in torch.inference_mode()",
+                "S0104",
+            )
 
     def _expect_error(self, info: OpInfo, slot: Slot, noted: list[Any], named: dict[str, Any], text: str) -> bool:
         """Record what an operator raises here, or that it does not; whether it could be."""
