@@ -521,6 +521,9 @@ def _hasattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         return hasattr(class_of(value) or plain or object, name)
     if isinstance(value, torch.Tensor) and name not in _OF_SOME and hasattr(torch.Tensor, name):
         return True  # to read it would leave its sizes in the graph, of a tensor that may have another rank
+    if isinstance(value, torch.Tensor) and name in _OF_SOME:
+        with quiet.unwarned():
+            return hasattr(value, name)
     return hasattr(value, name)
 
 
