@@ -135,7 +135,7 @@ def test_a_call_waits_once() -> None:
 
 
 def test_a_call_that_waits_is_not_under_way() -> None:
-    calls = UnderWay()
+    calls = UnderWay(threading.RLock())
     outer, inner = calls.begin(), calls.begin()
     calls.end(inner)
     inner = calls.begin()
@@ -214,3 +214,22 @@ def test_a_call_falls_back_for_one_reason(monkeypatch: pytest.MonkeyPatch) -> No
         done.join(PATIENCE_S)
     stats = c.stats()
     assert stats.calls == 2 and sum(stats.fallbacks.values()) == 1
+
+
+def test_a_call_that_has_waited_goes_on_between_calls_that_have_a_state() -> None:
+    with_state, holds = threading.RLock(), threading.Event()
+    calls, seen = UnderWay(with_state), list[bool]()
+
+    def reads_and_writes() -> None:
+        with with_state:
+            holds.set()
+            time.sleep(0.05)
+            seen.append(bool(calls))  # after its read, before its write
+
+    other, call = threading.Thread(target=reads_and_writes), calls.begin()
+    with calls.aside():
+        other.start()
+        holds.wait()
+    assert seen == [False] and bool(calls)
+    other.join()
+    calls.end(call)

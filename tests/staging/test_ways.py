@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 @pytest.fixture
 def explored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One number, that of the regions that were run."""
+    """The number of the regions that were run, and behind it that of each run of the program."""
     count, once = [0], _Run._once
 
     def counted(self: _Run, session: Session, *args: Any) -> Any:
@@ -25,6 +25,7 @@ def explored(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return once(self, session, *args)
         finally:
             count[0] += session.paths
+            count.append(session.paths)
 
     monkeypatch.setattr(_Run, "_once", counted)
     return count
@@ -119,7 +120,9 @@ def test_ways_that_cannot_all_be_gone_are_not_begun(explored: list[int]) -> None
         assert torch.equal(compiled(x), number_or_tensor(x))
     told = [row.entry.why_paths for row in compiled.stats().rows if row.entry is not None]
     assert any("the program has too many paths" in why for why in told)
-    assert explored[0] <= 128, explored
+    # Two short runs find out that its loop is none of the graph; all paths are begun in the last one.
+    *short, last = explored[1:]
+    assert last <= 99 and len(short) <= 2 and max(short, default=0) <= 27, explored
 
 
 def kept_of_rows(x: Tensor) -> Tensor:

@@ -56,6 +56,7 @@ from smelt.runtime.guards import GuardSet
 
 STATE_LIMIT = 8  # builds with state, after which a program is split that needs one at nearly each call
 SPLIT_LIMIT = 3  # kinds of calls that were refused, after which others run in pieces at once
+_OTHERS_S = 0.005  # for other calls that waited for the same build, and only look what it has left
 _IN_BACKGROUND = "still compiling in the background"
 _BUILT_ELSEWHERE = "another thread is compiling it"
 AGAIN = object()
@@ -184,8 +185,12 @@ class Builds:
 
     def _await_build(self) -> bool:
         """Wait for another thread's build; whether this call holds the table's lock now."""
+        lock = self._table.lock
         with self._under_way.aside():
-            return self._turns.acquire(self._table.lock)
+            is_over = self._turns.acquire(lock)
+            if is_over:  # calls with a state, which this one waits for now, may need the lock
+                lock.release()
+        return is_over and lock.acquire(timeout=_OTHERS_S)
 
     def await_ready(self, row: Row) -> bool:
         """Wait for the rest of a build, which other threads do; whether it is done."""

@@ -49,11 +49,11 @@ class Dispatcher:
         self._stats = Stats()
         self._original = Original(target, name, settings, self._stats)
         self._table = Table(self, _slow, self._original, self._stats)
-        self._under_way = UnderWay()  # no state was known when they began
-        self._builds = Builds(self._original, self._table, self._stats, self._under_way)
-        self._resting = 0
         # Two calls at once would read the same numbers of a state; and a call that records may call another one.
         self._state_lock = threading.RLock()
+        self._under_way = UnderWay(self._state_lock)  # no state was known when they began
+        self._builds = Builds(self._original, self._table, self._stats, self._under_way)
+        self._resting = 0
 
     @property
     def counters(self) -> Counters:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Any, Final
 
@@ -65,9 +65,10 @@ class UnderWay:
     written by Python, so that `self.n += 1` of another thread would lose what it does between its read and its write.
     """
 
-    __slots__ = ("_calls", "_changed", "_recorder")
+    __slots__ = ("_calls", "_changed", "_recorder", "_with_state")
 
-    def __init__(self) -> None:
+    def __init__(self, with_state: AbstractContextManager[Any]) -> None:
+        self._with_state = with_state  # the lock of calls that read and put a state
         self._calls: dict[object, int] = {}  # their threads
         self._recorder = 0  # its thread
         self._changed = threading.Condition()
@@ -90,6 +91,13 @@ class UnderWay:
             self.end(this)
             with self._changed:
                 self._changed.wait_for(lambda: self._recorder in (0, thread), until - monotonic())
+            self._resume(this, thread)
+
+    def _resume(self, this: object, thread: int) -> None:
+        """A call goes on that was not under way for a while. It waits for a call that began then and has a state, and
+        which would undo between its read and its write what this one does.
+        """
+        with self._with_state:
             self._calls[this] = thread
 
     def end(self, call: object | None) -> None:
@@ -101,7 +109,10 @@ class UnderWay:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """The call that this thread has begun last does nothing in this block: it waits for who records, maybe."""
+        """The call that this thread has begun last does nothing in this block: it waits for who records, maybe.
+
+        No lock may be held at the end of it, where the call waits for calls with a state and for who records.
+        """
         thread = threading.get_ident()
         last = next((call for call, one in reversed(list(self._calls.items())) if one == thread), None)
         self.end(last)
@@ -109,7 +120,9 @@ class UnderWay:
             yield
         finally:
             if last is not None:
-                self._calls[last] = thread
+                self._resume(last, thread)
+                if self._recorder not in (0, thread):
+                    self._wait(last, thread)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
