@@ -59,6 +59,7 @@ SPLIT_LIMIT = 3  # kinds of calls that were refused, after which others run in p
 _OTHERS_S = 0.005  # for other calls that waited for the same build, and only look what it has left
 _IN_BACKGROUND = "still compiling in the background"
 _BUILT_ELSEWHERE = "another thread is compiling it"
+_RECORDED_ELSEWHERE = "another thread is recording a program"
 AGAIN = object()
 """In the place of an answer: the table is to be asked once more."""
 RAISED = "the last recorded run of it raised"
@@ -168,9 +169,15 @@ class Builds:
             return self._original.run("parameters get their sizes in this call", args, kwargs, is_fault=False)
         if not self._table.lock.acquire(blocking=False) and not self._await_build():
             return self.run_meanwhile(args, kwargs)
+        # A recording replaces for a while what guards look at: only behind it they tell whether a row serves the call.
+        self._turns.await_recorder()
+        is_replaced = self._turns.is_recorded_elsewhere()
         if any(row not in missed and row.guards.check(args, kwargs) is None for row in self._table.rows):
             self._table.lock.release()
             return AGAIN
+        if self._table.rows and not missed and (is_replaced or self._turns.is_recorded_elsewhere()):
+            self._table.lock.release()
+            return self._original.run(_RECORDED_ELSEWHERE, args, kwargs, is_fault=False)
         building.active = True
         try:
             if self.state is not None and STATE not in kwargs:
@@ -210,7 +217,6 @@ class Builds:
         return refused >= SPLIT_LIMIT or self._guarded >= STORM_LIMIT
 
     def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
-        self._turns.await_recorder()
         look = self._look(args, kwargs)
         self._attempts.kinds = look.call.kinds
         cause = self._table.note_misses(args, kwargs)
@@ -233,7 +239,7 @@ class Builds:
             self._as_native |= AS_NATIVE in program.learnt.whole
         except RecorderBusy:
             self._count_build(missed, -1)
-            return self._original.run("another thread is recording a program", args, kwargs, is_fault=False)
+            return self._original.run(_RECORDED_ELSEWHERE, args, kwargs, is_fault=False)
         except Exception as error:
             failure = error
         if program.error is not None and not isinstance(program.error, (SmeltError, RecorderBusy)):

@@ -60,5 +60,9 @@ class Turns:
 
     def await_recorder(self) -> None:
         """Wait for the run of another program that another thread records, if there is one."""
-        if watched.hook is None and RECORDING.locked() and self.acquire(RECORDING):
+        if self.is_recorded_elsewhere() and self.acquire(RECORDING):
             RECORDING.release()
+
+    def is_recorded_elsewhere(self) -> bool:
+        """Whether another thread records a program now."""
+        return watched.hook is None and RECORDING.locked()
