@@ -89,9 +89,10 @@ def counted(output: str) -> Count:
     return Count(found.get("passed", 0), sum(found.values()) - found.get("passed", 0), names)
 
 
-def _tests(environment: Environment, *what: str) -> Count:
+def _tests(environment: Environment, workers: int, *what: str) -> Count:
     options = ("-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "not nightly")
-    done = environment.run(*options, "-o", "addopts=--strict-markers --import-mode=importlib", "-n", "2", "-q", *what)
+    options += ("-o", "addopts=--strict-markers --import-mode=importlib", "-n", str(workers), "-q")
+    done = environment.run(*options, *what)
     try:
         found = counted(done.stdout)
     except ValueError:
@@ -101,14 +102,14 @@ def _tests(environment: Environment, *what: str) -> Count:
     return found
 
 
-def attempt(combination: Combination, environment: Environment, folders: Sequence[str]) -> Outcome:
+def attempt(combination: Combination, environment: Environment, folders: Sequence[str], workers: int) -> Outcome:
     """Run the tests there. Raises: CannotMake."""
     probed = environment.run("-m", "tests.matrix.probe")
     if probed.returncode != 0:
         raise CannotMake(probed.stderr.strip().splitlines()[-1])
     told = json.loads(probed.stdout.splitlines()[-1])
-    smoke = _tests(environment, SMOKE)
-    whole = _tests(environment, *folders, *_LEFT_OUT) if folders else None
+    smoke = _tests(environment, workers, SMOKE)
+    whole = _tests(environment, workers, *folders, *_LEFT_OUT) if folders else None
     version = told["torch"].partition("+")[0]
     return Outcome(combination, version, told["python"], told["native_entry"], tuple(told["fallbacks"]), smoke, whole)
 
@@ -131,6 +132,7 @@ def write(outcomes: Sequence[Outcome], day: date, report: Path = REPORT) -> None
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix.run")
     parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--in", dest="folder", type=Path)
@@ -147,7 +149,7 @@ def main() -> int:
         folder = place / re.sub(r"[ ,]+", "-", combination.name)
         try:
             made = Environment(folder) if folder.exists() else make(combination, folder, interpreters)
-            outcome = attempt(combination, made, folders)
+            outcome = attempt(combination, made, folders, given.workers)
         except (CannotMake, subprocess.CalledProcessError) as error:
             print(f"{combination.name}: {error}", flush=True)
             failed = True
