@@ -49,12 +49,15 @@ class Environment:
         """The interpreter."""
         return self.folder / "bin" / "python"
 
-    def run(self, *command: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
-        """Run it on this repository, with machine code and plans of its own."""
+    def run(self, *command: str, log: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run it on this repository, with machine code and plans of its own; what it prints can be followed in `log`."""
         settings = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SMELT_CACHE_DIR": str(self.folder / "smelt-cache")}
-        return subprocess.run(
-            [str(self.python), *command], cwd=ROOT, env=settings, capture_output=True, text=True, timeout=timeout
-        )
+        whole = [str(self.python), *command]
+        if log is None:
+            return subprocess.run(whole, cwd=ROOT, env=settings, capture_output=True, text=True)
+        with log.open("w") as printed:
+            done = subprocess.run(whole, cwd=ROOT, env=settings, stdout=printed, stderr=subprocess.STDOUT)
+        return subprocess.CompletedProcess(whole, done.returncode, log.read_text(errors="replace"), "")
 
 
 def interpreter(version: str, given: Mapping[str, str]) -> Path:

@@ -92,11 +92,11 @@ def counted(output: str) -> Count:
 def _tests(environment: Environment, workers: int, *what: str) -> Count:
     options = ("-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "not nightly")
     options += ("-o", "addopts=--strict-markers --import-mode=importlib", "-n", str(workers), "-q")
-    done = environment.run(*options, *what)
+    done = environment.run(*options, *what, log=environment.folder / "tests.log")
     try:
         found = counted(done.stdout)
     except ValueError:
-        raise CannotMake(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]}") from None
+        raise CannotMake(f"pytest ended with {done.returncode}: {done.stdout[-300:]}") from None
     if found.failed:
         print(done.stdout[-20000:], file=sys.stderr)
     return found
