@@ -50,7 +50,7 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def run(self, *command: str, log: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run it on this repository, with machine code and plans of its own; what it prints can be followed in `log`."""
+        """Run it on this repository, with machine code and plans of its own. log: where what it prints is written."""
         settings = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "SMELT_CACHE_DIR": str(self.folder / "smelt-cache")}
         whole = [str(self.python), *command]
         if log is None:
@@ -102,11 +102,12 @@ def _declared() -> list[str]:
 
 def _install(made: Environment, *what: str) -> None:
     pip = (sys.executable, "-m", "pip", "--python", str(made.python), "install", "--quiet", "--no-cache-dir")
-    _run(*pip, "--disable-pip-version-check", *what)
+    # One release is asked for by its number: what else a machine holds its packages to is of no account.
+    _run(*pip, "--disable-pip-version-check", *what, settings={"PIP_CONSTRAINT": os.devnull})
 
 
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+def _run(*command: str, settings: Mapping[str, str] | None = None) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(settings or {})})
     if done.returncode != 0:
         raise CannotMake(_last_error(done.stderr.splitlines()) or f"{command[0]} ended with {done.returncode}")
 

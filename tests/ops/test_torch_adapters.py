@@ -15,7 +15,7 @@ from smelt.ops.meta import CannotRun
 def test_schema_by_name(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = schemas.find_overload(op)
     expected = schemas.read_schema(found)
-    monkeypatch.setattr(schemas, "_raw_schema", schemas._schema_by_name)
+    monkeypatch.setattr(schemas, "raw_schema", schemas._schema_by_name)
     assert schemas.read_schema(found) == expected
 
 

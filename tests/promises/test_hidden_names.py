@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,7 +122,8 @@ FALLBACKS: dict[str, tuple[Any, str, Any]] = {
     "functorch": (state, "in_functorch", state._in_functorch_by_interpreter),
     "jit": (state, "is_jit_tracing", torch.jit.is_tracing),
     "storage": (storage, "same_storage", storage._same_by_query),
-    "schema": (schemas, "_raw_schema", schemas._schema_by_name),
+    "schema": (schemas, "raw_schema", schemas._schema_by_name),
+    "storage key": (storage, "storage_key", storage._key_of_object),
     "pytree": (pytree, "_nodes", {}),
     "fake tensors": (fake, "FakeTensorMode", None),
     "dispatch mode class": (dispatch_mode, "TorchDispatchMode", None),
@@ -158,3 +161,37 @@ def test_all_private_python_names_missing_at_once(monkeypatch: pytest.MonkeyPatc
     with shim.hidden(*names_used()):
         check()
         check_trace()
+
+
+def private_names(source: str) -> set[str]:
+    """The private names of torch that a module imports or reaches from what it imports."""
+    tree, known, found = ast.parse(source), {"torch": "torch"}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            known |= {name.asname or name.name: f"{node.module}.{name.name}" for name in node.names}
+        elif isinstance(node, ast.Import):
+            known |= {name.asname: name.name for name in node.names if name.asname and name.name.startswith("torch")}
+            found |= {name.name for name in node.names if name.name.startswith("torch.")}
+    for node in ast.walk(tree):
+        path, at = "", node
+        while isinstance(at, ast.Attribute):
+            path, at = f".{at.attr}{path}", at.value
+        if path and isinstance(at, ast.Name) and at.id in known:
+            found.add(known[at.id] + path)
+        asked = (
+            node.args if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr") else []
+        )
+        if asked and ast.unparse(asked[0]).startswith("torch") and isinstance(asked[1], ast.Constant):
+            found.add(f"{ast.unparse(asked[0])}.{asked[1].value}")
+    every = (part for name in found | {*known.values()} for part in name.split(".") if name.startswith("torch"))
+    return {part for part in every if part.startswith("_") and not part.startswith("__")}
+
+
+def test_private_names_of_torch_stand_in_one_package() -> None:
+    assert private_names("from torch.utils import _pytree as p\np.tree_map(getattr(torch._C, '_get'), 1)") == {
+        "_pytree", "_C", "_get",
+    }  # fmt: skip
+    package = Path(smelt.__file__).parent
+    modules = [path for path in package.rglob("*.py") if "_torch" not in path.relative_to(package).parts]
+    named = {str(path): private_names(path.read_text()) for path in modules}
+    assert len(modules) > 300 and {path: names for path, names in named.items() if names} == {}

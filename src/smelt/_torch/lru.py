@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
+
+from smelt._torch.shadow import is_shadow
 
 LRU_CACHE: type = functools._lru_cache_wrapper
 _DEEPEST = 4
@@ -66,6 +67,6 @@ def results_of(cache: Any) -> list[tuple[Any, Any]]:
 def has_tensor(value: Any, depth: int = 0) -> bool:
     """Whether a value is a tensor, or a plain container with one in it."""
     if isinstance(value, torch.Tensor):
-        return not isinstance(value, FakeTensor)
+        return not is_shadow(value)
     items = value.values() if type(value) is dict else value if type(value) in (tuple, list) else ()
     return depth < _DEEPEST and any(has_tensor(item, depth + 1) for item in items)

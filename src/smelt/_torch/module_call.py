@@ -19,6 +19,9 @@ import torch
 _NAME = "_call_impl"
 _FORWARD = "__smelt_forward"
 
+CALL_OF_MODULES: Any = getattr(torch.nn.Module, _NAME, torch.nn.Module.__call__)
+"""What runs a module's hooks and its forward."""
+
 
 @lru_cache(maxsize=1)
 def call_with_forward() -> Callable[..., Any] | None:

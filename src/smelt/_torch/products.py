@@ -1,7 +1,7 @@
-"""Calls of the libraries' products and of attention's own choice of kernel, for build-time questions only.
+"""Calls of the libraries' products and of attention's own choice of kernel, for build-time questions; that kernel.
 
-Adapter for `mkldnn::_linear_pointwise`, `mkl::_mkl_linear` and `aten::_fused_sdp_choice`. Where one is missing the
-answer is None: nothing is timed, and attention is left to the public operator.
+Adapter for `mkldnn::_linear_pointwise`, `mkl::_mkl_linear`, `aten::_fused_sdp_choice` and eager's flash kernel. Where
+one is missing the answer is None: nothing is timed, and attention is left to the public operator.
 """
 
 from __future__ import annotations
@@ -53,3 +53,22 @@ def attention_is_flash(
     if op is None:
         return False
     return bool(op(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa) == _FLASH)
+
+
+def flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eager's flash kernel: the result, and what its backward pass wants (nothing where the public operator ran)."""
+    op = _operator("aten", "_scaled_dot_product_flash_attention_for_cpu")
+    if op is not None:
+        found, sums = op(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
+        return found, sums
+    attention = torch.nn.functional.scaled_dot_product_attention
+    found = attention(query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale)
+    return found, found.new_empty(0)

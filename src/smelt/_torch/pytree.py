@@ -1,7 +1,7 @@
 """Container classes that somebody registered with torch's pytree, looked up without registering anything.
 
-Adapter for `torch.utils._pytree.SUPPORTED_NODES`; where that name is missing no class counts as registered, and the
-caller treats such objects as plain Python objects.
+Adapter for `torch.utils._pytree`: where `SUPPORTED_NODES` is missing no class counts as registered, and the caller
+treats such objects as plain Python objects; where there are no functions on trees, those here raise.
 """
 
 from __future__ import annotations
@@ -10,9 +10,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch.utils._pytree as _pytree
+from smelt.diag import CaptureError
+
+try:
+    import torch.utils._pytree as _pytree
+except ImportError:  # pragma: no cover - another torch
+    _pytree = None
 
 _nodes: Mapping[type, Any] = getattr(_pytree, "SUPPORTED_NODES", {})
+
+
+def _absent(*args: Any, **kwargs: Any) -> Any:
+    """Raises: CaptureError."""
+    raise CaptureError(
+        "this torch has no pytree", why="structures of arguments and results are told to torch.fx in its form",
+        fix="smelt.compile and smelt.trace take the program as it is", code="S0108",
+    )  # fmt: skip
+
+
+tree_flatten: Any = getattr(_pytree, "tree_flatten", _absent)
+tree_leaves: Any = getattr(_pytree, "tree_leaves", _absent)
+tree_unflatten: Any = getattr(_pytree, "tree_unflatten", _absent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ def is_uninitialized(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
 
 
-_base: Any = getattr(torch._C, "TensorBase", torch.Tensor)
+tensor_base: Any = getattr(torch._C, "TensorBase", torch.Tensor)
 _no_functions: Any = getattr(torch._C, "DisableTorchFunctionSubclass", contextlib.nullcontext)
 
 
@@ -221,10 +221,10 @@ def past_overrides() -> contextlib.AbstractContextManager[Any]:
 def facts(tensor: torch.Tensor) -> tuple[torch.dtype, Any, Any, torch.device] | None:
     """Data type, sizes, strides and device of a strided tensor of any class, past code of the class; None of others."""
     with past_overrides():
-        if _base.layout.__get__(tensor) is not torch.strided:
+        if tensor_base.layout.__get__(tensor) is not torch.strided:
             return None
-        read = (_base.dtype.__get__(tensor), _base.shape.__get__(tensor), _base.stride(tensor))
-        return (*read, _base.device.__get__(tensor))
+        read = (tensor_base.dtype.__get__(tensor), tensor_base.shape.__get__(tensor), tensor_base.stride(tensor))
+        return (*read, tensor_base.device.__get__(tensor))
 
 
 def in_class(made: torch.Tensor, cls: type) -> torch.Tensor:
@@ -233,7 +233,7 @@ def in_class(made: torch.Tensor, cls: type) -> torch.Tensor:
         with contextlib.suppress(TypeError):  # a class whose objects have slots
             made.__class__ = cls
             return made
-    alias: torch.Tensor = _base.as_subclass(made, cls)
+    alias: torch.Tensor = tensor_base.as_subclass(made, cls)
     return alias
 
 

@@ -1,7 +1,7 @@
 """Operators and their schemas as plain data.
 
 Adapter for the schema object of `torch.ops.<ns>.<name>.<overload>` (`OpOverload._schema`); where that name is missing
-the same object comes from `torch._C._get_schema`.
+the same object comes from `torch._C._get_schema`. The classes of operators are those of one that every torch has.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+
+OpOverload: Any = type(torch.ops.aten.add.Tensor)
+OPERATORS: tuple[type, ...] = (OpOverload, type(torch.ops.aten.add))
+"""The classes of an operator's overload, and of all its overloads together."""
+_Namespace: Any = type(torch.ops.aten)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ def _split(name: str) -> tuple[str, str, str] | None:
     if len(parts) != 3 or parts[0].startswith("__") or _is_method(torch.ops, parts[0]):
         return None
     namespace = getattr(torch.ops, parts[0])
-    if not isinstance(namespace, torch._ops._OpNamespace) or _is_method(namespace, parts[1]):
+    if not isinstance(namespace, _Namespace) or _is_method(namespace, parts[1]):
         return None
     return parts[0], parts[1], parts[2]
 
@@ -94,7 +99,7 @@ def find_overload(name: str) -> Any | None:
         return None
     packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
     found = getattr(packet, parts[2], None)
-    if not isinstance(found, torch._ops.OpOverload):
+    if not isinstance(found, OpOverload):
         return None
     if name.startswith(_OWN):
         _own_overloads[name] = found
@@ -110,9 +115,10 @@ def _schema_by_name(overload: Any) -> Any:
     return torch._C._get_schema(f"{namespace}::{name}", "" if variant == "default" else variant)
 
 
-_raw_schema: Callable[[Any], Any] = (
+raw_schema: Callable[[Any], Any] = (
     _schema_by_attribute if hasattr(torch.ops.aten.add.Tensor, "_schema") else _schema_by_name
 )
+"""The schema of an `OpOverload` as torch's own object."""
 
 
 def _argument(raw: Any) -> Argument:
@@ -132,7 +138,7 @@ def _argument(raw: Any) -> Argument:
 
 def read_schema(overload: Any) -> Schema:
     """The schema of an `OpOverload` as plain data."""
-    raw = _raw_schema(overload)
+    raw = raw_schema(overload)
     return Schema(str(overload), tuple(map(_argument, raw.arguments)), tuple(map(_argument, raw.returns)))
 
 
@@ -143,7 +149,7 @@ def tag_names(overload: Any) -> frozenset[str]:
 
 def operator_name(function: Any) -> str:
     """The name of an `OpOverload` without namespace and overload (`softmax` of `aten.softmax.int`); "" for others."""
-    return str(function).split(".")[1] if isinstance(function, torch._ops.OpOverload) else ""
+    return str(function).split(".")[1] if isinstance(function, OpOverload) else ""
 
 
 def overload_names(namespace: str, name: str) -> tuple[str, ...]:

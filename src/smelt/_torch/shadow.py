@@ -20,7 +20,7 @@ from smelt._torch.light_fake import light_mode, unlogged
 try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 except ImportError:  # pragma: no cover - another torch
-    FakeTensor = FakeTensorMode = None
+    FakeTensor, FakeTensorMode = (), None  # nothing is one
 
 _EnablePythonDispatcher: Any = getattr(torch._C, "_EnablePythonDispatcher", None)
 SymInt, SymFloat, SymBool = torch.SymInt, torch.SymFloat, torch.SymBool

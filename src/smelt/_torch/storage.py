@@ -1,7 +1,8 @@
 """Do two tensors share memory, and how much of it does one span?
 
 Adapter for the identity of a tensor's storage (`UntypedStorage._cdata`, which also tells meta tensors apart); where
-that name is missing `torch._C._is_alias_of` answers the same.
+that name is missing `torch._C._is_alias_of` answers the same, and Python's object for a storage, of which torch makes
+one, stands for it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,18 @@ same_storage: Callable[[Any, Any], bool] = (
     _same_by_storage if hasattr(torch.UntypedStorage, "_cdata") else _same_by_query
 )
 """Whether two strided tensors, possibly meta ones, live in one storage."""
+
+
+def _key_of_storage(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _key_of_object(tensor: Any) -> int:
+    return id(tensor.untyped_storage())
+
+
+storage_key: Callable[[Any], int] = _key_of_storage if hasattr(torch.UntypedStorage, "_cdata") else _key_of_object
+"""A number for the storage of a strided tensor, possibly a meta one, while the storage lives."""
 
 
 def nbytes_spanned(tensor: torch.Tensor) -> int:
@@ -56,7 +69,7 @@ def is_sole_owner(tensor: torch.Tensor) -> bool:
     Adapter for `torch._C._storage_Use_Count`.
     """
     count = getattr(torch._C, "_storage_Use_Count", None)
-    if count is None:
+    if count is None or storage_key is not _key_of_storage:
         return False
     storage = tensor.untyped_storage()
     # The tensor's own reference, and the one of the object asked here.

@@ -28,6 +28,7 @@ from smelt._torch.record_patches import (
     higher_order_operator,
     in_class,
     is_custom_function_call,
+    tensor_base,
 )
 from smelt.capture.keeping import keeper
 from smelt.capture.recorder import Recorder
@@ -113,7 +114,7 @@ def _offset(original: Any) -> Any:
 
 def _own_property(name: str, original: Any) -> Any:
     """What gives an attribute of every tensor: where `torch.Tensor` has it from its base, that of the base."""
-    return original if hasattr(original, "__get__") else getattr(torch._C.TensorBase, name)
+    return original if hasattr(original, "__get__") else getattr(tensor_base, name)
 
 
 def _data_property(original: Any) -> Any:

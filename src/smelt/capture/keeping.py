@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.schemas import raw_schema
 from smelt.capture.opinfo import op_info
 
 Record = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -51,9 +52,9 @@ class Keeper:
         """A recorder's hook with a look at what each operator is about to write."""
 
         def watched(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not overload._schema.name.startswith(_KNOWN):
+            if not raw_schema(overload).name.startswith(_KNOWN):
                 self._save_all_of((*args, *kwargs.values()))
-            elif overload._schema.name.startswith("aten::resize"):
+            elif raw_schema(overload).name.startswith("aten::resize"):
                 self._set_apart(args[0])
             else:
                 for name, position in op_info(overload).written(args, kwargs):

@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from smelt._torch.settings import builtin
 from smelt.diag import Span
 
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
@@ -189,7 +190,7 @@ SUSPECT_NAMES = frozenset(
 def asked_setting(function: Any, frame: FrameType) -> tuple[str, FrameType] | None:
     """The setting of torch's that the program itself asks for in calling this builtin, as text, and the frame."""
     name = _SETTINGS.get(function.__name__)
-    if name is None or function not in (getattr(torch, name, None), getattr(torch._C, function.__name__, None)):
+    if name is None or function not in (getattr(torch, name, None), builtin(function.__name__)):
         return None
     if frame.f_code.co_name == name and frame.f_back is not None and file_kind(frame.f_code.co_filename) == "torch":
         frame = frame.f_back

@@ -56,7 +56,8 @@ _OP = dis.opmap
 _LOAD_GLOBAL = _OP["LOAD_GLOBAL"]
 _LOAD_NAME = _OP["LOAD_NAME"]
 _LOAD_ATTR = {code for name, code in _OP.items() if name in ("LOAD_ATTR", "LOAD_METHOD")}
-_LOAD_CELL = {code for name, code in _OP.items() if name in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_CLOSURE")}
+_CELL_NAMES = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "LOAD_CLOSURE")
+_LOAD_CELL = {code for name, code in _OP.items() if name in _CELL_NAMES}
 _LOAD_FAST = {code for name, code in _OP.items() if name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")}
 _STORE_FAST = _OP["STORE_FAST"]
 _STORE_GLOBAL = {_OP["STORE_GLOBAL"], _OP["DELETE_GLOBAL"]}
@@ -66,12 +67,27 @@ _OF_ATTRIBUTES = {*_LOAD_ATTR, *_STORE_ATTR, _IMPORT_FROM}
 _COPY = _OP["COPY"]
 _EXTENDED_ARG = _OP["EXTENDED_ARG"]
 _TRANSPARENT = {code for name, code in _OP.items() if name in ("CACHE", "NOP", "PRECALL", "PUSH_NULL", "RESUME")}
-_CALLS = {code for name, code in _OP.items() if name in ("CALL", "CALL_FUNCTION", "CALL_FUNCTION_EX")}
-_COMPARES = {code for name, code in _OP.items() if name in ("IS_OP", "COMPARE_OP", "CONTAINS_OP", "FORMAT_VALUE")}
+_CALLS = {code for name, code in _OP.items() if name in ("CALL", "CALL_KW", "CALL_FUNCTION", "CALL_FUNCTION_EX")}
+_COMPARE_NAMES = ("IS_OP", "COMPARE_OP", "CONTAINS_OP", "FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC")
+_COMPARES = {code for name, code in _OP.items() if name in _COMPARE_NAMES}
 _LOADS = {code for name, code in _OP.items() if name.startswith("LOAD_")}
 _LOAD_SUPER = _OP.get("LOAD_SUPER_ATTR")
-_LOAD_METHOD = {_OP["LOAD_METHOD"]} if "LOAD_METHOD" in _OP else {_OP["LOAD_ATTR"]}
+# From 256 on are names that the interpreter's own compiler replaces.
+_LOAD_METHOD = {_OP["LOAD_METHOD"]} if _OP.get("LOAD_METHOD", 256) < 256 else {_OP["LOAD_ATTR"]}
+# Where LOAD_CLOSURE is such a name, a cell that an inner function is given is loaded as a local variable is.
 _OF_CELLS = {code for name, code in _OP.items() if name.endswith("_DEREF") or name in ("LOAD_CLOSURE", "MAKE_CELL")}
+_OF_CELLS |= _LOAD_FAST
+# Two instructions in one, each with four bits of the argument (from Python 3.13 on).
+_PAIRS = {
+    _OP[both]: (_OP[first], _OP[second])
+    for both, first, second in (
+        ("LOAD_FAST_LOAD_FAST", "LOAD_FAST", "LOAD_FAST"),
+        ("LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_FAST", "LOAD_FAST"),
+        ("STORE_FAST_LOAD_FAST", "STORE_FAST", "LOAD_FAST"),
+        ("STORE_FAST_STORE_FAST", "STORE_FAST", "STORE_FAST"),
+    )
+    if both in _OP
+}
 _WITHS = {_OP[name] for name in ("BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL") if name in _OP}
 _BACKWARD = {code for name, code in _OP.items() if "BACKWARD" in name}
 NAMES = frozenset({"__name__", "__qualname__", "__module__", "__doc__"})
@@ -80,7 +96,7 @@ _METHOD_BIT = sys.version_info >= (3, 12)  # LOAD_ATTR's argument carries a flag
 
 
 def _instructions(code: CodeType) -> Iterator[tuple[int, int, int]]:
-    """(offset, opcode, argument), extended arguments applied."""
+    """(offset, opcode, argument), extended arguments applied, and two in one as two."""
     raw = code.co_code
     extended = 0
     for offset in range(0, len(raw), 2):
@@ -89,7 +105,12 @@ def _instructions(code: CodeType) -> Iterator[tuple[int, int, int]]:
             extended = arg << 8
             continue
         extended = 0
-        yield offset, op, arg
+        if op in _PAIRS:
+            first, second = _PAIRS[op]
+            yield offset, first, arg >> 4
+            yield offset, second, arg & 15
+        else:
+            yield offset, op, arg
 
 
 def _local_names(code: CodeType) -> tuple[str, ...]:
@@ -176,7 +197,7 @@ def only_appends(code: CodeType, root: Root | Literal["attribute"], name: str) -
     """Whether all that a code object does with a global, with what a closure cell holds, or with attributes of a name,
     is to append to it.
     """
-    names = _local_names(code)
+    names, cells = _local_names(code), {*code.co_cellvars, *code.co_freevars}
     for offset, op, arg in _instructions(code):
         if root == "global":
             is_use = (op == _LOAD_GLOBAL and code.co_names[arg >> 1] == name) or (
@@ -186,7 +207,7 @@ def only_appends(code: CodeType, root: Root | Literal["attribute"], name: str) -
             place = arg >> 1 if _METHOD_BIT and op == _OP["LOAD_ATTR"] else arg
             is_use = op in _OF_ATTRIBUTES and code.co_names[place] == name
         else:
-            is_use = op in _OF_CELLS and names[arg] == name
+            is_use = op in _OF_CELLS and names[arg] == name and name in cells
         if is_use and not (op in _LOADS and offset in _appends(code)):
             return False
     return True

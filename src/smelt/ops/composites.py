@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch_mode import AVAILABLE, intercepting
+from smelt._torch.schemas import raw_schema
 from smelt.diag import InternalError
 from smelt.ir import Arg, TensorType, Value, values_in
 from smelt.ir.sizes import current_trace, is_symbolic
@@ -104,12 +105,12 @@ class _Walk:
 
     def step(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
         """One operator that the composite calls: a node, and a tensor like its result."""
-        if func._schema.is_mutable or len(func._schema.returns) != 1:
+        schema = raw_schema(func)
+        if schema.is_mutable or len(schema.returns) != 1:
             raise CannotFollow
-        if func.overloadpacket is torch.ops.aten._reshape_alias:
+        if str(func) == "aten._reshape_alias.default":
             func, args, kwargs = torch.ops.aten.view.default, args[:2], {}
-        name = ".".join((func.namespace, *func._schema.name.split("::")[1:], func._overloadname))
-        made = self.b.call(name, *map(self._arg, args), **{k: self._arg(v) for k, v in kwargs.items()})
+        made = self.b.call(str(func), *map(self._arg, args), **{k: self._arg(v) for k, v in kwargs.items()})
         if not isinstance(made.type, TensorType) or not made.type.is_static:
             raise CannotFollow
         return self.keep(dummy_of(made.type), made)

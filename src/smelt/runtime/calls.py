@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from smelt._torch import mkldnn
+from smelt._torch import mkldnn, products
 from smelt.runtime.plan import (
     Arg,
     Call,
@@ -149,9 +149,7 @@ def flash_attention(
     """
 
     def eager(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Any:
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale
-        )
+        return products.flash_attention(query, key, value, bias, is_causal=is_causal, scale=scale)
 
     return Call(
         "aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu",

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from smelt._torch.schemas import raw_schema
 from smelt.diag import InternalError
 from smelt.runtime.control import blocks_of
 from smelt.runtime.plan import (
@@ -47,7 +48,7 @@ def check_plan(plan: Plan) -> None:
         for slot in uses_of(instruction):
             if slot not in lent and slot not in known.alive and slot not in known.given:
                 raise _bad(f"{where} reads slot {slot}, which holds nothing there")
-        if isinstance(instruction, Dispatch) and len(instruction.outs) != len(instruction.op._schema.returns):
+        if isinstance(instruction, Dispatch) and len(instruction.outs) != len(raw_schema(instruction.op).returns):
             raise _bad(f"{where} has {len(instruction.outs)} outs, but {instruction.op} returns another number")
         if isinstance(instruction, Launch):
             _check_launch(where, instruction)

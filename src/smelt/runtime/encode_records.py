@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt._torch import shim, stable
+from smelt._torch.schemas import raw_schema
 from smelt.runtime.check import fits_call
 from smelt.runtime.frame_template import FrameTemplate
 from smelt.runtime.plan import (
@@ -166,7 +167,7 @@ class Records:
         target = shim.address(stable.CALL)
         if target is None or version is None or not shim.has(stable.NEW_HANDLE):
             raise Missing(stable.CALL)
-        nouts = len(instruction.op._schema.returns)
+        nouts = len(raw_schema(instruction.op).returns)
         ntemps = sum(_temporaries(w) for w in words)
         nstack = max(len(words), nouts)
         first = self.frame.block(nstack + ntemps)
@@ -174,7 +175,7 @@ class Records:
         for i, word in enumerate(words):
             self._build(word, first + i, temps)
         frame = self.frame
-        schema = instruction.op._schema
+        schema = raw_schema(instruction.op)
         name, overload = str(schema.name), str(schema.overload_name)
         call = [frame.const(frame.text(name)), frame.const(frame.text(overload)), frame.address_of(first)]
         self.emit(Op.DISPATCH, frame.const(target), *call, frame.const(version), first, nstack, nouts)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.schemas import raw_schema
 from smelt.diag import InternalError, Miss, SmeltError
 from smelt.runtime.plan import (
     NUMBER_DTYPES,
@@ -251,11 +252,11 @@ def _launched(launch: Launch) -> Callable[..., Any]:
 
 def _dispatched(instruction: Dispatch) -> PyCall:
     op, template = instruction.op, instruction.args
-    names = [a.name for a in op._schema.arguments]
-    first_keyword = next((i for i, a in enumerate(op._schema.arguments) if a.kwarg_only), len(names))
+    names = [a.name for a in raw_schema(op).arguments]
+    first_keyword = next((i for i, a in enumerate(raw_schema(op).arguments) if a.kwarg_only), len(names))
     kept = [i for i, slot in enumerate(instruction.outs) if slot is not None]
     outs = tuple(slot for slot in instruction.outs if slot is not None)
-    is_single = len(op._schema.returns) == 1
+    is_single = len(raw_schema(op).returns) == 1
 
     def run(*tensors: torch.Tensor) -> Any:
         rest = iter(tensors)

@@ -13,12 +13,11 @@ from typing import Any
 
 from smelt.capture.convert.assignments import Assignments
 from smelt.capture.convert.builder import HELPERS, MARKER, RUNTIME, Body
-from smelt.capture.convert.names import Scope
+from smelt.capture.convert.names import SOURCE, Scope
 from smelt.capture.convert.runtime import HIDDEN
 from smelt.capture.convert.structure import RETURN, Level, always_leaves, exits
 
 _ITEMS = f"{HIDDEN}items"
-_SOURCE = f"{HIDDEN}source"
 
 
 class Functions(Assignments):
@@ -140,9 +139,8 @@ class Functions(Assignments):
             frame.own |= scope.locals | {self.body.returned, self.body.value}
             out = self.out
         self.place, self.body = place, saved_body
-        words = {"generator": "genexpr", "any": "genexpr", "all": "genexpr"}
-        fresh = self.fresh(words.get(kind, f"{kind}comp"))
-        self.emit(self.definition(fresh, self.one_argument(_SOURCE), out))
+        fresh = self.fresh("genexpr" if isinstance(node, ast.GeneratorExp) else f"{kind}comp")
+        self.emit(self.definition(fresh, self.one_argument(SOURCE), out))
         return self.name(fresh)
 
     def _generate(self, node: Any, index: int) -> None:
@@ -157,7 +155,7 @@ class Functions(Assignments):
         if index:
             items = self.ask("iterate", self.expr(part.iter))
         else:
-            items = self.name(_SOURCE)
+            items = self.name(SOURCE)
         saved, self.out = self.out, []
         item = self.fresh("item")
         self.assign(part.target, self.name(item))
@@ -204,6 +202,6 @@ def _as_loop(node: Any, kind: str) -> ast.stmt:
     for i, part in reversed(list(enumerate(node.generators))):
         for condition in reversed(part.ifs):
             inner = ast.copy_location(ast.If(condition, [inner], []), condition)
-        source = ast.copy_location(ast.Name(_SOURCE, ast.Load()), part.iter) if not i else part.iter
+        source = ast.copy_location(ast.Name(SOURCE, ast.Load()), part.iter) if not i else part.iter
         inner = ast.copy_location(ast.For(part.target, source, [inner], []), part.target)
     return inner

@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, Final, Literal
 
 from smelt.capture.convert.runtime import HIDDEN
@@ -18,7 +19,15 @@ Kind = Literal["function", "lambda", "comprehension", "generator", "class"]
 COMPREHENSIONS_ARE_INLINE = sys.version_info >= (3, 12)
 """Whether the function around a list's, a set's or a dict's comprehension runs it itself, by its own variables."""
 
+SOURCE: Final = f"{HIDDEN}source"
+"""What the function of a converted comprehension calls its argument."""
+
 _SPECIAL = frozenset({"locals", "vars", "dir", "eval", "exec", "super", "currentframe", "_getframe"})
+
+
+def is_inline(code: CodeType) -> bool:
+    """Whether converted code is a comprehension that the function around it runs itself in the user's program."""
+    return COMPREHENSIONS_ARE_INLINE and code.co_varnames[:1] == (SOURCE,) and code.co_name != "<genexpr>"
 
 
 @dataclass(eq=False, slots=True)

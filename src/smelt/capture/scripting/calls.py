@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from smelt._torch.module_call import CALL_OF_MODULES
+from smelt._torch.schemas import OPERATORS
 from smelt.capture.convert import CannotConvert, convert
 from smelt.capture.reads_values import home_of
 from smelt.capture.scripting import checks, conversions, quiet, tensors
@@ -250,7 +252,7 @@ def _module(session: ScriptSession, runtime: Any, at: int, module: Any, args: An
         getattr(general, f"_global{name}", None) for name in _HOOKS
     )
     if has_hooks:
-        whole = torch.nn.Module._call_impl
+        whole = CALL_OF_MODULES
         return _scoped(session, module, lambda: _function(session, whole, (module, *args), kwargs))
     forward = module.forward
     return _scoped(session, module, lambda: call(session, runtime, at, forward, args, kwargs))
@@ -281,7 +283,7 @@ def is_torch(fn: Any) -> bool:
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, torch.Tensor):
         return True
-    if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(fn, OPERATORS):
         return True
     module = getattr(fn, "__module__", None) or getattr(getattr(fn, "__objclass__", None), "__module__", None) or ""
     if isinstance(fn, types.MethodDescriptorType) and issubclass(torch.Tensor, fn.__objclass__):
@@ -309,7 +311,7 @@ def torch_call(session: ScriptSession, runtime: Any, fn: Any, args: tuple[Any, .
     found = made(session, functools.partial(_in_python, session, in_python.mapped), fn, args, kwargs)
     if found is not NotImplemented:
         return found
-    session.recorder.is_named = isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+    session.recorder.is_named = isinstance(fn, OPERATORS)
     try:
         if staged.asks(fn):
             return session.asked(lambda: _with_marks(session, fn, args, kwargs))

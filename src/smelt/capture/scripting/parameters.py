@@ -370,7 +370,7 @@ def parameters_of(
 
 def _unread(code: CodeType) -> set[str]:
     """The parameters that a function never looks at."""
-    steps = [step for step in dis.get_instructions(code) if step.opname.startswith("LOAD_")]
+    steps = [step for step in dis.get_instructions(code) if "LOAD_" in step.opname]
     read = {name for step in steps for name in (step.argval if isinstance(step.argval, tuple) else (step.argval,))}
     named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return {*named} - read - {*code.co_cellvars}

@@ -17,6 +17,7 @@ import torch
 
 from smelt._torch.dispatch import unseen
 from smelt._torch.packed_sequences import pad_packed
+from smelt._torch.schemas import find_overload
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import called, computed, is_sized, number_of
 from smelt.capture.staging import ordering
@@ -451,7 +452,7 @@ def _pad_packed(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[
     if kwargs or not any(is_staged(arg) or is_sized(arg) for arg in args):
         return pad_packed(*args, **kwargs)
     with unseen():
-        return session.recorder.record(torch.ops.aten._pad_packed_sequence.default, args, {})
+        return session.recorder.record(find_overload("aten._pad_packed_sequence.default"), args, {})
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {

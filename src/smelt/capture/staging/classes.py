@@ -78,7 +78,8 @@ def _calls_type(code: types.CodeType) -> bool:
     for i, step in enumerate(steps):
         if step.opname in _GLOBALS and step.argval == "type":
             names = [(s.opname, s.argval) for s in steps[i + 1 : i + 3]]
-            if not (len(names) == 2 and names[0] == ("LOAD_FAST", "self") and names[1][0] == "CALL"):
+            of_self = names[:1] in ([("LOAD_FAST", "self")], [("LOAD_FAST_BORROW", "self")])
+            if not (of_self and len(names) == 2 and names[1][0] == "CALL"):
                 return True
     return False
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from smelt._torch.shadow import Shadows, is_shadow
+from smelt._torch.storage import storage_key
 from smelt.capture.dynamic.nodes import node_of
 from smelt.capture.dynamic.trace import CaptureTrace
 from smelt.capture.dynamic.values import sized
@@ -97,9 +98,9 @@ class KnownLayouts:
         """The position of the operand that a result is a view of."""
         if not result._is_view():
             return None
-        memory = result.untyped_storage()._cdata
+        memory = storage_key(result)
         for position, arg in enumerate(args):
-            if isinstance(arg, torch.Tensor) and self._shadows.of(arg).untyped_storage()._cdata == memory:
+            if isinstance(arg, torch.Tensor) and storage_key(self._shadows.of(arg)) == memory:
                 if arg.dtype != result.dtype:
                     break
                 return position

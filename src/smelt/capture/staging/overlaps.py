@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import unseen
+from smelt._torch.schemas import raw_schema
+from smelt._torch.storage import storage_key
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of
 from smelt.capture.opinfo import OpInfo
@@ -68,7 +70,7 @@ def _end(tensor: torch.Tensor) -> int:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
+    return storage_key(tensor) if tensor.layout == torch.strided else None
 
 
 def _overlap(written: torch.Tensor, other: torch.Tensor, overload: Any) -> bool:
@@ -79,7 +81,7 @@ def _overlap(written: torch.Tensor, other: torch.Tensor, overload: Any) -> bool:
         return False
     if one == two and written.dtype == other.dtype:
         # Element by element: each is read before it is written.
-        return torch.Tag.pointwise not in overload.tags and overload._schema.name != "aten::copy_"
+        return torch.Tag.pointwise not in overload.tags and raw_schema(overload).name != "aten::copy_"
     a, b = written.element_size(), other.element_size()
     return one[0] * a < _end(other) * b and two[0] * b < _end(written) * a
 

@@ -18,20 +18,9 @@ from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-import torch
-from torch import _tensor_str
-
+from smelt._torch import settings
 from smelt.capture.staging.hidden import are_one
 
-# Each with `_set_...` beside it. The modes of the thread are looked at elsewhere.
-_OF_TORCH = (
-    "_get_deterministic_fill_uninitialized_memory", "_get_float32_matmul_precision", "_get_cudnn_allow_tf32",
-    "_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_cudnn_enabled", "_get_cublas_allow_tf32",
-    "_get_mkldnn_deterministic", "_get_mkldnn_enabled", "_get_nnpack_enabled", "_get_warnAlways",
-    "_get_math_sdp_allow_fp16_bf16_reduction", "_get_cpu_allow_fp16_reduced_precision_reduction",
-    "_get_qengine",
-)  # fmt: skip
-_SDP = ("flash", "mem_efficient", "math", "cudnn", "overrideable")
 _OF_DECIMALS = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 _OF_SYS = ("displayhook", "excepthook", "stdin", "path_hooks", "dont_write_bytecode", "tracebacklimit")
 
@@ -73,32 +62,8 @@ def _settings() -> list[_Setting]:
 
 @lru_cache(maxsize=1)
 def _fixed() -> tuple[_Setting, ...]:
-    return (*_of_torch(), _Setting(_printing, _print_so), _Setting(_filters, _filter_so), _Setting(_sys, _sys_so),
+    return (*(_Setting(*pair) for pair in settings.pairs()), _Setting(_filters, _filter_so), _Setting(_sys, _sys_so),
             _Setting(_logging, _log_so))  # fmt: skip
-
-
-def _of_torch() -> list[_Setting]:
-    pairs = [(name, name.replace("_get_", "_set_")) for name in _OF_TORCH]
-    pairs += [(f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}") for name in _SDP]
-    known = [(getattr(torch._C, read, None), getattr(torch._C, put, None)) for read, put in pairs]
-    found = [_Setting(read, put) for read, put in known if read is not None and put is not None]
-    return [*found, _Setting(_deterministic, _determine_so)]
-
-
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _determine_so(old: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(old[0], warn_only=old[1])
-
-
-def _printing() -> tuple[Any, ...]:
-    return tuple(vars(_tensor_str.PRINT_OPTS).items())
-
-
-def _print_so(old: tuple[Any, ...]) -> None:
-    vars(_tensor_str.PRINT_OPTS).update(old)
 
 
 def _filters() -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from smelt._torch.dispatch import unseen
+from smelt._torch.storage import storage_key
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.values import number_of, own
 from smelt.capture.recorder import Record, Slot, StateSlot, slot_type
@@ -208,10 +209,10 @@ class Reading(Recording):
     def _viewed_by(self, record: Record, tensor: torch.Tensor) -> Slot | None:
         """The operand that a call gave a view of, or gave back."""
         of = self.recorder.shadows.of
-        memory = of(tensor).untyped_storage()._cdata
+        memory = storage_key(of(tensor))
         for value in _leaves((record.args, tuple(record.kwargs.values()))):
             operand = value.ref() if isinstance(value, Slot) else None
-            if isinstance(operand, torch.Tensor) and of(operand).untyped_storage()._cdata == memory:
+            if isinstance(operand, torch.Tensor) and storage_key(of(operand)) == memory:
                 found: Slot = value
                 return found
         return None

@@ -1,7 +1,7 @@
 """`warnings.warn` in a staged run: a node of the graph, with the line that the warning points to.
 
 Invariant: frames are counted as eager counts them: those of the runtime are none, and the pieces that a function was
-converted to are one.
+converted to are one, comprehensions included where they have no frame of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import warnings
 from types import FrameType, FunctionType
 from typing import Any
 
+from smelt.capture.convert.names import is_inline
 from smelt.capture.reads_effects import file_kind
 from smelt.capture.staging.symbols import is_staged
 
@@ -65,15 +66,15 @@ def _is_found_again(kind: type[Warning]) -> bool:
 def _frames(session: Any, frame: FrameType | None) -> list[tuple[str, int, str]]:
     """File, line and module of the program's frames, the innermost first."""
     found: list[tuple[str, int, str]] = []
-    last, below = None, None  # below: the runtime's frame that the one at hand called
+    last, below, inside = None, None, False  # below: the runtime's frame that the one at hand called
     while frame is not None and frame is not session.base_frame:
         code = frame.f_code
         if file_kind(code.co_filename) == "smelt":
             below = code.co_name
         else:
             this = code.co_filename, code.co_qualname
-            if this != last or below in (None, _CALL):
+            if this != last or (below in (None, _CALL) and not inside):
                 found.append((code.co_filename, frame.f_lineno, str(frame.f_globals.get("__name__", "<string>"))))
-            last, below = this, None
+            last, below, inside = this, None, is_inline(code)
         frame = frame.f_back
     return found

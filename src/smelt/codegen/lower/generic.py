@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.schemas import raw_schema
 from smelt._torch.stable import dispatchable
 from smelt.codegen.lower.builder import Place
 from smelt.codegen.lower.context import Context, cannot_lower
@@ -85,7 +86,7 @@ def emit_operator(
 ) -> None:
     """Call an overload for a node's results, natively if the dispatcher takes these arguments."""
     is_flat = all(isinstance(r.type, TensorType) for r in node.results)
-    takes_results = is_flat and len(op._schema.returns) == len(node.results) and "autocast" not in node.mode
+    takes_results = is_flat and len(raw_schema(op).returns) == len(node.results) and "autocast" not in node.mode
     if takes_results and dispatchable(op, args, lambda a: a.slot if isinstance(a, Use) else None):
         outs = tuple(ctx.result(r, strides) if r.users else None for r in node.results)
         ctx.builder.emit(Dispatch(op, tuple(args), outs))
@@ -126,8 +127,8 @@ def _slots_in(arg: Any) -> list[int]:
 
 def _python_call(op: Any, args: tuple[Any, ...], slots: tuple[int, ...], mode: str) -> Callable[..., Any]:
     """`op` as a function of the tensors in `slots`; the result flat, one tensor per result."""
-    names = [a.name for a in op._schema.arguments]
-    split = next((i for i, a in enumerate(op._schema.arguments) if a.kwarg_only), len(names))
+    names = [a.name for a in raw_schema(op).arguments]
+    split = next((i for i, a in enumerate(raw_schema(op).arguments) if a.kwarg_only), len(names))
 
     def run(*tensors: torch.Tensor) -> Any:
         by_slot = dict(zip(slots, tensors, strict=True))

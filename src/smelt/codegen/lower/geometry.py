@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.storage import storage_key
 from smelt.ir import Arg, Node, TensorType, Value
 from smelt.ir.sizes import equals
 from smelt.ops.convert import dtype_to_torch, to_torch
@@ -107,8 +108,8 @@ def view_geometry(node: Node, operand: Value, at: Geometry) -> list[Geometry] | 
     except RuntimeError:
         return None
     views = [made] if isinstance(made, torch.Tensor) else list(made)
-    storage = base.untyped_storage()._cdata
+    storage = storage_key(base)
     for view in views:
-        if view.dtype != base.dtype or view.is_conj() or view.is_neg() or view.untyped_storage()._cdata != storage:
+        if view.dtype != base.dtype or view.is_conj() or view.is_neg() or storage_key(view) != storage:
             return None
     return [Geometry(tuple(v.shape), v.stride(), at.offset + v.storage_offset()) for v in views]

@@ -21,6 +21,7 @@ import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
 
+from smelt._torch.fx import assert_that
 from smelt.diag import InternalError
 from smelt.ir import BOOL, COMPLEX, FLOAT, INT, DType, TensorType, Type
 from smelt.ir.dims import Dim, Sym, SymExpr, UnknownDim, is_static
@@ -134,7 +135,7 @@ class Head:
         self._must(self._call(operator.eq, self.fx.call_method("is_set_to", (a, b)), are_one), what)
 
     def _must(self, holds: Any, what: str) -> None:
-        self.fx.call_function(torch._assert, (holds, f"the graph holds only where {what}"))
+        self.fx.call_function(assert_that, (holds, f"the graph holds only where {what}"))
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         if any(isinstance(arg, FxNode) for arg in args):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from smelt._torch.fx import GRAD_MODE, higher_order_name
 from smelt.capture import tensors_of
 from smelt.compiler.copies import copies_of
 from smelt.compiler.doors.programs import control
@@ -35,7 +36,7 @@ _PLAIN: Mapping[Any, Any] = {
     torch.ops.aten.is_nonzero.default: bool,
     torch.ops.aten.detach_.default: torch.ops.aten.detach.default,
     torch.ops.aten.lift_fresh_copy.default: torch.ops.aten.clone.default,
-    torch._C._set_grad_enabled: torch.set_grad_enabled,
+    **dict.fromkeys(GRAD_MODE, torch.set_grad_enabled),
 }
 _META = ("val", "example_value")
 
@@ -114,14 +115,13 @@ def _as_tuple(inputs: Any) -> tuple[Any, ...]:
 
 _LOST_BY_FX = "torch.fx keeps no torch.no_grad() region"
 _LOST_BY_DECOMPOSITIONS = "run_decompositions() keeps no torch.no_grad() region, and not every detach()"
-_GRAD_MODE = (torch._C._set_grad_enabled, torch.set_grad_enabled)
 
 
 def _has_regions(module: GraphModule) -> bool:
     """Whether a graph sets the grad mode, so that whatever made it keeps the regions that do."""
     graphs = [part.graph for part in module.modules() if isinstance(part, GraphModule)]
     targets = [node.target for graph in graphs for node in graph.nodes if node.op == "call_function"]
-    return any(t in _GRAD_MODE or getattr(t, "__name__", "") == "wrap_with_set_grad_enabled" for t in targets)
+    return any(t in GRAD_MODE or getattr(t, "__name__", "") == "wrap_with_set_grad_enabled" for t in targets)
 
 
 def _program(
@@ -182,9 +182,8 @@ def _replace_operators(gm: GraphModule) -> None:
 
 
 def _control_of(node: Node) -> Callable[..., Any] | None:
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.HigherOrderOperator):
-        return None
-    return _CONTROL.get(node.target.name())
+    name = higher_order_name(node.target) if node.op == "call_function" else None
+    return None if name is None else _CONTROL.get(name)
 
 
 def _inputs_by_meta(gm: GraphModule) -> tuple[Any, ...]:

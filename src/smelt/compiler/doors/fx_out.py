@@ -20,9 +20,9 @@ import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
-from torch.utils import _pytree as pytree
 
-from smelt._torch.fx import take_structures
+from smelt._torch.fx import assert_that, take_structures
+from smelt._torch.pytree import tree_flatten
 from smelt.capture.tree import rebuild
 from smelt.compiler.doors.fx_checks import Head, same_number
 from smelt.compiler.doors.fx_python import emit_python
@@ -44,8 +44,8 @@ def graph_module(unit: Unit) -> GraphModule:
         _refuse("what the program leaves in the containers it is given", "torch's pytree hands on their parts alone")
     given, made = ([_Mark(i) for i in range(len(part))] for part in (signature.inputs, unit.graph.outputs))
     args, kwargs = rebuild(signature.args, given), rebuild(signature.kwargs, given)
-    leaves, in_spec = pytree.tree_flatten((args, kwargs))
-    found, out_spec = pytree.tree_flatten(signature.rebuild(made, args, kwargs))
+    leaves, in_spec = tree_flatten((args, kwargs))
+    found, out_spec = tree_flatten(signature.rebuild(made, args, kwargs))
     emitter = _Emitter(unit.graph, unit.lookup)
     emitter.inputs(leaves, unit)
     results = dict(zip(made, emitter.region(unit.graph.body), strict=True))
@@ -235,7 +235,7 @@ class _Emitter:
         if isinstance(node.args[0], Value) and isinstance(node.args[0].type, TensorType):
             value = call(torch.ops.aten.item.default, (value,))
         holds = same_number(self.fx, value, wanted)
-        call(torch._assert, (holds, f"the graph holds only where {wanted!r} is found here ({node.span})"))
+        call(assert_that, (holds, f"the graph holds only where {wanted!r} is found here ({node.span})"))
         return []
 
     def pop(self, args: list[Any]) -> list[Any]:

@@ -14,9 +14,9 @@ from functools import partial
 from types import MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
+from smelt._torch.fx import assert_that
 from smelt.ir.python_operators import BINARY, COMPARISONS, UNARY
 from smelt.ops.python_calls import FUNCTIONS
 from smelt.ops.python_ops import BUILTIN_NAMES
@@ -146,7 +146,7 @@ def _warn(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _assert(call: Emit, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    call(torch._assert, (args[0], args[1] if len(args) > 1 else ""))
+    call(assert_that, (args[0], args[1] if len(args) > 1 else ""))
     return []
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from smelt._torch.schemas import find_overload
 from smelt.ir import Arg, TensorType, Type
 from smelt.ops.composites import as_torch_does
 from smelt.ops.convert import dummy_of, type_of
@@ -42,7 +43,7 @@ def _attention_type(call: Call) -> tuple[Type, ...] | None:
     types = [query, key, value, *([mask] if mask is not None else [])]
     if query.device != "cpu" or any(not t.is_static for t in types) or query.rank != 4:
         return None
-    choose = getattr(torch.ops.aten, "_fused_sdp_choice", None)
+    choose = find_overload("aten._fused_sdp_choice.default")
     if choose is None or not isinstance(call["dropout_p"], (int, float)):
         return None
     tensors = [dummy_of(t) for t in types]

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from smelt._torch.pytree import tree_flatten, tree_leaves, tree_unflatten
 
 Function = Callable[..., Any]
 _UNROLLED = 8
@@ -56,14 +57,14 @@ def scan(
 
 def map_impl(f: Function, xs: Sequence[Any], pos_args: Sequence[Any] = ()) -> Any:
     """A function of each row of `xs`, its results stacked."""
-    first, structure = pytree.tree_flatten(f(*[x[0] for x in xs], *pos_args))
+    first, structure = tree_flatten(f(*[x[0] for x in xs], *pos_args))
     stacked = [None if row is None else _room(row, xs[0]) for row in first]
     for index in range(1, _rows(xs[0])):
-        leaves = pytree.tree_leaves(f(*[x[index] for x in xs], *pos_args))
+        leaves = tree_leaves(f(*[x[index] for x in xs], *pos_args))
         for into, row in zip(stacked, leaves, strict=True):
             if into is not None:
                 into[index].copy_(row)
-    return pytree.tree_unflatten(stacked, structure)
+    return tree_unflatten(stacked, structure)
 
 
 def _room(row: Any, like: Any) -> Any:
