@@ -132,9 +132,9 @@ def scan_code(code: CodeType) -> Scan:
     here: _Place | None = None
     module: _Place | None = None
     doubled: _Place | None = None
-    for offset, op, arg in _instructions(code):
-        if op in _TRANSPARENT:
-            continue
+    steps = [step for step in _instructions(code) if step[1] not in _TRANSPARENT]
+    of_super = _classes_of_super(steps)
+    for offset, op, arg in steps:
         if op == _COPY and arg == 1:
             doubled = here
             continue
@@ -143,7 +143,7 @@ def scan_code(code: CodeType) -> Scan:
             here = ("global", names[arg >> 1], ())
         elif op == _LOAD_NAME:
             here = ("global", names[arg], ())
-        elif op in _LOAD_CELL and local_names[arg] in free:
+        elif op in _LOAD_CELL and local_names[arg] in free and offset not in of_super:
             here = ("cell", local_names[arg], ())
         elif op in _LOAD_ATTR and here is not None:
             here = (here[0], here[1], (*here[2], names[arg >> 1 if _METHOD_BIT else arg]))
@@ -270,6 +270,11 @@ def super_reads(code: CodeType) -> tuple[SuperRead, ...]:
             known = found.get(read)
             found[read] = SuperRead(read, offset, is_explicit or (known is not None and known.is_explicit))
     return tuple(found.values())
+
+
+def _classes_of_super(steps: Sequence[tuple[int, int, int]]) -> set[int]:
+    """Where the class is loaded that a `super()` without arguments begins after: the program does not ask for it."""
+    return {steps[i - 2][0] for i, (_, op, arg) in enumerate(steps) if op == _LOAD_SUPER and not arg & 2}
 
 
 def _after_super(code: CodeType, steps: Sequence[tuple[int, int, int]]) -> tuple[str | None, bool]:
