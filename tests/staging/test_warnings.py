@@ -78,6 +78,38 @@ def levels(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+def inner(kind: str, level: int) -> Any:
+    """A warning from within a comprehension or generator expression of a kind, which has a frame or has none."""
+
+    def said(*of: Any) -> bool:
+        warnings.warn(f"{kind} at {level}", stacklevel=level)
+        return bool(of)
+
+    match kind:
+        case "nested":
+            return [[said(i, j) for i in range(1)] for j in range(1)]
+        case "set":
+            return {said(i) for i in range(1)}
+        case "dict":
+            return {i: said(i) for i in range(1)}
+        case "generator":
+            return list(said(i) for i in range(1))  # noqa: C400
+        case "sum":
+            return sum(said(i) for i in range(1))
+        case "any":
+            return any(said(i) for i in range(1))
+        case _:
+            return [inner("set", level) for _ in range(1)]
+
+
+def comprehensions(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        for kind in ("nested", "set", "dict", "generator", "sum", "any", "again"):
+            for level in range(2, 5):
+                inner(kind, level)
+    return x * 2
+
+
 class Layer(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return levels(x) if x.sum() > 0 else x
@@ -117,7 +149,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "trace": lambda f: smelt.trace(f, (-X,)),
     "script": smelt.script,
 }
-PROGRAMS = (straight, arm, imported, instance, of_data, in_loop, levels, quiet, fails_after)
+PROGRAMS = (straight, arm, imported, instance, of_data, in_loop, levels, comprehensions, quiet, fails_after)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -7,7 +7,7 @@ operator and returns its result, and during which nothing is intercepted:
                   dispatcher's normalised arguments, autograd and autocast untouched below it.
 "below_autograd"  a dispatch mode while the autograd keys are excluded, so that composite operators arrive whole;
                   autograd is let back in around the operator's own run.
-"dispatch_mode"   a plain dispatch mode: composite operators arrive decomposed; the same numbers.
+"dispatch_mode"   a plain dispatch mode, which torch documents: composite operators arrive decomposed; the same numbers.
 
 Invariant: only the calling thread is recorded; other threads pass by at full speed. All patches are undone when the
 last recording ends, however it ends.
