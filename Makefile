@@ -34,13 +34,15 @@ layers: $(STAMP)
 
 # The mutation fuzzer changes whatever a program can reach: in processes of its own, so that it meets nothing of others.
 FUZZER := tests/guards/test_fuzzer.py
+# tests/README.md: which folder tests what, and what is left to `make nightly`.
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal --durations 10
 
 unit: $(STAMP)
-	$(BIN)/pytest -n 2 --dist worksteal -m "not nightly" --ignore=$(FUZZER)
-	$(BIN)/pytest -n 2 --dist worksteal -m "not nightly" $(FUZZER)
+	$(PYTEST) -m "not nightly" $(FUZZER)
+	$(PYTEST) -m "not nightly" --ignore=$(FUZZER)
 
 nightly: $(STAMP)
-	$(BIN)/pytest -n 2 --dist worksteal -m nightly
+	$(PYTEST) -m nightly
 	$(MAKE) mutants
 
 # Bugs seeded one by one into a copy of the sources: the tests must catch each.

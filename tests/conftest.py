@@ -6,6 +6,8 @@ import gc
 import os
 import sys
 import traceback
+from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +34,25 @@ for _devices in (torch.cuda, torch.xpu, torch.mtia):
 settings.register_profile("suite", derandomize=True)
 if not os.environ.get("SMELT_RANDOM"):
     settings.load_profile("suite")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `spread(n)`, one case of each `n` is in `make test`, and `make nightly` has the others.
+
+    Of the first `n` it is the first, of the next the second, and so on: so no value of an inner parameter is left out.
+    """
+    met: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("spread")
+        if mark is None or not isinstance(item, pytest.Function):
+            continue
+        (step,) = mark.args
+        test = (item.path, item.originalname)
+        block, place = divmod(met[test], step)
+        met[test] += 1
+        if place != block % step:
+            item.add_marker("nightly")
 
 
 def pytest_collection_finish() -> None:

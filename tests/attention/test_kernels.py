@@ -45,6 +45,7 @@ FEW = [
 ]  # fmt: skip
 
 
+@pytest.mark.spread(3)
 @every_isa
 @pytest.mark.parametrize("shape", SHAPES + FEW, ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -74,6 +75,7 @@ def test_values_of_another_size() -> None:
 MASKS = [(1, 1, 1, 37), (2, 1, 1, 37), (1, 1, 12, 37), (2, 4, 12, 37), (1, 4, 1, 1), (1, 1, 12, 1), (12, 37)]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("sizes", MASKS, ids=str)
 @pytest.mark.parametrize("is_bool", [False, True])
 @pytest.mark.parametrize("queries", [12, 1])
@@ -165,6 +167,7 @@ def spoil(t: torch.Tensor, *at: int | slice, value: float) -> torch.Tensor:
     return spoiled
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("queries", [3, 9])
 @pytest.mark.parametrize("is_spelled", [False, True])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])

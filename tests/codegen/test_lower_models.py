@@ -104,6 +104,7 @@ def unit_of(module: nn.Module, inputs: dict[str, Tensor], options: Options) -> U
     return unit
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", [*NATIVE, *OTHERS])
 def test_error_against_float64(name: str) -> None:
     module, inputs = build({**NATIVE, **OTHERS}[name])

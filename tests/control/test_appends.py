@@ -129,6 +129,7 @@ PROGRAMS = (
 )  # fmt: skip
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_lists_hold_what_they_hold_in_eager(program: Callable[..., Any]) -> None:
     compiled = smelt.compile(program)

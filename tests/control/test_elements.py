@@ -106,6 +106,7 @@ def test_compiled(program) -> None:
         assert row.entry is not None and not row.entry.why_paths
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_scripted(program) -> None:
     scripted = smelt.script(program, example_inputs=(X, torch.tensor(2)))

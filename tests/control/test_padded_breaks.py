@@ -179,6 +179,7 @@ def test_as_in_eager_and_natively(program: Callable[..., Tensor]) -> None:
     assert python_calls(compiled) == 0
 
 
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("program", [*WHILES, so_many, or_a_view, repeated, nothing_left], ids=lambda f: f.__name__)
 def test_any_number_of_rows(program: Callable[..., Tensor]) -> None:
     compiled = smelt.compile(program)

@@ -165,6 +165,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
         same(compiled(x, m), select(x, m))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.float16])
 @pytest.mark.parametrize("index", [torch.int64, torch.int32])
 @pytest.mark.parametrize("dim", [0, 1, -1])

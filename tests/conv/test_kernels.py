@@ -86,6 +86,7 @@ SHAPES = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(3)
 @isa_names
 @pytest.mark.parametrize("kind", SHAPES)
 def test_shapes(kind: str, name: str) -> None:

@@ -171,6 +171,7 @@ PARTS: dict[str, Callable[[], list[torch.Tensor]]] = {
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("join", [torch.cat, torch.stack], ids=["cat", "stack"])
 @pytest.mark.parametrize("name", PARTS)

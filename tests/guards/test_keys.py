@@ -138,6 +138,7 @@ def _typed(x: Tensor, keys: Any) -> Tensor:
     return x
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "made",
     [

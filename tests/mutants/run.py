@@ -109,7 +109,7 @@ def _pytest(folder: Path, tests: Sequence[str], timeout_s: float | None) -> Run:
     ]
     # A session of its own, so that an endless run ends with the processes that it started.
     process = subprocess.Popen(
-        [*command, "-m", "not nightly", *tests], cwd=ROOT, env=env, text=True, start_new_session=True,
+        [*command, "-m", "not nightly or spread", *tests], cwd=ROOT, env=env, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:

@@ -61,6 +61,7 @@ def ended(program: Callable[[Tensor], Any], x: Tensor) -> Any:
         return [type(error) is RuntimeError], x
 
 
+@pytest.mark.spread(4)
 @pytest.mark.filterwarnings("ignore:.*runs as it is:smelt.SmeltWarning")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -91,6 +91,7 @@ def test_without_a_compiler_and_then_with_a_warm_cache(tmp_path: Path) -> None:
     assert not in_a_process(cache)["llvm"]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "damage",
     [

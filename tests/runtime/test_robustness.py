@@ -113,6 +113,7 @@ def own_garbage() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.spread(3)
 @pytest.mark.usefixtures("own_garbage")
 @pytest.mark.parametrize("python", [False, True])
 @pytest.mark.parametrize("name", FAILURES)

@@ -829,6 +829,7 @@ def test_all_steps_together_are_verified_and_undone(capsys):
     _same_run(Net(), s.build(), _ids())
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("first", ["module", "graph"])
 @pytest.mark.parametrize(("path", "step", "arguments"), EVERY)
 def test_steps_on_a_modules_graph_go_before_and_after(path, step, arguments, first, capsys):
@@ -854,6 +855,7 @@ def test_steps_on_a_modules_graph_go_before_and_after(path, step, arguments, fir
         assert with_checkpoint < len(kept) - with_checkpoint
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(("path", "step", "arguments"), [given for given in EVERY if given[1] != "fork_rng"])
 def test_traced_and_compiled_builds_give_the_same(path, step, arguments, capsys):
     s = smelt.schedule(Net().eval(), _ids())

@@ -12,12 +12,14 @@ from tests.script.language import CASES
 from tests.script.torchscript import CASES as TORCHSCRIPT
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", list(CASES))
 def test_as_in_eager(name):
     fn, calls = CASES[name]
     agrees(fn, *calls)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", list(TORCHSCRIPT))
 def test_the_language_of_torchscript(name):
@@ -25,6 +27,7 @@ def test_the_language_of_torchscript(name):
     agrees(fn, *calls)
 
 
+@pytest.mark.spread(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*EVERYDAY, *FOUND])
 def test_programs_of_every_day(name):

@@ -124,6 +124,7 @@ _BYTES = [torch.tensor(n, dtype=torch.uint8) for n in (1, 0)]
 _INDICES = [torch.tensor(1), torch.tensor([1, 0]), torch.tensor([True, False, True])]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("fn", "calls"),
     [

@@ -128,6 +128,7 @@ def test_the_answer(program: Callable[..., Any], x: Tensor) -> None:
             torch.testing.assert_close(traced(given), expected)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", LOOPS, ids=named)
 def test_one_loop_of_the_graph(program: Callable[..., Any], x: Tensor) -> None:
     with torch.no_grad():

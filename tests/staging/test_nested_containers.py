@@ -258,6 +258,7 @@ def same(found: Any) -> list[int]:
     return [next(i for i, other in enumerate(seen) if other is one) for one in seen]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_compiled(program: Callable[..., Any]) -> None:
@@ -282,6 +283,7 @@ def test_traced(program: Callable[..., Any]) -> None:
         assert repr(found) == repr(program(x))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", OF_SIZES, ids=lambda program: program.__name__)

@@ -79,6 +79,7 @@ def state(layer: Layer) -> Any:
 X = torch.ones(2, 2)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("on_one_way", [False, True])
 @pytest.mark.parametrize("name", ACTS)
 def test_compiled(name: str, on_one_way: bool) -> None:
@@ -158,6 +159,7 @@ def _seen(o: Tensor) -> Any:
     return type(o).__name__, notes, o.requires_grad, o.grad is None, len(o._backward_hooks or ())
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("make", [smelt.compile, smelt.script])
 @pytest.mark.parametrize("is_parameter", [False, True])
 @pytest.mark.parametrize("name", INSIDE)

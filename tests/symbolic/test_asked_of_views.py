@@ -42,6 +42,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_views_of_results(dynamic: bool | None) -> None:
     for name, view in VIEWS.items():

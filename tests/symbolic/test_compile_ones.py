@@ -47,6 +47,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("order", ORDERS)
 def test_three_builds_for_all_sizes(order: str) -> None:
     module = Encoder().eval()
@@ -113,6 +114,7 @@ CALLS: tuple[Sequence[tuple[int, int]], ...] = (
 )
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("calls", CALLS, ids=range(len(CALLS)))
 def test_programs_that_treat_ones_apart(program: Any, calls: Any) -> None:

@@ -134,6 +134,7 @@ def plan_of_both(isa: Isa, dtype: torch.dtype, heights: tuple[int, ...], m: int,
     return plan_both(isa, DTYPES[dtype], problem, both, plain(DTYPES[dtype]))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heights", [FEW, MANY], ids=str)

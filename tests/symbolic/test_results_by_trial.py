@@ -82,6 +82,7 @@ def test_attention_without_weights_has_free_sizes(more: Any) -> None:
     assert check(attention, lambda b, s: itself(b, s, **more(b, s))) <= 3
 
 
+@pytest.mark.spread(2)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("masks", ["none", "padding", "causal", "padded as it is"])
 def test_an_encoder_over_many_sizes_is_three_builds_at_most(masks: str) -> None:
@@ -96,6 +97,7 @@ def test_an_encoder_over_many_sizes_is_three_builds_at_most(masks: str) -> None:
     assert check(model, call) <= 3
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "program",
     [
