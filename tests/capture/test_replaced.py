@@ -5,8 +5,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from smelt._torch.record_patches import Patches
 from smelt.capture.detector import detecting
 from smelt.capture.scripting.tensors import answering_open
 from smelt.capture.staging.patches import answering
+from tests.forked import smelt_forks
 
 _FX = os.path.dirname(torch.fx.__file__)
 
@@ -208,7 +207,7 @@ def test_torchs_compiler_can_be_imported_while_a_program_is_captured() -> None:
     code = "import torch, sys, smelt\ndef f(x):\n    import torch._dynamo\n    return x.data + 1\n"
     code += "x = torch.ones(2)\nassert smelt.trace(f, (x,))(x).tolist() == [2, 2]\n"
     code += "assert torch.compile(lambda x: x + 1, backend='eager')(x).tolist() == [2, 2]\n"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+    smelt_forks().run("import warnings\nwarnings.simplefilter('ignore')\n" + code)
 
 
 def test_a_script_needs_no_compiler_of_torchs(tmp_path: Path) -> None:
@@ -217,4 +216,4 @@ def test_a_script_needs_no_compiler_of_torchs(tmp_path: Path) -> None:
     program += "    for i in range(3):\n        y = torch.relu(y + i)\n    return y\n"
     program += "assert 'torch._dynamo' not in sys.modules\n"
     (tmp_path / "program.py").write_text(program)
-    subprocess.run([sys.executable, str(tmp_path / "program.py")], check=True)
+    smelt_forks().run(f"import runpy\nrunpy.run_path({str(tmp_path / 'program.py')!r}, run_name='__main__')")

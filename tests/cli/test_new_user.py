@@ -118,12 +118,14 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests", "bench"))]
 
 
+@pytest.mark.nightly
 def test_the_new_users_script(environment: dict[str, str]) -> None:
     done = as_user(environment, "python", "script.py")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "all well" in done.stdout
 
 
+@pytest.mark.nightly
 def test_the_documents_come_along(environment: dict[str, str]) -> None:
     listed = as_user(environment, "python", "-m", "smelt", "docs")
     assert listed.returncode == 0 and "decisions/0004-numerics" in listed.stdout, listed.stderr[-2000:]

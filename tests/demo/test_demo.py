@@ -77,6 +77,7 @@ def test_quick_demo_shows_the_table_and_writes_the_files(
     assert 0 < document["figures"]["largest_difference"] < 1e-5
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -189,6 +190,7 @@ def test_nearest_is_sorted_and_never_more_than_there_are() -> None:
     assert hits[1].score == pytest.approx(0.8)
 
 
+@pytest.mark.nightly
 def test_a_fresh_process_reads_eager(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("One short sentence.\nAnother short sentence.\n")

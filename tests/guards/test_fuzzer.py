@@ -82,6 +82,7 @@ def _model(name: str) -> Subject:
     return Subject(name, sample.model, (), sample.other(0, 0))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", _MODELS)
 def test_models(name: str) -> None:
     report = fuzz(_model(name), every=_MODELS[name], start=5)

@@ -51,6 +51,7 @@ def test_only_a_failing_test_catches(run: Run, hangs: bool, status: str) -> None
     assert judged(replace(MUTANTS[0], hangs=hangs), run)[0] == status
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", QUICK)
 def test_it_is_caught(name: str) -> None:
     (mutant,) = (m for m in MUTANTS if m.name == name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import cProfile
 import ctypes
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -24,6 +23,7 @@ from smelt.codegen.llvm.emit import emit_object
 from smelt.codegen.llvm.profiler import profiler_text
 from smelt.runtime import profiler as module
 from smelt.runtime.profiler import CAPACITY, Profiler, Word, load_profiler
+from tests.forked import smelt_forks
 
 
 @pytest.fixture(scope="module")
@@ -201,16 +201,12 @@ def test_a_later_process_has_it_without_a_compiler(tmp_path: Path) -> None:
         import smelt, torch
         from smelt.capture import events
         for _ in range(2):
-            smelt.compile(lambda x: x * 2 + 1, options={"cache_dir": sys.argv[1]})(torch.ones(3))
+            smelt.compile(lambda x: x * 2 + 1, options={"cache_dir": FOLDER})(torch.ones(3))
         print(events.native.profiler is not None, "llvmlite" in sys.modules)
         """
     )
-    answers = [
-        subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
-        ).stdout.split()
-        for _ in range(2)
-    ]
+    program = program.replace("FOLDER", repr(str(tmp_path)))
+    answers = [smelt_forks().run(program).split() for _ in range(2)]
     assert answers == [["True", "True"], ["True", "False"]]
 
 

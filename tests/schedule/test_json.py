@@ -55,6 +55,7 @@ def _scheduled(n, x):
     return s
 
 
+@pytest.mark.nightly
 def test_a_schedule_for_2_layers_applies_to_24():
     x = torch.randn(2, 4)
     s = _scheduled(2, x)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 import torch
 
 import smelt
+from tests.forked import smelt_forks
 from tests.script.checking import by_evaluator, ended, same
 
 Tensor = torch.Tensor
@@ -224,6 +223,5 @@ def test_what_torch_says_once_it_still_says_after_a_script_is_made(name: str, tm
     # In a process of its own: in this one another test may have made torch say it, and fake tensors keep results.
     path = tmp_path / "says_once.py"
     path.write_text(SAYS_ONCE)
-    command = [sys.executable, str(path), name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout == "[]\n[True]\n" and not done.stderr, done
+    code = f"import runpy, sys\nsys.argv = ['', {name!r}]\nrunpy.run_path({str(path)!r}, run_name='__main__')"
+    assert smelt_forks().run(code) == "[]\n[True]\n"
