@@ -53,6 +53,7 @@ def test_shapes(shape: tuple[int, ...], is_causal: bool, isa: Isa) -> None:
     check(Case(*operands(*shape), is_causal=is_causal, isa=isa))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("shape", [(1, 2, 2, 20, 33, 24), (1, 2, 1, 1, 70, 32)], ids=str)
 @pytest.mark.parametrize("is_spelled", [False, True])
 @pytest.mark.parametrize(("dtype", "isa"), TARGETS, ids=str)

@@ -57,6 +57,7 @@ def test_the_operator_is_one_launch(rest: str) -> None:
     assert kernel.flops == 4 * 2 * 4 * 6 * 6 * 8 and kernel.nbytes == 4 * 4 * 2 * 4 * 6 * 8
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("sizes", [(6, 6), (2, 1, 6, 6), (1, 1, 1, 6), (4, 1, 6)])
 @pytest.mark.parametrize("kind", ["bool", "f32"])
 def test_masks(sizes: tuple[int, ...], kind: str) -> None:

@@ -134,6 +134,7 @@ KEEPER = _Keeper()
 KEEPER_SCALES = [1]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(
     "holder", ["slice", "frozenset", "partial", "error", "closure", "default", "proxy", "iterator"]

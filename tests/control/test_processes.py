@@ -92,6 +92,7 @@ def test_after_a_fork() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("isa", ["avx2", "baseline"])
 def test_other_instruction_sets(isa: str) -> None:
     script = (

@@ -136,6 +136,7 @@ def test_odd_values(name: str) -> None:
         check(fn, make, is_exact(name))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", IMAGES)
 def test_images(name: str) -> None:

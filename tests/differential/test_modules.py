@@ -212,6 +212,7 @@ def compare_calls(eager: nn.Module, other: Any, state: nn.Module, where: str, co
         assert text is None, f"{where}, call {call}: {text}"
 
 
+@pytest.mark.spread(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODULES)
 def test_compiled_modules_follow_changes(name: str) -> None:
@@ -231,6 +232,7 @@ def test_compiled_modules_follow_changes(name: str) -> None:
             compare_calls(eager, compiled, module, what)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MODULES)
 def test_traced_modules_follow_their_state(name: str) -> None:

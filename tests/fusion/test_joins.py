@@ -51,6 +51,7 @@ def loads(nest: Nest) -> int:
     return sum(isinstance(part, Load) for part in parts)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("count", [2, 3, 8, 37])
 @pytest.mark.parametrize(
     ("op", "sizes", "dim"),

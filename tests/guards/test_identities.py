@@ -160,6 +160,7 @@ def asks_of_a_dict(a: Any, b: Any) -> tuple[Any, Callable[[Any, Any], None], Cal
     return held, put, lambda t: t * (2 if held["a"][0] is held["b"] else 3)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("make", CONTAINERS.values(), ids=CONTAINERS)
 @pytest.mark.parametrize("asks", [asks_of_a_list, asks_of_a_dict])
 def test_members_outside_the_arguments_that_are_one_or_two(make: Callable[[], Any], asks: Any) -> None:

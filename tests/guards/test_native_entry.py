@@ -510,6 +510,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("way", ["native", "python"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_of_what_is_read_are_seen(name: str, way: str) -> None:

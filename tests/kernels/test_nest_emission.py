@@ -128,6 +128,7 @@ def test_one_buffer_at_several_offsets(isa: Isa) -> None:
     check(made, isa, [_drawn([4, n])], torch.zeros(2, n))
 
 
+@pytest.mark.spread(3)
 @ISAS
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("shape", [(16, 16), (33, 70), (8, 100), (100, 8), (1, 5), (128, 64)], ids=str)

@@ -36,6 +36,7 @@ def test_random_programs(part: int, tmp_path: Path) -> None:
     print(report(rows))
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs_of_more_constructs(part: int, tmp_path: Path) -> None:
     options = OWN if part % 2 else OPTIONS

@@ -211,6 +211,7 @@ def test_gradients_flow_through_a_program_as_in_eager() -> None:
 # --- text and code
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("sample", [block, images])
 def test_code_runs_on_torch_alone(sample: Any, tmp_path: Path) -> None:
     made = sample()

@@ -34,6 +34,7 @@ ROWS = (1, 2, 3, 8, 9, 15, 16, 17, 40, 128, 129, 300)
 """On both sides of each threshold: heights of dot products and lines, terms of a chain, rows of a block."""
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", RIGHTS)
 @pytest.mark.parametrize(("dtype", "hint"), [*((dtype, 200) for dtype in DTYPES), (torch.float32, 3)], ids=str)

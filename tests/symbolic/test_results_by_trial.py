@@ -66,6 +66,7 @@ def encoder(**kwargs: Any) -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, **kwargs).eval()
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "more",
     [

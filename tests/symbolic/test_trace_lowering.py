@@ -78,6 +78,7 @@ def _sized(program, b=4, s=64):
     return sized(program, args, free(*["BS_"] * len(args)))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: getattr(p, "__name__", type(p).__name__))
 def test_it_is_eager_at_all_sizes_that_its_guards_allow(program):
     one = _sized(program)
