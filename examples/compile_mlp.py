@@ -1,4 +1,4 @@
-"""Compile a model and use it as before: the same class, the same parameters, the same answer.
+"""Compile a model and use it as before: the same class, the same parameters, the same results.
 
 Run: python examples/compile_mlp.py
 """

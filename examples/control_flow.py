@@ -1,4 +1,4 @@
-"""A program with a loop and a branch that depend on data: one graph, native, and the same answer on every way.
+"""A program with a loop and a branch that depend on data: one graph, native, and the same result on every path.
 
 Run: python examples/control_flow.py
 """
@@ -31,5 +31,5 @@ for x in [*inputs, *inputs]:
     torch.testing.assert_close(compiled(x), root(x))
 
 (entry,) = smelt.explain(compiled).graphs
-print(f"compiled once, for all ways: {entry['ways']}; {entry['nodes by how they run']}")
+print(f"compiled once, for all paths: {entry['paths']}; {entry['nodes by how they run']}")
 assert compiled.stats().builds == 1 and not compiled.stats().fallbacks

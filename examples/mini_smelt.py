@@ -189,7 +189,7 @@ def convert(f: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
 def _stage_if(r: Recorder) -> Callable[..., Any]:
     def stage(test: Any, then: Any, orelse: Any, *state: Any) -> Any:
         if not isinstance(test, Tensor):
-            return then(*state) if test else orelse(*state)  # a question about Python's own values: CPython answers
+            return then(*state) if test else orelse(*state)  # a test of Python's own values: CPython decides
         arms = [r.region(arm, state) for arm in (then, orelse)]
         return r.node("if", [test], arms[0].outputs, *arms)
 
@@ -317,14 +317,14 @@ def _branch(node: Node, show: Callable[[str], None]) -> Instruction:
 
 
 def _repeat(node: Node, show: Callable[[str], None]) -> Instruction:
-    (test, body), (asked, done) = (lower(region, show) for region in node.regions), node.regions
+    (test, body), (test_plan, done) = (lower(region, show) for region in node.regions), node.regions
 
     def run(frame: Frame) -> None:
         carried = [_get(frame, v) for v in node.args]
         while True:
-            frame.update(zip([*asked.inputs, *done.inputs, *node.results], carried * 3, strict=True))
+            frame.update(zip([*test_plan.inputs, *done.inputs, *node.results], carried * 3, strict=True))
             execute(test, frame)
-            if not _get(frame, asked.outputs[0]):
+            if not _get(frame, test_plan.outputs[0]):
                 break
             execute(body, frame)
             carried = [_get(frame, v) for v in done.outputs]

@@ -35,17 +35,17 @@ def clipped_or_nothing(x: torch.Tensor) -> torch.Tensor | None:
     return None
 
 
-# No graph returns a tensor or None, so the trace holds for the way that the run took, says so, and never answers for
-# the other one. (A branch with tensors on both sides is part of the graph: see control_flow.py.)
-with warnings.catch_warnings(record=True) as told:
+# No graph returns a tensor or None, so the trace holds for the path of the recorded run, says so, and raises on the
+# other one. (A branch with tensors on both sides is part of the graph: see control_flow.py.)
+with warnings.catch_warnings(record=True) as shown:
     warnings.simplefilter("always")
     program = smelt.trace(clipped_or_nothing, (torch.linspace(-2, 2, 8),))
 print()
-print(told[0].message)
+print(shown[0].message)
 try:
     program(torch.zeros(8))
 except smelt.CaptureError as error:
     print()
     print(error)
 else:
-    raise AssertionError("the trace answered for a way that it does not hold")
+    raise AssertionError("the trace returned a result on a path that it does not hold")

@@ -163,20 +163,20 @@ print(s)
 print(s.log)
 
 
-def measure(ways, x, rounds):
-    """The processor's time for one call in ms; in each round all ways take their turn, and gains are of one round."""
-    times = {name: [] for name in ways}
+def measure(variants, x, rounds):
+    """Processor time of one call in ms; each round runs every variant once, and a gain compares times of one round."""
+    times = {name: [] for name in variants}
     with torch.no_grad():
-        for turn in range(rounds + 1):
-            for name, way in ways.items():
+        for number in range(rounds + 1):
+            for name, variant in variants.items():
                 start = time.thread_time()
-                way(x)
-                if turn:  # the first round compiles, and fills caches
+                variant(x)
+                if number:  # the first round compiles, and fills caches
                     times[name].append(1e3 * (time.thread_time() - start))
     first = next(iter(times.values()))
-    for name, taken in times.items():
-        gain = statistics.median(a / b for a, b in zip(first, taken, strict=True))
-        print(f"{name:20} median {statistics.median(taken):6.1f} ms   least {min(taken):6.1f} ms   {gain:.2f}")
+    for name, found in times.items():
+        gain = statistics.median(a / b for a, b in zip(first, found, strict=True))
+        print(f"{name:20} median {statistics.median(found):6.1f} ms   least {min(found):6.1f} ms   {gain:.2f}")
 
 
 measure({**built, "smelt.compile alone": smelt.compile(model)}, x, rounds=int(os.environ.get("ROUNDS", "3")))

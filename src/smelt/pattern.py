@@ -111,7 +111,7 @@ def dtype(wanted: torch.dtype) -> Where:
 
 
 def shape(*sizes: int | None) -> Where:
-    """Nodes with a result of these sizes; None stands for any size."""
+    """Nodes with a result of these sizes; None matches any size."""
 
     def holds(node: Node) -> bool:
         return any(

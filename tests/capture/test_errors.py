@@ -345,7 +345,7 @@ def test_a_quantized_module_is_named_with_the_way_round() -> None:
             make()
         assert "packed weights of a quantized module" in error.value.why
         assert "smelt.compile" in error.value.fix
-    with pytest.warns(smelt.SmeltWarning, match="in pieces"):
+    with pytest.warns(smelt.SmeltWarning, match="as partitions"):
         compiled = smelt.compile(model)
         for given in (x, x + 1, torch.ones(5, 4)):
             assert torch.equal(compiled(given), model(given))

@@ -60,7 +60,7 @@ def test_a_way_back_that_is_not_recorded_says_so() -> None:
         (g,) = torch.autograd.grad((w.tanh() * w).sum(), w)
         return g
 
-    with pytest.raises(smelt.CaptureError, match=r"gradients are computed from f32.*, which autograd kept or made"):
+    with pytest.raises(smelt.CaptureError, match=r"gradients are computed from f32.*, which autograd saved or made"):
         smelt.trace(slope, (torch.ones(3),))
 
 

@@ -84,7 +84,7 @@ def test_a_program_is_refused_by_autograd_where_eager_is() -> None:
 
 
 def test_a_kind_that_follows_data_is_refused_where_there_is_one_graph() -> None:
-    with pytest.raises(smelt.CaptureError, match="result number 0 is an inference tensor on some ways only") as error:
+    with pytest.raises(smelt.CaptureError, match="result number 0 is an inference tensor on some paths only") as error:
         smelt.script(either)
     assert "clone" in error.value.fix or "smelt.compile" in error.value.fix
 

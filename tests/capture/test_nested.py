@@ -58,7 +58,7 @@ def test_padding_that_is_not_at_the_end_takes_the_other_way() -> None:
         torch.testing.assert_close(compiled(x, src_key_padding_mask=given), model(x, src_key_padding_mask=given))
     assert compiled.stats().builds == 1
     (row,) = smelt.explain(compiled).graphs
-    assert row["ways"].startswith("all: if") and row["runs"] == "natively"
+    assert row["paths"].startswith("all: if") and row["runs"] == "natively"
 
 
 def test_a_trace_has_both_ways() -> None:

@@ -92,7 +92,7 @@ def test_a_file_with_a_syntax_error(smelt_command: Command, programs: Path, comm
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("on_meta", "weight and 1 more of Linear lie"), ("meta_argument", "an argument of Linear lies")]
+    ("name", "what"), [("on_meta", "weight and 1 more of Linear are"), ("meta_argument", "an argument of Linear is")]
 )
 def test_a_model_on_meta(smelt_command: Command, programs: Path, name: str, what: str) -> None:
     for command in ("run", "show", "explain"):

@@ -181,7 +181,7 @@ def test_an_exception_is_raised_with_what_it_held() -> None:
 
 ATTEMPTS = """
 graph f(%x: f32[3], %i: int) -> list[str], list[str], str, str {
-  %0: list[str] = py.attempt("aten.select.int", %x, 0, %i, taken=1)
+  %0: list[str] = py.attempt("aten.select.int", %x, 0, %i, indexed=1)
   %1: list[str] = py.attempt("py.floordiv", 7, %i)
   %2: str = py.raised("aten.view.default", %x, [2])
   %3: str = py.raised("aten.clone.default", %x)
@@ -217,8 +217,8 @@ def test_functions_that_python_has_under_no_name() -> None:
 
 BRACKETS = """
 graph g(%x: tensor[?], %n: int) -> list[str], str, list[str], str {
-  %0: list[str] = py.attempt("aten.select.int", %x, 1, %n, taken=0)
-  %1: str = py.raised("aten.select.int", %x, 1, %n, taken=1)
+  %0: list[str] = py.attempt("aten.select.int", %x, 1, %n, indexed=0)
+  %1: str = py.raised("aten.select.int", %x, 1, %n, indexed=1)
   %2: list[str] = py.attempt("py.floordiv", 1, %n)
   %3: str = py.raised("py.call", "math.sqrt", %n)
   return %0, %1, %2, %3

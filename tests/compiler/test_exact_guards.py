@@ -42,5 +42,5 @@ def test_a_replaced_parameter_is_named() -> None:
         compiled(torch.ones(2, 4))
         model.norm.weight = nn.Parameter(torch.zeros(4))
         assert torch.equal(compiled(torch.ones(2, 4)), model(torch.ones(2, 4)))
-    (text,) = compiled.stats().misses
+    (text,) = compiled.stats().guard_failures
     assert "norm" in text or "_parameters" in text, text

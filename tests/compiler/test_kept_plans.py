@@ -375,7 +375,7 @@ def test_a_folder_that_refuses_costs_time_only(fault: str, tmp_path: Path, monke
 
         monkeypatch.setattr("tempfile.mkstemp", refuse)
     program = compiled(model, folder)
-    with torch.no_grad(), pytest.warns(SmeltWarning, match="not kept on disk") as told:
+    with torch.no_grad(), pytest.warns(SmeltWarning, match="not cached on disk") as told:
         first, second = call(program, x), call(program, x)
     assert len(told) == 1 and not unit_of(program).is_from_disk
     with torch.no_grad():

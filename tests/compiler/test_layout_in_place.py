@@ -51,7 +51,7 @@ def test_a_tensor_gets_fewer_elements_in_place() -> None:
     assert not compiled.stats().fallbacks
 
 
-@pytest.mark.filterwarnings("ignore:.*runs as it is")
+@pytest.mark.filterwarnings("ignore:.*falls back to eager")
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_an_argument_gets_its_layout_in_place(dynamic: bool | None) -> None:
     """With free sizes torch's kernels for that recurse without end where nothing is to be done."""
@@ -62,7 +62,7 @@ def test_an_argument_gets_its_layout_in_place(dynamic: bool | None) -> None:
             assert torch.equal(compiled(mine), program(eagers)) and mine.shape == eagers.shape
 
 
-@pytest.mark.filterwarnings("ignore:.*runs as it is")
+@pytest.mark.filterwarnings("ignore:.*falls back to eager")
 def test_a_reduction_into_its_own_operand_clears_it_first() -> None:
     def program(x: Tensor) -> Tensor:
         y = (x * 2).sum()

@@ -58,7 +58,7 @@ def test_lists_of_names_and_limits_are_taken() -> None:
 
 def test_a_refusing_disk_is_said_at_the_users_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.warns(SmeltWarning, match="not kept on disk") as caught:
+    with pytest.warns(SmeltWarning, match="not cached on disk") as caught:
         CodeCache(str(tmp_path / "file" / "cache")).get("ab" * 32)
     assert caught[0].filename == __file__
 
@@ -89,7 +89,7 @@ def test_a_changed_parameter_is_named_and_our_wrappers_are_not() -> None:
         assert torch.allclose(compiled(x), model(x), atol=1e-5)
     assert texts == compiled.stats().to_dict()["entries"][0]["guards"]
     assert not [text for text in texts if "smelt" in text or "__wrapped__" in text]
-    assert list(compiled.stats().misses) == ["the contents of Sequential[1].running_mean were changed"]
+    assert list(compiled.stats().guard_failures) == ["the contents of Sequential[1].running_mean were changed"]
 
 
 def test_explain_does_not_ask_for_a_call_that_was_made() -> None:

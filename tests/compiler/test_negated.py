@@ -1,4 +1,4 @@
-"""Memory that holds the negated elements, as `z.conj().imag` does: kernels read memory as it is, so they get a copy."""
+"""Memory that holds the negated elements, as `z.conj().imag` does: kernels read memory directly, so they get a copy."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_settings_of_torch_that_a_program_asks_for_are_told_at_its_line(asked: s
             return x * 2
         return x * 3
 
-    with pytest.warns(smelt.SmeltWarning, match=rf"holds for one way: torch.{asked}\(\) was {ask()}") as told:
+    with pytest.warns(smelt.SmeltWarning, match=rf"holds for one path: torch.{asked}\(\) was {ask()}") as told:
         smelt.trace(f, (torch.ones(2),))
     assert [w.lineno for w in told] == [f.__code__.co_firstlineno + 1] and told[0].filename == __file__
 

@@ -75,4 +75,4 @@ def test_directories_in_the_place_of_entries_are_told_once(filled, tmp_path):
     for name in filled:
         (tmp_path / name).mkdir()
     done = _run(tmp_path)
-    assert done.endswith("native True\n") and done.count("is not kept on disk") == 1
+    assert done.endswith("native True\n") and done.count("is not cached on disk") == 1

@@ -16,5 +16,5 @@ def test_counts_are_short_as_text():
     assert [line.partition(",")[0] for line in entries if line.startswith("entry")] == [
         f"entry {i}: {row.hits} calls" for i, row in enumerate(reversed(stats.rows))
     ]
-    assert any("shape" in line for line in entries if line.startswith("missed 1 times"))
+    assert any("shape" in line for line in entries if line.startswith("guard failure, 1 times"))
     assert repr(stats) == f"<Stats: {first}, {len(stats.rows)} entries>" and len(str(stats)) < 1000

@@ -115,7 +115,7 @@ def test_what_the_run_made_and_squeezed_in_place_is_a_view() -> None:
     assert "squeeze_" not in text and "t_" not in text
 
 
-@pytest.mark.filterwarnings("ignore:.*runs as it is")
+@pytest.mark.filterwarnings("ignore:.*falls back to eager")
 def test_an_argument_that_is_squeezed_in_place_is_squeezed() -> None:
     compiled = smelt.compile(lambda x: x.squeeze_(1) * 2)
     for _ in range(3):

@@ -183,7 +183,7 @@ def test_in_a_program(rows: int) -> None:
         for _ in range(2):
             (found,) = run(plan, executable, [x, r], state)
             assert found.shape == eager.shape and rms_ratio(found, eager, exact) <= 1.5
-    assert [kernel.label for kernel in plan.report.kernels] == ["product coded" if is_coding() else "product dots"]
+    assert [kernel.label for kernel in plan.report.kernels] == ["product compressed" if is_coding() else "product dots"]
 
 
 @pytest.mark.usefixtures("always")
@@ -208,5 +208,5 @@ def test_in_a_module(options: dict[str, bool]) -> None:
                     each[2].weight = torch.nn.Parameter(each[2].weight.detach() * 0.5)
     if is_coding():
         labels = {row.get("computes") for row in smelt.explain(compiled).kernels}
-        assert ("product coded" in labels) == options.get("code_weights", True)
+        assert ("product compressed" in labels) == options.get("code_weights", True)
     torch.testing.assert_close(module.state_dict(), wanted.state_dict())

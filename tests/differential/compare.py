@@ -181,7 +181,7 @@ def _roundings(a: torch.Tensor, b: torch.Tensor, least: float) -> str | None:
     x, y = a.to(wide), b.to(wide)
     finite = torch.isfinite(x) & torch.isfinite(y)
     if not torch.equal(torch.isnan(x), torch.isnan(y)) or not torch.equal(torch.isinf(x), torch.isinf(y)):
-        return f"has NaN or infinity at other places: {_short(b)} instead of {_short(a)}"
+        return f"has NaN or infinity in other elements: {_short(b)} instead of {_short(a)}"
     scale = float(x[finite].abs().max()) if bool(finite.any()) else 0.0
     largest = float((x - y)[finite].abs().max()) if bool(finite.any()) else 0.0
     if largest > max(ROUNDINGS.get(a.dtype, 3e-5), least) * max(scale, 1e-30):

@@ -43,7 +43,7 @@ def judge(
 
 def _is_fault(message: object) -> bool:
     text = str(message)
-    return "runs as it is" in text and any(word in text for word in ("InternalError", "failed", "Error:"))
+    return "falls back to eager" in text and any(word in text for word in ("InternalError", "failed", "Error:"))
 
 
 def _trace(program: Program, options: dict[str, object]) -> str | None:

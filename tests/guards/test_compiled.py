@@ -258,7 +258,7 @@ def test_aliasing_of_arguments_is_guarded() -> None:
     for make in calls * 2:
         assert torch.equal(c(*make()), f(*make()))
     assert len(builder.entries) == 3 and base.sum() == 0
-    assert any("aliasing" in text or "alias" in text for text in c.stats().misses)
+    assert any("aliasing" in text or "alias" in text for text in c.stats().guard_failures)
 
 
 def test_gradients_run_the_original_with_one_warning() -> None:
@@ -304,7 +304,7 @@ def test_foreign_contexts_run_the_original() -> None:
     with torch.device("cpu"):
         assert torch.equal(c(x), x * 3)
     for odd, reason in ((x.to_sparse(), "layout torch.sparse_coo"), (torch.ones(2, dtype=torch.complex64), "complex")):
-        with pytest.warns(SmeltWarning, match=f"runs as it is, not compiled: an argument .*{reason}") as told:
+        with pytest.warns(SmeltWarning, match=f"falls back to eager: an argument .*{reason}") as told:
             assert c(odd).dtype is odd.dtype
         assert [w.filename for w in told] == [__file__]
     assert c(x.to("meta")).is_meta
@@ -481,7 +481,7 @@ def test_a_storm_is_bounded_and_named_once() -> None:
             assert torch.equal(c(x, step), x + step)
     assert len(caught) == 1
     assert len(builder.entries) == table.STORM_LIMIT and len(c.stats().rows) == table.ENTRY_LIMIT
-    assert any("was 0, now 1" in text for text in c.stats().misses)
+    assert any("was 0, now 1" in text for text in c.stats().guard_failures)
 
 
 def test_constants_are_watched_and_refreshed() -> None:

@@ -213,7 +213,7 @@ def test_an_object_that_cannot_be_shown() -> None:
         _same(compiled(x), x * 2)
     held["setting"] = Setting(3.0)
     _same(compiled(x), x * 3)
-    assert dispatcher_of(compiled).stats().misses
+    assert dispatcher_of(compiled).stats().guard_failures
 
 
 def _decorated(function: Any) -> Any:

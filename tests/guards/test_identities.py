@@ -92,7 +92,7 @@ def put_number(x: list[Any], y: list[Any], t: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("f", [append, put_number])
 @pytest.mark.parametrize("order", ["dddsssdd", "ssdsd"])
-@pytest.mark.filterwarnings("ignore:.* as it is, not compiled", "ignore:.* compiled in pieces")
+@pytest.mark.filterwarnings("ignore:.* falls back to eager", "ignore:.* compiled as partitions")
 def test_what_is_written_to_one_and_read_from_the_other(f: Callable[..., Tensor], order: str) -> None:
     compiled = smelt.compile(f)
     for how in order:

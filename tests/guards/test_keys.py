@@ -179,7 +179,7 @@ def test_attributes_that_cannot_be_written_in_code() -> None:
     _check(program, [*calls, lambda: (made(0, 3, _t(0), 3, 9, 1),), lambda: (made(0, 2, _t(0), 4, 9, 2),)])
 
 
-@pytest.mark.filterwarnings("ignore:.*compiled in pieces")
+@pytest.mark.filterwarnings("ignore:.*compiled as partitions")
 def test_two_closures_of_one_name_that_both_change() -> None:
     def made(start: Any) -> Callable[[Tensor], Tensor]:
         held = start

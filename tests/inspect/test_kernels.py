@@ -51,7 +51,7 @@ def test_each_row_says_what_it_computes_and_how_fast(profiled: smelt.Compiled) -
         assert row["GFLOP/s"] == pytest.approx(row["flops"] / row["us"] / 1e3)
         assert row["GB/s"] == pytest.approx(row["bytes"] / row["us"] / 1e3)
         floor = max(row["bytes"] / 10.0, row["flops"] / 100.0) / 1e3
-        assert row["of the floor"] == pytest.approx(floor / row["us"])
+        assert row["of the roofline bound"] == pytest.approx(floor / row["us"])
 
 
 def test_launches_stand_in_the_order_of_the_plan(profiled: smelt.Compiled) -> None:

@@ -167,4 +167,4 @@ def test_the_time_of_stagings_that_came_to_nothing_is_told() -> None:
     compiled = smelt.compile(program)
     compiled(torch.ones(2))
     (row,) = compiled.stats().rows
-    assert row.entry is not None and row.entry.stages_ms["staged runs that came to no graph"] > 0
+    assert row.entry is not None and row.entry.stages_ms["staging that came to no graph"] > 0

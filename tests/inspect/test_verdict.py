@@ -70,7 +70,7 @@ def test_times_are_told_with_quartiles_threads_and_load() -> None:
     assert quiet.lines() == [
         "eager  3.5 ms (quartiles 2.8 ms to 4.5 ms)",
         "smelt  1.0 ms (quartiles 1.0 ms to 1.2 ms): 3.50 times as fast",
-        "2 threads, load 0.2, 4 rounds of both in turns",
+        "2 threads, load 0.2, 4 rounds of both, interleaved",
     ]
     busy = Race(quiet.eager, quiet.compiled, 1, 7.0, 0.4)
     assert busy.is_busy and busy.lines()[-1].startswith("busy machine: not a measurement (for 40% of the time")

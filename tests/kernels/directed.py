@@ -64,5 +64,5 @@ def shown(steps: Sequence[LoopStep]) -> str:
 
 def _amount(step: LoopStep) -> list[int]:
     match step:
-        case Tile(size=n) | Vectorize(lanes=n) | Unroll(times=n) | Parallel(turns=n):
+        case Tile(size=n) | Vectorize(lanes=n) | Unroll(times=n) | Parallel(iterations=n):
             return [] if n is None else [n]

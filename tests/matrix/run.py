@@ -41,8 +41,8 @@ _HEAD: Final = """# Versions
 
 Smelt is made for torch 2.11 to 2.15 and Python 3.11 to 3.14. `make matrix` makes an environment for each combination,
 runs a smoke set (`tests/matrix/test_smoke.py`) and the tests of capture, runtime, guards, promises and staging there,
-and writes this table: only what ran is in it. Where a build of torch wants libraries for GPUs, small stand-ins take
-their place. Outside of these ranges Smelt warns once.
+and writes this table: only what ran is in it. Small substitutes replace the GPU
+libraries that a build of torch wants. Outside of these ranges Smelt warns once.
 
 | torch | Python | date | smoke set | folders | native entry | fallbacks |
 |---|---|---|---|---|---|---|

@@ -63,7 +63,7 @@ def test_paths_that_are_used_stay_up_to_the_limit(monkeypatch: pytest.MonkeyPatc
     assert compiled.stats().builds == 5
     assert compiled(torch.tensor([0.0])).item() == 0
     assert compiled.stats().builds == 6
-    with pytest.warns(SmeltWarning, match="more ways lead through it than are kept"):
+    with pytest.warns(SmeltWarning, match="it has more paths than are cached"):
         for n in range(5, 12):
             for _ in range(6):
                 assert compiled(torch.tensor([float(n)])).item() == 2 * n
@@ -73,7 +73,7 @@ def test_paths_that_are_used_stay_up_to_the_limit(monkeypatch: pytest.MonkeyPatc
 
 def test_fullgraph_says_why_instead() -> None:
     compiled = smelt.compile(by_value, fullgraph=True)
-    with pytest.raises(smelt.CaptureError, match="its way differs at nearly each call"):
+    with pytest.raises(smelt.CaptureError, match="its path differs at nearly each call"):
         for n in range(60):
             compiled(torch.full((3,), float(n)))
 
@@ -211,7 +211,7 @@ def test_what_numpy_may_write_is_not_compiled() -> None:
 
     for f in (write, read_later, give):
         compiled = smelt.compile(f)
-        with pytest.warns(SmeltWarning, match="not compiled|compiled in pieces"):
+        with pytest.warns(SmeltWarning, match="not compiled|compiled as partitions"):
             compiled(torch.ones(3))
         for n in range(4):
             x = torch.full((3,), float(n))

@@ -96,7 +96,7 @@ def test_a_flag_that_decides_is_told_at_its_line() -> None:
     def f(x: Tensor) -> Tensor:
         return x * 2 if x.requires_grad else x * 3
 
-    with pytest.warns(SmeltWarning, match="holds for one way: requires_grad of a tensor was False") as told:
+    with pytest.warns(SmeltWarning, match="holds for one path: requires_grad of a tensor was False") as told:
         program = smelt.trace(f, torch.ones(3))
     assert [w.lineno for w in told] == [f.__code__.co_firstlineno + 1] and told[0].filename == __file__
     assert program(torch.ones(3)).tolist() == [3.0] * 3

@@ -511,8 +511,8 @@ def test_a_graphs_code_names_the_input_that_is_not_right(sizes: Any) -> None:
 
     code = smelt.trace(power, (torch.ones(3), 2), dynamic_shapes=sizes).code
     for inputs, told in [
-        ((torch.ones(3), 2), r"2 inputs are given, and the graph takes 1: x \(f32"),
-        ((), r"0 inputs are given, and the graph takes 1: x \(f32"),
+        ((torch.ones(3), 2), r"2 inputs are passed, and the graph takes 1: x \(f32"),
+        ((), r"0 inputs are passed, and the graph takes 1: x \(f32"),
         ((None,), r"args\[0\] is None, the program was captured for f32"),
     ]:
         with pytest.raises(CaptureError, match=told) as caught:

@@ -1,4 +1,4 @@
-"""What a staged run with free sizes must not leave, and what one graph cannot say: default dtypes, lent memory."""
+"""What a staging run with free sizes must not leave, and what one graph cannot say: default dtypes, lent memory."""
 
 from __future__ import annotations
 

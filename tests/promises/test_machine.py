@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
             for c, made, want in zip(compiled, models, expected, strict=True):
                 assert_agrees(c(**made.inputs), want)
     (only,) = [w for w in caught if issubclass(w.category, SmeltWarning)]
-    assert "machine code is not kept on disk" in str(only.message) and str(tmp_path) in str(only.message)
+    assert "machine code is not cached on disk" in str(only.message) and str(tmp_path) in str(only.message)
     for c in compiled:
         entry_of(c)
     program = smelt.trace(models[0].model, (), models[0].inputs, options=options)

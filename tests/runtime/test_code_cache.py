@@ -84,7 +84,7 @@ def test_corrupt_entries_are_built_again(tmp_path: Path, fault: str) -> None:
 def test_a_folder_that_cannot_be_made_gives_one_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     cache = CodeCache(str(tmp_path / "file" / "cache"))
-    with pytest.warns(SmeltWarning, match="not kept on disk") as caught:
+    with pytest.warns(SmeltWarning, match="not cached on disk") as caught:
         assert cache.get_or_build(KEY, lambda: b"x") == b"x"
     assert len(caught) == 1
     with warnings.catch_warnings():

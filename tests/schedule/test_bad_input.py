@@ -1,4 +1,4 @@
-"""Bad input: each is a ScheduleError of its code that says why, and model and schedule are as they were."""
+"""Bad input: each is a ScheduleError of its code that says why, and model and schedule are unchanged."""
 
 import contextlib
 import json
@@ -274,7 +274,7 @@ def test_a_hook_with_effects_in_the_scope():
 @pytest.mark.parametrize("since", [3, 99, -1, "0", None, True])
 def test_a_difference_since_a_step_that_there_is_not(since):
     s, model = _scheduled()
-    with _refused(s, model, "S0607", "2 were taken"):
+    with _refused(s, model, "S0607", "2 were applied"):
         s.diff(since)
 
 

@@ -282,7 +282,7 @@ def test_what_is_not_found_is_told_with_what_may_be_amiss():
     s = smelt.schedule(Scaled())
     assert [m.captures["k"] for m in s.find(typed)] == [0.25]
     assert str(s.find(untyped)) == (
-        "no match of untyped: k stands for a tensor, having no type; as a number (k: float) the pattern is there"
+        "no match of untyped: k is a tensor, since it has no type; as a number (k: float) the pattern is there"
     )
     assert str(s.find("atention")) == "no match of 'atention': did you mean 'attention'?"
     assert "no module has that name" in str(s.find("zzz"))

@@ -72,7 +72,7 @@ def test_what_measures_slower_is_not_taken_unless_it_is_to_be_kept(monkeypatch):
     model, x = _Output().eval(), torch.randn(4, 16)
     s = smelt.schedule(model, x)
     (match,) = s.find(_eval_tail)
-    with pytest.warns(smelt.SmeltWarning, match="slower, and so not taken"):
+    with pytest.warns(smelt.SmeltWarning, match="slower, and so not applied"):
         s.fuse(match)
     assert not s.log and not s.reports
     s.fuse(match, keep=True)

@@ -84,7 +84,7 @@ def test_compile_is_a_step_of_the_whole_and_of_a_part():
             torch.testing.assert_close(part.build()(x), model(x))
     assert isinstance(whole, nn.Sequential) and whole.stats().calls == 2 and not whole.stats().fallbacks
     assert list(whole.state_dict()) == list(model.state_dict())
-    assert part.verify().gradients  # without a warning: that gradients run as in eager is what is asked for
+    assert part.verify().gradients  # without a warning: that gradients run as in eager is what is requested
     assert "compiled" in str(s) and s.log[-1].primitive == "compile"
     again = smelt.apply(s.to_json(), model, x).build()
     with torch.no_grad():
@@ -138,7 +138,7 @@ def test_a_hook_with_effects_below_the_scope_is_called_once_and_the_original_run
     built = s.outline(s.find(lambda x: F.gelu(x))[0]).build()
     assert torch.equal(built(x), model(x))
     built.a.register_forward_hook(lambda module, args, result: said.append("a"))
-    with pytest.warns(smelt.SmeltWarning, match="runs as it is, without outline"):
+    with pytest.warns(smelt.SmeltWarning, match="falls back to eager, without outline"):
         assert torch.equal(built(x), model(x))
     assert said == ["a"]
     built(x)

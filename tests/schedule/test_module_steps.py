@@ -877,7 +877,7 @@ def test_a_compiled_build_with_random_numbers_of_its_own_is_compiled_around_them
     s = smelt.schedule(Net().train())
     s["blocks.0"].fork_rng()
     built, compiled = s.build(), smelt.compile(s.build())
-    with torch.no_grad(), pytest.warns(smelt.SmeltWarning, match="compiled in pieces"):
+    with torch.no_grad(), pytest.warns(smelt.SmeltWarning, match="compiled as partitions"):
         for seed in range(3):
             torch.manual_seed(seed)
             expected = built(_ids())["logits"], torch.rand(1)

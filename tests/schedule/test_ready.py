@@ -193,7 +193,7 @@ def _ops(schedule, path=""):
 def test_attention_in_any_spelling_becomes_one_operator(core):
     model, x = _Attention(core).eval(), torch.randn(2, 5, 16)
     ready = schedules.inference(model, x)
-    assert ready.found == {"merged linears": 3, "attention": 1} == ready.taken and ready.skipped == ()
+    assert ready.found == {"merged linears": 3, "attention": 1} == ready.applied and ready.skipped == ()
     left = _ops(ready.schedule)
     assert left.count("aten.scaled_dot_product_attention.default") == 1
     assert not any(part in op for op in left for part in ("softmax", "bmm", "matmul", "einsum", "exp."))
@@ -214,7 +214,7 @@ def test_attention_in_any_spelling_becomes_one_operator(core):
 def test_attention_that_is_one_operator_already_is_told():
     model, x = _Attention(lambda s, q, k, v: F.scaled_dot_product_attention(q, k, v)).eval(), torch.randn(2, 5, 16)
     ready = schedules.inference(model, x)
-    assert ready.taken == {"merged linears": 3} and ready.found["attention"] == 0
+    assert ready.applied == {"merged linears": 3} and ready.found["attention"] == 0
     assert ready.notes == ("attention: 1 already one operator, scaled_dot_product_attention",)
     assert ready.notes[0] in str(ready).splitlines()
     assert schedules.inference(_Attention(_product).eval(), x).notes == ()
@@ -227,7 +227,7 @@ def test_a_finite_fill_must_swallow_the_scores_of_the_dtype():
         model, x = _Attention(core).eval().double(), torch.randn(2, 5, 16, dtype=torch.float64)
         model.fill = fill
         ready = schedules.inference(model, x)
-        assert ready.taken.get("attention", 0) == taken
+        assert ready.applied.get("attention", 0) == taken
         torch.testing.assert_close(ready.schedule.build()(x), model(x), rtol=1e-9, atol=1e-12)
 
 
@@ -332,7 +332,7 @@ def _other_mask_by_head(s, q, k, v):
 def test_what_one_operator_does_not_compute_is_left_and_told(core):
     model, x = _Attention(core).eval(), torch.randn(2, 5, 16)
     ready = schedules.inference(model, x)
-    assert ready.found["attention"] == 1 and "attention" not in ready.taken
+    assert ready.found["attention"] == 1 and "attention" not in ready.applied
     assert len(ready.skipped) == 1 and ready.skipped[0].startswith("attention at the whole: ")
     assert "skipped attention" in str(ready) and "attention: 1 found, 0 taken" in str(ready)
     ready.schedule.verify()
@@ -342,7 +342,7 @@ def test_a_model_with_nothing_to_find_takes_no_step():
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanhshrink()).eval(), torch.randn(3, 4)
     for take in (schedules.inference, schedules.low_memory):
         ready = take(model, x)
-        assert len(ready.schedule.log) == 0 and not ready.taken and not ready.skipped
+        assert len(ready.schedule.log) == 0 and not ready.applied and not ready.skipped
         assert torch.equal(ready.schedule.build()(x), model(x))
 
 
@@ -380,7 +380,8 @@ class _Apart(nn.Module):
 def test_a_module_that_cannot_be_captured_is_told_and_others_take_their_steps():
     model, x = _Outer().eval(), torch.randn(2, 5, 16)
     ready = schedules.inference(model, x)
-    assert ready.found == {"merged linears": 6, "attention": 2} and ready.taken == {"merged linears": 3, "attention": 1}
+    assert ready.found == {"merged linears": 6, "attention": 2}
+    assert ready.applied == {"merged linears": 3, "attention": 1}
     assert any(text.startswith("attention at inner") for text in ready.skipped)
     assert any(text.startswith("merged linears at inner") for text in ready.skipped)
     ready.schedule.verify()
@@ -389,7 +390,7 @@ def test_a_module_that_cannot_be_captured_is_told_and_others_take_their_steps():
 def test_a_module_that_is_never_called_takes_no_step():
     model, x = _Apart().eval(), torch.randn(2, 5, 16)
     ready = schedules.inference(model, x)
-    assert ready.found["merged linears"] == 3 and not ready.taken
+    assert ready.found["merged linears"] == 3 and not ready.applied
     assert all(text.startswith("merged linears at parts") for text in ready.skipped) and len(ready.skipped) == 3
     ready.schedule.verify()
 
@@ -413,7 +414,7 @@ def test_regions_are_counted_and_fused_where_that_is_asked_for():
     assert len(ready.schedule.log) == 0 and all("fuse=True" in text for text in ready.skipped)
     ready = schedules.inference(model, x, fuse=True)
     # Whether a region pays is measured; either way it is told.
-    assert sum(ready.taken.values()) == len(ready.schedule.log) and len(ready.schedule.log) + len(ready.skipped) == 3
+    assert sum(ready.applied.values()) == len(ready.schedule.log) and len(ready.schedule.log) + len(ready.skipped) == 3
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", smelt.SmeltWarning)  # in training, batch norm is not in a region
         ready.schedule.verify()
@@ -439,7 +440,7 @@ def test_low_memory_checkpoints_blocks_of_one_class_in_a_list():
     inner = nn.Sequential(_Block(), _Block())
     model, x = nn.Sequential(nn.Linear(8, 8), *(_Block() for _ in range(3)), inner), torch.randn(4, 8)
     ready = schedules.low_memory(model, x)
-    assert ready.found == {"repeated blocks": 5} == ready.taken
+    assert ready.found == {"repeated blocks": 5} == ready.applied
     assert ready.schedule.verify() is not None
     assert _saved(ready.schedule.build(), x) < _saved(model, x) / 2
     part = schedules.low_memory(smelt.schedule(model)["4"])
@@ -449,14 +450,14 @@ def test_low_memory_checkpoints_blocks_of_one_class_in_a_list():
 def test_bf16_takes_the_whole_or_the_parts_that_are_within_the_error():
     model, x = nn.Sequential(_Block(), nn.LayerNorm(8), _Block()).eval(), torch.randn(4, 8)
     ready = schedules.bf16(model, x)
-    assert ready.found == {"products": 4, "f32 islands": 1} and ready.taken["products"] == 4
+    assert ready.found == {"products": 4, "f32 islands": 1} and ready.applied["products"] == 4
     assert [step.path for step in ready.schedule.log] == [""] and ready.skipped == ()
     ready.schedule.verify()
     built = ready.schedule.build()
     assert built(x).dtype == torch.float32 and all(p.dtype == torch.float32 for p in built.parameters())
     assert not torch.equal(built(x), model(x))
     none = schedules.bf16(model, x, max_error=0.0)
-    assert len(none.schedule.log) == 0 and "products" not in none.taken and none.skipped
+    assert len(none.schedule.log) == 0 and "products" not in none.applied and none.skipped
     assert torch.equal(none.schedule.build()(x), model(x))
 
 

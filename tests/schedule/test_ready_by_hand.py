@@ -57,8 +57,8 @@ def test_all_that_is_found_is_taken_and_computes_the_same(make):
     torch.manual_seed(0)
     model, inputs = make()
     ready = schedules.inference(model.eval(), inputs)
-    assert ready.taken == _TAKEN[make]
-    assert {name: ready.found.get(name) for name in ready.taken} == ready.taken
+    assert ready.applied == _TAKEN[make]
+    assert {name: ready.found.get(name) for name in ready.applied} == ready.applied
     assert not any(text.startswith(("attention", "merged")) for text in ready.skipped)
     # The gradient of the bias of keys is zero but for rounding; gradients are compared below.
     ready.schedule.verify(backward=False if make is _decoder else None)
@@ -125,7 +125,7 @@ def test_batch_norm_in_training_takes_no_step():
     torch.manual_seed(0)
     model, inputs = _convolutions()
     ready = schedules.inference(model.train(), inputs, fuse=True)
-    assert len(ready.schedule.log) == 0 and not ready.taken
+    assert len(ready.schedule.log) == 0 and not ready.applied
     built = ready.schedule.build()
     torch.testing.assert_close(built(*inputs), model(*inputs), rtol=0, atol=0)
     assert all(torch.equal(a, b) for a, b in zip(built.buffers(), model.buffers(), strict=True))
@@ -156,7 +156,7 @@ class _Holds(torch.nn.Module):
 def test_a_branch_is_refused_with_its_line_and_the_way_round():
     s = smelt.schedule(_Holds().eval(), torch.randn(2, 5, 32))
     linears = s.find(where=lambda node: node.op == "aten.linear.default")
-    with pytest.raises(smelt.ScheduleError, match="its way depends on data") as told:
+    with pytest.raises(smelt.ScheduleError, match="its path depends on data") as told:
         s.fuse_horizontal(linears, scope="inner")
     assert told.value.code == "S0613" and told.value.where.file == __file__ and "smaller module" in told.value.fix
     assert "float(x.sum())" in told.value.where.text

@@ -79,7 +79,7 @@ def test_inference(make):
     model, inputs = make()
     ready = schedules.inference(model.eval(), inputs)
     assert ready.found == _FOUND[make]
-    assert ready.taken.get("attention", 0) == ready.found["attention"]
+    assert ready.applied.get("attention", 0) == ready.found["attention"]
     assert not any(text.startswith("attention") for text in ready.skipped)
     ready.schedule.verify()
     assert [step.primitive for step in smelt.apply(ready.schedule.to_json(), model, inputs).log] == [
@@ -91,7 +91,7 @@ def test_inference(make):
 def test_low_memory(make):
     model, inputs = make()
     ready = schedules.low_memory(model, inputs)
-    assert ready.found == {"repeated blocks": 4 if make is _t5 else 2} == ready.taken
+    assert ready.found == {"repeated blocks": 4 if make is _t5 else 2} == ready.applied
     ready.schedule.verify()
 
 
@@ -104,7 +104,7 @@ def test_bf16(make):
     torch.manual_seed(0)
     model, inputs = make()
     ready = schedules.bf16(model.eval(), inputs)
-    assert ready.found["products"] == ready.taken["products"] >= 10 and ready.found["f32 islands"] >= 7
+    assert ready.found["products"] == ready.applied["products"] >= 10 and ready.found["f32 islands"] >= 7
     ready.schedule.verify(backward=False)
 
 
@@ -114,7 +114,7 @@ def test_all_three_together():
     model, inputs = _bert()
     s = smelt.schedule(model.eval(), inputs)
     for take in (schedules.inference, schedules.low_memory, schedules.bf16):
-        assert take(s).taken
+        assert take(s).applied
     assert {step.primitive for step in s.log} == {"fuse_horizontal", "replace", "checkpoint", "precision"}
     s.verify(backward=False)
 
@@ -126,6 +126,6 @@ def test_a_cache_is_told_and_never_an_error():
     assert (
         ready.found["attention"]
         == 2
-        == ready.taken.get("attention", 0) + sum(text.startswith("attention") for text in ready.skipped)
+        == ready.applied.get("attention", 0) + sum(text.startswith("attention") for text in ready.skipped)
     )
     ready.schedule.verify()

@@ -69,7 +69,7 @@ def test_equal_modules_agree_bit_for_bit_in_both_modes_with_gradients():
     found = _compare(_Net(), _Net(), _x(3, 8))
     assert found.difference is None and found.is_bitwise
     assert (found.runs, found.error, found.gradients, found.unmatched) == (4, 0.0, True, ())
-    assert str(found) == "answers, states and gradients of 4 runs agree bit for bit"
+    assert str(found) == "results, states and gradients of 4 runs agree bit for bit"
 
 
 def test_another_value_is_named_with_its_index():
@@ -300,7 +300,7 @@ def test_errors_are_compared():
         raise KeyError("gone")
 
     found = _compare(right, _with(right, forward), _x(3, 8)).difference
-    assert (found.path, found.expected, found.got) == ("the call", "an answer", "KeyError: 'gone'")
+    assert (found.path, found.expected, found.got) == ("the call", "a result", "KeyError: 'gone'")
 
 
 def test_a_mode_in_which_the_model_raises_must_raise_alike():
@@ -504,7 +504,7 @@ def test_gradients_that_are_zero_but_for_rounding_agree():
     # A bias before a batch norm has no effect: its gradient is rounding alone, and another order gives other ones.
     found = _compare(made(nn.Linear), made(_Split), _x(16, 64))
     assert found.difference is None and not found.is_bitwise
-    assert str(found).startswith("answers, states and gradients of 4 runs agree within rounding (answers ")
+    assert str(found).startswith("results, states and gradients of 4 runs agree within rounding (results ")
 
 
 class _Attends(nn.Module):

@@ -234,7 +234,7 @@ def test_a_list_in_a_list_is_not_changed_where_only_a_run_knows_which():
             rows[i % 2].append(i)
         return x, rows
 
-    refused(f, "stands in another container", "put the changed one back")
+    refused(f, "stands in another container", "assign the changed one")
 
 
 def test_a_list_that_a_staged_list_holds_is_not_changed():
@@ -378,7 +378,7 @@ def test_members_of_sets_that_only_a_run_knows_are_named(program, what):
         smelt.script(program)
     assert caught.value.what == f"{what} is put in a set, or is a key of a dict"
     assert caught.value.where.line == line_of(program, 1)
-    assert "only a run tells" in caught.value.why and "keep them in a list" in caught.value.fix
+    assert "this is not known until run time" in caught.value.why and "keep them in a list" in caught.value.fix
 
 
 def test_sets_of_what_the_source_tells_are_scripted():
@@ -402,8 +402,8 @@ def _gradient(x):
 @pytest.mark.parametrize(
     ("program", "name", "offset", "why", "fix"),
     [
-        (_per_row, "vmap", 1, "it asks the sizes of its arguments", "give the parameters their sizes"),
-        (_gradient, "grad", 1, "grad takes gradients of what it is given", "use smelt.compile or smelt.trace"),
+        (_per_row, "vmap", 1, "it reads the sizes of its arguments", "give the parameters their sizes"),
+        (_gradient, "grad", 1, "grad takes gradients of its arguments", "use smelt.compile or smelt.trace"),
     ],
 )
 def test_transforms_of_functions_are_named(program, name, offset, why, fix):
@@ -425,7 +425,7 @@ def test_transforms_of_functions_of_known_sizes_are_scripted():
 
 @pytest.mark.filterwarnings("ignore:.*(torch.ao.quantization|TypedStorage|quantize_|quantized).*")
 def test_packed_weights_are_named():
-    """An error of torch's on what stands for a tensor would be no error of the program's."""
+    """An error of torch's on a proxy of a tensor would be no error of the program's."""
     layer = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LSTM(4, 6)), {nn.LSTM})
     for module in (layer, layer[0]):
         with pytest.raises(CaptureError) as caught:
@@ -531,7 +531,7 @@ def test_an_end_that_later_runs_get_past_is_said_of_the_state_as_it_stands() -> 
 
     Opens.tries = 0
     for program, inputs in (knocks, (torch.ones(2),)), (mistakes, (torch.ones(2, 3), torch.ones(2, 3))):
-        with pytest.warns(smelt.SmeltWarning, match="ends here, with its state as it stands: "):
+        with pytest.warns(smelt.SmeltWarning, match="ends here, with its current state: "):
             scripted = smelt.script(program)
         for _ in range(2):
             with pytest.raises((ValueError, RuntimeError)):
@@ -656,7 +656,7 @@ def test_what_an_argument_that_does_not_fit_is_called():
 
 
 def test_what_to_do_beside_a_default_that_is_a_tensor():
-    """A tensor is asked for nothing when the parameters are looked at."""
+    """A tensor is not read when the parameters are inspected."""
 
     ones = torch.ones(3)
 

@@ -44,7 +44,7 @@ def sparse(x, n: int):
 
 @pytest.mark.parametrize("program", [old_constructor, sparse])
 def test_what_asks_python_for_numbers_is_refused(program):
-    with pytest.raises(CaptureError, match="of a number that only a run knows"):
+    with pytest.raises(CaptureError, match="of a number that is not known until run time"):
         agrees(program, (X, 3))
 
 

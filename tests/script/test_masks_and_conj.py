@@ -74,7 +74,7 @@ _INTS = torch.tensor([[1, 2], [3, 4]])
     ],
     ids=lambda v: getattr(v, "__name__", ""),
 )
-@pytest.mark.filterwarnings("ignore:.*runs as it is, not compiled. an argument is complex")
+@pytest.mark.filterwarnings("ignore:.*falls back to eager. an argument is complex")
 def test_conj(fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> None:
     agrees(fn, *calls)
 

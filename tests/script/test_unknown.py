@@ -167,7 +167,7 @@ def test_a_graph_that_asks_for_a_tensor_says_where_there_is_none():
     given = X, [X, X], {"n": 0, "t": X}
     scripted = smelt.script(total, example_inputs=given)
     assert torch.equal(by_evaluator(scripted, X, [X], {"n": Y, "t": X}), X + Y.sum())
-    with pytest.raises(smelt.SmeltError, match="takes a tensor, and there is a int in its place") as caught:
+    with pytest.raises(smelt.SmeltError, match="takes a tensor, and it receives a int") as caught:
         by_evaluator(scripted, *given)
     assert caught.value.code == "S0107" and caught.value.where is not None
     assert caught.value.where.text.strip() == "return x + items[-1].reshape(6).sum()"

@@ -49,7 +49,7 @@ def test_the_warning_names_the_line() -> None:
     compiled = smelt.compile(make().call)
     x = torch.randn(4, 5)
     compiled(x)
-    with pytest.warns(smelt.SmeltWarning, match=r"is compiled in pieces.*log at .*test_reports.py:\d+") as caught:
+    with pytest.warns(smelt.SmeltWarning, match=r"is compiled as partitions.*log at .*test_reports.py:\d+") as caught:
         compiled(x)
     assert len(caught) == 1 and caught[0].filename == __file__
     with warnings.catch_warnings():

@@ -443,7 +443,7 @@ def test_nothing_of_the_users_changes() -> None:
     codes = [f.__code__ for f in functions]
     before_ = [(id(m), type(m), sorted(vars(m))) for m in tower.modules()]
     compiled = smelt.compile(tower)
-    with pytest.warns(smelt.SmeltWarning, match="compiled in pieces"):
+    with pytest.warns(smelt.SmeltWarning, match="compiled as partitions"):
         for _ in range(6):
             compiled(torch.randn(4, 6))
     assert compiled_pieces(compiled) > 0

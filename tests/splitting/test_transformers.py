@@ -1,4 +1,4 @@
-"""Tiny models of `transformers` with an effect deep inside: in pieces, equal to eager, generators included."""
+"""Tiny models of `transformers` with an effect deep inside: as partitions, equal to eager, generators included."""
 
 from __future__ import annotations
 

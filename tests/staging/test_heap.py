@@ -173,7 +173,7 @@ def test_what_did_not_change_is_not_gone_to_again(monkeypatch: pytest.MonkeyPatc
 
 
 class Over:
-    """A key that nobody can hash any more, as a number of a staged run is behind it."""
+    """A key that nobody can hash any more, as a number of a staging run is behind it."""
 
     is_over = False
 

@@ -1,4 +1,4 @@
-"""A staged run does without torch's own compiler, whose import takes longer than the run."""
+"""A staging run does without torch's own compiler, whose import takes longer than the run."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_boxes_that_are_kept_by_number_are_one_graph() -> None:
         assert torch.equal(compiled(*boxes(n)), nms(*boxes(n)))
     assert compiled.stats().builds == 2
     report = smelt.explain(compiled)
-    assert [row["ways"][:10] for row in report.graphs] == ["all: while", "all: while"]
+    assert [row["paths"][:10] for row in report.graphs] == ["all: while", "all: while"]
     assert not [row for row in report.fallbacks if "append" in row["reason"] or "while" in row["reason"]]
 
 

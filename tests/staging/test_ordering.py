@@ -163,7 +163,7 @@ def ranked(x: torch.Tensor) -> Any:
     ("program", "most", "why"),
     [
         (unlike, 2, "a list of 6 items is put in an order that depends on data (test_ordering.py:{line} in unlike); "
-                    "each order would be a way of its own, 720 in all, for the list holds items of several lengths"),
+                    "each order would be a separate path, 720 in all, for the list holds items of several lengths"),
         (ranked, 30, "the program has too many paths (test_ordering.py:{line} in ranked)"),
     ],
     ids=["unlike", "ranked"],

@@ -109,7 +109,7 @@ def asked_where_it_lies(x: Tensor) -> object:
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*where in its memory:smelt.SmeltWarning")  # then it runs as it is
+@pytest.mark.filterwarnings("ignore:.*where in its memory:smelt.SmeltWarning")  # then it falls back to eager
 @pytest.mark.parametrize("f", [asked_how_it_lies, asked_where_it_lies])
 def test_python_hears_how_a_tensor_lies_on_this_way(f: Callable[[Tensor], Any]) -> None:
     compiled = smelt.compile(f)

@@ -1,4 +1,4 @@
-"""A staged run leaves tensors what they are for torch: no sequences, whatever answers for their items meanwhile."""
+"""A staging run leaves tensors what they are for torch: no sequences, whatever answers for their items meanwhile."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_as_in_eager_and_one_graph(body: Callable[..., Any]) -> None:
             torch.testing.assert_close(dict(module.named_buffers()), dict(twin.named_buffers()))
             torch.testing.assert_close(module.plain, twin.plain)
     assert compiled.stats().builds <= 2
-    assert all(graph.get("no graph of all ways") is None for graph in smelt.explain(compiled).graphs)
+    assert all(graph.get("no merged graph") is None for graph in smelt.explain(compiled).graphs)
 
 
 def test_trace_holds_for_any_number_of_turns() -> None:

@@ -1,4 +1,4 @@
-"""What is set on a tensor itself, beside its elements, on ways that a staged run tries: the user's tensors stay."""
+"""What is set on a tensor itself, beside its elements, on ways that a staging run tries: the user's tensors stay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import smelt
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", smelt.SmeltWarning)  # all of these run in pieces, or as they are
+        warnings.simplefilter("ignore", smelt.SmeltWarning)  # all of these run as partitions, or as they are
         yield
 
 

@@ -1,4 +1,4 @@
-"""Generators that a staged run leaves unfinished: what they do as they end is put back like all else."""
+"""Generators that a staging run leaves unfinished: what they do as they end is put back like all else."""
 
 from __future__ import annotations
 

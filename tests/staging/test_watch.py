@@ -197,25 +197,25 @@ def made(source):
 
 def test_code_without_source_is_not_given_numbers():
     helper = made("def helper(n):\n    return 2 if type(n) is int else 3\n")
-    assert "helper is given a number" in refused(lambda x: x * helper(int(x.sum())), X)
+    assert "helper receives a number" in refused(lambda x: x * helper(int(x.sum())), X)
 
 
 def test_code_without_source_gets_no_numbers_back():
     helper = made("def helper(x, f):\n    return 2 if type(f(x)) is int else 3\n")
-    assert "helper is given a number" in refused(lambda x: x * helper(x, number), X)
+    assert "helper receives a number" in refused(lambda x: x * helper(x, number), X)
 
 
 def test_generators_are_not_given_numbers():
     def each(n):
         yield 2 if type(n) is int else 3
 
-    assert "each is given a number" in refused(lambda x: x * next(each(int(x.sum()))), X)
+    assert "each receives a number" in refused(lambda x: x * next(each(int(x.sum()))), X)
 
 
 def test_pythons_own_code_is_not_given_numbers():
-    assert "is given a number" in refused(lambda x: x * len(json.dumps({"n": int(x.sum())})), X)
-    assert "is given a number" in refused(lambda x: (x, id(int(x.sum()))), X)
-    assert "is given a number" in refused(lambda x: (x, list(map(type, [int(x.sum())]))), X)
+    assert "receives a number" in refused(lambda x: x * len(json.dumps({"n": int(x.sum())})), X)
+    assert "receives a number" in refused(lambda x: (x, id(int(x.sum()))), X)
+    assert "receives a number" in refused(lambda x: (x, list(map(type, [int(x.sum())]))), X)
 
 
 def test_who_traced_the_thread_goes_on():

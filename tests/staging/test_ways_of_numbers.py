@@ -86,7 +86,7 @@ def test_state_stays_free() -> None:
 
 
 def test_a_trace_holds_for_one_answer_and_says_so() -> None:
-    with pytest.warns(SmeltWarning, match="holds for one way: a test of what data gave was True"):
+    with pytest.warns(SmeltWarning, match="holds for one path: a test of what data gave was True"):
         traced = smelt.trace(or_none, (X,))
     for x in (X, X * 5):
         torch.testing.assert_close(traced(x), x * 2)

@@ -299,7 +299,7 @@ def test_as_in_eager_and_one_graph(cls: type[Base]) -> None:
 @pytest.mark.parametrize("cls", [Counter, Schedule, Average, Slotted, Submodules, InPlaceToo, Random, Appending])
 def test_a_value_that_changes_is_no_build(cls: type[Base]) -> None:
     compiled = compare(twin(cls), calls=6)
-    assert compiled.stats().builds == 2 and not compiled.stats().misses
+    assert compiled.stats().builds == 2 and not compiled.stats().guard_failures
 
 
 @pytest.mark.parametrize("cls", [Counter, Schedule, Average, Recurrent])
@@ -619,7 +619,7 @@ def test_guards_and_inputs_are_named_as_the_user_knows_them() -> None:
     compiled = compare(twin(Counter), calls=5)
     (row,) = compiled.stats().rows
     assert row.entry is not None and "%Counter_n" in str(row.entry.graph)  # type: ignore[attr-defined]
-    assert [found["stands for"] for found in smelt.explain(compiled).to_dict()["symbols"]] == ["Counter.n"]
+    assert [found["represents"] for found in smelt.explain(compiled).to_dict()["symbols"]] == ["Counter.n"]
 
 
 @pytest.mark.parametrize("options", [{"dynamic_shapes": {"x": {0: "B"}}}, {"dynamic": True}, {"dynamic": False}])

@@ -237,7 +237,7 @@ def test_what_changed_is_told_by_the_key() -> None:
     compiled = smelt.compile(lambda x, data: x + data[Side.LEFT, 0].sum(), dynamic=False)
     for rows in (2, 3):
         compiled(torch.randn(3), {(Side.LEFT, 0): torch.randn(rows)})
-    assert "shape of args[1][(Side.LEFT, 0)] was (2,), now (3,)" in compiled.stats().misses
+    assert "shape of args[1][(Side.LEFT, 0)] was (2,), now (3,)" in compiled.stats().guard_failures
 
 
 def test_another_key_is_another_program() -> None:

@@ -34,13 +34,13 @@ def test_symbols_with_origin_and_range() -> None:
     x = torch.randn(3, 4)
     report = called(either_sign, (x, 2), (x, 3), (x, -3))
     assert [
-        (row["entry"], row["symbol"], row["stands for"], row["range"], row["at capture"]) for row in report.symbols
+        (row["entry"], row["symbol"], row["represents"], row["range"], row["at capture"]) for row in report.symbols
     ] == [
         (1, "n", "args[1]", "any", 3),
         (2, "n", "args[1]", "any", -3),
     ]
     sizes = called(lambda x: x * 2, (x,), dynamic_shapes={"x": {0: smelt.Dim("B", min=2, max=64), 1: "S"}}).symbols
-    assert [(row["symbol"], row["stands for"], row["range"]) for row in sizes] == [
+    assert [(row["symbol"], row["represents"], row["range"]) for row in sizes] == [
         ("B", "args[0].shape[0]", "2..64"),
         ("S", "args[0].shape[1]", "1.."),
     ]

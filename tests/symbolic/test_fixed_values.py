@@ -1,4 +1,4 @@
-"""Programs that need the value of a size: each value is an answer of its own, and costs no more than a static build."""
+"""Programs that need the value of a size: each value is a result of its own, and costs no more than a static build."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class _Search:
         """Byte offset of the only word for which `holds(position, tensor, word)` in all tensors. Raises: ValueError."""
         found = [at for at in self.places if all(holds(i, t, self.words[i][at]) for i, t in enumerate(self.tensors))]
         if len(found) != 1:
-            raise ValueError(f"{len(found)} places instead of one")
+            raise ValueError(f"{len(found)} candidates instead of one")
         return 8 * found[0]
 
 
@@ -238,7 +238,7 @@ def _dtype_place(impl: int, length: int) -> int:
         if [number(t, at) for t in known] == codes and [number(t, at) for t in again] == codes
     ]
     if len(found) != 1:
-        raise ValueError("the dtype's place is not known")
+        raise ValueError("the dtype's offset is not known")
     return found[0]
 
 
@@ -254,7 +254,7 @@ def _data_place(tensors: Sequence[torch.Tensor]) -> int:
         found &= {at for at in found if words[at] == storage.data_ptr()}
     # A deleter's context may repeat the pointer: the data comes first.
     if not found:
-        raise ValueError("the data's place is not known")
+        raise ValueError("the data's offset is not known")
     return 8 * min(found)
 
 
@@ -281,7 +281,7 @@ def _version_place(base: torch.Tensor, impl: int, storage: int, length: int) -> 
 
     found = [8 * at for at in search.places if 8 * at != storage and is_place(at)]
     if len(found) != 1:
-        raise ValueError("the version counter's place is not known")
+        raise ValueError("the version counter's offset is not known")
     return found[0]
 
 
@@ -294,7 +294,7 @@ def _count_place(impl: int, version: int) -> int:
         counter = _word(_word(id(tensor) + impl) + version)
         found &= {at for at in found if ctypes.c_uint32.from_address(counter + at).value == tensor._version}
     if len(found) != 1:
-        raise ValueError("the version's place is not known")
+        raise ValueError("the version's offset is not known")
     return found.pop()
 
 

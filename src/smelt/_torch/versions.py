@@ -46,9 +46,9 @@ def notice() -> None:
     said = outside(str(torch.__version__), sys.version_info[:2])
     if said:
         warnings.warn(
-            f"Smelt runs on {' and '.join(said)}: private names that it does not find there have slower ways round "
-            f'them, and nobody has run its tests; `pip install "torch>={_spelt(TORCH[0])},<{_spelt(TORCH[1])}"` in an '
-            f"environment of Python {_shown(PYTHON)} has what it is made for",
+            f"Smelt runs on {' and '.join(said)}: private names that it does not find there have slower fallbacks, "
+            f'and nobody has run its tests there; `pip install "torch>={_spelt(TORCH[0])},<{_spelt(TORCH[1])}"` in an '
+            f"environment of Python {_shown(PYTHON)} has the supported versions",
             SmeltWarning,
             stacklevel=user_level(),
         )

@@ -242,7 +242,7 @@ class _ModelRun:
         """Interleaved times, errors and floors at the full thread count; the floors, to be timed again."""
         ready = self._prepare_all(self.systems, inputs, self.suite.threads, scratch)
         self._check_outputs(ready, inputs)
-        self.watch.step(f"{self.model.name}: floors")
+        self.watch.step(f"{self.model.name}: roofline bounds")
         flops, floor_ready = self._floors(inputs)
         self.watch.step(f"{self.model.name}: measuring, {_threads_text(self.suite.threads)}")
         inner = _inner(inputs, self.suite.plan)

@@ -149,7 +149,7 @@ def prepare_onnxruntime(target: Target, args: tuple[Tensor, ...], context: Conte
     ort = importlib.import_module("onnxruntime")
     model, optimised = context.cache_dir / "model.onnx", context.cache_dir / "optimised.onnx"
     kept = optimised.exists()
-    exporter = "kept file" if kept else export_onnx(target, args, model)
+    exporter = "cached file" if kept else export_onnx(target, args, model)
 
     def session(source: Path, save_to: Path | None = None) -> Any:
         options = ort.SessionOptions()
@@ -209,7 +209,7 @@ def prepare_openvino(target: Target, args: tuple[Tensor, ...], context: Context)
     core = ov.Core()
     kept = path.exists()
     if kept:
-        model, frontend = core.read_model(path), "kept file"
+        model, frontend = core.read_model(path), "cached file"
     else:
         model, frontend = _openvino_model(target, args)
     properties = {
@@ -274,7 +274,7 @@ def _registry() -> tuple[System, ...]:
     every = frozenset(DTYPES)
     ours = (System("smelt", "smelt.compile, defaults", prepare_smelt, dtypes=every),)
     return (
-        System("eager", "PyTorch as it is; every ratio is to it", prepare_eager, dtypes=every),
+        System("eager", "unmodified PyTorch; every ratio is to it", prepare_eager, dtypes=every),
         *(ours if hasattr(smelt, _COMPILE) else ()),
         System("autocast", "torch.autocast to bf16 (mixed rows only)", prepare_autocast, dtypes=frozenset({"mixed"})),
         System("jit", "TorchScript: torch.jit.trace, frozen", prepare_jit),

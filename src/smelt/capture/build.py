@@ -227,8 +227,8 @@ def no_argument(operator: str, arg: Any, unfit: TypeError) -> tuple[str, str, st
         return (
             what,
             "it is an object of torch's own, such as the packed weights of a quantized module, and no tensor",
-            "capture the model as it was before torch.ao.quantization, or use smelt.compile, which runs such a module "
-            "as it is and compiles what is around it",
+            "capture the model before torch.ao.quantization changes it, or use smelt.compile, which runs such a "
+            "module in eager mode and compiles the code around it",
         )
     return what, str(unfit), "use the default generator, and plain tensors and numbers as arguments"
 

@@ -311,7 +311,7 @@ def _take_apart(
             )
         elif recorder.lent and not is_inert(value):
             recorder.fail(
-                f"{path} is a {type(value).__qualname__}, and a tensor's memory was given to NumPy",
+                f"{path} is a {type(value).__qualname__}, and the program passed a tensor's memory to NumPy",
                 "it may be that memory, which is another one at each call",
                 "return tensors",
                 "S0104",
@@ -328,7 +328,7 @@ def _take_apart(
                 if id(tensor) not in recorder.roots.entries:
                     recorder.fail(
                         f"{path} is a {type(value).__qualname__} that holds tensors",
-                        "they have no fixed places in it, and would be those of this call ever after",
+                        "they have no fixed access path in it, and every later call would use this call's tensors",
                         "return them in a list, a tuple, a dict or an object's attributes",
                         "S0104",
                     )

@@ -54,10 +54,10 @@ def kinds_on_all_ways(graph: Graph, tensors: Sequence[torch.Tensor], caller: Mod
 
 
 class MixedKinds(Exception):
-    """A result that is an inference tensor on some ways only; its number."""
+    """A result that is an inference tensor on some paths only; its number."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"result number {number} is an inference tensor on some ways only")
+        super().__init__(f"result number {number} is an inference tensor on some paths only")
 
 
 def _is_inferred(node: Node) -> bool:

@@ -25,7 +25,7 @@ class KeptCast(CaptureError):
     result: Any = None
 
     def __init__(self, record: Record, is_staged: bool) -> None:
-        which = "on one of its ways" if is_staged else "that its caller entered"
+        which = "on one of its paths" if is_staged else "that its caller entered"
         super().__init__(
             f"a weight changes inside a region of autocast, {which}",
             record.site.span if record.site else None,

@@ -105,7 +105,7 @@ _FUNCTIONS: dict[tuple[str, str], str] = {
         "remove", "unlink", "rename", "replace", "mkdir", "rmdir", "chdir", "truncate", "ftruncate", "link", "symlink",
         "chmod", "chown", "utime", "mkfifo",
     )},
-    **{("gc", name): "asks the garbage collector" for name in (
+    **{("gc", name): "reads the garbage collector's state" for name in (
         "get_objects", "get_referrers", "get_referents", "get_count", "get_stats",
     )},
     **{("posix", name): _RUNS for name in (

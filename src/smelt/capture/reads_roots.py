@@ -817,7 +817,7 @@ class Roots:
             self.fact("item", table, key, table[key], site, label)
             self._reach_result(result, cache, site)
             if "cache_info" in self._names:
-                self.refusals.append(("asks how often a cache was used", self.name(id(cache)), site))
+                self.refusals.append(("reads how often a cache was used", self.name(id(cache)), site))
 
     def _filled(self, heap: ArgumentHeap) -> Iterator[Change]:
         """What the run put in caches, as changes where it cannot be state of the graph."""

@@ -305,7 +305,7 @@ class Recorder:
         if info.short in _DUAL:
             self.fail(
                 "forward-mode gradients are computed in the program (torch.autograd.forward_ad)",
-                "a tensor then has a tangent beside its elements, which no value of the graph has",
+                "a tensor then has a tangent beside its elements, and a graph cannot represent tangents",
                 "use torch.func.jvp or torch.func.jacfwd, whose operators are recorded",
                 "S0104",
             )
@@ -375,7 +375,7 @@ class Recorder:
         if default_dtype() is not self._dtype:
             self.fail(
                 f"the program sets torch's default dtype, {default_dtype()} in place of {self._dtype}",
-                "an operator that is given no dtype makes another one than it does in the graph",
+                "an operator without a dtype argument makes another dtype than it does in the graph",
                 "give dtype= to what makes tensors here, or set the default before the call",
                 "S0104",
             )
@@ -514,7 +514,7 @@ class Recorder:
             if is_zero(tensor):
                 self.fail(
                     f"{entry.path} is a tensor of zeros without memory (torch._efficientzerotensor)",
-                    "operators answer otherwise for it than for zeros in memory",
+                    "operators give other results for it than for zeros in memory",
                     "keep its clone()",
                     "S0104",
                 )
@@ -538,7 +538,7 @@ class Recorder:
             if slot is None or slot.ref() is not tensor or isinstance(slot, StateSlot) or slot.kind == "input":
                 continue
             if entry is None or slot.kind == "unknown" or slot.family.written_later or self.drew_for_cache:
-                return "a tensor in a cache that is made in a way of its own"
+                return "a tensor in a cache that Smelt does not know"
             # A cache that gave something up has something else under a name that was another's before the run.
             entry.path = self.roots.place_names.claim(entry.path, tensor)
             state = StateSlot(tensor, entry)
@@ -660,8 +660,8 @@ class Recorder:
         self.is_unseen = True
         slot = self.slot_of(tensor)
         self.fail(
-            "a tensor changed places with another one (torch.utils.swap_tensors)",
-            "the object now stands for other memory, which a graph of values cannot express",
+            "a tensor was swapped with another one (torch.utils.swap_tensors)",
+            "the object now refers to other memory, which a graph of values cannot express",
             "copy into it: tensor.copy_(other)",
             "S0104",
         )
@@ -676,8 +676,8 @@ class Recorder:
             return
         if is_going_backward():
             self.fail(
-                f"gradients are computed from {self.type_text(slot)}, which autograd kept or made",
-                "no recorded operator made it, so that the graph cannot repeat the way back",
+                f"gradients are computed from {self.type_text(slot)}, which autograd saved or made",
+                "no recorded operator made it, so that the graph cannot repeat the backward pass",
                 "take the gradient outside the captured program, or compute it by its formula",
                 "S0103",
                 origin,
@@ -719,7 +719,7 @@ class Recorder:
             self.is_unseen = True
             self.fail(
                 "the data of a tensor were replaced (`tensor.data = other`)",
-                "the tensor now stands for other memory, which a graph of values cannot express",
+                "the tensor now refers to other memory, which a graph of values cannot express",
                 "copy into it: tensor.copy_(other)",
                 "S0104",
             )
@@ -906,7 +906,7 @@ def conversion_error(found: Conversion) -> CaptureError:
     if found.code == "S0102":
         title = f"{found.what} has a result whose size depends on the data of a tensor {found.type} ({found.origin})"
         why = "the captured graph holds for one size; other data give another"
-        fix = "use an operation of fixed size (torch.where, masked_fill, a given output size)"
+        fix = "use an operation of fixed size (torch.where, masked_fill, a fixed output size)"
     else:
         title = f"{_phrase(found.what)} of a tensor {found.type} ({found.origin}) was read by Python"
         why = "what follows depends on data, and one run shows only one outcome"

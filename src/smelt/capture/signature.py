@@ -57,7 +57,7 @@ def check_argument(value: Any, path: str) -> None:
         if is_zero(value):
             raise _refuse(
                 f"{path} is a tensor of zeros without memory (torch._efficientzerotensor)",
-                "operators answer otherwise for it than for zeros in memory",
+                "operators give other results for it than for zeros in memory",
                 "pass its clone()",
             )
     elif getattr(type(value), "__module__", "") == "numpy" and hasattr(value, "__array_interface__"):
@@ -69,7 +69,7 @@ def check_argument(value: Any, path: str) -> None:
     elif isinstance(value, (set, frozenset, deque)) and any(isinstance(item, torch.Tensor) for item in value):
         raise _refuse(
             f"{path} is a {type(value).__qualname__} of tensors",
-            "its tensors have no fixed places",
+            "its tensors have no fixed access paths",
             "pass a list, a tuple or a dict",
         )
     elif is_lazy(value):
@@ -124,7 +124,7 @@ class Signature:
             raise CaptureError(
                 str(unfit),
                 why="the captured program holds for one structure of arguments; numbers and strings are part of it",
-                fix=f"call it as it was captured{self._by_keyword}, or capture it again for these arguments",
+                fix=f"call it with the captured structure{self._by_keyword}, or capture it again for these arguments",
                 code="S0107",
             ) from None
         return [tensors[i] for i in range(len(self.inputs))]
@@ -157,7 +157,7 @@ class Signature:
         count = len(self.args.items)
         if not count and self._by_keyword:
             return self._by_keyword.removeprefix(", ")
-        by_place = f"{count} argument{'s' * (count != 1)} by place"
+        by_place = f"{count} argument{'s' * (count != 1)} by position"
         return by_place + self._by_keyword
 
     @property
@@ -238,7 +238,7 @@ def _check_names(args: Tree, kwargs: Tree) -> None:
     for path in (path for name, tree in zip(NAMES, (args, kwargs), strict=True) for path, _ in leaves(tree, name)):
         if path in seen:
             raise _refuse(
-                f"two parts of the arguments are called {path}",
+                f"two arguments, or elements of them, are called {path}",
                 "a name of an attribute, or of a class, has dots or brackets in it",
                 "give the attribute a name that can be written in code",
             )

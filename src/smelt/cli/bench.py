@@ -117,14 +117,14 @@ def bench(
     _run_and_report(suite, kept, json, plot)
 
 
-bench.__doc__ = f"""Time Smelt and its peers on the same models, beside the machine's floors.
+bench.__doc__ = f"""Time Smelt and its peers on the same models, beside the machine's roofline bounds.
 
 Every system runs at its best settings for the latency of one call (they
-are written into the JSON), warmed up, in rounds where the systems take
-turns, so that a busy machine slows all alike: trust the ratios within a
-model, not the milliseconds. Outputs are compared with eager's and with a
-float64 run. First results are measured in fresh processes, with empty
-caches and then again with what the first left behind. A system that fails
+are written into the JSON), warmed up, in interleaved rounds, so that a busy
+machine slows all alike: trust the ratios within a model, not the
+milliseconds. Outputs are compared with eager's and with a float64 run.
+First results are measured in fresh processes, with empty caches and then
+again with the caches that the first one filled. A system that fails
 gets a row that says why.
 
 Two more rows per model say how fast this machine could be: gemm-library,
@@ -152,7 +152,7 @@ Examples:
   smelt bench --json all.json --plot all.png --skip-cold inductor-max
       everything (an hour or more)
   smelt bench --models mlp --dtype f32,bf16 --no-cold
-      f32 and bf16 rows, kept apart
+      f32 and bf16 rows, each with its own ratios
   smelt bench --models bert,vit --dtype mixed --peers smelt,openvino
       f32 models with bf16 products; errors are against float64
   smelt bench --competing --json all.json --update
@@ -242,7 +242,7 @@ def _run_and_report(suite: Suite, kept: list[Row], json: Path | None, plot: Path
         log.print(f"no time was left for {', '.join(left_out)}: without --quick, or by --models, they are measured")
     _finish(rows_.merge(kept, rows), json, plot, log)
     if interrupted:
-        log.print(Text.assemble(("interrupted", "yellow"), ": models that were complete are kept"))
+        log.print(Text.assemble(("interrupted", "yellow"), ": the rows of complete models are written"))
         raise typer.Exit(130)
 
 

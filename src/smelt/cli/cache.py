@@ -23,20 +23,20 @@ class Action(StrEnum):
 
 
 def cache(
-    action: Annotated[Action, typer.Argument(help="Show what is kept, or remove it.")] = Action.SHOW,
+    action: Annotated[Action, typer.Argument(help="Show what the disk cache contains, or remove it.")] = Action.SHOW,
     folder: Annotated[
         Path | None, typer.Option(help="The cache's folder. Default: $SMELT_CACHE_DIR, else ~/.cache/smelt.")
     ] = None,
     entries: Annotated[bool, typer.Option("--entries", help="Also list every entry, the last used first.")] = False,
 ) -> None:
-    """Show or clear the machine code and the plans that Smelt keeps between runs.
+    """Show or clear the machine code and the plans that Smelt caches between runs.
 
-    A program that was compiled once is loaded from here by later processes:
-    its kernels, and its plan, which has no weights in it.
-    The Python files that Program.code writes are kept in source/ beside it.
-    Clearing it loses nothing but time. The folder is readable by you alone,
-    and is kept below a limit (512 MB unless the option cache_limit_mb says
-    otherwise) by removing what was used longest ago.
+    Later processes load a compiled program from here: its kernels, and its
+    plan, which has no weights in it. The Python files that Program.code
+    writes are in source/ beside it. Clearing it loses nothing but time. The
+    folder is readable by you alone, and stays below a limit (512 MB unless
+    the option cache_limit_mb says otherwise): the least recently used
+    entries are removed.
 
     \b
     Examples:

@@ -37,7 +37,7 @@ from smelt.inspect.kernels import compiled_units, listing
 QUERIES = (
     "How do plants live on sunlight?",
     "What happens to my money when everything gets more expensive?",
-    "Tips for baking bread at home",
+    "Tips for baking your own bread",
 )
 _QUICK_BATCHES = 3
 _LARGEST_DIFFERENCE = 1e-3
@@ -66,19 +66,17 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the graphs, the report, the plot and the figures.")] = Path(
         "out/demo"
     ),
-    query: Annotated[
-        list[str] | None, typer.Option(help="What to search the corpus for; may be given several times.")
-    ] = None,
+    query: Annotated[list[str] | None, typer.Option(help="What to search the corpus for; may be repeated.")] = None,
     neighbours: Annotated[int, typer.Option(min=1, help="Sentences shown for each query.")] = 3,
     batch: Annotated[int, typer.Option(min=1, help="Sentences per batch.")] = 16,
-    tokens: Annotated[int, typer.Option(min=3, max=512, help="Tokens per sentence; longer ones are cut.")] = 32,
+    tokens: Annotated[int, typer.Option(min=3, max=512, help="Tokens per sentence; longer ones are truncated.")] = 32,
     rounds: Annotated[int, typer.Option(min=1, help="How often the whole corpus is embedded.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads for both. Default: as PyTorch finds.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Three batches, one round, no fresh processes: a check, no measurement.")
     ] = False,
 ) -> None:
-    """Embed a corpus with a real model, as it is and compiled, and compare the two.
+    """Embed a corpus with a real model, eager and compiled, and compare the two.
 
     The model is all-MiniLM-L6-v2 with its trained weights, which come in a
     Python package: nothing is downloaded when the demo runs. Each sentence
@@ -86,11 +84,11 @@ def demo(
     that point alike, so a search is a product of vectors.
 
     One table says how long the first result takes (the model loaded already,
-    compiling included, nothing kept from earlier runs), how long a batch
+    compiling included, empty caches), how long a batch
     takes, and how much memory a process needs that does only this. Eager and
-    compiled take turns on every batch, so a busy machine slows both: trust
-    the speed-up more than the milliseconds. Then both answer the same
-    queries; should they ever find other sentences, the exit code is 1.
+    compiled alternate on every batch, so a busy machine slows both: trust
+    the speed-up more than the milliseconds. Then both search for the same queries; should they ever find other
+    sentences, the exit code is 1.
 
     \b
     Files in --out:
@@ -134,7 +132,7 @@ def demo(
 
 
 def run_demo(settings: Settings, out: Path, cache_dir: str) -> Outcome:
-    """Measure, show, write the files. `cache_dir`, empty at first, is where machine code is kept meanwhile.
+    """Measure, show, write the files. `cache_dir`, empty at first, caches machine code meanwhile.
 
     Raises: VerifyError (S0503) if the compiled model's embeddings or neighbours differ from eager's, after all of it
         is shown and written.
@@ -150,7 +148,7 @@ def run_demo(settings: Settings, out: Path, cache_dir: str) -> Outcome:
         compiled, starts = _start(
             settings, model, batches[0], cache_dir, lambda text: bar.update(task, description=text)
         )
-        bar.update(task, description="eager and compiled in turns", total=settings.rounds * len(batches))
+        bar.update(task, description="eager and compiled, interleaved", total=settings.rounds * len(batches))
         pair = measure_pair(model, compiled, batches, settings.rounds, lambda: bar.advance(task))
         query_batches = make_batches(tokenizer, settings.queries, settings.shape)
         answers = search(settings.queries, query_batches, model, compiled, pair, settings.neighbours)

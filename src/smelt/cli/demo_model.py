@@ -108,7 +108,7 @@ def load_model(folder: Path) -> tuple[Embedder, Any]:
 
 
 def make_batches(tokenizer: Any, sentences: Sequence[str], shape: BatchShape) -> list[Batch]:
-    """Sentences in batches of one shape; longer sentences are cut, the last batch is filled up with empty rows."""
+    """Sentences in batches of one shape; longer ones are truncated, the last batch is filled up with empty rows."""
     batches = []
     for start in range(0, len(sentences), shape.rows):
         part = list(sentences[start : start + shape.rows])
@@ -124,7 +124,7 @@ def join(batches: Iterable[Batch], results: Iterable[Tensor]) -> Tensor:
 
 
 def find_corpus(given: Path | None) -> Path:
-    """The file of sentences: the one given, else examples/sentences.txt of the repository or of the installation.
+    """The file of sentences: the argument, else examples/sentences.txt of the repository or of the installation.
 
     Raises: SmeltError (S0501) if there is none.
     """

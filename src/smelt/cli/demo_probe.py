@@ -22,7 +22,7 @@ from smelt.cli.demo_model import BatchShape, load_model, make_batches, read_corp
 from smelt.diag import SmeltError
 
 System = Literal["eager", "smelt"]
-_CHILD = "from smelt.cli.demo_probe import answer; answer()"
+_CHILD = "from smelt.cli.demo_probe import child; child()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,6 @@ def _peak_by_rusage() -> float | None:
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
 
-def answer() -> None:
+def child() -> None:
     """The child's side: the request is the first argument, the reading its last line of output."""
     print(json.dumps(asdict(read(Request(**json.loads(sys.argv[1]))))))

@@ -32,7 +32,7 @@ def docs(
       smelt docs sizes
           what Smelt does with sizes that change
       smelt docs tutorial --plain | less
-          the text as it was written
+          the file's own text
       smelt docs --path
           the folder with all of them
     """

@@ -46,8 +46,8 @@ def show(
 ) -> None:
     """Print a program's graph: every operation with its type and source line.
 
-    Places stand once before the lines that share them: the module, the line,
-    and, where that is in a library, your own line that led to it.
+    The module and the source line come once before the lines that share
+    them, and, for a line in a library, your own line that led to it.
 
     A target names a factory, a function without arguments that returns the
     program and what to call it with. In model.py:
@@ -66,7 +66,7 @@ def show(
       smelt show model.py:mlp --no-where --width 100
           without source lines, broken to fit
       smelt show model.py:mlp --full > graph.txt
-          all that smelt.parse reads back, places included
+          all that smelt.parse reads back, source lines included
       smelt show my_package.model:mlp --code > captured.py
           as Python that imports only torch
       smelt show model.py:mlp --kernels
@@ -131,7 +131,8 @@ def explain(
     profile: Annotated[bool, typer.Option("--profile", help="Measure each kernel of 20 calls.")] = False,
     roofline: Annotated[Path | None, typer.Option(help="Plot the kernels below the machine's ceilings.")] = None,
     timed: Annotated[
-        bool, typer.Option("--time/--no-time", help="Also call it in turns with eager, for at most a few seconds.")
+        bool,
+        typer.Option("--time/--no-time", help="Also time it against eager, interleaved, for at most a few seconds."),
     ] = True,
     width: Annotated[int | None, typer.Option(min=40, help="Characters of a line. Default: the terminal's.")] = None,
 ) -> None:

@@ -29,7 +29,7 @@ _REDRAWN_S = 0.2
 
 def run(
     target: Annotated[str, typer.Argument(help=HELP, show_default=False)],
-    repeats: Annotated[int, typer.Option(min=1, help="Calls of each, eager and compiled in turns.")] = 20,
+    repeats: Annotated[int, typer.Option(min=1, help="Calls of each, eager and compiled interleaved.")] = 20,
     strict: Annotated[bool, typer.Option("--strict", help="A fallback is an error, not a warning.")] = False,
     tolerance: Annotated[float, typer.Option(min=0, help="Largest relative difference that is let pass.")] = 1e-3,
 ) -> None:
@@ -64,7 +64,7 @@ def run(
         first_s = time.perf_counter() - start
         before.restore()
         again = _copies(compiled())  # the first answer is that of the run that was recorded
-        bar.update(task, description="eager and compiled in turns", advance=1, refresh=True)
+        bar.update(task, description="eager and compiled, interleaved", advance=1, refresh=True)
         times = race(loaded, compiled, repeats, _BUDGET_S, _steps(lambda: bar.update(task, advance=1), bar.refresh))
         report = smelt.explain(function).timed(times, _share(function, loaded))
     difference = max((_difference(expected, answer) for answer in (found, again)), key=_nan_last)

@@ -26,7 +26,7 @@ _COUNTING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 @contextmanager
 def in_users_program(target: Target) -> Iterator[None]:
-    """Within it the program runs as it is: what it raises says so, and on which arguments."""
+    """Within it the user's program runs: an error says so, and on which arguments."""
     try:
         yield
     except SmeltError:
@@ -46,7 +46,7 @@ def load_program(text: str) -> Target:
 
 
 def check_devices(target: Target) -> None:
-    """Raises: SmeltError (S0504) where parameters or arguments hold no numbers, or lie on another device."""
+    """Raises: SmeltError (S0504) if parameters or arguments have no data, or are on another device."""
     held: list[tuple[str, Tensor]] = []
     if isinstance(target.function, nn.Module):
         held += [*target.function.named_parameters(), *target.function.named_buffers()]
@@ -63,7 +63,7 @@ def check_devices(target: Target) -> None:
         why = "Smelt compiles for the CPU"
         fix = 'move the model and its arguments to the CPU: model.to("cpu")'
     raise SmeltError(
-        f"{target.name}: {name}{more} of {_name(target.function)} lie{'s' * (not more)} on the device {device}",
+        f"{target.name}: {name}{more} of {_name(target.function)} {'are' if more else 'is'} on the device {device}",
         why=why, fix=fix, code="S0504",
     )  # fmt: skip
 

@@ -43,7 +43,7 @@ def _difference(expected: torch.Tensor, found: torch.Tensor) -> str | None:
     if not torch.equal(finite, torch.isfinite(right)) or not torch.equal(
         torch.nan_to_num(left[~finite], 1.5), torch.nan_to_num(right[~finite], 1.5)
     ):
-        return "has NaN or infinity at other places"
+        return "has NaN or infinity in other elements"
     if not bool(finite.any()):
         return None
     scale = left[finite].abs().max().item()

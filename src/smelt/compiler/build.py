@@ -75,7 +75,7 @@ def _unit(
                 break
         last = perf_counter() if unit is None else last
         if unit is None and asks:
-            unit, why_paths = attempts.of(("all ways", begun_as), stage)
+            unit, why_paths = attempts.of(("merged graph", begun_as), stage)
         elif unit is None:
             looped = with_long_loops(captured, fn.log)
             if looped is not None:
@@ -88,7 +88,7 @@ def _unit(
         unit = Unit.of(captured, options)
     lost_ms = round((last - began) * 1000, 3)
     if lost_ms >= 1:
-        unit.stages_ms = {"staged runs that came to no graph": lost_ms, **unit.stages_ms}
+        unit.stages_ms = {"staging that came to no graph": lost_ms, **unit.stages_ms}
     unit.why_paths, unit.why_fixed, unit.background = why_paths, why_fixed, fn.background
     return unit
 

@@ -247,17 +247,18 @@ def make_compile(
         disable: bool = False,
         options: Mapping[str, Any] | Options | None = None,
     ) -> Any:
-        """Run `f` as one native program for each kind of call, with the answers that `f` itself gives.
+        """Run `f` as one native program for each kind of call, with the results of `f` itself.
 
         f: a function or an nn.Module; left out, a decorator is returned. fullgraph: a call that cannot be compiled
-        whole is an error. dynamic: None compiles for the sizes and numbers of the first call, and leaves those free
-        that change in later ones; True leaves all free from the first call, False none. dynamic_shapes: those that are
-        free whatever `dynamic` says, by parameter: {"x": {0: "B"}}, as torch.export spells it; names or `smelt.Dim`s.
-        background: answer with the original while an entry is being compiled. mode: one of torch.compile's ("default",
+        whole is an error. dynamic: None compiles for the sizes and numbers of the first call, and makes those dynamic
+        that change in later ones; True makes all dynamic from the first call, False none.
+        dynamic_shapes: those that are dynamic
+        whatever `dynamic` says, by parameter: {"x": {0: "B"}}, as torch.export spells it; names or `smelt.Dim`s.
+        background: run the original while an entry is being compiled. mode: one of torch.compile's ("default",
         "reduce-overhead", "max-autotune", ...): all give the same program, measured kernels and one native call.
-        backend: "smelt"; others are torch.compile's. disable: `f` itself comes back. options: see `Options`; they come
-        before what a mode says. The first call with a new kind of argument runs natively and is recorded; that run's
-        answer is the call's answer.
+        backend: "smelt"; others are torch.compile's. disable: return `f` itself. options: see `Options`; they override
+            a mode. The first call with a new kind of argument runs natively and is recorded; its result is that of the
+            run.
         Raises: SmeltError (S0301) for a wrong option, (S0106) if `f` cannot be called, (S0304) for dynamic_shapes that
             name no parameter.
         """

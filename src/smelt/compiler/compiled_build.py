@@ -63,14 +63,14 @@ _RECORDED_ELSEWHERE = "another thread is recording a program"
 AGAIN = object()
 """In the place of an answer: the table is to be asked once more."""
 RAISED = "the last recorded run of it raised"
-BEGAN_WITHOUT = "a call that began before its state was known is under way"
+BEGAN_WITHOUT = "a call that began before its state was known is still running"
 _MOST_UNRECORDED = 64  # calls that run as they are after a recorded run that raised
 GRADIENT_LIMIT = (
     3  # kinds of calls that needed gradients, after which others are not recorded while something needs them
 )
 EFFECT_ATTEMPTS = 2  # a first run often fills caches: only a program that does it again is given up
 
-_HOW = ("runs as it is, not compiled", "is compiled in pieces, not as one graph")
+_HOW = ("falls back to eager", "is compiled as partitions, not as one graph")
 
 
 class _Building(threading.local):
@@ -125,7 +125,7 @@ class Builds:
             if self._is_in_training:
                 return self._look_at_training(what, args, kwargs)
         if not missed and self.splits is not None and self._is_split_for_all:
-            self._original.count("it is in pieces for all further kinds of calls")
+            self._original.count("all further kinds of calls run its partitions")
             return self.splits.run(*args, **without_state(kwargs))
         if not _by_data(missed) and self._guarded >= STORM_LIMIT and self.state is None:
             return self._original.run("too many different calls were compiled already", args, kwargs)
@@ -456,7 +456,7 @@ class Builds:
 
     def _give_up_paths(self, row: Row, why: str, log: ReadLog, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if row.paths is not None and row.paths.why_many:
-            why = f"{why}; one graph does not hold all ways: {row.paths.why_many}"
+            why = f"{why}; one graph cannot hold all paths: {row.paths.why_many}"
         if self._original.is_whole:
             self._original.refuse(why)
         self._table.rows = tuple(other for other in self._table.rows if other.paths is not row.paths)
@@ -582,7 +582,7 @@ class Builds:
                 if self._original.is_whole:
                     row.is_ready = True
                     self._original.fail(error)
-                self._original.warn(row.reason, f"{self._name} runs as it is, not compiled: {row.reason}")
+                self._original.warn(row.reason, f"{self._name} falls back to eager: {row.reason}")
         if row.entry is not None and row.paths is None and row.entry.goes_through_python:
             row.worth = None if self._original.is_whole else Worth()
         row.is_ready = True

@@ -30,7 +30,7 @@ from smelt.diag import Miss, SmeltError
 from smelt.runtime.entry import Counters
 
 DISPATCHER = SLOT  # of compiled objects
-LOST: Final = "compiled, it took longer than as it is"
+LOST: Final = "the compiled program was slower than eager"
 RESTING = 31  # calls that run as they are after one that is lost, without a look at the guards
 
 
@@ -119,7 +119,7 @@ class Dispatcher:
                     return state.run(self, args, dict(kwargs))
                 reason, is_fault = BEGAN_WITHOUT, False
             except StateGone:
-                reason, is_fault = "a place of its state holds nothing", True
+                reason, is_fault = "a part of its state is unset", True
             self._stats.count_call()
             return self._original.run(reason, args, kwargs, is_fault)
 
@@ -318,7 +318,7 @@ class Dispatcher:
         if error.code == "S0404" and row.entry is not None and row.entry.forms:
             return result  # another number fits
         if row.bears_failure():
-            self._original.warn(reason, f"a call of {self.name} ran as it is: {reason}")
+            self._original.warn(reason, f"a call of {self.name} fell back to eager: {reason}")
         else:
             self._give_up(row, reason)
         return result
@@ -326,7 +326,7 @@ class Dispatcher:
     def _give_up(self, row: Row, reason: str) -> None:
         row.entry, row.reason = None, reason
         self._table.withdraw(row)
-        self._original.warn(f"for good: {reason}", f"{self.name} runs as it is from now on: {reason}")
+        self._original.warn(f"for good: {reason}", f"{self.name} falls back to eager from now on: {reason}")
 
     def _record_paths(self, row: Row, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer of a call in which the graph of all ways failed: recorded, as a path of those that replace it."""

@@ -17,7 +17,7 @@ from smelt.diag.logs import tell
 
 _GRAD_REMEDY = "call it under torch.no_grad() or torch.inference_mode()"
 _GRAD_ADVICE = (
-    "{name} runs as it is, not compiled: gradients are needed ({what} requires grad, and so does what it gives). "
+    "{name} falls back to eager: gradients are needed ({what} requires grad, and so does its result). "
     "Call it under torch.no_grad() or torch.inference_mode() to run the compiled program."
 )
 
@@ -66,7 +66,7 @@ class Original:
         raise CaptureError(
             f"{self.name} was not compiled: {reason}",
             where,
-            why=f"{which} turns every fallback into an error",
+            why=f"{which} makes every fallback an error",
             fix=f"{remedy}, or leave out {which}",
             code="S0302",
         ) from cause

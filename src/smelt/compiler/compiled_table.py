@@ -127,7 +127,7 @@ class Table:
             self._original.warn(
                 "storm",
                 f"{self._original.name} is compiled again and again: "
-                f"{self._storming() or 'its arguments differ at each call'}. At most {ENTRY_LIMIT} entries are kept; "
+                f"{self._storming() or 'its arguments differ at each call'}. At most {ENTRY_LIMIT} entries are cached; "
                 f"after {STORM_LIMIT} the original runs instead.",
             )
         kept = set(kinds[:ENTRY_LIMIT])
@@ -138,7 +138,7 @@ class Table:
         """Log what has become of a build (SMELT_LOGS)."""
         name = f"{self._original.name}, entry {row.number}"
         if row.entry is None:
-            how = "runs as it is" if row.split is None else "runs in pieces"
+            how = "falls back to eager" if row.split is None else "runs as partitions"
             tell("breaks", f"{name} {how}: {row.reason}")
         elif row.cause:
             tell("recompiles", f"{name}, made in {row.build_s * 1e3:.0f} ms: {row.cause}")

@@ -365,7 +365,7 @@ _MOST_SHOWN = 4  # compiled entries that have a line each in the text of counts;
 
 @dataclass(slots=True)
 class Stats:
-    """Counts since the object was made. misses: text of the guard that failed -> times; fallbacks: reason -> times.
+    """Counts since the object was made. guard_failures: the guard that failed -> times; fallbacks: reason -> times.
 
     refused: sizes and numbers that were to be free and could not, by place -> why. rows: the entries, those that were
     used last in front; printed are their numbers, and the calls that each served.
@@ -374,7 +374,7 @@ class Stats:
     calls: int = 0
     builds: int = 0
     evictions: int = 0
-    misses: dict[str, int] = field(default_factory=dict)
+    guard_failures: dict[str, int] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
@@ -397,12 +397,12 @@ class Stats:
     def count_miss(self, text: str) -> None:
         """Count a guard that failed."""
         with _COUNTING:
-            self.misses[text] = self.misses.get(text, 0) + 1
+            self.guard_failures[text] = self.guard_failures.get(text, 0) + 1
 
     def now(self, **more: Any) -> Stats:
         """The counts at this moment, some of them others."""
         with _COUNTING:
-            copied = replace(self, misses=dict(self.misses), fallbacks=dict(self.fallbacks))
+            copied = replace(self, guard_failures=dict(self.guard_failures), fallbacks=dict(self.fallbacks))
         return replace(copied, **more)
 
     @property
@@ -414,7 +414,7 @@ class Stats:
         lines = [f"{self.calls} calls, {self.builds} builds, {self.evictions} evictions"]
         lines += [f"fell back {count} times: {why}" for why, count in self.fallbacks.items()]
         lines += [f"not free: {place}: {why}" for place, why in self.refused.items()]
-        lines += [f"missed {count} times: {why}" for why, count in joined_misses(self.misses).items()]
+        lines += [f"guard failure, {count} times: {why}" for why, count in joined_misses(self.guard_failures).items()]
         compiled = [row for row in self.entries if row.entry is not None]
         many = compiled if len(compiled) > _MOST_SHOWN else []
         for row in self.entries:
@@ -436,7 +436,7 @@ class Stats:
             "calls": self.calls,
             "builds": self.builds,
             "evictions": self.evictions,
-            "misses": dict(self.misses),
+            "guard_failures": dict(self.guard_failures),
             "fallbacks": dict(self.fallbacks),
             "refused": dict(self.refused),
             "entries": [

@@ -189,7 +189,7 @@ def _parts(entry: Any, value: Any, place: str, shown: str) -> Iterator[tuple[Any
             raise bad_shapes(
                 f"dynamic_shapes has {len(entry)} entries for {shown}",
                 f"it holds {len(parts)}",
-                "give one for each, None for those that stay as they are",
+                "give one for each, None for those that stay fixed",
             )
         yield from ((inner, part, f"[{key!r}]") for inner, (key, part) in zip(entry, parts.items(), strict=True))
     else:

@@ -97,5 +97,5 @@ def _guard_places(signature: Signature) -> Iterator[tuple[int, str]]:
 
 def _shown(dim: Dim) -> int | str:
     if isinstance(dim, UnknownDim):
-        raise InternalError("an input has a size that no symbol stands for")
+        raise InternalError("an input has a size that no symbol represents")
     return dim if isinstance(dim, int) else str(dim)

@@ -55,14 +55,14 @@ def move_parameters(module: torch.nn.Module, folder: str) -> Moved:
     if not chosen and any(p.data_ptr() in _mappings for p in parameters):
         return Moved()  # by an earlier capture
     if not chosen:
-        return Moved(why_not="no parameter is large, dense and held by the module alone")
+        return Moved(why_not="no parameter is large, dense and referenced by the module alone")
     if not hasattr(mmap, "MAP_PRIVATE") or not hasattr(mmap.mmap, "madvise"):
         return Moved(why_not="this system cannot take single pages of a mapped file back")
     where = Path(folder or tempfile.gettempdir())
     try:
         where.mkdir(parents=True, exist_ok=True, mode=0o700)
         if _lies_in_memory(where):
-            return Moved(why_not=f"{where} lies in memory itself: choose another cache_dir")
+            return Moved(why_not=f"{where} is itself in memory: choose another cache_dir")
         mapped = _mapped(chosen, where)
     except OSError as error:
         return Moved(why_not=f"the parameters cannot be written to {where}: {error.strerror or error}")

@@ -77,7 +77,7 @@ def other_path(miss: Miss, path: Sequence[Outcome]) -> CaptureError:
     return CaptureError(
         f"{what} was {_short(value)} when the program was captured, and is {now} now",
         miss.where,
-        why="the program holds only for the way that the recorded run took",
+        why="the program holds only for the path of the recorded run",
         fix="capture it for these arguments, or use smelt.compile, which keeps a path for each outcome",
         code="S0102" if is_size else "S0101",
     )
@@ -236,11 +236,11 @@ class Paths:
     def why_hopeless(self, hits: int) -> str:
         """Why the original is faster than path after path, given how often those kept fitted; empty if it may pay."""
         if self.evicted >= PATIENCE:
-            return f"more ways lead through it than are kept ({PATH_LIMIT}): {self.storming()}"
+            return f"it has more paths than are cached ({PATH_LIMIT}): {self.storming()}"
         if self.recorded >= PATIENCE and hits + self.past_hits < 2 * self.recorded:
             if 2 * self.contradicted > self.recorded:
                 return f"compiled, it does not come to the values that Python reads: {self.storming()}"
-            return f"its way differs at nearly each call: {self.storming()}"
+            return f"its path differs at nearly each call: {self.storming()}"
         return ""
 
     def storming(self) -> str:

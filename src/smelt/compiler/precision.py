@@ -47,7 +47,7 @@ def why_not_repeatable(graph: Graph) -> str:
         if node.op == "write" or found.writes:
             return "the program writes to its inputs or its state"
         if not found.is_reproducible:
-            return f"{node.op} gives another answer at each call"
+            return f"{node.op} gives another result at each call"
     return ""
 
 

@@ -77,11 +77,11 @@ class Program(torch.nn.Module):
     graph: the functional graph, whole operations as the program called them. code: the same as Python that runs.
     graph_for(*args): the optimized graph that runs for these arguments.
 
-    A call runs natively, or operation by operation where gradients are needed, with the same answer. The program holds
-    for the captured sizes and Python arguments, where these were not left free (`dynamic_shapes`), and raises for
-    others. For other dtypes or strides, arguments that were different tensors and are one, other `training` flags,
-    autocast or default dtype, parameters or modules that were moved or replaced, or other hooks on these, it is
-    captured anew from its source (at most `CAPTURE_LIMIT` captures are kept).
+    A call runs natively, or operation by operation where gradients are needed, with the same result. The program holds
+    for the captured sizes and Python arguments, unless these are dynamic (`dynamic_shapes`), and raises for others. For
+    other dtypes or strides, arguments that were different tensors and are one, other `training` flags, autocast or
+    default dtype, parameters or modules that were moved or replaced, or other hooks on these, it is captured anew from
+    its source (it caches at most `CAPTURE_LIMIT` captures).
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Program(torch.nn.Module):
         return graph_module(self.unit)
 
     def bisect(self, /, *args: Any, **kwargs: Any) -> Culprit | None:
-        """The first pass that changes the answer for these arguments, with the difference; None if none does.
+        """The first pass that changes the result for these arguments, with the difference; None if none does.
 
         The graph is evaluated operation by operation on copies after each pass; only rounding may differ, and that only
         after passes that are known to round. Raises: CaptureError (S0107) if the arguments do not fit.
@@ -153,7 +153,7 @@ class Program(torch.nn.Module):
         return f"Program[{self.unit.captured.name}]"
 
     def extra_repr(self) -> str:
-        """How it is to be called, where that is not by place alone."""
+        """The signature of a call, unless all arguments are positional."""
         signature = self.unit.signature
         return f"called with {signature.spelling}" if signature.kwargs.keys else ""
 
@@ -167,10 +167,10 @@ class Program(torch.nn.Module):
         return super().__call__(*args, **(renamed(kwargs, "self", SELF) if "self" in kwargs else kwargs))
 
     def forward(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The program's answer.
+        """The program's result.
 
-        Raises: CaptureError (S0107) where the arguments do not fit the capture; (S0101, S0102) where the program holds
-            for the recorded way only, and these take another: then nothing has happened.
+        Raises: CaptureError (S0107) if the arguments do not fit the capture; (S0101, S0102) if the program holds for
+            the recorded path only, and these lead to another: then nothing has happened.
         """
         if SELF in kwargs:
             kwargs = renamed(kwargs, SELF, "self")
@@ -363,7 +363,7 @@ class Program(torch.nn.Module):
             del self._held[id(unit)]  # written while it was packed: packed again at the next call
 
     def hold_more(self, unit_id: int) -> bool:
-        """A further plan of a unit has more of the state baked in; whether what was held before is unchanged."""
+        """A further plan of a unit has more of the state baked in; whether the state baked in before is unchanged."""
         unit = next((unit for unit in self.units if id(unit) == unit_id), None)
         held = self._held.get(unit_id)
         if unit is None or held is None:

@@ -38,8 +38,8 @@ def script(
 
     example_inputs: the arguments of a call (a tuple, or one tensor), or a list of such tuples: they give types, and
         sizes that all of them share. Else types come from annotations (`smelt.f32["B", 768]`), defaults and use.
-    Raises: CaptureError: S0109 for what cannot be scripted, with the line; S0106 for a parameter of which nothing can
-        be told; S0110 for an error of types that no run could avoid.
+    Raises: CaptureError: S0109 for what cannot be scripted, with the line; S0106 for a parameter of unknown type; S0110
+        for an error of types that no run could avoid.
     """
     chosen = Options.make(options)
     check_options(chosen)
@@ -56,7 +56,7 @@ def script(
     if scripted.raises:
         left_out = " and ".join(scripted.parameters.left_out)
         which = f"{scripted.captured.name} without {left_out}" if left_out else scripted.captured.name
-        now = ", with its state as it stands" if scripted.changes_state else ""
+        now = ", with its current state" if scripted.changes_state else ""
         text = f"every run of {which} ends here{now}: {scripted.raises}"
         if scripted.raised_at is None:
             warnings.warn(text, SmeltWarning, stacklevel=2)

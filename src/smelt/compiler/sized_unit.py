@@ -164,7 +164,7 @@ class SizedUnit(Unit):
         if broken is not None or not self.facts.holds(values):
             at = ", ".join(f"{name} = {value}" for name, value in values.items())
             why = "other sizes" if broken is None else f"{broken} ({broken.span})" if broken.span else str(broken)
-            raise _outside(f"this way through {self.graph.name} is for {why}, and here {at}")
+            raise _outside(f"this path through {self.graph.name} is for {why}, and here {at}")
 
     def steps(self, type_: TensorType, inputs: Sequence[Any]) -> tuple[int | None, ...]:
         """The strides that a tensor of this type has where these are the inputs."""
@@ -338,7 +338,7 @@ class SizedUnit(Unit):
             return None
         ranges = {name: found for name in self.names if (found := self.facts.symbols[name].range) is not None}
         if len(ranges) < len(self.names):
-            self.why_alone = "a float decides where a view lies"
+            self.why_alone = "a float decides where in memory a view begins"
             return None
         hints = dict(zip(self.names, sizes, strict=True))
         start = perf_counter()

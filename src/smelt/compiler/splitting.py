@@ -229,7 +229,7 @@ class Splits:
         try:
             if isinstance(fn, torch.nn.Module):
                 if call_with_forward() is None or fn._compiled_call_impl is not None:
-                    raise Unsplit("its call cannot be taken apart")
+                    raise Unsplit("its call cannot be split")
                 inner = self._node_of(fn.forward)
                 if inner is None:
                     raise Unsplit("its forward is not the user's")

@@ -29,11 +29,11 @@ def break_rows(program: SplitProgram | None) -> list[dict[str, Any]]:
     ]
     count = len(program.running())
     if program.is_idle:
-        return [{"why": "nothing between the breaks pays to be compiled: the program runs as it is"}, *rows]
+        return [{"why": "compiling the code between the breaks would not pay: the program falls back to eager"}, *rows]
     if program.worth.is_lost:
-        return [{"why": "in pieces it took longer than as it is: the program runs as it is"}, *rows]
+        return [{"why": "split execution was slower than eager: the program falls back to eager"}, *rows]
     kept = sum(split.lines_kept for split in program.split_functions)
-    text = f"{count} piece{'s' * (count != 1)} of {len(program.split_functions)} functions run compiled"
+    text = f"{count} partition{'s' * (count != 1)} of {len(program.split_functions)} functions run compiled"
     share = program.share
     if share is not None:
         text += f", {share:.0%} of the time of the fastest call that was measured"

@@ -34,7 +34,7 @@ from smelt.diag import CaptureError, Options, SmeltError
 from smelt.runtime.guard_facts import FactTest
 
 # Where the staged run's own look at the heap does not find them.
-_logs: ContextVar[list[ReadLog]] = ContextVar("smelt staged reads")
+_logs: ContextVar[list[ReadLog]] = ContextVar("smelt staging reads")
 
 
 def staged_unit(
@@ -72,9 +72,9 @@ def staged_unit(
     if odd and staged.sizes is not None:
         staged = replace(staged, sizes=replace(staged.sizes, reads_strides=bool(asked)))
     if odd and needs_strides(staged, odd):
-        return None, "what it gives lies as the strides of a size of 1 say"
+        return None, "the layout of a result depends on the strides of a size-1 dimension"
     if has_history_on_other_ways(staged, args, kwargs):
-        return None, "a result has gradients on some of its ways, or may have"
+        return None, "a result has gradients on some of its paths, or may have"
     acts = [effect for more in found for effect in more.effects if not _is_by_shadows(effect)]
     if acts:
         return None, ReadLog(effects=acts[:1]).why_not()
@@ -86,7 +86,7 @@ def staged_unit(
         unit = unit_of(staged, options)
         if is_wide and not _is_for(unit.captured, args, kwargs):
             return None, "what its passes rely on does not hold for this call"
-        unit.stages_ms["staged run"] = round((perf_counter() - start) * 1000, 3)
+        unit.stages_ms["staging run"] = round((perf_counter() - start) * 1000, 3)
         unit.finish()
     except SmeltError as error:
         return None, error.what

@@ -42,7 +42,7 @@ _MOST_AXES = 3
 
 
 # Where the staged run, which puts back what it changes, does not find them.
-_asked: ContextVar[list[str]] = ContextVar("smelt strides asked for")
+_asked: ContextVar[list[str]] = ContextVar("smelt strides read")
 
 
 @contextmanager

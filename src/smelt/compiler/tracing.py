@@ -55,15 +55,15 @@ def trace(
 
     f: a function or an nn.Module. args: a tuple, or one tensor. The run's effects (buffers, random numbers, in-place
     writes) happen once, as in one eager call.
-    dynamic_shapes: sizes and numbers that stay free, by parameter: {"x": {0: "B"}}, as torch.export spells it; the
+    dynamic_shapes: sizes and numbers that are dynamic, by parameter: {"x": {0: "B"}}, as torch.export spells it; the
     program then runs at all that its graph holds for. names, or `smelt.Dim`s with bounds.
     check: evaluate the graph on copies of the same inputs and state, and compare with what the run returned.
     check_inputs: more arguments (tuples, or single tensors) to compare with eager, on copies; `f` runs once for each,
-    and buffers and random state are put back afterwards.
-    Where data decide the program's way, the graph has branches and loops. Where that cannot be, it holds for the way
-    that was recorded, with a warning at each line that asks; other outcomes raise when it is called.
-    Raises: CaptureError: S0101 and S0102 where what Python reads of data cannot be compared, or in strict mode, at that
-        line; S0103 and S0104 where something cannot be recorded; S0105 where the graph disagrees with eager; S0106 for
+    and buffers and random state are restored afterwards. Data-dependent control flow becomes branches and loops of the
+    graph. If that is impossible, the graph holds for the recorded path, with a warning at each line that reads data;
+    other outcomes raise when it is called.
+    Raises: CaptureError: S0101 and S0102 where Python reads data that cannot be compared, or in strict mode, at that
+        line; S0103 and S0104 where something cannot be recorded; S0105 where the graph differs from eager; S0106 for
         arguments that cannot be captured; S0111 where the program fixes what `dynamic_shapes` names. SmeltError (S0304)
         for dynamic_shapes that do not fit, before anything runs. Whatever `f` raises.
     """
@@ -110,7 +110,7 @@ def trace(
         if any(what.startswith(MODES_ASKED) for what in asked.values()):
             captured = replace(captured, asks_modes=True)
         for where, what in (*captured.flags.items(), *asked.items()):
-            _warn_at(f"the program traced from {captured.name} holds for one way: {what}", where, stacklevel=3)
+            _warn_at(f"the program traced from {captured.name} holds for one path: {what}", where, stacklevel=3)
         results = captured.result_tensors
         asks = bool(captured.conversions) or observed.acts or (observed.log is not None and observed.log.warned)
         program = None
@@ -192,7 +192,7 @@ def _with_free_sizes(
 def _warn_of_bakes(captured: Captured) -> None:
     """One warning for each line that read data, at that line: the program holds for what it read there."""
     for where, what in lines_of(outcomes(captured)):
-        text = f"the program traced from {captured.name} holds for one way: {what}. smelt.compile keeps one for each"
+        text = f"the program traced from {captured.name} holds for one path: {what}. smelt.compile keeps one for each"
         _warn_at(text, where, stacklevel=4)
 
 

@@ -383,7 +383,7 @@ class Unit:
         if len(inputs) != len(wanted):
             names = ", ".join(f"{value.name} ({value.type})" for value in wanted) or "none"
             raise CaptureError(
-                f"{len(inputs)} inputs are given, and the graph takes {len(wanted)}: {names}",
+                f"{len(inputs)} inputs are passed, and the graph takes {len(wanted)}: {names}",
                 why="its inputs are the tensors and free numbers of the arguments; all else is part of it",
                 fix="give these, or call the program, which takes the arguments themselves",
                 code="S0107",
@@ -410,7 +410,7 @@ class Unit:
             steps = contiguous_strides(given.shape) if type_.strides is None else self.steps(type_, inputs)
             if any(b not in (None, a) and n != 1 for n, a, b in zip(given.shape, given.stride(), steps, strict=True)):
                 has = f"{place} has strides {list(given.stride())}"
-                raise _other(has, type_, "tensors that lie in memory as they did there")
+                raise _other(has, type_, "tensors with the memory layout of the capture")
         self.check_apart(inputs)
 
     def steps(self, type_: TensorType, inputs: Sequence[Any]) -> tuple[int | None, ...]:
@@ -422,7 +422,7 @@ class Unit:
         written = {n.args[0].name for n in self.graph.walk() if n.op == "write" and isinstance(n.args[0], Value)}
         if written and written & (entangled(self.graph, inputs, self.lookup) - self.captured.entangled):
             raise CaptureError(
-                "the graph is of other arguments: tensors that share memory are given, and one is written",
+                "the graph is of other arguments: here tensors share memory, and the program writes to one",
                 why="the graph has writes where they end, which is right for tensors apart",
                 fix="call the program itself, which takes any arguments",
                 code="S0107",
@@ -578,7 +578,7 @@ def machine_code(options: Options) -> bytes | None:
             raise
         warnings.warn(
             f"native code cannot be made here ({type(error).__name__}: {error}); plans run in Python, with the same "
-            "answers",
+            "results",
             SmeltWarning,
             stacklevel=2,
         )

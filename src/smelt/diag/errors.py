@@ -48,26 +48,26 @@ CATALOGUE: tuple[Code, ...] = (
     Code("S0404", "a number of a native run is beyond 64 bits"),
     Code("S0501", "something that a command needs is not there"),
     Code("S0502", "a process that measures failed"),
-    Code("S0503", "the compiled program answers differently than eager"),
-    Code("S0504", "the program that a command was given cannot be loaded or run"),
+    Code("S0503", "the compiled program gives other results than eager"),
+    Code("S0504", "the program named to a command cannot be loaded or run"),
     Code("S0601", "a schedule's module has no such path"),
     Code("S0602", "a pattern cannot be read"),
     Code("S0603", "a pattern has nothing to look for"),
-    Code("S0604", "a pattern can be laid over a program in too many ways"),
+    Code("S0604", "a pattern matches a program in too many combinations"),
     Code("S0605", "a schedule's module cannot be captured"),
     Code("S0606", "a primitive is not known, or there is one of its name"),
     Code("S0607", "a step cannot be applied to what was selected"),
     Code("S0608", "a replacement does not fit"),
-    Code("S0609", "matches cannot be taken together, or out of their place"),
-    Code("S0610", "a hook lies inside the region of a step"),
+    Code("S0609", "matches overlap or cannot be moved past side effects"),
+    Code("S0610", "a hook is inside the region of a step"),
     Code("S0611", "a schedule cannot be written as text, or read from it"),
     Code("S0612", "a module cannot be copied"),
     Code("S0613", "the steps of a schedule do not fit a call"),
-    Code("S0614", "a kernel, or a loop of it, cannot take a step"),
-    Code("S0621", "a scheduled module answers differently than its model"),
+    Code("S0614", "a step cannot be applied to a kernel, or to a loop of it"),
+    Code("S0621", "a scheduled module gives other results than its model"),
     Code("S0622", "a model cannot be run to be compared"),
     Code("S0623", "a step makes a larger error than allowed"),
-    Code("S0631", "knobs of a schedule are asked for or tuned in a way that cannot be searched"),
+    Code("S0631", "the knobs of a schedule cannot be searched"),
     Code("S0632", "no choice of a schedule's knobs can be used"),
     Code("S0901", "a pass broke the graph"),
     Code("S0902", "an internal invariant does not hold"),
@@ -151,7 +151,7 @@ class Miss(Exception):
 
 
 class SmeltWarning(UserWarning):
-    """Something still works, but not the way the user may think (a fallback, a bake, a storm of recompiles)."""
+    """Something still works, but not as the user may think (a fallback, a bake, a storm of recompiles)."""
 
 
 def title(code: str) -> str:

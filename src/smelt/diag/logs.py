@@ -22,7 +22,7 @@ from smelt.diag.frames import user_level
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         "recompiles": "why a call was compiled anew: the guard that failed, the value before and now",
-        "breaks": "what runs in eager mode or in pieces, and why",
+        "breaks": "what runs in eager mode or as partitions, and why",
         "guards": "all that a compiled entry checks at each call, with the line that read it",
         "passes": "each pass that changed a graph, with its time and the nodes before and after",
         "kernels": "each kernel that was made: what it computes, its bytes and operations",

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A loop in blocks of `size` turns; the loop over the blocks goes around all loops that are there."""
+    """A loop in blocks of `size` iterations; the loop over the blocks goes around all loops that are there."""
 
     kernel: int
     loop: str
@@ -30,7 +30,7 @@ class Vectorize:
 
 @dataclass(frozen=True, slots=True)
 class Unroll:
-    """A loop's body `times` times in a row; along the vectorized loop so many vectors at once. None: all turns."""
+    """A loop's body `times` times in a row; along the vectorized loop so many vectors at once. None: all iterations."""
 
     kernel: int
     loop: str
@@ -39,11 +39,11 @@ class Unroll:
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """A loop spread over threads, `turns` of it as one piece of work: its tiles where it is tiled."""
+    """A loop spread over threads, `iterations` of it as one piece of work: its tiles where it is tiled."""
 
     kernel: int
     loop: str
-    turns: int | None = None
+    iterations: int | None = None
 
 
 LoopStep: TypeAlias = Tile | Vectorize | Unroll | Parallel

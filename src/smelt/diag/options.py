@@ -52,32 +52,32 @@ def _as_names(value: Any) -> Any:
 class Options:
     """How a program is compiled and run.
 
-    strict: every fallback (to the dispatcher's Python door, to eager) is an error instead of a counted warning.
+    strict: every fallback (to a call of Python, to eager) is an error instead of a counted warning.
     deterministic: choose kernels by the cost model instead of by measurement, so that two processes choose alike.
     numerics: "default" is the bound of docs/decisions (numerics); "fast" allows 3x eager's rms error; "eager-library"
-        keeps the library that eager itself uses for every product.
-    skip: names of passes that are left out (bisecting, debugging).
-    enable: names of passes that run only when asked for.
+        uses the library that eager itself uses for every product.
+    skip: names of passes to omit (bisecting, debugging).
+    enable: names of optional passes to run.
     stop_after: run only the first N passes (None: all).
     dump: directory into which the graph is written after each pass ("" for no dump).
     verify: run the graph verifier after every pass.
-    cache_dir, cache_limit_mb: where machine code is kept, and how much of it; "" keeps nothing on disk. Where it is not
-        given, `SMELT_CACHE_DIR` says it, else it is smelt's folder in the user's cache (~/.cache/smelt).
+    cache_dir, cache_limit_mb: the folder that caches machine code, and its size limit; "" caches nothing on disk. The
+        default is `SMELT_CACHE_DIR`, else smelt's folder in the user's cache (~/.cache/smelt).
     measure: let kernels be chosen by timing them once at compile time.
-    dtype: "bf16" computes the large f32 products of a program in bf16, and keeps everything else, and the dtypes of all
-        results, as they are (docs/decisions, bf16); "default" computes in the dtypes of the program.
-    release_originals: give back the memory of weights that a packed copy has replaced; the parameters stay readable and
+    dtype: "bf16" computes the large f32 products of a program in bf16; everything else, and the dtypes of all results,
+        stay unchanged (docs/decisions, bf16). "default" computes in the dtypes of the program.
+    release_originals: free the memory of weights that a packed copy has replaced; the parameters stay readable and
         writable, from a file (docs/decisions, released originals).
-    code_weights: keep an exact copy in 28 bits an element of large f32 weights that products of at most four rows read
-        from memory at each run, as in decoding token by token: fewer bytes are less time (docs/decisions, coded
-        weights). False reads them as they lie, and takes no memory for it.
-    own_kernels: everything but products in fused kernels of our own where they can; False keeps eager's operators.
-    keep_plans: keep in `cache_dir` what passes and lowering make of a graph, too, so that a later process that captures
-        the same graph, with whatever weights, need not do it again.
+    code_weights: compress large f32 weights losslessly to 28 bits an element, if products of at most four rows read
+        them from memory at each run, as in decoding token by token: fewer bytes need less time (docs/decisions,
+        compressed weights). False reads weights uncompressed, and needs no memory for copies.
+    own_kernels: run everything but products in fused kernels of our own where possible; False uses eager's operators.
+    keep_plans: cache in `cache_dir` the results of passes and lowering, too, so that a later process that captures the
+        same graph, with whatever weights, need not do it again.
     profile: measure every native instruction of every call (`profile()` of an executable), and show them as ranges in
         `torch.profiler`; launches then run one after the other. A program without it has none of this in its code.
-    loops: how loops of single kernels are to run, as steps of a schedule say it (`s.tile`, `s.vectorize`, ...). What
-        does not fit a kernel is left out, with a warning.
+    loops: schedules of the loops of single kernels, as steps of a schedule (`s.tile`, `s.vectorize`, ...). A step that
+        does not fit a kernel is omitted, with a warning.
     """
 
     strict: bool = False

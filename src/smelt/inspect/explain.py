@@ -40,11 +40,11 @@ _FIRST = "the first call of its kind"
 
 def explain(compiled: Any, *args: Any, everything: bool = False, **kwargs: Any) -> Report:
     """The report on what `smelt.compile` or `smelt.trace` returned, or of one call, `explain(f, x)`: graphs and why
-    each was made, which sizes and numbers are free, guards with the source line they came from and what Python read of
-    data on each recorded way, why calls compiled anew, passes with times, how each node runs, fallbacks with reasons,
-    compile time by stage, memory.
+    each was made, which sizes and numbers are dynamic, guards with their source line and what Python read of data on
+    each recorded path , why calls compiled anew, passes with times, how each node runs, fallbacks with reasons, compile
+    time by stage, memory.
 
-    Of what torch.compile made with backend="smelt", all graphs that Dynamo cut the program into.
+    Of what torch.compile made with backend="smelt", all graphs that Dynamo made of the program.
 
     args, kwargs: call it with these first, without gradients; a function or module that is not compiled yet is then
     compiled for the report. everything: print each row; else each kind of guard, kernel and pass is one with its count.
@@ -133,7 +133,7 @@ def _of_compiled(compiled: Compiled, first: int = 0) -> Report:
             for found in (*(_guard(i, guard) for guard in row.guards.listed), *_outcomes(i, row.entry))
         ],
         breaks=breaks,
-        recompiles=[{"guard": text, "times": times} for text, times in joined_misses(stats.misses).items()],
+        recompiles=[{"guard": text, "times": times} for text, times in joined_misses(stats.guard_failures).items()],
         refused=stats.refused,
         state=dispatcher_of(compiled).state_places,
         fallbacks=fallbacks,
@@ -201,7 +201,7 @@ def _time_share(parts: Sequence[Part]) -> dict[str, float]:
 def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     row: dict[str, Any] = {"entry": index, "name": unit.captured.name, "calls": calls}
     if unit.is_from_disk:
-        row["plan"] = "from disk, where an earlier process kept it"
+        row["plan"] = "from the disk cache of an earlier process"
         unit.optimize()  # the passes, which this process has not done, to be shown
     if unit.signature.kwargs.keys:
         row["called with"] = unit.signature.spelling
@@ -210,9 +210,9 @@ def _graph_row(index: int, unit: Unit, calls: int | None) -> Row:
     row["nodes optimized"] = None if unit.optimized is None else sum(1 for _ in unit.optimized.walk())
     ways = _ways(unit)
     if ways:
-        row["ways"] = ways
+        row["paths"] = ways
     if unit.is_path and unit.why_paths:
-        row["no graph of all ways"] = unit.why_paths
+        row["no merged graph"] = unit.why_paths
     if isinstance(unit, SizedUnit):
         row["plans"] = _plans(unit)
     shown = next(reversed(unit.plans.values()), unit) if isinstance(unit, SizedUnit) else unit

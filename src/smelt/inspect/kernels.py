@@ -101,7 +101,7 @@ def _row(entry: int, group: Sequence[Launched], ceilings: Ceilings | None) -> Ro
             row["GB/s"] = first.nbytes / us / 1e3
             row["GFLOP/s"] = first.flops / us / 1e3
             if ceilings is not None:
-                row["of the floor"] = ceilings.floor_us(first.nbytes, first.flops) / us
+                row["of the roofline bound"] = ceilings.floor_us(first.nbytes, first.flops) / us
     return row
 
 

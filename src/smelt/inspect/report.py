@@ -35,13 +35,13 @@ _EMPTY = {
 class Report:
     """A report on a compiled object or a program.
 
-    graphs: one row a compiled entry (name, nodes captured and optimized, both texts, calls, why it was made; `ways`:
-    the branches and loops of a program whose way depends on data, or why each way is a graph of its own).
-    symbols: sizes and numbers that are free (entry, name, where it stands, range, value at capture), and those that
-    could not be, with why.
-    guards: what must hold for an entry to be used (entry, kind, expression, value, source line); of kind "read of data"
-    what Python read of tensors on the way that it holds for.
-    breaks: places where a program was split.  recompiles: which guard failed, or what was read, old and new value.
+    graphs: one row a compiled entry (name, nodes captured and optimized, both texts, calls, why it was made; `paths`:
+    the data-dependent branches and loops of a merged graph, or why each path is a graph of its own).
+    symbols: dynamic sizes and numbers (entry, name, what it represents, range, value at capture), and those that could
+    not be dynamic, with the reason.
+    guards: the conditions of an entry (entry, kind, expression, value, source line); those of kind "read of data" are
+    what Python read of tensors on its path.
+    breaks: graph breaks of a split program.  recompiles: which guard failed, or what was read, old and new value.
     passes: name, time, nodes before and after.  kernels: per node, how it runs and what was measured.
     fallbacks: what ran in eager or in Python, how often, why.  timings: compile time by stage, in milliseconds.
     memory: bytes of the plan's own memory, packed weights, originals.
@@ -89,7 +89,7 @@ class Report:
     def to_text(self, *, everything: bool = False, width: int | None = None) -> str:
         """The report for a terminal: what became of the program, and of what it is made each kind with its count, sums
         of bytes and times. everything: each guard, node, pass and stage, as in a report made so. width: characters of a
-        line; the terminal's where it is not given, 100 where there is none.
+        line; the default is the terminal's, 100 without one.
         """
         everything = everything or self.everything
         sections = [(key, _TITLES[key], getattr(self, key), _empty(self, key)) for key in KEYS]

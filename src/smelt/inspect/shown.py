@@ -52,7 +52,7 @@ def guards(rows: Sequence[Row]) -> Shown:
         each = [runs_of_names(", ".join(names))] if kind in _OF_ARGUMENTS else names
         shown += [{"entry": entry, "kind": kind, "guard": g, "value": value, "where": where} for g in each]
     hidden = sum(row["kind"] != "check" for row in rows) - len(telling)
-    usual = "of the usual kind (types, modes, modules and their parts, functions, weights, what libraries read)"
+    usual = "of the usual kind (types, modes, modules and their members, functions, weights, what libraries read)"
     return Shown(_of_one_line(shown), f"{hidden:,} guards {usual}" if hidden else "")
 
 

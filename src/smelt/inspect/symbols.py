@@ -30,7 +30,7 @@ def _of_unit(entry: int, unit: SizedUnit) -> list[Row]:
         elif name in unit.facts.equal:
             note = f"is {unit.facts.equal[name]}"
         rows.append(
-            {"entry": entry, "symbol": name, "stands for": place, "range": _range(origin.range),
+            {"entry": entry, "symbol": name, "represents": place, "range": _range(origin.range),
              "at capture": origin.hint, "note": note}
         )  # fmt: skip
     return rows

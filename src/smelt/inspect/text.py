@@ -34,13 +34,13 @@ _WORDS = {
     "static": "known before the call",
     "copy": "a copy into what is written",
     "block": "a branch or a loop",
-    "packed": "weights laid out for a kernel",
+    "packed": "weights in the layout that a kernel reads",
     "arena": "memory for what a call computes meanwhile",
 }
 """What words of a report mean; those that it uses stand at its end."""
 _AT_HAND = re.compile(r"\b(" + "|".join(_WORDS) + r")\b(?=[ ,]|$)", re.MULTILINE)
 _CROPPED_TO = 160  # of a cell
-_WHOLE = {"why", "reason", "no graph of all ways"}  # what to do stands at their end
+_WHOLE = {"why", "reason", "no merged graph"}  # what to do stands at their end
 _ROWS_SHOWN = 40
 _MOST_COLUMNS, _MOST_ACROSS, _MOST_BLOCKS = 8, 4, 4
 _ACROSS_AT_LEAST = 25  # characters for each of what stands beside each other

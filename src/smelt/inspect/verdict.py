@@ -84,7 +84,7 @@ class Race:
         """As a report shows it."""
         found = [f"eager  {self.eager}", f"smelt  {self.compiled}: {self.worth}"]
         rounds = plural(len(self.eager.samples), "round")
-        found.append(f"{plural(self.threads, 'thread')}, load {self.load:.1f}, {rounds} of both in turns")
+        found.append(f"{plural(self.threads, 'thread')}, load {self.load:.1f}, {rounds} of both, interleaved")
         if self.is_busy:
             found.append(
                 f"busy machine: not a measurement (for {self.waited:.0%} of the time a thread had to wait for a core)"
@@ -170,7 +170,7 @@ def _what(units: Sequence[tuple[int, Unit]], breaks: Sequence[Row], fallbacks: S
     parts = [
         f"compiled: {plural(len(units), 'graph')}, " + ("native code" if native else "run in Python"),
         plural(in_python, "node") + " in Python" if in_python else "",
-        "in pieces" if any("piece" in str(row) for row in breaks) else "",
+        "as partitions" if any("partition" in str(row) for row in breaks) else "",
         plural(sum(row.get("times") or 0 for row in fallbacks), "call") + " in eager mode" if fallbacks else "",
         f"compiled anew {plural(anew, 'time')}" if anew else "",
     ]

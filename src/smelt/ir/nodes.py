@@ -94,7 +94,7 @@ class Node:
 
     scope: path of the module whose forward was running, e.g. `encoder.layer.0.attention`.
     mode: what was switched on around the node and differs from the caller's state, e.g. `no_grad`, `autocast(bf16)`.
-    memo: what analyses found out of the operator and its arguments, kept until these are replaced.
+    memo: cached results of analyses of the operator and its arguments, until these are replaced.
     """
 
     __slots__ = (

@@ -367,7 +367,7 @@ class Trace:
         """The error for a size whose number something wants; it is kept, too, should somebody catch it."""
         where = place()
         self.leaks.append(f"{what} at {where}")
-        return SizeLeak(f"{what}, known at run time only, is asked for as a number at {where}")
+        return SizeLeak(f"{what}, dynamic, is read as a number at {where}")
 
     # --- text -----------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ Observe = Callable[[Node, Sequence[Any]], None]
 
 def no_state(kind: str, path: str) -> Any:
     """The lookup of graphs that have no parameters."""
-    raise SmeltError(f"the graph asks for {kind} {path!r}, and no state was given", code="S0203")
+    raise SmeltError(f"the graph reads {kind} {path!r}, and no state was passed", code="S0203")
 
 
 def evaluate(
@@ -166,10 +166,10 @@ class _Run:
             if kind is None or _NO_TENSOR not in str(error):
                 raise
             raise SmeltError(
-                f"{node.op} takes a tensor, and there is a {kind} in its place",
+                f"{node.op} takes a tensor, and it receives a {kind}",
                 node.span,
-                why="of a value of any kind, what tensors have was asked; the graph holds for tensors alone",
-                fix="annotate what the program is given, or use smelt.compile",
+                why="a value of unknown kind is used as a tensor; the graph holds for tensors alone",
+                fix="annotate the program's parameters, or use smelt.compile",
                 code="S0107",
             ) from error
         return self.results(node, result)
@@ -253,13 +253,13 @@ def _as_brackets_say(node: Node, args: Sequence[Any]) -> str:
     is_select = node.op == "aten.select.int" and len(args) == 3 and isinstance(args[0], torch.Tensor)
     if not is_select or "[" not in line or _SELECT_CALL.search(line):
         return ""
-    taken, source = 0, node.args[0]
+    indexed, source = 0, node.args[0]
     # `x[0, 9]` counts the dimensions of x, `x[0][9]` those of the row.
     while "][" not in line and isinstance(source, Value) and source.node is not None:
         if source.node.op != node.op or source.node.span != node.span:
             break
-        taken, source = taken + 1, source.node.args[0]
-    return words_of_brackets(args[0], args[1], args[2], taken)
+        indexed, source = indexed + 1, source.node.args[0]
+    return words_of_brackets(args[0], args[1], args[2], indexed)
 
 
 def _home(value: Value) -> Region | None:

@@ -138,10 +138,10 @@ ATTEMPT_KEYWORDS = frozenset((
 """Of the keywords that torch's operators have, those that `py.attempt` and `py.raised` hand on."""
 
 
-def _attempt(name: str, *args: Any, taken: int | None = None, **kwargs: Any) -> list[str]:
+def _attempt(name: str, *args: Any, indexed: int | None = None, **kwargs: Any) -> list[str]:
     """What an operator raises on these operands, its class and its text; nothing where it does not.
 
-    taken: it is the `select` of an index in brackets, and so many numbers stand before it there.
+    indexed: it is the `select` of an index in brackets, and so many numbers stand before it there.
     """
     python = python_op(name)
     try:
@@ -151,8 +151,8 @@ def _attempt(name: str, *args: Any, taken: int | None = None, **kwargs: Any) -> 
         else:
             python.run(*args, **kwargs)
     except Exception as error:
-        if taken is not None and isinstance(error, IndexError):
-            return ["builtins.IndexError", words_of_brackets(args[0], args[1], args[2], taken)]
+        if indexed is not None and isinstance(error, IndexError):
+            return ["builtins.IndexError", words_of_brackets(args[0], args[1], args[2], indexed)]
         return [f"{type(error).__module__}.{type(error).__qualname__}", str(error.args[0]) if error.args else ""]
     return []
 
@@ -248,7 +248,7 @@ PYTHON_OPS: tuple[PyOp, ...] = (
     ),
     PyOp("py.assert", _assert, types.nothing, _ALWAYS, 1, 2, results=0),
     PyOp("py.raised", _raised, types.always_str, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS),
-    PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS | {"taken"}),
+    PyOp("py.attempt", _attempt, types.texts, _NEVER, 1, None, keywords=ATTEMPT_KEYWORDS | {"indexed"}),
 )  # fmt: skip
 BUILTIN_NAMES = frozenset(
     name for op in PYTHON_OPS if getattr(builtins, name := op.name.removeprefix("py."), None) is op.run

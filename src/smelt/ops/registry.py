@@ -94,7 +94,7 @@ def arguments_of(schema: Schema, args: Sequence[Arg], kwargs: Mapping[str, Arg])
             plain = default is None or default is False or default is True
             found[name] = default if plain else _default(argument)
         else:
-            raise TypeError(f"{schema.name} misses {name!r}")
+            raise TypeError(f"{schema.name} lacks {name!r}")
     if used != len(given):
         raise TypeError(f"{schema.name} has no argument {next(n for n in given if n not in found)!r}")
     return found

@@ -42,7 +42,7 @@ def infer(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg] | None = None)
             return symbolic_outcome(op, args, named, _own, _by_trying)[0].types
         except CannotRun:
             if current_trace() is not None:
-                raise InternalError(f"the result type of {op} cannot be told", code="S0902") from None
+                raise InternalError(f"the result type of {op} cannot be determined", code="S0902") from None
     if not is_static_call(args, named):
         ruled = _by_rule(op, args, named, of_unknown=True)
         if ruled is not None:
@@ -73,7 +73,7 @@ def _infer_quick(op: str, args: Sequence[Arg], named: Mapping[str, Arg]) -> tupl
     try:
         return meta_outcome(op, args, named)[0].types
     except CannotRun as failure:
-        raise InternalError(f"the result type of {op} cannot be told", why=str(failure), code="S0902") from None
+        raise InternalError(f"the result type of {op} cannot be determined", why=str(failure), code="S0902") from None
 
 
 def _infer_static(op: str, args: Sequence[Arg], named: Mapping[str, Arg]) -> tuple[Type, ...]:
@@ -92,7 +92,7 @@ def _infer_static(op: str, args: Sequence[Arg], named: Mapping[str, Arg]) -> tup
         except CannotRun as failure:
             said.append(f"{way.__name__}: {failure}")
     raise InternalError(
-        f"the result type of {op} cannot be told",
+        f"the result type of {op} cannot be determined",
         why=f"for operands {', '.join(map(repr, args))}",
         notes=tuple(said),
     )

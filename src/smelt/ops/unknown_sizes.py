@@ -204,7 +204,7 @@ def _places(operands: Sequence[Value], base: _Trial) -> Iterator[tuple[int, int]
 def _by_schema(op: str) -> tuple[Type, ...]:
     schema = schema_of(op)
     if schema is None:
-        raise InternalError(f"the result type of {op} cannot be told", code="S0902")
+        raise InternalError(f"the result type of {op} cannot be determined", code="S0902")
     kinds: dict[str, Type] = {"int": INT, "bool": BOOL, "float": FLOAT}
     return tuple(ListType(ANY) if r.type.startswith("List[") else kinds.get(r.type, ANY) for r in schema.returns)
 
@@ -310,7 +310,7 @@ def _standin(value: Value, type_: Type, trial: _Trial, place: int) -> Arg:
         return complex(1.5, 2.0)
     if type_ == NONE:
         return None
-    raise _CannotTry(f"nothing stands for {type_}")
+    raise _CannotTry(f"nothing represents {type_}")
 
 
 def _static(type_: TensorType, trial: _Trial, place: int) -> TensorType:

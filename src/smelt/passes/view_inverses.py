@@ -143,7 +143,7 @@ def _narrow(b: GraphEmitter, whole: Value, new: Value, node: Node) -> Value:
     call = call_of(node)
     start, length, dim = call["start"], call["length"], call["dim"]
     if not (isinstance(start, int) and isinstance(length, int) and isinstance(dim, int)):
-        raise TypeError("narrow by a value is not static")
+        raise TypeError("torch.narrow by a value is not static")
     first = start + tensor_type(whole).sizes[dim] if start < 0 else start
     return b.call("aten.slice_scatter.default", whole, new, dim, first, first + length)
 

@@ -146,7 +146,7 @@ class CodeCache:
     def _give_up(self, error: OSError) -> None:
         folder, self._folder = self._folder, None
         if folder is not None:
-            text = f"machine code is not kept on disk: {folder}: {error.strerror or error}"
+            text = f"machine code is not cached on disk: {folder}: {error.strerror or error}"
             warnings.warn(text, SmeltWarning, stacklevel=user_level())
 
     def _remove(self, path: Path) -> None:

@@ -65,7 +65,7 @@ def check_plan(plan: Plan) -> None:
         while root in roots:
             root = roots[root]
         if root in lent:
-            raise _bad(f"output slot {slot} is a view of slot {root}, which is an input, held or in the arena")
+            raise _bad(f"output slot {slot} is a view of slot {root}, which is an input, retained or in the arena")
     if plan.origins and len(plan.origins) != len(plan.instructions):
         raise _bad(f"there are {len(plan.origins)} origins for {len(plan.instructions)} instructions")
 
@@ -109,7 +109,7 @@ class _Known:
     def _leave(self, where: str, instruction: Otherwise | Exit | End) -> None:
         block = self._open[-1]
         if block.alive != self.alive:
-            raise _bad(f"{where} ends a part that leaves tensors of its own, or takes those of others")
+            raise _bad(f"{where} ends a block that leaks tensors of its own, or consumes those of others")
         left = block.left
         match instruction:
             case Exit():
@@ -128,7 +128,7 @@ class _Known:
             if slot in self.plan.kinds and slot not in self._inputs:
                 self.given.add(slot)
             elif not 0 <= slot < self.plan.nslots or slot in self._ever:
-                raise _bad(f"{where} fills slot {slot}, which is out of range or filled already")
+                raise _bad(f"{where} writes slot {slot}, which is out of range or written already")
             else:
                 self.alive.add(slot)
                 self._ever.add(slot)
@@ -147,7 +147,7 @@ def _lent_slots(plan: Plan) -> set[int]:
     slots = [*plan.inputs, *(slot for slot, _ in plan.held), *(t.slot for t in plan.arena)]
     lent = set(slots)
     if len(lent) != len(slots) or any(not 0 <= slot < plan.nslots for slot in slots):
-        raise _bad("an input, held or arena slot is used twice or out of range")
+        raise _bad("an input, retained or arena slot is used twice or out of range")
     if any(plan.kinds.get(slot) == "object" for slot in plan.inputs):
         raise _bad("an input is neither a tensor nor a number")
     for tensor in plan.arena:

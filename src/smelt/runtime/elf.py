@@ -74,14 +74,14 @@ def _bad(why: str) -> PackageError:
 
 def _slice(data: bytes, offset: int, size: int) -> bytes:
     if offset < 0 or size < 0 or offset + size > len(data):
-        raise _bad(f"a part at {offset} of {size} bytes lies outside its {len(data)} bytes")
+        raise _bad(f"a section at {offset} of {size} bytes is outside its {len(data)} bytes")
     return data[offset : offset + size]
 
 
 def _string(table: bytes, offset: int) -> str:
     end = table.find(b"\0", offset)
     if offset >= len(table) or end < 0:
-        raise _bad("a name lies outside its string table")
+        raise _bad("a name is outside its string table")
     return table[offset:end].decode("utf-8", "replace")
 
 
@@ -143,9 +143,9 @@ def _symbols(
     for at in range(0, len(raw), _SYMBOL.size):
         name, _, _, section, value, _ = _SYMBOL.unpack_from(raw, at)
         if section in loaded and value > len(loaded[section].data):
-            raise _bad("a symbol lies outside its section")
+            raise _bad("a symbol is outside its section")
         if section >= _SHN_RESERVED and section != _SHN_ABS:
-            raise _bad("a symbol lies in a reserved section")
+            raise _bad("a symbol is in a reserved section")
         found.append(Symbol(_string(strings, name) if name else "", section, value))
     return found
 
@@ -164,6 +164,6 @@ def _relocations(
             place, info, addend = _RELA.unpack_from(raw, at)
             symbol = info >> 32
             if symbol >= nsymbols or place + 4 > len(loaded[target].data):
-                raise _bad("a relocation lies outside its section or names no symbol")
+                raise _bad("a relocation is outside its section or names no symbol")
             found.append(Relocation(target, place, info & 0xFFFFFFFF, symbol, addend))
     return found

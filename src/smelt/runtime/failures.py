@@ -69,9 +69,9 @@ def layout_differs(plan: Plan, index: int, found: str = "") -> SmeltError:
     expected: Any = planned if isinstance(planned, CheckLayout) else None
     wanted = f"{expected.dtype}{expected.sizes} with strides {expected.strides}" if expected else "another layout"
     return SmeltError(
-        f"the tensor in slot {expected.slot if expected else '?'} is not laid out as planned",
+        f"the tensor in slot {expected.slot if expected else '?'} has another layout than planned",
         why=f"planned was {wanted}" + (f"; {found}" if found else ""),
-        fix="compile again on this machine; eager gives the answer meanwhile",
+        fix="compile again on this machine; eager gives the result meanwhile",
         code="S0403",
         notes=_origin(plan, index),
     )
@@ -80,7 +80,7 @@ def layout_differs(plan: Plan, index: int, found: str = "") -> SmeltError:
 def escaped(plan: Plan) -> InternalError:
     """An output that shares the arena's memory."""
     return InternalError(
-        "an output lies in the arena",
+        "an output is in the arena",
         why="an operator returned its argument, or a view of it, where the plan expected a new tensor",
         fix="copy the value before it leaves the plan",
         notes=(f"outputs are slots {plan.outputs}",),

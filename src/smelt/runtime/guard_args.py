@@ -245,7 +245,7 @@ class ArgumentTests:
             self._each("range", place, variable, f"{-LIMIT} <= {{v}} < {LIMIT}", "an int of 64 bits")
         if form.name and not self._bind_name(form.name, (place, None), place, variable):
             if cls is float:
-                raise InternalError(f"the name {form.name!r} stands for two floats")
+                raise InternalError(f"the name {form.name!r} names two floats")
             self._expressions.append((place, variable, form.name))
 
     def _bind_name(self, name: str, at: tuple[str, int | None], place: str, variable: str) -> bool:

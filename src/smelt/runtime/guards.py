@@ -180,7 +180,7 @@ class GuardSet:
         made += [Guard("state", shown, seen) for shown, _, seen in self._state]
         made += [Guard("hooks", "torch.nn's global module hooks", [len(t) for t in self.hook_contents])]
         made += [Guard("requires_grad", "the tensors that the program reads", any(self.grads))]
-        made += [Guard("layout", "the tensors that the program reads", "as they were")]
+        made += [Guard("layout", "the tensors that the program reads", "unchanged")]
         made += [Guard(t.kind, t.name, t.seen, t.span) for t in self.facts.tests]
         names = self.facts.tensor_names()
         made += [

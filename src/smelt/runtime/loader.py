@@ -167,7 +167,7 @@ class _Linker:
         elif symbol.section in self._offsets:
             target = near = self._base + self._offsets[symbol.section] + symbol.value
         else:
-            raise _bad(f"symbol {symbol.name!r} lies in a section that is not loaded")
+            raise _bad(f"symbol {symbol.name!r} is in a section that is not loaded")
         apply = self._apply_x86 if self._parsed.machine == MACHINE_X86_64 else self._apply_arm
         if not apply(r, at, place, room, target, near):
             raise _bad(f"relocation type {r.kind} towards {symbol.name!r} is not supported")
@@ -179,7 +179,7 @@ class _Linker:
         except struct.error:
             raise _bad("a relocation's target is too far away") from None
         if size > room:
-            raise _bad("a relocation lies outside its section")
+            raise _bad("a relocation is outside its section")
         self._memory[at : at + size] = packed
         return True
 

@@ -420,7 +420,7 @@ def check_inputs(plan: Plan, inputs: Sequence[Any]) -> None:
     Raises: InternalError; SmeltError (S0404) for a number beyond 64 bits.
     """
     if len(inputs) != len(plan.inputs):
-        raise InternalError(f"the plan takes {len(plan.inputs)} inputs, {len(inputs)} were given")
+        raise InternalError(f"the plan takes {len(plan.inputs)} inputs, {len(inputs)} were passed")
     for i, (slot, value) in enumerate(zip(plan.inputs, inputs, strict=True)):
         kind = plan.kinds.get(slot)
         if kind is not None:

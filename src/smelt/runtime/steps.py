@@ -93,9 +93,9 @@ def results_of(step: PyCall, result: Any, kinds: Mapping[int, Kind]) -> Sequence
         kind = kinds.get(slot) if kinds else None
         if kind is not None:
             check_kind(kind, value, "a result of a Python step")
-        # None is an undefined tensor, as some operators return in the place of a result they did not make.
+        # None is an undefined tensor, as some operators return instead of a result they did not make.
         elif value is not None and not isinstance(value, torch.Tensor):
-            raise InternalError(f"a Python step returned {type(value).__name__} in the place of a tensor")
+            raise InternalError(f"a Python step returned {type(value).__name__} instead of a tensor")
     return found
 
 
@@ -107,7 +107,7 @@ def check_kind(kind: Kind, value: Any, what: str) -> None:
     if kind == "object":
         return
     if type(value) is not _TYPES[kind]:
-        raise InternalError(f"{what} is {type(value).__name__}, in the place of a {kind}")
+        raise InternalError(f"{what} is {type(value).__name__}, instead of a {kind}")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise SmeltError(
             f"the number {value} is beyond 64 bits",

@@ -1,4 +1,4 @@
-"""Ready schedules: ordinary steps, taken wherever a pattern is found. They know patterns, and no model's name."""
+"""Ready schedules: ordinary steps, applied wherever a pattern is found. They know patterns, and no model's name."""
 
 from smelt.schedules.inference import inference
 from smelt.schedules.memory import low_memory

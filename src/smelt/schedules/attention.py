@@ -143,15 +143,15 @@ def spelling_of(node: Node) -> Spelling | str | None:
         return "its softmax is not over the last axis, or in a form that is not known"
     soft, source, dtype = found
     if soft == "bare":
-        return "exp without the largest taken away before overflows where the operator does not"
+        return "exp without the maximum subtracted first overflows where the operator does not"
     down, up = _down(node), _up(source)
     if down is None or up is None:
-        return "it is written in a way that is not known, or its inside is used elsewhere"
+        return "its spelling is not known, or its inside is used elsewhere"
     product, before = up
     after, last, mixes_turned = down
     told = _seen(before, product)
     if told is None or ("view" in after and ("view" in told or last.op == _EINSUM)):
-        return "its scores are seen in other sizes in a way that is not known"
+        return "the program views its scores in sizes that the pattern does not know"
     before = told
     first = _operands(product)
     equation = str(product.args[0]) if product.op == _EINSUM else ""
@@ -160,7 +160,7 @@ def spelling_of(node: Node) -> Spelling | str | None:
     is_turned = False
     if equation or mix:
         if any(token.startswith("split") for token in before):
-            return "its scores are seen in other sizes in a way that is not known"
+            return "the program views its scores in sizes that the pattern does not know"
         ranks = [_rank(value) for value in (*first, v)]
         if None in ranks:
             return "sizes are not known without example inputs"
@@ -216,9 +216,9 @@ def _why_not_fill(match: Match, q: TensorType) -> str:
     if isinstance(filler, Value):
         fill = _number_of(filler, match.target.graph)
         if fill is None:
-            return "what its mask fills in is not known"
+            return "the value of masked elements is not known"
     if isinstance(fill, int | float) and not fill <= least_fill(dtype_to_torch(q.dtype)):
-        return f"its mask fills in {fill}, which leaves a part of what is masked"
+        return f"its masked elements become {fill}, so that masked elements still count"
     return ""
 
 

@@ -35,17 +35,17 @@ _ONE_OPERATOR = ("aten.scaled_dot_product_", "aten._scaled_dot_product_", "aten.
 
 
 def inference(model: Schedule | torch.nn.Module, example_inputs: Any = None, *, fuse: bool = False) -> Ready:
-    """Take the steps that make a model answer faster, wherever their patterns are found.
+    """Apply the steps that make inference faster, wherever their patterns are found.
 
     before:  softmax(q @ k^T / 8 + mask) @ v       after:  scaled_dot_product_attention(q, k, v, mask, scale=1/8)
     model: a schedule, or a module with the arguments of a call. Sizes must be known, so that example inputs are needed.
-    Attention becomes one operator however it is written; linear layers of one input (q, k and v, a gate beside its
+    Attention becomes one operator in any spelling; linear layers of one input (q, k and v, a gate beside its
     values) become one; dropout in training is drawn as before. Activations after linear layers, norms of sums, and
     convolutions with batch norm and activation are found and counted; with fuse=True each becomes native kernels if it
-    measures faster than its operators. That compiles them, which takes much longer than all else, and so is not done
-    unasked. What is refused (a module that writes a cache, a value that is used elsewhere, too) is left as it is and
-    told in `skipped`; attention that is one operator already in `notes`.
-    Where a row of scores is masked with -inf throughout, softmax gives NaN, and the operator zeros.
+    measures faster than its operators. This compiles them, which is much slower than everything else, so it is not the
+    default. A match that a step refuses (a module that writes a cache, a value that is used elsewhere, too) stays
+    unchanged, and `skipped` reports it; `notes` reports attention that is one operator already. Where a row of scores
+    is masked with -inf throughout, softmax gives NaN, and the operator zeros.
     Raises: ScheduleError (S0605) where nothing of the model can be captured.
     """
     with SignalsWait(), full_collections_later():

@@ -19,12 +19,13 @@ _LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 
 
 def low_memory(model: Schedule | torch.nn.Module, example_inputs: Any = None) -> Ready:
-    """Checkpoint the repeated blocks of a model, so that training keeps less.
+    """Checkpoint the repeated blocks of a model, so that training needs less memory.
 
     before:  y = layer(x), for each of n layers     after:  y = checkpoint(layer, x)
-    model: a schedule, or a module; example inputs are not needed. Repeated are modules of one class that have parts,
-    two or more in one ModuleList or Sequential; of lists in lists the outermost that has such. Answers and gradients
-    stay bit for bit; each block runs once more in backward. A block that refuses the step is told in `skipped`.
+    model: a schedule, or a module; example inputs are not needed. Repeated blocks are modules of one class that have
+        submodules, two or more in one ModuleList or Sequential; in nested lists, those of the outermost list that has
+        some. Results and gradients stay bit for bit; each block runs once more in backward. `skipped` reports a block
+        that refuses the step.
     """
     taker = Taker(model, example_inputs)
     blocks = repeated_blocks(taker.schedule)

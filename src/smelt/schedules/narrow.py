@@ -28,11 +28,11 @@ _ISLANDS = bases_where(Trait.KEPT_IN_F32) | {"nll_loss"}
 def bf16(model: Schedule | torch.nn.Module, example_inputs: Any = None, *, max_error: float | None = None) -> Ready:
     """Compute products, convolutions and attention in bf16; norms, softmax, sums and losses stay in f32.
 
-    before:  y = norm(linear(x))  in f32      after:  y = norm(f32(linear(bf16(x)))), parameters and answers in f32
-    model: a schedule, or a module with the arguments of a call. The whole takes the step where its answer is within
-    max_error (relative, root mean square; 0.05 unless given) of the one in f32, else each part that is within it by
-    itself; the rest stays in f32. Counted are products and islands, as far as the program can be captured. Without
-    example inputs the error is not measured. What is refused is told in `skipped`.
+    before:  y = norm(linear(x))  in f32      after:  y = norm(f32(linear(bf16(x)))), parameters and results in f32
+    model: a schedule, or a module with the arguments of a call. The step applies to the whole if its result is within
+    max_error (relative, root mean square; by default 0.05) of the one in f32, else to each submodule that is; the rest
+    stays in f32. Counted are products and islands, as far as the program can be captured. Without example inputs the
+    error is not measured. `skipped` reports what is refused.
     Raises: ScheduleError (S0605) where nothing of the model can be captured.
     """
     taker = Taker(model, example_inputs)
@@ -46,7 +46,7 @@ def bf16(model: Schedule | torch.nn.Module, example_inputs: Any = None, *, max_e
     taker.found.update({kind: len(paths) for kind, paths in places.items()})
     for path in _narrow(taker, taker.schedule.path, places.get("products", []), _precision(max_error)):
         for kind, paths in places.items():
-            taker.taken[kind] += sum(is_under(inner, path) for inner in paths)
+            taker.applied[kind] += sum(is_under(inner, path) for inner in paths)
     return taker.report
 
 

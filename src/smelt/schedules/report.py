@@ -9,7 +9,7 @@ from smelt.scheduling import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A schedule after a ready one was taken on it.
+    """A schedule after a ready one was applied to it.
 
     schedule: with its ordinary steps in `schedule.log`. found: how many places there are, by pattern. taken: in how
     many of them a step was taken. skipped: what was not, each with its place and the reason.
@@ -18,10 +18,10 @@ class Ready:
 
     schedule: Schedule
     found: dict[str, int]
-    taken: dict[str, int]
+    applied: dict[str, int]
     skipped: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        rows = [f"{name}: {count} found, {self.taken.get(name, 0)} taken" for name, count in self.found.items()]
+        rows = [f"{name}: {count} found, {self.applied.get(name, 0)} applied" for name, count in self.found.items()]
         return "\n".join([*(rows or ["nothing found"]), *self.notes, *(f"skipped {text}" for text in self.skipped)])

@@ -36,7 +36,7 @@ class Taker:
         else:
             self.schedule = schedule(given, example_inputs)
         self.found: Counter[str] = Counter()
-        self.taken: Counter[str] = Counter()
+        self.applied: Counter[str] = Counter()
         self.skipped: list[str] = []
         self.notes: list[str] = []
 
@@ -44,7 +44,7 @@ class Taker:
     def report(self) -> Ready:
         """What became of it."""
         return Ready(
-            self.schedule, dict(self.found), dict(self.taken), tuple(dict.fromkeys(self.skipped)), tuple(self.notes)
+            self.schedule, dict(self.found), dict(self.applied), tuple(dict.fromkeys(self.skipped)), tuple(self.notes)
         )
 
     def skip(self, what: str, where: str, why: object) -> None:
@@ -74,19 +74,19 @@ class Taker:
             if path is not None:
                 groups.setdefault(with_wildcards(path), []).append((path, matches))
             for match in matches if path is None else ():
-                self.skip(what, match.path, "no module around it can take a step on its graph")
+                self.skip(what, match.path, "no step can be applied to the graph of a module around it")
         for group in groups.values():
             wild = _common_path([path for path, _ in group])
             own = [match for _, matches in group for match in matches]
             if len(group) > 1 and self._is_all(wild, group) and not self._refusal(self.view(wild), own, do, None):
-                self.taken[what] += len(own) or len(group)
+                self.applied[what] += len(own) or len(group)
                 continue
             for path, matches in group:
                 refused = self._refusal(self.view(path), list(matches), do, path)
                 if refused:
                     self.skip(what, path, refused)
                 else:
-                    self.taken[what] += len(matches) or 1
+                    self.applied[what] += len(matches) or 1
         return len(self.skipped) == had
 
     def _is_all(self, wild: str, group: Sequence[tuple[str, Sequence[Match]]]) -> bool:

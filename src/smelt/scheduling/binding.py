@@ -57,7 +57,7 @@ def bind(function: Any, matches: Sequence[Match], constants: Mapping[str, Any]) 
         where = next((node.span for node in matches[0].nodes if node.span is not None), None)
         takes = f"{fewest}" if fewest == most else f"{fewest} to {most}"
         raise ScheduleError(
-            f"{name_of(function)} takes {takes} argument{'s' * (takes != '1')}, and {len(given)} are given to it",
+            f"{name_of(function)} takes {takes} argument{'s' * (takes != '1')}, and the match passes {len(given)}",
             where,
             why=_why(matches, given) + (f"; {', '.join(unfilled)} is not among them" if unfilled else ""),
             fix="give one that takes as many, give it defaults, or arguments={...}", code="S0608",

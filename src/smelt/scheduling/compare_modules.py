@@ -33,7 +33,7 @@ class Comparison:
     """What came of comparing.
 
     difference: the first one, or None. where: the run in which it showed. runs: how many agreed. is_bitwise: whether
-    all bits were equal. error, gradient_error: the largest error of a float answer, and of a gradient, rms relative to
+    all bits were equal. error, gradient_error: the largest error of a float result, and of a gradient, rms relative to
     its own rms. gradients: whether any were compared. unmatched: parameters and buffers of the reference that the other
     has not.
     """
@@ -50,9 +50,9 @@ class Comparison:
     def __str__(self) -> str:
         if self.difference is not None:
             return f"{self.difference} ({self.where})"
-        how = f"within rounding (answers {self.error:.2g}, gradients {self.gradient_error:.2g}, rms)"
+        how = f"within rounding (results {self.error:.2g}, gradients {self.gradient_error:.2g}, rms)"
         how = "bit for bit" if self.is_bitwise else how
-        what = "answers, states and gradients" if self.gradients else "answers and states"
+        what = "results, states and gradients" if self.gradients else "results and states"
         left = f"; not compared: {', '.join(self.unmatched)}" if self.unmatched else ""
         return f"{what} of {self.runs} runs agree {how}{left}"
 
@@ -235,4 +235,4 @@ def _first(comparer: Comparer, values: Iterator[_Values]) -> Difference | None:
 
 
 def _outcome(error: Exception | None) -> str:
-    return "an answer" if error is None else f"{type(error).__qualname__}: {error}"
+    return "a result" if error is None else f"{type(error).__qualname__}: {error}"

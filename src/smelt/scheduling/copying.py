@@ -81,8 +81,8 @@ def _copied(module: torch.nn.Module, memo: Memo) -> torch.nn.Module:
     except Exception as error:
         raise ScheduleError(
             f"{type(module).__name__} cannot be copied: {type(error).__name__}: {error}",
-            why="a schedule works on copies, so that the model stays as it is; copy.deepcopy of a part of it fails",
-            fix="give what cannot be copied a __deepcopy__, or keep it outside the model", code="S0612",
+            why="a schedule works on copies, so that the model stays unchanged; copy.deepcopy of a part of it fails",
+            fix="give what cannot be copied a __deepcopy__, or store it outside the model", code="S0612",
         ) from error  # fmt: skip
     return copied
 

@@ -36,10 +36,10 @@ class Withdrawn(Exception):
 
 
 class Draft:
-    """A copy-on-write state given to a primitive.
+    """A copy-on-write state for a primitive.
 
-    Edit modules with plain Python on what `module` and `root` give (they are the draft's own, over the model's very
-    tensors), or put others in their place with `put`.
+    Edit modules with plain Python on what `module` and `root` return (they are the draft's own, over the model's own
+    tensors), or replace them with `put`.
     """
 
     def __init__(self, state: State) -> None:
@@ -53,7 +53,7 @@ class Draft:
 
     @property
     def examples(self) -> tuple[Any, ...] | None:
-        """The arguments of a call, where the schedule was given some."""
+        """The arguments of a call, if the schedule has example inputs."""
         return self._state.examples
 
     @property
@@ -76,15 +76,15 @@ class Draft:
             return self.root.get_submodule(path)
         except AttributeError:
             raise ScheduleError(
-                f"there is no module {path!r} any more", why="an earlier step put another one in place of what held it",
+                f"there is no module {path!r} any more", why="an earlier step replaced the module that contained it",
                 fix="print the schedule to see its modules", code="S0601",
             ) from None  # fmt: skip
 
     def own(self, module: torch.nn.Module) -> torch.nn.Module:
-        """A module given by the user, as a part of the draft.
+        """A module of the user's, made part of the draft.
 
         It is a copy over the same tensors, in which the model's modules and those of earlier states are the draft's.
-        Where one is given again in the same step, each place has tensors of its own.
+        If the same step assigns one under several names, each has tensors of its own.
         """
         known: dict[int, Any] = {**{id(part): part for part in self.root.modules()}, **self._copies}
         if id(module) not in self._given:
@@ -94,10 +94,10 @@ class Draft:
         return copying.build(module, {**known, **{id(tensor): tensor for tensor in tensors}})
 
     def put(self, path: str, new: torch.nn.Module) -> None:
-        """Put a module in the place of another, wherever that one stands.
+        """Replace a module by another one, under all of its names.
 
-        The hooks of the old one become the new one's, and so does its `training` flag, for all below it that was not
-        in the model before. new: `own` of what the user gave.
+        The hooks of the old one become the new one's, and so does its `training` flag, for all below it that was not in
+        the model before. new: `own` of the user's module.
         Raises: ScheduleError (S0601) where there is nothing at the path.
         """
         old = self.module(path)
@@ -121,9 +121,9 @@ class Draft:
             parent._modules[name] = new
 
     def take_on_graph(self, path: str, step: GraphStep) -> ScopeGraph:
-        """Take a step on the graph of a module's forward, now and in each call of what is built.
+        """Apply a step to the graph of a module's forward, now and in each call of the built module.
 
-        Raises: ScheduleError where it cannot be taken on the graph as earlier steps left it.
+        Raises: ScheduleError if it cannot be applied to the graph that earlier steps left.
         """
         module = self.module(path)
         before = self.scope(path)
@@ -138,7 +138,7 @@ class Draft:
 
     @property
     def scheduled(self) -> tuple[str, ...]:
-        """The modules of whose graphs steps were taken."""
+        """The modules to whose graphs steps were applied."""
         return paths_with_steps(self.root)
 
     def report(self, path: str, text: str) -> None:
@@ -177,8 +177,8 @@ class Draft:
                 raise
             raise ScheduleError(
                 f"an earlier step does not fit any more: {error.what}", error.where,
-                why=f"modules inside take their steps first, and then {error.why}",
-                fix="take this step first, or select in the module of the earlier one", code="S0609",
+                why=f"steps of inner modules are applied first, and then {error.why}",
+                fix="apply this step first, or select in the module of the earlier one", code="S0609",
             ) from error  # fmt: skip
         return state
 

@@ -159,7 +159,7 @@ class Editor:
         home = nodes[0].parent
         stray = next((node for node in nodes if node.parent is not home), None)
         if stray is not None or home is None:
-            raise _illegal("they lie in different branches or loops", stray, "select a match in one of them")
+            raise _illegal("they are in different branches or loops", stray, "select a match in one of them")
         if not hooks_allowed:
             self._check_hooks(matches, nodes)
         position = {node: i for i, node in enumerate(home)}
@@ -288,7 +288,7 @@ class Editor:
                 f"the replacement gives {len(values)} result{'s' * (len(values) != 1)}, "
                 f"what it replaces {len(outputs)}", part,
                 "give as many, in the order of the pattern's (for several matches: of the matches)",
-                "each result takes the place of one",
+                "each result replaces one",
             )  # fmt: skip
         for new, old in zip(values, outputs, strict=True):
             _check_type(new.type, old.type, part)
@@ -357,7 +357,7 @@ class Editor:
             if not isinstance(before, TensorType) or not before.is_static or before.strides is not None:
                 raise ScheduleError(
                     f"{node.op} draws random numbers for what the replacement gives", node.span,
-                    why="they are drawn in the order of memory, in which the replacement's result lies differently",
+                    why="they are drawn in the order of memory, and the replacement's result has another memory layout",
                     fix="give results of the strides that were there", code="S0608",
                 )  # fmt: skip
             copies[value] = self.rewriter.insert("aten.contiguous.default", (value,), [before], before=node).result
@@ -419,7 +419,7 @@ def take_on(editor: Editor, step: GraphStep) -> None:
         step.edit(editor, matches, **step.arguments)
     except InternalError as error:
         raise ScheduleError(
-            f"{step} cannot be taken: {error.what}", error.where or step.where, why=error.why, code="S0609"
+            f"{step} cannot be applied: {error.what}", error.where or step.where, why=error.why, code="S0609"
         ) from error
 
 
@@ -475,8 +475,8 @@ def _followers(home: Region, ordered: Sequence[Node], inside: set[Node]) -> tupl
         if node in inside:
             if not tainted.isdisjoint(uses):
                 raise _illegal(
-                    "something outside lies between its nodes", node,
-                    "match what lies between, too", f"{node.op} needs a value that is computed from the match",
+                    "something outside is between its nodes", node,
+                    "match the nodes between, too", f"{node.op} needs a value that is computed from the match",
                 )  # fmt: skip
         else:
             if not tainted.isdisjoint(uses) or any(v.node in inside for v in uses if v.node is not None):
@@ -488,7 +488,7 @@ def _followers(home: Region, ordered: Sequence[Node], inside: set[Node]) -> tupl
             break
     if outer_effects and (inner_effects or any(_has_effect(node) for node in followers)):
         raise _illegal(
-            f"{outer_effects[0].op} lies between its nodes", outer_effects[0],
+            f"{outer_effects[0].op} is between its nodes", outer_effects[0],
             "match it, too, or select a smaller part", "both have effects (random numbers, writes), whose order counts",
         )  # fmt: skip
     return tuple(followers)
@@ -577,9 +577,9 @@ def _submodule(module: torch.nn.Module, path: str) -> torch.nn.Module | None:
 def hooked(module: torch.nn.Module, path: str, where: Span | None) -> ScheduleError:
     """The error of a step on nodes inside a module that has a hook."""
     return ScheduleError(
-        f"{path} ({type(module).__name__}) has a hook, and lies inside what is replaced",
+        f"{path} ({type(module).__name__}) has a hook, and is inside the replaced region",
         where, why="nobody would call the hook any more",
-        fix="remove the hook, or replace the whole module: its hooks are taken over", code="S0610",
+        fix="remove the hook, or replace the whole module: the new module gets its hooks", code="S0610",
     )  # fmt: skip
 
 
@@ -592,7 +592,11 @@ def _overlap(node: Node) -> ScheduleError:
 
 def _illegal(what: str, node: Node | None, fix: str, why: str = "") -> ScheduleError:
     return ScheduleError(
-        f"the matches cannot be taken as one part: {what}", node.span if node is not None else None, why, fix, "S0609"
+        f"the matches overlap or cannot be moved past side effects: {what}",
+        node.span if node is not None else None,
+        why,
+        fix,
+        "S0609",
     )
 
 

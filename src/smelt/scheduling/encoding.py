@@ -268,5 +268,5 @@ def _without_lines(graph: Graph) -> Graph:
 def _unwritten(what: str, why: str) -> ScheduleError:
     return ScheduleError(
         f"the schedule cannot be written as text: {what}", why=why,
-        fix="give a function or class that can be imported; the schedule itself works as it is", code="S0611",
+        fix="give a function or class that can be imported; the schedule itself works unchanged", code="S0611",
     )  # fmt: skip

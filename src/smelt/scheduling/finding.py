@@ -102,7 +102,7 @@ def same_place(
     if not alike:
         raise ScheduleError(
             "what was found is not there any more", match.lines[0] if match.lines else None,
-            why="an earlier step replaced or fused a part of it, or it lies in more than one module's own code",
+            why="an earlier step replaced or fused a part of it, or it spans more than one module's own code",
             fix="call find again", code="S0609",
         )  # fmt: skip
     twins = [other for other in among if identity(other, root) == key]

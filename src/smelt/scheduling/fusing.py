@@ -62,7 +62,7 @@ class Fuse(GraphPrimitive):
             part = editor.part([match])
             if any(node.op == "write" for node in part.nodes):
                 raise ScheduleError(
-                    "a part that writes to buffers cannot be one kernel", part.where,
+                    "a region that writes to buffers cannot be one kernel", part.where,
                     why="its writes stand at the end of the program", fix="switch it to eval, or match less of it",
                     code="S0609",
                 )  # fmt: skip
@@ -94,7 +94,7 @@ def _judge(
     )  # fmt: skip
     said = f"{name}: {eager * 1e6:.0f} us as operators, {native * 1e6:.0f} us as kernels, {saved:,} bytes not written"
     if native > eager and not keep:
-        raise Withdrawn(f"{said}; slower, and so not taken (keep=True takes it all the same)")
+        raise Withdrawn(f"{said}; slower, and so not applied (keep=True applies it all the same)")
     draft.report(at.path, said)
 
 
@@ -273,15 +273,16 @@ class FuseSteps(Steps):
         keep: bool = False,
         scope: str | None = None,
     ) -> Self:
-        """Run the matched nodes as native kernels; of several matches each by itself.
+        """Run the matched nodes as native kernels; of several matches each separately.
 
         before:  %1 = add(%x, %b)   %2 = gelu(%1)          after:  %2 = fused_0(%x, %b)
-        Where gradients are asked for, the nodes run as they are, with torch's gradients. What was measured and which
-        values are not written any more is told in `s.reports`. A region that measures slower than its operators is not
-        taken, with a warning, unless keep. scope: the module whose graph is edited, where it is to be a larger one than
-        the smallest that holds the match. Elsewhere called: fuse (Slapo), compute_inline + fuse (TVM).
-        Raises: ScheduleError: S0609 if an inner value escapes the match, or an effect lies between its nodes; S0610
-            if a hook lies inside.
+        If gradients are needed, the nodes run unchanged, with torch's gradients. `s.reports` has the measured times and
+        the values that are not written any more. A region that measures slower than its operators is not applied, with
+        a warning, unless keep. scope: the module whose graph is edited, if it should be a larger one than the smallest
+        that contains the match.
+        Elsewhere called: fuse (Slapo), compute_inline + fuse (TVM).
+        Raises: ScheduleError: S0609 if an inner value escapes the match, or an effect is between its nodes; S0610 if a
+            hook is inside.
         """
         return self.take("fuse", {"name": name, "keep": keep}, match, scope)
 
@@ -289,10 +290,11 @@ class FuseSteps(Steps):
         """Compute several linear layers of one input (q, k, v) as one.
 
         before:  %q = linear(%x, %wq)  %k = linear(%x, %wk)     after:  %q, %k = merged_0(%x, %wq, %wk)
-        matches: each with one linear layer (or `addmm`, whose weight lies the other way round); what
-            else is in them stays. Parameters stay the layers' own: keys and
-        checkpoints are as before, they train, and tied ones stay tied. Without gradients the joined weights are kept
-        in memory beside them, and joined anew after a change. Elsewhere called: replace with a FusedQKV (Slapo).
+        matches: each with one linear layer (or `addmm`, whose weight is transposed); other nodes in them stay.
+            Parameters stay the layers' own: keys and
+        checkpoints are as before, they train, and tied ones stay tied. Without gradients the merged weights stay in
+        memory beside them, and are merged anew after a change.
+        Elsewhere called: replace with a FusedQKV (Slapo).
         Raises: ScheduleError (S0609) where the layers have different inputs, dtypes or widths.
         """
         return self.take("fuse_horizontal", {"name": name}, list(matches), scope)

@@ -31,7 +31,7 @@ class GraphPrimitive(Primitive):
         """Take the step on the graph of the module at the path."""
         if at.selector is None:
             raise ScheduleError(
-                f"{self.name} needs to know of what", why="it is taken on matches, not on a module",
+                f"{self.name} needs to know of what", why="it is applied to matches, not to a module",
                 fix=f"s.{self.name}(s.find(pattern)[0], ...)", code="S0607",
             )  # fmt: skip
         name = arguments.get("name")

@@ -216,15 +216,15 @@ class GraphSteps(ModuleSteps):
     """Steps that are taken on a module, or on matches in it."""
 
     def checkpoint(self, match: Match | Sequence[Match] | None = None, *, scope: str | None = None) -> Self:
-        """Keep only this module's arguments for backward, or what the matched nodes are computed from.
+        """Save only this module's arguments for backward, or the operands of the matched nodes.
 
-        before:  y = layer(x)                    what is in the layer is kept until backward
-        after:   y = checkpoint(layer, x)        x is kept; backward runs the layer again
-        Answers and gradients are the same: random numbers are drawn again as they were, keyword arguments may stand in
-        any order, and running statistics of norms count each batch once. Where no gradient is asked for, nothing is
-        different. scope: as of `replace`. Elsewhere called: checkpoint (torch, Slapo), remat (JAX).
+        before:  y = layer(x)                    the layer's intermediate values are saved until backward
+        after:   y = checkpoint(layer, x)        x is saved; backward runs the layer again
+        Results and gradients are the same: the same random numbers are drawn again, keyword arguments may come in any
+        order, and running statistics of norms count each batch once. Without gradients nothing changes.
+        scope: as of `replace`. Elsewhere called: checkpoint (torch, Slapo), remat (JAX).
         Raises: ScheduleError: S0607 where the module is never called itself, or has had this step; S0609, S0610 for
-            matches that cannot be taken as a part.
+            matches that overlap or cannot be moved past side effects.
         """
         return super().checkpoint() if match is None else self.take("checkpoint", {}, match, scope)
 
@@ -244,7 +244,7 @@ class GraphSteps(ModuleSteps):
         values: bool = False,
         scope: str | None = None,
     ) -> Self:
-        """Print what a module gives or is given, or what matched nodes give, at each call.
+        """Print what a module returns or receives, or the results of matched nodes, at each call.
 
         before:  y = fc(x)          after:  y = fc(x);  print("fc: output float32[2, 4] min -1.2 mean 0.1 max 1.5")
         which: of this module, or a match. values: the whole tensors, too. Runs of `verify` print nothing, and where a
@@ -256,16 +256,16 @@ class GraphSteps(ModuleSteps):
         return self.take("print_at", {"values": values}, which, scope)
 
     def outline(self, match: Match | Sequence[Match], *, name: str = "part", scope: str | None = None) -> Self:
-        """Make the matched nodes one call in the graph; of several matches each by itself.
+        """Make the matched nodes one call in the graph; of several matches each separately.
 
         before:  %1 = add(%x, %b)  %2 = gelu(%1)        after:  %2 = part_0(%x, %b)
         It computes what it did, bit for bit. scope: as of `replace`.
-        Raises: ScheduleError (S0609, S0610) for matches that cannot be taken as a part.
+        Raises: ScheduleError (S0609, S0610) for matches that overlap or cannot be moved past side effects.
         """
         return self.take("outline", {"name": name}, match, scope)
 
     def inline(self, match: Match | Sequence[Match], *, scope: str | None = None) -> Self:
-        """Put the operators of a call that a step made (`outline`, `fuse`, `replace`) in its place.
+        """Replace a call that a step made (`outline`, `fuse`, `replace`) by its operators.
 
         before:  %2 = part_0(%x, %b)                    after:  %1 = add(%x, %b)  %2 = gelu(%1)
         Raises: ScheduleError: S0607 for what is no such call, S0609 where it does more than its operators say.
@@ -276,7 +276,7 @@ class GraphSteps(ModuleSteps):
         """Run this module, or the whole, through `smelt.compile`; options are those of that function.
 
         before:  model(x)                               after:  smelt.compile(model)(x)
-        Steps taken before and after are part of the compiled program. Elsewhere called: build(target=...) (TVM).
+        Earlier and later steps are part of the compiled program. Elsewhere called: build(target=...) (TVM).
         Raises: SmeltError (S0301) for a wrong option.
         """
         return self.take("compile", options)

@@ -51,7 +51,7 @@ def _as_number(pattern: FunctionType, targets: list[Target], escaping: bool) -> 
                 find: Callable[[Target], list[Any]] = reader(_annotated(pattern, name, kind), escaping)
                 if any(find(target) for target in targets):
                     return (
-                        f"{name} stands for a tensor, having no type; as a number ({name}: {kind.__name__}) "
+                        f"{name} is a tensor, since it has no type; as a number ({name}: {kind.__name__}) "
                         "the pattern is there"
                     )
             except SmeltError:

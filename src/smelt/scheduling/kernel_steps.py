@@ -96,19 +96,20 @@ class KernelSteps(Steps):
     """The typed methods of this module's primitives. A kernel is one of `s.kernels()`, or its name."""
 
     def tile(self, kernel: Kernel | str, loop: str, size: int) -> Self:
-        """Run a loop of a kernel in blocks of `size` turns; the loop over the blocks goes around all loops there are.
+        """Run a loop of a kernel in blocks of `size` iterations; the loop over the blocks goes around all loops there
+        are.
 
         before:  for i0 < 64:                         after:  for i0 < 64 in tiles of 16:
                    for i1 < 256:                                for i1 < 256:
                      %out[..] = ..                                for i0 in its tile:
                                                                     %out[..] = ..
         Tiles of several loops nest in the order of the steps. A last tile may be smaller; along the vectorized loop
-        the size is a multiple of the vectors' lanes. Where no `parallel` says otherwise, threads take whole tiles. Of a
+        the size is a multiple of the vectors' lanes. Unless `parallel` says otherwise, threads claim whole tiles. Of a
         loop that is summed over (j0), the sums of tiles are added up. Elsewhere called: tile, split + reorder (Halide,
         TVM).
         Raises: ScheduleError (S0614) for a kernel or loop that there is not, a loop that is tiled already or spread
-            over threads, a size that tears vectors apart, and where another order would give another answer (points
-            that write to one place in order; the first of equal elements over several loops).
+            over threads, a size that tears vectors apart, and where another order would give another result (points
+            that write to one element in order; the first of equal elements over several loops).
         """
         return self._on_kernel("tile", kernel, loop, size=size)
 
@@ -120,47 +121,49 @@ class KernelSteps(Steps):
         By default vectors are whole registers. Along a loop that is summed over, each lane has a sum of its own, and
         these are added at the end. More vectors at once: `unroll` the loop. Elsewhere called: vectorize (Halide, TVM).
         Raises: ScheduleError (S0614) for a kernel or loop that there is not, more lanes than a register has, a loop
-            that carries a scan, writes to one place or to places that data tell, and where vectors go along another.
+            that carries a scan, writes to one element or to elements that depend on data, and where vectors go along
+            another.
         """
         return self._on_kernel("vectorize", kernel, loop, lanes=lanes)
 
     def unroll(self, kernel: Kernel | str, loop: str, times: int | None = None) -> Self:
-        """Write a loop's body `times` times in a row, or for all of its turns.
+        """Write a loop's body `times` times in a row, or for all of its iterations.
 
         before:  for j0 < 9:                          after:  for j0 < 9, unrolled 3 times:
                    s += %x[j0]                                  s += %x[j0];  s += %x[j0 + 1];  s += %x[j0 + 2]
-        Turns that are left over run in a loop of their own. The order stays, but along the vectorized loop: there so
-        many vectors are computed at once, and sums in as many parts. Elsewhere called: unroll (Halide, TVM).
-        Raises: ScheduleError (S0614) for a kernel or loop that there is not, more bodies than the loop has turns, or
-            than a kernel may have (64), and vectors at once that are no power of two.
+        Iterations that are left over run in a loop of their own. The order stays, but along the vectorized loop: there
+        so many vectors are computed at once, and sums in as many partial sums. Elsewhere called: unroll (Halide, TVM).
+        Raises: ScheduleError (S0614) for a kernel or loop that there is not, more bodies than the loop has iterations,
+            or than a kernel may have (64), and vectors at once that are no power of two.
         """
         return self._on_kernel("unroll", kernel, loop, times=times)
 
-    def parallel(self, kernel: Kernel | str, loop: str, turns: int | None = None) -> Self:
-        """Spread a loop of a kernel over threads, `turns` of it as one piece of work; of a tiled loop, its tiles.
+    def parallel(self, kernel: Kernel | str, loop: str, iterations: int | None = None) -> Self:
+        """Spread a loop of a kernel over threads, `iterations` of it as one work item; of a tiled loop, its tiles.
 
-        before:  for i0 < 64:                         after:  parallel for i1 < 256 in tiles of 32:     # 8 pieces
+        before:  for i0 < 64:                         after:  parallel for i1 < 256 in tiles of 32:     # 8 items
                    for i1 < 256:                                for i0 < 64:
                                                                   for i1 in its tile:
         The loop goes outside of all that are not spread; several are spread together, in the order of the steps. As
-        many turns as the loop has make one piece, which one thread runs. Elsewhere called: parallel (Halide, TVM).
+        many iterations as the loop has make one work item, which one thread runs. Elsewhere called: parallel (Halide,
+        TVM).
         Raises: ScheduleError (S0614) for a kernel or loop that there is not, a loop that is combined over (j0), points
-            that write to one place in order, and pieces that tear vectors or unrolled bodies apart.
+            that write to one element in order, and work items that tear vectors or unrolled bodies apart.
         """
-        return self._on_kernel("parallel", kernel, loop, turns=turns)
+        return self._on_kernel("parallel", kernel, loop, iterations=iterations)
 
     def _on_kernel(self, primitive: str, kernel: Kernel | str, loop: str, **amount: int | None) -> Self:
         name = kernel.name if isinstance(kernel, Kernel) else kernel
         if isinstance(name, Match):
             raise ScheduleError(
-                f"{primitive} is taken on a kernel, not on a Match", user_span(),
-                why="a loop belongs to a kernel that fuse made; one of the program has a node for each turn or, "
-                "where data say how many, no graph that takes steps",
+                f"{primitive} is applied to a kernel, not to a Match", user_span(),
+                why="a loop belongs to a kernel that fuse made; a loop of the program has a node an iteration or, "
+                "where their number depends on data, no graph that steps apply to",
                 fix=f's.fuse(match, name="mine", keep=True), then s.{primitive}("mine", "i0", ...)', code="S0607",
             )  # fmt: skip
         if not isinstance(name, str):
             raise ScheduleError(
-                f"{primitive} is taken on a kernel, not on a {type(name).__name__}", user_span(),
+                f"{primitive} is applied to a kernel, not to a {type(name).__name__}", user_span(),
                 why="a loop belongs to a kernel that fuse made", code="S0607",
                 fix=f's.fuse(match, name="mine", keep=True), then s.{primitive}("mine", "i0", ...)',
             )  # fmt: skip

@@ -89,7 +89,7 @@ class Kernel:
 
     def __str__(self) -> str:
         where = f" of {self.path}" if self.path else ""
-        return f"; kernel {self.name}{where}, {self.items} piece{'s' * (self.items != 1)} of work\n{self.listing}"
+        return f"; kernel {self.name}{where}, {self.items} work item{'s' * (self.items != 1)}\n{self.listing}"
 
 
 class Kernels(tuple[Kernel, ...]):

@@ -175,6 +175,6 @@ class Search:
 def _same(known: Knob, asked: Knob) -> None:
     if known != asked:
         raise ScheduleError(
-            f"the knob {asked} was {known} before", why="what is asked for may depend on other knobs' values alone",
-            fix="give each knob a name and choices of its own, and ask in the same order", code="S0631",
+            f"the knob {asked} was {known} before", why="which knobs there are may depend on other knobs' values alone",
+            fix="give each knob a name and choices of its own, and request them in the same order", code="S0631",
         )  # fmt: skip

@@ -31,9 +31,8 @@ class Match:
     nodes: in program order; sizes that only these need are among them, parameters are not. inputs: what the nodes use
     from outside, in order of use. outputs: what may be used outside. captures: values and numbers by the pattern's
     names, also as `match["name"]`. escaping: inner values that are used outside all the same (`find(escaping=True)`).
-    path: the innermost module that holds all of it. source: what it was found by. bound: what the pattern's parameters
-    stand for, in their order, as far as they are values or plain numbers. results: what stands for what the pattern
-    returns, in that order.
+    path: the innermost module that contains all of it. source: what it was found by. bound: the values or plain numbers
+        of the pattern's parameters, in their order. results: the values that the pattern returns, in that order.
     """
 
     nodes: tuple[Node, ...]
@@ -85,7 +84,7 @@ class Matches(list[Match]):
     why_none: str = ""
 
     def disjoint(self) -> Matches:
-        """Those that share no node with one before them that is kept."""
+        """Those that share no node with an earlier one of the result."""
         kept, taken = Matches(), set[Node]()
         for match in self:
             if taken.isdisjoint(match.nodes):

@@ -34,8 +34,8 @@ class Measured:
         if not found <= allowed:
             raise ScheduleError(
                 f"{step} of {path or 'the whole'} makes an error of {found:.2g}",
-                why=f"measured on the example inputs, rms relative to the answer's own; {allowed:.2g} is allowed",
-                fix=f"allow it with max_error={2 * found:.1g}, or take the step on fewer modules", code="S0623",
+                why=f"measured on the example inputs, relative to the rms of the result; {allowed:.2g} is allowed",
+                fix=f"allow it with max_error={2 * found:.1g}, or apply the step to fewer modules", code="S0623",
             )  # fmt: skip
         return found
 
@@ -51,7 +51,7 @@ class Measured:
             return None
         raise ScheduleError(
             f"{step} makes the model raise {type(error).__qualname__}: {error}",
-            why="it was run on the example inputs", fix="take the step on a part of the module only", code="S0607",
+            why="it was run on the example inputs", fix="apply the step to a part of the module only", code="S0607",
         ) from error  # fmt: skip
 
 

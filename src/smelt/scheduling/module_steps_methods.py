@@ -59,12 +59,13 @@ class ModuleSteps(Steps):
         return self.take("fork_rng", {"offset": offset})
 
     def layout(self, format: Literal["channels_last", "channels_last_3d"]) -> Self:
-        """Lay out images within a module channel by channel, which convolutions are faster on.
+        """Store images within a module channel by channel, which convolutions are faster on.
 
-        before:  y = conv(x)             x lies as [batch, channel, height, width]
-        after:   y = plain(conv(nhwc(x)))        within the module, x and weights lie as [batch, height, width, channel]
-        Shapes and values stay, and what leaves the module lies as before. Weights are laid out in what is built, not
-        in the model. Elsewhere called: memory_format (torch).
+        before:  y = conv(x)             x in memory as [batch, channel, height, width]
+        after:   y = plain(conv(nhwc(x)))        within the module: [batch, height, width, channel]
+        Shapes and values stay, and results of the module have the layout from before. The layout of weights changes in
+        the built module, not in the model.
+        Elsewhere called: memory_format (torch).
         Raises: ScheduleError (S0607) for another format, or where the module does not run so on the example inputs
             (a `view` over height and width).
         """
@@ -75,24 +76,26 @@ class ModuleSteps(Steps):
 
         before:  y = softmax(x @ w)                      f32
         after:   y = softmax(f32(bf16(x) @ bf16(w)))     products, convolutions, attention in bf16
-        Norms, softmax, losses, sums and powers stay in f32, and so do parameters; what leaves the module has eager's
-        type. keep: modules below that stay in f32 as a whole, by path from here. max_error: what the step may give
-        away, rms relative to the answer's own (bf16 0.05, f16 0.02): measured on the example inputs, told in the
-        printed schedule, and allowed by `verify`. In training, `checkpoint` keeps the islands when it computes again;
-        a model's own torch.utils.checkpoint knows autocast alone, and does not. Elsewhere called: autocast (torch).
+        Norms, softmax, losses, sums and powers stay in f32, and so do parameters; results of the module have eager's
+        type. keep: modules below that stay in f32 as a whole, by path from here. max_error: the error that the step may
+        cause, relative to the rms of the result (bf16 0.05, f16 0.02): measured on the example inputs, shown in the
+        printed schedule, and allowed by `verify`. In training, `checkpoint` preserves the islands when it computes
+        again; a model's own torch.utils.checkpoint knows autocast alone, and does not. Elsewhere called: autocast
+        (torch).
         Raises: ScheduleError: S0623 where the measured error is larger, S0607 for another type, S0601 for a path in
             `keep` that there is not.
         """
         return self.take("precision", {"dtype": dtype, "keep": tuple(keep), "max_error": max_error})
 
     def quantize(self, dtype: torch.dtype = torch.int8, *, max_error: float | None = None) -> Self:
-        """Hold the weights of linear layers, in here and below, in bytes, and multiply bytes.
+        """Store the weights of linear layers, in here and below, in bytes, and multiply bytes.
 
         before:  y = x @ weight.T + bias                          weight: f32[n, k]
         after:   y = (bytes(x) @ bytes.T) * scales + bias         bytes: i8[n, k], a scale a row of either
         The inputs become bytes as they come, row by row. Layers with tied weights, and those that are no plain
-        nn.Linear, stay. Keys stay: checkpoints are read into bytes, and written as what these stand for. Weights are
-        no parameters any more: gradients flow through them, not to them. max_error: as of `precision` (0.1).
+        nn.Linear, stay. Keys stay: checkpoints are read into bytes, and written as the numbers that these represent.
+        Weights are no parameters any more: gradients flow through them, not to them. max_error: as of `precision`
+        (0.1).
         Elsewhere called: quantize_dynamic (torch).
         Raises: ScheduleError: S0623 where the measured error is larger, S0607 where there is no layer to quantize.
         """

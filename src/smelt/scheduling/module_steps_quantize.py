@@ -141,7 +141,7 @@ def _obstacle(linear: torch.nn.Linear, root: torch.nn.Module) -> str | None:
     if weight is None:
         return "its weight is computed at each call"
     if "forward" in linear.__dict__:
-        return "an earlier step has given it another forward"
+        return "an earlier step has replaced its forward"
     if weight.device.type != "cpu" or not weight.is_floating_point():
         return f"its weight is {weight.dtype} on {weight.device.type}"
     if not weight.numel() or not bool(weight.isfinite().all()):

@@ -32,12 +32,12 @@ def call_own(name: str, function: Callable[..., T], *given: Any, **named: Any) -
             options = "".join(f", {key}={value!r}" for key, value in named.items())
             raise ScheduleError(
                 f"{name} cannot be called as the step calls it", why=raised,
-                fix=f"it is given {len(given)} arguments by position{options}; it takes {_signature(function)}",
+                fix=f"it receives {len(given)} arguments by position{options}; it takes {_signature(function)}",
                 code="S0607", notes=_written_at(function),
             ) from error  # fmt: skip
         raise ScheduleError(
-            f"{name} raises {raised}", _raised_at(error), why="a step whose code raises is not taken",
-            fix="mend that line; the schedule is as it was before the step", code="S0607",
+            f"{name} raises {raised}", _raised_at(error), why="a step whose code raises is not applied",
+            fix="fix that line; the schedule is unchanged", code="S0607",
         ) from error  # fmt: skip
 
 

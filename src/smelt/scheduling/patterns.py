@@ -55,7 +55,7 @@ class Pattern:
         if not self.nodes:
             raise ScheduleError(
                 f"the pattern {graph.name} has nothing to look for", _where(graph),
-                why="it holds no operator and no module whose place in a program could be found",
+                why="it contains no operator and no module that could be found in a program",
                 fix="let it compute something with its parameters, and return it", code="S0603",
             )  # fmt: skip
         self._users = {value: self._count_users(value) for node in self.nodes for value in node.results}
@@ -87,8 +87,8 @@ class Pattern:
         if node.regions:
             raise ScheduleError(
                 f"the pattern {self.graph.name} has a branch or a loop", node.span,
-                why="a pattern is matched as it stands, with one way through it",
-                fix="write one pattern for each way, or annotate the parameters so that it is decided", code="S0602",
+                why="a pattern is matched as written, along one path",
+                fix="write one pattern for each path, or annotate the parameters so that it is decided", code="S0602",
             )  # fmt: skip
         self.steps.append(node)
         self.arguments[node] = named_arguments(node)
@@ -147,7 +147,7 @@ def _scripted(given: Callable[..., Any]) -> Graph:
                 f"the pattern {name} cannot be captured: {error.what}", error.where,
                 why=error.why or "a pattern is a function of tensors, read like a program",
                 fix="write it with torch's operators, each number a parameter with its type (scale: float); "
-                "a predicate on nodes is given as find(where=...)",
+                "a predicate on nodes is passed as find(where=...)",
                 code="S0602",
             ) from error  # fmt: skip
     last = graph.body.last

@@ -15,9 +15,9 @@ from smelt.scheduling.draft import Draft, Selected
 class Primitive:
     """Base of all primitives: a name, and what it does to a draft.
 
-    keeps_meaning: whether the program computes the same afterwards, so that the original may run in its place.
-    own_randomness: whether it draws other random numbers, and is for that. on_graphs: whether it leaves all modules as
-    they are, and takes steps on graphs only, also where it is taken on a module.
+    keeps_meaning: whether the program computes the same afterwards, so that the original may run instead.
+        own_randomness: whether drawing other random numbers is its purpose. on_graphs: whether it changes no module,
+            and applies steps to graphs only, also when it is applied to a module.
     """
 
     name: ClassVar[str] = ""
@@ -27,7 +27,7 @@ class Primitive:
 
     @classmethod
     def allowed_error(cls, arguments: Mapping[str, Any]) -> float:
-        """The error that a step with these arguments gives away on purpose, rms relative to the answer's own rms."""
+        """The error that a step with these arguments causes on purpose, relative to the rms of the result."""
         return 0.0
 
     def apply(self, draft: Draft, at: Selected, **arguments: Any) -> None:

@@ -136,26 +136,27 @@ class ReplaceSteps(Steps):
         equal: bool = False,
         scope: str | None = None,
     ) -> Self:
-        """Put another module in the place of this one, or a module or function in the place of what was found.
+        """Replace this module by another one, or matches by a module or function.
 
         before:  fc1: Linear            s["fc1"].replace(Mine())                after:  fc1: Mine
         before:  %1 = relu(%x)          s.replace(F.gelu, s.find(relu)[0])      after:  %1 = gelu(%x)
         before:  %1 = q(%x)  %2 = k(%x) %3 = v(%x)   s.replace(QKV(), matches)  after:  %1, %2, %3 = QKV_0(%x)
 
-        new: a module (it may hold the old one: `nn.Sequential(s["fc1"].module, nn.ReLU())`) or a function. make: for a
-            module, called as `make(path, old)` where the step is taken, once for each of a selection.
-        match: one match, or several that one call replaces; its results are theirs in order. each: each by itself.
-        equal: a function computes what it replaces, so that a call which the step does not fit may run as it is, with
-            a warning; else that is an error.
+        new: a module (it may contain the old one: `nn.Sequential(s["fc1"].module, nn.ReLU())`) or a function. make: for
+            a module, called as `make(path, old)` when the step is applied, once for each of a selection.
+        match: one match, or several that one call replaces; its results are theirs in order. each: each separately.
+        equal: a function computes what it replaces, so that a call which the step does not fit may fall back to eager,
+            with a warning; else that is an error.
         name: of a new module, which stands as `name_0` below the module whose graph is edited (else `Mine_0`).
         arguments: further arguments of the function, or of the module's call. scope: the module whose graph is
-            edited, where it is to be a larger one than the smallest that holds the matches.
+            edited, if it should be a larger one than the smallest that contains the matches.
         Parameters of a replacement are found by the pattern's names, else by position; defaults stand where neither
-        gives more. Of a whole module, hooks and `training` are taken over. A module given once and put in several
-        places is copied for each. Elsewhere called: replace (Slapo).
-        Raises: ScheduleError, before anything is edited: S0608 where number, dtype or sizes of what the replacement
-            takes and gives do not fit; S0609 for matches that overlap, escape, or between whose nodes other effects or
-            dependents lie; S0610 where a hook lies inside.
+        gives more. Of a whole module, the new one gets hooks and `training`. A module passed once and assigned under
+        several names is copied for each.
+        Elsewhere called: replace (Slapo).
+        Raises: ScheduleError, before anything is edited: S0608 if number, dtype or sizes of the replacement's arguments
+            and results do not fit; S0609 for matches that overlap, escape, or have other effects or dependents between
+            their nodes; S0610 if a hook is inside.
         """
         if match is None:
             given = {"new": new, "make": make}
@@ -169,12 +170,13 @@ class ReplaceSteps(Steps):
         return self.take("replace", {k: v for k, v in given.items() if v is not None}, match, scope)
 
     def replace_all(self, type: type | tuple[type, ...], make: Make, **options: Any) -> Self:
-        """Put another module in the place of each of a type, in here and below.
+        """Replace each module of a type, in here and below.
 
         before:  act: ReLU, layers.0.act: ReLU        s.replace_all(nn.ReLU, lambda path, old: nn.GELU())
         after:   act: GELU, layers.0.act: GELU
-        make: called as `make(path, old, **options)`; what it gives may hold the old module, which is then left alone.
-        Hooks and `training` flags are taken over. Elsewhere called: replace_all (Slapo).
+        make: called as `make(path, old, **options)`; its result may contain the old module, which then stays unchanged.
+            The new module gets hooks and `training` flags.
+        Elsewhere called: replace_all (Slapo).
         Raises: ScheduleError: S0607 where there is no such module, or `make` raises; S0608 where it gives no
             module.
         """

@@ -43,12 +43,12 @@ from smelt.scheduling.verify import Verifying, checked, examples_of
 
 
 def schedule(model: torch.nn.Module, example_inputs: Any = None, *, verify_each: bool = False) -> Schedule:
-    """A schedule of a model. The model is never touched.
+    """A schedule of a model. It never changes the model.
 
     example_inputs: the arguments of a call (a tuple, or one tensor). With them sizes and types are known, and a copy of
         the model runs once, at the first search. Without, the model is captured from its source; it need not even run.
-    verify_each: compare with the model after every step, on the example inputs; a step after which answers or gradients
-        differ is refused, and the error (StepError, a VerifyError) names the first value that does.
+    verify_each: compare with the model after every step, on the example inputs; a step after which results or gradients
+        differ is refused , and the error (StepError, a VerifyError) names the first value that does.
     """
     if not isinstance(model, torch.nn.Module):
         raise ScheduleError(
@@ -63,7 +63,7 @@ def schedule(model: torch.nn.Module, example_inputs: Any = None, *, verify_each:
 
 
 def apply(text: str, model: torch.nn.Module, example_inputs: Any = None) -> Schedule:
-    """The schedule that `to_json` wrote, taken on a model: one with more layers, other sizes, other weights.
+    """The schedule that `to_json` wrote, applied to a model: one with more layers, other sizes, other weights.
 
     text names classes and functions to be imported; read one from elsewhere as you would read code. example_inputs: as
     of `schedule`.
@@ -132,7 +132,7 @@ class _View:
         return Step(path, primitive, dict(arguments), selector, where)
 
     def kernels(self, name: str = "") -> Kernels:
-        """The kernels that `fuse` made here and below, as their loops run with the steps taken on them so far.
+        """The kernels that `fuse` made here and below, with the loops that the steps so far made of them.
 
         name: one kernel's, or that of all which one `fuse` made. Printed, each has its loops with their names;
         `kernel.llvm` and `kernel.assembly` are its code. Products, convolutions and attention, which are no loop nests,
@@ -141,10 +141,11 @@ class _View:
         return kernels_of(self._root.state, paths_of(self._root.state, self.path), name)
 
     def knob(self, name: str, choices: Sequence[Any]) -> Any:
-        """One of the choices: the first, or while a scheduling function is tuned (`Schedule.tune`) each in its turn.
+        """One of the choices: the first, or while a scheduling function is tuned (`Schedule.tune`) each one after the
+        other.
 
-        It is the choice itself, so it may be an argument of any step, and decide which steps are taken.
-        Raises: ScheduleError (S0631) where there is no choice, or other ones were given for this name before.
+        It is the choice itself, so it may be an argument of any step, and decide which steps are applied. Raises:
+        ScheduleError (S0631) if there is no choice, or this name had other choices before.
         """
         return self._root.choose(name, choices)
 
@@ -156,7 +157,7 @@ class _View:
     def _take_registered(self, name: str, *given: Any, **arguments: Any) -> Self:
         if given:
             raise ScheduleError(
-                f"{name} is given {len(given)} argument{'s' * (len(given) != 1)} without a name", user_span(),
+                f"{name} receives {len(given)} argument{'s' * (len(given) != 1)} without a name", user_span(),
                 why="a step is data, in which arguments have names", fix=f"s.{name}(name=value)", code="S0607",
             )  # fmt: skip
         return self.take(name, arguments)
@@ -166,7 +167,7 @@ class _View:
 
 
 class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifying, Tuning):
-    """One module of the model, and what lies below it.
+    """One module of the model, and the modules below it.
 
     s["encoder.layer.0"] is the module at a path below, s["encoder.layer.*.attention"] all that fit; iteration gives the
     modules right below. `path` is counted from the whole model.
@@ -178,18 +179,18 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
 
     @property
     def module(self) -> torch.nn.Module:
-        """The module as it is now, to be looked at; the user's own until a first step."""
+        """The current module, for reading; the user's own until a first step."""
         found = self._state.modules.get(self.path)
         if found is None:
             raise ScheduleError(
-                f"there is no module {self.path!r} any more", why="a step put another one in place of what held it",
+                f"there is no module {self.path!r} any more", why="a step replaced the module that contained it",
                 fix="print the schedule to see its modules, or undo the step", code="S0601",
             )  # fmt: skip
         return found
 
     @property
     def log(self) -> Log:
-        """The steps taken so far, all over the model."""
+        """The steps so far, all over the model."""
         return Log(self._state.steps)
 
     @property
@@ -213,7 +214,7 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
         chain = list(states(self._state))
         if type(since) is not int or not 0 <= since < len(chain):
             raise ScheduleError(
-                f"there is no state after {since!r} steps", user_span(), why=f"{len(chain) - 1} were taken",
+                f"there is no state after {since!r} steps", user_span(), why=f"{len(chain) - 1} were applied",
                 fix=f"give a number from 0 to {len(chain) - 1}; print(s.log) shows the steps", code="S0607",
             )  # fmt: skip
         return difference(chain[since], self._state)
@@ -232,7 +233,7 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
         return copying.ties(self._state.tree)
 
     def undo(self) -> Self:
-        """Take the last step back. Raises: ScheduleError (S0607) where there is none."""
+        """Revert the last step. Raises: ScheduleError (S0607) where there is none."""
         before = self._state.before
         if before is None:
             raise ScheduleError("there is no step to take back", why="the log is empty", code="S0607")
@@ -242,8 +243,8 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
     def build(self, *, share: bool = False) -> torch.nn.Module:
         """The whole model after the steps: a module of the same class, with the same keys, ties, flags and hooks.
 
-        What no step touched computes bit for bit what the model does. No module of it is the user's; its parameters
-        and buffers are copies, or with share=True the very tensors of the model. Nothing is initialised anew.
+        Code without a step computes bit for bit what the model does. No module of it is the user's; its parameters and
+        buffers are copies, or with share=True the tensors of the model themselves. Nothing is initialised anew.
         Raises: ScheduleError (S0612) where a part of the model cannot be copied.
         """
         with SignalsWait(), full_collections_later():
@@ -263,7 +264,7 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where the capture ends before the program does, if it does: what lies behind cannot be found."""
+        """Where the capture ends before the program does, if it does: code behind that cannot be found."""
         return tuple(self._state.captured[1])
 
     @property
@@ -319,16 +320,16 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
         where: Callable[[Any], bool] | None = None,
         escaping: bool = False,
     ) -> Matches:
-        """All places of a pattern, in program order; overlapping ones too (`.disjoint()` chooses).
+        """All matches of a pattern, in program order; overlapping ones too (`.disjoint()` chooses).
 
         pattern: a function of tensors, in torch and `smelt.pattern`; a module (its parameters are free) or a graph; a
             module's class, or a regex of its name or an end of its path: its calls, and those that steps made under a
             name (`fused_0`); a predicate of `smelt.pattern`.
         where: a predicate on each match; without a pattern, on each node.
-        escaping: also places of which inner values are used outside (`match.escaping`). What the pattern returns may
-            always be.
+        escaping: also matches whose inner values are used outside (`match.escaping`). Values that the pattern returns
+            may always be.
         Raises: ScheduleError: S0602 where the pattern cannot be read, S0603 where there is nothing to look for, S0604
-            where one place has too many readings, S0605 where nothing of the model can be captured.
+            where one position has too many matches , S0605 where nothing of the model can be captured.
         """
         found = self._found(*_question(pattern, where, escaping))
         return found if found else self._none(found, pattern, escaping)
@@ -369,7 +370,7 @@ class Schedule(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Verifyin
 
 
 class Selection(_View, ReplaceSteps, FuseSteps, GraphSteps, KernelSteps, Sequence[Schedule]):
-    """Several modules of one model, in its order; a step here is one step, taken at each of them."""
+    """Several modules of one model, in its order; a step here is one step, applied to each of them."""
 
     def __init__(self, root: _Root, path: str, found: Sequence[str]) -> None:
         self._root, self.path = root, path
@@ -407,7 +408,7 @@ def _question(
     """What finds a pattern in a graph, and what then must hold for a match. Arguments, Raises: as of `find`."""
     if pattern is None and where is None:
         raise ScheduleError(
-            "find() looks for nothing", why="it was given neither a pattern nor a predicate",
+            "find() looks for nothing", why="it received neither a pattern nor a predicate",
             fix="give a pattern, or where=", code="S0603",
         )  # fmt: skip
     if where is not None and not callable(where):

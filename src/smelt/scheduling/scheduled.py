@@ -236,7 +236,7 @@ class ScheduledForward:
             self._held.left_alone = True
             way = f" ({error.fix})" if error.fix else ""
             place = f" at {error.where}" if error.where is not None else ""
-            text = f"{name} runs as it is, without {self.steps[0]}: {error.what}{place}{way}"
+            text = f"{name} falls back to eager, without {self.steps[0]}: {error.what}{place}{way}"
             warnings.warn(text, SmeltWarning, stacklevel=user_level())
 
 

@@ -178,7 +178,7 @@ def _graph_of(captured: Captured, module: torch.nn.Module, log: ReadLog | None, 
     if captured.conversions:
         first = captured.conversions[0]
         raise _refused(
-            name, f"its way depends on data: {first.what}", first.site.span if first.site is not None else None
+            name, f"its path depends on data: {first.what}", first.site.span if first.site is not None else None
         )
     if log is not None and not log.is_replayable:
         for path, part in module.named_modules():
@@ -195,13 +195,13 @@ def _graph_of(captured: Captured, module: torch.nn.Module, log: ReadLog | None, 
         if node.op == "write" and isinstance(node.args[0], Value) and node.args[0] in own:
             raise _refused(name, "it writes into its arguments", node.span)
         if node.regions or node.op == "expect":
-            raise _refused(name, "its way depends on data", node.span)
+            raise _refused(name, "its path depends on data", node.span)
     return graph
 
 
 def _refused(name: str, what: str, where: Span | None, why: str = "", fix: str = "") -> ScheduleError:
     return ScheduleError(
-        f"the forward of {name} cannot take a step on its graph: {what}", where,
+        f"no step can be applied to the graph of the forward of {name}: {what}", where,
         why=why or "such a step replaces the forward by one straight graph",
         fix=fix or "select a smaller module, in which this does not happen", code="S0613",
     )  # fmt: skip

@@ -99,9 +99,9 @@ class Search:
             self.steps += 1
             if self.steps > limit:
                 raise ScheduleError(
-                    f"the pattern {self.pattern.graph.name} can be laid over one place in too many ways",
-                    why=f"{MOST_STEPS} steps did not try them all; parts of it are alike and not connected",
-                    fix="return less of it, connect its parts, or look for one part at a time", code="S0604",
+                    f"the pattern {self.pattern.graph.name} matches one position in too many combinations",
+                    why=f"{MOST_STEPS} steps did not try them all; some of its components are alike and not connected",
+                    fix="return less of it, connect its components, or look for one of them at a time", code="S0604",
                 )  # fmt: skip
             ways: Iterator[tuple[Goal, ...]] | None
             if goals is None:

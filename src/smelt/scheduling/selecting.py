@@ -22,7 +22,7 @@ def as_matches(given: Any) -> list[Match]:
     """What a step was given to be taken on. Raises: ScheduleError (S0607) for what is no match and no list of them."""
     if isinstance(given, Matches) and not given and given.sought:
         raise ScheduleError(
-            f"there is no match of {given.sought} to take the step on",
+            f"there is no match of {given.sought} to apply the step to",
             why=given.why_none or "find gave none", fix="print(s.find(...)) shows what is found", code="S0607",
         )  # fmt: skip
     found = [given] if isinstance(given, Match) or not isinstance(given, Iterable) else list(given)
@@ -58,14 +58,14 @@ def selector_of(state: State, matches: Sequence[Match], paths: Sequence[str]) ->
     first = matches[0] if matches else None
     if first is None or first.source is None:
         raise ScheduleError(
-            "there is no match to take the step on", why="find gave none, or it was made by hand",
+            "there is no match to apply the step to", why="find gave none, or it was made by hand",
             fix="see s.find(...)", code="S0607",
         )  # fmt: skip
     source = first.source
     if any(match.source is None or match.source.given is not source.given for match in matches):
         raise ScheduleError(
             "the matches are of several patterns", why="a step is about the matches of one pattern",
-            fix="take one step for each", code="S0607",
+            fix="apply one step for each", code="S0607",
         )  # fmt: skip
     given = source.pattern.graph if source.pattern is not None else source.given
     find = remembering(reader(given, source.escaping))
@@ -85,8 +85,8 @@ def selector_of(state: State, matches: Sequence[Match], paths: Sequence[str]) ->
         return Selector(given, None, source.escaping)
     if len(chosen) != 1 or not next(iter(chosen)):
         raise ScheduleError(
-            "the matches are not the same ones in each module", why=f"the step is taken at {', '.join(paths)}",
-            fix="take a step for each module", code="S0609",
+            "the matches are not the same ones in each module", why=f"the step is applied at {', '.join(paths)}",
+            fix="apply a step for each module", code="S0609",
         )  # fmt: skip
     return Selector(given, next(iter(chosen)), source.escaping)
 

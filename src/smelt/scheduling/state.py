@@ -70,7 +70,7 @@ class State:
 
     @cached_property
     def scheduled(self) -> tuple[str, ...]:
-        """The modules of whose graphs steps were taken."""
+        """The modules to whose graphs steps were applied."""
         return paths_with_steps(self.tree)
 
     def is_hidden(self, match: Match) -> bool:

@@ -21,7 +21,7 @@ from smelt.scheduling.selector import Selector
 class Step:
     """One step.
 
-    path: the module from the root, with wildcards where it was selected so; the step is then taken at each that fits.
+    path: the module from the root, with the wildcards of its selection; the step then applies to each that fits.
     selector: the matches inside it; None where the module itself is meant. where: the user's line.
     """
 
@@ -38,7 +38,7 @@ class Step:
 
 
 class Log(tuple[Step, ...]):
-    """The steps that were taken, in order."""
+    """The applied steps, in order."""
 
     __slots__ = ()
 

@@ -41,7 +41,7 @@ def take(state: State, step: Step) -> State:
         error.where = error.where or step.where
         raise
     except Withdrawn as why:
-        warnings.warn(f"{step} was not taken: {why}", SmeltWarning, stacklevel=user_level())
+        warnings.warn(f"{step} was not applied: {why}", SmeltWarning, stacklevel=user_level())
         return state
     return draft.finish(step, on_graphs=primitive.on_graphs or step.selector is not None)
 

@@ -89,7 +89,7 @@ def _selector(selector: Selector, encoder: Encoder) -> dict[str, Any]:
     if isinstance(selector.pattern, Where):
         raise ScheduleError(
             "the schedule cannot be written as text: a predicate on nodes", why="it is a function of the graph's nodes",
-            fix="find by a pattern, a regex or a class; the schedule itself works as it is", code="S0611",
+            fix="find by a pattern, a regex or a class; the schedule itself works unchanged", code="S0611",
         )  # fmt: skip
     ordinals = None if selector.ordinals is None else list(selector.ordinals)
     return {"pattern": encoder.encode(selector.pattern), "ordinals": ordinals, "escaping": selector.escaping}

@@ -16,10 +16,10 @@ _LONGEST = 80
 class Trial:
     """One candidate.
 
-    knobs: what it asked for, and got. seconds, untouched: of a call of it, and of the untouched model beside it; None
-    where it was not measured. gain: how many times as fast as that, by the median of rounds in which both ran; 0 where
-    it was not measured. failure: "refused" where a step was not legal, "wrong" where answers or gradients differ,
-    "failed" for another error of the run; why: that error. steps: how many it took.
+    knobs: the choices that it requested and got. seconds, untouched: of a call of it, and of the untouched model beside
+    it; None where it was not measured. gain: how many times as fast as that, by the median of rounds in which both ran;
+    0 where it was not measured. failure: "refused" where a step was not legal, "wrong" where results or gradients
+    differ, "failed" for another error of the run; why: that error. steps: how many it took.
     """
 
     knobs: Mapping[str, Any]
@@ -35,8 +35,8 @@ class Trial:
 class Tuned:
     """A finished search; printed, it is a table of its trials.
 
-    schedule: with the steps of the best. trials: in the order in which they were tried; of a result that was kept on
-    disk only the best, with the times measured then. best: of trials. ended: why the search did; is_complete: whether
+    schedule: with the steps of the best. trials: in the order in which they were tried; of a result that was cached on
+    disk only the best , with the times measured then. best: of trials. ended: why the search did; is_complete: whether
     nothing was left to try. is_kept: whether the result was read from disk. space: how many candidates there are at
     most, by the knobs that were seen.
     """
@@ -59,7 +59,7 @@ class Tuned:
 
     def _summary(self) -> str:
         if self.is_kept:
-            return "kept from an earlier search; verified again, not measured again"
+            return "cached from an earlier search; verified again, not measured again"
         failures = [trial.failure for trial in self.trials]
         counts = [f"{failures.count(kind)} {kind}" for kind in ("refused", "wrong", "failed") if kind in failures]
         counts = [f"{failures.count(None)} measured", *counts]

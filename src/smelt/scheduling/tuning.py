@@ -80,23 +80,23 @@ class Tuning:
         clock: Clock = time.perf_counter,
         **kwargs: Any,
     ) -> Tuned:
-        """Take the steps of a scheduling function with the choices of its knobs that measure fastest.
+        """Apply the steps of a scheduling function with the choices of its knobs that measure fastest.
 
-        shape: takes steps on the schedule that it is given, and asks `knob(name, choices)` where it needs one. It is
-            called once for each candidate, on a schedule that is as this one; which knobs it asks for, and which steps
-            it takes, may depend on knobs it asked before, and on nothing else that changes.
+        shape: applies steps to the schedule in its argument, and calls `knob(name, choices)` where it needs one. It is
+            called once for each candidate, on a schedule like this one; which knobs it requests, and which steps it
+            applies, may depend on earlier knobs, and on nothing else that changes.
         args, kwargs, inputs: calls of the whole model, as of `verify`. The first is timed, without gradients.
         budget: seconds after which no further candidate is begun; None for no limit. trials: at most so many are tried.
             Are there no more, all are; else they are drawn at random first, then near the best so far.
-        repeats: how often a candidate and the untouched model take turns; what counts are the medians.
-        backward: as of `verify`. seed: of the random choices. cache: keep the result on disk, by the program, the
-            function's code and knobs and the machine, and use one that is there. A kept one is verified again.
+        repeats: how often a candidate and the untouched model run, interleaved; the medians count.
+        backward: as of `verify`. seed: of the random choices. cache: store the result on disk, by the program, the
+            function's code and knobs and the machine, and use one that is there. A cached one is verified again.
         progress: whether a bar is shown; None where the terminal is one. run: what is timed of a module instead of a
             plain call, for example a step of training. clock: gives seconds.
-        A candidate with a step that is refused, with other answers or gradients than the model's, or that fails as it
-        runs, is counted and passed over. The model is never touched.
+        A candidate with a step that is refused, with other results or gradients than the model's, or that fails when it
+        runs, is counted and skipped. The model never changes.
         Returns: what was tried, what was chosen.
-        Raises: ScheduleError: S0631 for knobs that are asked for in another way each time, S0632 where no candidate
+        Raises: ScheduleError: S0631 for knobs that differ each time, S0632 where no candidate
             can be used, S0622 where the model cannot be run on these arguments. VerifyError, or what a step raised, is
             its cause. Nothing has changed then.
         """
@@ -268,8 +268,8 @@ def _check_alone(schedule: Tuning, base: State) -> None:
     if schedule._state is not base:
         schedule._become(base)
         raise ScheduleError(
-            "the scheduling function took steps on the schedule that is being tuned",
-            why="each candidate has a schedule of its own, which the function is given",
+            "the scheduling function applied steps to the schedule that is being tuned",
+            why="each candidate has a schedule of its own, which the function receives",
             fix="use the function's argument, not the schedule around it", code="S0631",
         )  # fmt: skip
 

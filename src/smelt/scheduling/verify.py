@@ -23,7 +23,7 @@ from smelt.scheduling.taking import states, take
 
 @dataclass(eq=False)
 class StepError(VerifyError):
-    """A schedule answers differently than its model.
+    """A schedule gives other results than its model.
 
     difference: the first value that differs: its path, index, what was expected and what came. step: the step after
     which it does. Pickled, it keeps the difference and its text.
@@ -55,10 +55,10 @@ class Verifying:
         Each call runs in the model's mode and in the other one (train, eval), without gradients and with them, from
         the same random seed, on copies. Compared are outputs however nested, what happens to arguments, buffers,
         parameters and attributes, the random numbers drawn, and the gradients of floating arguments and parameters.
-        Integers and bools must be equal, NaN and infinities in their places; floats lie as near to float64 as eager
-        does, by a small factor; what steps give away on purpose (`precision`, `quantize`) is allowed to them.
+        Integers and bools must be equal, NaN and infinities in the same elements; floats must be as near to float64 as
+        eager's, up to a small factor; steps that lose precision on purpose (`precision`, `quantize`) may do so.
         Returns: what was compared, with the largest error. Parameters are matched by name; renamed ones by value.
-        Raises: StepError, a VerifyError (S0621) with the step after which the answers differ and the first value that
+        Raises: StepError, a VerifyError (S0621) with the step after which the results differ and the first value that
             does; ScheduleError (S0622) where the model itself does not run on these arguments.
         """
         return verified(self._state, as_calls(self._state, args, kwargs, inputs), backward)
@@ -94,7 +94,7 @@ def examples_of(state: State) -> list[Arguments]:
     """The schedule's example inputs. Raises: ScheduleError (S0622) where it has none."""
     if state.examples is None:
         raise ScheduleError(
-            "there is nothing to compare on", why="neither arguments nor example inputs were given",
+            "there is nothing to compare on", why="neither arguments nor example inputs were passed",
             fix="call s.verify(x), or smelt.schedule(model, example_inputs=(x,))", code="S0622",
         )  # fmt: skip
     return [Arguments(tuple(state.examples))]
@@ -118,7 +118,7 @@ def _error(state: State, found: Comparison) -> StepError:
     assert found.difference is not None
     step = state.steps[-1] if state.steps else None
     if step is None:
-        what, fix = "a copy of the model answers differently than the model", "look for state that copies share"
+        what, fix = "a copy of the model gives other results than the model", "look for state that copies share"
     else:
         what = f"after step {len(state.steps)}, {step}, {found.difference}"
         fix = f"correct or undo the step; the {len(state.steps) - 1} before it agree with the model"

@@ -84,7 +84,7 @@ class CaptureTrace(Trace):
     def _check_weight(self, weight: int) -> None:
         if weight > _MOST_WEIGHT:
             raise CannotStage(
-                "what the program asks of its sizes and numbers is too long to be asked at each call",
+                "the conditions on the program's sizes and numbers are too long to be checked at each call",
                 "a loop goes on as a number says that it computes",
                 self.site(),
             )

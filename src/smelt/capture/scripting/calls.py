@@ -110,7 +110,7 @@ def call(session: ScriptSession, runtime: Any, at: int, fn: Any, args: tuple[Any
     if any(isinstance(a, Spread) for a in args):
         args = _spread(session, fn, args)
     if getattr(fn, "__module__", None) == "torch.random" or isinstance(getattr(fn, "__self__", None), torch.Generator):
-        session.cannot("the random generator is asked or set", "a graph draws numbers and does no more with it")
+        session.cannot("the random generator's state is read or set", "a graph draws numbers and does no more with it")
     if session.iterators:
         for value in (*args, getattr(fn, "__self__", None)):
             session.check_iterator(value)
@@ -173,7 +173,7 @@ def _spread(session: ScriptSession, fn: Any, args: tuple[Any, ...]) -> tuple[Any
         for part in parts[1:]:
             whole = session.emit("py.concat", whole, part)
         return (*ahead, ShapeObject(slot_of(whole)))
-    return session.cannot("a list whose length only a run knows is spread over a call's arguments")
+    return session.cannot("a list of dynamic length is unpacked into a call's arguments")
 
 
 def _callback(session: ScriptSession, value: Any) -> Any:
@@ -379,7 +379,9 @@ def _of_kinds(session: ScriptSession, fn: Any, args: tuple[Any, ...], kwargs: di
                     raise
                 del records[before:]
     name = getattr(fn, "__name__", fn)
-    return session.cannot(f"{name} is given a value of which only a run knows the kind", "annotate where it comes from")
+    return session.cannot(
+        f"{name} receives a value whose kind is not known until run time", "annotate where it comes from"
+    )
 
 
 _MOST_UNKNOWN = 3  # values of unknown kind that are tried as ints, in one call
@@ -455,7 +457,7 @@ def _isinstance(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     if of_class is not None:
         return isinstance(of_class(), classes)
     if is_staged(value) and slot_of(value).type == ANY:
-        return session.cannot("the class of a value of unknown kind is asked for", "annotate the parameter")
+        return session.cannot("the program reads the class of a value of unknown kind", "annotate the parameter")
     if isinstance(value, torch.Tensor):
         kinds = classes if isinstance(classes, tuple) else (classes,)
         if session.type_of(value).dtype == DType.UNKNOWN and any(map(is_legacy, kinds)):
@@ -519,7 +521,9 @@ def _hasattr(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
         kind = slot_of(value).type
         plain = {ListType: list, DictType: dict, TupleType: tuple}.get(type(kind)) or CLASSES.get(kind)
         if plain is None and not hasattr(object, name):
-            session.cannot(f"whether a value has {name} is asked, which may be of any kind", "nothing says what it is")
+            session.cannot(
+                f"the program tests for {name} on a value that may be of any kind", "nothing says what it is"
+            )
         return hasattr(class_of(value) or plain or object, name)
     if isinstance(value, torch.Tensor) and name not in _OF_SOME and hasattr(torch.Tensor, name):
         return True  # to read it would leave its sizes in the graph, of a tensor that may have another rank
@@ -609,7 +613,7 @@ def _dict_from_keys(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
 
 def _set(session: Any, runtime: Any, args: Any, kwargs: Any) -> Any:
     if len(args) == 1 and _is_open(session, args[0]):
-        session.cannot("a set is made of what only a run knows", MEMBERS)
+        session.cannot("a set is made of dynamic values", MEMBERS)
     return NotImplemented
 
 

@@ -66,7 +66,10 @@ def _tensor_of(
         data = session.emit("py.int", data)
     value = mark(session, data)
     if isinstance(value, torch.Tensor):
-        session.cannot(f"a tensor is made of a value {kind}", "which kind of number it is, or none, a run knows only")
+        session.cannot(
+            f"a tensor is made of a value {kind}",
+            "which kind of number it is, or whether it is None, is not known until run time",
+        )
     return torch.scalar_tensor(value, dtype=mark(session, dtype) or kinds_of[kind], device=mark(session, device))
 
 

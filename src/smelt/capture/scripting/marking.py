@@ -37,7 +37,7 @@ def _object_mark(session: ScriptSession, value: Any, slot: Any) -> Any:
         return session.as_tensor(value)
     if type_ == STR:
         return session.specialize(slot)
-    return session.cannot(f"torch is given a {type_} that only a run knows")
+    return session.cannot(f"torch receives a {type_} that is not known until run time")
 
 
 def marked(session: ScriptSession, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from smelt.capture.recorder import Slot, slot_type
 from smelt.capture.staging.records import Listed
 from smelt.ir import ANY, DictType, ListType, OptionalType, TensorType, TupleType, Type
 
-WHOLE_VALUES = "a graph's containers are values, and which object one is of the program's no value tells"
+WHOLE_VALUES = "a graph's containers are values, and a value has no identity"
 HELD_VALUES = "a graph's containers are values: who holds the other one would not see the change"
 # What gives lists where its type says so; of another a list by its type may be a tuple in a run.
 LISTING = frozenset((

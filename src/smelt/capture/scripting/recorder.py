@@ -155,7 +155,7 @@ class ScriptRecorder(ShadowRecorder):
             operands.append(marked)
             return marked
         if self.marks.is_broken(arg):
-            self.session.cannot("torch calculates with a number that only a run knows")
+            self.session.cannot("torch calculates with a number that is not known until run time")
         if isinstance(arg, torch.Size):
             arg = list(arg)
         if isinstance(arg, (list, tuple)) and len(arg) == 1 and id(arg[0]) in self.listed:
@@ -167,7 +167,7 @@ class ScriptRecorder(ShadowRecorder):
         super()._lift(tensor, slot)
         if slot in self.constants and self.marks.may_hold(self.constants[slot]):
             self.session.cannot(
-                "torch makes a tensor of a number that only a run knows", "it asks Python for the number"
+                "torch makes a tensor of a number that is not known until run time", "it needs the number in Python"
             )
 
     # --- operators ---------------------------------------------------------------------------------------------------
@@ -346,10 +346,10 @@ class ScriptRecorder(ShadowRecorder):
         site = self._find_site(2)
         if info.name != "aten.select.int" or site is None or not site.is_subscript:
             return {}
-        taken, maker = 0, self.makers.get(noted[0])
+        indexed, maker = 0, self.makers.get(noted[0])
         while maker is not None and maker[0] is info and maker[4] == site:
-            taken, maker = taken + 1, self.makers.get(maker[1][0])
-        return {"taken": taken}
+            indexed, maker = indexed + 1, self.makers.get(maker[1][0])
+        return {"indexed": indexed}
 
     def _argument(self, info: OpInfo, arg: Any, values: dict[Slot, Value]) -> Any:
         """An argument as the graph's. Raises: what stops the session, where no graph holds it."""

@@ -130,7 +130,7 @@ _FIXES = {
     "it is an asynchronous generator": "script a plain function, and await around it",
     EFFECT: "return it, or use smelt.compile, after whose calls it is there as in eager",
     OUTSIDE_OF_PYTHON: "do it outside of the function, or use smelt.compile, which has that line run in Python",
-    HELD_VALUES: "put the changed one back (d[k] = d[k] + [x]), or use smelt.compile",
+    HELD_VALUES: "assign the changed one (d[k] = d[k] + [x]), or use smelt.compile",
     WHOLE_VALUES: "annotate, keep its number (i == 0), or use smelt.compile",
     MEMBERS: "keep them in a list, or in a tensor with torch.unique; give sizes as numbers (smelt.f32[2, 3]), or use "
     "smelt.compile",
@@ -318,7 +318,7 @@ class _Run:
         except Grows as grows:
             kind = type(grows.grown).__name__
             raise _error(
-                f"a {kind} is changed in a way that only a run knows", f"it is held where no staged {kind} can stand",
+                f"how a {kind} changes is not known until run time", f"it is stored where no traced {kind} can stand",
                 grows.site,
             ) from None  # fmt: skip
         finally:
@@ -476,12 +476,12 @@ def _transforms_in(stop: CannotStage) -> list[str]:
 
 
 def _of_transform(names: Sequence[str], stop: CannotStage) -> CaptureError:
-    what = f"torch.func.{names[0]} runs a function in a way that scripting does not follow"
+    what = f"torch.func.{names[0]} runs a function as scripting does not follow it"
     if names == ["vmap"]:
-        why = f"it asks the sizes of its arguments, which only a run tells ({stop.what})"
+        why = f"it reads the sizes of its arguments, which are not known until run time ({stop.what})"
         fix = "give the parameters their sizes (x: smelt.f32[6, 3]), or use smelt.compile, which records a run"
     else:
-        why = f"{names[-1]} takes gradients of what it is given, and scripting gives it stand-ins ({stop.what})"
+        why = f"{names[-1]} takes gradients of its arguments, and scripting passes it proxies ({stop.what})"
         fix = "use smelt.compile or smelt.trace, which record a run with real tensors"
     return CaptureError(what, stop.site.span if stop.site is not None else None, why=why, fix=fix, code="S0109")
 
@@ -491,7 +491,7 @@ def _words_of(error: Exception) -> str:
     try:
         return str(error)
     except CannotStage:
-        return "what it says only a run tells"
+        return "its text is not known until run time"
 
 
 def _line_of(error: Exception | None) -> Span | None:

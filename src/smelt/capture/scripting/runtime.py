@@ -82,7 +82,9 @@ class ScriptRuntime(StagingRuntime):
                 kind = slot_of(o).type
                 if kind == ANY:
                     if not hasattr(torch.Tensor, name):
-                        session.cannot(f"{name} is asked of a value that may be of any kind", "nothing says what it is")
+                        session.cannot(
+                            f"{name} is called on a value that may be of any kind", "nothing says what it is"
+                        )
                     return self._of_tensor(session.as_tensor(o), name)
                 if str(kind) in ("device", "dtype") or (kind == COMPLEX and name in ("real", "imag")):
                     return session.emit("py.getattr", o, name)
@@ -125,7 +127,7 @@ class ScriptRuntime(StagingRuntime):
                 calls.call(self.session, self, at, setter, (o, v), {})
                 return
             if name == "data" and isinstance(o, torch.Tensor):
-                self.session.cannot("`data` of a tensor is set", "how it lies is known in a run only")
+                self.session.cannot("`data` of a tensor is set", "its memory layout is not known until run time")
             super().setattr_(at, o, name, v)
         except Exception as error:
             self._programs(error)
@@ -291,7 +293,7 @@ class ScriptRuntime(StagingRuntime):
             return self.session.emit("py.eq", value, other)
         plain = [k for k in (kind, theirs) if k == ANY or k in _OF_CLASS.values()]
         if len(plain) == 2 and (kind == theirs or ANY in plain):
-            self.session.cannot(f"the identity of a value {kind} is asked for", "annotate it, or compare with ==")
+            self.session.cannot(f"the program reads the identity of a value {kind}", "annotate it, or compare with ==")
         if isinstance(other, torch.Tensor) or (is_staged(other) and not plain):
             one, two = slot_of(value), self.session.encode(other)
             if self.session.is_one_item(one, two):
@@ -478,7 +480,7 @@ class ScriptRuntime(StagingRuntime):
         if any(error is known for known in (*session.raised, *session.refused)):
             return
         if StagedObject.__name__ in str(error) or _STAGED_NUMBER.search(str(error)):
-            session.cannot("code that is not converted is given what only a run tells", str(error))
+            session.cannot("code that is not converted receives a dynamic value", str(error))
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
@@ -546,7 +548,7 @@ class _Unpacked:
         frame = sys._getframe(1)
         code, at = frame.f_code.co_code, frame.f_lasti
         if at < 0 or code[at] not in (_UNPACK, _UNPACK_STARRED):
-            session.cannot("a sequence whose length only a run knows is taken apart")
+            session.cannot("a sequence of dynamic length is unpacked")
         if isinstance(self.items, StagedObject) and isinstance(slot_of(self.items).type, DictType):
             self.items = calls.list_of(session, self.items)
         length = calls._len(session, self.runtime, (self.items,), {})
@@ -571,7 +573,7 @@ class _Unpacked:
         elif isinstance(slot_of(items).type, ListType):
             rest = StagedObject(slot_of(session.emit("py.slice", items, before, end)))
         else:
-            session.cannot(f"a {slot_of(items).type} is taken apart, and what is left of it kept as a list")
+            session.cannot(f"a {slot_of(items).type} is unpacked, and the rest of it becomes a list")
         last = [self.runtime.binop(0, "+", end, i) for i in range(after)]
         first = [self.runtime.getitem(0, items, i) for i in range(before)]
         return iter([*first, Spread(rest), *(self.runtime.getitem(0, items, i) for i in last)])

@@ -183,7 +183,9 @@ class ScriptSession(Session):
     def _combine(self, region: Region, number: int, part: Any) -> tuple[list[Any], Outcome]:
         is_first = number == 0 and not self.regions
         if is_first and self.optional and self.paths * 2**self.optional > self.most_explored:
-            why = f"optional parameters are {self.optional} questions, and one way is {self.paths} regions"
+            why = (
+                f"optional parameters are {self.optional} data-dependent branches, and one path is {self.paths} regions"
+            )
             raise Exhausted("the program has too many paths", why)
         return super()._combine(region, number, part)
 
@@ -240,7 +242,7 @@ class ScriptSession(Session):
         """End the run for an error of Smelt's own steps. Raises: CannotStage."""
         if isinstance(error, RecursionError):
             # Python has no room left for them: the program's calls took it.
-            self.cannot("calls lie too deep inside each other", DEEP)
+            self.cannot("calls are nested too deep", DEEP)
         self.internal = error
         self.cannot(f"scripting failed: {type(error).__name__}: {error}", "this is a defect of Smelt")
 
@@ -253,7 +255,7 @@ class ScriptSession(Session):
         """Raises: CannotStage where what a container of an argument holds may be another argument, or held by one."""
         behind = [self._arguments_behind(a), self._arguments_behind(b)]
         if all(behind) and any(slot not in self.params for slot in (a, b)):
-            self.cannot("whether what a container holds is the very object is asked", WHOLE_VALUES)
+            self.cannot("`is` on a container element is not supported", WHOLE_VALUES)
 
     def _arguments_behind(self, slot: Slot) -> set[Slot]:
         """The parameters that a value is, or out of which it was taken."""
@@ -261,7 +263,7 @@ class ScriptSession(Session):
 
     def unmerge(self, why: object) -> None:
         if isinstance(why, tuple) and why[0] == "element":
-            self.cannot("whether what a container holds is the very object is asked", WHOLE_VALUES)
+            self.cannot("`is` on a container element is not supported", WHOLE_VALUES)
         super().unmerge(why)
 
     # --- values ------------------------------------------------------------------------------------------------------
@@ -392,7 +394,7 @@ class ScriptSession(Session):
         if value is not None and self.iterators.get(id(value)) is value:
             self.cannot(
                 "an iterator from outside is advanced",
-                "the program is not run by scripting, and what an iterator gave cannot be put back",
+                "the program is not run by scripting, and an iterator cannot be rewound",
             )
 
     def attempt(self, op: str, operands: Sequence[Any], named: Mapping[str, Any], given: Sequence[Any] = ()) -> None:
@@ -400,8 +402,10 @@ class ScriptSession(Session):
 
         Raises: what the operator would, on the path where it does.
         """
-        if not ATTEMPT_KEYWORDS.issuperset(named.keys() - {"taken"}):
-            self.cannot(f"{op} stands where an exception is caught, and may raise one", "only a run tells")
+        if not ATTEMPT_KEYWORDS.issuperset(named.keys() - {"indexed"}):
+            self.cannot(
+                f"{op} stands where an exception is caught, and may raise one", "this is not known until run time"
+            )
         found = ScalarSlot(ListType(STR), _DEAD)
         self.append("py.attempt", [op, *operands], named, [found])
         failure = wrap(found)
@@ -620,7 +624,7 @@ class ScriptSession(Session):
         """A parameter's default: the graph then holds for it only. Raises: CannotStage for any other value."""
         if slot not in self.defaults or len(self.regions) > 1:
             what = f"parameter {self.params[slot][0]}" if slot in self.params else f"a value {slot.type}"
-            self.cannot(f"Python needs to know {what}", "only a run tells it")
+            self.cannot(f"Python needs to know {what}", "it is not known until run time")
         value = self.defaults[slot]
         self.append("expect", [slot, value], {}, [])
         return value

@@ -23,7 +23,7 @@ from typing import Any, Final
 from smelt.capture.convert.expressions import CONSUMERS
 from smelt.capture.splitting.flow import Flow, Names, called_name, leaves, loads, shows_frame, stores
 
-MARKER: Final = "\0smelt: pieces"
+MARKER: Final = "\0smelt: partitions"
 """The constant that becomes the object which holds the pieces, once the code is compiled."""
 
 Place = tuple[int, int, int, int]

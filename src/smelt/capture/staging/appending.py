@@ -52,7 +52,7 @@ class Appending:
 
     def refuse(self) -> NoReturn:
         """Raises: CannotStage."""
-        raise CannotStage(f"{self.place.name} is not only appended to on all ways", "its items are no argument", None)
+        raise CannotStage(f"{self.place.name} is not only appended to on all paths", "its items are no argument", None)
 
 
 for _name in _USES:

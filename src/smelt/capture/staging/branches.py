@@ -251,7 +251,7 @@ def check_genuine(session: Session, error: Exception) -> None:
     ):
         return
     raise CannotStage(
-        f"an error came up on shadows: {type(error).__name__}: {error}",
+        f"running on fake tensors failed: {type(error).__name__}: {error}",
         "it may be one of staging, not of the program",
         session.site(),
     ) from error

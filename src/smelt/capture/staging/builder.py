@@ -112,7 +112,7 @@ class StagedBuilder(GraphBuilder):
         if found is None:
             raise CaptureError(
                 f"a value {slot_type(slot)} that was made on one path was used outside of it",
-                why="it was kept where staging does not look: in an object that C code holds, or in a generator",
+                why="it is stored where staging does not look: in an object of C code, or in a generator",
                 fix="keep it in a variable, a container or an attribute",
                 code="S0104",
             )

@@ -69,7 +69,7 @@ def by_trial(
         if trace is None or not any(map(has_symbols, (*args, *kwargs.values()))):
             types, shares = _at_once(_OnCpu(is_refused, MOST_TRIED), name, arguments, named)
         elif not all(isinstance(atom, (Symbol, Division, Rounded)) for atom in trace.atoms):
-            raise CannotTell("a size is computed in a way that is not followed")
+            raise CannotTell("a size is computed by code that staging does not follow")
         else:
             known = [t.numel for t in operands if all(type(n) is int for n in t.sizes)]
             ask = _OnCpu(is_refused, min(max(known, default=0) + _FEW_ELEMENTS, MOST_TRIED))

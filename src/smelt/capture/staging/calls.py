@@ -174,12 +174,12 @@ def _tensor(session: Any, data: Any, dtype: Any = None, device: Any = None, requ
         made = _tensor_of_numbers(session, data, dtype)
         return made if device is None else made.to(device)
     if isinstance(data, StagedObject):
-        session.cannot(f"a tensor is made of a staged {slot_of(data).type}")
+        session.cannot(f"a tensor is made of a traced {slot_of(data).type}")
     plain: dict[type, Any] = {bool: BOOL, int: INT, float: FLOAT}
     kind: Any = slot_of(data).type if is_staged(data) else plain.get(type(at_hand(number_of(data))))
     found = {BOOL: torch.bool, INT: torch.int64, FLOAT: torch.get_default_dtype()}.get(kind)
     if requires_grad or found is None:
-        session.cannot("a tensor is made of a staged value")
+        session.cannot("a tensor is made of a traced value")
     return torch.scalar_tensor(data, dtype=dtype or found, device=device)
 
 
@@ -195,7 +195,7 @@ def _tensor_of_numbers(session: Any, data: StagedObject, dtype: Any) -> torch.Te
     """
     element = slot_of(data).type.element
     if element not in _OF_NUMBERS:
-        session.cannot(f"a tensor is made of a staged {slot_of(data).type}")
+        session.cannot(f"a tensor is made of a traced {slot_of(data).type}")
     name, wide = _OF_NUMBERS[element]
     if dtype is None:
         dtype = torch.get_default_dtype() if wide is torch.float64 else wide
@@ -327,7 +327,7 @@ def _isinstance(session: Any, runtime: Any, args: tuple[Any, ...], kwargs: dict[
     kinds = {ListType: list, TupleType: tuple, DictType: dict}
     kind = kind or kinds.get(type(slot_of(value).type))
     if kind is None:
-        return session.cannot("the class of a staged value of unknown kind is asked for")
+        return session.cannot("the program reads the class of a traced value of unknown kind")
     return issubclass(kind, classes)
 
 
@@ -469,15 +469,15 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
 
 
 def unpacked(session: Any, value: StagedObject) -> Sequence[Any]:
-    """The items of a staged tuple."""
+    """The items of a traced tuple."""
     type_ = slot_of(value).type
     if not isinstance(type_, TupleType):
-        session.cannot(f"a staged {type_} is unpacked", "its length depends on data")
+        session.cannot(f"a traced {type_} is unpacked", "its length depends on data")
     return [session.emit("py.getitem", value, i) for i in range(len(type_.elements))]
 
 
 def method(session: Any, value: StagedObject, name: str) -> Any:
-    """A bound method of a staged value."""
+    """A bound method of a traced value."""
     type_ = slot_of(value).type
     kind = "list" if isinstance(type_, ListType) else "dict" if isinstance(type_, DictType) else str(type_)
     changing = {"list": _LIST_CHANGES, "dict": _DICT_CHANGES}.get(kind, {})
@@ -528,7 +528,7 @@ def _reverse(session: Any, items: StagedObject) -> None:
 
 def _sort(session: Any, items: StagedObject, *, key: Any = None, reverse: bool = False) -> None:
     if key is not None:
-        session.cannot("a list of which only a run knows the length is sorted by a key")
+        session.cannot("a list of dynamic length is sorted by a key")
     items.slot = slot_of(_sorted(session, None, (items,), {"reverse": reverse}))
 
 
@@ -558,7 +558,7 @@ def _set_default(session: Any, items: StagedObject, key: Any, value: Any = None)
 def _update(session: Any, items: StagedObject, *more: Any, **named: Any) -> None:
     for given in (*more, named):
         if not isinstance(given, dict):
-            session.cannot("a dict is updated with what only a run knows")
+            session.cannot("a dict is updated with a dynamic value")
         for key, value in given.items():
             items.slot = slot_of(session.emit("py.setitem", items, key, value))
 

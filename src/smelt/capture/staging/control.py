@@ -1,4 +1,4 @@
-"""The runtime of a staged run: what converted code asks of Python, answered for values that depend on data.
+"""The runtime of a traced run: what converted code asks of Python, answered for values that depend on data.
 
 Where no operand depends on data each method does what Python does.
 """
@@ -105,7 +105,10 @@ class StagingRuntime(PlainRuntime):
                 # It came to depend on data on the way: a loop of the graph from its first turn.
                 raise Again(whole=key)
             if session.recorder.records is not records:
-                session.cannot("the test of a loop asks Python for a truth value", "it is asked anew at every turn")
+                session.cannot(
+                    "the condition of a loop converts a value to bool in Python",
+                    "it is evaluated again in every iteration",
+                )
             # As if the test had not been asked: nothing may stand for what it recorded.
             del records[mark:]
             session.recorder.back(known)
@@ -448,7 +451,7 @@ class StagingRuntime(PlainRuntime):
             if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor) and left is not right:
                 check_identity(self.session, left, right)
             if left is not right and _are_numbers(left, right) and (is_sized(left) or is_sized(right)):
-                self.session.cannot("the identity of a number that is free is asked for", "compare with `==`")
+                self.session.cannot("the program reads the identity of a dynamic number", "compare with `==`")
         if op in ("is", "is not") and (is_staged(left) or is_staged(right)):
             found = self._identical(left, right)
             return found if op == "is" else self.not_(0, found)
@@ -485,7 +488,7 @@ class StagingRuntime(PlainRuntime):
                 return self.session.emit("py.eq", one, other)
             if type_ in (INT, FLOAT, BOOL) and not is_staged(other) and type(other) is not _CLASSES[type_]:
                 return False
-        return self.session.cannot("the identity of a number that depends on data is asked for")
+        return self.session.cannot("the program reads the identity of a number that depends on data")
 
     def contains(self, at: int, item: Any, c: Any) -> Any:
         session = self.session
@@ -557,7 +560,7 @@ class StagingRuntime(PlainRuntime):
         """A number by which a list may be asked, staged. Raises: CannotStage for one that is none."""
         number = self.session.item(value) if isinstance(value, torch.Tensor) else value
         if slot_of(number).type not in (INT, BOOL):
-            self.session.cannot(f"a list of modules or functions is asked by a staged {slot_of(number).type}")
+            self.session.cannot(f"a list of modules or functions is read by a traced {slot_of(number).type}")
         return number
 
     def setitem(self, at: int, o: Any, k: Any, v: Any) -> None:
@@ -602,7 +605,7 @@ class StagingRuntime(PlainRuntime):
             return a
         if op in _PY and not isinstance(a, torch.Tensor) and (is_staged(a) or is_staged(b)):
             if isinstance(a, (list, dict)):
-                self.session.cannot("a list takes in a staged one in place")
+                self.session.cannot("a list is extended by a traced one in place")
             return self.binop(at, op, a, b)
         return _PLAIN.inplace(at, op, a, b)
 
@@ -641,7 +644,7 @@ class StagingRuntime(PlainRuntime):
         if isinstance(iterable, StagedObject):
             return calls.unpacked(self.session, iterable)
         if isinstance(iterable, StagedSequence):
-            self.session.cannot("a staged range or list was taken apart")
+            self.session.cannot("a traced range or list was unpacked")
         return iterable
 
     def matched(self, at: int, subject: Any, longest: int | None) -> Any:
@@ -654,7 +657,7 @@ class StagingRuntime(PlainRuntime):
         if isinstance(kind, TupleType):
             return tuple(calls.unpacked(session, subject))
         if not isinstance(kind, ListType) or longest is None:
-            session.cannot(f"a staged {kind} is matched against a pattern that takes any number of its items")
+            session.cannot(f"a traced {kind} is matched against a pattern that takes any number of its items")
             return None
         length = session.emit("py.len", subject)
         for size in range(longest + 1):
@@ -718,7 +721,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _staged(session: Session, value: Any) -> Any:
-    """The truth of a tensor or of a staged value as a staged bool."""
+    """The truth of a tensor or of a traced value as a traced bool."""
     slot = condition(session, value)
     return session.emit("py.bool", value) if isinstance(value, torch.Tensor) else wrap(slot)  # type: ignore[arg-type]
 

@@ -142,7 +142,7 @@ class Copies:
         values, known = _walked(left)
         nested = {slot_of(value) for value in values if is_staged(value) and self._may_be_copied(slot_of(value))}
         if len(nested) > 1 and (self.has_moved or not nested.isdisjoint(self.held)):
-            self.session.cannot("containers that stand in each other leave the program by several ways", _WHY)
+            self.session.cannot("containers that contain each other leave the program on several access paths", _WHY)
         copied = [container for container, _ in self.copied.values()] if nested else []
         for container in copied:
             if id(container) in known or was_there(container):

@@ -16,7 +16,7 @@ _thread = _Thread()
 def session() -> Any:
     """The session of this thread. Raises: RuntimeError where a staged value outlived its run."""
     if _thread.session is None:
-        raise RuntimeError("a value of a staged run is used after the run")
+        raise RuntimeError("a value of the staging run is used after that run")
     return _thread.session
 
 

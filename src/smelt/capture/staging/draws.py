@@ -50,7 +50,7 @@ def drawn(session: Any, name: str | None, args: tuple[Any, ...], kwargs: dict[st
         session.cannot("more than a number is drawn", "a graph draws one number at a time")
     if DRAWS[str(name)] is not list:
         if not all(map(_is_number, (*args, *kwargs.values()))):
-            session.cannot(f"{name} is given what is no number")
+            session.cannot(f"{name} receives an argument that is not a number")
         found = session.emit("py.draw", name, *args, **kwargs)
         slot_of(found).within = range_of_draw(str(name), args, kwargs)
         return found
@@ -60,7 +60,7 @@ def drawn(session: Any, name: str | None, args: tuple[Any, ...], kwargs: dict[st
     rest = args[1:]
     count = kwargs.get("k", rest[0] if rest and name == "random.sample" else 1)
     if type(count) is not int or kwargs.keys() - {"k"} or len(rest) > (name == "random.sample"):
-        return session.cannot(f"{name} is told how to draw by more than a plain number")
+        return session.cannot(f"{name} receives a parameter that is not a plain number")
     numbers = items if all(type(item) is type(items[0]) and _is_number(item) for item in items) else range(len(items))
     if name == "random.choice":
         found = session.emit("py.draw", name, list(numbers))

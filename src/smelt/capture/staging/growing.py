@@ -38,7 +38,7 @@ class Grows(BaseException):
 
 
 def item_type(session: Session, item: Any) -> Type | None:
-    """The type of what a staged container holds; None for what none can hold."""
+    """The type of what a traced container holds; None for what none can hold."""
     if item is None:
         return NONE
     if class_of(item) is not None:
@@ -80,15 +80,15 @@ def must_be_staged(session: Session, container: Any, value: Any, *key: Any) -> A
     else:
         type_ = container_type(session, [container, [value]])
     if type_ is None:
-        session.cannot(f"a {type(container).__name__} is written at a place that only a run knows")
+        session.cannot(f"a {type(container).__name__} is written at an index that is not known until run time")
     raise Grows(container, type_, session.site())  # type: ignore[arg-type]
 
 
 def extends(session: Session, container: list[Any], more: Any) -> Any:
-    """A list takes in a staged one. Raises: Grows, CannotStage."""
+    """A list takes in a traced one. Raises: Grows, CannotStage."""
     type_ = container_type(session, [container, more])
     if type_ is None:
-        session.cannot("a list takes in what no staged list holds")
+        session.cannot("a list receives a value that no traced list can contain")
     raise Grows(container, type_, session.site())  # type: ignore[arg-type]
 
 
@@ -120,7 +120,7 @@ def _check_holders(session: Session, site: Site | None, grown: Any, snapshot: Sn
         if isinstance(holder, _OF_WALKS) or any(holder is known for known in known_holders):
             continue
         if not home_of(type(holder)).startswith("smelt."):
-            what = f"a {type(grown).__name__} that grows in a loop is held by a {type(holder).__name__}"
+            what = f"a {type(grown).__name__} that grows in a loop is contained in a {type(holder).__name__}"
             session.cannot(what, "it cannot be replaced there")
     asked.add(place)
 
@@ -164,7 +164,7 @@ def stage_container(
     values = get()
     for holder in snapshot.parents.get(id(grown), ()):
         if isinstance(holder, (tuple, frozenset, set)):
-            session.cannot(f"a {kind} that grows in a loop is held by a tuple or a set")
+            session.cannot(f"a {kind} that grows in a loop is contained in a tuple or a set")
         if isinstance(holder, dict):
             for key in [k for k, v in holder.items() if v is grown]:
                 holder[key] = staged
@@ -178,10 +178,10 @@ def stage_container(
             refill(holder, {name: staged if held is grown else held for name, held in contents(holder).items()})
         else:
             held_by = "a method that is bound to it" if callable(holder) else f"a {type(holder).__name__}"
-            session.cannot(f"a {kind} that grows in a loop is held by {held_by}", "it cannot be replaced there")
+            session.cannot(f"a {kind} that grows in a loop is contained in {held_by}", "it cannot be replaced there")
     set_(tuple(staged if value is grown else value for value in values))
     if session.held_by_callers(grown):
         session.cannot(
-            f"a {kind} that grows in a loop is held by the caller", f"a staged {kind} cannot take its place there"
+            f"a {kind} that grows in a loop is contained in the caller", f"a traced {kind} cannot replace it there"
         )
     return staged

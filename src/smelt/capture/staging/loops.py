@@ -121,7 +121,7 @@ class Loop:
             if regions is not None:
                 self._finish(regions)
                 return
-        self.unstable("what it carries has no type that holds for every turn")
+        self.unstable("a loop-carried value has no type that fits every iteration")
 
     def look(self, whole: bool = False) -> Snapshot:
         """A snapshot of all that the loop can reach, without its own variables. whole: with what holds containers."""
@@ -138,7 +138,7 @@ class Loop:
     def check_unset(self, error: NameError) -> None:
         """An error of a variable without a value: an earlier turn may have given it one. Raises: Again, CannotStage."""
         if any(f"'{self.names[number]}'" in str(error) for number in self.poisoned):
-            self.unstable("a variable has a value from an earlier turn only")
+            self.unstable("a variable has a value from an earlier iteration only")
 
     # --- one try -----------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Loop:
         bound = dict(self._bound)
         records, outcome = session.trace(self._thunk(self.body, arguments), self.names)
         if outcome.is_raised:
-            self.unstable("every turn of a loop raises")
+            self.unstable("every iteration of a loop raises")
         if not self._absorb(outcome.value, outcome.writes):
             return None
         yields = self._yields(outcome, records, bound)
@@ -317,7 +317,7 @@ class Loop:
                 known = False
                 continue
             elif isinstance(after, Poison) or after is UNDEF:
-                self.unstable(f"{name} has no value after some turns")
+                self.unstable(f"{name} has no value after some iterations")
             if self._is_held_elsewhere(before):
                 self.unstable(f"{name} is bound anew in it, and who else holds what it was could tell")
             self.places[number] = Place(number, name, before)
@@ -382,14 +382,14 @@ class Loop:
         """A list that grew in the body becomes a staged one, everywhere. Raises: Again."""
         grown = change.container
         if type(grown) is not list:
-            self.unstable(f"a {type(grown).__name__} has other contents after each turn")
+            self.unstable(f"a {type(grown).__name__} has other contents after each iteration")
         self._must_be_staged(grown, [change.new])
 
     def _must_be_staged(self, grown: Any, contents: Sequence[Any]) -> None:
         """Raises: Grows, with the type of a container that holds what one came to hold; Again."""
         type_ = container_type(self.session, [grown, *contents])
         if type_ is None:
-            self.unstable(f"a {type(grown).__name__} grows by what no staged one holds")
+            self.unstable(f"a {type(grown).__name__} grows by a value that no traced one can contain")
             return
         raise Grows(grown, type_, self.site)
 
@@ -414,7 +414,7 @@ class Loop:
                     type_ = container_type(session, [list(place.init), after if is_staged(after) else list(after)])
                     if isinstance(type_, ListType):
                         raise Opens(place.key, type_)
-                self.unstable(f"{place.name or 'a place'} changes its structure")
+                self.unstable(f"{place.name or 'a loop-carried value'} changes its structure")
             for i, (first, last) in enumerate(zip(before, leaves, strict=True)):
                 if i not in place.types:
                     given, _ = take_apart(bound[place.key])
@@ -426,7 +426,7 @@ class Loop:
                     continue
                 found = leaf_type(session, last)
                 if found is None:
-                    self.unstable(f"{place.name or 'a place'} becomes a {type(last).__name__}")
+                    self.unstable(f"{place.name or 'a loop-carried value'} becomes a {type(last).__name__}")
                 self._check_shown(place, last)
                 if not fits(found, place.types[i]):  # type: ignore[arg-type]
                     place.types[i] = self._widen(place, place.types[i], found)
@@ -479,14 +479,14 @@ class Loop:
         before, after = leaf_type(self.session, first), leaf_type(self.session, last)
         if before is None or after is None:
             kinds = [type(v).__name__ if t is None else str(t) for v, t in ((first, before), (last, after))]
-            self.unstable(f"{place.name or 'a place'} changes from {kinds[0]} to {kinds[1]}")
+            self.unstable(f"{place.name or 'a loop-carried value'} changes from {kinds[0]} to {kinds[1]}")
         self._check_shown(place, first)
         return self._widen(place, before, after)
 
     def _check_shown(self, place: Place, leaf: Any) -> None:
         """What is carried shows its memory as it is. Raises: Again, CannotStage."""
         if self.session.recorder.is_lazy(leaf):
-            self.unstable(f"{place.name or 'a place'} is a conjugate or negative view")
+            self.unstable(f"{place.name or 'a loop-carried value'} is a conjugate or negative view")
 
     def _widen(self, place: Place, before: Any, after: Any) -> Type:
         wider = self.session.widened(before, after)
@@ -494,11 +494,17 @@ class Loop:
             return wider
         type_ = join(before, after)
         if isinstance(before, TensorType) != isinstance(after, TensorType) or (type_ == ANY and before != after):
-            self.unstable(f"{place.name or 'a place'} is {before} before it and {after} after a turn")
+            self.unstable(
+                f"{place.name or 'a loop-carried value'} is {before} before it and {after} after an iteration"
+            )
         if isinstance(type_, TensorType) and (type_.shape is None or before.rank != after.rank):
-            self.unstable(f"{place.name or 'a place'} is {before} before it and {after} after a turn")
+            self.unstable(
+                f"{place.name or 'a loop-carried value'} is {before} before it and {after} after an iteration"
+            )
         if not isinstance(type_, (TensorType, ListType)) and before != after:
-            self.unstable(f"{place.name or 'a place'} is {before} before it and {after} after a turn")
+            self.unstable(
+                f"{place.name or 'a loop-carried value'} is {before} before it and {after} after an iteration"
+            )
         return type_
 
     # --- the whole ---------------------------------------------------------------------------------------------------

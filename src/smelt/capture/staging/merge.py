@@ -31,7 +31,7 @@ from smelt.ir import ANY, ListType, TensorType, Type, join, type_of_arg
 
 _RAISED: Any = type("_Raised", (), {})()
 _NUMBERS = (bool, int, float, complex, str)
-_NOT_ONE = "no single value stands for both"
+_NOT_ONE = "no single value can represent both"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 
 
@@ -294,7 +294,7 @@ class Merger:
             return self._scalars(a, b)
         for one, other in ((a, b), (b, a)):
             if type(one) is list and is_staged(other) and self.session.is_outer(one):
-                raise CannotGrow(self._where("a list meets a staged one"), _NOT_ONE, self.site, one, (other,))
+                raise CannotGrow(self._where("a list is merged with a traced one"), _NOT_ONE, self.site, one, (other,))
         if any(isinstance(v, StagedRange) for v in (a, b)) and isinstance(a, range) and isinstance(b, range):
             bounds = (self.merge(getattr(a, name), getattr(b, name)) for name in ("start", "stop", "step"))
             return StagedRange(self.session, *bounds)

@@ -106,7 +106,7 @@ def _count_ways(session: Any, length: int, why: str) -> None:
     if region.orders > session.most_explored:
         session.cannot(
             f"a list of {length} items is put in an order that depends on data",
-            f"each order would be a way of its own, {region.orders} in all, for {why}",
+            f"each order would be a separate path, {region.orders} in all, for {why}",
         )
 
 
@@ -244,7 +244,7 @@ class _Picks:
             self._fail("of several lengths or kinds")
 
     def _fail(self, what: str) -> Any:
-        raise CannotMerge(f"the list holds items {what}", "no single value stands for all", self.session.site())
+        raise CannotMerge(f"the list holds items {what}", "no single value can represent all", self.session.site())
 
 
 def _alone(parent: Any, key: Any) -> set[int]:

@@ -449,7 +449,7 @@ def _backward(original: Any) -> Any:
     def differentiate(*args: Any, **kwargs: Any) -> Any:
         session = _session()
         if session is not None:
-            session.cannot("gradients are computed in the program", "shadows have gradients of their own")
+            session.cannot("gradients are computed in the program", "fake tensors have gradients of their own")
         return original(*args, **kwargs)
 
     return differentiate

@@ -51,7 +51,7 @@ class Reading(Recording):
         type_ = slot_type(slot)
         kind = type_.dtype.kind
         if type_.is_static and type_.numel != 1:
-            self.cannot(f"the value of a tensor {type_} was asked for", "it has not exactly one element")
+            self.cannot(f"the value of a tensor {type_} was read", "it has not exactly one element")
         known = self.known_value(tensor)
         if known is not None:
             return known
@@ -171,7 +171,7 @@ class Reading(Recording):
         """How often a tensor was written. Raises: CannotStage where the path decides."""
         self.check_made_on_all_paths(tensor)
         if self.recorder.slot_of(tensor).family.is_written_apart:
-            self.cannot("how often a tensor was written is asked", "it was written on one path, or in a loop")
+            self.cannot("the program reads how often a tensor was written", "it was written on one path, or in a loop")
         found: int = self.recorder.shadows.version_of(tensor)
         return found
 
@@ -182,7 +182,7 @@ class Reading(Recording):
             with unseen():
                 is_made = self._is_made_alike(slot, by_sizes=False)
             if not is_made:
-                self.cannot("what a tensor is a view of, or its version, is asked", "the path may decide it")
+                self.cannot("the program reads a tensor's base or its version", "the path may decide it")
 
     def _is_made_alike(self, slot: Slot, *, by_sizes: bool) -> bool:
         """Whether a tensor, and what it is a view of, are made by operators of this region, on whatever path.

@@ -170,7 +170,7 @@ class Recording:
     def spend(self, site: Site | None = None) -> None:
         """One step of the run is done, at a place. Raises: CannotStage where there have been too many."""
         if self.budget is not None and not self.budget.spend():
-            why = "the program has too many ways, or too long ones"
+            why = "the program has too many paths, or paths that are too long"
             raise Exhausted(TOO_LONG, why, site or self.site())
 
     def unmerge(self, why: object) -> None:
@@ -198,7 +198,7 @@ class Recording:
 
     def taken_apart(self, container: Any) -> Any:
         """Code that is not converted iterates over a staged container. Raises: CannotStage."""
-        return self.cannot("a staged container was taken apart by code that is not converted")
+        return self.cannot("code that is not converted unpacks a traced container")
 
     def printed(self, value: Any) -> Any:
         """What `print` shows of a value that is none of the graph's."""
@@ -262,7 +262,7 @@ class Recording:
         """Record an operator that no dispatcher shows."""
         recorder = self.recorder
         if name in _HOLDING and any(map(recorder.is_lazy, args)):
-            self.cannot("a staged container takes in a conjugate or negative view", "its type does not tell")
+            self.cannot("a traced container receives a conjugate or negative view", "its type does not tell")
         recorder.records.append(
             (plain_info(name), list(args), dict(kwargs), tuple(results), site or self.site(), recorder.scope.path,
              recorder._modes_now())
@@ -303,7 +303,7 @@ class Recording:
         """The names of arguments that only a run knows. Raises: Again where a branch made them so; CannotStage."""
         if self.staged_at and self.staged_at[-1] not in self.forked:
             raise Again(fork=self.staged_at[-1])
-        self.cannot("a call's keyword arguments are a dictionary whose keys only a run knows")
+        self.cannot("a call's keyword arguments are a dictionary with dynamic keys")
 
     def container(self, value: Any) -> StagedObject:
         """A Python container as a staged one."""
@@ -374,7 +374,7 @@ class Recording:
         numbers: tuple[int, ...] | None,
     ) -> tuple[torch.Tensor, Slot]:  # fmt: skip
         if type_.shape is None or type_.layout != "strided":
-            self.cannot(f"a tensor {type_} has no shadow")
+            self.cannot(f"a tensor {type_} has no fake tensor")
         recorder = self.recorder
         worlds = []
         sizes_like = None if like is None or like.dim() != len(type_.shape or ()) else tuple(like.shape)

@@ -132,6 +132,6 @@ def check_result(roots: Roots, was_there: Callable[[Any], bool]) -> Callable[[An
             for tensor in hidden_tensors(value):
                 if id(tensor) not in roots.entries:
                     raise CannotStage(f"{path} is a {type(value).__qualname__} that holds tensors",
-                                      "they have no fixed places in it", None)  # fmt: skip
+                                      "they have no fixed access path in it", None)  # fmt: skip
 
     return check

@@ -167,7 +167,7 @@ class Session(Reading):
     def check_partly(self, change: Change) -> None:
         """A place outside is written on some ways only. Raises: CannotStage where what it held before is not known."""
         if any(place.is_at(change.container, change.key) for place in self.write_only):
-            self.cannot(PARTLY, "what it held before the call stays on the others")
+            self.cannot(PARTLY, "it keeps its value from before the call on the others")
 
     def known(self, slot: Slot) -> bool | None:
         """The answer that a question has already had on this path; None where it had none, or data changed since."""
@@ -244,9 +244,9 @@ class Session(Reading):
         """The value that the native run had: the graph then holds for this value only. Raises: CannotStage."""
         self.want_converted()
         if not slot.is_native or slot.type not in (INT, FLOAT, BOOL) or slot.worlds[0] is DEAD:
-            self.cannot(f"Python needs the value of a staged {slot.type}", "code that is not converted asks for it")
+            self.cannot(f"Python needs the value of a traced {slot.type}", "code that is not converted reads it")
         if not self.is_on_all_paths:
-            self.cannot(f"Python needs the value of a staged {slot.type}", "on one path only")
+            self.cannot(f"Python needs the value of a traced {slot.type}", "on one path only")
         value = slot.worlds[0]
         self.append("expect", [slot, value], {}, [])
         return value
@@ -348,20 +348,22 @@ class Session(Reading):
         """
         steps, regions = (sum(column) for column in zip(*region.spent, strict=True)) if region.spent else (0, 0)
         if self.paths + regions + len(region.spent) > self.most_regions:
-            why = f"{len(region.spent)} questions have to be answered either way"
+            why = f"{len(region.spent)} data-dependent branches have to be explored on both sides"
             raise Exhausted(TOO_MANY, why, region.segments[0][2])
         if self.budget is not None and steps > self.budget.steps:
-            raise Exhausted(TOO_LONG, "the program has too many ways, or too long ones", region.segments[0][2])
+            raise Exhausted(
+                TOO_LONG, "the program has too many paths, or paths that are too long", region.segments[0][2]
+            )
 
     def _check_growth(self, found: int, levels: int, more: int, site: Site | None) -> None:
-        """So many paths came of the last questions, and so many questions more have another answer to be explored.
+        """`found` paths came of the last `levels` branches, and `more` branches have another side to be explored.
 
         Raises: CannotStage where they have multiplied so far as none that meet again do, and would become too many.
         """
         if found < _MULTIPLIED or levels > 2 * log2(found):
             return
         if found * 2 ** (more * log2(found) / max(levels, 1)) > self.most_explored:
-            why = f"{found} ways came of {levels} questions, and {more} questions more have to be answered either way"
+            why = f"{found} paths came of {levels} branches on data, and {more} more have to be explored on both sides"
             raise Exhausted(TOO_MANY, why, site or self.site())
 
     def branch(

@@ -392,12 +392,14 @@ class ShadowRecorder(Recorder):
         # Where the numbers of the program's world do not fit together, it goes on with those of another one.
         seen = next((world for world, result in enumerate(results) if result is not DEAD), None)
         if seen is None:
-            return self.session.cannot(f"{info.name} has no shadow", reason or "its operands fit in no world")
+            return self.session.cannot(
+                f"{info.name} has no fake tensor", reason or "no assignment of sizes fits its operands"
+            )
         if cut is not None:
             operands_in = [DEAD if r is DEAD else self.in_world(args[0], world) for world, r in enumerate(results)]
             results = cut.told_apart(self.shadows, self.session.size_trace, overload, results, operands_in)
         if split is not None and not split.told_apart(results):
-            self.session.cannot("a tensor is split into more parts than it has items, by sizes that depend on data")
+            self.session.cannot("a tensor is split into more slices than it has items, by sizes that depend on data")
         if info.writes:
             self._check_sized(overload, results[seen], backs[seen])
         self._check_given_back(results, backs, operands)
@@ -470,7 +472,7 @@ class ShadowRecorder(Recorder):
         except RuntimeError as refused:
             if varied:
                 self.session.cannot(
-                    f"{info.name} refused a shadow: {refused}", "for some sizes, which follow from data"
+                    f"{info.name} refused a fake tensor: {refused}", "for some sizes, which follow from data"
                 )
             raise
 
@@ -588,12 +590,12 @@ class ShadowRecorder(Recorder):
         try:
             found = given_all_the_same(self.shadows, info.name, args, kwargs, refused)
         except Doubt as doubt:
-            self.session.cannot(f"{info.name} refused a shadow: {refused}", str(doubt))
+            self.session.cannot(f"{info.name} refused a fake tensor: {refused}", str(doubt))
         return DEAD if found is None else found
 
     def _refused(self, refused: Exception, info: OpInfo) -> None:
         if not isinstance(refused, (RuntimeError, IndexError, TypeError, ValueError)):
-            self.session.cannot(f"{info.name} refused a shadow: {type(refused).__name__}: {refused}")
+            self.session.cannot(f"{info.name} refused a fake tensor: {type(refused).__name__}: {refused}")
         # Types alone decided, as in eager: the program may expect it.
         self.session.note_refused(refused)
         raise refused

@@ -133,7 +133,7 @@ def stage(
     run = _Run(fn, args, dict(kwargs or {}), program, name or _name_of(program), native, dynamic, state)
     run.learnt = learnt or Learnt()
     if not shadow.available():
-        return run.failed(_error("this torch cannot run operators on shadows", "a private name is missing", None))
+        return run.failed(_error("this torch cannot run operators on fake tensors", "a private name is missing", None))
     try:
         arguments = flatten_arguments(args, run.kwargs)
         if native.opened:
@@ -208,7 +208,7 @@ class _Run:
                 return found
             except Again as known:
                 if self.native.rangers and known.whole is not None and not _may_have_loops(whole, known.whole):
-                    return self.failed(_error("a long loop stays as it was recorded", "its iterations differ", None))
+                    return self.failed(_error("a long loop stays unrolled, as recorded", "its iterations differ", None))
                 if known.trial:
                     before.trials |= {known.trial}
                 elif known.convert is not None:
@@ -320,7 +320,7 @@ class _Run:
                 before_draws = python_states()
                 records, outcome = session.trace(lambda: self._program(session))
                 if python_states() != before_draws:
-                    raise CannotStage("random numbers are drawn in a way that no graph repeats", WHY_DRAWS, None)
+                    raise CannotStage("random numbers are drawn by code that no graph can replay", WHY_DRAWS, None)
             recorder.records = records
             if session.stopped is not None:
                 raise session.stopped
@@ -354,7 +354,7 @@ class _Run:
             if other.op and other.op not in session.trials:
                 raise Again(trial=other.op)
             raise CannotStage(
-                f"with sizes as symbols the program went another way: {other.text}",
+                f"with symbolic sizes the program took another path: {other.text}",
                 "it tells a size that is a symbol from a plain int",
                 None,
             )
@@ -463,10 +463,10 @@ class _Run:
             heap.close()
             heap.outer = [found for outer in heap.outer if (found := _after(outer)) is not None]
             if any(outer.after is MISSING for outer in heap.outer):
-                raise CannotStage("an attribute is set on some ways only", "it would be deleted on others", None)
+                raise CannotStage("an attribute is set on some paths only", "it would be deleted on others", None)
             return after.flatten(outcome.value, "result"), after.puts()
         except NotPut as stop:
-            raise CannotStage(f"the program leaves {stop} in an argument", "it is not put there again", None) from None
+            raise CannotStage(f"the program leaves {stop} in an argument", "it is not written back", None) from None
 
 
 def _may_have_loops(whole: Collection[object], known: object) -> bool:

@@ -14,14 +14,14 @@ from smelt.capture.spans import Site, is_smelts
 from smelt.capture.staging import current
 
 EFFECT = "an effect on Python's objects is no part of a graph"
-MEMBERS = "which of them are equal, and so how many there are, only a run tells"
-TAKEN_APART = "how many numbers it has only a run tells"
+MEMBERS = "a set of dynamic values has a data-dependent size"
+TAKEN_APART = "how many numbers it has is not known until run time"
 NO_FORM = "it has no form in a graph"
 ACTS = ("something that objects hold outside of containers, or a setting, is changed on one path only", EFFECT)
-OUTSIDE_OF_PYTHON = "a run on tensors without data must not do what cannot be taken back"
+OUTSIDE_OF_PYTHON = "a run on fake tensors must not do what cannot be undone"
 """Reasons for which there is a way of their own out."""
 
-PARTLY = "an attribute that is only written is written on some ways only"
+PARTLY = "an attribute that is only written is written on some paths only"
 """What it held before a call matters then, as for state."""
 
 TOO_LONG, TOO_MANY = "staging took too long", "the program has too many paths"

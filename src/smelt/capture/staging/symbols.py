@@ -123,7 +123,7 @@ class Node:
     float_ = int_
 
     def _graph_repr(self) -> str:
-        return f"<staged {self.slot.type}>"
+        return f"<traced {self.slot.type}>"
 
     __str__ = _graph_repr
 
@@ -175,7 +175,7 @@ class _Staged:
     def __repr__(self) -> str:
         session = current.found()
         # Code of C's asks, which is not converted: a dict, an exception, a format of a list.
-        return f"<staged {slot_of(self).type}>" if session is None else repr(session.specialize(slot_of(self)))
+        return f"<traced {slot_of(self).type}>" if session is None else repr(session.specialize(slot_of(self)))
 
     def __str__(self) -> str:
         return str(current.session().specialize(slot_of(self)))
@@ -326,7 +326,7 @@ class StagedObject(_Staged):
         return current.session().spread_names(self)
 
     def __contains__(self, item: Any) -> bool:
-        return bool(current.session().cannot("code that is not converted looks into a staged container"))
+        return bool(current.session().cannot("code that is not converted reads a traced container"))
 
 
 def wrap(slot: ScalarSlot) -> Any:

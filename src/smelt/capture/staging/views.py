@@ -76,7 +76,7 @@ class StagedRange(StagedSequence):
     def whole(self) -> range:
         """The range itself, whose bounds are fixed. Raises: CannotStage where they depend on data."""
         if self.known_length() is None:
-            self.session.cannot("a range whose bounds depend on data is taken apart by Python", TAKEN_APART)
+            self.session.cannot("Python unpacks a range whose bounds depend on data", TAKEN_APART)
         return range(self.start, self.stop, self.step)
 
     def __getitem__(self, key: Any) -> Any:
@@ -239,7 +239,7 @@ class Once(StagedSequence):
         if self.is_spent:
             raise StopIteration
         if self.is_taken:
-            self.session.cannot("an iterator is gone on with", "how far it was, only a run knows")
+            self.session.cannot("an iterator is gone on with", "its position is not known until run time")
         self.iterator = self.plain() if self.iterator is None else self.iterator
         return next(self.iterator)
 

@@ -30,7 +30,9 @@ def record_warning(
     """Have the graph warn as `warnings.warn` of these arguments does, where it can. Raises: CannotStage."""
     kind = type(message) if isinstance(message, Warning) else UserWarning if category is None else category
     if not isinstance(kind, type) or not issubclass(kind, Warning) or type(stacklevel) is not int or others:
-        session.cannot("a warning is given", "of no class of warnings, or at a line that only a run knows")
+        session.cannot(
+            "a warning is issued", "its class is no class of warnings, or its line is not known until run time"
+        )
     values = message.args if isinstance(message, Warning) else (message,)
     is_plain = all(type(v) in _PLAIN or is_staged(v) for v in values) and not getattr(message, "__dict__", None)
     if _is_ignored(session, kind) or not (is_plain and _is_found_again(kind)):
@@ -53,7 +55,7 @@ def _is_ignored(session: Any, kind: type[Warning]) -> bool:
         action, text, category, module, line = filters[0]
         if action == "ignore" and text is None and module is None and not line and issubclass(kind, category):
             return True
-    session.cannot("a warning is given", "the program decides there what becomes of its warnings")
+    session.cannot("a warning is issued", "the program decides there what becomes of its warnings")
     return True
 
 

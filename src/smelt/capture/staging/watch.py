@@ -166,8 +166,8 @@ class Watch:
         held = list(frame.f_locals.values())
         if any(holds_staged(value, is_one=self._asking[id(frame.f_code)]) for value in held):
             raise CannotStage(
-                f"{frame.f_code.co_qualname} asks what class things are of",
-                "it is not converted, and would see what stands for sizes and tensors",
+                f"{frame.f_code.co_qualname} reads the classes of its arguments",
+                "it is not converted, and would see the proxies of sizes and tensors",
                 self.session.site(),
             )
         return self._step
@@ -220,7 +220,7 @@ class Watch:
         if self.convertible(code):
             raise Again(convert=code)
         raise CannotStage(
-            f"{code.co_qualname} is given a number that depends on data",
+            f"{code.co_qualname} receives a number that depends on data",
             "it is not converted, and might take it for something else than a number",
             self.session.site(),
         )
@@ -247,7 +247,7 @@ def check_c(session: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return
     asks_identity = any(asked is type or asked is id for asked in (fn, *args))
     if _home(fn).partition(".")[0] not in _SAFE_C or asks_identity:
-        session.cannot(f"{getattr(fn, '__qualname__', fn)} is given a number that depends on data",
+        session.cannot(f"{getattr(fn, '__qualname__', fn)} receives a number that depends on data",
                        "it is written in C, and might take it for something else than a number")  # fmt: skip
 
 

@@ -218,7 +218,7 @@ def plan_coded(isa: Isa, problem: Problem, coding: Coding, bound: Bound) -> Prod
     coded = Coded(coding.tiling, next(h for h in CODED_HEIGHTS if h >= problem.m), bound.epilogue)
     words = (*problem.words(), *bound.words)
     item_ns = coding.panel_nbytes / _BYTES_PER_NS
-    return ProductPlan(coded_source(coded, isa), words, coding.panels, item_ns, coded.scratch_nbytes, "coded")
+    return ProductPlan(coded_source(coded, isa), words, coding.panels, item_ns, coded.scratch_nbytes, "compressed")
 
 
 # --- lines

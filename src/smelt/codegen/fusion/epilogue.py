@@ -86,7 +86,7 @@ def _in_two_loops(expr: Expr, lets: dict[str, Expr], rows: Sequence[tuple[int, i
         reach = step
         for loop, size in reversed(rows):
             if not equals(strides.get(loop, 0), reach):
-                raise Unfusible("an operand's rows do not lie as one dimension")
+                raise Unfusible("an operand's rows do not form one dimension in memory")
             reach *= size
         return Index(index.offset, (step, strides.get(column, 0) if column is not None else 0), index.gathers)
 

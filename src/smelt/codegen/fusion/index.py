@@ -102,7 +102,7 @@ def divided(ix: Ix, divisor: int, sizes: Mapping[int, int]) -> tuple[Ix, Ix]:
     if is_one(divisor):
         return ix, ZERO
     if ix.indirect:
-        raise Unfusible("a position read at run time would have to be taken apart")
+        raise Unfusible("a position read at run time would have to be split into indices")
     quotient = tuple((loop, c // divisor) for loop, c in ix.terms if is_whole(c, divisor))
     rest = tuple((loop, c) for loop, c in ix.terms if not is_whole(c, divisor))
     remainder = Ix(ix.offset % divisor, rest)
@@ -115,7 +115,7 @@ def divided(ix: Ix, divisor: int, sizes: Mapping[int, int]) -> tuple[Ix, Ix]:
             # A multiple that is not equal is larger.
             if is_whole(sizes[loop], inner) and not equals(sizes[loop], inner):
                 raise NeedSplit(loop, inner)
-    raise Unfusible("its dimensions are taken apart where no loop ends")
+    raise Unfusible("its dimensions are split where no loop ends")
 
 
 def unravelled(ix: Ix, shape: Sequence[int], sizes: Mapping[int, int]) -> Idx:

@@ -362,7 +362,7 @@ class _Partition:
         if len(nodes) > MAX_NODES:
             return "the nest would be too large"
         if is_needed_by_many(nodes, self.facts):
-            return "it would be computed again for many pieces of one tensor"
+            return "it would be computed again for many slices of one tensor"
         return "another kernel stands between them" if self._has_way_back(nodes) else ""
 
     def _has_way_back(self, nodes: Sequence[Node]) -> bool:

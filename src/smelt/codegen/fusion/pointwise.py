@@ -218,7 +218,7 @@ def _mul(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(p.op("mul", m, left, right), out)
 
 
-_WITHIN = "eager rounds narrow floats within it, in vectors otherwise than one by one"
+_WITHIN = "eager rounds 16-bit floats within it, in vectors differently than one by one"
 
 
 def _div(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
@@ -543,7 +543,7 @@ def _same(argument: str = "self") -> Rule:
 
 def _mse(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
-    _require(call["reduction"] == 0 and is_float(out), "its mean is taken")
+    _require(call["reduction"] == 0 and is_float(out), "it is averaged")
     m = math_dtype(out)
     d = p.op("sub", m, _in_math(p, call["self"], idx, out), _in_math(p, call["target"], idx, out))
     return p.cast(p.op("mul", m, d, d), out)

@@ -436,7 +436,7 @@ class Pull:
 
         def deeper() -> Expr:
             if self._writes >= MAX_WRITES:
-                raise Unfusible("many writes to parts are computed from each other")
+                raise Unfusible("many writes to slices are computed from each other")
             self._writes += 1
             try:
                 return new()

@@ -71,7 +71,7 @@ def _prod(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     x, _ = _operand(p, node, idx)
     out = result_dtype(node)
     if out is DType.F16:
-        raise Unfusible("eager rounds to f16 after each factor, and may reach infinity on the way")
+        raise Unfusible("eager rounds to f16 after each factor, and may reach infinity in between")
     m = math_dtype(out)
     return p.cast(p.reduce("prod", m, p.cast(p.cast(x, out), m)), out)
 

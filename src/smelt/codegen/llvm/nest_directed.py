@@ -55,7 +55,7 @@ def directed(graph: Graph, isa: Isa, steps: Sequence[LoopStep]) -> Schedule:
                 wanted.vectorize(wanted.loop(name), lanes)
             case Unroll(loop=name, times=times):
                 wanted.unroll(wanted.loop(name), times)
-            case Parallel(loop=name, turns=turns):
+            case Parallel(loop=name, iterations=turns):
                 wanted.parallel(wanted.loop(name), turns)
         schedule = wanted.schedule()
     return schedule if steps else wanted.schedule()
@@ -99,10 +99,10 @@ class _Wanted:
         """Take a tile. Raises: ScheduleError."""
         _check_count("a tile", size, 1)
         if loop in self.tiles:
-            raise _twice(self.name(loop), "tiled", f"its tiles have {self.tiles[loop]} turns")
+            raise _twice(self.name(loop), "tiled", f"its tiles have {self.tiles[loop]} iterations")
         if loop in self.pieces:
             raise _refused(
-                f"{self.name(loop)} is spread over threads already", "its tiles would be other pieces of work",
+                f"{self.name(loop)} is spread over threads already", "its tiles would be other work items",
                 "tile it first, then spread it",
             )  # fmt: skip
         if loop < self.nouter:
@@ -148,7 +148,7 @@ class _Wanted:
         if count > turns:
             raise _refused(
                 f"{self.name(loop)} cannot be unrolled {count} times",
-                f"{'a tile of it' if loop in self.tiles else 'it'} has {turns} turn{'s' * (turns != 1)}",
+                f"{'a tile of it' if loop in self.tiles else 'it'} has {turns} iteration{'s' * (turns != 1)}",
                 "unroll it less",
             )  # fmt: skip
         bodies = count * prod(self.times.values())
@@ -162,7 +162,7 @@ class _Wanted:
     def parallel(self, loop: int, turns: int | None) -> None:
         """Take a loop over which threads go. Raises: ScheduleError."""
         if turns is not None:
-            _check_count("a piece of work", turns, 1)
+            _check_count("a work item", turns, 1)
         if loop >= self.nouter:
             raise _refused(
                 f"{self.name(loop)} cannot be spread over threads", "what it runs over is combined for each point",
@@ -170,11 +170,11 @@ class _Wanted:
             )  # fmt: skip
         self._check_free_order(loop, "threads would run them in any order")
         if loop in self.spread:
-            raise _twice(self.name(loop), "spread over threads", "its pieces are work for any of them")
+            raise _twice(self.name(loop), "spread over threads", "its work items are for any of them")
         if turns is not None and loop in self.tiles:
             raise _refused(
-                f"{self.name(loop)} is tiled by {self.tiles[loop]} already", "its tiles are the pieces of work",
-                "leave out the number of turns",
+                f"{self.name(loop)} is tiled by {self.tiles[loop]} already", "its tiles are the work items",
+                "leave out the number of iterations",
             )  # fmt: skip
         self.spread.append(loop)
         if loop not in self.tiles:
@@ -189,7 +189,7 @@ class _Wanted:
     def _check_free_order(self, loop: int, what: str) -> None:
         if self.nest.ordered:
             raise _refused(
-                f"{self.name(loop)} must run as it is", f"its points write to the same places in order, and {what}",
+                f"{self.name(loop)} must run in order", f"its points write to the same elements in order, and {what}",
                 "unroll it, which keeps the order",
             )  # fmt: skip
 
@@ -212,14 +212,14 @@ class _Wanted:
 
     def _why_no_lanes(self, loop: int) -> str:
         if loop >= self.nouter and self.graph.scans:
-            return "it carries a scan, of which each turn needs the one before: only sums may be added in another order"
+            return "its scan needs each iteration after the one before: only sums may be added in another order"
         if loop >= self.nouter and loop != len(self.nest.sizes) - 1:
             return (
                 f"of the loops that are combined vectors go along the innermost, {self.name(len(self.nest.sizes) - 1)}"
             )
         if self.nest.ordered:
-            return "its turns write to the same places, in order"
-        return "its turns write to one place, or to places that data tell"
+            return "its iterations write to the same elements, in order"
+        return "its iterations write to one element, or to elements that depend on data"
 
     # --- all of it
 
@@ -273,9 +273,9 @@ class _Wanted:
             return None
         if room % lanes:
             raise _refused(
-                f"{self.name(lane)} cannot be cut by {room}",
+                f"{self.name(lane)} cannot be tiled by {room}",
                 f"vectors of {lanes} go along it, and {room} is no multiple",
-                f"cut it by a multiple of {lanes}, or vectorize another loop (or by fewer lanes) before",
+                f"tile it by a multiple of {lanes}, or vectorize another loop (or by fewer lanes) before",
             )  # fmt: skip
         return room
 
@@ -284,9 +284,11 @@ class _Wanted:
         if times & (times - 1):
             raise _refused(what, "vectors at once are a power of two", "take 2, 4 or 8")
         if times * lanes > self.nest.sizes[lane]:
-            raise _refused(what, "it has fewer turns than these vectors have lanes", "unroll it less")
+            raise _refused(what, "it has fewer iterations than these vectors have lanes", "unroll it less")
         if room is not None and room % (times * lanes):
-            raise _refused(what, f"its blocks of {room} turns are no multiple of {times * lanes}", "unroll it less")
+            raise _refused(
+                what, f"its blocks of {room} iterations are no multiple of {times * lanes}", "unroll it less"
+            )
 
     def _pieces(self, lane: int | None, step: int, element_ns: float) -> dict[int, int]:
         """The tiles that make pieces of work of loops that are not tiled."""
@@ -329,8 +331,8 @@ class _Wanted:
             for level in levels[: at + 1]:
                 if level.tile is None and level.loop in self.times:
                     raise _refused(
-                        f"{self.name(level.loop)} cannot be both unrolled and spread over threads by single turns",
-                        "a piece of work has one turn of it", "spread it by more turns: parallel(kernel, loop, 8)",
+                        f"{self.name(level.loop)} cannot be both unrolled and spread over threads by single iterations",
+                        "a work item is one iteration", "spread it by more iterations: parallel(kernel, loop, 8)",
                     )  # fmt: skip
             return at, 1, prod(map(turns, levels[: at + 1])), points(at) * element_ns
         # Whole tiles; else down to the first loop whose body stands in a row, which must not be torn apart.
@@ -351,7 +353,7 @@ class _Wanted:
 def _check_count(what: str, count: int, least: int) -> None:
     if type(count) is not int or count < least:
         raise _refused(
-            f"{what} cannot have {count!r} turns", f"it takes a number from {least} on", "correct the number"
+            f"{what} cannot have {count!r} iterations", f"it takes a number from {least} on", "correct the number"
         )
 
 

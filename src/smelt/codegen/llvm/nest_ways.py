@@ -51,7 +51,7 @@ def _picked(found: Traits, sizes: Sequence[int], ways: Sequence[Way]) -> int:
         for number, way in enumerate(ways):
             if fit(way) and (way.long == found.is_long(way, sizes) or (way.long and not _has_short(way, ways))):
                 return number
-    raise AssertionError("there is a way for sums of every length")
+    raise AssertionError("there is a schedule for sums of every length")
 
 
 def _has_short(way: Way, ways: Sequence[Way]) -> bool:

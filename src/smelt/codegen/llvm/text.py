@@ -167,7 +167,7 @@ class FunctionText:
         self.do(f"br label %{head}")
         phis = [f"  {index} = phi i64 [{start}, %{before}], [{following}, %{self.block}]"]
         for value, (type_, initial) in zip(made.carried, carried, strict=True):
-            assert value.next is not None, "a carried value was not given its next value"
+            assert value.next is not None, "a loop-carried value was not assigned its next value"
             phis.append(f"  {value.now} = phi {type_} [{initial}, %{before}], [{value.next}, %{self.block}]")
             value.last = value.now
         self.lines[at:at] = phis

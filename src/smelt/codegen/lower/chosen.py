@@ -233,7 +233,7 @@ def refuse_shared(graph: Graph, found: RegionAliases | None = None) -> None:
             if other is not root:
                 node = value.node or root.node or other.node
                 assert node is not None
-                raise cannot_lower(node, "two results may share memory, on some ways only")
+                raise cannot_lower(node, "two results may share memory, on some paths only")
 
 
 def _sources(found: RegionAliases, root: Value) -> set[Value]:

@@ -115,7 +115,7 @@ class Context:
         for node in graph.walk():
             self._note_roots(node)
             if node.op == _OFFSET and not all(is_external(self.root(v)) for v in node.operands()):
-                raise cannot_lower(node, "it tells where in its memory a tensor begins, which is another place here")
+                raise cannot_lower(node, "it reads where in its memory a tensor begins, which is another offset here")
         self.writes_to_come = sum(node.op == "write" for node in graph.body)
         self.has_writes = self.writes_to_come > 0
         self._aliases: Aliases | None = None
@@ -123,7 +123,7 @@ class Context:
         elements = Elements.of(graph)
         torn = elements.torn(self.statics.is_static)
         if torn is not None:
-            raise cannot_lower(maker(torn), "it may stand in a result twice, as one tensor, on some ways only")
+            raise cannot_lower(maker(torn), "a result may contain it twice, as one tensor, on some paths only")
         self._escaping |= {self.root(v) for v in elements.roots}
 
     # --- what is known about values

@@ -77,7 +77,7 @@ def made_again(
             case Content():
                 found[slot] = made.tensor()
             case Panels(program=program, is_transposed=is_transposed, form=form, is_state=is_state):
-                assert isa is not None, "it is part of what a kept plan is known by"
+                assert isa is not None, "it is part of the key of a cached plan"
                 weight = program.run(state).detach()
                 weight = weight.t() if is_transposed else weight
                 found[slot] = packed_weight(weight, form, isa, options, fills, is_state=is_state)

@@ -74,8 +74,8 @@ class Again:
                 plan = lower(self._optimize(), self._state, self._options, build=False).plan
                 if digest_of(plan) != self.known_by:
                     raise SmeltError(
-                        "the plan that was kept on disk is not what lowering gives now",
-                        why="something of it is needed that is not kept: its computation in torch",
+                        "the plan that was cached on disk is not what lowering gives now",
+                        why="something of it is needed that is not cached: its computation in torch",
                         fix="run `smelt cache clear`, or set the option keep_plans to False",
                         code="S0401",
                     )
@@ -178,7 +178,7 @@ class _Unpickler(pickle.Unpickler):
         found = super().find_class(module, name) if is_known else None
         # dataclasses and enums are made by their classes; no function is ever called.
         if not isinstance(found, type):
-            raise pickle.UnpicklingError(f"{module}.{name} has no place in a kept plan")
+            raise pickle.UnpicklingError(f"{module}.{name} has no form in a cached plan")
         return found
 
 
@@ -239,7 +239,7 @@ def read(data: bytes, optimize: Callable[[], Graph], state: Lookup, isa: Isa | N
     fills = Fills()
     found = made_again(kept.held, state, isa, options, fills)
     if {slot: _layout(tensor) for slot, tensor in found.items()} != kept.layouts:
-        raise OtherState("what the plan keeps lies otherwise in memory")
+        raise OtherState("a tensor that the plan retains has another memory layout")
     fills.start()
     plan = replace(kept.plan, held=tuple(found.items()))
 

@@ -350,11 +350,13 @@ def _defect(node: Node, error: Exception) -> InternalError:
     )
 
 
-_WRITES: Final = "it writes to memory that other tensors share in ways not known before the call; write to a .clone()"
+_WRITES: Final = (
+    "it writes to memory that other tensors may share, which is not known before the call; write to a .clone()"
+)
 _NO_TWIN: Final = "no operator computes that without a write; write to a tensor of its result's own size and dtype"
 _SEES_ITS_WRITES: Final = (
-    "it reads other places of the memory that it writes, where eager sees what it has written already; have it read a "
-    "copy (.clone()), if it is to see what was there before"
+    "it reads other elements of the memory that it writes, where eager sees what it has written already; have it read "
+    "a copy (.clone()), if it is to see what was there before"
 )
 
 
@@ -369,7 +371,7 @@ def _check(graph: Graph) -> None:
         if node.op == "write" and node.parent is not graph.body:
             raise cannot_lower(node, "it writes back inside a region")
         if node.op == "aten._efficientzerotensor.default":
-            raise cannot_lower(node, "it makes zeros without memory, for which operators have answers of their own")
+            raise cannot_lower(node, "it makes zeros without memory, for which operators give results of their own")
         for value in node.results:
             types = value.type.elements if isinstance(value.type, TupleType) else (value.type,)
             for type_ in types:

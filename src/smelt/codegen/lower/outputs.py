@@ -67,7 +67,7 @@ def _either(ctx: Context, fresh: Fresh, choice: Choice, slots: list[int], views:
     if len(known) < len(options) or not isinstance(which, Number):
         node = choice.which.node
         assert node is not None
-        raise cannot_lower(node, "it may be a view, not to be told by strides, of a tensor from outside")
+        raise cannot_lower(node, "it may be a view of a tensor from outside, which strides cannot distinguish")
     return Either(which.index, (fresh, *known))
 
 
@@ -132,7 +132,7 @@ def _copy_of_static(ctx: Context, value: Value, root: Value) -> Place:
     if others or not is_dense or (root.node is not None and root.node.op in STATE_OPS):
         node = value.node
         assert node is not None
-        raise cannot_lower(node, "it is a view, not to be told by strides, of a tensor that is seen outside")
+        raise cannot_lower(node, "it is a view of a tensor that is seen outside, which strides cannot distinguish")
     return _own_root(ctx, value)
 
 

@@ -152,11 +152,11 @@ def _emit_parts(ctx: Context, plan: PartsPlan, own: OwnProduct, matrices: tuple[
         ctx, plan.parts.source, (*matrices, parts.slot), plan.parts.words, items=plan.parts.items,
         eager=_eager_parts(product), writes=(2,), item_ns=plan.parts.item_ns,
         scratch_nbytes=plan.parts.scratch_nbytes, label=f"product {plan.parts.kind}",
-        about=_about(own, f"{plan.count} parts by {plan.parts.kind}"),
+        about=_about(own, f"{plan.count} slices of K by {plan.parts.kind}"),
     )  # fmt: skip
     out = ctx.buffer(own.result, (product.rows, product.n))
     about = About(
-        f"sum of {plan.count} parts of {product.shape}", (product.node, *own.nodes),
+        f"sum of {plan.count} slices of {product.shape}", (product.node, *own.nodes),
         nbytes=(plan.count + 1) * product.rows * product.n * type_.dtype.itemsize,
         flops=(plan.count - 1) * product.rows * product.n,
     )  # fmt: skip

@@ -205,7 +205,7 @@ def _check_type(node: Node, tensor: torch.Tensor) -> None:
         raise SmeltError(
             f"the memory of {node.op} {node.args[0]!r} holds the negated elements",
             where=node.span,
-            why="kernels read memory as it is",
+            why="kernels read memory directly",
             fix="give the program `tensor.resolve_neg()`; until then it runs eagerly",
             code="S0303",
         )

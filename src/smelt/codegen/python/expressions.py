@@ -55,8 +55,8 @@ _HELPERS = {
             items.insert(index, value)
             return items
         """),
-    "py.pop": ("taken", """
-        def taken(container, index=-1):
+    "py.pop": ("popped", """
+        def popped(container, index=-1):
             container = container.copy()
             return container, container.pop(index)
         """),
@@ -99,20 +99,20 @@ _HELPERS = {
             warnings.warn_explicit(category(*args), category, file, line, module, registry)
         """),
     "py.attempt": ("attempt", """
-        def attempt(run, place=None):
+        def attempt(run, source=None):
             try:
                 run()
             except Exception as error:
                 name = f"{type(error).__module__}.{type(error).__qualname__}"
-                if place is None or not isinstance(error, IndexError):
+                if source is None or not isinstance(error, IndexError):
                     return [name, str(error.args[0]) if error.args else ""]
-                x, dim, index, taken = place
+                x, dim, index, indexed = source
                 if x.dim():
                     size = x.shape[dim]
-                    dim = taken + dim % x.dim()
+                    dim = indexed + dim % x.dim()
                     return [name, f"index {index} is out of bounds for dimension {dim} with size {size}"]
-                if taken:
-                    return [name, f"too many indices for tensor of dimension {taken}"]
+                if indexed:
+                    return [name, f"too many indices for tensor of dimension {indexed}"]
                 use = "Use `tensor.item()` in Python or `tensor.item<T>()` in C++ to convert a 0-dim tensor to a number"
                 return [name, f"invalid index of a 0-dim tensor. {use}"]
             return []
@@ -147,7 +147,7 @@ def calls(nodes: Iterable[Node]) -> Iterator[Call]:
 
 def tried(node: Call) -> Called:
     """The call that `py.attempt` or `py.raised` tries."""
-    return Called(str(node.args[0]), node.args[1:], {k: v for k, v in node.kwargs.items() if k != "taken"})
+    return Called(str(node.args[0]), node.args[1:], {k: v for k, v in node.kwargs.items() if k != "indexed"})
 
 
 def modules(nodes: Iterable[Call]) -> list[str]:
@@ -196,8 +196,8 @@ def expression(node: Call, text: ArgText) -> str:
 
 def _attempt(node: Call, text: ArgText) -> str:
     call, place = tried(node), ""
-    if "taken" in node.kwargs:
-        place = f", ({', '.join(map(text, (*call.args[:3], node.kwargs['taken'])))})"
+    if "indexed" in node.kwargs:
+        place = f", ({', '.join(map(text, (*call.args[:3], node.kwargs['indexed'])))})"
     made = f"attempt(lambda: {expression(call, text)}{place})"
     return made if node.op == "py.attempt" else f"': '.join({made})"
 

@@ -113,10 +113,10 @@ class Head:
 
     def fixed(self, node: FxNode, value: Any) -> None:
         """Assert that an argument is what it was at capture, type and all."""
-        what = f"{value!r} is given here"
+        what = f"{value!r} is passed here"
         number = {bool: BOOL, int: INT, float: FLOAT, complex: COMPLEX}.get(type(value))
         if number is not None and not (number == INT and not -LIMIT <= value < LIMIT):
-            self.number(node, number, f"as {value!r}, what is given here")
+            self.number(node, number, f"as {value!r}, what is passed here")
         if isinstance(value, Enum) and isinstance(value, int | float | str):  # is equal to what it is made of
             self._must(self._call(operator.eq, self._attribute(node, "name"), value.name), what)
         self._must(same_number(self.fx, node, value), what)

@@ -78,7 +78,7 @@ def from_fx(
     if not isinstance(gm, GraphModule):
         raise CaptureError(
             f"a {type(gm).__qualname__} is no torch.fx.GraphModule",
-            why="from_fx takes what torch.fx.symbolic_trace, make_fx or a backend of torch.compile is given",
+            why="from_fx takes a GraphModule of torch.fx.symbolic_trace, make_fx or a backend of torch.compile",
             fix="use smelt.trace for modules and functions, smelt.from_exported for exported programs",
             code="S0106",
         )

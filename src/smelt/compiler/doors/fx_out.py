@@ -41,7 +41,10 @@ def graph_module(unit: Unit) -> GraphModule:
     """The program of a unit. Raises: CaptureError (S0108) for what torch.fx has no form for."""
     signature = unit.signature
     if signature.puts is not None:
-        _refuse("what the program leaves in the containers it is given", "torch's pytree hands on their parts alone")
+        _refuse(
+            "the side effects of the program on the containers in its arguments",
+            "torch's pytree passes on their elements alone",
+        )
     given, made = ([_Mark(i) for i in range(len(part))] for part in (signature.inputs, unit.graph.outputs))
     args, kwargs = rebuild(signature.args, given), rebuild(signature.kwargs, given)
     leaves, in_spec = tree_flatten((args, kwargs))

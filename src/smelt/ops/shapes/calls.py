@@ -102,7 +102,7 @@ def infer_open(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of:
     if not names:
         trace = _trace_of(values, args, kwargs, type_of)
         if trace is None:
-            raise CannotTell(f"the numbers that {op} is given do not follow from sizes")
+            raise CannotTell(f"the numbers passed to {op} do not follow from sizes")
         return _told(trace, op, args, kwargs, type_of, ask)
     current = current_trace()
     with _trace_with(names) as trace:

@@ -271,14 +271,14 @@ class _Attempt:
             except Exception as error:  # whatever does not take a size for a number says so in its own way
                 raise NotSymbolic(f"{type(error).__name__}: {error}", *trace.leaks) from error
         if trace.leaks:
-            raise NotSymbolic("a number was asked for", *trace.leaks)
+            raise NotSymbolic("a number was read", *trace.leaks)
         return _Attempt(trace, lowered)
 
     def compare(self, other: _Attempt, sizes: tuple[int, ...]) -> None:
         """Raises: NotSymbolic where another lowering's plan is not this one's at its sizes."""
         guards = [[str(guard) for guard in trace.guards] for trace in (self.trace, other.trace)]
         if guards[0] != guards[1]:
-            raise NotSymbolic(f"at {sizes} other guards are taken", *sorted(set(guards[0]) ^ set(guards[1])))
+            raise NotSymbolic(f"at {sizes} other guards apply", *sorted(set(guards[0]) ^ set(guards[1])))
         at = Evaluation(self.trace, dict(zip(self.trace.symbols, sizes, strict=True)))
         for what, mine, found in (
             ("plan", self.lowered.plan, other.lowered.plan),

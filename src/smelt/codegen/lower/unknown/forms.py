@@ -69,7 +69,7 @@ def check(held: Held, type_: Type, *, lies: bool) -> None:
             return
         told = type_.strides or ()
         if any(s != step if isinstance(s, int) else not lies for s, step in zip(told, held.type.steps, strict=False)):
-            raise Refused("it lies otherwise")
+            raise Refused("it has another memory layout")
     elif (
         isinstance(held, Value)
         and isinstance(held.type, TensorType)

@@ -92,7 +92,7 @@ def _neutral(r: Rewriting, node: Node, tensor: Tensor) -> Value:
         raise Refused("rows of unknown length")
     if node.op.endswith(".dim"):
         # Where all that counts is infinite, the place of what does not count must not win.
-        raise Refused("places in rows of unknown length")
+        raise Refused("elements in rows of unknown length")
     return masked(r, tensor, least)
 
 

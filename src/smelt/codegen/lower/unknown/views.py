@@ -59,14 +59,14 @@ def _slice(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     start, end = r.get(call.get("start")), r.get(call.get("end"))
     start = 0 if start is None else start
     if call.get("step", 1) != 1 or not _is_place(start):
-        raise Refused("a cut that does not begin at a known place")
+        raise Refused("a slice whose start is not known")
     if end is not None and not _is_place(end):
-        raise Refused("a cut that ends nowhere")
+        raise Refused("a slice without an end")
     assert isinstance(start, (int, Value)) and (end is None or isinstance(end, (int, Value)))
     if isinstance(start, Value):
         return _slice_from(r, node, tensor, dim, start, end)
     if start < 0:
-        raise Refused("a cut that begins at a place told from the end")
+        raise Refused("a slice whose start counts from the end")
     most, count = sizes[dim], counts[dim]
     is_open = end is None or (isinstance(end, int) and end >= most)
     if count is None and not isinstance(end, Value):
@@ -96,7 +96,7 @@ def _slice_from_end(r: Rewriting, tensor: Tensor, dim: int, start: int, less: in
     counts, number = list(counts_of(tensor)), r.emit.number
     count = counts[dim]
     if start or not isinstance(count, Value):
-        raise Refused("a cut from the end")
+        raise Refused("a slice from the end")
     counts[dim] = left = number("max", number("sub", count, less), 0)
     assert isinstance(left, Value)
     r.facts.below[left] = (count, less)
@@ -115,7 +115,7 @@ def _slice_from(
     if r.sharing.may_leave(node.result):
         raise Refused("memory that is seen outside")
     if isinstance(end, int) and end < 0:
-        raise Refused("a cut from the end")
+        raise Refused("a slice from the end")
     sizes, counts = sizes_of(tensor), list(counts_of(tensor))
     most, count = sizes[dim], counts[dim]
     if most < 1:
@@ -147,10 +147,10 @@ def _slice_scatter(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     start, end = r.get(call.get("start")), r.get(call.get("end"))
     start = 0 if start is None else start
     if call.get("step", 1) != 1 or not _is_place(start) or not (end is None or _is_place(end)):
-        raise Refused("a cut that lies elsewhere")
+        raise Refused("a slice elsewhere in memory")
     assert isinstance(start, (int, Value)) and (end is None or isinstance(end, (int, Value)))
     if any(isinstance(place, int) and place < 0 for place in (start, end)):
-        raise Refused("a cut from the end")
+        raise Refused("a slice from the end")
     most, rows = sizes[dim], sizes_of(source)[dim] if len(sizes_of(source)) == len(sizes) else 0
     if most < 1 or rows < 1 or type_of(whole_of(source)).dtype is not type_of(whole_of(tensor)).dtype:
         raise Refused("another tensor")
@@ -174,7 +174,7 @@ def _slice_scatter(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     made = emit("aten.where.self", here, part, whole_of(tensor))
     kind = node.result.type
     if not isinstance(kind, TensorType) or (kind.is_static and kind.steps != type_of(made).steps):
-        raise Refused("it lies otherwise")
+        raise Refused("it has another memory layout")
     return [padded_or_value(made, counts)]
 
 
