@@ -23,8 +23,8 @@ _nodes: Mapping[type, Any] = getattr(_pytree, "SUPPORTED_NODES", {})
 def _absent(*args: Any, **kwargs: Any) -> Any:
     """Raises: CaptureError."""
     raise CaptureError(
-        "this torch has no pytree", why="structures of arguments and results are told to torch.fx in its form",
-        fix="smelt.compile and smelt.trace take the program as it is", code="S0108",
+        "this torch has no pytree", why="structures of arguments and results reach torch.fx in its form",
+        fix="smelt.compile and smelt.trace accept the unchanged program", code="S0108",
     )  # fmt: skip
 
 
