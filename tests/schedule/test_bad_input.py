@@ -135,7 +135,7 @@ class Wider(nn.Module):
 
 
 REPLACEMENTS = {
-    "too many parameters": (Wider(), "takes 3 arguments, and 2 are given"),
+    "too many parameters": (Wider(), "takes 3 arguments, and the match passes 2"),
     "too few parameters": (lambda: torch.zeros(3, 8), ""),
     "two results": (lambda a, b: (a, b), "2 results"),
     "no result": (lambda a, b: None, ""),
