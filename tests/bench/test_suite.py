@@ -105,6 +105,7 @@ def test_one_thread_line_and_progress_steps() -> None:
     assert by_system["eager"].load_average is not None
 
 
+@pytest.mark.nightly
 def test_start_ups_in_fresh_processes(tmp_path: Path) -> None:
     pair = startup_pair("lerp200", "jit", 1, "f32", tmp_path, 120.0)
     assert pair.error is None

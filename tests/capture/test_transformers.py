@@ -91,6 +91,7 @@ def test_model_replays(name: str, train: bool) -> None:
         check(program(name, train))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("level", levels()[1:])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "resnet"])
 def test_model_replays_at_lower_levels(name: str, level: Level) -> None:

@@ -83,6 +83,7 @@ def _same(a, b):
     return alike and a.dtype == b.dtype and torch.equal(a.signbit() & (a == 0), b.signbit() & (b == 0))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.filterwarnings("ignore::smelt.diag.SmeltWarning")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_transform_is_one_graph(name):
@@ -95,6 +96,7 @@ def test_a_transform_is_one_graph(name):
         assert _same(smelt.trace(f, (X,))(X), f(X))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", REFUSED)
 def test_another_is_left_to_eager_with_a_reason(name):

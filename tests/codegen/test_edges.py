@@ -119,14 +119,14 @@ def differences(table: dict[str, Callable[..., Tensor]], dtype: torch.dtype, *in
     return wrong
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_function_of_one_number_is_infinite_where_eagers_is(dtype: torch.dtype) -> None:
     assert {"aten.sinh.default", "aten.sigmoid.default", "aten.lgamma.default", "aten.silu.default"} <= set(ONE)
     assert not differences(ONE, dtype, edges(dtype))
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_function_of_two_numbers_is_infinite_where_eagers_is(dtype: torch.dtype) -> None:
     assert {"aten.atan2.default", "aten.hypot.default", "aten.maximum.default", "aten.div.Tensor"} <= set(TWO)

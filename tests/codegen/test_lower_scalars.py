@@ -89,6 +89,7 @@ def test_masks_and_choices(operand: str) -> None:
         run("where.ScalarOther", [mask, x], number)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("operand", OPERANDS)
 def test_bounds(operand: str) -> None:
     x = OPERANDS[operand]

@@ -63,6 +63,7 @@ graph f(%x: f32[{rows}, 64]) -> f32[{rows}, 64] {{
 STATE = {"w": normal(200, 64) / 8, "b": normal(200, seed=1), "v": normal(200, 64, seed=2) / 14}
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 50])
 def test_feed_forward(isa: None, rows: int) -> None:
     plan = check_near(FEED_FORWARD.format(rows=rows), [normal(rows, 64, seed=3)], STATE)

@@ -60,6 +60,7 @@ def test_in_from_export(case: Case) -> None:
     assert program.native_failure is None
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("case", CASES, ids=_NAMES)
 def test_out_and_in_again(case: Case) -> None:
     module = case.make().eval()
@@ -77,6 +78,7 @@ def test_out_and_in_again(case: Case) -> None:
             assert_same_call(again, eager, args, {})
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("case", [c for c in CASES if not c.calls[0][1]], ids=lambda c: c.name)
 def test_in_from_make_fx(case: Case) -> None:
     """Flat inputs, ATen only, with what torch noted of them: no example is needed."""

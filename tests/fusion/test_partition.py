@@ -186,6 +186,7 @@ def _random_graph(seed: int) -> tuple[Graph, list[torch.Tensor]]:
     return parse(f"{head}\n{body}\n  return {names}\n}}"), tensors
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("batch", range(8))
 def test_random_graphs(batch: int) -> None:
     for seed in range(batch * 25, batch * 25 + 25):

@@ -62,6 +62,7 @@ def test_the_programs_read_all_kinds_of_places() -> None:
     assert kinds | {"buffers", "class of", "code", "mode", "setting", "shadow", "tensor"} <= set(seen)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", _COMPILING_ANEW)
 def test_entries_made_meanwhile_are_right(name: str) -> None:
     report = fuzz(_SUBJECTS[name], every=4, again=True)
@@ -83,7 +84,7 @@ def _model(name: str) -> Subject:
     return Subject(name, sample.model, (), sample.other(0, 0))
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("name", _MODELS)
 def test_models(name: str) -> None:
     report = fuzz(_model(name), every=_MODELS[name], start=5)

@@ -255,7 +255,7 @@ def forks() -> Iterator[Forks]:
     made.close()
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_module_loaded_by_the_run_itself(forks: Forks, name: str) -> None:
     forks.run(LATE.format(program=PROGRAMS[name]))

@@ -322,6 +322,7 @@ class Computed:
         instance.__dict__["second"] = value
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("cls", [Held, Narrow])
 def test_dataclasses(cls: type) -> None:
     x = torch.randn(2)

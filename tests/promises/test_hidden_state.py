@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensor
 import smelt
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("maxsize", [None, 4])
 def test_a_cached_function_keeps_no_shadow(maxsize: int | None) -> None:
     @functools.lru_cache(maxsize=maxsize)

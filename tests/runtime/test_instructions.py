@@ -144,6 +144,7 @@ def test_mkl_linear(runner: Runner) -> None:
     same(got, F.linear(x, w, b), exact=False)
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("groups", [1, 4])
 def test_convolutions(runner: Runner, memory_format: torch.memory_format, groups: int) -> None:

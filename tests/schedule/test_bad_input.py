@@ -87,6 +87,7 @@ def _sum(a, b):
     return a + b
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "path", ["layers.0.k_proj", "layers.0.nrom", "layer", "layers.*.nrom", "head.weight", "heads.0", 3]
 )
@@ -149,6 +150,7 @@ REPLACEMENTS = {
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", REPLACEMENTS)
 def test_a_replacement_with_another_arity_shape_or_dtype(name):
     new, said = REPLACEMENTS[name]
@@ -204,6 +206,7 @@ HOOKS = [
 ]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("step", "hook"),
     [

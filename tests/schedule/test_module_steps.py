@@ -151,6 +151,7 @@ def test_every_step_is_verified_in_both_modes_with_gradients(path, step, argumen
     assert s.verify(ids=_ids()[:2], scale=0.5).gradients
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(("path", "step", "arguments"), EVERY)
 def test_find_after_every_step(path, step, arguments):
     s = smelt.schedule(Net().eval(), _ids())

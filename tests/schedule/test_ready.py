@@ -188,7 +188,7 @@ def _ops(schedule, path=""):
     return [node.op for node in schedule._state.scope(path).edited.graph.walk()]
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("core", _SPELLINGS, ids=lambda core: core.__name__)
 def test_attention_in_any_spelling_becomes_one_operator(core):
     model, x = _Attention(core).eval(), torch.randn(2, 5, 16)

@@ -114,7 +114,7 @@ def _ids() -> Tensor:
     return torch.randint(0, WORDS, (2, 3), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.spread(3)
+@pytest.mark.nightly
 @pytest.mark.parametrize("program", (growing, in_place, cached), ids=lambda p: p.__name__)
 def test_the_graph_is_the_same_for_any_number_of_iterations(program: Callable[..., Any]) -> None:
     sizes = set()

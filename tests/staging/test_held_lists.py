@@ -100,6 +100,7 @@ def _run(program: Callable[..., Any]) -> list[str]:
     return found
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_as_in_eager(program: Callable[..., Any]) -> None:
     expected = _run(program)
@@ -108,6 +109,7 @@ def test_as_in_eager(program: Callable[..., Any]) -> None:
         assert _run(compiled) == expected
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_scripts_refuse_before_anything_changes(program: Callable[..., Any]) -> None:
     FOUND.clear()
@@ -220,6 +222,7 @@ HIDDEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", HIDDEN, ids=lambda p: p.__name__)
 def test_held_where_no_walk_comes_to(program: Callable[..., Any]) -> None:
     expected = _run(program)

@@ -371,6 +371,7 @@ def test_a_view_of_written_memory_chosen_on_one_way_is_that_view() -> None:
             assert [t.item() for t in (chosen, first, second)] == [0 if s != -2 else s, 0, -1]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "view",
     [

@@ -64,6 +64,7 @@ def test_all_is_torchs_own_where_torch_is_made_otherwise() -> None:
     assert _run(other + textwrap.dedent(_PROGRAM)).startswith("True")
 
 
+@pytest.mark.nightly
 def test_the_compiler_works_afterwards() -> None:
     later = """
         compiled = torch.compile(lambda x: torch._refs.add(x, x).sin(), backend="eager")

@@ -91,6 +91,7 @@ def test_compiled(name: str, on_one_way: bool) -> None:
             assert state(other) == state(one)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("on_one_way", [False, True])
 @pytest.mark.parametrize("name", ACTS)
 def test_making_a_script_changes_nothing(name: str, on_one_way: bool) -> None:

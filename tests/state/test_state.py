@@ -296,6 +296,7 @@ def test_as_in_eager_and_one_graph(cls: type[Base]) -> None:
     assert compiled.stats().builds <= 5
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("cls", [Counter, Schedule, Average, Slotted, Submodules, InPlaceToo, Random, Appending])
 def test_a_value_that_changes_is_no_build(cls: type[Base]) -> None:
     compiled = compare(twin(cls), calls=6)

@@ -137,6 +137,7 @@ def test_a_cache_that_grows_below_a_key(name: str) -> None:
     assert "there is no argument" not in repr(smelt.explain(compiled).to_dict())
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("make", [dict, OrderedDict, lambda: defaultdict(tuple), Own])
 def test_a_cache_of_two_layers(make: Callable[[], Any]) -> None:
     compiled = follow(attend, lambda: (make(),))

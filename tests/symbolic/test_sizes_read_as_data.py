@@ -31,6 +31,7 @@ def written(x: Any, f: Any) -> Any:
     return x * 2
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", [summed, asked, numbered, written])
 def test_another_value_is_another_path(program: Callable[..., Any], dynamic: bool | None) -> None:

@@ -51,6 +51,7 @@ FORMS = (
 )  # fmt: skip
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("f", FORMS)
 def test_one_program_for_all_numbers(f: Callable[..., Any]) -> None:
     compiled = smelt.compile(f)

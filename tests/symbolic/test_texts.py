@@ -71,6 +71,7 @@ def outcome(f: Callable[..., Any], capsys: Any, *args: Any) -> str:
     return repr(found) + capsys.readouterr().out
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("f", "most"), [(printed, 3), (formatted, 3), (said, 3), (repeated, 3), (looped, 3), (compared, 3), (in_lists, 9)]
 )

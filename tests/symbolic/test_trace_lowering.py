@@ -91,6 +91,7 @@ def test_it_is_eager_at_all_sizes_that_its_guards_allow(program):
     assert ran >= 8
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: getattr(p, "__name__", type(p).__name__))
 def test_what_small_sizes_lower_to_is_right_at_large_ones(program):
     one = _sized(program, 2, 3)

@@ -44,7 +44,7 @@ def differing(uses: str, text: str, calls: list[tuple[Any, ...]], folder: Path) 
     return found
 
 
-@pytest.mark.spread(2)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("text", "numbers"),
     ((HELPED, WHOLE), (HELPED, BROKEN), (STAGED, WHOLE), (BRANCHED, WHOLE)),
