@@ -57,7 +57,7 @@ def test_a_spread_of_architectures_stays_within_the_bound(name: str) -> None:
         made = build(name)
     expected = tensors_of(made.model(**made.inputs))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="the program traced from .* holds for one way")  # of its mask
+        warnings.filterwarnings("ignore", message="the program traced from .* holds for one path")  # of its mask
         program = smelt.trace(made.model, (), made.inputs, options=BF16)
     found = tensors_of(program(**made.inputs))
     assert program.native_failure is None

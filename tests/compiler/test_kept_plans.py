@@ -340,7 +340,7 @@ def test_eager_computations_of_another_lowering_are_refused(tmp_path: Path, monk
     with torch.no_grad():
         call(program, x)
         assert unit_of(program).is_from_disk
-        with pytest.raises(smelt.SmeltError, match="kept on disk"):
+        with pytest.raises(smelt.SmeltError, match="cached on disk"):
             call(program, torch.full_like(x, 50))
 
 

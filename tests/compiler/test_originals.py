@@ -145,7 +145,7 @@ def test_memory_that_others_hold_is_not_moved() -> None:
     assert model.up.weight.sum() == 0
     array[:] = 1
     assert model.down.weight.sum() == SIZE * SIZE
-    assert "held by the module alone" in memory(compiled)["originals released"]["note"]
+    assert "referenced by the module alone" in memory(compiled)["originals released"]["note"]
 
 
 def test_tied_weights_stay_tied() -> None:

@@ -12,7 +12,7 @@ from smelt.ops.check import check
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("%0: f32[2] = aten.add.Tensor(%x)", "misses 'other'"),
+        ("%0: f32[2] = aten.add.Tensor(%x)", "lacks 'other'"),
         ("%0: f32[2] = aten.add.Tensor(%x, 1, 2, 3)", "takes 2 positional arguments, not 4"),
         ("%0: f32[2] = aten.add.Tensor(%x, 1, beta=2)", "no argument 'beta'"),
         ('%0: f32[2] = aten.add.Tensor(%x, "a")', "other is 'a', not a tensor"),

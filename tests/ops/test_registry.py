@@ -62,7 +62,7 @@ def test_one_spelling() -> None:
     assert normalize("aten.clamp.default", (1, None, -0.0), {}) == ((1, None, -0.0), {})
     with pytest.raises(TypeError, match="no argument 'beta'"):
         normalize("aten.add.Tensor", (1, 2), {"beta": 1})
-    with pytest.raises(TypeError, match="misses 'other'"):
+    with pytest.raises(TypeError, match="lacks 'other'"):
         normalize("aten.add.Tensor", (1,), {})
 
 

@@ -225,7 +225,7 @@ def test_what_only_a_recorded_way_can_hold_is_named_by_file_and_line() -> None:
     assert caught.value.code == "S0101" and place in str(caught.value)
     assert f"{caught.value.where}".startswith(place) and caught.value.why and caught.value.fix
 
-    with pytest.warns(SmeltWarning, match="holds for one way") as told:
+    with pytest.warns(SmeltWarning, match="holds for one path") as told:
         program = smelt.trace(by_numpy, WAYS[0], options=RULE)
     assert {f"{w.filename}:{w.lineno}" for w in told} == {place}
     assert torch.equal(program(WAYS[0]), by_numpy(WAYS[0]))

@@ -143,7 +143,7 @@ def test_tracing_does_what_the_run_does(make: Any, act: Any, tmp_path: pathlib.P
 @pytest.mark.parametrize("make", PROGRAMS)
 def test_scripting_does_nothing(make: Any, act: Any, tmp_path: pathlib.Path) -> None:
     def run() -> None:
-        with pytest.raises(CaptureError, match=r"must not do what cannot be taken back|iterator from outside"):
+        with pytest.raises(CaptureError, match=r"must not do what cannot be undone|iterator from outside"):
             smelt.script(make(act))
 
     assert seen(tmp_path / "script", run)[1:] == ({"held": ""}, 1)

@@ -432,7 +432,7 @@ def test_packed_weights_are_named():
             smelt.script(module)
         assert caught.value.what == "aten.quantized_lstm.input was called with a ScriptObject"
         assert "packed weights of a quantized module" in caught.value.why
-        assert caught.value.fix.startswith("capture the model as it was before")
+        assert caught.value.fix.startswith("capture the model before")
 
 
 def test_a_recursion_without_end_in_the_source_is_no_defect():

@@ -75,7 +75,7 @@ def test_bounds_of_a_long_chain_of_quotients() -> None:
 def test_what_doubles_each_turn_is_refused() -> None:
     trace = CaptureTrace()
     n = r = trace.symbol("n", 10**9, (2, float("inf")))
-    with pytest.raises(CannotStage, match="too long to be asked"):
+    with pytest.raises(CannotStage, match="too long to be checked"):
         for _ in range(100):
             r = (r + n // r) // 2
 

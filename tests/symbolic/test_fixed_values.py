@@ -187,6 +187,6 @@ def test_a_sentinel_among_floats() -> None:
 
 
 def test_a_trace_says_that_identity_is_asked_for() -> None:
-    with pytest.raises(smelt.CaptureError, match="the identity of a number that is free") as error:
+    with pytest.raises(smelt.CaptureError, match="the identity of a dynamic number") as error:
         smelt.trace(same_number, (torch.ones(2), 5, 3), dynamic_shapes={"x": None, "n": "n", "m": "m"})
     assert error.value.where is not None and error.value.where.file == __file__
