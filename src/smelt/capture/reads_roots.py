@@ -682,6 +682,8 @@ class Roots:
                 return
             self._reach_by_name(value, parent, f".{name}", site)
             self._refuse_random(value, label, site)
+        if chain.is_handed_on and isinstance(value, ModuleType) and id(value) not in self._held_modules:
+            self._hold_module(value, parent, label, site)
 
     def _reach_by_name(self, value: Any, parent: int, label: str, site: Site) -> None:
         """The same as `reach`, for what is named in code: what is read of a module there is named, too."""

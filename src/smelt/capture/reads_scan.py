@@ -23,12 +23,16 @@ _Place = tuple[Root, str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """`root name . path[0] . path[1] ...`, read at byte `offset` of its code."""
+    """`root name . path[0] . path[1] ...`, read at byte `offset` of its code.
+
+    is_handed_on: what is found there is used otherwise than to ask it for an attribute.
+    """
 
     root: Root
     name: str
     path: tuple[str, ...]
     offset: int
+    is_handed_on: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ _IMPORT_NAME, _IMPORT_FROM = _OP["IMPORT_NAME"], _OP["IMPORT_FROM"]
 _OF_ATTRIBUTES = {*_LOAD_ATTR, *_STORE_ATTR, _IMPORT_FROM}
 _COPY = _OP["COPY"]
 _EXTENDED_ARG = _OP["EXTENDED_ARG"]
-_TRANSPARENT = {code for name, code in _OP.items() if name in ("CACHE", "NOP", "PRECALL", "PUSH_NULL", "RESUME")}
+_TRANSPARENT_NAMES = ("CACHE", "NOP", "NOT_TAKEN", "PRECALL", "PUSH_NULL", "RESUME")
+_TRANSPARENT = {code for name, code in _OP.items() if name in _TRANSPARENT_NAMES}
 _CALLS = {code for name, code in _OP.items() if name in ("CALL", "CALL_KW", "CALL_FUNCTION", "CALL_FUNCTION_EX")}
 _COMPARE_NAMES = ("IS_OP", "COMPARE_OP", "CONTAINS_OP", "FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC")
 _COMPARES = {code for name, code in _OP.items() if name in _COMPARE_NAMES}
@@ -129,7 +134,9 @@ def scan_code(code: CodeType) -> Scan:
     chains: dict[_Place, int] = {}
     aliases: dict[str, _Place] = {}
     stored: dict[_Place, int] = {}
+    handed_on: set[_Place] = set()
     here: _Place | None = None
+    loaded: _Place | None = None  # by the instruction before
     module: _Place | None = None
     doubled: _Place | None = None
     steps = [step for step in _instructions(code) if step[1] not in _TRANSPARENT]
@@ -138,6 +145,9 @@ def scan_code(code: CodeType) -> Scan:
         if op == _COPY and arg == 1:
             doubled = here
             continue
+        if loaded is not None and op not in _OF_ATTRIBUTES and (op != _STORE_FAST or doubled is not None):
+            handed_on.add(loaded)
+        loaded = None
         doubled = doubled if op in _LOAD_ATTR else None
         if op == _LOAD_GLOBAL:
             here = ("global", names[arg >> 1], ())
@@ -151,7 +161,7 @@ def scan_code(code: CodeType) -> Scan:
                 stored.setdefault(here, offset)
                 doubled = None
         elif op in _LOAD_FAST:
-            here = aliases.get(local_names[arg])
+            here = loaded = aliases.get(local_names[arg])
             continue
         elif op == _IMPORT_NAME:
             here = module = ("import", names[arg], ())
@@ -161,6 +171,8 @@ def scan_code(code: CodeType) -> Scan:
             name = local_names[arg]
             if here is not None and assigned[name] == 1 and name not in arguments:
                 aliases[name] = here
+            elif here is not None:
+                handed_on.add(here)
             here = None
         else:
             if op in _STORE_GLOBAL:
@@ -170,10 +182,11 @@ def scan_code(code: CodeType) -> Scan:
             here = None
         if here is not None:
             chains.setdefault(here, offset)
-    found = tuple(Chain(root, name, path, offset) for (root, name, path), offset in chains.items())
+            loaded = here
+    found = tuple(Chain(*place, offset, place in handed_on) for place, offset in chains.items())
     computed = any(c.root == "global" and c.name in ("getattr", "hasattr", "vars") and not c.path for c in found)
     computed = computed or "__dict__" in names
-    stores_found = tuple(Chain(root, name, path, offset) for (root, name, path), offset in stored.items())
+    stores_found = tuple(Chain(*place, offset, False) for place, offset in stored.items())
     return Scan(found, stores_found, computed, _asks_classes(code))
 
 

@@ -390,6 +390,7 @@ class _Walk:
                 continue
             value = namespace[name]
             if isinstance(value, types.ModuleType):
+                self._hold_module(value, _join(prefix, name))  # who is given it may ask for other names
                 if depth < 4 and not is_skipped_module(value.__name__):
                     self._globals(vars(value), names, _join(prefix, name), depth + 1)
             else:
@@ -413,7 +414,7 @@ class _Walk:
         return bool(self._queue)
 
     def _module_attributes(self) -> bool:
-        """The same for modules that a closure, a container or an object holds, or that a function imports."""
+        """The same for modules that a global, a closure, a container or an object holds, or that a function imports."""
         for module, path in list(self._held_modules.values()):
             space = vars(module)
             for name in [n for n in space if n in self._names or n in self._texts]:
