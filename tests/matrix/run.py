@@ -63,7 +63,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a combination showed; `folders` is None where only the smoke set ran."""
+    """What a combination showed. folders: None where the smoke set alone ran; part: those that ran, unless all did."""
 
     combination: Combination
     torch: str
@@ -72,10 +72,12 @@ class Outcome:
     fallbacks: tuple[str, ...]
     smoke: Count
     folders: Count | None
+    part: tuple[str, ...] = ()
 
     def row(self, day: date) -> str:
         """Its row of the report."""
         folders = "not run" if self.folders is None else str(self.folders)
+        folders += f" ({', '.join(Path(folder).name for folder in self.part)})" if self.part else ""
         entry, others = "yes" if self.native_entry else "no", "; ".join(self.fallbacks) or "none"
         return f"| {self.torch} | {self.python} | {day} | {self.smoke} | {folders} | {entry} | {others} |"
 
@@ -111,7 +113,8 @@ def attempt(combination: Combination, environment: Environment, folders: Sequenc
     smoke = _tests(environment, workers, SMOKE)
     whole = _tests(environment, workers, *folders, *_LEFT_OUT) if folders else None
     version = told["torch"].partition("+")[0]
-    return Outcome(combination, version, told["python"], told["native_entry"], tuple(told["fallbacks"]), smoke, whole)
+    ways, part = tuple(told["fallbacks"]), () if {*folders} == {*FOLDERS} else tuple(folders)
+    return Outcome(combination, version, told["python"], told["native_entry"], ways, smoke, whole, part)
 
 
 def _key(row: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import warnings
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -75,6 +76,8 @@ def test_rows_that_did_not_run_stay(tmp_path: Path) -> None:
     rows = [line for line in report.read_text().splitlines() if line.startswith("| 2")]
     assert [row.split(" | ")[0] for row in rows] == ["| 2.9.0", "| 2.10.1"]
     assert rows[1].endswith("| 3 passed, 1 failed | not run | yes | none of this; nor that |")
+    part = replace(outcome("2.9.1", 5), folders=Count(7, 0), part=("tests/guards", "tests/staging"))
+    assert "| 5 passed, 1 failed | 7 passed (guards, staging) |" in part.row(DAY)
 
 
 def test_the_report_has_combinations_of_the_matrix_only() -> None:
