@@ -175,6 +175,23 @@ def test_a_module_that_is_only_asked_for_names_costs_no_build() -> None:
     assert torch.equal(compiled(x), x * 2) and compiled.stats().builds == 1
 
 
+def test_what_the_interpreter_brings_is_not_looked_through() -> None:
+    def program(x: Tensor) -> Tensor:
+        if hasattr(sys, "getwindowsversion") or "smelt_none" in sys.modules:
+            return x + 3
+        return x * 2
+
+    compiled, x = smelt.compile(program), torch.ones(2)
+    for _ in range(2):
+        assert torch.equal(compiled(x), x * 2)
+    assert compiled.stats().builds == 1 and not compiled.stats().fallbacks
+    sys.modules["smelt_none"] = module
+    try:
+        assert torch.equal(compiled(x), x + 3)
+    finally:
+        del sys.modules["smelt_none"]
+
+
 def made() -> tuple[Callable[[Tensor], Tensor], list[int]]:
     held: list[int] = []
 

@@ -67,6 +67,11 @@ def file_kind(filename: str) -> str:
     return "user"
 
 
+def is_builtin_module(module: ModuleType) -> bool:
+    """Whether the interpreter itself brings a module, as `sys`: it holds streams and all modules beside functions."""
+    return getattr(getattr(module, "__spec__", None), "origin", None) in ("built-in", "frozen")
+
+
 def reads_all(name: str, filename: str) -> bool:
     """Whether code of this file that asks an object for its own attribute of this name may read, or change, any of
     them by it: its `__dict__`, and what copies and pickles are made with.

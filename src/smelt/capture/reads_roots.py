@@ -29,7 +29,7 @@ from smelt._torch.lru import LRU_CACHE, cached_tensors, has_tensor, results_of, 
 from smelt.capture.events import watched
 from smelt.capture.fills import Fills
 from smelt.capture.reads_arguments import ArgumentHeap, argument_parts
-from smelt.capture.reads_effects import DRAWS, LOCKS, file_kind, reads_all
+from smelt.capture.reads_effects import DRAWS, LOCKS, file_kind, is_builtin_module, reads_all
 from smelt.capture.reads_facts import Change, RawRead, Read, Site, Store, changes_of, facts_of, state_path
 from smelt.capture.reads_library import Loggers, RawAsks, hold_error, hold_factory, site_of
 from smelt.capture.reads_outer import State, broken_state, changed_state, outer_writes, state_places
@@ -682,7 +682,8 @@ class Roots:
                 return
             self._reach_by_name(value, parent, f".{name}", site)
             self._refuse_random(value, label, site)
-        if chain.is_handed_on and isinstance(value, ModuleType) and id(value) not in self._held_modules:
+        is_handed_on = chain.is_handed_on and isinstance(value, ModuleType) and not is_builtin_module(value)
+        if is_handed_on and id(value) not in self._held_modules:
             self._hold_module(value, parent, label, site)
 
     def _reach_by_name(self, value: Any, parent: int, label: str, site: Site) -> None:
@@ -758,8 +759,9 @@ class Roots:
             if not isinstance(value, ModuleType):
                 continue
             site, label = Site(next(iter(self.executed.values()))[0], chain.offset), ".".join((chain.name, *chain.path))
-            is_users = file_kind(getattr(value, "__file__", None) or "<none>") == "user"
-            names = [name for name in value.__dict__ if name[:2] != "__"] if is_users and chain.root == "global" else ()
+            is_all = chain.root == "global" and not is_builtin_module(value)
+            is_all = is_all and file_kind(getattr(value, "__file__", None) or "<none>") == "user"
+            names = [name for name in value.__dict__ if name[:2] != "__"] if is_all else ()
             for name in dict.fromkeys((*names, *filter(str.isidentifier, texts))):
                 if (id(value.__dict__), name) not in self.state:
                     member = value.__dict__.get(name, MISSING)
