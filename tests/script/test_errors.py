@@ -378,7 +378,7 @@ def test_members_of_sets_that_only_a_run_knows_are_named(program, what):
         smelt.script(program)
     assert caught.value.what == f"{what} is put in a set, or is a key of a dict"
     assert caught.value.where.line == line_of(program, 1)
-    assert "this is not known until run time" in caught.value.why and "keep them in a list" in caught.value.fix
+    assert "a data-dependent size" in caught.value.why and "keep them in a list" in caught.value.fix
 
 
 def test_sets_of_what_the_source_tells_are_scripted():
