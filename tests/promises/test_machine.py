@@ -24,7 +24,7 @@ import json, shutil, sys, warnings
 import torch, smelt
 from tests.promises.models import block, images
 from smelt.capture import tensors_of
-from smelt.compiler.agreement import disagreement
+from smelt.compiler.numeric_comparison import disagreement
 
 torch.set_grad_enabled(False)
 found = {"compilers": [n for n in ("gcc", "g++", "cc", "c++", "clang", "clang++") if shutil.which(n)], "native": []}

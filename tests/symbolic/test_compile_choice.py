@@ -15,7 +15,7 @@ import smelt
 from smelt.compiler import staged
 from smelt.compiler.dims import Dim
 from smelt.compiler.dynamic_shapes import wishes
-from smelt.compiler.second_sight import Earlier, freedom
+from smelt.compiler.generalisation import Earlier, freedom
 from smelt.compiler.seen_calls import seen_call
 
 X, Y = ("args[0]", 0), ("args[0]", 1)

@@ -13,7 +13,7 @@ from smelt.capture.staging.stops import AS_NATIVE, TOO_LONG, TOO_MANY
 from smelt.compiler.compiled_types import NeedsGradients, ObservedProgram
 from smelt.compiler.long_loops import with_long_loops
 from smelt.compiler.originals import move_originals
-from smelt.compiler.repeated import acts_repeatably
+from smelt.compiler.replayable import acts_repeatably
 from smelt.compiler.source_digest import begin_source_digest
 from smelt.compiler.staged import staged_unit
 from smelt.compiler.unit import Unit

@@ -26,6 +26,7 @@ from smelt.capture.reads import ReadLog, RecorderBusy
 from smelt.capture.staging.stops import AS_NATIVE, PARTLY
 from smelt.capture.state import STATE, Place, in_names, without_state
 from smelt.compiler.attempts import Attempts
+from smelt.compiler.call_profile import Look, Sight
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled_inputs import ON_META, first_unsupported, grad_witness, tensors_in
 from smelt.compiler.compiled_original import Original
@@ -44,7 +45,6 @@ from smelt.compiler.interrupts import SignalsWait, errors_in_programs
 from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.program_modules import is_uninitialized
 from smelt.compiler.raised_run import RaisedRun, seen_only
-from smelt.compiler.sight import Look, Sight
 from smelt.compiler.tracebacks import of_program
 from smelt.compiler.turns import Turns
 from smelt.compiler.watching import watch_natively

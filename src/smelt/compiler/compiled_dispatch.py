@@ -20,9 +20,9 @@ from smelt.compiler.compiled_original import Original
 from smelt.compiler.compiled_state import SLOT, StateGone, UnderWay
 from smelt.compiler.compiled_table import Table
 from smelt.compiler.compiled_types import Entry, LeftAlone, Row, Settings, SplitProgram, Stats, Undelivered, attempt
+from smelt.compiler.generalisation import shown
+from smelt.compiler.output_replay import muted_again, pieces_since, pieces_written
 from smelt.compiler.paths import contradicts
-from smelt.compiler.prints import muted_again, pieces_since, pieces_written
-from smelt.compiler.second_sight import shown
 from smelt.compiler.tracebacks import of_program
 from smelt.compiler.turns import thread
 from smelt.compiler.worth import Worth

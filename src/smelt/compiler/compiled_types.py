@@ -22,10 +22,10 @@ from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.staging.stage import Learnt
 from smelt.capture.state import Place, without_state
 from smelt.compiler.attempts import Attempts
+from smelt.compiler.generalisation import NO_FREEDOM, Earlier, Freedom, shown
 from smelt.compiler.miss_texts import joined_misses
 from smelt.compiler.paths import Outcome, Paths
 from smelt.compiler.raised_run import RaisedRun
-from smelt.compiler.second_sight import NO_FREEDOM, Earlier, Freedom, shown
 from smelt.compiler.worth import Worth
 from smelt.diag import Options
 from smelt.runtime.entry import NativeRow

@@ -11,8 +11,8 @@ from smelt.capture import Captured, Signature
 from smelt.capture.dynamic.spec import Origin, SizeFacts, Spot
 from smelt.capture.signature import NAMES
 from smelt.capture.tree import ConstantLeaf, leaves
+from smelt.compiler.size_one_strides import free_of_strides
 from smelt.compiler.size_texts import readable
-from smelt.compiler.strides_of_ones import free_of_strides
 from smelt.diag import InternalError
 from smelt.ir import TensorType
 from smelt.ir.dims import Dim, UnknownDim

@@ -24,13 +24,13 @@ from smelt.codegen.python import python_source
 from smelt.compiler.code import Code, write_code
 from smelt.compiler.compiled_types import LeftAlone, Undelivered
 from smelt.compiler.doors.fx_out import graph_module
+from smelt.compiler.generalisation import NO_FREEDOM, Freedom
 from smelt.compiler.histories import requires_gradients
+from smelt.compiler.output_replay import muted_again, pieces_since, pieces_written
 from smelt.compiler.pipeline import first_wrong_pass
-from smelt.compiler.prints import muted_again, pieces_since, pieces_written
 from smelt.compiler.program_calls import SELF, KnownCall, renamed, requiring_inputs
 from smelt.compiler.program_copy import SavedCapture, load, save
 from smelt.compiler.program_modules import SourceModules
-from smelt.compiler.second_sight import NO_FREEDOM, Freedom
 from smelt.compiler.sized_capture import sized_capture
 from smelt.compiler.sized_unit import SizedUnit, unit_of
 from smelt.compiler.staged import staged_capture

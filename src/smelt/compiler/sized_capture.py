@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from smelt.capture import Captured
+from smelt.compiler.call_profile import unfit, violation
 from smelt.compiler.dims import bad_shapes
 from smelt.compiler.dynamic_shapes import wishes
-from smelt.compiler.second_sight import Freedom, freedom
+from smelt.compiler.generalisation import Freedom, freedom
 from smelt.compiler.seen_calls import seen_call
-from smelt.compiler.sight import unfit, violation
 from smelt.compiler.staged import staged_capture
 from smelt.diag import CaptureError
 

@@ -24,11 +24,11 @@ from smelt.capture.staging.stage import Learnt, stage
 from smelt.capture.state import Place, without_state
 from smelt.compiler.compiled_types import ObservedProgram
 from smelt.compiler.histories import has_history_on_other_ways
-from smelt.compiler.ones import Again, with_ones
-from smelt.compiler.prints import muted
-from smelt.compiler.repeated import acts_repeatably, without_repeated
+from smelt.compiler.output_replay import muted
+from smelt.compiler.replayable import acts_repeatably, without_repeated
+from smelt.compiler.size_one import Again, with_ones
+from smelt.compiler.size_one_strides import StrideReads, needs_strides, telling
 from smelt.compiler.sized_unit import unit_of
-from smelt.compiler.strides_of_ones import StrideReads, needs_strides, telling
 from smelt.compiler.unit import Unit
 from smelt.diag import CaptureError, Options, SmeltError
 from smelt.runtime.guard_facts import FactTest

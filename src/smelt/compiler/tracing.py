@@ -16,21 +16,21 @@ from smelt.capture.reads import ReadLog, RecorderBusy, record_reads
 from smelt.capture.reads_arguments import ArgumentHeap
 from smelt.capture.reads_effects import LOGGING, MODES_ASKED
 from smelt.capture.tree import tensors_at
-from smelt.compiler.agreement import disagreement
 from smelt.compiler.collector import full_collections_later
 from smelt.compiler.compiled import Compiled
 from smelt.compiler.compiled_types import attempt
 from smelt.compiler.copies import copies_of
+from smelt.compiler.generalisation import Freedom
 from smelt.compiler.interrupts import SignalsWait
 from smelt.compiler.long_loops import with_long_loops
+from smelt.compiler.numeric_comparison import disagreement
 from smelt.compiler.originals import move_originals
 from smelt.compiler.paths import lines_of, other_path, outcomes
 from smelt.compiler.pipeline import check_options
 from smelt.compiler.program import Program
 from smelt.compiler.program_modules import is_uninitialized
 from smelt.compiler.raised_run import RaisedRun, seen_only
-from smelt.compiler.repeated import is_repeatable, without_repeated
-from smelt.compiler.second_sight import Freedom
+from smelt.compiler.replayable import is_repeatable, without_repeated
 from smelt.compiler.sized_capture import sized_capture, wished
 from smelt.compiler.staged import staged_capture
 from smelt.compiler.unit import Unit

@@ -31,6 +31,7 @@ from smelt.compiler.forms import checks_of, forms_of, free_spots
 from smelt.compiler.histories import has_history
 from smelt.compiler.kept_plans import KeptPlans
 from smelt.compiler.originals import Moved, release
+from smelt.compiler.output_replay import SHOWING, muted, prints
 from smelt.compiler.paths import (
     Outcome,
     check_path,
@@ -43,7 +44,6 @@ from smelt.compiler.paths import (
 )
 from smelt.compiler.pipeline import functional_graph, optimized_graph
 from smelt.compiler.precision import Precision, output_errors, why_not_repeatable
-from smelt.compiler.prints import SHOWING, muted, prints
 from smelt.compiler.size_conditions import symbols_in, with_conditions
 from smelt.diag import CaptureError, InternalError, Miss, Options, SmeltError, SmeltWarning
 from smelt.diag.logs import tell, wants

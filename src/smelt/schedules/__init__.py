@@ -2,7 +2,7 @@
 
 from smelt.schedules.inference import inference
 from smelt.schedules.memory import low_memory
-from smelt.schedules.narrow import bf16
+from smelt.schedules.mixed_precision import bf16
 from smelt.schedules.report import Ready
 
 __all__ = ["Ready", "bf16", "inference", "low_memory"]

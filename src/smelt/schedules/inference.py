@@ -20,11 +20,11 @@ from smelt.compiler.interrupts import SignalsWait
 from smelt.ir import Graph, Node, Value, parse
 from smelt.ops.record import Trait
 from smelt.ops.sets import bases_where
+from smelt.schedules.applying import Taker
 from smelt.schedules.attend import attend
 from smelt.schedules.attention import Spelling, spelling_of, why_not
-from smelt.schedules.homes import Homes, Place
+from smelt.schedules.insertion_sites import Homes, Place
 from smelt.schedules.report import Ready
-from smelt.schedules.taking import Taker
 from smelt.scheduling import Match, Matches, Schedule
 from smelt.scheduling.forms import VIEW, key_of
 

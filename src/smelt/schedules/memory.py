@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from smelt.schedules.applying import Taker
 from smelt.schedules.report import Ready
-from smelt.schedules.taking import Taker
 from smelt.scheduling import Match, Schedule
 from smelt.scheduling.target import is_under, join
 

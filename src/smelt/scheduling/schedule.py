@@ -20,6 +20,7 @@ from smelt.diag.notebook import text_box
 from smelt.ir import Node
 from smelt.pattern import Where
 from smelt.scheduling import copying
+from smelt.scheduling.applying import fits, paths_of, states, take
 from smelt.scheduling.catalogue import list_primitives, registered
 from smelt.scheduling.differences import difference
 from smelt.scheduling.finding import reader
@@ -35,7 +36,6 @@ from smelt.scheduling.replacing import ReplaceSteps
 from smelt.scheduling.selecting import as_matches, remembering, scope_of, selector_of
 from smelt.scheduling.state import State
 from smelt.scheduling.steps import Log, Step, user_span
-from smelt.scheduling.taking import fits, paths_of, states, take
 from smelt.scheduling.target import Target, is_under, join
 from smelt.scheduling.text import applied, to_json
 from smelt.scheduling.tuning import Tuning

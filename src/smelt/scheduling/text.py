@@ -17,11 +17,11 @@ import torch
 
 from smelt.diag import ScheduleError, SmeltError
 from smelt.pattern import Where
+from smelt.scheduling.applying import states, take
 from smelt.scheduling.encoding import Decoder, Encoder
 from smelt.scheduling.selector import Selector
 from smelt.scheduling.state import State
 from smelt.scheduling.steps import Step
-from smelt.scheduling.taking import states, take
 
 FORMAT = 1
 

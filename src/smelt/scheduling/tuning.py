@@ -21,10 +21,10 @@ import torch
 from smelt.diag import ScheduleError, SmeltError, VerifyError
 from smelt.diag.console import progress, text_column
 from smelt.scheduling import tuning_cache
+from smelt.scheduling.applying import states
 from smelt.scheduling.compare_runs import Arguments, isolated
 from smelt.scheduling.knobs import Choose, Run, Search
 from smelt.scheduling.state import State
-from smelt.scheduling.taking import states
 from smelt.scheduling.tuned import Failure, Trial, Tuned
 from smelt.scheduling.tuning_measure import Clock, Times, call_of, medians
 from smelt.scheduling.verify import as_calls, verified

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smelt.diag import ScheduleError, VerifyError
+from smelt.scheduling.applying import states, take
 from smelt.scheduling.catalogue import primitive_of
 from smelt.scheduling.compare import Difference, Tolerance
 from smelt.scheduling.compare_modules import Comparison, compare
 from smelt.scheduling.compare_runs import Arguments
 from smelt.scheduling.state import State
 from smelt.scheduling.steps import Step
-from smelt.scheduling.taking import states, take
 
 
 @dataclass(eq=False)

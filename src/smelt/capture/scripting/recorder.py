@@ -21,10 +21,10 @@ from smelt.capture.opinfo import METADATA, OpInfo, op_info
 from smelt.capture.recorder import _CONSTANT_MAKERS, Family, Slot, slot_type
 from smelt.capture.scripting.types import infer_open
 from smelt.capture.staging.doubts import Doubt, given_all_the_same, in_eagers_words
+from smelt.capture.staging.fake_tensors import _IN_PLACE_METADATA, ShadowRecorder, _give_back
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.raising import OF_ALL_ELEMENTS
-from smelt.capture.staging.shadows import _IN_PLACE_METADATA, ShadowRecorder, _give_back
 from smelt.capture.staging.stops import CannotMerge
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, is_staged, slot_of, wrap
 from smelt.ir import (

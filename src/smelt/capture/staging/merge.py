@@ -19,10 +19,10 @@ from smelt.capture.recorder import Slot
 from smelt.capture.roots import is_skipped_class
 from smelt.capture.spans import Site
 from smelt.capture.staging.containers import MISSING, WHOLE
+from smelt.capture.staging.fake_tensors import tensor_type_of
 from smelt.capture.staging.heap import Change
 from smelt.capture.staging.leaves import same
 from smelt.capture.staging.session import Outcome
-from smelt.capture.staging.shadows import tensor_type_of
 from smelt.capture.staging.stops import CannotGrow, CannotMerge
 from smelt.capture.staging.symbols import ScalarSlot, class_of, is_staged, slot_of, wrap_as
 from smelt.capture.staging.views import StagedRange

@@ -27,10 +27,10 @@ from smelt.capture.spans import Site, Spans
 from smelt.capture.staging.copies import Copies
 from smelt.capture.staging.cuts import affine_of
 from smelt.capture.staging.examples import Examples
+from smelt.capture.staging.fake_tensors import ShadowRecorder
 from smelt.capture.staging.heap import Snapshot
 from smelt.capture.staging.records import plain_info
 from smelt.capture.staging.settled import Settled
-from smelt.capture.staging.shadows import ShadowRecorder
 from smelt.capture.staging.stops import NO_FORM, TOO_LONG, Again, CannotStage, Exhausted
 from smelt.capture.staging.symbols import DEAD, WORLDS, ScalarSlot, StagedObject, is_staged, slot_of, wrap
 from smelt.capture.staging.texts import text_of

@@ -20,7 +20,7 @@ from smelt.codegen.llvm.nest_schedule import Schedule, plan
 from smelt.codegen.llvm.nest_simplify import simplify_nest
 from smelt.codegen.llvm.nest_text import scheduled_text
 from smelt.codegen.llvm.nest_values import scratch_row
-from smelt.codegen.llvm.nest_ways import plans
+from smelt.codegen.llvm.nest_variants import plans
 from smelt.codegen.llvm.objects import KernelSource
 from smelt.diag import InternalError, ScheduleError
 from smelt.diag.loops import LoopStep
@@ -77,7 +77,7 @@ def emit_nest(nest: Nest, isa: Isa) -> EmittedKernel:
 
 
 def emit_nests(nest: Nest, isa: Isa, steps: Sequence[LoopStep] = ()) -> tuple[EmittedKernel, ...]:
-    """The kernels of a nest, of which one has items: several only where sizes are known at run time (`nest_ways`).
+    """The kernels of a nest, of which one has items: several only where sizes are known at run time (`nest_variants`).
 
     steps: on its loops, as `loops_text` shows them. Raises: InternalError if the nest holds something that
     `unsupported` names; ScheduleError (S0614) for steps that cannot be taken.

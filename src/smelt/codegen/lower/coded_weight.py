@@ -21,7 +21,7 @@ from smelt.codegen.contract.coding import (
     coding_source,
 )
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.lower.fills import Fills
+from smelt.codegen.lower.weight_packing import Fills
 from smelt.diag import Options
 
 

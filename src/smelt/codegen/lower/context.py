@@ -23,7 +23,6 @@ from smelt.codegen.llvm.objects import KernelSource
 from smelt.codegen.lower.builder import Place, PlanBuilder, Storage
 from smelt.codegen.lower.copies import copy_into
 from smelt.codegen.lower.elements import Elements, maker
-from smelt.codegen.lower.fills import Fills
 from smelt.codegen.lower.geometry import Geometry, same_layout, view_geometry
 from smelt.codegen.lower.geometry import row_major as row_major
 from smelt.codegen.lower.growing import Lists
@@ -37,6 +36,7 @@ from smelt.codegen.lower.sized_block import Compile, not_compiled
 from smelt.codegen.lower.static_program import Read
 from smelt.codegen.lower.statics import Statics, state_name
 from smelt.codegen.lower.unknown.cuts import cuts_of, is_copy
+from smelt.codegen.lower.weight_packing import Fills
 from smelt.diag import Options, SmeltError
 from smelt.ir import STATE_OPS, Arg, Graph, Node, Region, TensorType, Value, values_in
 from smelt.ops.convert import dtype_to_torch

@@ -17,11 +17,11 @@ from typing import TypeAlias
 import torch
 
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.lower.fills import Fills
 from smelt.codegen.lower.packed_weight import Form, packed_weight
 from smelt.codegen.lower.result import Lookup
 from smelt.codegen.lower.static_program import Content, Read, StaticProgram, program_of, read
 from smelt.codegen.lower.statics import Statics
+from smelt.codegen.lower.weight_packing import Fills
 from smelt.diag import Options
 from smelt.ir import Value
 

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from smelt.codegen.llvm.isa import Isa
-from smelt.codegen.lower.fills import Fills
 from smelt.codegen.lower.held import Made, made_again
 from smelt.codegen.lower.lowering import lower
 from smelt.codegen.lower.report import Report
 from smelt.codegen.lower.result import Lookup, Lowered, Mutation, OutputRecipe, StateName
 from smelt.codegen.lower.static_program import OtherState
+from smelt.codegen.lower.weight_packing import Fills
 from smelt.diag import Options, SmeltError
 from smelt.ir import Graph
 from smelt.ops.registry import overload

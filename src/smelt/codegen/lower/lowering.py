@@ -17,6 +17,7 @@ from smelt.analysis import alias_analysis
 from smelt.codegen.fusion.groups import has_numbers
 from smelt.codegen.fusion.parts import writes_parts
 from smelt.codegen.llvm.executor import executor_object
+from smelt.codegen.lower.accumulators import with_rows
 from smelt.codegen.lower.attention import lower_attention
 from smelt.codegen.lower.chosen import refuse_shared, with_choices
 from smelt.codegen.lower.context import Context, cannot_lower
@@ -54,11 +55,10 @@ from smelt.codegen.lower.scalars import lower_with_numbers
 from smelt.codegen.lower.sharing import is_idle_dropout, view_source
 from smelt.codegen.lower.sized_block import Compile, Run
 from smelt.codegen.lower.sized_runs import SizedRuns, lower_sized
-from smelt.codegen.lower.stacked import with_rows
 from smelt.codegen.lower.unknown import padded
 from smelt.codegen.lower.unknown.adding import lower_index_add
+from smelt.codegen.lower.unknown.compaction import lower_places
 from smelt.codegen.lower.unknown.cutting import lower_cut
-from smelt.codegen.lower.unknown.places import lower_places
 from smelt.codegen.lower.views import lower_resolved, lower_unpack, lower_view
 from smelt.codegen.lower.writes import lower_write, mutations
 from smelt.diag import InternalError, Options, SmeltError

@@ -14,8 +14,8 @@ from smelt.codegen.contract.coding import Coding
 from smelt.codegen.contract.packing import Packing, packing_source
 from smelt.codegen.llvm.isa import Isa
 from smelt.codegen.lower.coded_weight import code, decoded
-from smelt.codegen.lower.fills import Fills
 from smelt.codegen.lower.packs import packs
+from smelt.codegen.lower.weight_packing import Fills
 from smelt.diag import Options
 
 Form: TypeAlias = Packing | Coding

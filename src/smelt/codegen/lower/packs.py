@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import torch
 
-from smelt.codegen.lower.fills import Fills
+from smelt.codegen.lower.weight_packing import Fills
 from smelt.runtime.guard_constants import Constants
 
 _Key = tuple[Hashable, ...]

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 
 from smelt._torch.inference_kind import of_kind
-from smelt.codegen.lower.fills import Fills
 from smelt.codegen.lower.report import Report
+from smelt.codegen.lower.weight_packing import Fills
 from smelt.runtime.plan import Plan
 
 

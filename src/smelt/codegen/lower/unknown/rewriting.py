@@ -19,10 +19,10 @@ from smelt.codegen.lower.unknown.carried import Carried
 from smelt.codegen.lower.unknown.cost import saved_ns, work_ns
 from smelt.codegen.lower.unknown.facts import Facts, known_outcome
 from smelt.codegen.lower.unknown.forms import Exact, check, has_unknown, is_by_columns, sweep, tensor_type
-from smelt.codegen.lower.unknown.leaving import Leaving
 from smelt.codegen.lower.unknown.rules import rule_for
 from smelt.codegen.lower.unknown.selecting import SOURCES
 from smelt.codegen.lower.unknown.sharing import Sharing, reached
+from smelt.codegen.lower.unknown.unpadding import Leaving
 from smelt.codegen.lower.unknown.values import Buffer, Emitter, Held, Padded, Parts, Refused
 from smelt.diag import SmeltError
 from smelt.ir import (

@@ -13,8 +13,8 @@ import torch
 from smelt.ops.record import Trait
 from smelt.ops.sets import PRODUCTS, bases_where
 from smelt.pattern import short_name
+from smelt.schedules.applying import Do, Taker
 from smelt.schedules.report import Ready
-from smelt.schedules.taking import Do, Taker
 from smelt.scheduling import Schedule
 from smelt.scheduling.target import is_under
 

@@ -14,7 +14,7 @@ from smelt.capture import Captured
 from smelt.capture.dynamic.spec import SizeGuard, Spot
 from smelt.compiler.compiled_types import Entry
 from smelt.compiler.dynamic_shapes import Wish, wishes
-from smelt.compiler.second_sight import Earlier, Freedom, freedom, is_state, may_be_free
+from smelt.compiler.generalisation import Earlier, Freedom, freedom, is_state, may_be_free
 from smelt.compiler.seen_calls import SeenCall, seen_call
 from smelt.compiler.size_texts import guard_that_fixes, readable
 from smelt.diag import CaptureError

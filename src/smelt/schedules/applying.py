@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smelt.diag import ScheduleError, SmeltWarning, VerifyError
-from smelt.schedules.homes import Homes, Place, homes_of, with_wildcards
+from smelt.schedules.insertion_sites import Homes, Place, homes_of, with_wildcards
 from smelt.schedules.report import Ready
 from smelt.scheduling import Match, Schedule, Selection, schedule
 
