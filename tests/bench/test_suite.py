@@ -205,6 +205,7 @@ def test_mixed_rows_have_their_own_systems_and_errors() -> None:
     assert {s.name for s in systems() if "mixed" in s.dtypes} == {"eager", "smelt", "autocast", "openvino"}
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("name", ["gpt2_decode", "llama_decode"])
 def test_one_token_grows_the_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A hundred million normal numbers take seconds, and which they are shows in nothing that is compared here.

@@ -86,7 +86,7 @@ SOME = [
 ]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", KINDS)
 def test_shapes_and_layouts(name: str) -> None:

@@ -89,7 +89,7 @@ def names_used(*samples: Callable[[], Sample], options: Mapping[str, Any] = RULE
     return sorted(asked | set(handles.NAMES))
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("options", [RULE, LIBRARY], ids=["kernels", "library"])
 @pytest.mark.parametrize("sample", SAMPLES, ids=["block", "images", "mixed"])
 def test_each_symbol_hidden_in_turn(sample: Callable[[], Sample], options: Mapping[str, Any]) -> None:

@@ -118,6 +118,7 @@ def named(program: Any) -> str:
     return getattr(program, "__name__", type(program).__name__)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", (*LOOPS, *TURN_BY_TURN), ids=named)
 def test_the_answer(program: Callable[..., Any], x: Tensor) -> None:
     compiled, traced = smelt.compile(program), smelt.trace(program, (x,))

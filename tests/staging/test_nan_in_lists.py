@@ -36,6 +36,7 @@ def by_branch(x: Tensor) -> Any:
     return x + 1 if v in [v] else x - 1
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("make", [smelt.compile, smelt.script], ids=["compile", "script"])
 @pytest.mark.parametrize("program", [itself, another, grown, by_branch], ids=lambda p: p.__name__)
 def test_as_in_eager(program: Callable[..., Any], make: Callable[[Any], Any]) -> None:

@@ -269,6 +269,7 @@ def test_compiled(program: Callable[..., Any]) -> None:
         assert same(found) == same(expected)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_traced(program: Callable[..., Any]) -> None:
