@@ -31,9 +31,9 @@ def same(a: Any, b: Any) -> bool:
     return repr(a) == repr(b)
 
 
-def differing(uses: str, text: str, calls: list[tuple[Any, ...]], folder: Path) -> list[str]:
+def differing(uses: list[str], text: str, calls: list[tuple[Any, ...]], folder: Path) -> list[str]:
     found = []
-    for use, f in programs(uses, text, folder).items():
+    for use, f in programs("\n".join(uses), text, folder).items():
         compiled = smelt.compile(f)
         for args in calls:
             with torch.no_grad(), warnings.catch_warnings():
@@ -45,14 +45,16 @@ def differing(uses: str, text: str, calls: list[tuple[Any, ...]], folder: Path) 
 
 
 @pytest.mark.spread(4)
+@pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize(
     ("text", "numbers"),
     ((HELPED, WHOLE), (HELPED, BROKEN), (STAGED, WHOLE), (BRANCHED, WHOLE)),
     ids=("ints", "floats", "ints of data", "ints beside branches"),
 )
-def test_like_a_number(text: str, numbers: list[Any], tmp_path: Path) -> None:
+def test_like_a_number(text: str, numbers: list[Any], part: int, tmp_path: Path) -> None:
+    uses = (BOTH + (FLOATS if numbers is BROKEN else INTS)).splitlines()
     calls = [(torch.randn(3, 5), torch.tensor(n) if text is STAGED else n) for n in numbers]
-    assert differing(BOTH + (FLOATS if numbers is BROKEN else INTS), text, calls, tmp_path) == []
+    assert differing(uses[part::4], text, calls, tmp_path) == []
 
 
 def scaled(x: Any, n: Any) -> Any:
