@@ -29,6 +29,7 @@ def _check(folder: Path, seeds: range, size: int, is_wide: bool = False, **optio
     return rows
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_programs(part: int, tmp_path: Path) -> None:
     each = PROGRAMS // PARTS

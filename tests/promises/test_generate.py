@@ -70,8 +70,8 @@ def nightly(*values: Any) -> Any:
     [
         nightly(gpt2, "greedy"),
         (llama, "greedy"),
-        (gpt2, "sampling"),
-        (llama, "beams"),
+        nightly(gpt2, "sampling"),
+        nightly(llama, "beams"),
         (gpt2, "static"),
         nightly(llama, "sampling"),
         nightly(gpt2, "beams"),
