@@ -24,12 +24,16 @@ gc.disable()
 
 import torch  # noqa: E402
 
-from smelt.compiler import kept_plans, worth  # noqa: E402
+from smelt.compiler import kept_plans, ledger, worth  # noqa: E402
 
 # For each seed torch writes down the stack once for each kind of device that is not there; nobody reads it, and many
 # tests seed thousands of times.
 for _devices in (torch.cuda, torch.xpu, torch.mtia):
     _devices.traceback = SimpleNamespace(**{**vars(traceback), "format_stack": list})
+
+# What is compiled stays so, and all is built that is asked for, however long it takes: no test depends on the time of
+# a run. Objects that modules of tests make when they are imported are meant, too.
+_is_adaptive, ledger.is_adaptive = ledger.is_adaptive, lambda options: False
 
 settings.register_profile("suite", derandomize=True)
 if not os.environ.get("SMELT_RANDOM"):
@@ -77,6 +81,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is compiled stays so, however long it takes: no test depends on the time of a run."""
     monkeypatch.setattr(worth, "SETTLING", 10**9)
+
+
+@pytest.fixture
+def adaptive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For objects that are made in the test times decide, as for a user's."""
+    monkeypatch.setattr(ledger, "is_adaptive", _is_adaptive)
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,7 @@ def build(system: System, model: torch.nn.Module, cache_dir: str = "") -> Callab
     """The model as the system runs it."""
     if system == "eager":
         return model
-    return smelt.compile(model, options={"cache_dir": cache_dir})
+    return smelt.compile(model, options={"cache_dir": cache_dir, "adaptive": False})
 
 
 def read(request: Request) -> Reading:

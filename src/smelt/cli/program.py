@@ -160,7 +160,7 @@ def explain(
             raise _unwritable(path, "its folder does not exist")
     loaded = load_program(target)
     measures = profile or roofline is not None
-    compiled = smelt.compile(loaded.function, options={"profile": measures})
+    compiled = smelt.compile(loaded.function, options={"profile": measures, "adaptive": False})
     with torch.no_grad(), redirect_stdout(sys.stderr), in_users_program(loaded):
         for _ in range(1 + _PROFILED_CALLS * measures):
             compiled(*loaded.args, **loaded.kwargs)

@@ -57,7 +57,7 @@ def run(
         before.restore()
         bar.update(task, description="compiling", advance=1, refresh=True)
         start = time.perf_counter()
-        function = smelt.compile(loaded.function, options={"strict": strict})
+        function = smelt.compile(loaded.function, options={"strict": strict, "adaptive": False})
         compiled = Target(loaded.name, function, loaded.args, loaded.kwargs)
         with in_users_program(loaded):
             found = _copies(compiled())

@@ -65,6 +65,7 @@ def _unit(
     odd = fn.freedom.odd if fn.freedom else ()
     if captured.error is None and is_whole and not fn.next_path:
         fn.learnt.follows = False
+        fn.learnt.most_s = fn.staging_s
         stage, attempts = partial(staged_unit, fn, captured, args, kwargs, options), fn.attempts
         begun_as = fn.learnt.whole
         for number, (spec, is_wide) in enumerate(fn.freedom.specs if fn.freedom else ()):
@@ -89,7 +90,7 @@ def _unit(
     lost_ms = round((last - began) * 1000, 3)
     if lost_ms >= 1:
         unit.stages_ms = {"staging that came to no graph": lost_ms, **unit.stages_ms}
-    unit.why_paths, unit.why_fixed, unit.background = why_paths, why_fixed, fn.background
+    unit.why_paths, unit.why_fixed, unit.background, unit.ledger = why_paths, why_fixed, fn.background, fn.ledger
     return unit
 
 

@@ -46,9 +46,10 @@ class Compiled:
 
     def warmup(self, /, *inputs: Any, **kwargs: Any) -> Any:
         """Compile for these arguments now; returns the answer of that call."""
-        with torch.no_grad():
-            result = dispatcher_of(self)(inputs, kwargs)
-        dispatcher_of(self).finish()
+        dispatcher = dispatcher_of(self)
+        with torch.no_grad(), dispatcher.asked_for():
+            result = dispatcher(inputs, kwargs)
+        dispatcher.finish()
         return result
 
     def refresh(self) -> None:

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -42,10 +43,12 @@ from smelt.compiler.compiled_types import (
     attempt,
 )  # fmt: skip
 from smelt.compiler.interrupts import SignalsWait, errors_in_programs
+from smelt.compiler.ledger import FREE_BUILDS, MEASURED, SERVED, STOPPED
 from smelt.compiler.paths import PATH_LIMIT, Outcome, Paths, difference
 from smelt.compiler.program_modules import is_uninitialized
 from smelt.compiler.raised_run import RaisedRun, seen_only
 from smelt.compiler.tracebacks import of_program
+from smelt.compiler.trial import first_trial
 from smelt.compiler.turns import Turns
 from smelt.compiler.watching import watch_natively
 from smelt.compiler.worth import Worth
@@ -95,7 +98,7 @@ class Builds:
         self._turns = Turns()
         self._changes_nothing = False  # as far as a recorded run has shown
         self.sight = Sight(original.target, original.settings.dynamic, original.settings.dynamic_shapes)
-        self._original, self._table, self._stats = original, table, stats
+        self._original, self._table, self._stats, self.ledger = original, table, stats, original.ledger
         self._target, self._name, self._settings = original.target, original.name, original.settings
         self._effects_seen = 0
         self._guarded = 0  # those that no path asked for
@@ -107,6 +110,8 @@ class Builds:
         self._exhausted = 0  # stagings that came to no end in their time
         self._as_native = False  # whether graphs are of ways that answers about numbers lead to
         self._unrecorded = 0  # of these calls, those that are to come
+        self.is_idle = False  # of late every call was refused a build
+        self._served = -1  # calls that were served by entries when the last one was
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         """The answer of a call that no row serves; `AGAIN` where there is another row by now, from another thread.
@@ -129,8 +134,32 @@ class Builds:
             return self.splits.run(*args, **without_state(kwargs))
         if not _by_data(missed) and self._guarded >= STORM_LIMIT and self.state is None:
             return self._original.run("too many different calls were compiled already", args, kwargs)
+        if not self._is_free_to_build:
+            if self.ledger.asks_for_eager and not self._original.is_piece:
+                return self._original.run(MEASURED, args, kwargs, is_fault=False)
+            if not self.ledger.may_build():
+                return self._run_unbuilt(args, kwargs)
         with SignalsWait():
             return self._miss(args, kwargs, missed)
+
+    @property
+    def _is_free_to_build(self) -> bool:
+        """Whether nearly all that was built for this object serves calls."""
+        served = sum(row.entry is not None and row.hits >= SERVED for row in self._table.rows)
+        return not self._original.is_piece and self._stats.builds - served < FREE_BUILDS
+
+    def _run_unbuilt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The original's answer, because builds have taken all that its calls are worth."""
+        self.ledger.refused += 1
+        served = sum(row.hits for row in self._table.rows if row.entry is not None)
+        self.is_idle, self._served = served == self._served, served
+        cause = self._table.note_misses(args, kwargs) if self.ledger.refused == 1 else ""
+        result = self._original.run(STOPPED, args, kwargs, is_fault=False)
+        why = f" (the last one because {cause})" if cause else ""
+        self._original.warn(
+            "budget", f"{self._name} falls back to eager where it is not compiled yet{why}: {self.ledger}"
+        )
+        return result
 
     def _requiring(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """What of all that the call may use is known to require gradients."""
@@ -184,7 +213,7 @@ class Builds:
                 # Found out since this call began: it has not read the state that a build would put back.
                 return self._original.run(BEGAN_WITHOUT, args, kwargs, is_fault=False)
             watch_natively(self._settings.options)
-            with busy(), full_collections_later():
+            with busy(), full_collections_later(), self.ledger.building():
                 return self._build(args, kwargs, missed)
         finally:
             building.active = False
@@ -225,6 +254,7 @@ class Builds:
             self._target, self._name, self._settings,
             next_path=bool(missed) and not (_show(missed) or self._as_native), freedom=look.freedom, state=self._places,
             replaced=frozenset(self._table.replaced), alone=self._alone, took=self._turns.took, attempts=self._attempts,
+            ledger=self.ledger,
         )  # fmt: skip
         program.learnt.exhausted = self._exhausted
         if self._as_native:
@@ -296,6 +326,7 @@ class Builds:
 
     def _count_build(self, missed: tuple[Row, ...], times: int) -> None:
         self._stats.count_builds(times)
+        self.ledger.builds += max(times, 0)
         if not _by_data(missed):
             self._guarded += times
 
@@ -432,7 +463,9 @@ class Builds:
 
     def _join_paths(self, row: Row, outcomes: tuple[Outcome, ...], missed: tuple[Row, ...]) -> str:
         """Make a row one of the paths under its guards; why there should be none, or nothing."""
-        row.paths = next((other.paths for other in missed if other.paths is not None), None) or Paths()
+        row.paths = next((other.paths for other in missed if other.paths is not None), None) or Paths(
+            trial=first_trial(self.ledger)
+        )
         row.paths.note(outcomes)
         told = (getattr(other.entry, "why_paths", "") for other in (*missed, row))
         row.paths.why_many = row.paths.why_many or next(filter(None, told), "")
@@ -476,7 +509,8 @@ class Builds:
         elif self.splits is not None:
             self.splits.more(log, failure)
         elif self._settings.split is not None:
-            self.splits = self._settings.split(self._target, self._name, self._settings, log, failure, entry)
+            settings = replace(self._settings, ledger=self.ledger)
+            self.splits = self._settings.split(self._target, self._name, settings, log, failure, entry)
         return self.splits
 
     def _settle_effects(
@@ -561,6 +595,10 @@ class Builds:
         return False
 
     def _finish(self, row: Row, before: Constants) -> None:
+        with self.ledger.building():
+            self._finish_in_time(row, before)
+
+    def _finish_in_time(self, row: Row, before: Constants) -> None:
         entry = row.entry
         try:
             if entry is not None:
@@ -583,8 +621,10 @@ class Builds:
                     row.is_ready = True
                     self._original.fail(error)
                 self._original.warn(row.reason, f"{self._name} falls back to eager: {row.reason}")
-        if row.entry is not None and row.paths is None and row.entry.goes_through_python:
-            row.worth = None if self._original.is_whole else Worth()
+        if row.entry is not None and row.paths is None:
+            row.trial = first_trial(self.ledger)
+            if row.trial is None and row.entry.goes_through_python and not self._original.is_whole:
+                row.worth = Worth()
         row.is_ready = True
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from smelt._torch.state import foreign_context
@@ -17,13 +18,15 @@ from smelt.capture import is_capturing
 from smelt.capture.state import STATE, Place, in_names, without_state
 from smelt.compiler.compiled_build import AGAIN, BEGAN_WITHOUT, Builds, building
 from smelt.compiler.compiled_original import Original
-from smelt.compiler.compiled_state import SLOT, StateGone, UnderWay
+from smelt.compiler.compiled_state import SLOT, StateCalls, StateGone, UnderWay
 from smelt.compiler.compiled_table import Table
 from smelt.compiler.compiled_types import Entry, LeftAlone, Row, Settings, SplitProgram, Stats, Undelivered, attempt
 from smelt.compiler.generalisation import shown
+from smelt.compiler.ledger import MEASURED, STOPPED, Ledger
 from smelt.compiler.output_replay import muted_again, pieces_since, pieces_written
 from smelt.compiler.paths import contradicts
 from smelt.compiler.tracebacks import of_program
+from smelt.compiler.trial import Trial
 from smelt.compiler.turns import thread
 from smelt.compiler.worth import Worth
 from smelt.diag import Miss, SmeltError
@@ -31,7 +34,7 @@ from smelt.runtime.entry import Counters
 
 DISPATCHER = SLOT  # of compiled objects
 LOST: Final = "the compiled program was slower than eager"
-RESTING = 31  # calls that run as they are after one that is lost, without a look at the guards
+RESTING = 31  # calls that fall back to eager after one that nothing compiled can serve, without a look at the guards
 
 
 class Dispatcher:
@@ -47,13 +50,22 @@ class Dispatcher:
     def __init__(self, target: Callable[..., Any], name: str, settings: Settings) -> None:
         self.target, self.name, self.settings = target, name, settings
         self._stats = Stats()
-        self._original = Original(target, name, settings, self._stats)
+        whole = settings.fullgraph or settings.options.strict
+        self.ledger = settings.ledger or Ledger.of(settings.options, whole, self._count_calls)
+        self._original = Original(target, name, settings, self._stats, self.ledger)
         self._table = Table(self, _slow, self._original, self._stats)
         # Two calls at once would read the same numbers of a state; and a call that records may call another one.
         self._state_lock = threading.RLock()
         self._under_way = UnderWay(self._state_lock)  # no state was known when they began
         self._builds = Builds(self._original, self._table, self._stats, self._under_way)
-        self._resting = 0
+        self._resting, self._why_resting = 0, ""
+
+    def _count_calls(self) -> int:
+        return self._stats.calls + self._table.counters.calls
+
+    def _rest(self, reason: str) -> None:
+        """Have some calls run as they are, without a look at the guards."""
+        self._resting, self._why_resting = RESTING, reason
 
     @property
     def counters(self) -> Counters:
@@ -98,7 +110,7 @@ class Dispatcher:
         self._stats.count_call()
         if self._resting > 0:  # below: of two threads that took the last one
             self._resting -= 1
-            self._original.count(LOST)
+            self._original.count(self._why_resting)
             return self.target(*args, **without_state(kwargs))
         if building.active or is_capturing():
             # An entry's own operators are not seen by a recorder: the program itself must run to become part of it.
@@ -148,6 +160,10 @@ class Dispatcher:
                 if self._table.is_as_autocast_keeps_it(row, failed):
                     return self._run(row, args, kwargs)
                 continue
+            trial = self._trial_of(row) if not missed else None
+            # Whoever calls meanwhile, in another thread or from within the program, is served as usual.
+            if trial is not None and trial.lock.acquire(blocking=False):
+                return self._compare(row, trial, args, kwargs)
             if row.paths is None:
                 self._prefer(row)
             if row.paths is None or row.changes_arguments:
@@ -169,6 +185,9 @@ class Dispatcher:
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any], missed: tuple[Row, ...]) -> Any:
         """The answer of a call that none of the rows serves."""
         result = self._builds.miss(args, kwargs, missed)
+        if self._builds.is_idle:
+            self._builds.is_idle = False
+            self._rest(STOPPED)
         if result is not AGAIN:
             return result
         thread.has_waited = True
@@ -180,6 +199,8 @@ class Dispatcher:
     def _prefer(self, row: Row) -> None:
         # Of paths, one that fits twice running: two that take turns would change places at each call.
         first = next(iter(self._table.rows), row)  # another thread may take rows out
+        if row.entry is None and first.native is not None:
+            return  # behind it native code would see no row
         if first is not row and not row.is_last and (row.paths is None or row.fits_again(first)):
             self._table.move_to_front(row)
 
@@ -221,17 +242,60 @@ class Dispatcher:
             return self._builds.run_meanwhile(args, kwargs)
         row.hit(self._table.counters.tick())
         if row.split is not None:
+            if self.ledger.asks_for_eager:
+                return self._original.run(MEASURED, args, kwargs, is_fault=False)
             self._original.count(row.reason)
             if row.split.is_left:
-                self._resting = RESTING
+                self._rest(LOST)
             return row.split.run(*args, **kwargs)
         if row.entry is None:
-            if row.reason is LOST:
-                self._resting = RESTING
+            if row.reason is LOST and all(other.entry is None for other in self._table.rows):
+                self._rest(LOST)
             return self._original.run(row.reason, args, kwargs)
         if row.worth is not None:
             return self._weigh(row, row.worth, args, kwargs)
         return self._run_entry(row, row.entry, args, kwargs)
+
+    def _trial_of(self, row: Row) -> Trial | None:
+        """The comparison that a call of this row's is part of, if any."""
+        trial = row.open_trial
+        is_possible = trial is not None and row.is_ready and row.entry is not None
+        return trial if is_possible and not self._table.keeps_casts_of(row) else None
+
+    def _compare(self, row: Row, trial: Trial, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The answer of a call that is timed, compiled or in eager mode: the whole of it, guards and misses included.
+
+        The lock of the trial is held.
+        """
+        try:
+            if trial.is_eagers_turn:
+                row.hit(self._table.counters.tick())
+                return trial.run(self._original.run_timed, (args, kwargs), {})
+            core = StateCalls.core(self)
+            self._table.serve(core)
+            self._stats.count_call(-1)  # which this call of itself counts
+            trial.is_measuring = True
+            self._table.publish()
+            return trial.run(core, args, kwargs)
+        finally:
+            trial.is_measuring = False
+            if trial.is_over:
+                self._settle(row, trial)
+            trial.lock.release()
+            self._table.publish()
+
+    def _settle(self, row: Row, trial: Trial) -> None:
+        """Act on the outcome of a comparison."""
+        if row.paths is None:
+            alike, row.trial = [row], None
+            if row.entry is not None and row.entry.goes_through_python and not trial.is_lost:
+                row.worth = Worth()
+        else:
+            alike, row.paths.trial = [other for other in self._table.rows if other.paths is row.paths], None
+        if trial.is_lost:
+            for other in alike:
+                other.entry, other.reason, other.times = None, LOST, trial.times
+                self._table.withdraw(other)
 
     def _weigh(self, row: Row, worth: Worth, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer, by the entry or by the original, until it is known which is faster."""
@@ -352,6 +416,15 @@ class Dispatcher:
 
     # ---------------------------------------------------------------- what the user may ask
 
+    @contextmanager
+    def asked_for(self) -> Iterator[None]:
+        """What calls in this block need is built, whatever it takes."""
+        before, self.ledger.is_asked_for = self.ledger.is_asked_for, True
+        try:
+            yield
+        finally:
+            self.ledger.is_asked_for = before
+
     def finish(self) -> None:
         """Leave nothing to be done by the next call of those that were made already."""
         for row in self._table.rows:
@@ -376,6 +449,7 @@ class Dispatcher:
         return self._stats.now(
             calls=self._stats.calls + self._table.counters.calls,
             rows=self._table.rows,
+            stopped=str(self.ledger),
             refused={in_names(shown(spot), self.state_places): why for spot, why in self._builds.sight.refused.items()},
         )
 

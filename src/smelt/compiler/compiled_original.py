@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from smelt.capture.state import without_state
 from smelt.compiler.compiled_types import Settings, Stats
+from smelt.compiler.ledger import Ledger
 from smelt.diag import CaptureError, SmeltError, SmeltWarning, Span, user_level
 from smelt.diag.logs import tell
 
@@ -29,10 +30,11 @@ class _Thread(threading.local):
 
 
 class Original:
-    """The program of one compiled object, and what the user is told when it runs."""
+    """The program of one compiled object, and what the user is told when it runs. ledger: what its builds may take."""
 
-    def __init__(self, target: Callable[..., Any], name: str, settings: Settings, stats: Stats) -> None:
+    def __init__(self, target: Callable[..., Any], name: str, settings: Settings, stats: Stats, ledger: Ledger) -> None:
         self.target, self.name, self.settings = target, name, settings
+        self.ledger = ledger
         self._stats = stats
         self._warned: set[str] = set()
         self._thread = _Thread()
@@ -52,7 +54,18 @@ class Original:
         if is_fault and self.is_whole:
             self.refuse(reason)
         self.count(reason)
-        return self.target(*args, **without_state(kwargs))
+        return self.run_timed(args, kwargs)
+
+    def run_timed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run the program as it is; how long it takes is known to the ledger from then on."""
+        if self.is_piece:
+            return self.target(*args, **without_state(kwargs))
+        return self.ledger.timed(self.target, args, without_state(kwargs))
+
+    @property
+    def is_piece(self) -> bool:
+        """Whether it is a piece of a split program, whose ledger is that of all of it."""
+        return self.settings.refused is not None
 
     def refuse(
         self,

@@ -86,6 +86,11 @@ class Table:
         others = [r for r in _rows_of_region() if r.hits and r is not row]
         return all(any(r.guards.constants.version_of(tensor) == version for r in others) for tensor, version in changed)
 
+    @staticmethod
+    def keeps_casts_of(row: Row) -> bool:
+        """Whether autocast keeps casts of its weights: eager mode would cast anew what a compiled call has cast."""
+        return row.entry is not None and bool(row.entry.kept_casts) and keeps_casts()
+
     def has_used_in_region(self, row: Row) -> bool:
         """Whether a row was made, or has run, since autocast has last forgotten casts."""
         return row.used > self._region_began
@@ -222,7 +227,7 @@ class Table:
         with self._publishing:
             rows = []
             for row in self.rows:
-                if row.native is None or row.entry is None:
+                if row.native is None or row.is_for_python:
                     break
                 rows.append(row.native)
             if rows and self._native is not None:

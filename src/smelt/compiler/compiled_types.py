@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from math import inf
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -23,9 +24,11 @@ from smelt.capture.staging.stage import Learnt
 from smelt.capture.state import Place, without_state
 from smelt.compiler.attempts import Attempts
 from smelt.compiler.generalisation import NO_FREEDOM, Earlier, Freedom, shown
+from smelt.compiler.ledger import Ledger
 from smelt.compiler.miss_texts import joined_misses
 from smelt.compiler.paths import Outcome, Paths
 from smelt.compiler.raised_run import RaisedRun
+from smelt.compiler.trial import Trial
 from smelt.compiler.worth import Worth
 from smelt.diag import Options
 from smelt.runtime.entry import NativeRow
@@ -157,7 +160,7 @@ class Settings:
     """How an object was asked to be compiled.
 
     dynamic_shapes: as the user wrote them (`dynamic_shapes`). split: makes pieces of a program that was refused.
-    refused: for such a piece, what is told when it is refused, too.
+    refused: for such a piece, what is told when it is refused, too; ledger: its program's.
     """
 
     builder: Builder
@@ -168,6 +171,7 @@ class Settings:
     dynamic_shapes: Any = None
     split: Callable[..., SplitProgram | None] | None = None
     refused: Callable[[ReadLog, Exception | None, Entry | None], None] | None = None
+    ledger: Ledger | None = None
 
 
 class SplitProgram(Protocol):
@@ -195,7 +199,7 @@ class ObservedProgram:
     called with (`smelt.capture.state`). replaced: places of objects that differ from call to call, to be known by their
     parts. alone: keeps other calls away while it runs. took: is told how long it ran. raised: this run, should it
     raise. learnt: by its stagings, one for each choice of sizes that are free. attempts: those that came to nothing, in
-    earlier builds, too.
+    earlier builds, too. ledger: says how long stagings may take.
     """
 
     def __init__(
@@ -211,8 +215,10 @@ class ObservedProgram:
         alone: Callable[[], AbstractContextManager[None]] = nullcontext,
         took: Callable[[float], None] = lambda seconds: None,
         attempts: Attempts | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
-        self._alone, self._took = alone, took
+        self._alone, self._took, self.ledger = alone, took, ledger
+        self._took_s = 0.0
         self.attempts = Attempts() if attempts is None else attempts
         self.target = target
         self.name = name
@@ -228,6 +234,11 @@ class ObservedProgram:
         self.result: Any = None
         self.was_called = False
         self.raised = RaisedRun(target)
+
+    @property
+    def staging_s(self) -> float:
+        """The seconds that one staging of it may take."""
+        return inf if self.ledger is None else self.ledger.staging_s(self._took_s)
 
     @property
     def has_result(self) -> bool:
@@ -250,7 +261,8 @@ class ObservedProgram:
             with self._alone(), record_reads({self.name: self.target}, args, kwargs, heap, self.state) as log:
                 self.raised.log, start = log, perf_counter()
                 self.result = self.target(*args, **without_state(kwargs))
-                self._took(perf_counter() - start)
+                self._took_s = perf_counter() - start
+                self._took(self._took_s)
         except BaseException as error:
             self.error = error
             raise
@@ -274,9 +286,10 @@ class Row:
     paths: for an entry that holds for some outcomes only, what it shares with the others under the same guards.
     is_last: it fits whatever others fit, too, and stands behind them. cause: why no earlier row served the call.
     fitted: when it fitted last, by the clock of its paths; those in front may do so unseen. seen: the call that it was
-    made for, and what is free. split: runs in the place of the original where there is no entry. worth: while it is
-    to be found out whether the entry is faster than the original. failures: calls in which the entry raised, and the
-    original did not. number: how many were made before it.
+    made for, and what is free. split: runs in the place of the original where there is no entry. trial, then worth:
+    while it is to be found out whether the entry is faster than the original; of paths, these have the trial. times:
+    what a call took compiled and in eager mode, where that decided against the entry. failures: calls in which the
+    entry raised, and the original did not. number: how many were made before it.
     """
 
     guards: GuardSet
@@ -294,6 +307,8 @@ class Row:
     seen: Earlier | None = None
     split: SplitProgram | None = None
     worth: Worth | None = None
+    trial: Trial | None = None
+    times: tuple[float, float] | None = None
     failures: int = 0
     number: int = -1
     _hits: int = 0
@@ -304,6 +319,25 @@ class Row:
     def hits(self) -> int:
         """Calls for which the guards held."""
         return self._hits + sum(one.hits for one in (self.native, self._forgotten) if one is not None)
+
+    @property
+    def open_trial(self) -> Trial | None:
+        """The comparison with eager mode that is not over."""
+        return self.trial if self.paths is None else self.paths.trial
+
+    @property
+    def is_for_python(self) -> bool:
+        """Whether native code may not take its calls: there is no entry, or each call is to be looked at."""
+        trial = self.open_trial
+        return self.entry is None or self.worth is not None or (trial is not None and not trial.is_measuring)
+
+    @property
+    def why(self) -> str:
+        """Why the original runs, with the times that say so."""
+        if self.times is None:
+            return self.reason
+        compiled, eager = self.times
+        return f"{self.reason}: {1e3 * compiled:.3f} ms a call against {1e3 * eager:.3f} ms in eager mode"
 
     @property
     def used(self) -> int:
@@ -367,8 +401,9 @@ _MOST_SHOWN = 4  # compiled entries that have a line each in the text of counts;
 class Stats:
     """Counts since the object was made. guard_failures: the guard that failed -> times; fallbacks: reason -> times.
 
-    refused: sizes and numbers that were to be free and could not, by place -> why. rows: the entries, those that were
-    used last in front; printed are their numbers, and the calls that each served.
+    refused: sizes and numbers that were to be free and could not, by place -> why. stopped: why nothing more is built,
+    where that came up. rows: the entries, those that were used last in front; printed are their numbers, and the calls
+    that each served.
     """
 
     calls: int = 0
@@ -378,11 +413,12 @@ class Stats:
     fallbacks: dict[str, int] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
+    stopped: str = ""
 
-    def count_call(self) -> None:
-        """Count a call that native code did not serve."""
+    def count_call(self, times: int = 1) -> None:
+        """Count a call that native code did not serve, or take one back."""
         with _COUNTING:
-            self.calls += 1
+            self.calls += times
 
     def count_builds(self, times: int) -> None:
         """Count builds, or take them back."""
@@ -413,12 +449,13 @@ class Stats:
     def __str__(self) -> str:
         lines = [f"{self.calls} calls, {self.builds} builds, {self.evictions} evictions"]
         lines += [f"fell back {count} times: {why}" for why, count in self.fallbacks.items()]
+        lines += [f"no further builds: {self.stopped}"] if self.stopped else []
         lines += [f"not free: {place}: {why}" for place, why in self.refused.items()]
         lines += [f"guard failure, {count} times: {why}" for why, count in joined_misses(self.guard_failures).items()]
         compiled = [row for row in self.entries if row.entry is not None]
         many = compiled if len(compiled) > _MOST_SHOWN else []
         for row in self.entries:
-            runs = f"the original ({row.reason})" if row.entry is None else "compiled"
+            runs = f"the original ({row.why})" if row.entry is None else "compiled"
             if not (many and row.entry is not None):
                 lines.append(f"entry {row.number}: {row.hits} calls, runs {runs}, made in {row.build_s:.3f} s")
         if many:
@@ -439,13 +476,14 @@ class Stats:
             "guard_failures": dict(self.guard_failures),
             "fallbacks": dict(self.fallbacks),
             "refused": dict(self.refused),
+            "stopped": self.stopped,
             "entries": [
                 {
                     "entry": row.number,
                     "hits": row.hits,
                     "build_s": row.build_s,
                     "runs": "original" if row.entry is None else "compiled",
-                    "reason": row.reason,
+                    "reason": row.why,
                     "free": sorted(map(shown, row.seen.free)) if row.seen is not None else [],
                     "guards": [str(guard) for guard in row.guards.listed],
                 }

@@ -38,7 +38,7 @@ WORTH_MS = 10.0
 
 _VERSION = "1"
 # Where an entry is kept, how much of it, and what is shown or checked on the way, change nothing about a plan.
-_IRRELEVANT = frozenset(("cache_dir", "cache_limit_mb", "dump", "verify", "keep_plans"))
+_IRRELEVANT = frozenset(("cache_dir", "cache_limit_mb", "dump", "verify", "keep_plans", "adaptive"))
 # Operators whose implementation is torch's own: nobody else's code has been run for what was folded.
 _NAMESPACES = ("aten.", "prims.")
 

@@ -14,6 +14,7 @@ from typing import Any
 from smelt.analysis.aliases import alias_analysis, is_external
 from smelt.capture import Captured
 from smelt.capture.spans import Spans
+from smelt.compiler.trial import Trial
 from smelt.diag import CaptureError, Miss, Span
 from smelt.ir import Graph, Node, Value
 from smelt.ops.effects import effects
@@ -204,7 +205,8 @@ class Paths:
     recorded: how many were made; evicted: of these, and past_hits: how often they fitted; misses: runs
     of a path that did not fit; contradicted: of these, how many were then recorded to take the way of the path that
     had missed; seen: values read, by place. clock: counts paths that fitted; hits_in_front: of the first row, then.
-    why_many: why one graph does not hold them all, as the first build that tried said.
+    why_many: why one graph does not hold them all, as the first build that tried said. trial: of calls that they serve
+    with eager ones, while it is not over.
     """
 
     recorded: int = 0
@@ -216,6 +218,7 @@ class Paths:
     clock: int = 0
     hits_in_front: int = 0
     why_many: str = ""
+    trial: Trial | None = None
 
     def note(self, path: tuple[Outcome, ...]) -> None:
         """Count a path."""

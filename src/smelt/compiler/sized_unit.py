@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
@@ -23,6 +24,7 @@ from smelt.codegen.lower.symbolic import NotSymbolic, SymbolicLowered, lower_sym
 from smelt.compiler.compiled_types import LeftAlone
 from smelt.compiler.entry_code import Extract, extractor
 from smelt.compiler.forms import ranges_of
+from smelt.compiler.ledger import STOPPED
 from smelt.compiler.pipeline import optimized_graph
 from smelt.compiler.size_conditions import symbols_of
 from smelt.compiler.size_texts import holds, names_of
@@ -272,7 +274,12 @@ class SizedUnit(Unit):
         if sizes in self._being_made:
             raise LeftAlone("still compiling in the background, for other sizes")
         pays = self.lowered_alone < PATIENCE or self.plans_used >= 2 * self.plans_made or self.options.strict
-        if pays or sizes in self._seen_once or self._template(sizes) is not None:
+        if self._template(sizes) is not None:
+            return
+        if self.ledger is not None and not self.ledger.may_build():
+            self.ledger.refused += 1
+            raise LeftAlone(STOPPED)
+        if pays or sizes in self._seen_once:
             return
         self._seen_once[sizes] = None
         if len(self._seen_once) > _REMEMBERED:
@@ -294,8 +301,9 @@ class SizedUnit(Unit):
             return plan
         # Taken before anything is folded or packed: what changes meanwhile may be in the plan or not.
         before = Constants(self.state)
-        template = self._new_template(sizes)
-        plan = self._plan_alone(sizes) if template is None else template.at(sizes)
+        with nullcontext() if self.ledger is None else self.ledger.building():
+            template = self._new_template(sizes)
+            plan = self._plan_alone(sizes) if template is None else template.at(sizes)
         held = {id(tensor): tensor for tensor in plan.constants}
         is_new = not held.keys() <= self._held.keys()
         self._held |= held

@@ -32,6 +32,7 @@ from smelt.capture.splitting.plan import Marks
 from smelt.compiler.compiled_types import Entry, Settings
 from smelt.compiler.splitting_function import Region, SplitFunction, Unsplit
 from smelt.compiler.splitting_pieces import MIN_OPERATORS, Break, Piece, operators, places_of, without_pieces
+from smelt.compiler.trial import first_trial
 from smelt.compiler.worth import Worth
 from smelt.diag import Span
 
@@ -57,7 +58,9 @@ class Node:
 
 
 class Splits:
-    """The pieces of one program. settings: how each of them is compiled."""
+    """The pieces of one program. settings: how each of them is compiled. times: what a call took in pieces and in eager
+    mode, where the first comparison decided against the pieces.
+    """
 
     def __init__(self, target: Any, name: str, settings: Settings) -> None:
         self.target, self.name, self.settings = target, name, settings
@@ -73,6 +76,9 @@ class Splits:
         self._pieces_s = 0.0
         self._fastest = (inf, 0.0)  # the whole, and of it the pieces
         self.is_idle = False
+        self._trial = first_trial(settings.ledger)
+        self._is_stopped = False  # nothing more is built for its pieces, which is another program to compare
+        self.times: tuple[float, float] | None = None
         self.worth = Worth()
 
     # ---------------------------------------------------------------- the program
@@ -105,8 +111,24 @@ class Splits:
         """The program's answer."""
         node = self._node_of(self.target)
         assert node is not None
-        if self.is_idle or self.worth.is_lost:
+        if self.is_idle or self.is_left:
             return self.target(*args, **kwargs)
+        ledger = self.settings.ledger
+        if ledger is not None and ledger.refused and not self._is_stopped:
+            self._is_stopped, self._trial = True, first_trial(ledger)
+        trial = self._trial
+        if trial is not None and trial.lock.acquire(blocking=False):
+            try:
+                if trial.is_eagers_turn:
+                    return trial.run(self.target, args, kwargs)
+                return trial.run(functools.partial(self._run_pieces, node), args, kwargs)
+            finally:
+                if trial.is_over:
+                    self._trial, self.times = None, trial.times if trial.is_lost else None
+                trial.lock.release()
+        return self._run_pieces(node, *args, **kwargs)
+
+    def _run_pieces(self, node: Node, /, *args: Any, **kwargs: Any) -> Any:
         self._calls += 1
         if self._calls == _IDLE_CALLS:
             self.is_idle = not self.running()
@@ -140,7 +162,7 @@ class Splits:
     @property
     def is_left(self) -> bool:
         """Whether it took longer in pieces, and runs as it is."""
-        return self.worth.is_lost
+        return self.worth.is_lost or self.times is not None
 
     @property
     def share(self) -> float | None:

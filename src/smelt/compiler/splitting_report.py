@@ -30,8 +30,12 @@ def break_rows(program: SplitProgram | None) -> list[dict[str, Any]]:
     count = len(program.running())
     if program.is_idle:
         return [{"why": "compiling the code between the breaks would not pay: the program falls back to eager"}, *rows]
-    if program.worth.is_lost:
-        return [{"why": "split execution was slower than eager: the program falls back to eager"}, *rows]
+    if program.is_left:
+        times = ""
+        if program.times is not None:
+            split, eager = program.times
+            times = f" ({1e3 * split:.3f} ms a call against {1e3 * eager:.3f} ms)"
+        return [{"why": f"split execution was slower than eager{times}: the program falls back to eager"}, *rows]
     kept = sum(split.lines_kept for split in program.split_functions)
     text = f"{count} partition{'s' * (count != 1)} of {len(program.split_functions)} functions run compiled"
     share = program.share

@@ -30,6 +30,7 @@ from smelt.compiler.entry_code import Deliver, Extract, deliverer, extractor
 from smelt.compiler.forms import checks_of, forms_of, free_spots
 from smelt.compiler.histories import has_history
 from smelt.compiler.kept_plans import KeptPlans
+from smelt.compiler.ledger import Ledger
 from smelt.compiler.originals import Moved, release
 from smelt.compiler.output_replay import SHOWING, muted, prints
 from smelt.compiler.paths import (
@@ -74,7 +75,7 @@ class Unit:
     sample: copies of the inputs of the first call, kept where the program computes in another precision than written.
     why_paths: why a program whose way depends on data is not one graph for all ways. why_fixed: why sizes and numbers
     that were to be free are not. background: what is left to do when calls are answered already is done in another
-    thread.
+    thread. ledger: what plans for further sizes may take.
     why_not_kept: why the plan is not on disk for later processes.
     moved, released_nbytes: what became of the originals of packed weights, where their release was asked for.
     """
@@ -92,6 +93,7 @@ class Unit:
     why_fixed: str = ""
     why_not_kept: str = ""
     background: bool = False
+    ledger: Ledger | None = None
     moved: Moved | None = None
     released_nbytes: int = 0
     _executable: Executable | None = None

@@ -66,13 +66,13 @@ class Worth:
     def _is_hopeless(self) -> bool:
         """Whether even the fastest run of what was compiled took many times as long."""
         pieces, whole = self._spent
-        return bool(pieces and whole) and min(pieces) > FAR * _usual(whole)
+        return bool(pieces and whole) and min(pieces) > FAR * usual(whole)
 
     def _judge(self) -> None:
         self.windows += 1
         pieces, whole = self._spent
         if pieces and whole:
-            ratio = _usual(pieces) / max(_usual(whole), 1e-9)
+            ratio = usual(pieces) / max(usual(whole), 1e-9)
             self._least = min(self._least, ratio)
             is_known = self.windows >= ENOUGH
             self.is_lost = ratio > MARGIN or (is_known and self._least > LITTLE)
@@ -81,7 +81,7 @@ class Worth:
         self._spent = ([], [])
 
 
-def _usual(times: list[float]) -> float:
+def usual(times: list[float]) -> float:
     """The mean without the longest quarter."""
     kept = sorted(times)[: max(len(times) * 3 // 4, 1)]
     return sum(kept) / len(kept)

@@ -76,6 +76,9 @@ class Options:
         same graph, with whatever weights, need not do it again.
     profile: measure every native instruction of every call (`profile()` of an executable), and show them as ranges in
         `torch.profiler`; launches then run one after the other. A program without it has none of this in its code.
+    adaptive: let measured times decide: a compiled program that is slower than eager falls back to eager, and builds
+        take no longer than the program's calls are worth (docs/decisions, what pays). False runs whatever was compiled,
+        and builds for each kind of call. `strict`, `deterministic` and `release_originals` imply False.
     loops: schedules of the loops of single kernels, as steps of a schedule (`s.tile`, `s.vectorize`, ...). A step that
         does not fit a kernel is omitted, with a warning.
     """
@@ -98,6 +101,7 @@ class Options:
     own_kernels: bool = True
     loops: tuple[LoopStep, ...] = ()
     keep_plans: bool = True
+    adaptive: bool = True
 
     @staticmethod
     def make(given: Mapping[str, Any] | Options | None = None) -> Options:
@@ -136,7 +140,7 @@ class Options:
             "stop_after": (int, type(None)), "dump": (str,), "verify": (bool,), "cache_dir": (str,),
             "cache_limit_mb": (int,), "measure": (bool,), "dtype": (str,), "release_originals": (bool,),
             "profile": (bool,), "code_weights": (bool,), "own_kernels": (bool,), "loops": (tuple,),
-            "keep_plans": (bool,),
+            "keep_plans": (bool,), "adaptive": (bool,),
         }  # fmt: skip
         for name, types in expected.items():
             value = getattr(self, name)

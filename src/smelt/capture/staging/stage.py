@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from math import inf
 from time import thread_time
 from typing import Any
 
@@ -97,6 +98,7 @@ class Learnt:
     """What one staging of a program finds out about where its ways meet, with which the next one begins: where they are
     kept apart, loops that are one loop of the graph, turns that stand before their loops, functions that are converted.
     exhausted: how many came to no end in their time; the next has a quarter of it, all further ones a sixteenth.
+    most_s: the seconds that one may take at most.
     follows: where no graph holds all ways, one for the recorded way is made at once; else `asks_natively` says whether
     that may lead to one. trials: operators whose results are found by trying them on the CPU.
     """
@@ -108,6 +110,7 @@ class Learnt:
     converted: frozenset[Any] = frozenset()
     trials: frozenset[str] = frozenset()
     exhausted: int = 0
+    most_s: float = inf
     follows: bool = True
     asks_natively: bool = False
 
@@ -189,7 +192,7 @@ class _Run:
         unrolled: dict[object, int] = {}
         fixes_texts = False
         length = 0 if self.native.graph is None else sum(1 for _ in self.native.graph.walk())
-        seconds = (_SECONDS + _SECONDS_EACH * length) / 4 ** min(before.exhausted, 2)
+        seconds = min(_SECONDS + _SECONDS_EACH * length, before.most_s) / 4 ** min(before.exhausted, 2)
         budget = Budget(_STEPS + _STEPS_EACH * length, thread_time() + seconds)
         for _ in range(_MOST_RUNS):
             session = Session(self.native, functions.can, self.roots, Scope(self.roots.modules))

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import string_at
 from functools import lru_cache
+from time import thread_time
 from typing import Any
 
 import llvmlite.binding as llvm
 
 from smelt.diag import InternalError
+from smelt.diag.cpu_clock import add_workers
 
 _EMIT = "LLVMPY_TargetMachineEmitToMemory"
 _MOST_THREADS = 8
@@ -45,16 +47,18 @@ def emit_objects(texts: Sequence[str], cpu: str = "", features: str = "") -> lis
     rest = iter(range(len(texts)))
     found: list[bytes | InternalError] = [b""] * len(texts)
 
-    def work(machine: Any) -> None:
+    def work(machine: Any) -> float:
+        start = thread_time()
         for i in rest:
             try:
                 found[i] = _emit_apart(texts[i], machine)
             except InternalError as error:
                 found[i] = error
+        return thread_time() - start
 
     machines = [_new_target_machine(cpu, features) for _ in range(nthreads)]
     with ThreadPoolExecutor(nthreads) as pool:
-        list(pool.map(work, machines))
+        add_workers(sum(pool.map(work, machines)))
     return found
 
 

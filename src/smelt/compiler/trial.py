@@ -1,0 +1,84 @@
+"""The first comparison of what was compiled with eager mode, on the calls that come: decided within ten.
+
+    c   e c e c e c e c        c: compiled, e: eager; the first compiled call may still pack weights, and is not counted
+
+One that is far ahead wins after two pairs. Where four do not tell them apart, blocks of calls follow, so that either
+finds its own data in the processor's caches. Invariant: no call runs twice; which of both runs it changes no answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from smelt.compiler.ledger import Ledger
+from smelt.compiler.worth import LITTLE, MARGIN, usual
+
+PAIRS = 4  # calls of each kind before it is asked which is slower
+FAR = 2.0  # how much faster wins after half of these
+COLD_S = 0.5e-3  # what caches full of the other's code and data may cost an eager call
+BLOCK = 4  # calls of one kind in a row where pairs do not tell; the first of them does not count
+BLOCKS = 8
+
+
+class Trial:
+    """One comparison. is_lost: eager mode is faster; is_over: that is known, or that it is not.
+
+    lock: held by the call that is measured; others run compiled. is_measuring: it is the compiled program's turn.
+    """
+
+    __slots__ = ("_calls", "_ledger", "_spent", "is_lost", "is_measuring", "is_over", "lock")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._calls = ledger, 0
+        self._spent: tuple[list[float], list[float]] = ([], [])
+        self.is_lost = self.is_over = self.is_measuring = False
+        self.lock = threading.Lock()
+
+    @property
+    def is_eagers_turn(self) -> bool:
+        """Whether the next call is to run in eager mode."""
+        if self._calls <= 2 * PAIRS:
+            return self._calls % 2 == 1
+        return (self._calls - 2 * PAIRS - 1) // BLOCK % 2 == 0
+
+    def run(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The answer, by the one whose turn it is. A call that raises, or builds something, is no measure."""
+        number, is_eager = self._calls, self.is_eagers_turn
+        self._calls += 1
+        before, start = self._ledger.spent_s, self._ledger.clock()
+        result = run(*args, **kwargs)
+        seconds = self._ledger.clock() - start
+        is_cold = number == 0 or (number > 2 * PAIRS and (number - 2 * PAIRS - 1) % BLOCK == 0)
+        if not is_cold and self._ledger.spent_s == before:
+            self._spent[is_eager].append(seconds)
+        self._judge()
+        return result
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """What a call takes compiled, and in eager mode, in seconds."""
+        return usual(self._spent[0]), usual(self._spent[1])
+
+    def _judge(self) -> None:
+        compiled, eager = self._spent
+        fewest, calls = min(len(compiled), len(eager)), self._calls
+        if calls <= 2 * PAIRS:
+            self.is_over = 2 * fewest >= PAIRS and FAR * max(compiled) <= min(eager)
+            return
+        is_first, is_last = calls == 2 * PAIRS + 1, calls > 2 * PAIRS + BLOCK * BLOCKS
+        is_ahead = False
+        if fewest >= (2 if is_first or is_last else PAIRS):
+            is_behind = min(compiled) > MARGIN * usual(eager)
+            self.is_lost = is_behind or (is_last and usual(compiled) > LITTLE * usual(eager))
+            is_far = FAR * usual(compiled) <= usual(eager)
+            is_ahead = is_far or (is_first and usual(compiled) + COLD_S <= usual(eager))
+        self.is_over = self.is_lost or is_ahead or is_last
+        if is_first and not self.is_over:
+            self._spent = ([], [])  # of blocks alone, where either's caches are warm
+
+
+def first_trial(ledger: Ledger | None) -> Trial | None:
+    """The comparison that a new program begins with; None where times decide nothing."""
+    return Trial(ledger) if ledger is not None and ledger.is_kept else None
