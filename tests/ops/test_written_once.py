@@ -32,6 +32,8 @@ def _tables() -> list[str]:
             continue
         for statement in ast.parse(path.read_text(encoding="utf-8")).body:
             value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+            if isinstance(statement, ast.Assign) and "__doc__" in ast.unparse(statement.targets[0]):
+                continue  # prose
             if value is not None and len(_operators(value)) >= 5:
                 found.append(f"{path.relative_to(SOURCES)}:{statement.lineno}")
     return found
@@ -40,7 +42,7 @@ def _tables() -> list[str]:
 def test_few_tables_outside_the_catalogue_name_operators() -> None:
     """Rules of one backend by operator, names of Python's and libm's functions; no facts of operators."""
     tables = _tables()
-    assert len(tables) <= 40, "a fact of operators belongs in their records:\n" + "\n".join(tables)
+    assert len(tables) <= 25, "a fact of operators belongs in their records:\n" + "\n".join(tables)
 
 
 @pytest.mark.parametrize(("name", "most"), [("silu", 5), ("cumsum", 6), ("index_select", 3)])

@@ -51,7 +51,7 @@ class PythonOperator:
         return f"__i{self.name.removesuffix('_')}__"
 
 
-BINARY: Final = (
+OPERATORS: Final = (
     PythonOperator("+", "add"),
     PythonOperator("-", "sub"),
     PythonOperator("*", "mul"),
@@ -65,8 +65,6 @@ BINARY: Final = (
     PythonOperator("&", "and_"),
     PythonOperator("|", "or_"),
     PythonOperator("^", "xor"),
-)
-COMPARISONS: Final = (
     PythonOperator("==", "eq", "eq", "ne"),
     PythonOperator("!=", "ne", "ne", "eq"),
     PythonOperator("<", "lt", "gt", "ge"),
@@ -74,11 +72,13 @@ COMPARISONS: Final = (
     PythonOperator(">", "gt", "lt", "le"),
     PythonOperator(">=", "ge", "le", "lt"),
 )
+BINARY: Final = tuple(o for o in OPERATORS if not o.swapped)
+COMPARISONS: Final = tuple(o for o in OPERATORS if o.swapped)
 UNARY: Final = (PythonOperator("-", "neg"), PythonOperator("+", "pos"), PythonOperator("~", "invert"))
 
-BY_SYMBOL: Final = {o.symbol: o for o in (*BINARY, *COMPARISONS)}
+BY_SYMBOL: Final = {o.symbol: o for o in OPERATORS}
 """Operators of two operands."""
 UNARY_BY_SYMBOL: Final = {o.symbol: o for o in UNARY}
 COMPARISON_NAMES: Final = {o.name: o for o in COMPARISONS}
-FUNCTIONS: Final = {o.symbol: o.function for o in (*BINARY, *COMPARISONS)}
+FUNCTIONS: Final = {o.symbol: o.function for o in OPERATORS}
 """What each operator of two operands computes."""

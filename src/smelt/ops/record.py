@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from enum import Flag, auto
+from dataclasses import dataclass, field
+from enum import Enum, Flag, auto
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
 from smelt.ir import Arg, TensorType, Type, Value
@@ -138,6 +139,10 @@ class Trait(Flag):
     """Not tagged `pointwise`, with a result as large as the largest operand."""
     SHRINKS = auto()
     """Its results are together no larger than its operands."""
+    SIZED_BY_RUN = auto()
+    """A result may be as long as data, or as numbers that a run computes, say."""
+    LIST_OF_VIEWS = auto()
+    """Its results are a list of views of its operand, side by side along a dimension."""
 
 
 Call: TypeAlias = Mapping[str, Any]
@@ -146,6 +151,24 @@ Call: TypeAlias = Mapping[str, Any]
 TypeRule: TypeAlias = Callable[[Call], "tuple[Type, ...] | None"]
 Lowering: TypeAlias = Callable[[Emitter, Call], "Arg | tuple[Value, ...] | None"]
 Samples: TypeAlias = Callable[[], Iterable[Sample]]
+Gradient: TypeAlias = Callable[[Emitter, Call, tuple[Value, ...], tuple[Value, ...]], Mapping[str, Arg]]
+"""Writes the gradients of a call's tensors, by argument, from the call, its results and the results' gradients."""
+
+
+class Slot(Enum):
+    """What a pass or a backend brings for an operator; `codegen.slots.filled` tells whether it is there."""
+
+    VJP = "vjp"
+    """Its gradient, in the graph's operators: in the record."""
+    KERNEL = "C kernel"
+    """Code of ours for the CPU: a rule of `codegen.fusion.rules`, a product, a lowering."""
+    TRITON = "Triton"
+    """Code of ours for GPUs."""
+
+
+def library(why: str) -> Mapping[Slot, str]:
+    """No kernel of ours: torch's library computes the operator, for this reason."""
+    return MappingProxyType({Slot.KERNEL: why})
 
 
 def never(call: Call) -> bool:
@@ -170,6 +193,7 @@ class OpRecord:
     may_throw: whether the data may make eager raise. uninitialised: the result's content is arbitrary.
     traits: further facts that are asked for by name. product: the factors of a matrix product.
     neutral: of a reduction, the number that changes no result (infinite: for floating-point numbers only).
+    vjp: its gradient. why_not: for each slot that is empty, why; none where nothing of that kind is built yet.
     """
 
     name: str
@@ -188,6 +212,8 @@ class OpRecord:
     traits: Trait = Trait.NONE
     product: Product | None = None
     neutral: float | bool | None = None
+    vjp: Gradient | None = None
+    why_not: Mapping[Slot, str] = field(default_factory=dict)
 
 
 def tensor_type(arg: Any) -> TensorType:

@@ -9,7 +9,7 @@ step is what the search finds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -380,11 +380,14 @@ def _first(sides: Sequence[Arg], token: str) -> tuple[Node, tuple[str, ...]] | N
     return next((found for side in sides if isinstance(side, Value) and (found := _extended(side, token))), None)
 
 
-_FILLED = (
-    ("aten.masked_fill.Scalar", "masked_fill", 0), ("aten.masked_fill.Tensor", "masked_fill_by", 0),
-    ("aten.where.ScalarOther", "where", 1), ("aten.where.ScalarSelf", "where_not", 2),
-    ("aten.where.self", "where_by", 1), ("aten.where.self", "where_not_by", 2),
-)  # fmt: skip
+def _filled() -> Iterator[tuple[str, str, int]]:
+    """Each operator that fills, with its token and the position of what it fills."""
+    for token in FILLS:
+        op, _, arguments = _ROWS[token][0].partition("(")
+        yield op, token, arguments.removesuffix(")").split(", ").index("{x}")
+
+
+_FILLED = tuple(_filled())
 
 
 def _extended(value: Value, token: str) -> tuple[Node, tuple[str, ...]] | None:

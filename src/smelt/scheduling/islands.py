@@ -19,17 +19,19 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from smelt._torch.schemas import operator_name
+from smelt.ops.record import Trait
+from smelt.ops.sets import bases_where
 from smelt.scheduling.compare_runs import in_region
 from smelt.scheduling.nested import mapped
 
 NARROW = frozenset({torch.bfloat16, torch.float16})
 _ISLANDS = (
-    "softmax", "softmin", "log_softmax", "layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm",
-    "local_response_norm", "normalize", "norm", "cosine_similarity", "pairwise_distance", "cdist", "logsumexp",
-    "logaddexp", "logcumsumexp", "exp", "expm1", "log", "log2", "log10", "log1p", "pow", "__pow__", "__rpow__", "rsqrt",
-    "reciprocal", "softplus", "erfinv", "cumsum", "cumprod", "sum", "prod", "mean", "var", "std", "var_mean",
-    "std_mean", "dist", "renorm", "cross_entropy", "nll_loss", "kl_div", "mse_loss", "l1_loss", "smooth_l1_loss",
-    "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "poisson_nll_loss", "gaussian_nll_loss",
+    *sorted(bases_where(Trait.KEPT_IN_F32)),
+    # torch's functions beside the catalogue
+    "softmin", "local_response_norm", "normalize", "norm", "cosine_similarity", "pairwise_distance", "cdist",
+    "logaddexp", "logcumsumexp", "__pow__", "__rpow__", "erfinv", "cumprod", "var_mean", "std_mean", "dist",
+    "renorm", "cross_entropy", "nll_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "poisson_nll_loss", "gaussian_nll_loss",
     "ctc_loss", "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss", "multi_margin_loss",
     "multilabel_margin_loss", "multilabel_soft_margin_loss", "triplet_margin_loss", "cosine_embedding_loss",
 )  # fmt: skip

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from smelt.codegen.fusion.index import Idx, Unfusible
 from smelt.codegen.fusion.pointwise import clamped, formula, result_dtype, unary
 from smelt.codegen.fusion.promote import is_float, math_dtype
-from smelt.codegen.fusion.pull import Pull, Rule
+from smelt.codegen.fusion.pull import Pull
 from smelt.codegen.kernels.nest import Expr
 from smelt.codegen.kernels.operations import INTEGERS
 from smelt.ir import DType, Node
@@ -15,7 +13,7 @@ from smelt.ir import DType, Node
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
-def _relu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def relu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     out = result_dtype(node)
     if not is_float(out) and out not in INTEGERS:
         raise Unfusible(f"{node.op} of {out}")
@@ -24,7 +22,7 @@ def _relu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(clamped(p, m, x, p.const(0, m), None), out)
 
 
-def _relu6(p: Pull, m: DType, x: Expr) -> Expr:
+def relu6(p: Pull, m: DType, x: Expr) -> Expr:
     return clamped(p, m, x, p.const(0.0, m), p.const(6.0, m))
 
 
@@ -32,21 +30,21 @@ def _sixth(p: Pull, m: DType, x: Expr) -> Expr:
     return clamped(p, m, p.op("add", m, x, p.const(3.0, m)), p.const(0.0, m), p.const(6.0, m))
 
 
-def _hardswish(p: Pull, m: DType, x: Expr) -> Expr:
+def hardswish(p: Pull, m: DType, x: Expr) -> Expr:
     return p.op("div", m, p.op("mul", m, x, _sixth(p, m, x)), p.const(6.0, m))
 
 
-def _hardsigmoid(p: Pull, m: DType, x: Expr) -> Expr:
+def hardsigmoid(p: Pull, m: DType, x: Expr) -> Expr:
     return p.op("div", m, _sixth(p, m, x), p.const(6.0, m))
 
 
-def _log_sigmoid(p: Pull, m: DType, x: Expr) -> Expr:
+def log_sigmoid(p: Pull, m: DType, x: Expr) -> Expr:
     low = p.op("select", m, p.op("gt", DType.BOOL, x, p.const(0.0, m)), p.const(0.0, m), x)
     power = p.op("exp", m, p.op("neg", m, p.op("abs", m, x)))
     return p.op("sub", m, low, p.op("log1p", m, power))
 
 
-def _leaky_relu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def leaky_relu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     m = math_dtype(out)
     x = p.cast(p.operand(call["self"], idx, out), m)
@@ -65,25 +63,25 @@ def _times(p: Pull, m: DType, x: Expr, factor: float) -> Expr:
     return x if factor == 1 else p.op("mul", m, x, p.const(factor, m))
 
 
-def _elu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def elu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     x = p.cast(p.operand(call["self"], idx, out), math_dtype(out))
     return _exponential(p, out, x, call["alpha"], call["scale"], call["input_scale"])
 
 
-def _selu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def selu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     out = result_dtype(node)
     x = p.cast(p.operand(p.call(node)["self"], idx, out), math_dtype(out))
     return _exponential(p, out, x, _SELU_ALPHA, _SELU_SCALE, 1)
 
 
-def _celu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def celu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     x = p.cast(p.operand(call["self"], idx, out), math_dtype(out))
     return _exponential(p, out, x, call["alpha"], 1, 1.0 / call["alpha"])
 
 
-def _softplus(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def softplus(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     m = math_dtype(out)
     x = p.cast(p.operand(call["self"], idx, out), m)
@@ -95,7 +93,7 @@ def _softplus(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(p.op("select", m, p.op("gt", DType.BOOL, scaled, p.const(threshold, m)), x, soft), out)
 
 
-def _gelu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def gelu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     out = result_dtype(node)
     match p.call(node)["approximate"]:
         case "tanh":
@@ -110,20 +108,3 @@ def _gelu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
 def _gelu_of_infinity(p: Pull, m: DType, x: Expr) -> Expr:
     """Eager's vectors multiply infinity by zero within the error function: NaN."""
     return p.op("fma", m, x, p.const(0.0, m), p.op("gelu", m, x))
-
-
-ACTIVATIONS: Mapping[str, Rule] = {
-    "aten.relu.default": _relu,
-    "aten.relu6.default": formula(_relu6),
-    "aten.silu.default": unary("silu"),
-    "aten.mish.default": unary("mish"),
-    "aten.gelu.default": _gelu,
-    "aten.hardswish.default": formula(_hardswish),
-    "aten.hardsigmoid.default": formula(_hardsigmoid),
-    "aten.log_sigmoid.default": formula(_log_sigmoid),
-    "aten.leaky_relu.default": _leaky_relu,
-    "aten.elu.default": _elu,
-    "aten.selu.default": _selu,
-    "aten.celu.default": _celu,
-    "aten.softplus.default": _softplus,
-}

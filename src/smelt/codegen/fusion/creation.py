@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from smelt.codegen.fusion.index import Idx, Unfusible
 from smelt.codegen.fusion.pointwise import result_dtype
 from smelt.codegen.fusion.promote import NUMBER_TYPES
@@ -15,7 +13,7 @@ from smelt.ops.record import Trait
 from smelt.ops.sets import where
 
 
-def _full(name: str) -> Rule:
+def filled(name: str) -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         value = p.call(node)[name]
         if isinstance(value, Value) and value.type in NUMBER_TYPES:
@@ -27,14 +25,14 @@ def _full(name: str) -> Rule:
     return rule
 
 
-def _constant(value: int) -> Rule:
+def constant(value: int) -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         return p.const(value, result_dtype(node))
 
     return rule
 
 
-def _literal(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def one_literal(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     """A constant of one element, whose number stands in the graph."""
     literal = node.args[0]
     while isinstance(literal, tuple) and len(literal) == 1:
@@ -44,7 +42,7 @@ def _literal(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.const(literal, result_dtype(node))
 
 
-def _arange(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def counting(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     start, step = call.get("start", 0), call.get("step", 1)
     if out not in INTEGERS or not isinstance(start, int) or not isinstance(step, int):
@@ -52,12 +50,12 @@ def _arange(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(p.position(idx[0].scaled(step, start)), out)
 
 
-def _eye(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def identity(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     same = p.op("eq", DType.BOOL, p.position(idx[0]), p.position(idx[1]))
     return p.cast(same, result_dtype(node))
 
 
-def _triangle(lower: bool) -> Rule:
+def triangle(lower: bool) -> Rule:
     """tril keeps column <= row + diagonal, triu column >= row + diagonal."""
 
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
@@ -68,22 +66,6 @@ def _triangle(lower: bool) -> Rule:
 
     return rule
 
-
-CREATION: Mapping[str, Rule] = {
-    "const": _literal,
-    "aten.full.default": _full("fill_value"),
-    "aten.full_like.default": _full("fill_value"),
-    "aten.new_full.default": _full("fill_value"),
-    "aten.fill.Scalar": _full("value"),
-    "aten.scalar_tensor.default": _full("s"),
-    **{f"aten.{n}.default": _constant(0) for n in ("zeros", "zeros_like", "new_zeros", "zero")},
-    **{f"aten.{n}.default": _constant(1) for n in ("ones", "ones_like", "new_ones")},
-    **{f"aten.arange.{o}": _arange for o in ("default", "start", "start_step")},
-    "aten.eye.default": _eye,
-    "aten.eye.m": _eye,
-    "aten.tril.default": _triangle(True),
-    "aten.triu.default": _triangle(False),
-}
 
 NUMBERS = where(Trait.CONSTANT_FILL) | {"const"}
 """Operators whose elements are one number, better written into a kernel than loaded by it."""

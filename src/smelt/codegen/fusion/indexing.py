@@ -7,7 +7,7 @@ from typing import Any
 
 from smelt.codegen.fusion.index import ZERO, Idx, Ix, Unfusible, bounds, broadcast, divided
 from smelt.codegen.fusion.pointwise import result_dtype
-from smelt.codegen.fusion.pull import Pull, Rule, at_run_time
+from smelt.codegen.fusion.pull import Pull, at_run_time
 from smelt.codegen.fusion.views import sizes_of, slice_range
 from smelt.codegen.kernels.nest import Const, Expr
 from smelt.codegen.kernels.sizes import at_most
@@ -27,7 +27,7 @@ def _replaced(idx: Idx, dim: int, ix: Ix) -> Idx:
     return (*idx[:dim], ix, *idx[dim + 1 :])
 
 
-def _gather(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def gather(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call = p.call(node)
     sizes = sizes_of(call["self"])
     if not sizes:
@@ -36,7 +36,7 @@ def _gather(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.element(call["self"], _replaced(idx, dim, _position(p, call["index"], idx, sizes[dim], wraps=False)))
 
 
-def _index_select(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def select_by_index(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call = p.call(node)
     sizes = sizes_of(call["self"])
     if not sizes or len(sizes_of(call["index"])) != 1:
@@ -46,14 +46,14 @@ def _index_select(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.element(call["self"], _replaced(idx, dim, at))
 
 
-def _embedding(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def rows_of_table(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call = p.call(node)
     rows, _ = sizes_of(call["weight"])
     at = _position(p, call["indices"], idx[:-1], rows, wraps=False)
     return p.element(call["weight"], (at, idx[-1]))
 
 
-def _index(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def index_by_tensors(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     """x[i, :, j]: index tensors broadcast together, in the place of the first, or in front where a gap parts them."""
     call = p.call(node)
     x, indices = call["self"], call["indices"]
@@ -86,7 +86,7 @@ def _tensors(call: Mapping[str, Any]) -> Sequence[Value]:
     return tensors
 
 
-def _cat(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def concatenate(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     parts = [t for t in _tensors(call) if sizes_of(t) != (0,) or len(idx) == 1]
     dim = call["dim"] % max(len(idx), 1)
@@ -114,7 +114,7 @@ def _one_of(p: Pull, parts: Sequence[tuple[Value, int, int]], idx: Idx, dim: int
     )
 
 
-def _stack(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def stacked(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     tensors = _tensors(call)
     dim = call["dim"] % len(idx)
@@ -129,7 +129,7 @@ def _stack(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return one_of(0, len(tensors))
 
 
-def _constant_pad(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def padded(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     mode = call.get("mode", "constant")
     x, pad = call["self"], call["pad"]
@@ -172,7 +172,7 @@ def _edge(p: Pull, mode: str, ix: Ix, size: int) -> Ix:
     return at_run_time(at, size)
 
 
-def _flip(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def flipped(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call = p.call(node)
     sizes = sizes_of(call["self"])
     dims = {d % len(sizes) for d in call["dims"]} if sizes else set()
@@ -180,28 +180,28 @@ def _flip(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.element(call["self"], at)
 
 
-def _roll(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def rolled(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call = p.call(node)
     sizes = sizes_of(call["self"])
     if not call["dims"] or not sizes:
         raise Unfusible("it rolls the flat tensor")
     steps = [(d % len(sizes), shift % sizes[d]) for d, shift in zip(call["dims"], call["shifts"], strict=True)]
-    return _rolled(p, call["self"], sizes, idx, steps)
+    return _steps_rolled(p, call["self"], sizes, idx, steps)
 
 
-def _rolled(p: Pull, x: Value, sizes: Sequence[int], idx: Idx, steps: Sequence[tuple[int, int]]) -> Expr:
+def _steps_rolled(p: Pull, x: Value, sizes: Sequence[int], idx: Idx, steps: Sequence[tuple[int, int]]) -> Expr:
     if not steps:
         return p.element(x, idx)
     (dim, shift), rest = steps[0], steps[1:]
     ix = idx[dim]
     return p.choose(
         p.between(ix, 0, shift),
-        lambda: _rolled(p, x, sizes, _replaced(idx, dim, ix.scaled(1, sizes[dim] - shift)), rest),
-        lambda: _rolled(p, x, sizes, _replaced(idx, dim, ix.scaled(1, -shift)), rest),
+        lambda: _steps_rolled(p, x, sizes, _replaced(idx, dim, ix.scaled(1, sizes[dim] - shift)), rest),
+        lambda: _steps_rolled(p, x, sizes, _replaced(idx, dim, ix.scaled(1, -shift)), rest),
     )
 
 
-def _repeat(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def repeated(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call = p.call(node)
     sizes = sizes_of(call["self"])
     tail = idx[len(idx) - len(sizes) :] if sizes else ()
@@ -209,7 +209,7 @@ def _repeat(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.element(call["self"], tuple(ZERO if is_one(s) else ix for ix, s in zip(at, sizes, strict=True)))
 
 
-def _repeat_interleave(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def interleaved(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call = p.call(node)
     sizes, dim = sizes_of(call["self"]), call["dim"]
     if dim is None or not sizes or not isinstance(call["repeats"], int):
@@ -218,7 +218,7 @@ def _repeat_interleave(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.element(call["self"], _replaced(idx, dim, divided(idx[dim], call["repeats"], p.sizes)[0]))
 
 
-def _slice_scatter(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def slice_scattered(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     sizes = sizes_of(call["self"])
     dim = call["dim"] % len(sizes)
@@ -233,7 +233,7 @@ def _slice_scatter(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     )
 
 
-def _select_scatter(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def select_scattered(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     sizes = sizes_of(call["self"])
     dim = call["dim"] % len(sizes)
@@ -245,7 +245,7 @@ def _select_scatter(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     )
 
 
-def _diagonal_scatter(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def diagonal_scattered(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     rank, offset = len(idx), call["offset"]
     a, b = call["dim1"] % rank, call["dim2"] % rank
@@ -259,7 +259,7 @@ def _diagonal_scatter(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     )
 
 
-def _pixel_shuffle(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def pixel_shuffled(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call = p.call(node)
     factor = call["upscale_factor"]
     *batch, c, h, w = idx
@@ -269,7 +269,7 @@ def _pixel_shuffle(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.element(call["self"], (*batch, channel, row, column))
 
 
-def _glu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def gated(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     sizes = sizes_of(call["self"])
     dim = call["dim"] % len(sizes)
@@ -277,24 +277,3 @@ def _glu(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     a = p.cast(p.element(call["self"], idx), m)
     b = p.cast(p.element(call["self"], _replaced(idx, dim, idx[dim].scaled(1, sizes[dim] // 2))), m)
     return p.cast(p.op("mul", m, a, p.op("sigmoid", m, b)), out)
-
-
-INDEXING: Mapping[str, Rule] = {
-    "aten.gather.default": _gather,
-    "aten.index_select.default": _index_select,
-    "aten.embedding.default": _embedding,
-    "aten.index.Tensor": _index,
-    "aten.cat.default": _cat,
-    "aten.stack.default": _stack,
-    "aten.pad.default": _constant_pad,
-    "aten.constant_pad_nd.default": _constant_pad,
-    "aten.flip.default": _flip,
-    "aten.roll.default": _roll,
-    "aten.repeat.default": _repeat,
-    "aten.repeat_interleave.self_int": _repeat_interleave,
-    "aten.slice_scatter.default": _slice_scatter,
-    "aten.select_scatter.default": _select_scatter,
-    "aten.diagonal_scatter.default": _diagonal_scatter,
-    "aten.pixel_shuffle.default": _pixel_shuffle,
-    "aten.glu.default": _glu,
-}

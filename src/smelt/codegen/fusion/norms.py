@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
 from smelt.codegen.fusion.index import Idx, Unfusible, reshaped
 from smelt.codegen.fusion.pointwise import result_dtype
 from smelt.codegen.fusion.promote import is_float, math_dtype
-from smelt.codegen.fusion.pull import Pull, Rule
+from smelt.codegen.fusion.pull import Pull
 from smelt.codegen.fusion.views import sizes_of
 from smelt.codegen.kernels.nest import Expr
 from smelt.ir import DType, Node
@@ -41,7 +41,7 @@ def _require_float(node: Node, dtype: DType) -> DType:
     return math_dtype(dtype)
 
 
-def _layer_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def layer_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     x, shape = call["input"], call["normalized_shape"]
     m = _require_float(node, out)
@@ -62,7 +62,7 @@ def _layer_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(_affine(p, m, p.op("mul", m, centred, scale), weight, bias), out)
 
 
-def _rms_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def rms_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     x, shape = call["input"], call["normalized_shape"]
     m = _require_float(node, out)
@@ -88,7 +88,7 @@ def _over_channels(p: Pull, node: Node, idx: Idx, x: object, groups: int) -> tup
     return p.operand(x, idx, result_dtype(node)), at, math.prod(split[2:])
 
 
-def _group_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def group_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     m = _require_float(node, out)
     if k:
@@ -105,7 +105,7 @@ def _by_channel(p: Pull, call: Mapping[str, object], idx: Idx, m: DType) -> tupl
     return weight, bias
 
 
-def _instance_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def instance_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call, out = p.call(node), result_dtype(node)
     m = _require_float(node, out)
     if not call["use_input_stats"] or call["running_mean"] is not None:
@@ -119,7 +119,7 @@ def _instance_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(_affine(p, m, y, *_by_channel(p, call, idx, m)), out)
 
 
-def _batch_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def batch_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     """With given statistics: x * alpha + beta, where alpha = weight / sqrt(var + eps), beta = bias - mean * alpha."""
     call, out = p.call(node), result_dtype(node)
     m = _require_float(node, out)
@@ -134,16 +134,3 @@ def _batch_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     beta = p.op("fma", m, p.op("neg", m, mean), alpha, p.const(0.0, m) if bias is None else bias)
     x = p.cast(p.operand(call["input"], idx, out), m)
     return p.cast(p.op("fma", m, x, alpha, beta), out)
-
-
-def _names(rule: Rule, names: Sequence[str]) -> dict[str, Rule]:
-    return {f"aten.{name}": rule for name in names}
-
-
-NORMS: Mapping[str, Rule] = {
-    **_names(_layer_norm, ("layer_norm.default", "native_layer_norm.default")),
-    **_names(_rms_norm, ("rms_norm.default",)),
-    **_names(_group_norm, ("group_norm.default",)),
-    **_names(_instance_norm, ("instance_norm.default",)),
-    **_names(_batch_norm, ("batch_norm.default",)),
-}

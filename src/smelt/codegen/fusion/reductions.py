@@ -45,7 +45,7 @@ def _operand(p: Pull, node: Node, idx: Idx, name: str = "self") -> tuple[Expr, i
     return p.element(call[name], whole), math.prod(sizes[d] for d in dims)
 
 
-def _sum(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def summed(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     x, _ = _operand(p, node, idx)
     return _total(p, x, result_dtype(node))
 
@@ -59,7 +59,7 @@ def _widens(narrow: DType, out: DType) -> bool:
     return math_dtype(narrow) is math_dtype(out)
 
 
-def _mean(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def _mean_of_floats(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     x, count = _operand(p, node, idx)
     out = result_dtype(node)
     m = math_dtype(out)
@@ -67,7 +67,7 @@ def _mean(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(p.op("div", m, total, p.const(count, m)), out)
 
 
-def _prod(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def multiplied(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     x, _ = _operand(p, node, idx)
     out = result_dtype(node)
     if out is DType.F16:
@@ -76,7 +76,7 @@ def _prod(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(p.reduce("prod", m, p.cast(p.cast(x, out), m)), out)
 
 
-def _extreme(kind: ReduceKind) -> Rule:
+def extreme_of(kind: ReduceKind) -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         x, _ = _operand(p, node, idx)
         return extreme(p, kind, x)
@@ -92,7 +92,7 @@ def extreme(p: Pull, kind: ReduceKind, x: Expr) -> Expr:
     return p.cast(p.reduce(kind, m, p.cast(x, m)), x.dtype)
 
 
-def _position(kind: ReduceKind) -> Rule:
+def position_of(kind: ReduceKind) -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         x, _ = _operand(p, node, idx)
         return _extreme_at(p, kind, x)
@@ -106,7 +106,7 @@ def _extreme_at(p: Pull, kind: ReduceKind, x: Expr) -> Expr:
     return p.reduce(kind, math_dtype(x.dtype), p.cast(x, math_dtype(x.dtype)))
 
 
-def _with_position(kind: ReduceKind, at: ReduceKind) -> Rule:
+def extreme_with_position(kind: ReduceKind, at: ReduceKind) -> Rule:
     """max.dim and min.dim: the element and its position.
 
     Beside its position it is that very element, at no cost; alone it may be the other zero of two (decision 0004).
@@ -123,7 +123,7 @@ def _with_position(kind: ReduceKind, at: ReduceKind) -> Rule:
     return rule
 
 
-def _truth(kind: ReduceKind) -> Rule:
+def truth(kind: ReduceKind) -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         x, _ = _operand(p, node, idx)
         out = result_dtype(node)
@@ -132,7 +132,7 @@ def _truth(kind: ReduceKind) -> Rule:
     return rule
 
 
-def _variance(is_root: bool) -> Rule:
+def variance(is_root: bool) -> Rule:
     """Two passes in f64: the mean, then the squares about it."""
 
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
@@ -154,7 +154,7 @@ def _variance(is_root: bool) -> Rule:
     return rule
 
 
-def _logsumexp(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def logsumexp(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     x, _ = _operand(p, node, idx)
     out = result_dtype(node)
     m = math_dtype(out)
@@ -167,7 +167,7 @@ def _logsumexp(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(p.op("add", m, p.op("log", m, total), shift), out)
 
 
-def _vector_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def vector_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     out = result_dtype(node)
     x, _ = _operand(p, node, idx)
     if not is_float(x.dtype):
@@ -192,7 +192,7 @@ def _vector_norm(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.cast(found, out)
 
 
-def _count_nonzero(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def count_nonzero(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     x, _ = _operand(p, node, idx)
     return p.reduce("sum", DType.I64, p.cast(p.cast(x, DType.BOOL), DType.I64))
 
@@ -203,7 +203,7 @@ def row(p: Pull, idx: Idx, dim: int, sizes: Sequence[int]) -> None:
         p.rows(idx, (dim % len(sizes),), sizes)
 
 
-def _scan(kind: ScanKind) -> Rule:
+def scan(kind: ScanKind) -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         call, out = p.call(node), result_dtype(node)
         row(p, idx, call["dim"], sizes_of(call["self"]))
@@ -214,7 +214,7 @@ def _scan(kind: ScanKind) -> Rule:
     return rule
 
 
-def _cumulative_extreme(kind: ScanKind) -> Rule:
+def cumulative_extreme(kind: ScanKind) -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         if k == 1:
             raise Unfusible("positions of running extremes")
@@ -235,11 +235,11 @@ def _is_alone(call: dict[str, Any]) -> bool:
     return not sizes or is_one(sizes[call["dim"] % len(sizes)])
 
 
-def _softmax(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def softmax(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return _normalised(p, node, idx, lambda m, shifted, power, total: p.op("div", m, power, total))
 
 
-def _log_softmax(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def log_softmax(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     def log(m: DType, shifted: Expr, power: Expr, total: Expr) -> Expr:
         return p.op("sub", m, shifted, p.op("log", m, total))
 
@@ -259,39 +259,7 @@ def _normalised(p: Pull, node: Node, idx: Idx, last: Callable[[DType, Expr, Expr
     return p.cast(last(m, shifted, power, p.reduce("sum", m, power)), out)
 
 
-def _dims(names: Sequence[str], rule: Rule) -> dict[str, Rule]:
-    return dict.fromkeys(names, rule)
-
-
-def _whole_mean(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def mean_of(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     if not is_float(result_dtype(node)):
         raise Unfusible("a mean of integers")
-    return _mean(p, node, idx, k)
-
-
-_TABLE: dict[str, Rule] = {
-    **_dims(("sum.default", "sum.dim_IntList"), _sum),
-    **_dims(("mean.default", "mean.dim"), _whole_mean),
-    **_dims(("prod.default", "prod.dim_int"), _prod),
-    **_dims(("amax.default", "max.default"), _extreme("max")),
-    **_dims(("amin.default", "min.default"), _extreme("min")),
-    "max.dim": _with_position("max", "argmax"),
-    "min.dim": _with_position("min", "argmin"),
-    "argmax.default": _position("argmax"),
-    "argmin.default": _position("argmin"),
-    **_dims(("any.default", "any.dim", "any.dims"), _truth("any")),
-    **_dims(("all.default", "all.dim", "all.dims"), _truth("all")),
-    **_dims(("var.correction", "var.dim", "var.default"), _variance(False)),
-    **_dims(("std.correction", "std.dim", "std.default"), _variance(True)),
-    "logsumexp.default": _logsumexp,
-    "linalg_vector_norm.default": _vector_norm,
-    **_dims(("count_nonzero.default", "count_nonzero.dim_IntList"), _count_nonzero),
-    "cumsum.default": _scan("sum"),
-    "cumprod.default": _scan("prod"),
-    "cummax.default": _cumulative_extreme("max"),
-    "cummin.default": _cumulative_extreme("min"),
-    **_dims(("softmax.int", "_softmax.default"), _softmax),
-    **_dims(("log_softmax.int", "_log_softmax.default"), _log_softmax),
-}
-
-REDUCTIONS: Mapping[str, Rule] = {f"aten.{name}": rule for name, rule in _TABLE.items()}
+    return _mean_of_floats(p, node, idx, k)

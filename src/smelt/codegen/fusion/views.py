@@ -10,6 +10,8 @@ from smelt.codegen.fusion.pull import Pull, Rule
 from smelt.codegen.kernels.nest import Expr
 from smelt.ir import INT, DType, Node, TensorType, Value
 from smelt.ir.sizes import ceil_div, is_one, size_max, size_min
+from smelt.ops.record import Trait
+from smelt.ops.sets import where
 
 View = Callable[[Pull, dict[str, Any], tuple[int, ...], Idx], Idx]
 """The operand's index for the result's: (pull, arguments, operand's sizes, index)."""
@@ -21,7 +23,7 @@ def sizes_of(value: Any) -> tuple[int, ...]:
     return value.type.sizes
 
 
-def _view(at: View) -> Rule:
+def view_at(at: View) -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         call = p.call(node)
         return p.element(call["self"], at(p, call, sizes_of(call["self"]), idx))
@@ -29,12 +31,12 @@ def _view(at: View) -> Rule:
     return rule
 
 
-def _reshape(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def regrouped(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     source = p.call(node)["self"]
     return p.element(source, reshaped(idx, sizes_of(node.result), sizes_of(source), p.sizes))
 
 
-def _permuted(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+def permuted(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
     rank = len(sizes)
     found = [ZERO] * rank
     for at, dim in enumerate(call["dims"]):
@@ -42,7 +44,7 @@ def _permuted(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -
     return tuple(found)
 
 
-def _transposed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+def transposed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
     if not sizes:
         return idx
     a, b = call["dim0"] % len(sizes), call["dim1"] % len(sizes)
@@ -51,15 +53,15 @@ def _transposed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx)
     return tuple(found)
 
 
-def _turned(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+def turned(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
     return idx[::-1]
 
 
-def _matrix_turned(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+def matrix_turned(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
     return (*idx[:-2], *idx[:-3:-1])
 
 
-def _expanded(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+def expanded(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
     return broadcast(idx, sizes)
 
 
@@ -67,11 +69,11 @@ def _without(idx: Idx, dim: int) -> Idx:
     return (*idx[:dim], *idx[dim + 1 :])
 
 
-def _unsqueezed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+def unsqueezed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
     return _without(idx, call["dim"] % (len(sizes) + 1))
 
 
-def _squeezed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+def squeezed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
     rank = len(sizes)
     given = call.get("dim")
     dims = range(rank) if given is None else [given] if isinstance(given, int) else given
@@ -89,7 +91,7 @@ def slice_range(call: Mapping[str, Any], size: int) -> tuple[int, int, int]:
     return start, size_min(size_max(end, start), size), call["step"]
 
 
-def _slice(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def slice_of(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     call = p.call(node)
     return p.element(call["self"], _sliced(p, call, sizes_of(call["self"]), sizes_of(node.result), idx))
 
@@ -115,7 +117,7 @@ def _start(p: Pull, start: Value, end: Value, length: int) -> Expr:
     return p.op("select", DType.I64, fits, first, p.const(-1, DType.I64))
 
 
-def _narrowed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+def narrowed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
     dim, start = call["dim"] % len(sizes), call["start"]
     if not isinstance(start, int):
         raise Unfusible("its start is a tensor")
@@ -123,7 +125,7 @@ def _narrowed(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -
     return tuple(ix.scaled(1, start) if d == dim else ix for d, ix in enumerate(idx))
 
 
-def _selected(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+def selected(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
     dim = call["dim"] % len(sizes)
     at = call["index"]
     if isinstance(at, Value) and at.type == INT:
@@ -133,7 +135,7 @@ def _selected(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -
     return (*idx[:dim], ZERO.scaled(1, at + sizes[dim] if at < 0 else at), *idx[dim:])
 
 
-def _diagonal(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+def diagonal(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
     rank, offset = len(sizes), call["offset"]
     a, b = call["dim1"] % rank, call["dim2"] % rank
     along = idx[-1]
@@ -142,7 +144,7 @@ def _diagonal(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -
     return tuple(at[d] if d in at else next(parts) for d in range(rank))
 
 
-def _unfolded(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
+def unfolded(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -> Idx:
     if not sizes:
         raise Unfusible("it unfolds a 0-d tensor")
     dim = call["dimension"] % len(sizes)
@@ -150,7 +152,7 @@ def _unfolded(p: Pull, call: dict[str, Any], sizes: tuple[int, ...], idx: Idx) -
     return tuple(ix.scaled(call["step"]).plus(window) if d == dim else ix for d, ix in enumerate(idx[:-1]))
 
 
-def _idle(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def idle(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     """Dropout outside training."""
     call = p.call(node)
     if call["train"] is not False:
@@ -158,65 +160,28 @@ def _idle(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     return p.element(call["input"], idx)
 
 
-def _unpacked(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
+def unpacked(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
     """An element of a list of views: split, chunk, unbind."""
     (packed,) = node.operands()
     maker = packed.node
-    if maker is None or maker.op not in _LISTS:
+    if maker is None or maker.op not in VIEW_LISTS:
         raise Unfusible("its list is made elsewhere")
     call = p.call(maker)
     source = call["self"]
-    return p.element(source, _LISTS[maker.op](call, sizes_of(source), idx, k))
+    return p.element(source, _in_part(call, sizes_of(source), idx, k))
 
 
-def _split_at(start: Callable[[dict[str, Any], int, int], int]) -> Callable[..., Idx]:
-    def at(call: dict[str, Any], sizes: tuple[int, ...], idx: Idx, k: int) -> Idx:
-        dim = call["dim"] % len(sizes)
-        return tuple(ix.scaled(1, start(call, sizes[dim], k)) if d == dim else ix for d, ix in enumerate(idx))
-
-    return at
-
-
-def _unbound(call: dict[str, Any], sizes: tuple[int, ...], idx: Idx, k: int) -> Idx:
+def _in_part(call: Mapping[str, Any], sizes: tuple[int, ...], idx: Idx, k: int) -> Idx:
+    """Where an element of part `k` stands in what is split."""
     dim = call["dim"] % len(sizes)
-    return (*idx[:dim], ZERO.scaled(1, k), *idx[dim:])
+    if "chunks" in call:
+        start = k * ceil_div(sizes[dim], call["chunks"])
+    elif (lengths := call.get("split_sizes", call.get("split_size"))) is not None:
+        start = sum(lengths[:k]) if isinstance(lengths, tuple) else k * lengths
+    else:  # unbind
+        return (*idx[:dim], ZERO.scaled(1, k), *idx[dim:])
+    return tuple(ix.scaled(1, start) if d == dim else ix for d, ix in enumerate(idx))
 
 
-_LISTS: Mapping[str, Callable[..., Idx]] = {
-    "aten.split.Tensor": _split_at(lambda c, n, k: k * c["split_size"]),
-    "aten.chunk.default": _split_at(lambda c, n, k: k * ceil_div(n, c["chunks"])),
-    "aten.split_with_sizes.default": _split_at(lambda c, n, k: sum(c["split_sizes"][:k])),
-    "aten.split.sizes": _split_at(lambda c, n, k: sum(c["split_size"][:k])),
-    "aten.unbind.int": _unbound,
-}
-
-VIEW_LISTS = frozenset(_LISTS)
-"""Operators that give a list of views of their operand."""
-
-VIEWS: Mapping[str, Rule] = {
-    **{
-        f"aten.{name}": _reshape
-        for name in (
-            "view.default", "_unsafe_view.default", "reshape.default", "flatten.using_ints", "unflatten.int",
-            "view_as.default", "reshape_as.default",
-        )
-    },
-    "aten.permute.default": _view(_permuted),
-    "aten.transpose.int": _view(_transposed),
-    "aten.t.default": _view(_turned),
-    "aten.numpy_T.default": _view(_turned),
-    "aten.mT.default": _view(_matrix_turned),
-    "aten.expand.default": _view(_expanded),
-    "aten.expand_as.default": _view(_expanded),
-    "aten.unsqueeze.default": _view(_unsqueezed),
-    "aten.squeeze.default": _view(_squeezed),
-    "aten.squeeze.dim": _view(_squeezed),
-    "aten.squeeze.dims": _view(_squeezed),
-    "aten.slice.Tensor": _slice,
-    "aten.narrow.default": _view(_narrowed),
-    "aten.select.int": _view(_selected),
-    "aten.diagonal.default": _view(_diagonal),
-    "aten.unfold.default": _view(_unfolded),
-    **{f"aten.{name}.default": _idle for name in ("dropout", "feature_dropout", "alpha_dropout")},
-    "unpack": _unpacked,
-}  # fmt: skip
+VIEW_LISTS = where(Trait.LIST_OF_VIEWS)
+"""Operators that give a list of views of their operand, of which a nest takes one apart."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from smelt.codegen.fusion.index import Idx, Ix, Unfusible, divided
@@ -57,7 +57,7 @@ class _Window:
         )
 
 
-def _max_pool(rank: int) -> Rule:
+def max_pool(rank: int) -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         out = result_dtype(node)
         if not is_float(out) or k:
@@ -68,7 +68,7 @@ def _max_pool(rank: int) -> Rule:
     return rule
 
 
-def _avg_pool(rank: int) -> Rule:
+def avg_pool(rank: int) -> Rule:
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
         call, out = p.call(node), result_dtype(node)
         if not is_float(out):
@@ -114,7 +114,7 @@ def _count(p: Pull, o: Ix, step: int, pad: int, kernel: int, size: int, *, inclu
     return p.op("sub", t, end, p.op("max", t, at, Const(least, t)))
 
 
-def _adaptive(rank: int) -> Rule:
+def adaptive_pool(rank: int) -> Rule:
     """Windows of equal size where the sizes divide, else none."""
 
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
@@ -138,7 +138,7 @@ def _adaptive(rank: int) -> Rule:
     return rule
 
 
-def _nearest(rank: int) -> Rule:
+def nearest(rank: int) -> Rule:
     """Nearest neighbour by whole factors."""
 
     def rule(p: Pull, node: Node, idx: Idx, k: int) -> Expr:
@@ -166,22 +166,3 @@ def _is_whole(call: Mapping[str, Any], factor: int) -> bool:
         value = call.get(name)
         given.extend(value if isinstance(value, tuple) else [value])
     return all(g is None or equals(g, factor) for g in given)
-
-
-def _names(rules: Mapping[str, Rule]) -> dict[str, Rule]:
-    return {f"aten.{name}": rule for name, rule in rules.items()}
-
-
-def _of_ranks(form: str, make: Any, ranks: Sequence[int] = (1, 2, 3)) -> dict[str, Rule]:
-    return {form.format(rank): make(rank) for rank in ranks}
-
-
-WINDOWS: Mapping[str, Rule] = _names(
-    {
-        **_of_ranks("max_pool{}d.default", _max_pool),
-        **_of_ranks("avg_pool{}d.default", _avg_pool),
-        **_of_ranks("adaptive_avg_pool{}d.default", _adaptive),
-        **_of_ranks("upsample_nearest{}d.vec", _nearest),
-        **_of_ranks("upsample_nearest{}d.default", _nearest),
-    }
-)

@@ -48,6 +48,7 @@ class KernelOp:
     operands: dtypes that kernels take it on (`select`: those chosen from; `cast`: those cast from).
     cost: time of one element in vector additions of f32, measured (`python -m smelt.bench.kernel_operations`).
     gives_bool: the result is bool whatever the operands are. exact: a result of f16 or bf16 operands needs no rounding.
+    reduces: the kind of the reductions and scans that combine their elements by it (`nest.ReduceKind`); "" for none.
     """
 
     name: str
@@ -58,6 +59,7 @@ class KernelOp:
     cost: float
     gives_bool: bool = False
     exact: bool = False
+    reduces: str = ""
 
     @property
     def is_float_function(self) -> bool:
@@ -85,7 +87,7 @@ _BOOL, _NUMBERS, _INTEGRAL = (DType.BOOL,), (*INTEGERS, *FLOATS), (DType.BOOL, *
 
 
 def _op(
-    name: str, arity: int, family: Family, dtypes: Iterable[DType], cost: float, meaning: Any = None, **facts: bool
+    name: str, arity: int, family: Family, dtypes: Iterable[DType], cost: float, meaning: Any = None, **facts: Any
 ) -> KernelOp:
     return KernelOp(name, arity, family, meaning or getattr(torch, name), frozenset(dtypes), cost, **facts)
 
@@ -98,14 +100,14 @@ def _test(name: str) -> KernelOp:
     return _op(name, 1, "comparison", FLOATS, 1.0, gives_bool=True)
 
 
-def _choice(name: str, arity: int, dtypes: Iterable[DType], meaning: Any = None) -> KernelOp:
-    return _op(name, arity, "choice", dtypes, 1.0, meaning, exact=True)
+def _choice(name: str, arity: int, dtypes: Iterable[DType], meaning: Any = None, reduces: str = "") -> KernelOp:
+    return _op(name, arity, "choice", dtypes, 1.0, meaning, exact=True, reduces=reduces)
 
 
 KERNEL_OPS: Final[tuple[KernelOp, ...]] = (
-    _op("add", 2, "arithmetic", DTYPES, 1.0),
+    _op("add", 2, "arithmetic", DTYPES, 1.0, reduces="sum"),
     _op("sub", 2, "arithmetic", _NUMBERS, 1.0),
-    _op("mul", 2, "arithmetic", DTYPES, 1.0),
+    _op("mul", 2, "arithmetic", DTYPES, 1.0, reduces="prod"),
     _op("div", 2, "arithmetic", FLOATS, 4.0),
     _op("fma", 3, "arithmetic", FLOATS, 1.0, _fma),
     _op("sqrt", 1, "arithmetic", FLOATS, 8.0),
@@ -113,8 +115,8 @@ KERNEL_OPS: Final[tuple[KernelOp, ...]] = (
     _choice("neg", 1, _NUMBERS),
     _choice("abs", 1, _NUMBERS),
     _choice("sign", 1, _NUMBERS),
-    _choice("min", 2, DTYPES, torch.minimum),
-    _choice("max", 2, DTYPES, torch.maximum),
+    _choice("min", 2, DTYPES, torch.minimum, reduces="min"),
+    _choice("max", 2, DTYPES, torch.maximum, reduces="max"),
     _choice("fmin", 2, FLOATS),
     _choice("fmax", 2, FLOATS),
     _choice("copysign", 2, FLOATS),
@@ -126,8 +128,8 @@ KERNEL_OPS: Final[tuple[KernelOp, ...]] = (
     _op("fmod", 2, "modulo", _NUMBERS, 18.0),
     *map(_comparison, ("eq", "ne", "lt", "le", "gt", "ge")),
     *map(_test, ("isnan", "isinf", "signbit")),
-    _op("and", 2, "bits", _INTEGRAL, 1.0, torch.bitwise_and),
-    _op("or", 2, "bits", _INTEGRAL, 1.0, torch.bitwise_or),
+    _op("and", 2, "bits", _INTEGRAL, 1.0, torch.bitwise_and, reduces="all"),
+    _op("or", 2, "bits", _INTEGRAL, 1.0, torch.bitwise_or, reduces="any"),
     _op("xor", 2, "bits", _INTEGRAL, 1.0, torch.bitwise_xor),
     _op("not", 1, "bits", _INTEGRAL, 1.0, torch.bitwise_not),
     _op("shl", 2, "bits", INTEGERS, 1.0, _shift(torch.bitwise_left_shift)),

@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable
 
 from smelt.codegen.kernels.nest import POSITIONS, Reduce, Scan
+from smelt.codegen.kernels.operations import KERNEL_OPS
 from smelt.codegen.llvm.lanes import ExprEmitter
 from smelt.codegen.llvm.lanes_types import register_type, vector_type
 from smelt.codegen.llvm.text import FunctionText
 from smelt.ir import DType
 
-_COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
+_COMBINE = {op.reduces: op.name for op in KERNEL_OPS if op.reduces}
 _NO_INDEX = {"i32": 2**31 - 1, "i64": 2**63 - 1}
 
 

@@ -70,7 +70,7 @@ from smelt.passes.overlaps import reads_what_it_writes
 from smelt.runtime.cache import code_cache
 from smelt.runtime.executable import Executable
 
-_RULES: dict[str, Callable[[Context, Node], bool]] = {
+LOWERINGS: dict[str, Callable[[Context, Node], bool]] = {
     "aten.mm.default": lower_mm,
     "aten.bmm.default": lower_mm,
     "aten.addmm.default": lower_addmm,
@@ -313,7 +313,7 @@ def _lower_single(ctx: Context, node: Node, nests: Nests) -> None:
         return
     if nests.single(node):
         return
-    rule = _RULES.get(node.op)
+    rule = LOWERINGS.get(node.op)
     if (rule is not None and rule(ctx, node)) or lower_with_numbers(ctx, node):
         return
     dispatch(ctx, node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from smelt.ir import Arg, TensorType, Value
-from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Trait, sample, tensor_type
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Trait, library, sample, tensor_type
 from smelt.ops.samples import fixed, floats, ints, strided
 
 
@@ -52,6 +52,9 @@ def _full(b: Emitter, call: Call, kind: TensorType, sizes: Arg, value: int | Non
 
 _LIKES = fixed(lambda: [sample(floats(3, 4)), sample(strided(3, 4)), sample(ints(3), dtype=torch.float64)])
 _NEW = fixed(lambda: [sample(floats(3), [2, 3]), sample(ints(3), [2], dtype=torch.bool)])
+
+_DRAWS = library("it draws from torch's generator, whose stream is the library's")
+_NO_CONTENT = library("there is nothing to compute")
 
 CREATION: tuple[OpRecord, ...] = (
     OpRecord(
@@ -173,18 +176,34 @@ CREATION: tuple[OpRecord, ...] = (
     ),
     OpRecord("aten.arange.start", "torch.arange", fixed(lambda: [sample(1, 5), sample(0.0, 2.0)])),
     OpRecord("aten.arange.start_step", "torch.arange", fixed(lambda: [sample(1, 9, 2), sample(0, 1, 0.25)])),
-    OpRecord("aten.linspace.default", "torch.linspace", fixed(lambda: [sample(0, 1, 5)])),
+    OpRecord(
+        "aten.linspace.default",
+        "torch.linspace",
+        fixed(lambda: [sample(0, 1, 5)]),
+        why_not=library("each half counts from its own end, with the library's rounding"),
+    ),
     OpRecord("aten.eye.default", "torch.eye", fixed(lambda: [sample(3)])),
-    OpRecord("aten.empty.memory_format", "torch.empty", fixed(lambda: [sample([2, 3])]), uninitialised=True),
+    OpRecord(
+        "aten.empty.memory_format",
+        "torch.empty",
+        fixed(lambda: [sample([2, 3])]),
+        uninitialised=True,
+        why_not=_NO_CONTENT,
+    ),
     OpRecord(
         "aten.empty_like.default",
         "torch.empty_like",
         fixed(lambda: [sample(floats(2, 3))]),
         uninitialised=True,
         traits=Trait.ANY_TENSOR | Trait.FILLS | Trait.NO_GRADIENT,
+        why_not=_NO_CONTENT,
     ),
     OpRecord(
-        "aten.empty_strided.default", "torch.empty_strided", fixed(lambda: [sample([2, 3], [1, 2])]), uninitialised=True
+        "aten.empty_strided.default",
+        "torch.empty_strided",
+        fixed(lambda: [sample([2, 3], [1, 2])]),
+        uninitialised=True,
+        why_not=library("its elements are named by their place in memory, not by indices"),
     ),
     OpRecord(
         "aten.new_empty.default",
@@ -192,16 +211,18 @@ CREATION: tuple[OpRecord, ...] = (
         fixed(lambda: [sample(floats(2, 3), [2])]),
         uninitialised=True,
         traits=Trait.NO_GRADIENT,
+        why_not=_NO_CONTENT,
     ),
-    OpRecord("aten.rand.default", "torch.rand", fixed(lambda: [sample([2, 3])]), rng=_always),
-    OpRecord("aten.randn.default", "torch.randn", fixed(lambda: [sample([2, 3])]), rng=_always),
-    OpRecord("aten.randint.low", "torch.randint", fixed(lambda: [sample(0, 5, [3])]), rng=_always),
+    OpRecord("aten.rand.default", "torch.rand", fixed(lambda: [sample([2, 3])]), rng=_always, why_not=_DRAWS),
+    OpRecord("aten.randn.default", "torch.randn", fixed(lambda: [sample([2, 3])]), rng=_always, why_not=_DRAWS),
+    OpRecord("aten.randint.low", "torch.randint", fixed(lambda: [sample(0, 5, [3])]), rng=_always, why_not=_DRAWS),
     OpRecord(
         "aten.randn_like.default",
         "torch.randn_like",
         fixed(lambda: [sample(floats(2, 3))]),
         rng=_always,
         traits=Trait.ANY_TENSOR | Trait.NO_GRADIENT,
+        why_not=_DRAWS,
     ),
     OpRecord(
         "aten.rand_like.default",
@@ -209,13 +230,21 @@ CREATION: tuple[OpRecord, ...] = (
         fixed(lambda: [sample(floats(2, 3))]),
         rng=_always,
         traits=Trait.ANY_TENSOR | Trait.NO_GRADIENT,
+        why_not=_DRAWS,
     ),
-    OpRecord("aten.bernoulli.default", "torch.bernoulli", fixed(lambda: [sample(torch.full((3,), 0.5))]), rng=_always),
+    OpRecord(
+        "aten.bernoulli.default",
+        "torch.bernoulli",
+        fixed(lambda: [sample(torch.full((3,), 0.5))]),
+        rng=_always,
+        why_not=_DRAWS,
+    ),
     OpRecord(
         "aten.multinomial.default",
         "torch.multinomial",
         fixed(lambda: [sample(torch.ones(4), 2)]),
         rng=_always,
         may_throw=True,
+        why_not=_DRAWS,
     ),
 )

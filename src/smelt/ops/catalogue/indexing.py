@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from smelt.ir import UNKNOWN_DIM, Arg, Device, DType, TensorType, Type, Value
-from smelt.ops.record import Call, Emitter, OpRecord, Samples, Trait, sample, tensor_type
+from smelt.ops.record import Call, Emitter, OpRecord, Samples, Trait, library, sample, tensor_type
 from smelt.ops.samples import bools, fixed, floats, ints, strided
 
 _INDEX = torch.tensor([2, 0, 2])
@@ -94,6 +94,7 @@ INDEXING: tuple[OpRecord, ...] = (
         "torch.scatter",
         fixed(lambda: [sample(floats(3, 4), 0, _GRID, floats(2, 4, seed=1))]),
         may_throw=True,
+        why_not=library("it writes at places that data name, of which two may be one"),
     ),
     OpRecord(
         "aten.scatter.value",
@@ -123,7 +124,7 @@ INDEXING: tuple[OpRecord, ...] = (
             ]
         ),
         may_throw=True,
-        traits=Trait.ONE_BY_ONE,
+        traits=Trait.ONE_BY_ONE | Trait.SIZED_BY_RUN,
     ),
     OpRecord(
         "aten.index_put.default",
@@ -135,6 +136,7 @@ INDEXING: tuple[OpRecord, ...] = (
             ]
         ),
         may_throw=True,
+        why_not=library("it writes at places that data name, of which two may be one"),
     ),
     OpRecord(
         "aten.index_add.default",
@@ -230,6 +232,7 @@ INDEXING: tuple[OpRecord, ...] = (
         "aten.as_strided_scatter.default",
         "torch.as_strided_scatter",
         fixed(lambda: [sample(floats(3, 4), floats(2, 2), [2, 2], [4, 1], 1)]),
+        why_not=library("its elements are named by their place in memory, not by indices"),
     ),
     OpRecord(
         "aten.copy.default",
@@ -262,12 +265,15 @@ INDEXING: tuple[OpRecord, ...] = (
         "torch.nonzero",
         fixed(lambda: [sample(ints(3, 4, low=0, high=2))]),
         result=_nonzero_type,
-        traits=Trait.ANY_TENSOR | Trait.OWN_STRIDES,
+        traits=Trait.ANY_TENSOR | Trait.OWN_STRIDES | Trait.SIZED_BY_RUN,
+        why_not=library("its result is as long as data say"),
     ),
     OpRecord(
         "aten.masked_select.default",
         "torch.masked_select",
         fixed(lambda: [sample(floats(3, 4), bools(3, 4))]),
         result=_masked_type,
+        traits=Trait.SIZED_BY_RUN,
+        why_not=library("its result is as long as data say"),
     ),
 )

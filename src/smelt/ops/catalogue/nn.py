@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from smelt.ir import Arg
-from smelt.ops.record import Call, Emitter, OpRecord, Sample, Trait, sample, tensor_type
+from smelt.ops.record import Call, Emitter, OpRecord, Sample, Trait, library, sample, tensor_type
 from smelt.ops.samples import fixed, floats, ints, positives, strided
 
 
@@ -195,6 +195,7 @@ NN: tuple[OpRecord, ...] = (
         "torch.nn.functional.one_hot",
         fixed(lambda: [sample(ints(3, low=0, high=4), 4)]),
         may_throw=True,
+        why_not=library("how many classes there are may follow from data"),
     ),
     OpRecord(
         "aten.cross_entropy_loss.default",
@@ -202,17 +203,19 @@ NN: tuple[OpRecord, ...] = (
         fixed(lambda: [sample(floats(3, 4), ints(3, low=0, high=4))]),
         may_throw=True,
         traits=Trait.KEPT_IN_F32,
+        why_not=library("its targets are classes or probabilities, and its classes are checked by the library"),
     ),
     OpRecord(
         "aten.nll_loss_nd.default",
         "torch.nn.functional.nll_loss",
         fixed(lambda: [sample(floats(3, 4), ints(3, low=0, high=4))]),
         may_throw=True,
+        why_not=library("its classes are checked by the library"),
     ),
     OpRecord(
         "aten.mse_loss.default",
         "torch.nn.functional.mse_loss",
         fixed(lambda: [sample(floats(3, 4), floats(3, 4, seed=1))]),
-        traits=Trait.READS_ALL,
+        traits=Trait.KEPT_IN_F32 | Trait.READS_ALL,
     ),
 )

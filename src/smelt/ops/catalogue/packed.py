@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from smelt.ir import ANY, UNKNOWN_DIM, Dim, TensorType, TupleType, Type, Value
-from smelt.ops.catalogue.recurrent import SOURCES, drops
-from smelt.ops.record import Call, OpRecord, Sample, sample
+from smelt.ops.catalogue.recurrent import OF_LAYERS, SOURCES, drops
+from smelt.ops.record import Call, OpRecord, Sample, library, sample
 from smelt.ops.samples import floats
 
 PACK, PAD = "aten._pack_padded_sequence.default", "aten._pad_packed_sequence.default"
@@ -116,16 +116,25 @@ def _layer(name: str, gates: int, states: int) -> OpRecord:
     return OpRecord(
         f"aten.{name}.data", f"torch.{name}", partial(_run_samples, gates, states), source=SOURCES[name],
         result=partial(_run, states=states), result_of_unknown=partial(_run, states=states), rng=drops,
+        why_not=OF_LAYERS,
     )  # fmt: skip
 
 
+_BY_LENGTHS = library("it orders rows by lengths that data give")
+
 PACKED: tuple[OpRecord, ...] = (
-    OpRecord(PACK, "torch._VF._pack_padded_sequence", _pack_samples, result=_packed, result_of_unknown=_packed),
-    OpRecord(PAD, "torch._VF._pad_packed_sequence", _pad_samples, result=_padded, result_of_unknown=_padded),
+    OpRecord(
+        PACK, "torch._VF._pack_padded_sequence", _pack_samples, result=_packed, result_of_unknown=_packed,
+        why_not=_BY_LENGTHS,
+    ),
+    OpRecord(
+        PAD, "torch._VF._pad_packed_sequence", _pad_samples, result=_padded, result_of_unknown=_padded,
+        why_not=_BY_LENGTHS,
+    ),
     _layer("lstm", 4, 2),
     _layer("gru", 3, 1),
     _layer("rnn_tanh", 1, 1),
     _layer("rnn_relu", 1, 1),
-)
+)  # fmt: skip
 OF_PACKED = frozenset(record.name for record in PACKED)
 """Of these there are library calls only, however much is known of sizes."""

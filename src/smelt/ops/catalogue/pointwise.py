@@ -263,14 +263,14 @@ POINTWISE: tuple[OpRecord, ...] = (
     _unary(
         "exp", traits=Trait.ANY_LAYOUT | Trait.COSTLY | Trait.FOLLOWS_PRODUCT | Trait.KEPT_IN_F32 | Trait.LIKE_OPERAND
     ),
-    _unary("expm1"),
+    _unary("expm1", traits=Trait.KEPT_IN_F32),
     _unary("log", traits=Trait.COSTLY | Trait.KEPT_IN_F32 | Trait.LIKE_OPERAND),
-    _unary("log2", traits=Trait.COSTLY),
-    _unary("log10"),
-    _unary("log1p"),
+    _unary("log2", traits=Trait.COSTLY | Trait.KEPT_IN_F32),
+    _unary("log10", traits=Trait.KEPT_IN_F32),
+    _unary("log1p", traits=Trait.KEPT_IN_F32),
     _unary("sqrt", traits=Trait.ANY_LAYOUT | Trait.COSTLY | Trait.LIKE_OPERAND),
     _unary("rsqrt", traits=Trait.ANY_LAYOUT | Trait.COSTLY | Trait.KEPT_IN_F32 | Trait.LIKE_OPERAND),
-    _unary("reciprocal"),
+    _unary("reciprocal", traits=Trait.KEPT_IN_F32),
     _unary("sin", traits=Trait.COSTLY | Trait.LIKE_OPERAND),
     _unary("cos", traits=Trait.COSTLY | Trait.LIKE_OPERAND),
     _unary("tan", traits=Trait.COSTLY),
@@ -357,7 +357,7 @@ POINTWISE: tuple[OpRecord, ...] = (
         unary_float,
         "torch.nn.functional.softplus",
         lower=_lower_softplus,
-        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.LIKE_OPERAND,
+        traits=Trait.ANY_LAYOUT | Trait.FOLLOWS_PRODUCT | Trait.KEPT_IN_F32 | Trait.LIKE_OPERAND,
     ),
     _unary("log_sigmoid", unary_float, "torch.nn.functional.logsigmoid", result=_row_major, lower=_lower_log_sigmoid),
     _unary(

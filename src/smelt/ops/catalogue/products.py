@@ -11,7 +11,7 @@ from smelt._torch.schemas import find_overload
 from smelt.ir import Arg, TensorType, Type
 from smelt.ops.composites import as_torch_does
 from smelt.ops.convert import dummy_of, type_of
-from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Product, Sample, Trait, sample, tensor_type
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Product, Sample, Trait, library, sample, tensor_type
 from smelt.ops.samples import fixed, floats, ints, strided
 
 
@@ -271,8 +271,18 @@ PRODUCTS: tuple[OpRecord, ...] = (
         traits=Trait.COSTLY,
         product=Product("self", "mat2"),
     ),
-    OpRecord("aten.mv.default", "torch.mv", fixed(lambda: [sample(floats(_M, _K), floats(_K))])),
-    OpRecord("aten.dot.default", "torch.dot", fixed(lambda: [sample(floats(_K), floats(_K, seed=1))])),
+    OpRecord(
+        "aten.mv.default",
+        "torch.mv",
+        fixed(lambda: [sample(floats(_M, _K), floats(_K))]),
+        why_not=library("the library reads the matrix at full speed"),
+    ),
+    OpRecord(
+        "aten.dot.default",
+        "torch.dot",
+        fixed(lambda: [sample(floats(_K), floats(_K, seed=1))]),
+        why_not=library("one sum, in the library's order"),
+    ),
     OpRecord(
         "aten.addmm.default",
         "torch.addmm",
@@ -291,7 +301,13 @@ PRODUCTS: tuple[OpRecord, ...] = (
         fixed(lambda: [sample(floats(2, _M, _N), floats(2, _M, _K), floats(2, _K, _N))]),
         product=Product("batch1", "batch2", "self", first=1),
     ),
-    OpRecord("aten.outer.default", "torch.outer", fixed(lambda: [sample(floats(3), floats(4))]), traits=Trait.COSTLY),
+    OpRecord(
+        "aten.outer.default",
+        "torch.outer",
+        fixed(lambda: [sample(floats(3), floats(4))]),
+        traits=Trait.COSTLY,
+        why_not=library("one product for each element, which memory bounds"),
+    ),
     OpRecord(
         "aten.einsum.default",
         "torch.einsum",
@@ -313,8 +329,15 @@ PRODUCTS: tuple[OpRecord, ...] = (
         "aten.conv_transpose2d.input",
         "torch.conv_transpose2d",
         fixed(lambda: [sample(floats(2, 3, 4, 4), floats(3, 2, 2, 2), floats(2), [2, 2])]),
+        why_not=library("own convolutions go forward only"),
     ),
-    OpRecord("aten._grouped_mm.default", "torch.nn.functional.grouped_mm", _grouped, result=_grouped_type),
+    OpRecord(
+        "aten._grouped_mm.default",
+        "torch.nn.functional.grouped_mm",
+        _grouped,
+        result=_grouped_type,
+        why_not=library("the library has products by groups"),
+    ),
     OpRecord(
         "aten.scaled_dot_product_attention.default",
         "torch.nn.functional.scaled_dot_product_attention",

@@ -15,7 +15,7 @@ import torch
 
 from smelt.diag import InternalError
 from smelt.ir import ANY, UNKNOWN_DIM, Dim, TensorType, TupleType, Type, UnknownDim, Value
-from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Trait, sample, tensor_type
+from smelt.ops.record import Call, Emitter, Lowering, OpRecord, Sample, Trait, library, sample, tensor_type
 from smelt.ops.samples import floats
 
 _LENGTH, _BATCH, _INPUTS, _HIDDEN = 3, 2, 4, 5
@@ -23,6 +23,8 @@ SOURCES = {
     "lstm": "doi:10.1162/neco.1997.9.8.1735", "gru": "arXiv:1406.1078",
     "rnn_tanh": "doi:10.1207/s15516709cog1402_1", "rnn_relu": "arXiv:1504.00941",
 }  # fmt: skip
+
+OF_LAYERS = library("the library has whole layers; loops over steps that Python writes are compiled")
 
 
 def drops(call: Call) -> bool:
@@ -172,6 +174,7 @@ def _record(name: str, gates: int, states: int) -> OpRecord:
         rng=drops,
         source=SOURCES[name],
         traits=Trait.SHRINKS,
+        why_not=OF_LAYERS,
     )
 
 

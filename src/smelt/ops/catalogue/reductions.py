@@ -9,7 +9,7 @@ import torch
 
 from smelt.ir import Arg
 from smelt.ops.composites import as_torch_does
-from smelt.ops.record import Call, Emitter, OpRecord, Sample, Samples, Trait, sample, tensor_type
+from smelt.ops.record import Call, Emitter, OpRecord, Sample, Samples, Trait, library, sample, tensor_type
 from smelt.ops.samples import all_operands, bools, each, fixed, float_operands, floats, ints, special, strided
 
 
@@ -106,7 +106,13 @@ REDUCTIONS: tuple[OpRecord, ...] = (
         lower=_lower_mean,
         traits=Trait.ANY_LAYOUT | Trait.ANY_RANK | Trait.KEPT_IN_F32 | Trait.READS_ALL | Trait.SHRINKS,
     ),
-    OpRecord("aten.prod.default", "torch.prod", _whole(), traits=Trait.ANY_RANK | Trait.READS_ALL, neutral=1),
+    OpRecord(
+        "aten.prod.default",
+        "torch.prod",
+        _whole(),
+        traits=Trait.ANY_RANK | Trait.KEPT_IN_F32 | Trait.READS_ALL,
+        neutral=1,
+    ),
     OpRecord(
         "aten.amax.default",
         "torch.amax",
@@ -147,13 +153,13 @@ REDUCTIONS: tuple[OpRecord, ...] = (
         fixed(
             lambda: [sample(floats(3, 4), [-1], correction=1), sample(strided(3, 4), [0], correction=0, keepdim=True)]
         ),
-        traits=Trait.ANY_RANK | Trait.READS_ALL,
+        traits=Trait.KEPT_IN_F32 | Trait.ANY_RANK | Trait.READS_ALL,
     ),
     OpRecord(
         "aten.std.correction",
         "torch.std",
         fixed(lambda: [sample(floats(3, 4), [-1], correction=1)]),
-        traits=Trait.ANY_RANK | Trait.READS_ALL,
+        traits=Trait.KEPT_IN_F32 | Trait.ANY_RANK | Trait.READS_ALL,
     ),
     OpRecord(
         "aten.logsumexp.default",
@@ -209,24 +215,27 @@ REDUCTIONS: tuple[OpRecord, ...] = (
         "aten.cumsum.default",
         "torch.cumsum",
         _scan,
-        traits=Trait.ANY_RANK | Trait.COSTLY | Trait.READS_ALL | Trait.SHRINKS | Trait.ONE_BY_ONE,
+        traits=Trait.KEPT_IN_F32 | Trait.ANY_RANK | Trait.COSTLY | Trait.READS_ALL | Trait.SHRINKS | Trait.ONE_BY_ONE,
     ),
     OpRecord(
         "aten.sort.default",
         "torch.sort",
         fixed(lambda: [sample(floats(3, 4)), sample(ints(7), 0, True), sample(strided(3, 4), 0)]),
         traits=Trait.ANY_RANK | Trait.COSTLY,
+        why_not=library("rows are compared as a whole: the loop-nest language has no sort"),
     ),
     OpRecord(
         "aten.argsort.default",
         "torch.argsort",
         fixed(lambda: [sample(floats(9)), sample(floats(3, 4), 0)]),
         traits=Trait.ANY_RANK | Trait.COSTLY,
+        why_not=library("rows are compared as a whole: the loop-nest language has no sort"),
     ),
     OpRecord(
         "aten.topk.default",
         "torch.topk",
         fixed(lambda: [sample(floats(3, 4), 2), sample(floats(3, 4), 1, 0)]),
         traits=Trait.COSTLY,
+        why_not=library("rows are compared as a whole: the loop-nest language has no sort"),
     ),
 )

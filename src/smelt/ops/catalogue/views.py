@@ -8,7 +8,19 @@ import torch
 
 from smelt.ir import Arg, MemoryFormat, TensorType, Value
 from smelt.ir.sizes import value
-from smelt.ops.record import Alias, Call, Emitter, Lowering, OpRecord, Sample, Samples, Trait, sample, tensor_type
+from smelt.ops.record import (
+    Alias,
+    Call,
+    Emitter,
+    Lowering,
+    OpRecord,
+    Sample,
+    Samples,
+    Trait,
+    library,
+    sample,
+    tensor_type,
+)
 from smelt.ops.samples import fixed, floats, ints, strided
 from smelt.ops.shapes.results import broadcast
 
@@ -407,7 +419,11 @@ VIEWS: tuple[OpRecord, ...] = (
         "slice.Tensor",
         _calls((0, 0, 1), (1, 1, None), (2, -3, 9, 2), (1, 0, 9223372036854775807)),
         "torch.ops.aten.slice",
-        traits=Trait.CARRIES_STRIDES | Trait.STRIDED_PART | Trait.TAKES_RUN_NUMBERS | Trait.WHOLE_VIEW,
+        traits=Trait.CARRIES_STRIDES
+        | Trait.SIZED_BY_RUN
+        | Trait.STRIDED_PART
+        | Trait.TAKES_RUN_NUMBERS
+        | Trait.WHOLE_VIEW,
     ),
     _view(
         "select.int",
@@ -426,6 +442,7 @@ VIEWS: tuple[OpRecord, ...] = (
     _view(
         "as_strided.default",
         fixed(lambda: [sample(floats(3, 4), [2, 2], [1, 2]), sample(floats(3, 4), [2, 3], [3, 1], 1)]),
+        why_not=library("its elements are named by their place in memory, not by indices"),
     ),
     _view(
         "detach.default",
@@ -453,19 +470,37 @@ VIEWS: tuple[OpRecord, ...] = (
         | Trait.SAME_VALUES
         | Trait.WHOLE_VIEW,
     ),
-    _view("split.Tensor", _calls((2, 2), (3, 1), (2, 0)), lower=_lower_split, exact=True),
-    _view("split_with_sizes.default", _calls(([1, 3], -1)), lower=_lower_split_sizes, exact=True),
+    _view(
+        "split.Tensor",
+        _calls((2, 2), (3, 1), (2, 0)),
+        lower=_lower_split,
+        exact=True,
+        traits=Trait.LIST_OF_VIEWS,
+    ),
+    _view(
+        "split_with_sizes.default",
+        _calls(([1, 3], -1)),
+        lower=_lower_split_sizes,
+        exact=True,
+        traits=Trait.LIST_OF_VIEWS | Trait.SIZED_BY_RUN,
+    ),
     _view(
         "split.sizes",
         _calls(([1, 2], 1)),
         lower=lambda b, c: _lower_split_sizes(b, {**c, "split_sizes": c["split_size"]}),
         exact=True,
-        traits=Trait.IGNORES_AUTOCAST,
+        traits=Trait.IGNORES_AUTOCAST | Trait.LIST_OF_VIEWS,
     ),
     _view(
-        "chunk.default", _calls((2, -1), (3, 2), (2, 1)), lower=_lower_chunk, exact=True, traits=Trait.IGNORES_AUTOCAST
+        "chunk.default",
+        _calls((2, -1), (3, 2), (2, 1)),
+        lower=_lower_chunk,
+        exact=True,
+        traits=Trait.IGNORES_AUTOCAST | Trait.LIST_OF_VIEWS,
     ),
-    _view("unbind.int", _calls((0,), (-1,)), lower=_lower_unbind, exact=True, traits=Trait.ITEM_OF),
+    _view(
+        "unbind.int", _calls((0,), (-1,)), lower=_lower_unbind, exact=True, traits=Trait.ITEM_OF | Trait.LIST_OF_VIEWS
+    ),
     _view(
         "broadcast_tensors.default",
         fixed(lambda: [sample([floats(3, 1), floats(4)]), sample([floats(2), strided(2, 2), torch.tensor(1.0)])]),

@@ -20,7 +20,6 @@ from smelt.codegen.lower.unknown.cost import saved_ns, work_ns
 from smelt.codegen.lower.unknown.facts import Facts, known_outcome
 from smelt.codegen.lower.unknown.forms import Exact, check, has_unknown, is_by_columns, sweep, tensor_type
 from smelt.codegen.lower.unknown.rules import rule_for
-from smelt.codegen.lower.unknown.selecting import SOURCES
 from smelt.codegen.lower.unknown.sharing import Sharing, reached
 from smelt.codegen.lower.unknown.unpadding import Leaving
 from smelt.codegen.lower.unknown.values import Buffer, Emitter, Held, Padded, Parts, Refused
@@ -47,6 +46,8 @@ from smelt.ops.registry import arguments_of, schema_of
 from smelt.ops.sets import where
 
 _MOST_ATTEMPTS = 24
+_SOURCES = where(Trait.SIZED_BY_RUN) | {"aten.argwhere.default", "aten.nonzero_numpy.default", "aten.where.default"}
+"""Operators whose results may be as long as data say."""
 _OF_STRIDES = where(Trait.OWN_STRIDES) | {"aten.argwhere.default"}
 """What gives rows that lie one column after the other even where there are none: strides of 1 and 0."""
 
@@ -76,7 +77,7 @@ def _is_source(node: Node) -> bool:
     """Whether a node makes a tensor that is as long as data say, or a list that a loop may make so long."""
     if node.op == "py.list":
         return any(isinstance(user, Node) and user.op == "while" for user in node.result.users)
-    return (node.op in SOURCES or node.op == "if") and any(has_unknown(r.type) for r in node.results)
+    return (node.op in _SOURCES or node.op == "if") and any(has_unknown(r.type) for r in node.results)
 
 
 def _views_columns(value: Value) -> bool:

@@ -46,7 +46,7 @@ def _only(r: Rewriting, node: Node) -> Tensor:
     return tensor_of(r, node.args[0])
 
 
-def _along(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def along(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     """Results of the operand's rank, each row of its own."""
     tensor = _only(r, node)
     counts = counts_of(tensor)
@@ -55,7 +55,7 @@ def _along(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [padded_or_value(made, counts) for made in _again(r, node, node.args[0], whole_of(tensor))]
 
 
-def _reduced(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def reduced(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     """One number for each row; where a row is counted, what does not count must not change it."""
     tensor = _only(r, node)
     counts = counts_of(tensor)
@@ -70,23 +70,23 @@ def _reduced(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [padded_or_value(one, left) for one in made]
 
 
-_NEUTRAL: dict[str, float | bool] = {
+NEUTRAL_OF: dict[str, float | bool] = {
     **{op: number for op, number in NEUTRAL.items() if isfinite(number)},
     "aten.prod.dim_int": 1, "aten.any.dims": False, "aten.all.dims": True,
     **dict.fromkeys(("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList"), 0),
 }  # fmt: skip
-_EXTREMES = {op: number for op, number in NEUTRAL.items() if not isfinite(number)}
+EXTREMES = {op: number for op, number in NEUTRAL.items() if not isfinite(number)}
 
 
 def _neutral(r: Rewriting, node: Node, tensor: Tensor) -> Value:
     """The operand with what changes no result in the places that do not count."""
     kind = type_of(whole_of(tensor)).dtype
-    if node.op in _NEUTRAL:
-        neutral = _NEUTRAL[node.op]
+    if node.op in NEUTRAL_OF:
+        neutral = NEUTRAL_OF[node.op]
         if kind.kind == "bool":
             neutral = bool(neutral)
         return masked(r, tensor, neutral)
-    least = _EXTREMES.get(node.op)
+    least = EXTREMES.get(node.op)
     counted = [c for c in counts_of(tensor) if c is not None]
     if least is None or kind.kind != "float" or any(r.facts.at_least(c) < 1 for c in counted):
         raise Refused("rows of unknown length")
@@ -96,13 +96,13 @@ def _neutral(r: Rewriting, node: Node, tensor: Tensor) -> Value:
     return masked(r, tensor, least)
 
 
-def _mean(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def mean(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     """The sum, divided by how many there are."""
     tensor = _only(r, node)
     counts = counts_of(tensor)
     dims = _dims(r, call, len(counts))
     if all(counts[d] is None for d in dims):
-        return _reduced(r, node, call)
+        return reduced(r, node, call)
     if call.get("dtype") is not None or type_of(whole_of(tensor)).dtype.kind != "float":
         raise Refused("a mean of another type")
     keeps = call.get("keepdim", False) is True
@@ -115,7 +115,7 @@ def _mean(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [padded_or_value(r.emit("aten.div.Scalar", total, number), left)]
 
 
-def _last(name: str) -> Rule:
+def last(name: str) -> Rule:
     """An operator along the last dimensions: as many as an argument has, or the last one alone."""
 
     def rule(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
@@ -129,7 +129,7 @@ def _last(name: str) -> Rule:
     return rule
 
 
-def _product(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def product(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     """Rows times a matrix of known size."""
     at = 1 if node.op == "aten.addmm.default" else 0
     for k, arg in enumerate(node.args):
@@ -149,30 +149,3 @@ def _product(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
         raise Refused("rows that are added")
     made = _again(r, node, node.args[at], whole_of(tensor))
     return [padded_or_value(made[0], (*counts[:-1], None))]
-
-
-ROWS: dict[str, Rule] = {
-    **dict.fromkeys(
-        (
-            "aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int", "aten._log_softmax.default",
-            "aten.cumsum.default", "aten.cumprod.default", "aten.sort.default", "aten.argsort.default",
-            "aten.topk.default",
-        ),
-        _along,
-    ),
-    **dict.fromkeys(
-        (
-            *_NEUTRAL, *_EXTREMES, "aten.argmax.default", "aten.argmin.default", "aten.logsumexp.default",
-            "aten.linalg_vector_norm.default", "aten.var.correction", "aten.std.correction",
-        ),
-        _reduced,
-    ),
-    "aten.mean.default": _mean,
-    "aten.mean.dim": _mean,
-    "aten.layer_norm.default": _last("normalized_shape"),
-    "aten.rms_norm.default": _last("normalized_shape"),
-    "aten.linear.default": _product,
-    "aten.mm.default": _product,
-    "aten.matmul.default": _product,
-    "aten.addmm.default": _product,
-}  # fmt: skip

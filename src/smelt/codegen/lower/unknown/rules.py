@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from smelt.codegen.lower.unknown.rows import ROWS
-from smelt.codegen.lower.unknown.selecting import SELECTING, counts_of
+from smelt.codegen.lower.unknown import rows, selecting, views
+from smelt.codegen.lower.unknown.selecting import counts_of
 from smelt.codegen.lower.unknown.splitting import join_along, split
 from smelt.codegen.lower.unknown.values import (
     Buffer,
@@ -27,7 +27,7 @@ from smelt.codegen.lower.unknown.values import (
     size_of,
     type_of,
 )
-from smelt.codegen.lower.unknown.views import VIEWS, dim_of
+from smelt.codegen.lower.unknown.views import dim_of
 from smelt.ir import Arg, MemoryFormat, Node, TensorType, Value, map_values
 from smelt.ops.raises import is_division
 from smelt.ops.record import Trait
@@ -263,14 +263,51 @@ def _made_of_counts(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
 
 
 RULES: dict[str, Rule] = {
-    **SELECTING,
-    **VIEWS,
-    **ROWS,
-    "aten.sym_size.int": _size,
-    "aten.size.int": _size,
-    "py.len": _size,
-    "aten.sym_numel.default": _numel,
-    "aten.numel.default": _numel,
+    # what selects by data
+    "aten.nonzero.default": selecting.positions,
+    "aten.argwhere.default": selecting.positions,
+    "aten.nonzero_numpy.default": selecting.columns_of_positions,
+    "aten.where.default": selecting.columns_of_positions,
+    "aten.masked_select.default": selecting.selected_by_mask,
+    "aten.index.Tensor": selecting.index_by_tensors,
+    selecting.BY_INDEX: selecting.select_by_index,
+    "aten.embedding.default": selecting.rows_of_table,
+    "aten.index_put.default": selecting.index_written,
+    "aten.index_add.default": selecting.index_added,
+    # views
+    "aten.select.int": views.select,
+    "aten.slice.Tensor": views.slice_of,
+    "aten.slice_scatter.default": views.slice_scattered,
+    "aten.unsqueeze.default": views.unsqueeze,
+    "aten.squeeze.dim": views.squeeze,
+    **dict.fromkeys(("aten.permute.default", "aten.transpose.int", "aten.t.default"), views.permute),
+    **dict.fromkeys(("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default"), views.view),
+    "aten.flatten.using_ints": views.flatten,
+    "aten.expand.default": views.expand,
+    # along rows, and over them
+    **dict.fromkeys(
+        (
+            "aten.softmax.int", "aten._softmax.default", "aten.log_softmax.int", "aten._log_softmax.default",
+            "aten.cumsum.default", "aten.cumprod.default", "aten.sort.default", "aten.argsort.default",
+            "aten.topk.default",
+        ),
+        rows.along,
+    ),
+    **dict.fromkeys(
+        (
+            *rows.NEUTRAL_OF, *rows.EXTREMES, "aten.argmax.default", "aten.argmin.default", "aten.logsumexp.default",
+            "aten.linalg_vector_norm.default", "aten.var.correction", "aten.std.correction",
+        ),
+        rows.reduced,
+    ),
+    **dict.fromkeys(("aten.mean.default", "aten.mean.dim"), rows.mean),
+    **dict.fromkeys(("aten.layer_norm.default", "aten.rms_norm.default"), rows.last("normalized_shape")),
+    **dict.fromkeys(
+        ("aten.linear.default", "aten.mm.default", "aten.matmul.default", "aten.addmm.default"), rows.product
+    ),
+    # what asks, what makes tensors, lists
+    **dict.fromkeys(("aten.sym_size.int", "aten.size.int", "py.len"), _size),
+    **dict.fromkeys(("aten.sym_numel.default", "aten.numel.default"), _numel),
     "aten.dim.default": _rank,
     "unpack": _unpack,
     "aten.split_with_sizes.default": split,
@@ -279,8 +316,7 @@ RULES: dict[str, Rule] = {
     "py.call": _called,
     "aten.stack.default": _stack,
     "aten.cat.default": _concatenated,
-    "aten.zeros.default": _made_of_counts,
-    "aten.ones.default": _made_of_counts,
-    "aten.full.default": _made_of_counts,
-    "aten.arange.default": _made_of_counts,
-}
+    **dict.fromkeys(
+        ("aten.zeros.default", "aten.ones.default", "aten.full.default", "aten.arange.default"), _made_of_counts
+    ),
+}  # fmt: skip

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Call: TypeAlias = Mapping[str, Arg]
 Rule: TypeAlias = "Callable[[Rewriting, Node, Call], Sequence[Held]]"
 Tensor: TypeAlias = "Padded | Value"
+BY_INDEX = "aten.index_select.default"
 
 
 def tensor_of(r: Rewriting, arg: Arg) -> Tensor:
@@ -127,14 +128,14 @@ def columns(r: Rewriting, tensor: Tensor) -> list[Padded]:
     return found[::-1]
 
 
-def _nonzero_columns(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def columns_of_positions(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor = tensor_of(r, node.args[0])
     if not sizes_of(tensor):
         raise Refused("of a number")
     return [Parts(tuple(columns(r, tensor)))]
 
 
-def _nonzero(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def positions(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor = tensor_of(r, node.args[0])
     if not sizes_of(tensor):
         raise Refused("of a number")
@@ -143,7 +144,7 @@ def _nonzero(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [Padded(rows, (found[0].counts[0], None))]
 
 
-def _masked_select(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def selected_by_mask(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor, mask = tensor_of(r, node.args[0]), tensor_of(r, node.args[1])
     sizes, others = sizes_of(tensor), sizes_of(mask)
     if sizes != others or counts_of(tensor) != counts_of(mask) or not sizes:
@@ -197,7 +198,7 @@ def _indices(r: Rewriting, tensor: Tensor, given: Arg) -> list[Tensor | None]:
     return found
 
 
-def _index(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def index_by_tensors(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor = tensor_of(r, call["self"])
     indices = _indices(r, tensor, call["indices"])
     used = [i for i in indices if i is not None]
@@ -232,10 +233,10 @@ def together(tensors: Sequence[Tensor], rank: int) -> list[Count | None]:
 
 def pick(emit: Emitter, tensor: Value, dim: int, index: Value) -> Value:
     """Slices of a tensor along a dimension, by their positions."""
-    return emit("aten.index_select.default", tensor, dim, index)
+    return emit(BY_INDEX, tensor, dim, index)
 
 
-def _index_select(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def select_by_index(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor, index, dim = tensor_of(r, call["self"]), tensor_of(r, call["index"]), call["dim"]
     if type(dim) is not int or len(sizes_of(index)) != 1 or not sizes_of(tensor):
         raise Refused("of another shape")
@@ -248,7 +249,7 @@ def _index_select(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [padded_or_value(made, counts)]
 
 
-def _embedding(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def rows_of_table(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     weight, index = tensor_of(r, call["weight"]), tensor_of(r, call["indices"])
     if isinstance(weight, Padded) or len(node.args) > 2 or node.kwargs:
         raise Refused("a table of unknown length, or one that is written to")
@@ -259,7 +260,7 @@ def _embedding(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
 # --- what is put there
 
 
-def _index_put(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def index_written(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor, given = tensor_of(r, call["self"]), call["indices"]
     values = tensor_of(r, call["values"])
     if call.get("accumulate", False) is not False or not isinstance(given, tuple) or not given:
@@ -300,7 +301,7 @@ def _index_put(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [padded_or_value(made, counts_of(tensor))]
 
 
-def _index_add(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def index_added(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor, dim, alpha = tensor_of(r, call["self"]), call["dim"], call.get("alpha", 1)
     index, source = tensor_of(r, call["index"]), tensor_of(r, call["source"])
     if isinstance(tensor, Padded) or type(dim) is not int or type(alpha) not in (int, float) or alpha != 1:
@@ -318,25 +319,3 @@ def _index_add(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     # -0.0 changes no number, not even -0.0.
     nothing = masked(r, source, -0.0 if kind == "float" else 0)
     return [r.emit("aten.index_add.default", tensor, dim, _clean(r, index), nothing)]
-
-
-SELECTING: dict[str, Rule] = {
-    "aten.nonzero.default": _nonzero,
-    "aten.argwhere.default": _nonzero,
-    "aten.nonzero_numpy.default": _nonzero_columns,
-    "aten.where.default": _nonzero_columns,
-    "aten.masked_select.default": _masked_select,
-    "aten.index.Tensor": _index,
-    "aten.index_select.default": _index_select,
-    "aten.embedding.default": _embedding,
-    "aten.index_put.default": _index_put,
-    "aten.index_add.default": _index_add,
-}
-SOURCES = frozenset(
-    (
-        "aten.nonzero.default", "aten.argwhere.default", "aten.nonzero_numpy.default", "aten.where.default",
-        "aten.masked_select.default", "aten.index.Tensor", "aten.slice.Tensor",
-        "aten.split_with_sizes.default",
-    )
-)  # fmt: skip
-"""Operators whose results may be as long as data say."""

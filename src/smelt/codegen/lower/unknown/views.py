@@ -36,7 +36,7 @@ def dim_of(given: Arg, rank: int) -> int:
     return given % rank
 
 
-def _select(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def select(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor, index = tensor_of(r, call["self"]), r.get(call["index"])
     rank = len(sizes_of(tensor))
     dim = dim_of(call["dim"], rank)
@@ -52,7 +52,7 @@ def _select(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [padded_or_value(r.emit("aten.select.int", whole_of(tensor), dim, index), counts)]
 
 
-def _slice(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def slice_of(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor = tensor_of(r, call["self"])
     sizes, counts = sizes_of(tensor), list(counts_of(tensor))
     dim = dim_of(call.get("dim", 0), len(sizes))
@@ -139,7 +139,7 @@ def between(r: Rewriting, start: Count, end: Count | None, size: Count) -> tuple
     return start, number("max", number("sub", left, start), 0)
 
 
-def _slice_scatter(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def slice_scattered(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     """The rows of a cut put where they were cut from, by a choice for each row."""
     tensor, source = tensor_of(r, call["self"]), tensor_of(r, call["src"])
     sizes, counts = sizes_of(tensor), counts_of(tensor)
@@ -188,7 +188,7 @@ def _counted_end(r: Rewriting, end: Count, size: Count) -> Count:
     return number("max", wrapped, 0)
 
 
-def _unsqueeze(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def unsqueeze(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor = tensor_of(r, call["self"])
     counts = list(counts_of(tensor))
     dim = dim_of(call["dim"], len(counts) + 1)
@@ -196,7 +196,7 @@ def _unsqueeze(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [padded_or_value(r.emit("aten.unsqueeze.default", whole_of(tensor), dim), counts)]
 
 
-def _squeeze(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def squeeze(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor = tensor_of(r, call["self"])
     counts = list(counts_of(tensor))
     dim = dim_of(call["dim"], len(counts))
@@ -206,7 +206,7 @@ def _squeeze(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [padded_or_value(r.emit("aten.squeeze.dim", whole_of(tensor), dim), counts)]
 
 
-def _permute(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def permute(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor = tensor_of(r, call["self"])
     counts = counts_of(tensor)
     rank = len(counts)
@@ -225,7 +225,7 @@ def _permute(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [padded_or_value(made, [counts[d] for d in order])]
 
 
-def _view(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def view(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     """Only the first dimension is counted, and stays as it is."""
     tensor, size = tensor_of(r, call["self"]), call.get("size", call.get("shape"))
     counts, sizes = counts_of(tensor), sizes_of(tensor)
@@ -263,7 +263,7 @@ def _view(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [Padded(made, (counts[0], *([None] * len(known))))]
 
 
-def _flatten(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def flatten(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor = tensor_of(r, call["self"])
     counts = counts_of(tensor)
     first, last = dim_of(call.get("start_dim", 0), len(counts)), dim_of(call.get("end_dim", -1), len(counts))
@@ -274,7 +274,7 @@ def _flatten(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     return [padded_or_value(made, kept if last > first else counts)]
 
 
-def _expand(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
+def expand(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     tensor, size = tensor_of(r, call["self"]), call["size"]
     counts, sizes = counts_of(tensor), sizes_of(tensor)
     if not isinstance(size, tuple) or len(size) < len(sizes):
@@ -302,20 +302,3 @@ def _expand(r: Rewriting, node: Node, call: Call) -> Sequence[Held]:
     made = r.emit("aten.expand.default", whole_of(tensor), tuple(new))
     type_of(made)
     return [padded_or_value(made, found)]
-
-
-VIEWS: dict[str, Rule] = {
-    "aten.select.int": _select,
-    "aten.slice.Tensor": _slice,
-    "aten.slice_scatter.default": _slice_scatter,
-    "aten.unsqueeze.default": _unsqueeze,
-    "aten.squeeze.dim": _squeeze,
-    "aten.permute.default": _permute,
-    "aten.transpose.int": _permute,
-    "aten.t.default": _permute,
-    "aten.view.default": _view,
-    "aten.reshape.default": _view,
-    "aten._unsafe_view.default": _view,
-    "aten.flatten.using_ints": _flatten,
-    "aten.expand.default": _expand,
-}
