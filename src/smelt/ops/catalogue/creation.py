@@ -203,7 +203,7 @@ CREATION: tuple[OpRecord, ...] = (
         "torch.empty_strided",
         fixed(lambda: [sample([2, 3], [1, 2])]),
         uninitialised=True,
-        why_not=library("its elements are named by their place in memory, not by indices"),
+        why_not=library("its elements are addressed in memory, not by indices"),
     ),
     OpRecord(
         "aten.new_empty.default",

@@ -94,7 +94,7 @@ INDEXING: tuple[OpRecord, ...] = (
         "torch.scatter",
         fixed(lambda: [sample(floats(3, 4), 0, _GRID, floats(2, 4, seed=1))]),
         may_throw=True,
-        why_not=library("it writes at places that data name, of which two may be one"),
+        why_not=library("it writes at indices that are data, of which two may be equal"),
     ),
     OpRecord(
         "aten.scatter.value",
@@ -136,7 +136,7 @@ INDEXING: tuple[OpRecord, ...] = (
             ]
         ),
         may_throw=True,
-        why_not=library("it writes at places that data name, of which two may be one"),
+        why_not=library("it writes at indices that are data, of which two may be equal"),
     ),
     OpRecord(
         "aten.index_add.default",
@@ -232,7 +232,7 @@ INDEXING: tuple[OpRecord, ...] = (
         "aten.as_strided_scatter.default",
         "torch.as_strided_scatter",
         fixed(lambda: [sample(floats(3, 4), floats(2, 2), [2, 2], [4, 1], 1)]),
-        why_not=library("its elements are named by their place in memory, not by indices"),
+        why_not=library("its elements are addressed in memory, not by indices"),
     ),
     OpRecord(
         "aten.copy.default",

@@ -442,7 +442,7 @@ VIEWS: tuple[OpRecord, ...] = (
     _view(
         "as_strided.default",
         fixed(lambda: [sample(floats(3, 4), [2, 2], [1, 2]), sample(floats(3, 4), [2, 3], [3, 1], 1)]),
-        why_not=library("its elements are named by their place in memory, not by indices"),
+        why_not=library("its elements are addressed in memory, not by indices"),
     ),
     _view(
         "detach.default",
