@@ -34,6 +34,7 @@ def padded(lengths: list[int], most: int = 6) -> tuple[Tensor, Tensor]:
     return torch.randn(len(lengths), most, 16), padding
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("is_training", [False, True])
 def test_an_encoder_with_padding_is_one_graph_of_free_sizes(is_training: bool) -> None:
     model = encoder().train(is_training)

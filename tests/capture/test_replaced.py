@@ -143,6 +143,7 @@ def _state() -> list[dict[str, Any]]:
     return [dict(vars(place)) for place in (*_PLACES, builtins, warnings)]
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("door", [smelt.trace, smelt.script], ids=["trace", "script"])
 def test_what_was_entered_is_left_when_an_entry_fails(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each replacement of a capture fails in turn: all stand as before, and the next capture is whole."""

@@ -84,6 +84,7 @@ def program(name: str, train: bool) -> Callable[[], Any]:
     return make
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("name", MODELS)
 def test_model_replays(name: str, train: bool) -> None:

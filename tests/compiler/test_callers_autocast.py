@@ -103,6 +103,7 @@ def test_every_setting_has_its_own_answer(program: str, native: bool) -> None:
     assert compiled.stats().fallbacks == {}
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_are_captured_for_each_setting(program: str) -> None:
     f = PROGRAMS[program]()

@@ -119,7 +119,7 @@ def plans(folder: Path) -> list[Path]:
     return [file.path for file in list_cache(folder) if file.kind == kept_plans.KIND]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("options", [{}, {"dtype": "bf16"}, {"release_originals": True}, {"numerics": "fast"}], ids=str)
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_other_weights_are_served_as_by_a_plan_of_their_own(kind: str, options: dict[str, Any], tmp_path: Path) -> None:

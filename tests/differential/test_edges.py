@@ -86,7 +86,7 @@ SOME = [
 ]
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(7)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", KINDS)
 def test_shapes_and_layouts(name: str) -> None:
@@ -116,7 +116,7 @@ def test_dtypes(name: str) -> None:
     check(KINDS[name], lambda: tensor(1, (), F32), is_exact(name))
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*KINDS, *IMAGES])
 def test_odd_values(name: str) -> None:

@@ -102,7 +102,7 @@ def check_operator(name: str, dtype: torch.dtype, limit: int) -> None:
                 assert found is None, f"{name}, {dtype}, sample {number}, {layout}: {found}\n{args} {kwargs}"
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("name", _KERNELS)
 def test_kernels_in_layouts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[str] = []

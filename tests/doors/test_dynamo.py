@@ -59,6 +59,7 @@ def test_structures_breaks_and_numbers(run: Run) -> None:
     """)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("dynamic", ["None", "True", "False"])
 def test_sizes_that_change(run: Run, dynamic: str) -> None:
     run(f"""

@@ -34,7 +34,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_FUZZ_GAIN", "2")
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("name", _SUBJECTS)
 def test_every_change_is_seen(name: str) -> None:
     report = fuzz(_SUBJECTS[name])

@@ -15,7 +15,7 @@ from tests.programs.judge import OPTIONS, ORDERS, OWN, judge
 from tests.programs.sized import sized
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("seed", range(2000, 2012))
 def test_random_programs_of_many_sizes(seed: int, tmp_path: Path) -> None:
     path = tmp_path / f"program_{seed}.py"

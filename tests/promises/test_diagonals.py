@@ -61,7 +61,7 @@ def ended(program: Callable[[Tensor], Any], x: Tensor) -> Any:
         return [type(error) is RuntimeError], x
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(7)
 @pytest.mark.filterwarnings("ignore:.*falls back to eager:smelt.SmeltWarning")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -146,7 +146,7 @@ def replace_everywhere(patch: pytest.MonkeyPatch, owner: Any, name: str, value: 
             patch.setattr(module, name, value)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("what", FALLBACKS)
 def test_each_private_python_name_missing_in_turn(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, value = FALLBACKS[what]

@@ -137,7 +137,7 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(7)
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("own", [True, False], ids=["own kernels", "library"])
 def test_what_is_returned_shares_memory_as_in_eager(fn: Callable[..., Any], own: bool) -> None:

@@ -76,7 +76,7 @@ def test_calls_take_different_ways(name: str) -> None:
 ORDERS = ("as they are", "from the middle")
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize(("name", "order"), [(name, ORDERS[i % 2]) for i, name in enumerate(CASES)])
 def test_whole_and_as_in_eager(name: str, order: str) -> None:
     _check(name, order)
@@ -108,6 +108,7 @@ def _check(name: str, order: str) -> None:
     assert stats.builds == len(kinds)
 
 
+@pytest.mark.spread(4)
 @pytest.mark.parametrize("name", IN_ONE_GRAPH)
 def test_one_traced_graph_holds_for_all_ways(name: str) -> None:
     program, calls = CASES[name].make(), CASES[name].calls()

@@ -113,7 +113,7 @@ def own_garbage() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.usefixtures("own_garbage")
 @pytest.mark.parametrize("python", [False, True])
 @pytest.mark.parametrize("name", FAILURES)

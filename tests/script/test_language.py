@@ -27,7 +27,7 @@ def test_the_language_of_torchscript(name):
     agrees(fn, *calls)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(8)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*EVERYDAY, *FOUND])
 def test_programs_of_every_day(name):

@@ -53,7 +53,7 @@ def given() -> tuple[Tensor, dict[str, tuple[int, Tensor]]]:
     return torch.tensor([1.0, -2.0]), {"a": (2, torch.tensor([3.0, 1.0])), "bc": (5, torch.tensor([0.5, 4.0]))}
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("with_example", (False, True))
 @pytest.mark.parametrize("program", _PROGRAMS)
 def test_a_graph_from_source(program: Callable[..., Any], with_example: bool) -> None:

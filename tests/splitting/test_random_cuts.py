@@ -303,7 +303,7 @@ def random_marks(function: FunctionType, numbers: random.Random) -> Marks:
     return marks
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_cut_anywhere(function: FunctionType) -> None:
     numbers = random.Random(function.__name__)

@@ -63,7 +63,7 @@ def firsts(x: Tensor, kind: str, dtype: Any = None) -> Any:
     return torch.tensor(found, dtype=dtype) if dtype is not None else torch.tensor(found), len(found)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("kind", ["float", "int", "bool", "twice"])
 @pytest.mark.parametrize("dtype", [None, torch.float64, torch.int32])
 def test_tensors_of_numbers_that_were_collected(kind: str, dtype: torch.dtype | None) -> None:

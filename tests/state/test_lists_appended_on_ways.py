@@ -177,7 +177,7 @@ class Using(Logs):
         return self.use(x)
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(8)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("name", USES)
 def test_what_another_way_does_with_the_list(name: str, sign: int) -> None:

@@ -288,7 +288,7 @@ def twin(cls: type[Base]) -> Callable[[], tuple[Any, Callable[[], Any]]]:
     return make
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("cls", CLASSES)
 def test_as_in_eager_and_one_graph(cls: type[Base]) -> None:
     compiled = compare(twin(cls))

@@ -200,7 +200,7 @@ class Weak(Base):
         return self.held
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize(
     "cls",
     [RequiresGrad, Flips, Gradient, Stepping, OnTensor, OfClass, Descriptor, BoundMethods, Views, Weak],

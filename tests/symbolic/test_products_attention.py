@@ -98,7 +98,7 @@ ANY = Range(1)
 SIZES = ((2, 64), (3, 77), (1, 1), (2, 2), (1, 4), (1, 5), (1, 130), (2, 257), (1, 600))
 
 
-@pytest.mark.spread(4)
+@pytest.mark.spread(7)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -89,7 +89,7 @@ def assert_shared(compiled: Any, most: int) -> None:
     assert units and all(unit.why_alone == "" and unit.lowered_alone == 0 for unit in units)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_take_any_length_and_batch(name: str) -> None:
