@@ -137,11 +137,11 @@ def test_a_trace_says_what_is_given_by_keyword() -> None:
 
     x, y = torch.ones(2), torch.ones(2)
     program = smelt.trace(difference, (x,), {"y": y})
-    assert "called with 1 argument by place, y by keyword" in repr(program)
-    assert smelt.explain(program).graphs[0]["called with"] == "1 argument by place, y by keyword"
+    assert "called with 1 argument by position, y by keyword" in repr(program)
+    assert smelt.explain(program).graphs[0]["called with"] == "1 argument by position, y by keyword"
     with pytest.raises(SmeltError) as error:
         program(x, y)
-    assert "as it was captured, y by keyword" in error.value.fix
+    assert "with the captured structure, y by keyword" in error.value.fix
     plain = smelt.trace(difference, (x, y))
     assert "keyword" not in repr(plain) and "called with" not in smelt.explain(plain).graphs[0]
 

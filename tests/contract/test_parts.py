@@ -104,5 +104,5 @@ def test_in_a_program(rows: int) -> None:
         for _ in range(2):
             (found,) = run(plan, executable, [x, r], state)
             assert found.shape == eager.shape and rms_ratio(found, eager, exact) <= 1.5
-    assert [kernel.label for kernel in plan.report.kernels] == ["product lines", "product parts"]
+    assert [kernel.label for kernel in plan.report.kernels] == ["product lines", "product slices"]
     assert plan.report.counts == {"state": 2, "kernel": 1, "fused": 2}

@@ -35,7 +35,7 @@ def test_all_ways(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in APART if n != "nested"])
 def test_what_is_not_one_graph_says_so(name: str) -> None:
     factory, inputs = PROGRAMS[name]
-    with pytest.warns(SmeltWarning, match="holds for one way"):
+    with pytest.warns(SmeltWarning, match="holds for one path"):
         program = smelt.trace(factory(), copy.deepcopy(inputs[0]))
     with pytest.raises(CaptureError):
         program(*inputs[1])

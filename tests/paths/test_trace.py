@@ -83,7 +83,7 @@ def test_each_line_that_is_baked_is_told_once_with_what_it_read() -> None:
         return x * x[0].item() + x[2].item()
 
     line = f.__code__.co_firstlineno
-    with pytest.warns(SmeltWarning, match="holds for one way") as told:
+    with pytest.warns(SmeltWarning, match="holds for one path") as told:
         smelt.trace(f, torch.tensor([1.0, -1.0, 1.0]))
     assert [w.lineno - line for w in told] == [2, 4] and {w.filename for w in told} == {__file__}
     assert "the truth value of a tensor was True, then False, then True at" in str(told[0].message)

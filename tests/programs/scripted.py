@@ -136,7 +136,7 @@ def _ends(path: Path, numbers: Sequence[int], text: str) -> str:
     """What is wrong with saying that every run raises; text: what was said, which may be of the present state only."""
     eager = load(path)
     for number in numbers:
-        if "as it stands" in text:
+        if "current state" in text:
             eager = load(path)
         outcome = call(eager.fn, eager, number).outcome
         if outcome.error is None:

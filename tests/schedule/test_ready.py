@@ -335,7 +335,7 @@ def test_what_one_operator_does_not_compute_is_left_and_told(core):
     ready = schedules.inference(model, x)
     assert ready.found["attention"] == 1 and "attention" not in ready.applied
     assert len(ready.skipped) == 1 and ready.skipped[0].startswith("attention at the whole: ")
-    assert "skipped attention" in str(ready) and "attention: 1 found, 0 taken" in str(ready)
+    assert "skipped attention" in str(ready) and "attention: 1 found, 0 applied" in str(ready)
     ready.schedule.verify()
 
 

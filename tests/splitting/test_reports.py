@@ -38,8 +38,8 @@ def test_explain() -> None:
     breaks = [row for row in found["breaks"] if row.get("line")]
     assert [row["line"] for row in breaks] == ["log.append(y.sum().item())"]
     assert f"test_reports.py:{line} in " in breaks[0]["where"] and "it changes log" in breaks[0]["why"]
-    summary = next(row["why"] for row in found["breaks"] if "pieces" in row["why"])
-    assert summary.startswith("2 pieces of 1 functions run compiled") and "% of the time" in summary
+    summary = next(row["why"] for row in found["breaks"] if "partition" in row["why"])
+    assert summary.startswith("2 partitions of 1 functions run compiled") and "% of the time" in summary
     assert summary.endswith("1 lines run in Python")
     assert [row["name"].rpartition(", ")[2] for row in found["graphs"]] == [f"line {line - 1}", f"line {line + 1}"]
     assert str(smelt.explain(compiled))

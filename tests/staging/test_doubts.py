@@ -55,7 +55,7 @@ def test_what_is_too_large_to_try_is_taken_as_recorded(monkeypatch: pytest.Monke
     monkeypatch.setattr(typing, "_by_rule", lambda op, args, kwargs: None)
     monkeypatch.setattr("smelt.ops.meta.MOST_TRIED", 100)
     monkeypatch.setattr("smelt.capture.staging.doubts.MOST_TRIED", 100)
-    with pytest.warns(smelt.SmeltWarning, match="holds for one way"):
+    with pytest.warns(smelt.SmeltWarning, match="holds for one path"):
         program = smelt.trace(experts, (X, W, ENDS))
     with pytest.raises(smelt.CaptureError):
         program(-X, W, ENDS)

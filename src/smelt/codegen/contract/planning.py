@@ -288,7 +288,7 @@ def plan_parts(isa: Isa, dtype: DType, right: Right, problem: Problem, bound: Bo
     item_ns = count * m * min(n, COLUMNS) * tiling.sum_nbytes / _BYTES_PER_NS
     source = joined_source(joined, isa)
     return PartsPlan(
-        parts, ProductPlan(source, words, _ceil(n, COLUMNS), item_ns, joined.scratch_nbytes, "parts"), count
+        parts, ProductPlan(source, words, _ceil(n, COLUMNS), item_ns, joined.scratch_nbytes, "slices"), count
     )
 
 
