@@ -15,8 +15,8 @@ from tests.fusion.harness import roots_of, run_nest, sample_graph
 # Calls of the samples for which there is no nest, by what stands in the message.
 _REFUSALS = (
     "there are no elements", "of bool", "its divisor", "does not fit", "split into indices", "are split where",
-    "its slice has gaps", "a range of floats", "its windows differ in size", "it is averaged", "no integer", "rolls the flat",
-    "draws random",
+    "its slice has gaps", "a range of floats", "its windows differ in size", "it is averaged", "no integer",
+    "rolls the flat", "draws random",
 )  # fmt: skip
 
 
