@@ -392,3 +392,12 @@ def test_stagings_take_their_time_from_the_same_account(clock: Clock, monkeypatc
         c(torch.ones(4, dtype=dtype))
     # Of the first build nobody knows yet what a call takes.
     assert given == [module.STAGING_S, pytest.approx(FLOOR_S + 0.1 * (AHEAD + 4) - 0.5)]
+
+
+def test_nothing_keeps_a_compiled_object_alive() -> None:
+    c = smelt.compile(plain)
+    for _ in range(4):  # in the midst of the comparison
+        c(X)
+    dispatcher = weakref.ref(dispatcher_of(c))
+    del c
+    assert dispatcher() is None

@@ -8,6 +8,7 @@ counted. The first call's answer comes from the one native run that was recorded
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ class Dispatcher:
         self.target, self.name, self.settings = target, name, settings
         self._stats = Stats()
         whole = settings.fullgraph or settings.options.strict
-        self.ledger = settings.ledger or Ledger.of(settings.options, whole, self._count_calls)
+        self.ledger = settings.ledger or Ledger.of(settings.options, whole, _call_counter(weakref.ref(self)))
         self._original = Original(target, name, settings, self._stats, self.ledger)
         self._table = Table(self, _slow, self._original, self._stats)
         # Two calls at once would read the same numbers of a state; and a call that records may call another one.
@@ -60,7 +61,9 @@ class Dispatcher:
         self._builds = Builds(self._original, self._table, self._stats, self._under_way)
         self._resting, self._why_resting = 0, ""
 
-    def _count_calls(self) -> int:
+    @property
+    def calls(self) -> int:
+        """How many calls there were."""
         return self._stats.calls + self._table.counters.calls
 
     def _rest(self, reason: str) -> None:
@@ -447,11 +450,21 @@ class Dispatcher:
     def stats(self) -> Stats:
         """Counts and entries at this moment."""
         return self._stats.now(
-            calls=self._stats.calls + self._table.counters.calls,
+            calls=self.calls,
             rows=self._table.rows,
             stopped=str(self.ledger),
             refused={in_names(shown(spot), self.state_places): why for spot, why in self._builds.sight.refused.items()},
         )
+
+
+def _call_counter(get: Callable[[], Dispatcher | None]) -> Callable[[], int]:
+    """The calls of a dispatcher, which is not kept alive."""
+
+    def count() -> int:
+        found = get()
+        return 0 if found is None else found.calls
+
+    return count
 
 
 def _leads_elsewhere(missed: Row, why: Miss, row: Row) -> bool:
