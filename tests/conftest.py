@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -75,6 +76,14 @@ def pytest_sessionfinish() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--bless` rewrites what golden files expect."""
     parser.addoption("--bless", action="store_true", default=False, help="write what is given into golden files")
+
+
+@pytest.fixture
+def young_heap() -> Iterator[None]:
+    """For a test that collects garbage: what was there before it is not looked through, which takes a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

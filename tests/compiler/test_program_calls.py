@@ -70,6 +70,7 @@ def test_other_calls_are_examined() -> None:
     assert module.scale.grad is not None
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_what_was_passed_is_not_kept() -> None:
     def double(x: Tensor) -> Tensor:
         return x + x

@@ -722,6 +722,7 @@ def test_nothing_is_leaked() -> None:
     assert abs(sys.getallocatedblocks() - blocks) < 500
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_compiled_objects_are_freed() -> None:
     model = nn.Linear(3, 3)
     compiled = smelt.compile(model, options=RULE)

@@ -96,6 +96,7 @@ def test_a_schedule_for_two_layers_fits_four(make):
         torch.testing.assert_close(again.build()(*inputs), deep(*inputs), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_other_batches_lengths_modes_and_dtypes_are_each_captured_once(monkeypatch):
     torch.manual_seed(0)
     model, inputs = _encoder()

@@ -17,6 +17,7 @@ from .models import Mlp, Same, fixed
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_copies_of_the_model_are_released():
     s = smelt.schedule(Mlp(), fixed(2, 8))
     s["act"].replace(nn.LeakyReLU(0.0))

@@ -87,6 +87,7 @@ def test_with_nothing_said_of_arguments(make):
             torch.testing.assert_close(first(found), first(model(ids)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_an_encoder_with_gradients_needed():
     torch.manual_seed(0)
     encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)

@@ -145,6 +145,7 @@ def test_one_build_for_a_number_of_iterations(program: Callable[..., Any]) -> No
     assert sum(node.op == "for" for node in row.entry.captured.graph.walk()) == 1
 
 
+@pytest.mark.spread(2)
 @pytest.mark.parametrize("count", (8, 24))
 def test_a_loop_that_data_end(count: int) -> None:
     with torch.no_grad():

@@ -34,6 +34,7 @@ def _world() -> tuple[Callable[[Tensor], Any], list[Any]]:
     return f, log
 
 
+@pytest.mark.usefixtures("young_heap")
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 def test_they_end_once() -> None:
     (f, theirs), (g, ours) = _world(), _world()
