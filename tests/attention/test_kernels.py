@@ -45,7 +45,7 @@ FEW = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @every_isa
 @pytest.mark.parametrize("shape", SHAPES + FEW, ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -76,7 +76,7 @@ def test_values_of_another_size() -> None:
 MASKS = [(1, 1, 1, 37), (2, 1, 1, 37), (1, 1, 12, 37), (2, 4, 12, 37), (1, 4, 1, 1), (1, 1, 12, 1), (12, 37)]
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("sizes", MASKS, ids=str)
 @pytest.mark.parametrize("is_bool", [False, True])
 @pytest.mark.parametrize("queries", [12, 1])

@@ -110,6 +110,7 @@ HIDDEN = (
 )  # fmt: skip
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_hidden_symbols_change_no_answer(name: str) -> None:
     text = """\

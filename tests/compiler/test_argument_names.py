@@ -38,6 +38,7 @@ def _text(value):
     return str(value)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("number", [3, torch.tensor(3.0)])
 @pytest.mark.parametrize("f", [scaled, branching, keywords])
 def test_an_argument_may_be_called_self(f, number):

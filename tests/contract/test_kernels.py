@@ -24,7 +24,7 @@ def assert_close(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> None:
     assert float(((out.double() - exact).abs() / scale).max()) < BOUND[x.dtype]
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(7)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("right", RIGHTS)
@@ -42,7 +42,7 @@ def test_every_remainder(isa: Isa, dtype: torch.dtype, right: Right) -> None:
             assert bool((wide[:, n:] == 7).all()), "columns beyond the result were written"
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", RIGHTS)
 @pytest.mark.parametrize(

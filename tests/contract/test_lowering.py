@@ -105,7 +105,7 @@ graph f(%x: f32[ROWS, 1536]) -> f32[ROWS, 96] {
         assert rms_ratio(found, x @ w.t(), x.double() @ w.double().t()) <= 1.5
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize(
     ("left", "right", "result", "op"),
     [
@@ -168,7 +168,7 @@ def _laid(text: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return torch.zeros(extent, dtype=dtype).as_strided(shape, steps).copy_(dense)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("scalars", ["", ", beta=0.5", ", alpha=3", ", beta=2, alpha=0.25"])
 @pytest.mark.parametrize("added", ["[40]", "[1, 40]", "[20, 1]", "[20, 40]", "[20, 40]{1, 20}"])
 def test_added_tensors(isa: None, added: str, scalars: str) -> None:

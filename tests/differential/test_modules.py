@@ -251,7 +251,7 @@ def test_traced_modules_follow_their_state(name: str) -> None:
             compare_calls(eager, program, module, what)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", MODULES)

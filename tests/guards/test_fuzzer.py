@@ -34,7 +34,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_FUZZ_GAIN", "2")
 
 
-@pytest.mark.spread(5)
+@pytest.mark.spread(7)
 @pytest.mark.parametrize("name", _SUBJECTS)
 def test_every_change_is_seen(name: str) -> None:
     report = fuzz(_SUBJECTS[name])
@@ -115,6 +115,7 @@ class _Plain(torch.nn.Module):
         return x * self.scale + self.shift
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("which", ["scale", "shift"])
 @pytest.mark.parametrize(
     "data",

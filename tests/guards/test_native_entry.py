@@ -435,6 +435,7 @@ SETTERS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("hidden", [(), *[(name,) for name in state_native.NAMES], state_native.NAMES])
 def test_states_are_seen_whatever_symbols_there_are(hidden: tuple[str, ...]) -> None:
     with shim.hidden(*hidden):
@@ -512,7 +513,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("way", ["native", "python"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_of_what_is_read_are_seen(name: str, way: str) -> None:

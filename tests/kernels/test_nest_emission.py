@@ -282,6 +282,7 @@ def test_scatter_of_elements(isa: Isa) -> None:
 # --- reductions
 
 
+@pytest.mark.spread(3)
 @ISAS
 @pytest.mark.parametrize("kind", ["sum", "max", "argmin"])
 def test_rows_of_every_length(kind: str, isa: Isa) -> None:
@@ -291,7 +292,7 @@ def test_rows_of_every_length(kind: str, isa: Isa) -> None:
         check(reduce_rows(kind, rows, n), isa, [_drawn([rows, n])], out, tolerance=1e-4 if n > 1000 else 1e-5)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @ISAS
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min", "argmax", "argmin", "argmax_element", "argmin_element"])
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.I64, DType.I32, DType.U8], ids=str)

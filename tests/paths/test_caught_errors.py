@@ -84,6 +84,7 @@ def _same(found: object, expected: object) -> bool:
     return torch.equal(found, expected) if isinstance(expected, Tensor) else found == expected  # type: ignore[arg-type]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("numbers", NUMBERS, ids=["first fits", "first raises"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_compiled(program, numbers) -> None:

@@ -137,7 +137,7 @@ def ended(call, i):
     return str(found), [a.tolist() for a in args], torch.get_rng_state().sum().item()
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("how", ["trace", "compile", "script"])
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
 def test_unused(fn, how):

@@ -111,6 +111,7 @@ def _outside(x):
         return x * len(file.read())
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "pattern", [_never, _either, _outside, 123, None, object(), "a(", lambda x: call_module("(", x)]
 )
@@ -180,6 +181,7 @@ ON_MATCHES = {
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("step", ON_MATCHES)
 def test_overlapping_matches(step):
     s, model = _scheduled()
@@ -189,6 +191,7 @@ def test_overlapping_matches(step):
         ON_MATCHES[step](s, found)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("step", ON_MATCHES)
 def test_an_intermediate_that_escapes(step):
     s, model = _scheduled()
@@ -255,6 +258,7 @@ ODD = {
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_arguments(name):
     step, code, said = ODD[name]
@@ -274,6 +278,7 @@ def test_a_hook_with_effects_in_the_scope():
         s.fuse(s["layers.0"].find(lambda x: call_module("k", x)))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("since", [3, 99, -1, "0", None, True])
 def test_a_difference_since_a_step_that_there_is_not(since):
     s, model = _scheduled()
@@ -338,6 +343,7 @@ class NarrowForTest(smelt.Primitive):
         draft.note(at.path, "narrow")
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("which", OWN_CODE)
 def test_code_of_the_users_own_in_a_step_that_cannot_be_called_or_raises(which):
     do, *said = OWN_CODE[which]
@@ -368,6 +374,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_text_of_another_version_or_with_something_else_in_it(change):
     data = json.loads(_scheduled()[0].to_json())

@@ -144,6 +144,7 @@ def test_train_and_eval_change_dropout_after_a_step(path, step, arguments, capsy
         assert torch.equal(built.eval()(_ids())["logits"], still)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(("path", "step", "arguments"), EVERY)
 def test_every_step_is_verified_in_both_modes_with_gradients(path, step, arguments):
     s = smelt.schedule(Net(), _ids(), verify_each=True)

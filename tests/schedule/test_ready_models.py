@@ -87,6 +87,7 @@ def test_inference(make):
     ]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("make", _FOUND, ids=lambda make: make.__name__[1:])
 def test_low_memory(make):
     model, inputs = make()

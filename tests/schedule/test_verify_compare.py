@@ -524,6 +524,7 @@ class _Attends(nn.Module):
         return F.scaled_dot_product_attention(q[None, None], k[None, None], v[None, None], scale=0.125)[0, 0]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
 @pytest.mark.parametrize("width", [8, 16, 64])
 def test_what_a_row_has_in_common_is_rounded_in_common(width, rows):

@@ -85,6 +85,7 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_a_list_of_before_the_branch_stays_the_one_it_is(f: Callable[..., Any]) -> None:
     program = smelt.script(f)

@@ -66,6 +66,7 @@ def too_many(x):
         return x
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "program",
     [row, after_a_call_that_ends_so, two_numbers, twice, behind_an_ellipsis, on_two_lines, call, too_many],

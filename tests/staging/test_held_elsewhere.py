@@ -92,6 +92,7 @@ def _run(program: Callable[..., Any]) -> list[str]:
     return [str((program(torch.tensor([v, 0.5])), COUNTS)) for v in (-1.0, 3.0, -2.0, 5.0, -7.0, 1.0)]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.filterwarnings("ignore::smelt.SmeltWarning")
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_as_in_eager(program: Callable[..., Any]) -> None:

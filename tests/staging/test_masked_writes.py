@@ -29,6 +29,7 @@ def _rows(w, mask):
 _MASKS = [torch.tensor(bits, dtype=torch.bool) for bits in ([0, 1, 0, 0, 0, 0], [1, 1, 0, 1, 0, 1], [0] * 6, [1] * 6)]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", [_added, _put, _rows])
 @pytest.mark.parametrize("make", ["compile", "trace"])
 def test_one_element_by_chance(program, make):

@@ -80,6 +80,7 @@ BY_WAY: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("name", BY_WAY)
 def test_strides_of_results_whose_operand_lies_by_way(name: str) -> None:
     f = BY_WAY[name]
@@ -163,6 +164,7 @@ def _observed(f: Callable[[Tensor], Any], data: list[float]) -> Any:
     return str(found)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("f", [given_back, asked, not_viewed, refused, whole_or_part, from_a_place])
 @pytest.mark.parametrize("order", [VECTORS, VECTORS[::-1]])
 def test_what_follows_from_how_a_tensor_lies(f: Callable[[Tensor], Any], order: tuple[list[float], ...]) -> None:

@@ -93,6 +93,7 @@ def outcome(program: Callable[..., Any], *args: Any) -> tuple[str, Any]:
         return type(error).__name__, str(error)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_as_in_eager(program: Callable[..., Any]) -> None:
     x = torch.tensor([1.0, 2.0, 3.0])
@@ -101,6 +102,7 @@ def test_as_in_eager(program: Callable[..., Any]) -> None:
         assert [outcome(compiled, x, c) for c in order] == [outcome(program, x, c) for c in order]
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_graphs_from_source(program: Callable[..., Any]) -> None:
     x = torch.tensor([1.0, 2.0, 3.0])

@@ -105,6 +105,7 @@ def first(sign: int) -> Callable[[int], tuple[Tensor]]:
     return rows
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("cls", [OnOneWay, InALoop, Tensors, Pairs, WayInWay, Turns, TwoKinds])
 def test_one_graph_appends_where_data_say_so(cls: type[Logs], sign: int) -> None:

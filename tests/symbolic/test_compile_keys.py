@@ -123,7 +123,7 @@ def attend(x: Any, cache: Any) -> Any:
     return x
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("name", KEYS)
 def test_a_cache_that_grows_below_a_key(name: str) -> None:
     key = KEYS[name]

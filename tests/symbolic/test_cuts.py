@@ -105,7 +105,7 @@ def _calls(sizes: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
             yield torch.randn(2, size, 5), torch.tensor(pair)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize(("dynamic", "builds"), [(True, 1), (None, 2)])
 @pytest.mark.parametrize("program", CUTS)
 def test_one_build_for_all_numbers_and_sizes(program: Callable[..., Any], dynamic: bool | None, builds: int) -> None:

@@ -177,7 +177,7 @@ def check(f: Callable[..., Any], compiled: Any, args: tuple[Any, ...]) -> None:
     torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_one_graph_for_all_sizes(f: Callable[..., Any]) -> None:
     compiled = smelt.compile(f)
@@ -190,6 +190,7 @@ def test_one_graph_for_all_sizes(f: Callable[..., Any]) -> None:
     assert unit.why_alone == "" and unit.lowered_alone == 0
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("n", (0, 1, 9, 12, -1, -4, -20))
 def test_ends_that_torch_moves(n: int) -> None:
     compiled = smelt.compile(part_of_columns)

@@ -78,6 +78,7 @@ def test_joins_of_every_length() -> None:
     check(joined, at((2, 3))[0], [*ROWS, *at((40, 64))])
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     ("make", "hint"),
     [*((make, (4, 64)) for make in (relu, softmax, norm, rows, columns, scan)), (softmax, (3, 5)), (rows, (3, 5))],
@@ -86,6 +87,7 @@ def test_rows_of_every_length(make: Make, hint: tuple[int, int]) -> None:
     assert check(make, at(hint)[0], ROWS).trace.guards == []
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("isa", machine_isas()[1:], ids=lambda isa: isa.name)
 @pytest.mark.parametrize("make", [relu, softmax, rows, turned], ids=lambda make: make.__name__)
 def test_other_instruction_sets(make: Make, isa: Isa) -> None:

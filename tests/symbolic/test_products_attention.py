@@ -112,6 +112,7 @@ def test_one_plan_serves_batches_and_sequences(isa: Isa, dtype: torch.dtype, is_
         check(heads.case(isa, found.at(B=b, S=s), b, s, s))
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize(
     "heads",
     [
@@ -151,7 +152,7 @@ LENGTHS = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 255, 256, 257, 1000)
 """Below, at and beyond the lanes of all vectors, blocks of keys."""
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("mask", [None, torch.bool, torch.float32])

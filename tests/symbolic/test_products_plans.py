@@ -34,7 +34,7 @@ ROWS = (1, 2, 3, 8, 9, 15, 16, 17, 40, 128, 129, 300)
 """On both sides of each threshold: heights of dot products and lines, terms of a chain, rows of a block."""
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", RIGHTS)
 @pytest.mark.parametrize(("dtype", "hint"), [*((dtype, 200) for dtype in DTYPES), (torch.float32, 3)], ids=str)
@@ -89,6 +89,7 @@ def test_all_sizes_may_be_symbols(isa: Isa, dtype: torch.dtype, right: Right, is
         assert_close(out, x, w)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("right", ["rows", "columns"])
 @pytest.mark.parametrize("m", [1, 2, 5])
@@ -135,7 +136,7 @@ def plan_of_both(isa: Isa, dtype: torch.dtype, heights: tuple[int, ...], m: int,
     return plan_both(isa, DTYPES[dtype], problem, both, plain(DTYPES[dtype]))
 
 
-@pytest.mark.spread(3)
+@pytest.mark.spread(5)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heights", [FEW, MANY], ids=str)
@@ -183,6 +184,7 @@ def test_the_words_for_few_rows_or_many_are_those_of_their_own_kernels(isa: Isa)
         assert (plan.words, plan.items, plan.item_ns) == (own.words, own.items, own.item_ns)
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("isa", isas(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_that_are_always_few_give_the_bits_of_each_height(isa: Isa, dtype: torch.dtype) -> None:
