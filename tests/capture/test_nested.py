@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import smelt
+from smelt._torch import shim, stable
 
 RULE = {"measure": False}
 
@@ -59,7 +60,9 @@ def test_padding_that_is_not_at_the_end_takes_the_other_way() -> None:
         torch.testing.assert_close(compiled(x, src_key_padding_mask=given), model(x, src_key_padding_mask=given))
     assert compiled.stats().builds == 1
     (row,) = smelt.explain(compiled).graphs
-    assert row["paths"].startswith("all: if") and row["runs"] == "natively"
+    # Without the dispatcher's C functions, operators that have none of their own are called through Python.
+    assert row["paths"].startswith("all: if") and row["runs"].startswith("natively")
+    assert row["runs"] == "natively" or not shim.has(stable.NEW_CELL)
 
 
 def test_a_trace_has_both_ways() -> None:

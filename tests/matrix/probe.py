@@ -14,7 +14,7 @@ warnings.simplefilter("ignore")
 import torch  # noqa: E402
 
 import smelt  # noqa: E402
-from smelt._torch import dispatch, handles, light_fake, module_call, shadow, shim, state_native, tensor_layout  # noqa: E402
+from smelt._torch import dispatch, handles, light_fake, module_call, shadow, shim, stable, state_native, tensor_layout  # noqa: E402
 from smelt.compiler.compiled import dispatcher_of  # noqa: E402
 from smelt.runtime import guard_versions  # noqa: E402
 
@@ -35,6 +35,8 @@ def fallbacks() -> list[str]:
         "operators are recorded below autograd": dispatch.levels()[0] == "entry",
         "tensors cross into C by a private function": shim.has(handles.FROM) and shim.has(handles.TO),
         "tensors cross into C by a copy": bridge is not None and not bridge.copies,
+        "operators without a C function of their own are called through Python": shim.has(stable.NEW_CELL),
+        "errors of C functions have no text": shim.has("torch_exception_get_what_without_backtrace"),
         "tensors are not read in memory": tensor_layout.tensor_layout() is not None,
         "no stamps of dictionaries": guard_versions.HAVE_STAMPS,
         "no stamps of objects' dictionaries": guard_versions.HAVE_OBJECT_STAMPS or not guard_versions.HAVE_STAMPS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -99,6 +100,7 @@ def test_without_the_option_there_is_nothing() -> None:
     assert torch.equal(executable.call(x)[0], want(x)) and executable.profile() == ()
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_ranges_in_torchs_profiler() -> None:
     executable = Executable(plan_of(item_ns=1000.0), measuring())
     torch.set_num_threads(2)
