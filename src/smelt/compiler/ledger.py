@@ -22,7 +22,9 @@ from smelt.diag.cpu_clock import cpu_seconds
 clock: Callable[[], float] = cpu_seconds
 """What times are measured by."""
 
-FREE_BUILDS = 2  # that served too few calls, of each object: one for the first call, one for what is free from then on
+# That served too few calls, of each object: one for the first call, one for what it leaves behind (a cache that was
+# empty), one for sizes that are free from then on.
+FREE_BUILDS = 3
 SERVED = 4  # calls that a build has to serve
 FLOOR_S = 0.5  # about what the first builds of a process take
 AHEAD = 100  # calls that are taken to come
