@@ -328,6 +328,7 @@ def test_dataclasses(cls: type) -> None:
     x = torch.randn(2)
     _, row = _row_for((cls(x, 1.5),), {})
     holds = entry_code().holds
+    gc.collect()
     before = sys.getrefcount(x)
     assert holds(row.guards, (cls(torch.randn(2), 1.5),), {}) and holds(row.guards, (cls(x, 1.5),), {})
     others = [cls(torch.randn(3), 1.5), cls(x, 2.5), cls(x, 1), cls(x, None), (x, 1.5), {"first": x, "second": 1.5}, x]
