@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smelt._torch.storage import storage_key
+from smelt.codegen.lower.sharing import returns_itself, view_source
 from smelt.ir import Arg, Node, TensorType, Value
 from smelt.ir.sizes import equals
 from smelt.ops.convert import dtype_to_torch, to_torch
@@ -78,6 +79,8 @@ def view_geometry(node: Node, operand: Value, at: Geometry) -> list[Geometry] | 
     type_ = operand.type
     assert isinstance(type_, TensorType)
     result = node.results[0].type
+    if at.strides == type_.steps and returns_itself(node) and view_source(node) is operand:
+        return [at]
     if node.op in _AT_START and isinstance(result, TensorType) and at.strides == type_.steps:
         return [Geometry(result.sizes, result.steps, at.offset)] if result.dtype is type_.dtype else None
     op, schema = overload(node.op), schema_of(node.op)

@@ -47,7 +47,7 @@ def lower_outputs(ctx: Context, chosen: Mapping[int, Choice]) -> tuple[tuple[int
         fresh = Fresh(len(slots))
         very = very_tensor(arg)
         if very not in slot_of:
-            slot_of[very] = _own_slot(ctx, _fresh_place(ctx, arg, roots), slots)
+            slot_of[very] = _own_slot(ctx, _fresh_place(ctx, very, roots), slots)
         slots.append(slot_of[very])
         choice = chosen.get(number)
         recipes.append(fresh if choice is None else _either(ctx, fresh, choice, slots, views))
