@@ -188,10 +188,17 @@ class _Writer:
 def _runs(text: str, space: dict[str, Any], names: list[str]) -> bool:
     known = set(space)
     with contextlib.suppress(Exception):
+        nbytes = _held_nbytes(space, names)
         exec(text, space)
+        if ".resize_(" in text and _held_nbytes(space, names) > nbytes:
+            return False  # what is in the memory that it adds is anything
         made = [space[name] for name in (*names, *(set(space) - known)) if name in space]
         return all(isinstance(v, torch.Tensor) and _is_small(v) for v in made if not isinstance(v, dict))
     return False
+
+
+def _held_nbytes(space: dict[str, Any], names: list[str]) -> int:
+    return sum(space[name].untyped_storage().nbytes() for name in names)
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

@@ -212,7 +212,7 @@ MAKERS: Table = {
         "{a}.any()",
         "{a}.cumsum({d})",
         "{a}.argmax()",
-        "{a}.prod()",
+        "{a}.sign().prod()",
         "{a}.max({d})[1]",
         "{a}.sort({d})[0]",
     ),

@@ -103,6 +103,15 @@ def test_of_tensors_from_outside_nothing_is_kept() -> None:
     _same("", program, None, [own, base.view(3, 2), own, base.view(3, 2), torch.rand(4, 2)])
 
 
+def test_a_filled_diagonal_counts_as_a_write() -> None:
+    def program(x: Tensor) -> Any:
+        y = x * 2
+        y.fill_diagonal_(1)
+        return y._version, y.t()._version, y
+
+    _same("", program, None, [torch.rand(n, 3) for n in (3, 4, 4, 5)])
+
+
 def test_versions_that_the_path_decides() -> None:
     def program(x: Tensor) -> Any:
         y = torch.ones(3)

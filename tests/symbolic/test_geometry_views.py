@@ -134,7 +134,7 @@ _CASES: dict[str, Arguments] = {
     "permute.default": lambda rng, x: (_dims(rng, x),),
     **dict.fromkeys(
         ("t.default", "numpy_T.default", "mT.default", "alias.default", "detach.default", "lift_fresh.default",
-         "positive.default", "contiguous.default", "squeeze.default"), lambda rng, x: ()
+         "positive.default", "contiguous.default", "squeeze.default", "ravel.default"), lambda rng, x: ()
     ),
     "movedim.int": lambda rng, x: (_dim(rng, x), _dim(rng, x)),
     "movedim.intlist": _movedims,

@@ -27,10 +27,16 @@ class _Indexings(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.index.Tensor:
-            x, *indices = (None if t is None else Layout(tuple(t.shape), t.stride()) for t in (args[0], *args[1]))
-            assert x is not None
-            self.seen.append((result.stride(), index_strides(x, indices)))
+            indices = [at for index in args[1] for at in _layouts(index)]
+            self.seen.append((result.stride(), index_strides(*_layouts(args[0]), indices)))
         return result
+
+
+def _layouts(tensor: Tensor | None) -> list[Any]:
+    """Of an operand; of a mask, those of the places of its true elements along each of its dimensions."""
+    if tensor is None or tensor.dtype is not torch.bool:
+        return [tensor if tensor is None else Layout(tuple(tensor.shape), tensor.stride())]
+    return [Layout((int(tensor.sum()),), (1,))] * tensor.dim()
 
 
 def _check_rule(seeds: range) -> None:

@@ -111,10 +111,19 @@ class Shadows:
         except TypeError:  # pragma: no cover - another torch
             return None
 
-    def view(self, tensor: torch.Tensor, sizes: Any, strides: Any) -> torch.Tensor:
-        """A view of a shadow from its first element on, which knows its base and counts the same writes."""
+    def view(self, tensor: torch.Tensor, sizes: Any, strides: Any, offset: Any = None) -> torch.Tensor:
+        """A view of a shadow, from its first element on where no offset is given; it knows its base and counts the same
+        writes."""
         with self.running():
-            return torch.ops.aten.as_strided.default(tensor, sizes, strides)
+            return torch.ops.aten.as_strided.default(tensor, sizes, strides, offset)
+
+    def relaid(self, tensor: torch.Tensor, strides: Any) -> torch.Tensor:
+        """A shadow that nobody wrote, in memory of its own with other strides."""
+        if not tensor.requires_grad:
+            return self.fresh(tensor.dtype, tensor.shape, strides, tensor.device)
+        with self.running(), torch.no_grad():
+            tensor.as_strided_(tensor.shape, strides)
+        return tensor
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -33,11 +33,17 @@ def _numbers(sizes: Sequence[Any]) -> list[Any]:
     return [_number(size) for size in sizes]
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal at all sizes."""
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal at all sizes; leaves no guard."""
+    a, b = _resolved(a), _resolved(b)
     if is_symbolic(a) and is_symbolic(b):
-        return bool(a.trace.resolved(a.poly) == b.trace.resolved(b.poly))
+        return bool(a.poly == b.poly)
     return type(a) is type(b) and bool(a == b)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies row-major and has elements at all sizes."""
+    return _row_major(tensor) is not None
 
 
 def _steps(sizes: Sequence[Any]) -> list[Any] | None:
@@ -63,7 +69,7 @@ def _row_major(tensor: torch.Tensor, *, but_for_ones: bool = False) -> list[Any]
     if steps is None:
         return None
     for size, step, plain in zip(sizes, _numbers(tensor.stride()), steps, strict=True):
-        if not _same(step, plain) and not (but_for_ones and type(size) is int and size == 1):
+        if not same(step, plain) and not (but_for_ones and type(size) is int and size == 1):
             return None
     return sizes
 
@@ -98,7 +104,7 @@ def _linear(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     if any(b is not None and (b.dim() != 1 or b.dtype != x.dtype) for b in bias):
         return None
     rows, columns = _numbers(weight.shape)
-    if not _same(sizes[-1], columns) or not all(b is None or _same(_number(b.shape[0]), rows) for b in bias):
+    if not same(sizes[-1], columns) or not all(b is None or same(_number(b.shape[0]), rows) for b in bias):
         return None
     return _make(shadows, x, [*sizes[:-1], rows])
 
@@ -110,7 +116,7 @@ def _layer_norm(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -
         return None
     tail = sizes[len(sizes) - len(shape) :]
     for given in (_numbers(shape), *[_numbers(w.shape) for w in rest if isinstance(w, torch.Tensor)]):
-        if len(given) != len(tail) or not all(map(_same, given, tail)):
+        if len(given) != len(tail) or not all(map(same, given, tail)):
             return None
     if any(isinstance(w, torch.Tensor) and w.dtype != x.dtype for w in rest):
         return None
@@ -160,9 +166,9 @@ def _recurrent(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) ->
     sizes, ways = _known(x.shape), 2 if both_ways else 1
     batch, length = (sizes[0], sizes[1]) if batch_first else (sizes[1], sizes[0])
     shapes = [_known(t.shape) for t in states]
-    if len(params) % (layers * ways) or not _same(sizes[2], _number(params[0].shape[1])):
+    if len(params) % (layers * ways) or not same(sizes[2], _number(params[0].shape[1])):
         return None
-    if not all(_same(s[0], layers * ways) and _same(s[1], batch) and type(s[2]) is int for s in shapes):
+    if not all(same(s[0], layers * ways) and same(s[1], batch) and type(s[2]) is int for s in shapes):
         return None
     if type(length) is int and length < 1:
         return None
@@ -203,8 +209,11 @@ def _truth(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 def _filled(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Of a matrix of any sizes: torch's own asks for numbers."""
-    return args[0] if args[0].dim() == 2 else None
+    """Of a matrix of any sizes: torch's own asks for numbers. A write to all of it counts as this one does."""
+    if args[0].dim() != 2:
+        return None
+    with shadows.running(), torch.no_grad():
+        return args[0].zero_()
 
 
 def _same_layout(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -232,7 +241,7 @@ def _binary(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     if len(others) > len(sizes):
         sizes, others = others, sizes
     for mine, theirs in zip(sizes[len(sizes) - len(others) :], others, strict=True):
-        if not _same(mine, theirs) and not (type(theirs) is int and theirs == 1):
+        if not same(mine, theirs) and not (type(theirs) is int and theirs == 1):
             return None
     return _make(shadows, x, sizes)
 
@@ -258,10 +267,10 @@ def _view(shadows: Shadows, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if is_symbolic(known) and not is_symbolic(total):
             return None
         rest = total // known
-        if not _same(_resolved(rest * known), _resolved(total)):
+        if not same(_resolved(rest * known), _resolved(total)):
             return None
         wanted[open_[0]] = rest
-    elif not _same(_resolved(total), _resolved(known)):
+    elif not same(_resolved(total), _resolved(known)):
         return None
     steps = _steps(wanted)
     return None if steps is None else shadows.view(x, *_shown(wanted, steps))

@@ -61,25 +61,44 @@ def by_trial(
 
     is_refused: the kernel without data may have asked for values, so several are tried.
     """
+    types = types_by_trial(trace, name, args, kwargs, is_refused=is_refused)
+    with unseen():
+        grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        made = [_made(shadows, trace, type_, grad) for type_ in types]
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def types_by_trial(
+    trace: CaptureTrace | None,
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    is_refused: bool = False,
+    most: int | None = None,
+) -> tuple[Type, ...]:
+    """The types of these results, none of which is a view. Raises: CannotTell.
+
+    most: elements that an operand may have in a trial, where it is not worth much.
+    """
     values: dict[int, Value] = {}
     with unseen():
         arguments = tuple(_argument(a, values) for a in args)
         named = {k: _argument(a, values) for k, a in kwargs.items()}
         operands = [v.type for v in values.values() if isinstance(v.type, TensorType)]
         if trace is None or not any(map(has_symbols, (*args, *kwargs.values()))):
-            types, shares = _at_once(_OnCpu(is_refused, MOST_TRIED), name, arguments, named)
+            ask = _OnCpu(is_refused, most or MOST_TRIED)
+            types, shares = _at_once(ask, name, arguments, named, is_typed=most is None)
         elif not all(isinstance(atom, (Symbol, Division, Rounded)) for atom in trace.atoms):
             raise CannotTell("a size is computed by code that staging does not follow")
         else:
             known = [t.numel for t in operands if all(type(n) is int for n in t.sizes)]
-            ask = _OnCpu(is_refused, min(max(known, default=0) + _FEW_ELEMENTS, MOST_TRIED))
+            ask = _OnCpu(is_refused, most or min(max(known, default=0) + _FEW_ELEMENTS, MOST_TRIED))
             infer_with = partial(infer_symbolic, trace, name, arguments, named, _type_of, ask)
             types, shares = _with_ties(infer_with, _alike(trace, operands))
-        if any(shares):
-            raise CannotTell(f"{name} gives a view")
-        grad = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-        made = [_made(shadows, trace, type_, grad) for type_ in types]
-    return made[0] if len(made) == 1 else tuple(made)
+    if any(shares):
+        raise CannotTell(f"{name} gives a view")
+    return types
 
 
 def _with_ties(infer_with: Callable[[Mapping[str, str]], Found], alike: Mapping[str, str]) -> Found:
@@ -135,10 +154,13 @@ class _OnCpu:
             raise CannotTell(str(error)) from None
 
 
-def _at_once(ask: _OnCpu, name: str, args: Sequence[Arg], kwargs: Mapping[str, Arg]) -> Found:
+def _at_once(ask: _OnCpu, name: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], *, is_typed: bool) -> Found:
+    """is_typed: what is too large to be tried is inferred from types."""
     try:
         return ask(name, args, kwargs, _type_of)
     except TooLargeError:
+        if not is_typed:
+            raise CannotTell(f"the operands of {name} are large") from None
         try:
             types = infer(name, args, kwargs)
         except InternalError as error:

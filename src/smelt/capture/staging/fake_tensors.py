@@ -21,11 +21,12 @@ from smelt._torch.dispatch import unseen
 from smelt._torch.record_patches import is_plain_tensor_type
 from smelt._torch.schemas import read_schema
 from smelt._torch.shadow import Shadows, has_no_kernel, pythons_kernels, wants_numbers
+from smelt._torch.storage import same_storage
 from smelt.capture.dynamic.arithmetic import at_hand
 from smelt.capture.dynamic.dims import dim_of, row_major
 from smelt.capture.dynamic.known import KnownValues
 from smelt.capture.dynamic.rules import TURNS, by_rule, has_rule
-from smelt.capture.dynamic.values import for_torch, is_sized, number_of, sized
+from smelt.capture.dynamic.values import for_torch, is_sized, number_of
 from smelt.capture.nested import NAMES as NESTED
 from smelt.capture.nested import PaddedInstead
 from smelt.capture.opinfo import GIVING_BACK_BY_SIZE, METADATA, OpInfo, apart, op_info
@@ -38,8 +39,7 @@ from smelt.capture.staging.doubts import Doubt, given_all_the_same, has_symbols,
 from smelt.capture.staging.elements import Elements
 from smelt.capture.staging.handlers import is_caught
 from smelt.capture.staging.known_layouts import KnownLayouts
-from smelt.capture.staging.laid_out import steps_of_indexed, steps_of_regrouped
-from smelt.capture.staging.ones import otherwise_on_cpu
+from smelt.capture.staging.laid_out import laid_as_on_cpu
 from smelt.capture.staging.overlaps import check_overlap
 from smelt.capture.staging.packed import Packed
 from smelt.capture.staging.raising import may_raise
@@ -373,7 +373,11 @@ class ShadowRecorder(Recorder):
                             result = apart(result, own_args)
                     else:
                         result = rule(overload, own_args, own_kwargs, numbers[world], self._make)
-                result = self._laid_as_on_cpu(overload, info, own_args, own_kwargs, result)
+                if not self._is_to_be_tried(info, result):
+                    with unseen():
+                        result = laid_as_on_cpu(
+                            self.shadows, self.session.size_trace, info, own_args, own_kwargs, result
+                        )
             except _DeadWorldError:
                 result = DEAD
             except Exception as refused:
@@ -386,7 +390,7 @@ class ShadowRecorder(Recorder):
                         self.session.cannot(f"{info.name} raises what is caught", "its text names sizes that are free")
                     self._refused(said, info)
                 reason = f"{type(refused).__name__}: {refused}"
-            if result is not DEAD and (info.name in self.session.trials or is_doubtful(result)):
+            if result is not DEAD and self._is_to_be_tried(info, result):
                 result = self._tried(info, own_args, own_kwargs, result)
             results.append(result)
         # Where the numbers of the program's world do not fit together, it goes on with those of another one.
@@ -426,32 +430,6 @@ class ShadowRecorder(Recorder):
         if batch is None:
             return tuple(zip(numbers, self.session.fresh_numbers(name), strict=True))
         return tuple((number, self.in_world(batch, world)) for world, number in enumerate(numbers))
-
-    def _laid_as_on_cpu(self, overload: Any, info: OpInfo, args: list[Any], kwargs: dict[str, Any], result: Any) -> Any:
-        """Results with the strides that they have there, where torch's kernels without data choose others."""
-        trace = self.session.size_trace
-        with unseen():
-            steps = steps_of_indexed(info.name, args, result)
-            if steps is not None:
-                return self._relaid(result, steps if trace is None else [sized(trace, n) for n in steps])
-            steps = None if trace is None else steps_of_regrouped(info.name, args, result)
-        if steps is not None:
-            return self.shadows.view(args[0], result.shape, [sized(trace, n) for n in steps])
-        others = {id(one): steps for one, steps in otherwise_on_cpu(overload, info, args, kwargs, result)}
-        if not others:
-            return result
-        if isinstance(result, torch.Tensor):
-            return self._relaid(result, others[id(result)])
-        laid = [self._relaid(one, others[id(one)]) if id(one) in others else one for one in result]
-        return type(result)(laid) if type(result) in (list, tuple) else type(result)(*laid)
-
-    def _relaid(self, tensor: torch.Tensor, steps: Sequence[Any]) -> torch.Tensor:
-        """A result with other strides, which nobody wrote."""
-        if not tensor.requires_grad:
-            return self.shadows.fresh(tensor.dtype, tensor.shape, steps, tensor.device)
-        with self.shadows.running(), torch.no_grad():
-            tensor.as_strided_(tensor.shape, steps)
-        return tensor
 
     def _check_given_back(self, results: list[Any], backs: list[dict[int, Any]], operands: list[Slot]) -> None:
         """Raises: Again where a branch decides whether an operand is given back, as it lies (`x.contiguous()`)."""
@@ -571,6 +549,9 @@ class ShadowRecorder(Recorder):
             )
         return found
 
+    def _is_to_be_tried(self, info: OpInfo, result: Any) -> bool:
+        return info.name in self.session.trials or is_doubtful(result)
+
     def _tried(self, info: OpInfo, args: list[Any], kwargs: dict[str, Any], said: Any, refused: bool = False) -> Any:
         """What the operator gives on the CPU, where that can be told; else what its kernel without data said."""
         if info.writes or info.sized_by is not None:
@@ -646,10 +627,21 @@ class ShadowRecorder(Recorder):
             return session.answer(operands[0] if session.questions is None else _truth(session, args[0]))
         if info.short in ("equal", "allclose"):
             return session.answer(session.scalar_call(info.name, args, kwargs, bool))
+        if info.short == "is_set_to" and not any(self.is_varied(slot) for slot in operands):
+            with unseen():
+                return _is_set_to(*[self.in_world(a, 0) for a in args])
         if info.short in METADATA and not any(self.is_varied(slot) for slot in operands):
             with self.shadows.running():
                 return overload(*[self.in_world(a, 0) for a in args], **kwargs)
         session.cannot(f"{info.name} gives Python what depends on data")
+
+
+def _is_set_to(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors show the same memory alike, which torch denies of sizes that are free."""
+    if one.dim() != other.dim() or not same_storage(one, other):
+        return False
+    shown = [(t.storage_offset(), *t.shape, *t.stride()) for t in (one, other)]
+    return all(bool(number_of(a) == number_of(b)) for a, b in zip(*shown, strict=True))
 
 
 def _truth(session: Any, tensor: torch.Tensor) -> Slot:

@@ -75,10 +75,9 @@ def infer_symbolic(
 
     ties: symbols that are equal to another one wherever the call is tried.
     """
-    schema = schema_of(op)
-    if schema is None:
+    schema, call = schema_of(op), _call(op, args, kwargs, type_of)
+    if schema is None or call is None:
         raise CannotTell(f"torch has no operator {op}")
-    call = arguments_of(schema, [_typed(a, type_of) for a in args], {k: _typed(a, type_of) for k, a in kwargs.items()})
     viewed = _view(op, call, schema.returns[0].type if schema.returns else "")
     if viewed is not None:
         return viewed
@@ -115,18 +114,40 @@ def is_apart(type_: Type) -> bool:
 
 
 def _view(op: str, call: Mapping[str, Any], returned: str) -> Found | None:
-    source = call.get("self")
-    if op not in VIEW_RULES or not isinstance(source, _Typed) or not isinstance(source.type, TensorType):
-        return None
-    type_ = source.type
-    layouts = view_layouts(op, Layout(type_.sizes, type_.steps), call)
+    layouts = _viewed(op, call)
     if layouts is None:
         return None
-    types = tuple(typed(type_, one.sizes, one.strides) for one in layouts)
+    source = call["self"]
+    types = tuple(typed(source.type, one.sizes, one.strides) for one in layouts)
     shared = frozenset((source.value,))
     if returned.startswith("List["):
         return (TupleType(types),), (shared,)
     return types, (shared,)
+
+
+def _viewed(op: str, call: Mapping[str, Any], offset: int = 0) -> list[Layout] | None:
+    source = call.get("self")
+    if op not in VIEW_RULES or not isinstance(source, _Typed) or not isinstance(source.type, TensorType):
+        return None
+    return view_layouts(op, Layout(source.type.sizes, source.type.steps, offset), call)
+
+
+def ruled_view(
+    op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of: TypeOf, offset: int
+) -> list[Layout] | None:
+    """How views of an operand that begins at `offset` lie; None where no rule tells, or the call copies.
+
+    Raises: TypeError where the call does not fit.
+    """
+    call = _call(op, args, kwargs, type_of)
+    return None if call is None else _viewed(op, call, offset)
+
+
+def _call(op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of: TypeOf) -> dict[str, Any] | None:
+    schema = schema_of(op)
+    if schema is None:
+        return None
+    return arguments_of(schema, [_typed(a, type_of) for a in args], {k: _typed(a, type_of) for k, a in kwargs.items()})
 
 
 def typed(like: TensorType, sizes: Sequence[int], strides: Sequence[int]) -> TensorType:
@@ -154,14 +175,10 @@ def _element_by_element(
     ask: Ask,
 ) -> Found | None:
     """Of operands that are computed with as they are; what is converted first may come to lie otherwise."""
-    record = record_of(op)
-    if record is None or record.alias != "fresh" or op in _NOT_ITERATED or "pointwise" not in tags_of(op) or not told:
+    iterated_as = _iterated(op, call)
+    if iterated_as is None or not told:
         return None
-    types = [arg.type for arg in call.values() if isinstance(arg, _Typed)]
-    tensors = [t for t in types if isinstance(t, TensorType)]
-    dtypes = {t.dtype for t in tensors[op in _CHOOSING :]}
-    if len(tensors) < len(types) or len(dtypes) != 1 or any(t.layout != "strided" for t in tensors):
-        return None
+    dtype, layouts = iterated_as
     try:
         made, shares = ask(op, args, kwargs, lambda v: _of_ones(type_of(v)))
     except Exception as error:
@@ -169,13 +186,44 @@ def _element_by_element(
     result = made[0]
     if len(made) != 1 or not isinstance(result, TensorType) or shares != (frozenset(),):
         return None
-    (dtype,) = dtypes
-    if dtype.kind != "float" and result.dtype not in (dtype, DType.BOOL):
+    if _is_converted(dtype, result.dtype):
+        return None
+    return (typed(result, told[0], pointwise_strides(layouts, told[0])),), shares
+
+
+def iterated(
+    op: str, args: Sequence[Arg], kwargs: Mapping[str, Arg], type_of: TypeOf, gives: DType
+) -> list[Layout] | None:
+    """The layouts that a call goes over element by element, all as they are; None for any other call.
+
+    gives: the dtype of its result. Raises: TypeError where the call does not fit.
+    """
+    call = _call(op, args, kwargs, type_of)
+    found = None if call is None else _iterated(op, call)
+    return None if found is None or _is_converted(found[0], gives) else found[1]
+
+
+def _iterated(op: str, call: Mapping[str, Any]) -> tuple[DType, list[Layout]] | None:
+    """The dtype of the operands with their layouts; None where there are several, and some are converted first."""
+    record = record_of(op)
+    if record is None or record.alias != "fresh" or op in _NOT_ITERATED or "pointwise" not in tags_of(op):
+        return None
+    types = [arg.type for arg in call.values() if isinstance(arg, _Typed)]
+    tensors = [t for t in types if isinstance(t, TensorType) and t.layout == "strided"]
+    dtypes = {t.dtype for t in tensors[op in _CHOOSING :]}
+    if len(tensors) < len(types) or len(dtypes) != 1:
         return None
     layouts = [Layout(t.sizes, t.steps) for t in tensors]
     if any(isinstance(call.get(name), (bool, int, float, complex)) for name in ("self", "other")):
         layouts.append(Layout((), ()))
-    return (typed(result, told[0], pointwise_strides(layouts, told[0])),), shares
+    return dtypes.pop(), layouts
+
+
+def _is_converted(dtype: DType, gives: DType) -> bool:
+    """Whether operands of one type are converted to compute such a result; then they may come to lie otherwise."""
+    if gives in (dtype, DType.BOOL):
+        return False
+    return dtype.kind not in ("float", "complex") or (gives.kind == "complex" and dtype.kind == "float")
 
 
 def _of_ones(type_: Type) -> Type:

@@ -120,6 +120,10 @@ def _view_as(at: Layout, call: Call) -> list[Layout] | None:
     return _regrouped(at, call["other"].type.sizes)
 
 
+def _ravel(at: Layout, call: Call) -> list[Layout] | None:
+    return _regrouped(at, (-1,)) if is_row_major(at) else None
+
+
 def _flatten(at: Layout, call: Call) -> list[Layout] | None:
     if not at.rank:
         return [Layout((1,), (1,), at.offset)]
@@ -394,6 +398,7 @@ _RULES: Mapping[str, Rule] = MappingProxyType(
         for names, rule in (
             (("view.default", "_unsafe_view.default", "reshape.default"), _view),
             (("view_as.default", "reshape_as.default"), _view_as),
+            (("ravel.default",), _ravel),
             (("flatten.using_ints",), _flatten),
             (("unflatten.int",), _unflatten),
             (("transpose.int", "swapaxes.default", "swapdims.default"), _transpose),
