@@ -213,9 +213,9 @@ def capture(f: Callable[..., Any], args: Sequence[Tensor]) -> Graph:
     if any(node.op == "expect" for node in recorder.graph.nodes):
         fake = [a.to("meta") for a in args]
         recorder = Recorder(fake)
-        staged = convert(f, recorder)
+        converted = convert(f, recorder)
         with recorder:
-            result = staged(*fake)
+            result = converted(*fake)
     recorder.graph.outputs = [recorder.of(result)]
     return recorder.graph
 
@@ -403,7 +403,7 @@ if __name__ == "__main__":
     recorder = Recorder([x])
     with recorder:
         recorder.graph.outputs = [recorder.of(program(x))]
-    print("1. One run as it was recorded; an `expect` stands where Python read a value:\n" + recorder.graph.text())
+    print("1. One run as recorded; an `expect` stands where Python read a value:\n" + recorder.graph.text())
     print("\n2. The converted program, run on fake tensors: one graph of all paths:\n" + capture(program, [x]).text())
     print("\n3. Its loops as LLVM text:\n")
     lower(capture(program, [x]), print)

@@ -124,7 +124,7 @@ def test_the_table_has_a_pattern_for_each_word_of_prose() -> None:
 
 
 PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")]
-PAGES += sorted((ROOT / "docs").rglob("*.md"))
+PAGES += sorted((ROOT / "docs").rglob("*.md")) + sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
