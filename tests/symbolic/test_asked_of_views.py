@@ -112,6 +112,15 @@ def test_a_filled_diagonal_counts_as_a_write() -> None:
     _same("", program, None, [torch.rand(n, 3) for n in (3, 4, 4, 5)])
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_bytes_of_tensors_whose_sizes_the_path_decides(dynamic: bool | None) -> None:
+    def program(x: Tensor) -> Any:
+        y = x[:2] * 2 if x.sum() > 0 else x.double()
+        return y.nbytes, y.numel(), y
+
+    _same("", program, dynamic, [torch.full((n, 3), sign) for n in (4, 5, 4, 6) for sign in (1.0, -1.0)])
+
+
 def test_versions_that_the_path_decides() -> None:
     def program(x: Tensor) -> Any:
         y = torch.ones(3)

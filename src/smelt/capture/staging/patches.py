@@ -127,6 +127,16 @@ def _numel(original: Any) -> Any:
     return numel
 
 
+def _nbytes(original: Any) -> Any:
+    def read(self: Any) -> Any:
+        session = _session()
+        if session is None or session.recorder.slot_of(self) not in session.recorder.varied:
+            return original.__get__(self, type(self))
+        return session.numel(self) * self.element_size()
+
+    return Getter(original, read)
+
+
 def _is_open(session: Any, tensor: Any) -> bool:
     """Whether how a tensor lies follows from data."""
     slot = session.recorder.slot_of(tensor)
@@ -547,6 +557,7 @@ def answering() -> Iterator[None]:
     tensor = torch.Tensor
     made: dict[str, Callable[[Any], Any]] = {
         "shape": _shape, "size": _size("size"), "stride": _size("stride"), "numel": _numel, "nelement": _numel,
+        "nbytes": _nbytes,
         "__len__": _len, "item": _item, "__bool__": _truth, "__int__": _number(int), "__float__": _number(float),
         "__index__": _number(int), "__complex__": _number(complex), "tolist": _tolist, "__repr__": _text,
         "__format__": _text, "__str__": _text, "__contains__": _contains, "__iter__": _iter, "__getitem__": _getitem,
