@@ -212,7 +212,7 @@ class _Wanted:
 
     def _why_no_lanes(self, loop: int) -> str:
         if loop >= self.nouter and self.graph.scans:
-            return "its scan needs each iteration after the one before: only sums may be added in another order"
+            return "it carries a scan (each iteration needs the one before): only sums may be added in another order"
         if loop >= self.nouter and loop != len(self.nest.sizes) - 1:
             return (
                 f"of the loops that are combined vectors go along the innermost, {self.name(len(self.nest.sizes) - 1)}"
